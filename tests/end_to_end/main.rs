@@ -1,0 +1,9 @@
+//! End-to-end tests: they run the built `flow` program on the bundled corpora, as a user would.
+
+mod binary;
+mod crash;
+mod manifests;
+mod mistakes;
+mod planted;
+mod reuse;
+mod training;

@@ -1,0 +1,1 @@
+//! A few steps of training through the whole pipeline.
