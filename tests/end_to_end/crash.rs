@@ -60,7 +60,7 @@ fn killed_at_random_times() {
 #[test]
 fn a_second_run_on_one_state_directory_is_refused() {
     let place = Workplace::new("micro");
-    std::fs::create_dir_all(place.path("state")).unwrap();
+    place.build_manifests(&[]);
     let lock = std::fs::OpenOptions::new()
         .create(true)
         .truncate(false)
@@ -69,10 +69,10 @@ fn a_second_run_on_one_state_directory_is_refused() {
         .open(place.path("state").join("lock"))
         .unwrap();
     lock.lock().unwrap();
-    let output = place.manifest_command("run", &[]).output().unwrap();
+    let output = place.manifest_command("run", &["min_quality=0.9"]).output().unwrap();
     expect_code(&output, 3);
     drop(lock);
-    place.build_manifests(&[]);
+    place.build_manifests(&["min_quality=0.9"]);
 }
 
 #[test]

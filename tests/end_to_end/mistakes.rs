@@ -73,7 +73,7 @@ fn a_missing_shards_folder_is_named() {
 fn a_state_directory_of_a_newer_version_is_refused_by_name() {
     let place = Workplace::new("micro");
     place.build_manifests(&[]);
-    std::fs::write(place.path("state").join("FORMAT"), b"{\"format\":99}").unwrap();
+    std::fs::write(place.path("state").join("FORMAT"), b"{\"version\":99}").unwrap();
     let output = place.manifest_command("run", &[]).output().unwrap();
     assert!(!output.status.success());
     assert!(stderr(&output).contains("99"), "{}", stderr(&output));

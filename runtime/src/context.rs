@@ -1,0 +1,72 @@
+//! What a body may know of the run it takes part in.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::event::{Event, Events};
+use crate::kind::Input;
+use crate::store::Artifact;
+
+/// Handed to [`crate::Kind::open`]: one per body, that is, one per stage and worker.
+#[derive(Clone)]
+pub struct Context {
+    /// The stage's name in this run, with its group: `manifest/dedup`.
+    pub stage: String,
+    /// Names and schemas of all inputs, in the order of `from`: what [`crate::Kind::shape`] was given.
+    pub from: Vec<Input>,
+    /// Whole inputs by position in `from`; `None` for streamed ones.
+    pub inputs: Vec<Option<Artifact>>,
+    pub worker: usize,
+    pub workers: usize,
+    /// Threads this body may use beside its worker (for rayon and the like): its share of the one budget.
+    pub threads: usize,
+    /// A folder of the stage's own below the state directory, for what may be lost at any time.
+    pub scratch: PathBuf,
+    pub events: Events,
+    pub cancel: Cancel,
+    pub waker: Waker,
+}
+
+impl Context {
+    /// The whole input at `position`. An empty artifact where the runtime gave none, which only a
+    /// [`crate::Shape`] that declares the input streamed can cause.
+    pub fn input(&self, position: usize) -> Option<&Artifact> {
+        self.inputs.get(position).and_then(Option::as_ref)
+    }
+
+    /// Tells the screen and the event log about figures of the stage's own.
+    pub fn report(&self, figures: serde_json::Value) {
+        self.events.send(Event::StageFigures { stage: self.stage.clone(), figures });
+    }
+}
+
+/// Set once, when the run has to end (a failure elsewhere, a second Ctrl-C). Long work looks at it.
+#[derive(Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Asks the runtime, from any thread, to call [`crate::Operator::poll`].
+#[derive(Clone, Default)]
+pub struct Waker(pub(crate) Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl Waker {
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Waker(Some(Arc::new(wake)))
+    }
+
+    pub fn wake(&self) {
+        if let Some(wake) = &self.0 {
+            wake();
+        }
+    }
+}

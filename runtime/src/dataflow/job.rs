@@ -1,0 +1,370 @@
+//! What a region is given to run, and what its workers share while they run it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::context::{Cancel, Context, Waker};
+use crate::digest::Digest;
+use crate::event::{Event, Events, ReasonCount};
+use crate::kind::{Conservation, Input, Port, SourcePartition, StageError};
+use crate::partition::Partition;
+use crate::plan::decisions::Decisions;
+use crate::plan::graph::Part;
+use crate::plan::ledger::source_digest;
+use crate::registry::AnySettings;
+use crate::reject::RejectClass;
+use crate::store::{Artifact, ArtifactWriter, Counts, Pending, PortRows, Record, SourceDigests, add_up};
+
+use super::collected::{Collected, in_row_order};
+
+/// A region, ready to run.
+pub(crate) struct RegionJob {
+    /// The partitions of this run of the region, sorted; a partition's place is its time.
+    pub partitions: Vec<Partition>,
+    /// The first time; those before it are done (steps of a log).
+    pub start: u64,
+    /// Producers first.
+    pub nodes: Vec<NodeJob>,
+    pub workers: usize,
+    /// Thread budget of one worker's bodies.
+    pub threads: usize,
+    /// Partitions in flight at most.
+    pub in_flight: u64,
+    pub as_bytes: bool,
+    pub sources: SourceDigests,
+    pub events: Events,
+    pub cancel: Cancel,
+    pub signals: Arc<Signals>,
+}
+
+/// What feeds one input of a node.
+pub(crate) enum Feed {
+    /// A node of the region (by its place in [`RegionJob::nodes`]) and its port.
+    Node { node: usize, port: usize },
+    /// An artifact, partition by partition.
+    Artifact(Artifact),
+}
+
+pub(crate) struct StreamedInput {
+    /// Position in the stage's `from`.
+    pub position: usize,
+    pub feed: Feed,
+}
+
+/// What the key of a partition is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KeyPart {
+    Known(Digest),
+    /// The files of the source at this place in the region, digested when the source reads the partition.
+    Source(usize),
+}
+
+pub(crate) struct NodeJob {
+    pub stage: String,
+    pub part: Part,
+    pub settings: Arc<dyn AnySettings>,
+    pub from: Vec<Input>,
+    pub whole: Vec<Option<Artifact>>,
+    pub scratch: PathBuf,
+    pub streams: Vec<StreamedInput>,
+    pub outputs: Vec<Port>,
+    pub kept: Vec<bool>,
+    pub conservation: Conservation,
+    pub is_source: bool,
+    pub is_log: bool,
+    /// For a source.
+    pub source_partitions: BTreeMap<Partition, SourcePartition>,
+    /// For `apply`.
+    pub decisions: Option<Arc<Decisions>>,
+    /// By ordinal: the node works on the partition in this run.
+    pub active: Vec<bool>,
+    /// By ordinal: its record is to be written, under a key of these parts.
+    pub record: Vec<Option<Vec<KeyPart>>>,
+    pub recipe: Digest,
+    /// None for what feeds a log.
+    pub writer: Option<ArtifactWriter>,
+    /// More rejects of class fault than this end the run at once.
+    pub fault_limit: Option<u64>,
+    /// For events: partitions of the stage, and how many of them are reused with how many faults.
+    pub total: u64,
+    pub reused: u64,
+    pub reused_faults: u64,
+}
+
+impl NodeJob {
+    pub fn context(&self, job: &RegionJob, worker: usize, waker: Waker) -> Context {
+        Context {
+            stage: self.stage.clone(),
+            from: self.from.clone(),
+            inputs: self.whole.clone(),
+            worker,
+            workers: job.workers,
+            threads: job.threads,
+            scratch: self.scratch.clone(),
+            events: job.events.clone(),
+            cancel: job.cancel.clone(),
+            waker,
+        }
+    }
+}
+
+/// The signals that came, as flags that a handler may set.
+#[derive(Default)]
+pub(crate) struct Signals {
+    /// Number of the signal that asks the run to end; 0 for none.
+    pub stop: Arc<AtomicUsize>,
+    /// SIGUSR1 came.
+    pub checkpoint: Arc<AtomicBool>,
+}
+
+impl Signals {
+    pub fn stop_asked(&self) -> Option<i32> {
+        match self.stop.load(Ordering::Acquire) {
+            0 => None,
+            signal => Some(signal as i32),
+        }
+    }
+}
+
+/// The first failure of a run.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// None for a failure of the runtime itself.
+    pub stage: Option<String>,
+    pub partition: Option<Partition>,
+    pub error: StageError,
+}
+
+/// A partition that is written and waits for its commit.
+pub(crate) struct Written {
+    pub node: usize,
+    pub pending: Pending,
+}
+
+/// What the workers of a region share.
+pub(crate) struct Shared {
+    pub job: RegionJob,
+    failure: Mutex<Option<Failure>>,
+    /// All workers drop their dataflows and leave.
+    leave: AtomicBool,
+    /// By ordinal: how many of the region's sources have given the partition, and how many should.
+    given: Vec<AtomicU32>,
+    expected: Vec<u32>,
+    source_digests: Mutex<BTreeMap<(usize, u64), Digest>>,
+    waiting: Mutex<Vec<Written>>,
+    committed: Mutex<Vec<(usize, Arc<Record>)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change under these locks is one push, one insertion or one take: whole, whatever panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub fn new(job: RegionJob, expected: Vec<u32>) -> Self {
+        Shared {
+            given: expected.iter().map(|_| AtomicU32::new(0)).collect(),
+            expected,
+            job,
+            failure: Mutex::default(),
+            leave: AtomicBool::new(false),
+            source_digests: Mutex::default(),
+            waiting: Mutex::default(),
+            committed: Mutex::default(),
+        }
+    }
+
+    /// Notes the first failure and asks all workers to leave.
+    pub fn fail(&self, failure: Failure) {
+        lock(&self.failure).get_or_insert(failure);
+        self.leave();
+    }
+
+    pub fn fail_stage(&self, node: usize, partition: Option<&Partition>, error: StageError) {
+        let stage = self.job.nodes.get(node).map(|node| node.stage.clone());
+        self.fail(Failure {
+            stage,
+            partition: partition.cloned(),
+            error,
+        });
+    }
+
+    pub fn leave(&self) {
+        self.job.cancel.set();
+        self.leave.store(true, Ordering::Release);
+    }
+
+    pub fn leaving(&self) -> bool {
+        self.leave.load(Ordering::Acquire)
+    }
+
+    pub fn take_failure(&self) -> Option<Failure> {
+        lock(&self.failure).take()
+    }
+
+    /// No new partitions are to be begun.
+    pub fn stopping(&self) -> bool {
+        self.job.signals.stop_asked().is_some()
+    }
+
+    pub fn gave(&self, ordinal: u64) {
+        if let Some(given) = self.given.get(ordinal as usize) {
+            given.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether every source of the region has given all of the partition. Asked while a run is ending: a
+    /// partition that a source left out is not complete, however far the frontier is.
+    pub fn is_given(&self, ordinal: u64) -> bool {
+        let at = ordinal as usize;
+        match (self.given.get(at), self.expected.get(at)) {
+            (Some(given), Some(expected)) => given.load(Ordering::Acquire) == *expected,
+            _ => false,
+        }
+    }
+
+    /// Digests the files of a source's partition and notes the digest for the keys of the region.
+    pub fn digest_source(&self, node: usize, ordinal: u64, partition: &SourcePartition) -> Result<Digest, StageError> {
+        let files = partition
+            .files
+            .iter()
+            .map(|file| self.job.sources.digest(file))
+            .collect::<Result<Vec<_>, _>>()?;
+        let digest = source_digest(partition, &files);
+        match lock(&self.source_digests).insert((node, ordinal), digest) {
+            Some(before) if before != digest => {
+                Err(StageError::failed("its source files changed while they were read")
+                    .with_help("wait until they are written, then run again"))
+            }
+            _ => Ok(digest),
+        }
+    }
+
+    /// Checks a partition that is complete, and writes it under temporary names if it is to be recorded.
+    pub fn write(&self, node: usize, ordinal: u64, collected: Collected) -> Result<(), StageError> {
+        let described = &self.job.nodes[node];
+        collected.conserved(described.conservation, described.is_source)?;
+        let (Some(writer), Some(Some(parts))) = (&described.writer, described.record.get(ordinal as usize)) else {
+            return Ok(());
+        };
+        let mut inputs = Vec::with_capacity(parts.len());
+        for part in parts {
+            inputs.push(match part {
+                KeyPart::Known(digest) => *digest,
+                KeyPart::Source(source) => lock(&self.source_digests)
+                    .get(&(*source, ordinal))
+                    .copied()
+                    .ok_or_else(|| StageError::failed("its source was not digested: a fault of the runtime"))?,
+            });
+        }
+        let key = crate::plan::decide::key_of(&described.recipe, &inputs);
+        let mut ports = Vec::new();
+        for ((port, kept), batches) in described.outputs.iter().zip(&described.kept).zip(collected.batches) {
+            if *kept {
+                let batches = in_row_order(&port.schema, batches)?;
+                ports.push(PortRows {
+                    name: port.name.clone(),
+                    schema: port.schema.clone(),
+                    batches,
+                });
+            }
+        }
+        let counts = Counts {
+            rows_in: if described.is_source {
+                collected.read
+            } else {
+                collected.rows_in
+            },
+            rows_out: collected.rows_out,
+            read: collected.read,
+            merged: collected.merged,
+        };
+        let partition = &self.job.partitions[ordinal as usize];
+        let pending = writer.write_partition(partition, key, inputs, ports, collected.rejects, counts)?;
+        lock(&self.waiting).push(Written { node, pending });
+        Ok(())
+    }
+
+    /// How many partitions wait for their commit.
+    pub fn waiting(&self) -> usize {
+        lock(&self.waiting).len()
+    }
+
+    /// Commits what waits, one group per node.
+    pub fn commit(&self) -> Result<(), (usize, StageError)> {
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        let mut by_node: BTreeMap<usize, Vec<Pending>> = BTreeMap::new();
+        for written in waiting {
+            by_node.entry(written.node).or_default().push(written.pending);
+        }
+        for (node, group) in by_node {
+            let described = &self.job.nodes[node];
+            let Some(writer) = &described.writer else { continue };
+            let records = writer.commit(group).map_err(|error| (node, error.into()))?;
+            let sum = |of: fn(&Record) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
+            let (rows_in, rows_out, rejects) = (sum(|r| r.rows_in), sum(|r| r.rows_out), sum(|r| r.rejects.rows));
+            let partitions = records.len() as u64;
+            let mut committed = lock(&self.committed);
+            committed.extend(records.into_iter().map(|record| (node, record)));
+            let own = || committed.iter().filter(|(of, _)| *of == node).map(|(_, record)| record);
+            let done = described.reused + own().count() as u64;
+            let faults = described.reused_faults + own().map(|record| faults(record)).sum::<u64>();
+            let reasons = add_up(own().flat_map(|record| &record.rejects.by_reason));
+            drop(committed);
+            self.job.events.send(Event::Committed {
+                stage: described.stage.clone(),
+                partitions,
+                rows_in,
+                rows_out,
+                rejects,
+                done,
+                total: described.total,
+            });
+            if let Some(limit) = described.fault_limit
+                && faults > limit
+            {
+                let message = format!(
+                    "{faults} rejects of class fault, and max_rejects is {limit}: {}",
+                    commonest(&reasons)
+                );
+                return Err((node, StageError::failed(message).with_help(LIMIT_HELP)));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn take_committed(&self) -> Vec<(usize, Arc<Record>)> {
+        std::mem::take(&mut *lock(&self.committed))
+    }
+}
+
+/// Rejects of class fault in a record.
+pub(crate) fn faults(record: &Record) -> u64 {
+    record
+        .rejects
+        .by_reason
+        .iter()
+        .filter(|count| count.class == RejectClass::Fault)
+        .map(|count| count.rows)
+        .sum()
+}
+
+/// What to do about too many rejects.
+pub(crate) const LIMIT_HELP: &str = "look at them with `flow rejects`; raise `max_rejects` if they are to be expected";
+
+/// The commonest reasons of class fault, in words.
+pub(crate) fn commonest(rejects: &[ReasonCount]) -> String {
+    let mut faults: Vec<&ReasonCount> = rejects
+        .iter()
+        .filter(|count| count.class == RejectClass::Fault)
+        .collect();
+    faults.sort_by(|a, b| b.rows.cmp(&a.rows).then_with(|| a.reason.cmp(&b.reason)));
+    faults
+        .iter()
+        .take(5)
+        .map(|count| format!("{} {}", count.rows, count.reason))
+        .collect::<Vec<_>>()
+        .join(", ")
+}

@@ -1,0 +1,238 @@
+//! Runs a region of the plan as one timely dataflow. The only module that names timely.
+//!
+//! Time is the ordinal of a partition. Partition p is worked on by worker p modulo workers, from its source to
+//! its record; only the batches of a log stage go to worker 0. A node holds a capability for each of its
+//! partitions until the partition is written, so the frontier of what is written bounds what is in flight.
+
+mod batches;
+pub(crate) mod collected;
+mod commit;
+pub(crate) mod job;
+mod source;
+mod stage;
+mod work;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use timely::communication::Config as Communication;
+use timely::dataflow::operators::Concatenate;
+use timely::dataflow::operators::Probe;
+use timely::dataflow::operators::probe::Handle;
+use timely::scheduling::SyncActivator;
+use timely::worker::Worker;
+
+use self::job::{Failure, Feed, RegionJob, Shared};
+use self::source::Reader;
+use self::stage::NodeOperator;
+use self::work::Work;
+use crate::context::Waker;
+use crate::kind::{Body, StageError};
+use crate::plan::ledger::{guarded, panicked};
+use crate::store::Record;
+
+/// What became of a region.
+pub(crate) struct RegionDone {
+    /// Committed records, each with the place of its node in the job.
+    pub committed: Vec<(usize, Arc<Record>)>,
+    pub failure: Option<Failure>,
+}
+
+/// How long a worker sleeps at most when nothing calls it.
+const NAP: Duration = Duration::from_millis(20);
+
+/// Runs a region to its end, to its first failure, or until a signal ended it. What was written is committed in
+/// each case.
+pub(crate) fn run_region(job: RegionJob) -> RegionDone {
+    let expected = expected_sources(&job);
+    let workers = job.workers;
+    let communication = match (workers, job.as_bytes) {
+        (0 | 1, _) => Communication::Thread,
+        (_, false) => Communication::Process(workers),
+        (_, true) => Communication::ProcessBinary(workers),
+    };
+    let shared = Arc::new(Shared::new(job, expected));
+    let on_worker = Arc::clone(&shared);
+    let config = timely::Config {
+        communication,
+        worker: timely::WorkerConfig::default(),
+    };
+    let internal = |message: String| Failure {
+        stage: None,
+        partition: None,
+        error: StageError::failed(message),
+    };
+    match timely::execute(config, move |worker| work(worker, &on_worker)) {
+        Ok(guards) => {
+            for result in guards.join() {
+                if let Err(message) = result {
+                    shared.fail(internal(message));
+                }
+            }
+        }
+        Err(message) => shared.fail(internal(format!("the workers cannot be started: {message}"))),
+    }
+    if let Err((node, error)) = shared.commit() {
+        shared.fail_stage(node, None, error);
+    }
+    RegionDone {
+        committed: shared.take_committed(),
+        failure: shared.take_failure(),
+    }
+}
+
+/// By ordinal, how many sources and artifacts give the partition.
+fn expected_sources(job: &RegionJob) -> Vec<u32> {
+    let mut expected = vec![0; job.partitions.len()];
+    for node in &job.nodes {
+        let own = u32::from(node.is_source)
+            + node
+                .streams
+                .iter()
+                .filter(|stream| matches!(stream.feed, Feed::Artifact(_)))
+                .count() as u32;
+        for (expected, active) in expected.iter_mut().zip(&node.active) {
+            *expected += own * u32::from(*active);
+        }
+    }
+    expected
+}
+
+/// The life of one worker. Never panics: a panic here would leave its siblings waiting for ever.
+fn work(worker: &mut Worker, shared: &Arc<Shared>) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        build(worker, shared)?;
+        while worker.has_dataflows() && !shared.leaving() {
+            worker.step_or_park(Some(NAP));
+        }
+        Ok(())
+    }));
+    match outcome {
+        Ok(Ok(())) => {}
+        Ok(Err((node, error))) => shared.fail_stage(node, None, error),
+        Err(panic) => shared.fail(Failure {
+            stage: None,
+            partition: None,
+            error: panicked(panic.as_ref()),
+        }),
+    }
+    // Dropping bodies may panic too.
+    for dataflow in worker.installed_dataflows() {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.drop_dataflow(dataflow))) {
+            shared.fail(Failure {
+                stage: None,
+                partition: None,
+                error: panicked(panic.as_ref()),
+            });
+        }
+    }
+}
+
+/// A body made ready for its operator.
+enum Opened {
+    Source(Box<dyn crate::kind::Source>),
+    Work(Box<Work>),
+    /// This worker has no partition of the node.
+    Idle,
+}
+
+/// The ordinals that a worker works on, of those that are active.
+fn own_ordinals(shared: &Shared, node: usize, worker: usize) -> Vec<u64> {
+    let job = &shared.job;
+    let node = &job.nodes[node];
+    let mine = |ordinal: u64| {
+        if node.is_log {
+            worker == 0
+        } else {
+            ordinal as usize % job.workers == worker
+        }
+    };
+    (job.start..job.partitions.len() as u64)
+        .filter(|ordinal| mine(*ordinal) && node.active.get(*ordinal as usize).copied().unwrap_or(false))
+        .collect()
+}
+
+fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageError)> {
+    let job = &shared.job;
+    let index = worker.index();
+    // Bodies are opened before the dataflow is built, which must not end half way. Their operators' addresses
+    // are known only then, so wakers look them up.
+    let mut opened = Vec::with_capacity(job.nodes.len());
+    for (place, node) in job.nodes.iter().enumerate() {
+        let address: Arc<OnceLock<SyncActivator>> = Arc::default();
+        if own_ordinals(shared, place, index).is_empty() {
+            opened.push((Opened::Idle, address));
+            continue;
+        }
+        let bell = Arc::clone(&address);
+        let waker = Waker::new(move || {
+            if let Some(activator) = bell.get() {
+                // Fails only once the worker is gone, when nobody is left to wake.
+                let _ = activator.activate();
+            }
+        });
+        let context = node.context(job, index, waker);
+        let body = guarded(|| match node.is_source {
+            true => match node.settings.open(&context)? {
+                Body::Source(body) => Ok(Opened::Source(body)),
+                _ => Err(StageError::failed("the kind says it is a source, but its body is none")),
+            },
+            false => Ok(Opened::Work(Box::new(Work::open(node, &context)?))),
+        });
+        opened.push((body.map_err(|error| (place, error))?, address));
+    }
+    worker.dataflow::<u64, _, _>(|scope| {
+        let written = Handle::new();
+        let mut streams = Vec::new();
+        let mut done = Vec::new();
+        for (place, (body, address)) in opened.into_iter().enumerate() {
+            let node = &job.nodes[place];
+            let own = own_ordinals(shared, place, index);
+            if node.is_source {
+                let reader = match body {
+                    Opened::Source(body) => Reader::source(shared, place, body, own),
+                    _ => Reader::idle(shared, place),
+                };
+                let (data, end) = source::build(scope, reader, &written, &address);
+                streams.push(data);
+                done.push(end);
+                continue;
+            }
+            let mut inputs = Vec::new();
+            for stream in &node.streams {
+                let (data, port) = match &stream.feed {
+                    Feed::Node { node, port } => (streams[*node].clone(), *port),
+                    Feed::Artifact(artifact) => {
+                        let mine = replayed_ordinals(shared, place, index);
+                        let reader = Reader::artifact(shared, place, artifact.clone(), mine);
+                        let (data, end) = source::build(scope, reader, &written, &Arc::default());
+                        done.push(end);
+                        (data, 0)
+                    }
+                };
+                inputs.push((stream.position, port, data));
+            }
+            let work = match body {
+                Opened::Work(work) => Some(*work),
+                _ => None,
+            };
+            let operator = NodeOperator::new(shared, place, index, work, own);
+            let (data, end) = stage::build(scope, operator, inputs, node.is_log, &address);
+            streams.push(data);
+            done.push(end);
+        }
+        let all = scope.concatenate(done).probe_with(&written);
+        commit::build(scope, all, shared);
+    });
+    Ok(())
+}
+
+/// The ordinals of an artifact that a worker reads: those of its node, on the worker that they fall to also
+/// where the node (a log) takes them elsewhere.
+fn replayed_ordinals(shared: &Shared, node: usize, worker: usize) -> Vec<u64> {
+    let job = &shared.job;
+    (job.start..job.partitions.len() as u64)
+        .filter(|ordinal| *ordinal as usize % job.workers == worker && job.nodes[node].active[*ordinal as usize])
+        .collect()
+}

@@ -1,0 +1,186 @@
+//! What opens a dataflow: sources, and artifacts that are read again partition by partition.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::operators::Capability;
+use timely::dataflow::operators::generic::OutputBuilder;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::operators::probe::Handle;
+use timely::dataflow::{Scope, Stream};
+use timely::scheduling::SyncActivator;
+
+use super::batches::{Batches, Routed};
+use super::collected::{Collected, drain};
+use super::job::Shared;
+use crate::kind::{Source, StageError};
+use crate::out::Out;
+use crate::partition::Partition;
+use crate::plan::ledger::guarded;
+use crate::store::Artifact;
+
+/// Reads partitions, one per call.
+pub(super) struct Reader {
+    shared: Arc<Shared>,
+    /// The source itself, or the node that reads the artifact.
+    node: usize,
+    from: From,
+    todo: VecDeque<u64>,
+}
+
+enum From {
+    Source(Box<dyn Source>),
+    Artifact(Artifact),
+    Nothing,
+}
+
+impl Reader {
+    pub fn source(shared: &Arc<Shared>, node: usize, body: Box<dyn Source>, own: Vec<u64>) -> Self {
+        Reader {
+            shared: Arc::clone(shared),
+            node,
+            from: From::Source(body),
+            todo: own.into(),
+        }
+    }
+
+    pub fn artifact(shared: &Arc<Shared>, node: usize, artifact: Artifact, own: Vec<u64>) -> Self {
+        Reader {
+            shared: Arc::clone(shared),
+            node,
+            from: From::Artifact(artifact),
+            todo: own.into(),
+        }
+    }
+
+    pub fn idle(shared: &Arc<Shared>, node: usize) -> Self {
+        Reader {
+            shared: Arc::clone(shared),
+            node,
+            from: From::Nothing,
+            todo: VecDeque::new(),
+        }
+    }
+
+    /// Reads one partition and hands its batches to `send`.
+    fn read(&mut self, ordinal: u64, partition: &Partition, mut send: impl FnMut(Routed)) -> Result<(), StageError> {
+        match &mut self.from {
+            From::Nothing => {}
+            From::Artifact(artifact) => {
+                // A partition that another input has and this one has not is empty here.
+                if artifact.rows_of(partition).is_some() {
+                    for batch in artifact.read(partition, None)? {
+                        send(Routed {
+                            ordinal,
+                            port: 0,
+                            batch: batch?,
+                        });
+                    }
+                }
+            }
+            From::Source(body) => {
+                let job = &self.shared.job;
+                let node = &job.nodes[self.node];
+                let described = node.source_partitions.get(partition);
+                let recorded = matches!(node.writer, Some(_) if described.is_some());
+                if let (true, Some(described)) = (recorded, described) {
+                    self.shared.digest_source(self.node, ordinal, described)?;
+                }
+                let mut in_hand = BTreeMap::from([(partition.clone(), Collected::new(node.outputs.len()))]);
+                let mut out = Out::new(partition.clone());
+                guarded(|| body.read(partition, &mut out))?;
+                drain(&mut out, &node.outputs, &node.kept, &mut in_hand, |_, port, batch| {
+                    send(Routed {
+                        ordinal,
+                        port: port as u16,
+                        batch,
+                    });
+                })?;
+                if let (true, Some(described)) = (recorded, described) {
+                    // Costs a look at the file's times, and another reading only if they moved.
+                    self.shared.digest_source(self.node, ordinal, described)?;
+                }
+                if let Some(collected) = in_hand.remove(partition) {
+                    self.shared.write(self.node, ordinal, collected)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+type Capabilities = Option<(Capability<u64>, Capability<u64>)>;
+
+/// Gives the stream of batches, and one that carries nothing but the frontier of what was given.
+pub(super) fn build<'scope>(
+    scope: Scope<'scope, u64>,
+    mut reader: Reader,
+    written: &Handle<u64>,
+    address: &Arc<OnceLock<SyncActivator>>,
+) -> (Stream<'scope, u64, Batches>, Stream<'scope, u64, Vec<()>>) {
+    let mut builder = OperatorBuilder::new("source".into(), scope);
+    let info = builder.operator_info();
+    let activator = scope.activator_for(info.address.clone());
+    let _ = address.set(scope.worker().sync_activator_for(info.address.to_vec()));
+    let (data, data_stream) = builder.new_output::<Batches>();
+    let (end, end_stream) = builder.new_output::<Vec<()>>();
+    let mut data: OutputBuilder<u64, CapacityContainerBuilder<Batches>> = OutputBuilder::from(data);
+    let written = written.clone();
+    builder.build(move |mut initial| {
+        let mut capabilities: Capabilities = match (initial.pop(), initial.pop()) {
+            (Some(end), Some(data)) => Some((data, end)),
+            _ => None,
+        };
+        move_to(&mut capabilities, reader.todo.front().copied());
+        move |_| {
+            // Held so that the output outlives the capabilities that belong to it.
+            let _ = &end;
+            let shared = Arc::clone(&reader.shared);
+            if shared.leaving() {
+                return;
+            }
+            if shared.stopping() {
+                reader.todo.clear();
+            }
+            let Some(ordinal) = reader.todo.front().copied() else {
+                capabilities = None;
+                return;
+            };
+            let oldest = written
+                .with_frontier(|frontier| frontier.first().copied())
+                .unwrap_or(ordinal);
+            if ordinal.saturating_sub(oldest.max(shared.job.start)) >= shared.job.in_flight {
+                activator.activate_after(Duration::from_millis(1));
+                return;
+            }
+            let partition = &shared.job.partitions[ordinal as usize];
+            if let Some((capability, _)) = &capabilities {
+                let mut output = data.activate();
+                let mut session = output.session(capability);
+                if let Err(error) = reader.read(ordinal, partition, |routed| session.give(routed)) {
+                    shared.fail_stage(reader.node, Some(partition), error);
+                    return;
+                }
+            }
+            shared.gave(ordinal);
+            reader.todo.pop_front();
+            move_to(&mut capabilities, reader.todo.front().copied());
+            // One partition per turn: what follows works it off before the next one is read.
+            activator.activate();
+        }
+    });
+    (data_stream, end_stream)
+}
+
+fn move_to(capabilities: &mut Capabilities, next: Option<u64>) {
+    match (next, capabilities.as_mut()) {
+        (Some(next), Some((data, end))) => {
+            data.downgrade(&next);
+            end.downgrade(&next);
+        }
+        (None, _) => *capabilities = None,
+        (Some(_), None) => {}
+    }
+}

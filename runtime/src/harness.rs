@@ -1,0 +1,505 @@
+//! Runs the body of a kind in a unit test, without timely and without a pipeline.
+//!
+//! ```ignore
+//! let output = Harness::<Clean>::new(settings)
+//!     .input("scan", schema)
+//!     .feed("scan", "hi/hi_0001", batch)
+//!     .run()?;
+//! assert_eq!(output.rows("rows", "hi/hi_0001").num_rows(), 3);
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
+use arrow::datatypes::SchemaRef;
+
+use crate::context::{Cancel, Context, Waker};
+use crate::dataflow::collected::{Collected, drain, in_row_order};
+use crate::event::{Event, Events};
+use crate::kind::{
+    Body, Export, Global, Input, Kind, Log, Operator, Progress, Reads, Round, Shape, Source, StageError, Standing,
+};
+use crate::out::Out;
+use crate::partition::Partition;
+use crate::reject::Reject;
+use crate::store::{Artifact, ExportSet, RejectSet};
+
+/// A kind with its settings, and what it is fed.
+pub struct Harness<K: Kind> {
+    settings: K::Settings,
+    inputs: Vec<Fed>,
+    rejects: Vec<(String, Partition, Reject)>,
+    scratch: PathBuf,
+    threads: usize,
+}
+
+struct Fed {
+    name: String,
+    schema: SchemaRef,
+    /// In the order in which they were fed.
+    batches: Vec<(Partition, RecordBatch)>,
+    partitions: BTreeSet<Partition>,
+}
+
+/// What came out.
+#[derive(Debug)]
+pub struct Output {
+    pub shape: Shape,
+    /// All partitions that ran, sorted.
+    pub partitions: Vec<Partition>,
+    /// By port and partition, sorted by `_row`.
+    batches: BTreeMap<(usize, Partition), Vec<RecordBatch>>,
+    rejects: Vec<(Partition, Reject)>,
+    /// Events that the body sent.
+    pub events: Vec<Event>,
+    /// For a log stage: rows of its result.
+    pub result: Option<RecordBatch>,
+}
+
+/// How long a body may be `NotYet` without a sign of life.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl<K: Kind> Harness<K> {
+    pub fn new(settings: K::Settings) -> Self {
+        Harness {
+            settings,
+            inputs: Vec::new(),
+            rejects: Vec::new(),
+            scratch: std::env::temp_dir().join(format!("flow-harness-{}", std::process::id())),
+            threads: 1,
+        }
+    }
+
+    /// Settings as a pipeline gives them.
+    pub fn from_yaml(with: &str) -> Result<Self, StageError> {
+        let wrong = |error: crate::spec::yaml::TypedError| StageError::setting(error.steps.to_string(), &error.message);
+        let value = crate::spec::yaml::parse_text(with).map_err(|error| StageError::setting("", error))?;
+        Ok(Harness::new(crate::spec::yaml::typed(&value).map_err(wrong)?))
+    }
+
+    /// Declares the next input, in the order of `from`.
+    pub fn input(mut self, name: &str, schema: SchemaRef) -> Self {
+        self.inputs.push(Fed {
+            name: name.into(),
+            schema,
+            batches: Vec::new(),
+            partitions: BTreeSet::new(),
+        });
+        self
+    }
+
+    /// Feeds one batch to an input declared before.
+    ///
+    /// # Panics
+    /// If no input has that name: a mistake in the test.
+    pub fn feed(mut self, input: &str, partition: &str, batch: RecordBatch) -> Self {
+        let partition = Partition::new(partition);
+        let fed = self.fed(input);
+        fed.partitions.insert(partition.clone());
+        fed.batches.push((partition, batch));
+        self
+    }
+
+    /// Adds a partition without rows.
+    ///
+    /// # Panics
+    /// If no input has that name: a mistake in the test.
+    pub fn empty_partition(mut self, input: &str, partition: &str) -> Self {
+        self.fed(input).partitions.insert(Partition::new(partition));
+        self
+    }
+
+    /// Adds a reject of a stage upstream, for an export.
+    pub fn rejected(mut self, stage: &str, partition: &str, reject: Reject) -> Self {
+        self.rejects.push((stage.into(), Partition::new(partition), reject));
+        self
+    }
+
+    /// The folder that the body may use for what may be lost.
+    pub fn scratch(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.scratch = folder.into();
+        self
+    }
+
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    fn fed(&mut self, name: &str) -> &mut Fed {
+        match self.inputs.iter_mut().find(|fed| fed.name == name) {
+            Some(fed) => fed,
+            None => panic!("the test declares no input `{name}`"),
+        }
+    }
+
+    pub fn shape(&self) -> Result<Shape, StageError> {
+        let inputs: Vec<Input> = self.inputs.iter().map(Fed::described).collect();
+        let mut shape = K::shape(&self.settings, &inputs)?;
+        if matches!(shape.role, crate::Role::Source | crate::Role::Export) {
+            shape.reads = vec![Reads::Whole; inputs.len()];
+        }
+        if shape.reads.len() != inputs.len() {
+            return Err(StageError::failed(format!(
+                "the shape reads {} inputs, the test gives {}",
+                shape.reads.len(),
+                inputs.len()
+            )));
+        }
+        Ok(shape)
+    }
+
+    /// Runs the body over everything that was fed, partition by partition in the order of their names, and
+    /// checks conservation as a run does.
+    pub fn run(self) -> Result<Output, StageError> {
+        let shape = self.shape()?;
+        let events = Events::default();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let listener = Arc::clone(&seen);
+        // The lock is only ever poisoned by a panic that fails the test anyway.
+        events.listen(move |event| {
+            listener
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .push(event.clone())
+        });
+        let woken = Arc::new((Mutex::new(false), Condvar::new()));
+        let inputs = self
+            .inputs
+            .iter()
+            .zip(&shape.reads)
+            .map(|(fed, reads)| match reads {
+                Reads::Streamed => Ok(None),
+                Reads::Whole => fed.artifact().map(Some),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let bell = Arc::clone(&woken);
+        let context = Context {
+            stage: "harness".into(),
+            from: self.inputs.iter().map(Fed::described).collect(),
+            inputs,
+            worker: 0,
+            workers: 1,
+            threads: self.threads,
+            scratch: self.scratch.clone(),
+            events,
+            cancel: Cancel::default(),
+            waker: Waker::new(move || {
+                *bell.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = true;
+                bell.1.notify_all();
+            }),
+        };
+        let body = K::open(&self.settings, &context)?;
+        let mut run = Run {
+            shape,
+            woken,
+            in_hand: BTreeMap::new(),
+            done: BTreeMap::new(),
+            result: None,
+        };
+        match body {
+            Body::Source(body) => run.source(body)?,
+            Body::Local(mut body) => {
+                run.operator(&self.inputs, body.as_mut())?;
+                body.complete()?;
+            }
+            Body::Log(body) => run.log(&self.inputs, body)?,
+            Body::Global(body) => run.global(&self.inputs, body)?,
+            Body::Export(body) => self.export(body, &context)?,
+        }
+        drop(context);
+        let mut output = Output {
+            partitions: run.done.keys().cloned().collect(),
+            batches: BTreeMap::new(),
+            rejects: Vec::new(),
+            events: std::mem::take(&mut *seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner)),
+            result: run.result,
+            shape: run.shape,
+        };
+        for (partition, mut collected) in run.done {
+            for (port, batches) in collected.batches.into_iter().enumerate() {
+                let sorted = in_row_order(&output.shape.outputs[port].schema, batches)?;
+                output.batches.insert((port, partition.clone()), sorted);
+            }
+            collected
+                .rejects
+                .sort_by(|a, b| (a.row, &a.reason, &a.detail).cmp(&(b.row, &b.reason, &b.detail)));
+            output
+                .rejects
+                .extend(collected.rejects.into_iter().map(|reject| (partition.clone(), reject)));
+        }
+        Ok(output)
+    }
+
+    fn export(&self, mut body: Box<dyn Export>, context: &Context) -> Result<(), StageError> {
+        let inputs: Vec<Artifact> = context.inputs.iter().flatten().cloned().collect();
+        let mut set = ExportSet::begin(&body.folder(), crate::Digest::of(b"harness"), "harness")?;
+        body.write(&inputs, &RejectSet::in_memory(self.rejects.clone()), &mut set)?;
+        set.finish()?;
+        Ok(())
+    }
+}
+
+impl Fed {
+    fn described(&self) -> Input {
+        Input {
+            name: self.name.clone(),
+            schema: self.schema.clone(),
+        }
+    }
+
+    fn artifact(&self) -> Result<Artifact, StageError> {
+        let mut by_partition: BTreeMap<Partition, Vec<RecordBatch>> = self
+            .partitions
+            .iter()
+            .map(|partition| (partition.clone(), Vec::new()))
+            .collect();
+        for (partition, batch) in &self.batches {
+            by_partition.entry(partition.clone()).or_default().push(batch.clone());
+        }
+        let mut sorted = Vec::new();
+        for (partition, batches) in by_partition {
+            sorted.push((partition, in_row_order(&self.schema, batches)?));
+        }
+        Artifact::in_memory(self.schema.clone(), sorted)
+    }
+}
+
+struct Run {
+    shape: Shape,
+    woken: Arc<(Mutex<bool>, Condvar)>,
+    in_hand: BTreeMap<Partition, Collected>,
+    done: BTreeMap<Partition, Collected>,
+    result: Option<RecordBatch>,
+}
+
+impl Run {
+    fn drain(&mut self, out: &mut Out) -> Result<(), StageError> {
+        let keep = vec![true; self.shape.outputs.len()];
+        drain(out, &self.shape.outputs, &keep, &mut self.in_hand, |_, _, _| {})
+    }
+
+    fn begin(&mut self, partition: &Partition) {
+        self.in_hand
+            .insert(partition.clone(), Collected::new(self.shape.outputs.len()));
+    }
+
+    fn finish(&mut self, partition: &Partition, source: bool) -> Result<(), StageError> {
+        let collected = self.in_hand.remove(partition).ok_or_else(|| {
+            StageError::failed(format!("partition {partition} is said to be done, but is not in hand"))
+        })?;
+        collected.conserved(self.shape.conservation, source)?;
+        self.done.insert(partition.clone(), collected);
+        Ok(())
+    }
+
+    fn source(&mut self, mut body: Box<dyn Source>) -> Result<(), StageError> {
+        let partitions = body.partitions()?;
+        if !partitions.is_sorted_by(|a, b| a.name < b.name) {
+            return Err(StageError::failed("partitions must be sorted by name, each name once"));
+        }
+        for partition in partitions {
+            self.begin(&partition.name);
+            let mut out = Out::new(partition.name.clone());
+            body.read(&partition.name, &mut out)?;
+            self.drain(&mut out)?;
+            self.finish(&partition.name, true)?;
+        }
+        Ok(())
+    }
+
+    /// Feeds the streamed inputs; what the body finishes later is waited for.
+    fn operator<O: Operator + ?Sized>(&mut self, inputs: &[Fed], body: &mut O) -> Result<(), StageError> {
+        let streamed: Vec<bool> = self.shape.reads.iter().map(|reads| *reads == Reads::Streamed).collect();
+        let partitions: BTreeSet<Partition> = inputs
+            .iter()
+            .zip(&streamed)
+            .filter(|(_, streamed)| **streamed)
+            .flat_map(|(fed, _)| fed.partitions.clone())
+            .collect();
+        let first = streamed.iter().position(|streamed| *streamed);
+        for partition in &partitions {
+            self.begin(partition);
+            let mut out = Out::new(partition.clone());
+            for (position, fed) in inputs.iter().enumerate().filter(|(position, _)| streamed[*position]) {
+                for (_, batch) in fed.batches.iter().filter(|(of, _)| of == partition) {
+                    if Some(position) == first {
+                        // Just begun above, and only `finish` takes it out.
+                        if let Some(collected) = self.in_hand.get_mut(partition) {
+                            collected.rows_in += batch.num_rows() as u64;
+                        }
+                    }
+                    out.of(partition);
+                    body.batch(position, partition, batch.clone(), &mut out)?;
+                    self.drain(&mut out)?;
+                }
+            }
+            out.of(partition);
+            let progress = body.partition_complete(partition, &mut out)?;
+            self.drain(&mut out)?;
+            if progress == Progress::Done {
+                self.finish(partition, false)?;
+            }
+            self.poll(body)?;
+        }
+        while !self.in_hand.is_empty() {
+            let (flag, bell) = &*self.woken;
+            let guard = flag.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let (mut guard, waited) = bell
+                .wait_timeout_while(guard, PATIENCE, |woken| !*woken)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            *guard = false;
+            drop(guard);
+            if waited.timed_out() {
+                let waiting: Vec<&str> = self.in_hand.keys().map(Partition::as_str).collect();
+                return Err(StageError::failed(format!(
+                    "nobody woke the runtime; still waiting for {}",
+                    waiting.join(", ")
+                )));
+            }
+            self.poll(body)?;
+        }
+        Ok(())
+    }
+
+    fn poll<O: Operator + ?Sized>(&mut self, body: &mut O) -> Result<(), StageError> {
+        if self.in_hand.is_empty() {
+            return Ok(());
+        }
+        let mut out = Out::new(Partition::new(""));
+        let done = body.poll(&mut out)?;
+        self.drain(&mut out)?;
+        for partition in done {
+            self.finish(&partition, false)?;
+        }
+        Ok(())
+    }
+
+    fn log(&mut self, inputs: &[Fed], mut body: Box<dyn Log>) -> Result<(), StageError> {
+        if let Standing::At { .. } = body.standing()? {
+            // A log counts steps, not rows.
+            self.shape.conservation = crate::Conservation::NewRows;
+            self.operator(inputs, body.as_mut())?;
+            body.complete()?;
+        }
+        self.result = Some(body.result()?);
+        Ok(())
+    }
+
+    fn global(&mut self, inputs: &[Fed], mut body: Box<dyn Global>) -> Result<(), StageError> {
+        let position = self
+            .shape
+            .reads
+            .iter()
+            .position(|reads| *reads == Reads::Streamed)
+            .ok_or_else(|| StageError::failed("a global stage needs an input that is streamed"))?;
+        let rows = inputs[position].artifact()?;
+        let key_schema = body.key_schema();
+        let decision_schema = body.decision_schema();
+        let mut round = Round {
+            minus: Vec::new(),
+            plus: Vec::new(),
+        };
+        for partition in rows.partitions() {
+            let mut keys = Vec::new();
+            for batch in rows.read(partition, None)? {
+                keys.push(body.keys(partition, &batch?)?);
+            }
+            for batch in in_row_order(&key_schema, keys)? {
+                round.plus.push((partition.clone(), batch));
+            }
+        }
+        let decided = body.decide(&mut std::iter::once(Ok(round)))?;
+        let mut decisions: BTreeMap<Partition, Vec<RecordBatch>> = BTreeMap::new();
+        for (partition, batch) in decided {
+            decisions.entry(partition).or_default().push(batch);
+        }
+        for partition in rows.partitions() {
+            self.begin(partition);
+            let batch = rows.read_whole(partition, None)?;
+            if let Some(collected) = self.in_hand.get_mut(partition) {
+                collected.rows_in = batch.num_rows() as u64;
+            }
+            let own = in_row_order(&decision_schema, decisions.remove(partition).unwrap_or_default())?;
+            let own = concat_batches(&decision_schema, &own)?;
+            let mut out = Out::new(partition.clone());
+            body.apply(partition, batch, &own, &mut out)?;
+            self.drain(&mut out)?;
+            self.finish(partition, false)?;
+        }
+        match decisions.keys().next() {
+            None => Ok(()),
+            Some(partition) => Err(StageError::failed(format!(
+                "there are decisions for partition {partition}, which has no rows"
+            ))),
+        }
+    }
+}
+
+impl Output {
+    fn port(&self, name: &str) -> usize {
+        match self.shape.outputs.iter().position(|port| port.name == name) {
+            Some(port) => port,
+            None => panic!("the kind has no port `{name}`"),
+        }
+    }
+
+    /// The batches of a port and partition, sorted by `_row`.
+    ///
+    /// # Panics
+    /// If there is no such port: a mistake in the test.
+    pub fn batches(&self, port: &str, partition: &str) -> &[RecordBatch] {
+        self.batches
+            .get(&(self.port(port), Partition::new(partition)))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// The same as one batch.
+    ///
+    /// # Panics
+    /// If there is no such port: a mistake in the test.
+    pub fn rows(&self, port: &str, partition: &str) -> RecordBatch {
+        let schema = &self.shape.outputs[self.port(port)].schema;
+        match concat_batches(schema, self.batches(port, partition)) {
+            Ok(batch) => batch,
+            Err(error) => panic!("batches of one schema join: {error}"),
+        }
+    }
+
+    /// All partitions of a port as one batch, in the order of their names.
+    ///
+    /// # Panics
+    /// If there is no such port: a mistake in the test.
+    pub fn all_rows(&self, port: &str) -> RecordBatch {
+        let index = self.port(port);
+        let batches: Vec<&RecordBatch> = self
+            .batches
+            .iter()
+            .filter(|((of, _), _)| *of == index)
+            .flat_map(|(_, batches)| batches)
+            .collect();
+        match concat_batches(&self.shape.outputs[index].schema, batches) {
+            Ok(batch) => batch,
+            Err(error) => panic!("batches of one schema join: {error}"),
+        }
+    }
+
+    /// All rejects, by partition, then row.
+    pub fn rejects(&self) -> &[(Partition, Reject)] {
+        &self.rejects
+    }
+
+    /// Row and reason of the rejects of one partition.
+    pub fn reasons(&self, partition: &str) -> Vec<(Option<u32>, &str)> {
+        let partition = Partition::new(partition);
+        self.rejects
+            .iter()
+            .filter(|(of, _)| *of == partition)
+            .map(|(_, reject)| (reject.row, reject.reason.as_str()))
+            .collect()
+    }
+}

@@ -1,0 +1,264 @@
+//! What a stage kind is: its settings, its shape, and the operator that does its work.
+//!
+//! A kind is declared in one file: a settings struct (its doc comments become the reference page and the
+//! JSON schema), a [`Shape`] computed from settings and input schemas, and a [`Body`]. The runtime calls
+//! the body on timely's workers; a test calls the same body through [`crate::harness`] without timely.
+
+use std::path::PathBuf;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::context::Context;
+use crate::out::Out;
+use crate::partition::Partition;
+use crate::store::{Artifact, ExportSet, RejectSet};
+
+/// The column that every row of a manifest-like batch carries: its number within its partition, given by
+/// the source in reference order. `UInt32`, never null.
+pub const ROW: &str = "_row";
+
+/// A stage kind. Implemented by a unit struct; registered with [`crate::registry::kind`].
+pub trait Kind: Send + Sync + 'static {
+    /// `area.verb`, or `sql`.
+    const NAME: &'static str;
+    /// Raised whenever the same input and settings give other bytes. Part of every key.
+    const VERSION: u32;
+    type Settings: DeserializeOwned + Serialize + schemars::JsonSchema + Clone + Send + Sync + 'static;
+
+    /// Ports, schemas and how the stage takes part in a run. Pure: reads no data, so that `flow check`
+    /// can call it. `inputs` stand in the order of `from`.
+    fn shape(settings: &Self::Settings, inputs: &[Input]) -> Result<Shape, StageError>;
+
+    /// Makes one body for one worker.
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError>;
+
+    /// The settings that decide the output bytes. Settings that do not (an output folder, a thread
+    /// count) are taken out here, so that changing them runs nothing again.
+    fn identity(settings: &Self::Settings) -> serde_json::Value {
+        // Settings are plain data; a map with non-string keys would be the only way to fail.
+        serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
+    }
+}
+
+/// One input of a stage, as `shape` sees it.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// The name under which `from` gives it: the key in `from: {name: stage.port}`, or the stage's name.
+    pub name: String,
+    pub schema: SchemaRef,
+}
+
+/// How a stage reads one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Batch by batch, partition by partition, through [`Operator::batch`].
+    Streamed,
+    /// As a whole artifact, through [`Context::input`]. The edge is then stored.
+    Whole,
+}
+
+#[derive(Clone, Debug)]
+pub struct Port {
+    pub name: String,
+    pub schema: SchemaRef,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Opens a space of partitions. All inputs are read whole.
+    Source,
+    /// Computes partition p from partition p of its streamed inputs alone.
+    Local,
+    /// Needs all partitions to decide, keeps the partitions of its rows (deduplication, split).
+    Global,
+    /// Keeps a log of its own (checkpoints), which says where to go on. Runs in the partition space of
+    /// its streamed input, whose ordinals are its steps; not recorded by the runtime.
+    Log,
+    /// Writes files into a folder of the user's. All inputs are read whole; no outputs.
+    Export,
+}
+
+/// Which count must come out even at the end of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conservation {
+    /// Rows of input 0 = rows out over all ports + rejects + what `Out::merged` counted.
+    /// For a source: what `Out::read` counted stands for the rows in.
+    Rows,
+    /// The stage makes rows of another nature; nothing to compare.
+    NewRows,
+}
+
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub role: Role,
+    /// One per input.
+    pub reads: Vec<Reads>,
+    pub outputs: Vec<Port>,
+    /// Too dear to compute again: outputs are stored even when only streamed stages read them.
+    pub dear: bool,
+    pub conservation: Conservation,
+}
+
+impl Shape {
+    pub fn source(outputs: Vec<Port>) -> Self {
+        Shape { role: Role::Source, reads: Vec::new(), outputs, dear: false, conservation: Conservation::NewRows }
+    }
+
+    pub fn local(inputs: usize, outputs: Vec<Port>) -> Self {
+        Shape { role: Role::Local, reads: vec![Reads::Streamed; inputs], outputs, dear: false, conservation: Conservation::Rows }
+    }
+}
+
+/// The operator of a stage.
+pub enum Body {
+    Source(Box<dyn Source>),
+    Local(Box<dyn Operator>),
+    Global(Box<dyn Global>),
+    Log(Box<dyn Log>),
+    Export(Box<dyn Export>),
+}
+
+/// One partition that a source can give.
+#[derive(Clone, Debug)]
+pub struct SourcePartition {
+    pub name: Partition,
+    /// The files that this partition is made from, in a fixed order; one may be absent. Their contents
+    /// (not their paths or times) are the input digest of the partition.
+    pub files: Vec<PathBuf>,
+    /// What else decides the content, for partitions that are not (only) made of files.
+    pub extra: String,
+}
+
+/// Opens a space of partitions.
+pub trait Source {
+    /// All partitions, sorted by name. Called once, before the run, on one body.
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError>;
+
+    /// Gives one partition. Called on the worker that the partition falls to; other workers read other
+    /// partitions at the same time with bodies of their own.
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError>;
+}
+
+/// Whether the stage is through with a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Done,
+    /// Work goes on beside the workers; [`Operator::poll`] will say when it is done.
+    NotYet,
+}
+
+/// Computes partition by partition.
+pub trait Operator {
+    /// Takes one batch of a streamed input (`input` counts all inputs in the order of `from`). Batches of several partitions may come interleaved;
+    /// within one partition and input they come in order.
+    fn batch(&mut self, input: usize, partition: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError>;
+
+    /// No more batches of `partition` will come.
+    fn partition_complete(&mut self, partition: &Partition, out: &mut Out) -> Result<Progress, StageError>;
+
+    /// Called after [`Context::wake`], and while partitions are `NotYet`. Puts into `out` what is ready and
+    /// returns the partitions that are done now.
+    fn poll(&mut self, _out: &mut Out) -> Result<Vec<Partition>, StageError> {
+        Ok(Vec::new())
+    }
+
+    /// All partitions are complete.
+    fn complete(&mut self) -> Result<(), StageError> {
+        Ok(())
+    }
+}
+
+/// Key rows that left and that came. The first round of a run holds what was committed before, as `plus`.
+pub struct Round {
+    pub minus: Vec<(Partition, RecordBatch)>,
+    pub plus: Vec<(Partition, RecordBatch)>,
+}
+
+/// Decides over all partitions, then applies the decisions partition by partition.
+pub trait Global {
+    /// Schema of the key rows: `_row` and what the decision needs.
+    fn key_schema(&self) -> SchemaRef;
+    /// Schema of the decisions: `_row` and what was decided.
+    fn decision_schema(&self) -> SchemaRef;
+    /// Projects rows to key rows. Local.
+    fn keys(&mut self, partition: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError>;
+    /// Decisions for every partition that the rounds leave standing, sorted by `_row`. Rows on which there
+    /// is nothing to say may be left out. Must not depend on the order in which key rows come.
+    fn decide(&mut self, rounds: &mut dyn Iterator<Item = Result<Round, StageError>>) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
+    /// Applies the decisions of one partition to its rows, which come whole and sorted by `_row`. Local.
+    fn apply(&mut self, partition: &Partition, rows: RecordBatch, decisions: &RecordBatch, out: &mut Out) -> Result<(), StageError>;
+}
+
+/// What a stage with a log of its own has done already.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Standing {
+    /// Nothing left to do.
+    Finished { detail: String },
+    /// Steps below `step` are done.
+    At { step: u64, detail: String },
+}
+
+/// A stage that keeps its own log of progress. Time is its step: partition ordinal s of the streamed
+/// input is step s.
+pub trait Log: Operator {
+    /// Reads the log. Called before the run (in `flow plan` too); changes nothing. An error refuses the
+    /// run (`StageError::Refused`).
+    fn standing(&mut self) -> Result<Standing, StageError>;
+    /// Rows of output port 0 once finished; stored as the one partition `result`.
+    fn result(&mut self) -> Result<RecordBatch, StageError>;
+    /// Finish the step in hand and write a checkpoint; called on Ctrl-C before the dataflow is dropped, and
+    /// (`stop` false) on SIGUSR1.
+    fn checkpoint(&mut self, stop: bool) -> Result<(), StageError>;
+}
+
+/// Writes a set of files into a folder of the user's, all of them or none.
+pub trait Export {
+    /// The folder that receives the set.
+    fn folder(&self) -> PathBuf;
+    /// Writes all files of the set. `inputs` in the order of `from`; `rejects` are those of every stage
+    /// upstream.
+    fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError>;
+}
+
+/// Why a stage cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// A setting is wrong. `path` is where it stands below `with` (`rejects[1].when`); `offset` is the
+    /// line and column (from 1) within a text setting such as SQL.
+    #[error("{message}")]
+    Setting { path: String, offset: Option<(usize, usize)>, message: String, help: Option<String> },
+    /// The inputs do not fit the stage.
+    #[error("{message}")]
+    Input { name: String, message: String, help: Option<String> },
+    /// The stage declines to run as it was asked (a changed training setting, say): exit code 2.
+    #[error("{message}")]
+    Refused { message: String, help: Option<String> },
+    /// Something broke while running: exit code 1. `row` is the `_row`, where one row is to blame.
+    #[error("{message}")]
+    Failed { message: String, row: Option<u32>, help: Option<String> },
+}
+
+impl StageError {
+    pub fn failed(message: impl std::fmt::Display) -> Self {
+        StageError::Failed { message: message.to_string(), row: None, help: None }
+    }
+
+    pub fn setting(path: impl Into<String>, message: impl std::fmt::Display) -> Self {
+        StageError::Setting { path: path.into(), offset: None, message: message.to_string(), help: None }
+    }
+
+    pub fn with_help(mut self, text: impl Into<String>) -> Self {
+        let (StageError::Setting { help, .. } | StageError::Input { help, .. } | StageError::Refused { help, .. } | StageError::Failed { help, .. }) = &mut self;
+        *help = Some(text.into());
+        self
+    }
+}
+
+impl From<arrow::error::ArrowError> for StageError {
+    fn from(error: arrow::error::ArrowError) -> Self {
+        StageError::failed(error)
+    }
+}

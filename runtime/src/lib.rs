@@ -1,0 +1,29 @@
+//! The runtime of `flow`: it reads a pipeline, plans what must run, runs it on timely dataflow, and keeps
+//! what was done. It knows nothing of speech, and is the only crate that names timely.
+
+pub mod context;
+pub mod dataflow;
+pub mod digest;
+pub mod event;
+pub mod harness;
+pub mod kind;
+pub mod out;
+pub mod partition;
+pub mod plan;
+pub mod registry;
+pub mod reject;
+mod row_json;
+pub mod run;
+pub mod spec;
+pub mod store;
+
+pub use context::Context;
+pub use digest::Digest;
+pub use kind::{
+    Body, Conservation, Export, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role, Round, Shape,
+    Source, SourcePartition, StageError, Standing,
+};
+pub use out::Out;
+pub use partition::Partition;
+pub use reject::{Reject, RejectClass};
+pub use store::{Artifact, ExportSet, RejectSet};

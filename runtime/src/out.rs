@@ -1,0 +1,62 @@
+//! What a body gives back: batches per port, rejects, counts.
+
+use arrow::array::RecordBatch;
+
+use crate::kind::StageError;
+use crate::partition::Partition;
+use crate::reject::{Reject, RejectClass};
+
+/// Receives what a body produces for the partition in hand.
+///
+/// The runtime sets the partition before each call; an operator that works beside the workers names it
+/// itself with [`Out::of`].
+pub struct Out {
+    pub(crate) partition: Partition,
+    pub(crate) batches: Vec<(Partition, usize, RecordBatch)>,
+    pub(crate) rejects: Vec<(Partition, Reject)>,
+    pub(crate) read: Vec<(Partition, u64)>,
+    pub(crate) merged: Vec<(Partition, u64)>,
+}
+
+impl Out {
+    pub fn new(partition: Partition) -> Self {
+        Out { partition, batches: Vec::new(), rejects: Vec::new(), read: Vec::new(), merged: Vec::new() }
+    }
+
+    /// What follows belongs to `partition`.
+    pub fn of(&mut self, partition: &Partition) -> &mut Self {
+        self.partition = partition.clone();
+        self
+    }
+
+    pub fn send(&mut self, port: usize, batch: RecordBatch) {
+        self.batches.push((self.partition.clone(), port, batch));
+    }
+
+    pub fn reject(&mut self, reject: Reject) {
+        self.rejects.push((self.partition.clone(), reject));
+    }
+
+    /// Refuses rows of `batch` (by position), with all their columns as JSON.
+    pub fn reject_rows(&mut self, batch: &RecordBatch, positions: &[usize], reason: &str, class: RejectClass, detail: &str) -> Result<(), StageError> {
+        for reject in crate::row_json::rejects(batch, positions, reason, class, detail)? {
+            self.reject(reject);
+        }
+        Ok(())
+    }
+
+    /// Refuses the whole partition with one reject.
+    pub fn reject_partition(&mut self, reason: &str, class: RejectClass, detail: impl Into<String>) {
+        self.reject(Reject { row: None, segment_id: None, reason: reason.into(), class, detail: detail.into(), values: String::new() });
+    }
+
+    /// For a source: how many rows it read, so that the runtime can check that none vanished.
+    pub fn read(&mut self, rows: u64) {
+        self.read.push((self.partition.clone(), rows));
+    }
+
+    /// Rows that were merged into others on purpose.
+    pub fn merged(&mut self, rows: u64) {
+        self.merged.push((self.partition.clone(), rows));
+    }
+}

@@ -1,0 +1,368 @@
+//! What becomes of each partition of each node of a region: run, reuse, or (as long as what runs before it
+//! is not settled) if changed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::ipc::writer::StreamWriter;
+
+use super::Action;
+use super::graph::{KeyInput, RegionKind};
+use super::ledger::{Ledger, RESULT, guarded};
+use super::reason::{self, Identity};
+use crate::digest::Digest;
+use crate::kind::{Body, Role, StageError, Standing};
+use crate::partition::Partition;
+use crate::run::RunError;
+use crate::store::{ExportSet, ExportStanding};
+
+/// What was decided of one partition of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Decided {
+    pub partition: Partition,
+    pub action: Action,
+    pub reason: String,
+    /// In the order of the node's key inputs; none where a digest is not known yet.
+    pub inputs: Vec<Option<Digest>>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Verdict {
+    Partitions(Vec<Decided>),
+    /// Not even the partitions are known before this stage has run.
+    Unknown {
+        waits_for: String,
+    },
+    Log {
+        standing: Standing,
+        result: Option<RecordBatch>,
+    },
+    Export {
+        folder: PathBuf,
+        key: Option<Digest>,
+        action: Action,
+        reason: String,
+    },
+    /// Feeds a log stage: runs with it, and keeps no record.
+    Feeds,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct NodeVerdict {
+    pub node: usize,
+    pub verdict: Verdict,
+}
+
+pub(crate) fn key_of(recipe: &Digest, inputs: &[Digest]) -> Digest {
+    Digest::of_parts(std::iter::once(recipe).chain(inputs))
+}
+
+/// Key of the result of a log stage: its log decides it, not its inputs.
+pub(crate) fn result_key(recipe: &Digest, rows: &RecordBatch) -> Result<Digest, StageError> {
+    let mut writer = StreamWriter::try_new(Vec::new(), rows.schema_ref())?;
+    writer.write(rows)?;
+    Ok(Digest::of_parts([recipe.as_bytes().as_slice(), &writer.into_inner()?]))
+}
+
+impl Ledger {
+    /// Decides over a region, and settles what is reused.
+    pub fn decide(&mut self, region: usize) -> Result<Vec<NodeVerdict>, RunError> {
+        let nodes = self.graph.regions[region].nodes.clone();
+        let selected = nodes.iter().any(|node| self.selection.selected[*node]);
+        match self.try_decide(region) {
+            // What is left out need not be decidable: its source may be gone.
+            Err(_) if !selected => {
+                let unknown = |node| NodeVerdict {
+                    node,
+                    verdict: Verdict::Unknown {
+                        waits_for: String::new(),
+                    },
+                };
+                Ok(nodes.into_iter().map(unknown).collect())
+            }
+            decided => decided,
+        }
+    }
+
+    fn try_decide(&mut self, region: usize) -> Result<Vec<NodeVerdict>, RunError> {
+        let region = self.graph.regions[region].clone();
+        self.digest_what_keys_need(&region.nodes)?;
+        let mut verdicts = Vec::new();
+        for &node in &region.nodes {
+            let verdict = match region.kind {
+                RegionKind::Export { .. } => self.decide_export(node)?,
+                RegionKind::Log { log } if log == node => self.decide_log(node)?,
+                RegionKind::Log { .. } => match self.space(node)? {
+                    Some(_) => Verdict::Feeds,
+                    None => Verdict::Unknown {
+                        waits_for: self.waits_for(node),
+                    },
+                },
+                RegionKind::Dataflow | RegionKind::Decide { .. } => self.decide_partitions(node)?,
+            };
+            verdicts.push(NodeVerdict { node, verdict });
+        }
+        Ok(verdicts)
+    }
+
+    /// Digests the partitions of sources that some node of the region has a record of. Others are new: they
+    /// are digested when they run.
+    fn digest_what_keys_need(&mut self, nodes: &[usize]) -> Result<(), RunError> {
+        for &source in nodes {
+            if self.graph.nodes[source].role != Role::Source {
+                continue;
+            }
+            let Some(space) = self.space(source)? else { continue };
+            let mut recorded = vec![false; space.len()];
+            for &node in nodes {
+                if self.graph.nodes[node]
+                    .key_inputs
+                    .contains(&KeyInput::Source { node: source })
+                {
+                    let records = self.records(node)?;
+                    if records.is_empty() {
+                        continue;
+                    }
+                    for (known, partition) in recorded.iter_mut().zip(space.iter()) {
+                        *known = *known || !records.of(partition).is_empty();
+                    }
+                }
+            }
+            let needed: Vec<Partition> = space
+                .iter()
+                .zip(recorded)
+                .filter(|(_, known)| *known)
+                .map(|(partition, _)| partition.clone())
+                .collect();
+            self.digest_sources(source, &needed)?;
+        }
+        Ok(())
+    }
+
+    fn decide_partitions(&mut self, node: usize) -> Result<Verdict, RunError> {
+        let Some(space) = self.space(node)? else {
+            return Ok(Verdict::Unknown {
+                waits_for: self.waits_for(node),
+            });
+        };
+        let records = self.records(node)?;
+        let recipe_reason = records.is_empty().then(|| self.why_no_recipe(node));
+        let described = self.graph.nodes[node].clone();
+        let (selected, forced) = (self.selection.selected[node], self.selection.forced[node]);
+        let mut decided = Vec::with_capacity(space.len());
+        let mut settled = true;
+        for partition in space.iter() {
+            let mut inputs = Vec::with_capacity(described.key_inputs.len());
+            for input in &described.key_inputs {
+                inputs.push(self.key_input(*input, partition)?);
+            }
+            let known: Option<Vec<Digest>> = inputs.iter().copied().collect();
+            let standing = known
+                .as_ref()
+                .and_then(|known| records.get(partition, &key_of(&described.recipe, known)));
+            let unkept = standing.and_then(|record| {
+                described
+                    .outputs
+                    .iter()
+                    .zip(&described.kept)
+                    .find(|(port, kept)| **kept && !record.ports.contains_key(&port.name))
+                    .map(|(port, _)| port.name.clone())
+            });
+            let (action, reason) = match (standing, unkept, records.latest(partition)) {
+                (Some(_), None, _) if selected && forced => (Action::Run, "forced".to_string()),
+                (Some(record), None, _) => {
+                    self.nodes[node].settle(partition, Arc::clone(record));
+                    (Action::Reuse, "unchanged".to_string())
+                }
+                _ if !selected => (Action::Reuse, "not selected".to_string()),
+                (Some(_), Some(port), _) => (Action::Run, format!("its output `{port}` was not kept")),
+                (None, _, None) => {
+                    let reason = match &recipe_reason {
+                        Some(reason) => reason.clone(),
+                        None => reason::no_record(&records, partition),
+                    };
+                    (Action::Run, reason)
+                }
+                (None, _, Some(before)) => match known {
+                    Some(_) => (
+                        Action::Run,
+                        reason::input_changed(&self.graph, &described.key_inputs, before, &inputs),
+                    ),
+                    None => (Action::IfChanged, self.what_may_change(&described.key_inputs, &inputs)),
+                },
+            };
+            settled &= action == Action::Reuse && self.nodes[node].settled.contains_key(partition);
+            decided.push(Decided {
+                partition: partition.clone(),
+                action,
+                reason,
+                inputs,
+            });
+        }
+        self.nodes[node].all_settled = settled;
+        Ok(Verdict::Partitions(decided))
+    }
+
+    /// Which input is not settled yet.
+    fn what_may_change(&self, key_inputs: &[KeyInput], inputs: &[Option<Digest>]) -> String {
+        let open = key_inputs.iter().zip(inputs).find(|(_, digest)| digest.is_none());
+        match open {
+            Some((
+                KeyInput::Partition { node, .. } | KeyInput::Whole { node, .. } | KeyInput::Decisions { node },
+                _,
+            )) => {
+                format!("if `{}` gives something else", self.graph.nodes[*node].name)
+            }
+            _ => "if its source files changed".to_string(),
+        }
+    }
+
+    /// The stage upstream whose artifact is not settled.
+    fn waits_for(&self, node: usize) -> String {
+        let open = |index: &usize| !self.nodes[*index].all_settled && self.graph.nodes[*index].kept.contains(&true);
+        let upstream = self.graph.upstream(node);
+        let first = upstream.iter().copied().find(open).unwrap_or(node);
+        self.graph.nodes[first].name.clone()
+    }
+
+    fn why_no_recipe(&mut self, node: usize) -> String {
+        let recipe = self.graph.nodes[node].recipe;
+        let mut known = false;
+        let mut back = 0;
+        // A run that failed has planned this recipe, too: what it was compared with is still the answer.
+        while let Some(before) = self.before(node, back).map(|before| before.recipe) {
+            known = true;
+            if before != recipe {
+                break;
+            }
+            back += 1;
+        }
+        if !known {
+            return "never run".to_string();
+        }
+        if let Some(own) = self.changed_since(node, back) {
+            return own;
+        }
+        for upstream in self.graph.upstream(node).into_iter().rev() {
+            if self.graph.nodes[upstream].region == self.graph.nodes[node].region
+                && let Some(reason) = self.changed_since(upstream, back)
+            {
+                return format!("`{}` before it: {reason}", self.graph.nodes[upstream].name);
+            }
+        }
+        match self.before(node, back) {
+            Some(_) => "it is wired otherwise".to_string(),
+            None => "no record of it".to_string(),
+        }
+    }
+
+    /// What changed in a stage since a plan before.
+    fn changed_since(&mut self, node: usize, back: usize) -> Option<String> {
+        let stage = self.stage(node);
+        let (kind, version, settings) = (stage.kind.name(), stage.kind.version(), stage.settings.identity());
+        reason::recipe_changed(
+            self.before(node, back)?,
+            &Identity {
+                kind,
+                version,
+                settings: &settings,
+            },
+        )
+    }
+
+    fn decide_export(&mut self, node: usize) -> Result<Verdict, RunError> {
+        let Some(context) = self.context(node)? else {
+            let waits_for = self.waits_for(node);
+            let reason = format!("if `{waits_for}` gives something else");
+            return Ok(Verdict::Export {
+                folder: PathBuf::new(),
+                key: None,
+                action: Action::IfChanged,
+                reason,
+            });
+        };
+        let stage = &self.checked.stages[self.graph.nodes[node].stage];
+        let folder = guarded(|| match stage.settings.open(&context)? {
+            Body::Export(body) => Ok(body.folder()),
+            _ => Err(StageError::failed(
+                "the kind says it is an export, but its body is none",
+            )),
+        })
+        .map_err(|error| self.failed(node, None, error))?;
+        let Some(rejects) = self.rejects_upstream(node) else {
+            let reason = "if the rejects before it change".to_string();
+            return Ok(Verdict::Export {
+                folder,
+                key: None,
+                action: Action::IfChanged,
+                reason,
+            });
+        };
+        let mut inputs = Vec::new();
+        for input in self.graph.nodes[node].key_inputs.clone() {
+            // Whole inputs alone, and all of them are settled: else there were no context.
+            inputs.extend(self.key_input(input, &Partition::new(""))?);
+        }
+        inputs.push(rejects.digest());
+        let key = key_of(&self.graph.nodes[node].recipe, &inputs);
+        let standing = ExportSet::standing(&folder, &key, self.store.sources())?;
+        let (action, reason) = match standing {
+            _ if !self.selection.selected[node] => (Action::Reuse, "not selected".to_string()),
+            _ if self.selection.forced[node] => (Action::Run, "forced".to_string()),
+            ExportStanding::Whole => (Action::Reuse, "unchanged".to_string()),
+            ExportStanding::Missing => (Action::Run, format!("{} has no whole set of files", folder.display())),
+            ExportStanding::Outdated => (Action::Run, "its inputs changed".to_string()),
+            ExportStanding::Changed { file } => (
+                Action::Run,
+                format!("{file} in {} was changed or removed", folder.display()),
+            ),
+        };
+        self.nodes[node].all_settled = action == Action::Reuse;
+        Ok(Verdict::Export {
+            folder,
+            key: Some(key),
+            action,
+            reason,
+        })
+    }
+
+    pub fn decide_log(&mut self, node: usize) -> Result<Verdict, RunError> {
+        let Some(context) = self.context(node)? else {
+            return Ok(Verdict::Unknown {
+                waits_for: self.waits_for(node),
+            });
+        };
+        let stage = &self.checked.stages[self.graph.nodes[node].stage];
+        let has_result = !stage.shape.outputs.is_empty();
+        let (standing, result) = guarded(|| match stage.settings.open(&context)? {
+            Body::Log(mut body) => {
+                let standing = body.standing()?;
+                let result = match standing {
+                    Standing::Finished { .. } if has_result => Some(body.result()?),
+                    _ => None,
+                };
+                Ok((standing, result))
+            }
+            _ => Err(StageError::failed(
+                "the kind says it keeps a log, but its body does not",
+            )),
+        })
+        .map_err(|error| self.failed(node, None, error))?;
+        if let Standing::Finished { .. } = standing {
+            match &result {
+                None => self.nodes[node].all_settled = true,
+                Some(rows) => {
+                    let recipe = self.graph.nodes[node].recipe;
+                    let key = result_key(&recipe, rows).map_err(|error| self.failed(node, None, error))?;
+                    let partition = Partition::new(RESULT);
+                    if let Some(record) = self.records(node)?.get(&partition, &key).cloned() {
+                        self.nodes[node].settle(&partition, record);
+                        self.nodes[node].all_settled = true;
+                    }
+                }
+            }
+        }
+        Ok(Verdict::Log { standing, result })
+    }
+}

@@ -1,0 +1,443 @@
+//! The nodes of a run, the edges between them, and the regions that they fall into.
+//!
+//! Each stage is one node, except a global one, which becomes three: `keys` (local), `decide` (over all
+//! partitions) and `apply` (local). An edge is *stored* when what flows on it is an artifact. The nodes
+//! that are joined by edges that are not stored form a region: one timely dataflow.
+
+use std::collections::BTreeMap;
+
+use crate::digest::Digest;
+use crate::kind::{Conservation, Port, Reads, Role};
+use crate::spec::Checked;
+
+/// Which part of a stage a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The stage itself.
+    Whole,
+    Keys,
+    Decide,
+    Apply,
+}
+
+/// Name of the port on which `keys` gives its key rows.
+pub(crate) const KEYS_PORT: &str = "keys";
+/// Ports of `decide`: all decisions in one file, and the list of what each partition was given.
+pub(crate) const DECISIONS_PORT: &str = "decisions";
+pub(crate) const DIGESTS_PORT: &str = "digests";
+
+/// How an edge is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// From a node of the same region.
+    Stream,
+    /// From an artifact, partition by partition.
+    Replay,
+    /// From an artifact, as a whole.
+    Whole,
+    /// From the decisions of the stage's own `decide`.
+    Decisions,
+}
+
+impl Flow {
+    pub fn is_stored(self) -> bool {
+        self != Flow::Stream
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct NodeInput {
+    /// Position in the stage's `from`; none for what the runtime wires itself (keys, decisions).
+    pub position: Option<usize>,
+    pub node: usize,
+    pub port: usize,
+    pub flow: Flow,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// Index into [`Checked::stages`].
+    pub stage: usize,
+    pub part: Part,
+    pub name: String,
+    pub role: Role,
+    pub inputs: Vec<NodeInput>,
+    /// For `keys` and `decide` the schemas are known once the body is open.
+    pub outputs: Vec<Port>,
+    /// Which outputs are kept as artifacts.
+    pub kept: Vec<bool>,
+    pub conservation: Conservation,
+    pub level: usize,
+    pub region: usize,
+    pub recipe: Digest,
+    /// What the key of a partition is made of, beside the recipe, in this order.
+    pub key_inputs: Vec<KeyInput>,
+}
+
+/// One part of a partition's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum KeyInput {
+    /// The files (and `extra`) of the partition of a source.
+    Source { node: usize },
+    /// The partition's digest on a port that is kept.
+    Partition { node: usize, port: usize },
+    /// The digest of all partitions of a port that is kept.
+    Whole { node: usize, port: usize },
+    /// What `decide` said of the partition.
+    Decisions { node: usize },
+}
+
+/// What a region is, which says how it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RegionKind {
+    Dataflow,
+    /// A dataflow with one log stage; `log` is its node.
+    Log {
+        log: usize,
+    },
+    Decide {
+        node: usize,
+    },
+    Export {
+        node: usize,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    /// Producers first.
+    pub nodes: Vec<usize>,
+    pub kind: RegionKind,
+}
+
+pub(crate) struct Graph {
+    /// Producers first.
+    pub nodes: Vec<Node>,
+    /// In the order in which they run.
+    pub regions: Vec<Region>,
+    /// By stage, the node whose outputs are the stage's.
+    pub outputs_of: Vec<usize>,
+}
+
+impl Graph {
+    /// Lays out a checked pipeline. The error is a sentence for the user.
+    pub fn new(checked: &Checked) -> Result<Graph, String> {
+        let mut nodes = Vec::new();
+        let mut outputs_of = Vec::with_capacity(checked.stages.len());
+        for (stage, described) in checked.stages.iter().enumerate() {
+            let role = described.shape.role;
+            let inputs: Vec<NodeInput> = described
+                .inputs
+                .iter()
+                .enumerate()
+                .map(|(position, input)| {
+                    let whole = described.shape.reads.get(position) == Some(&Reads::Whole);
+                    // Streams are sorted out below; what a kind reads whole is stored in any case.
+                    let flow = if whole { Flow::Whole } else { Flow::Stream };
+                    NodeInput {
+                        position: Some(position),
+                        node: outputs_of[input.stage],
+                        port: input.port,
+                        flow,
+                    }
+                })
+                .collect();
+            let node = |part, name: String, inputs, outputs: Vec<Port>, conservation| Node {
+                stage,
+                part,
+                name,
+                role,
+                inputs,
+                kept: vec![false; outputs.len()],
+                outputs,
+                conservation,
+                level: 0,
+                region: 0,
+                recipe: Digest::from_bytes([0; 32]),
+                key_inputs: Vec::new(),
+            };
+            let name = described.name.clone();
+            let outputs = described.shape.outputs.clone();
+            if role == Role::Global {
+                let unknown = || std::sync::Arc::new(arrow::datatypes::Schema::empty());
+                let port = |name: &str| Port {
+                    name: name.into(),
+                    schema: unknown(),
+                };
+                let whole: Vec<NodeInput> = inputs
+                    .iter()
+                    .filter(|input| input.flow == Flow::Whole)
+                    .cloned()
+                    .collect();
+                let keys = nodes.len();
+                nodes.push(node(
+                    Part::Keys,
+                    format!("{name}:keys"),
+                    inputs.clone(),
+                    vec![port(KEYS_PORT)],
+                    Conservation::NewRows,
+                ));
+                let wired = |node, flow| NodeInput {
+                    position: None,
+                    node,
+                    port: 0,
+                    flow,
+                };
+                let mut decide = vec![wired(keys, Flow::Whole)];
+                decide.extend(whole);
+                let ports = vec![port(DECISIONS_PORT), port(DIGESTS_PORT)];
+                nodes.push(node(
+                    Part::Decide,
+                    format!("{name}:decide"),
+                    decide,
+                    ports,
+                    Conservation::NewRows,
+                ));
+                let mut apply = inputs;
+                apply.push(wired(keys + 1, Flow::Decisions));
+                nodes.push(node(
+                    Part::Apply,
+                    format!("{name}:apply"),
+                    apply,
+                    outputs,
+                    described.shape.conservation,
+                ));
+            } else {
+                nodes.push(node(Part::Whole, name, inputs, outputs, described.shape.conservation));
+            }
+            outputs_of.push(nodes.len() - 1);
+        }
+        let mut graph = Graph {
+            nodes,
+            regions: Vec::new(),
+            outputs_of,
+        };
+        graph.store_edges(checked);
+        graph.form_regions(checked)?;
+        graph.make_recipes(checked);
+        Ok(graph)
+    }
+
+    /// Levels, and which edges are artifacts: what is read whole, what comes out of a dear, a global or a
+    /// log stage, and every edge between levels.
+    fn store_edges(&mut self, checked: &Checked) {
+        for index in 0..self.nodes.len() {
+            let mut level = 0;
+            for place in 0..self.nodes[index].inputs.len() {
+                let input = self.nodes[index].inputs[place].clone();
+                let producer = &self.nodes[input.node];
+                let dear = checked.stages[producer.stage].shape.dear && producer.part == Part::Whole;
+                let stored = input.flow.is_stored()
+                    || dear
+                    || matches!(producer.part, Part::Apply)
+                    || producer.role == Role::Log;
+                if stored && input.flow == Flow::Stream {
+                    self.nodes[index].inputs[place].flow = Flow::Replay;
+                }
+                level = level.max(self.nodes[input.node].level + usize::from(stored));
+            }
+            self.nodes[index].level = level;
+        }
+        for index in 0..self.nodes.len() {
+            for place in 0..self.nodes[index].inputs.len() {
+                let NodeInput { node, port, flow, .. } = self.nodes[index].inputs[place];
+                if flow == Flow::Stream && self.nodes[node].level != self.nodes[index].level {
+                    self.nodes[index].inputs[place].flow = Flow::Replay;
+                }
+                match self.nodes[index].inputs[place].flow {
+                    Flow::Stream => {}
+                    Flow::Decisions => self.nodes[node].kept.fill(true),
+                    Flow::Replay | Flow::Whole => self.nodes[node].kept[port] = true,
+                }
+            }
+        }
+        let mut read = vec![false; self.nodes.len()];
+        for input in self.nodes.iter().flat_map(|node| &node.inputs) {
+            read[input.node] = true;
+        }
+        for (node, read) in self.nodes.iter_mut().zip(read) {
+            let dear = node.part == Part::Whole && checked.stages[node.stage].shape.dear;
+            // What nobody reads is what the pipeline was run for.
+            if dear || !read || node.role == Role::Log {
+                node.kept.fill(true);
+            }
+        }
+    }
+
+    fn form_regions(&mut self, checked: &Checked) -> Result<(), String> {
+        // Nodes joined by streams get the smallest node index among them.
+        let mut group: Vec<usize> = (0..self.nodes.len()).collect();
+        fn find(group: &mut [usize], mut at: usize) -> usize {
+            while group[at] != at {
+                group[at] = group[group[at]];
+                at = group[at];
+            }
+            at
+        }
+        for index in 0..self.nodes.len() {
+            for input in self.nodes[index].inputs.iter().filter(|input| !input.flow.is_stored()) {
+                let (a, b) = (find(&mut group, index), find(&mut group, input.node));
+                group[a.max(b)] = a.min(b);
+            }
+        }
+        let mut members: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
+        for index in 0..self.nodes.len() {
+            let first = find(&mut group, index);
+            members.entry((self.nodes[index].level, first)).or_default().push(index);
+        }
+        for nodes in members.into_values() {
+            let kind = self.region_kind(checked, &nodes)?;
+            for node in &nodes {
+                self.nodes[*node].region = self.regions.len();
+            }
+            self.regions.push(Region { nodes, kind });
+        }
+        Ok(())
+    }
+
+    fn region_kind(&self, checked: &Checked, nodes: &[usize]) -> Result<RegionKind, String> {
+        let first = &self.nodes[nodes[0]];
+        if first.part == Part::Decide {
+            return Ok(RegionKind::Decide { node: nodes[0] });
+        }
+        if first.role == Role::Export {
+            return Ok(RegionKind::Export { node: nodes[0] });
+        }
+        let logs: Vec<usize> = nodes
+            .iter()
+            .copied()
+            .filter(|node| self.nodes[*node].role == Role::Log)
+            .collect();
+        let log = match logs.as_slice() {
+            [] => return Ok(RegionKind::Dataflow),
+            [log] => *log,
+            [a, b, ..] => {
+                return Err(format!(
+                    "stages `{}` and `{}` read one stream, and both keep a log of their own: give each its own loader",
+                    self.nodes[*a].name, self.nodes[*b].name
+                ));
+            }
+        };
+        // What feeds a log is not recorded (its place is in the log), so nothing else may hang on it.
+        let mut feeds = vec![false; self.nodes.len()];
+        feeds[log] = true;
+        for index in nodes.iter().rev() {
+            if feeds[*index] {
+                for input in self.nodes[*index].inputs.iter().filter(|input| !input.flow.is_stored()) {
+                    feeds[input.node] = true;
+                }
+            }
+        }
+        for index in nodes {
+            let node = &self.nodes[*index];
+            if !feeds[*index] || (*index != log && node.kept.contains(&true)) {
+                let log = &checked.stages[self.nodes[log].stage].name;
+                return Err(format!(
+                    "stage `{}` hangs on the stream that feeds `{log}`, which keeps its own log: give it an input of its own",
+                    node.name
+                ));
+            }
+        }
+        Ok(RegionKind::Log { log })
+    }
+
+    fn make_recipes(&mut self, checked: &Checked) {
+        for index in 0..self.nodes.len() {
+            let node = &self.nodes[index];
+            let stage = &checked.stages[node.stage];
+            let part = match node.part {
+                Part::Whole => "stage",
+                Part::Keys => "keys",
+                Part::Decide => "decide",
+                Part::Apply => "apply",
+            };
+            let mut parts: Vec<Vec<u8>> = vec![
+                b"flow recipe 1".to_vec(),
+                stage.kind.name().into(),
+                stage.kind.version().to_le_bytes().to_vec(),
+                part.into(),
+                stage.settings.identity().to_string().into(),
+            ];
+            let names: Vec<&str> = stage.inputs.iter().map(|input| input.name.as_str()).collect();
+            for input in &node.inputs {
+                let producer = &self.nodes[input.node];
+                if let Some(position) = input.position {
+                    // A name that the pipeline gave may reach the output (as a table or a file name). One
+                    // that is only the producing stage's counts by its rank among the others, so that
+                    // renaming a stage changes nothing while swapping two inputs does.
+                    let name = names[position];
+                    let own = checked.stages[producer.stage].name.rsplit('/').next() == Some(name);
+                    let rank = names.iter().filter(|other| **other < name).count();
+                    parts.push(if own { Vec::new() } else { name.into() });
+                    parts.push((rank as u64).to_le_bytes().to_vec());
+                }
+                parts.push(match input.flow {
+                    Flow::Stream => "stream".into(),
+                    Flow::Replay => "artifact".into(),
+                    Flow::Whole => "whole artifact".into(),
+                    Flow::Decisions => "decisions".into(),
+                });
+                if input.flow == Flow::Stream {
+                    parts.push(producer.outputs[input.port].name.clone().into());
+                    parts.push(producer.recipe.as_bytes().to_vec());
+                }
+            }
+            let recipe = Digest::of_parts(parts);
+            let mut key_inputs = Vec::new();
+            self.collect_key_inputs(index, &mut key_inputs);
+            self.nodes[index].recipe = recipe;
+            self.nodes[index].key_inputs = key_inputs;
+        }
+    }
+
+    fn collect_key_inputs(&self, index: usize, into: &mut Vec<KeyInput>) {
+        let node = &self.nodes[index];
+        let mut add = |input| {
+            if !into.contains(&input) {
+                into.push(input);
+            }
+        };
+        if node.role == Role::Source {
+            add(KeyInput::Source { node: index });
+        }
+        for input in &node.inputs {
+            match input.flow {
+                // Made before: producers come first.
+                Flow::Stream => self.nodes[input.node].key_inputs.iter().for_each(|input| add(*input)),
+                Flow::Replay => add(KeyInput::Partition {
+                    node: input.node,
+                    port: input.port,
+                }),
+                Flow::Whole => add(KeyInput::Whole {
+                    node: input.node,
+                    port: input.port,
+                }),
+                Flow::Decisions => add(KeyInput::Decisions { node: input.node }),
+            }
+        }
+    }
+
+    /// All nodes that `node` depends on, itself left out.
+    pub fn upstream(&self, node: usize) -> Vec<usize> {
+        let mut needed = vec![false; self.nodes.len()];
+        needed[node] = true;
+        for index in (0..=node).rev() {
+            if needed[index] {
+                for input in &self.nodes[index].inputs {
+                    needed[input.node] = true;
+                }
+            }
+        }
+        (0..node).filter(|index| needed[*index]).collect()
+    }
+
+    /// All nodes that depend on `node`, itself left out.
+    pub fn downstream(&self, node: usize) -> Vec<usize> {
+        let mut reached = vec![false; self.nodes.len()];
+        reached[node] = true;
+        for index in node + 1..self.nodes.len() {
+            reached[index] = self.nodes[index].inputs.iter().any(|input| reached[input.node]);
+        }
+        (node + 1..self.nodes.len()).filter(|index| reached[*index]).collect()
+    }
+}

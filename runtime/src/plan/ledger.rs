@@ -1,0 +1,431 @@
+//! What is known of every node while a pipeline is planned and run: its partitions, its records, digests.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::decisions::{self, ALL, Decisions, digests_schema};
+use super::earlier::LOOK_BACK;
+use super::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, Part};
+use super::select::Selection;
+use super::{Options, Plan};
+use crate::context::{Cancel, Context, Waker};
+use crate::digest::Digest;
+use crate::event::Events;
+use crate::kind::{Body, Input, Role, SourcePartition, StageError};
+use crate::partition::Partition;
+use crate::run::RunError;
+use crate::spec::{Checked, CheckedStage};
+use crate::store::{Artifact, Record, Records, RejectSet, Store};
+
+/// The one partition of a log stage's outputs.
+pub(crate) const RESULT: &str = "result";
+
+#[derive(Default)]
+pub(crate) struct NodeState {
+    /// What stands under the node's recipe; read when first asked for.
+    pub records: Option<Arc<Records>>,
+    /// The partitions on which the node works; none while they are not known.
+    pub space: Option<Arc<Vec<Partition>>>,
+    pub sources: BTreeMap<Partition, SourcePartition>,
+    /// Digests of the partitions of a source, as far as they were needed.
+    pub source_digests: BTreeMap<Partition, Digest>,
+    /// Records that what follows may read, by partition.
+    pub settled: BTreeMap<Partition, Arc<Record>>,
+    /// No more records will be settled.
+    pub all_settled: bool,
+    /// The recipe of the settled records: another than the node's where an older artifact is taken as it is.
+    pub settled_recipe: Option<Digest>,
+    /// How many settled records are not those that the plan would make.
+    pub stale: u64,
+    whole: BTreeMap<usize, Digest>,
+    decided: Option<Arc<BTreeMap<Partition, Digest>>>,
+}
+
+impl NodeState {
+    /// Forgets what was derived from the settled records.
+    pub fn settle(&mut self, partition: &Partition, record: Arc<Record>) {
+        self.whole.clear();
+        self.decided = None;
+        self.settled.insert(partition.clone(), record);
+    }
+}
+
+pub(crate) struct Ledger {
+    pub checked: Arc<Checked>,
+    pub graph: Graph,
+    pub options: Options,
+    pub selection: Selection,
+    pub store: Store,
+    pub nodes: Vec<NodeState>,
+    /// Plans of the last runs, the latest first, as far as they were asked for: for reasons, and for artifacts
+    /// that are taken as they are.
+    pub(super) previous: Vec<Plan>,
+    pub(super) unread: Vec<String>,
+    pub events: Events,
+    pub cancel: Cancel,
+    /// Whether scratch folders may be made.
+    pub may_write: bool,
+}
+
+impl Ledger {
+    pub fn new(
+        checked: &Arc<Checked>,
+        options: &Options,
+        store: Store,
+        events: &Events,
+        may_write: bool,
+    ) -> Result<Ledger, RunError> {
+        let graph = Graph::new(checked).map_err(|message| RunError::Usage { message, help: None })?;
+        let selection = Selection::new(checked, &graph, options).map_err(|(message, help)| RunError::Usage {
+            message,
+            help: Some(help),
+        })?;
+        let mut unread = store.runs()?;
+        unread.drain(..unread.len().saturating_sub(LOOK_BACK));
+        let nodes = graph.nodes.iter().map(|_| NodeState::default()).collect();
+        Ok(Ledger {
+            checked: Arc::clone(checked),
+            graph,
+            options: options.clone(),
+            selection,
+            store,
+            nodes,
+            previous: Vec::new(),
+            unread,
+            events: events.clone(),
+            cancel: Cancel::default(),
+            may_write,
+        })
+    }
+
+    pub fn stage(&self, node: usize) -> &CheckedStage {
+        &self.checked.stages[self.graph.nodes[node].stage]
+    }
+
+    pub fn failed(&self, node: usize, partition: Option<&Partition>, error: StageError) -> RunError {
+        RunError::Stage {
+            stage: self.stage(node).name.clone(),
+            partition: partition.cloned(),
+            error,
+        }
+    }
+
+    /// What stands under the node's recipe.
+    pub fn records(&mut self, node: usize) -> Result<Arc<Records>, RunError> {
+        if let Some(records) = &self.nodes[node].records {
+            return Ok(Arc::clone(records));
+        }
+        let records = Arc::new(self.store.records(&self.graph.nodes[node].recipe)?);
+        self.nodes[node].records = Some(Arc::clone(&records));
+        Ok(records)
+    }
+
+    /// The partitions on which a node works; none while a stage before it has yet to run.
+    pub fn space(&mut self, node: usize) -> Result<Option<Arc<Vec<Partition>>>, RunError> {
+        if let Some(space) = &self.nodes[node].space {
+            return Ok(Some(Arc::clone(space)));
+        }
+        let Node { part, role, inputs, .. } = self.graph.nodes[node].clone();
+        let space = match (part, role) {
+            (Part::Decide, _) => vec![Partition::new(ALL)],
+            (_, Role::Export) => Vec::new(),
+            (_, Role::Source) => {
+                let Some(listed) = self.list_source(node)? else {
+                    return Ok(None);
+                };
+                let names = listed.iter().map(|partition| partition.name.clone()).collect();
+                self.nodes[node].sources = listed
+                    .into_iter()
+                    .map(|partition| (partition.name.clone(), partition))
+                    .collect();
+                names
+            }
+            _ => {
+                let mut all = Vec::new();
+                for input in inputs
+                    .iter()
+                    .filter(|input| matches!(input.flow, Flow::Stream | Flow::Replay))
+                {
+                    let Some(space) = self.out_space(input.node)? else {
+                        return Ok(None);
+                    };
+                    if all.is_empty() {
+                        all = space.to_vec();
+                    } else if all != *space {
+                        all.extend(space.iter().cloned());
+                        all.sort_unstable();
+                        all.dedup();
+                    }
+                }
+                all
+            }
+        };
+        let space = Arc::new(space);
+        self.nodes[node].space = Some(Arc::clone(&space));
+        Ok(Some(space))
+    }
+
+    /// The partitions of a node's outputs.
+    fn out_space(&mut self, node: usize) -> Result<Option<Arc<Vec<Partition>>>, RunError> {
+        if self.graph.nodes[node].role == Role::Log {
+            return Ok(Some(Arc::new(vec![Partition::new(RESULT)])));
+        }
+        if self.nodes[node].all_settled && !self.selection.selected[node] {
+            // Taken as it stands, with the partitions that it has.
+            return Ok(Some(Arc::new(self.nodes[node].settled.keys().cloned().collect())));
+        }
+        self.space(node)
+    }
+
+    fn list_source(&mut self, node: usize) -> Result<Option<Vec<SourcePartition>>, RunError> {
+        let Some(context) = self.context(node)? else {
+            return Ok(None);
+        };
+        let listed = guarded(|| match self.stage(node).settings.open(&context)? {
+            Body::Source(mut body) => body.partitions(),
+            _ => Err(StageError::failed("the kind says it is a source, but its body is none")),
+        })
+        .map_err(|error| self.failed(node, None, error))?;
+        if let Some(pair) = listed.windows(2).find(|pair| pair[0].name >= pair[1].name) {
+            let message = format!(
+                "partitions must be sorted by name, each name once: `{}` before `{}`",
+                pair[0].name, pair[1].name
+            );
+            return Err(self.failed(node, None, StageError::failed(message)));
+        }
+        Ok(Some(listed))
+    }
+
+    /// What a body of the node is opened with, on one worker; none while a whole input is not settled.
+    pub fn context(&mut self, node: usize) -> Result<Option<Context>, RunError> {
+        let Some(inputs) = self.whole_inputs(node)? else {
+            return Ok(None);
+        };
+        let stage = self.stage(node).name.clone();
+        let scratch = if self.may_write {
+            self.store.scratch(&stage)?
+        } else {
+            stage
+                .split('/')
+                .fold(self.store.dir().join("scratch"), |folder, part| folder.join(part))
+        };
+        Ok(Some(Context {
+            stage,
+            from: self.described_inputs(node),
+            inputs,
+            worker: 0,
+            workers: 1,
+            threads: self.threads(),
+            scratch,
+            events: self.events.clone(),
+            cancel: self.cancel.clone(),
+            waker: Waker::default(),
+        }))
+    }
+
+    fn described_inputs(&self, node: usize) -> Vec<Input> {
+        self.stage(node)
+            .inputs
+            .iter()
+            .map(|input| Input {
+                name: input.name.clone(),
+                schema: input.schema.clone(),
+            })
+            .collect()
+    }
+
+    pub fn threads(&self) -> usize {
+        self.options.threads.unwrap_or_else(cores).max(1)
+    }
+
+    pub fn workers(&self) -> usize {
+        self.options.workers.unwrap_or_else(cores).max(1)
+    }
+
+    /// The inputs that the kind reads whole, by position in `from`.
+    fn whole_inputs(&mut self, node: usize) -> Result<Option<Vec<Option<Artifact>>>, RunError> {
+        let mut artifacts = vec![None; self.stage(node).inputs.len()];
+        for input in self.graph.nodes[node].inputs.clone() {
+            let (Some(position), Flow::Whole) = (input.position, input.flow) else {
+                continue;
+            };
+            if !self.nodes[input.node].all_settled {
+                return Ok(None);
+            }
+            artifacts[position] = Some(self.artifact(input.node, input.port)?);
+        }
+        Ok(Some(artifacts))
+    }
+
+    /// What is settled of a node on a port.
+    pub fn artifact(&self, node: usize, port: usize) -> Result<Artifact, RunError> {
+        let described = &self.graph.nodes[node];
+        let port = &described.outputs[port];
+        let state = &self.nodes[node];
+        let recipe = state.settled_recipe.unwrap_or(described.recipe);
+        let schema = match described.part {
+            Part::Keys | Part::Decide if port.name != DIGESTS_PORT => self.global_schema(node, &port.name)?,
+            Part::Decide => digests_schema(),
+            _ => port.schema.clone(),
+        };
+        Ok(self
+            .store
+            .artifact(&recipe, &port.name, schema, state.settled.values())?)
+    }
+
+    /// The schema of key rows and decisions, which only the body knows.
+    pub fn global_schema(&self, node: usize, port: &str) -> Result<arrow::datatypes::SchemaRef, RunError> {
+        let stage = self.stage(node);
+        let context = Context {
+            stage: stage.name.clone(),
+            from: self.described_inputs(node),
+            inputs: vec![None; stage.inputs.len()],
+            worker: 0,
+            workers: 1,
+            threads: 1,
+            scratch: PathBuf::new(),
+            events: Events::default(),
+            cancel: self.cancel.clone(),
+            waker: Waker::default(),
+        };
+        guarded(|| match stage.settings.open(&context)? {
+            Body::Global(body) if port == KEYS_PORT => Ok(body.key_schema()),
+            Body::Global(body) if port == DECISIONS_PORT => Ok(body.decision_schema()),
+            _ => Err(StageError::failed("the kind says it is global, but its body is not")),
+        })
+        .map_err(|error| self.failed(node, None, error))
+    }
+
+    /// All decisions of a settled `decide`.
+    pub fn load_decisions(&self, decide: usize) -> Result<Decisions, RunError> {
+        let (rows, list) = (self.artifact(decide, 0)?, self.artifact(decide, 1)?);
+        Decisions::load(&rows, &list).map_err(|error| self.failed(decide, None, error))
+    }
+
+    /// The digest that stands for one input of one partition; none while it is not known.
+    pub fn key_input(&mut self, input: KeyInput, partition: &Partition) -> Result<Option<Digest>, RunError> {
+        match input {
+            KeyInput::Source { node } => Ok(match self.nodes[node].source_digests.get(partition) {
+                Some(digest) => Some(*digest),
+                None if self.nodes[node].sources.contains_key(partition) => None,
+                None => Some(absent()),
+            }),
+            KeyInput::Partition { node, port } => {
+                let state = &self.nodes[node];
+                let name = &self.graph.nodes[node].outputs[port].name;
+                Ok(
+                    match state.settled.get(partition).and_then(|record| record.ports.get(name)) {
+                        Some(port) => Some(port.digest),
+                        None => state.all_settled.then(absent),
+                    },
+                )
+            }
+            KeyInput::Whole { node, port } => {
+                if !self.nodes[node].all_settled {
+                    return Ok(None);
+                }
+                if let Some(digest) = self.nodes[node].whole.get(&port) {
+                    return Ok(Some(*digest));
+                }
+                let digest = self.artifact(node, port)?.digest();
+                self.nodes[node].whole.insert(port, digest);
+                Ok(Some(digest))
+            }
+            KeyInput::Decisions { node } => {
+                if !self.nodes[node].all_settled {
+                    return Ok(None);
+                }
+                if self.nodes[node].decided.is_none() {
+                    let list = self.artifact(node, 1)?;
+                    let digests = decisions::digests(&list).map_err(|error| self.failed(node, None, error))?;
+                    self.nodes[node].decided = Some(Arc::new(digests));
+                }
+                let decided = self.nodes[node].decided.as_ref();
+                Ok(decided.map(|decided| decided.get(partition).copied().unwrap_or_else(decisions::nothing_said)))
+            }
+        }
+    }
+
+    /// Digests the files of those partitions of a source that are named; what is known is not read again.
+    pub fn digest_sources(&mut self, node: usize, partitions: &[Partition]) -> Result<(), RunError> {
+        let state = &self.nodes[node];
+        let wanted: Vec<&SourcePartition> = partitions
+            .iter()
+            .filter(|partition| !state.source_digests.contains_key(*partition))
+            .filter_map(|partition| state.sources.get(partition))
+            .collect();
+        let paths: Vec<PathBuf> = wanted
+            .iter()
+            .flat_map(|partition| partition.files.iter().cloned())
+            .collect();
+        let mut digests = self.store.sources().digest_all(&paths, self.threads()).into_iter();
+        let mut made = Vec::new();
+        for partition in wanted {
+            let files = digests
+                .by_ref()
+                .take(partition.files.len())
+                .collect::<Result<Vec<_>, _>>()?;
+            made.push((partition.name.clone(), source_digest(partition, &files)));
+        }
+        self.nodes[node].source_digests.extend(made);
+        Ok(())
+    }
+
+    /// The rejects of every stage upstream of a node, in the order of the pipeline; none while one of them is
+    /// not settled.
+    pub fn rejects_upstream(&self, node: usize) -> Option<RejectSet> {
+        let mut stages = Vec::new();
+        for upstream in self.graph.upstream(node) {
+            let (described, state) = (&self.graph.nodes[upstream], &self.nodes[upstream]);
+            if !state.all_settled {
+                return None;
+            }
+            if matches!(described.part, Part::Keys | Part::Decide) || described.role == Role::Log {
+                continue;
+            }
+            let recipe = state.settled_recipe.unwrap_or(described.recipe);
+            stages.push((
+                self.stage(upstream).name.clone(),
+                recipe,
+                state.settled.values().cloned().collect(),
+            ));
+        }
+        Some(self.store.reject_set(&stages))
+    }
+}
+
+/// Digest of a source's partition from the digests of its files.
+pub(crate) fn source_digest(partition: &SourcePartition, files: &[Digest]) -> Digest {
+    let head = [b"source".to_vec(), partition.extra.as_bytes().to_vec()];
+    Digest::of_parts(
+        head.into_iter()
+            .chain(files.iter().map(|digest| digest.as_bytes().to_vec())),
+    )
+}
+
+/// Stands for a partition that an input does not have.
+fn absent() -> Digest {
+    Digest::of(b"no such partition")
+}
+
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Calls into a body; a panic becomes an error that says so.
+pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
+    // A body that panicked is never called again: the run ends.
+    std::panic::catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
+}
+
+/// What a panic said.
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> StageError {
+    let said = panic
+        .downcast_ref::<&str>()
+        .map(|text| text.to_string())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_string());
+    StageError::failed(format!("panicked: {said}")).with_help("this is a fault of the stage's code, not of the data")
+}

@@ -1,0 +1,141 @@
+//! What must run and why: nodes, regions, recipes, keys.
+
+pub(crate) mod decide;
+pub(crate) mod decisions;
+mod earlier;
+pub(crate) mod graph;
+pub(crate) mod ledger;
+pub(crate) mod reason;
+pub(crate) mod select;
+mod show;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::kind::Role;
+use crate::partition::Partition;
+
+/// How a plan or a run was asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The state directory.
+    pub state: PathBuf,
+    /// Timely workers; none: one per core.
+    pub workers: Option<usize>,
+    /// The whole thread budget that workers share; none: one per core.
+    pub threads: Option<usize>,
+    /// Run this stage and what follows it.
+    pub from: Option<String>,
+    /// Run what this stage needs, and it.
+    pub until: Option<String>,
+    /// Run these stages alone, on the artifacts that are there.
+    pub only: Vec<String>,
+    /// Run these stages even where a record stands; `all` for every stage.
+    pub force: Vec<String>,
+    /// Take SIGINT, SIGTERM and SIGUSR1 (a program does, a test does not).
+    pub signals: bool,
+    /// Partitions in flight at most; none: twice the workers, at least 4.
+    pub in_flight: Option<usize>,
+    /// Send batches between workers as Arrow IPC instead of by pointer, as between processes. For tests.
+    pub as_bytes: bool,
+}
+
+impl Options {
+    pub fn new(state: impl Into<PathBuf>) -> Self {
+        Options {
+            state: state.into(),
+            workers: None,
+            threads: None,
+            from: None,
+            until: None,
+            only: Vec::new(),
+            force: Vec::new(),
+            signals: false,
+            in_flight: None,
+            as_bytes: false,
+        }
+    }
+}
+
+/// What becomes of one partition of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    Run,
+    /// Runs if what runs before it changes its input.
+    IfChanged,
+    Reuse,
+}
+
+/// A plan: stages in the order of the pipeline, each with its regions' decisions.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    pub version: u32,
+    pub pipeline: String,
+    pub stages: Vec<StagePlan>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StagePlan {
+    /// The stage's name; parts of a global stage are `NAME:keys`, `NAME:decide` and `NAME:apply`.
+    pub stage: String,
+    pub kind: String,
+    pub kind_version: u32,
+    pub role: String,
+    /// Regions run in this order.
+    pub region: usize,
+    pub recipe: Digest,
+    /// The settings that are part of the recipe.
+    pub identity: serde_json::Value,
+    /// Names of the outputs that are kept as artifacts.
+    pub stored: Vec<String>,
+    /// False where `--from`, `--until` or `--only` leave the stage out.
+    pub selected: bool,
+    pub run: u64,
+    pub if_changed: u64,
+    pub reuse: u64,
+    /// The partitions are known only once a stage before has run.
+    pub unknown_partitions: bool,
+    /// How often each reason was given, commonest first.
+    pub reasons: Vec<(Action, String, u64)>,
+    pub partitions: Vec<PartitionPlan>,
+    /// Partitions with records that are no longer there.
+    pub removed: Vec<Partition>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PartitionPlan {
+    pub partition: Partition,
+    pub action: Action,
+    pub reason: String,
+}
+
+impl Plan {
+    /// True when nothing would run, not even if something changed.
+    pub fn is_empty(&self) -> bool {
+        self.stages
+            .iter()
+            .all(|stage| stage.run == 0 && stage.if_changed == 0 && !stage.unknown_partitions)
+    }
+
+    /// True when something runs for certain.
+    pub fn would_run(&self) -> bool {
+        self.stages.iter().any(|stage| stage.run > 0)
+    }
+}
+
+/// Version of `plan.json`.
+pub const PLAN_VERSION: u32 = 1;
+
+/// A role in the words of plans and messages.
+pub(crate) fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Source => "source",
+        Role::Local => "local",
+        Role::Global => "global",
+        Role::Log => "log",
+        Role::Export => "export",
+    }
+}

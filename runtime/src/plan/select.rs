@@ -1,0 +1,75 @@
+//! Which stages a run is about: `--from`, `--until`, `--only`, `--force`.
+
+use super::Options;
+use super::graph::Graph;
+use crate::spec::Checked;
+
+/// Per node of the graph.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Selection {
+    /// May run for its own sake. Others are taken as they stand, and run only to feed these.
+    pub selected: Vec<bool>,
+    /// Runs even where a record stands.
+    pub forced: Vec<bool>,
+}
+
+/// A stage name that is not there: message and help.
+pub(crate) type NoSuchStage = (String, String);
+
+impl Selection {
+    pub fn new(checked: &Checked, graph: &Graph, options: &Options) -> Result<Selection, NoSuchStage> {
+        let stage = |name: &String| {
+            checked
+                .position(name)
+                .ok_or_else(|| (format!("the pipeline has no stage `{name}`"), checked.suggest(name)))
+        };
+        let mut selected = vec![true; graph.nodes.len()];
+        if let Some(name) = &options.from {
+            let first = first_node(graph, stage(name)?);
+            let mut kept = vec![false; selected.len()];
+            kept[first] = true;
+            for node in graph.downstream(first) {
+                kept[node] = true;
+            }
+            retain(&mut selected, &kept);
+        }
+        if let Some(name) = &options.until {
+            let last = graph.outputs_of[stage(name)?];
+            let mut kept = vec![false; selected.len()];
+            kept[last] = true;
+            for node in graph.upstream(last) {
+                kept[node] = true;
+            }
+            retain(&mut selected, &kept);
+        }
+        if !options.only.is_empty() {
+            let only = options.only.iter().map(stage).collect::<Result<Vec<_>, _>>()?;
+            let kept: Vec<bool> = graph.nodes.iter().map(|node| only.contains(&node.stage)).collect();
+            retain(&mut selected, &kept);
+        }
+        let all = options.force.iter().any(|name| name == "all");
+        let forced = options
+            .force
+            .iter()
+            .filter(|name| *name != "all")
+            .map(stage)
+            .collect::<Result<Vec<_>, _>>()?;
+        let forced = graph
+            .nodes
+            .iter()
+            .map(|node| all || forced.contains(&node.stage))
+            .collect();
+        Ok(Selection { selected, forced })
+    }
+}
+
+/// The first node of a stage: `keys` of a global one.
+fn first_node(graph: &Graph, stage: usize) -> usize {
+    graph.nodes.iter().position(|node| node.stage == stage).unwrap_or(0)
+}
+
+fn retain(selected: &mut [bool], kept: &[bool]) {
+    for (selected, kept) in selected.iter_mut().zip(kept) {
+        *selected &= kept;
+    }
+}

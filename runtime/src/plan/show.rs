@@ -1,0 +1,131 @@
+//! From verdicts to a plan that people read and runs keep.
+
+use std::collections::BTreeMap;
+
+use super::decide::{NodeVerdict, Verdict};
+use super::ledger::Ledger;
+use super::{Action, PLAN_VERSION, PartitionPlan, Plan, StagePlan, role_name};
+use crate::kind::Standing;
+use crate::partition::Partition;
+use crate::run::RunError;
+
+impl Ledger {
+    /// Decides over all regions with what is known now: the plan.
+    pub fn plan(&mut self) -> Result<Plan, RunError> {
+        let mut stages: BTreeMap<usize, StagePlan> = BTreeMap::new();
+        for region in 0..self.graph.regions.len() {
+            for verdict in self.decide(region)? {
+                let node = verdict.node;
+                stages.insert(node, self.show(verdict)?);
+            }
+            for node in self.graph.regions[region].nodes.clone() {
+                if !self.selection.selected[node] {
+                    self.settle_as_it_stands(node)?;
+                }
+            }
+        }
+        Ok(Plan {
+            version: PLAN_VERSION,
+            pipeline: self.checked.pipeline.name.clone(),
+            stages: stages.into_values().collect(),
+        })
+    }
+
+    fn show(&mut self, verdict: NodeVerdict) -> Result<StagePlan, RunError> {
+        let NodeVerdict { node, verdict } = verdict;
+        let described = self.graph.nodes[node].clone();
+        let stage = self.stage(node);
+        let mut plan = StagePlan {
+            stage: described.name.clone(),
+            kind: stage.kind.name().to_string(),
+            kind_version: stage.kind.version(),
+            role: role_name(described.role).to_string(),
+            region: described.region,
+            recipe: described.recipe,
+            identity: stage.settings.identity(),
+            stored: described
+                .outputs
+                .iter()
+                .zip(&described.kept)
+                .filter(|(_, kept)| **kept)
+                .map(|(port, _)| port.name.clone())
+                .collect(),
+            selected: self.selection.selected[node],
+            run: 0,
+            if_changed: 0,
+            reuse: 0,
+            unknown_partitions: false,
+            reasons: Vec::new(),
+            partitions: Vec::new(),
+            removed: Vec::new(),
+        };
+        match verdict {
+            Verdict::Partitions(decided) => {
+                plan.removed = self.removed(node)?;
+                for one in decided {
+                    if plan.selected {
+                        plan.count(one.action, 1, &one.reason);
+                    }
+                    plan.partitions.push(PartitionPlan {
+                        partition: one.partition,
+                        action: one.action,
+                        reason: one.reason,
+                    });
+                }
+            }
+            Verdict::Unknown { waits_for } => {
+                plan.unknown_partitions = plan.selected;
+                if plan.selected {
+                    plan.reasons.push((
+                        Action::IfChanged,
+                        format!("its partitions are known once `{waits_for}` has run"),
+                        1,
+                    ));
+                }
+            }
+            Verdict::Log { standing, .. } if plan.selected => match standing {
+                Standing::Finished { detail } => plan.count(Action::Reuse, 1, &detail),
+                Standing::At { detail, .. } => plan.count(Action::Run, 1, &detail),
+            },
+            Verdict::Export { action, reason, .. } if plan.selected => plan.count(action, 1, &reason),
+            Verdict::Feeds | Verdict::Log { .. } | Verdict::Export { .. } => {}
+        }
+        plan.reasons
+            .sort_by(|a, b| (a.0, std::cmp::Reverse(a.2), &a.1).cmp(&(b.0, std::cmp::Reverse(b.2), &b.1)));
+        Ok(plan)
+    }
+
+    /// Partitions that the last plan had and that are no longer there.
+    fn removed(&mut self, node: usize) -> Result<Vec<Partition>, RunError> {
+        let Some(space) = self.space(node)? else {
+            return Ok(Vec::new());
+        };
+        let Some(before) = self.before(node, 0) else {
+            return Ok(Vec::new());
+        };
+        let gone = before
+            .partitions
+            .iter()
+            .map(|one| &one.partition)
+            .filter(|partition| space.binary_search(partition).is_err());
+        Ok(gone.cloned().collect())
+    }
+}
+
+impl StagePlan {
+    fn count(&mut self, action: Action, partitions: u64, reason: &str) {
+        match action {
+            Action::Run => self.run += partitions,
+            Action::IfChanged => self.if_changed += partitions,
+            Action::Reuse => self.reuse += partitions,
+        }
+        match self
+            .reasons
+            .iter_mut()
+            .find(|(of, known, _)| *of == action && known == reason)
+        {
+            Some((_, _, count)) => *count += partitions,
+            None => self.reasons.push((action, reason.to_string(), partitions)),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The stage kinds that a binary knows, without their types.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use crate::context::Context;
+use crate::kind::{Body, Input, Kind, Shape, StageError};
+use crate::spec::near::did_you_mean;
+use crate::spec::yaml::{self, Mapping, TypedError, Value};
+
+/// A stage kind without its type: what the list in the binary holds.
+pub trait AnyKind: Send + Sync {
+    fn name(&self) -> &'static str;
+    fn version(&self) -> u32;
+    /// The JSON schema of the kind's settings.
+    fn schema(&self) -> serde_json::Value;
+    /// The kind's doc text: the doc comment of its settings struct.
+    fn docs(&self) -> String;
+    /// Reads the settings of one stage, after parameters were put in.
+    fn parse(&self, with: &Value) -> Result<Arc<dyn AnySettings>, TypedError>;
+}
+
+/// The settings of one stage, read and typed; they know their kind.
+pub trait AnySettings: Send + Sync {
+    fn shape(&self, inputs: &[Input]) -> Result<Shape, StageError>;
+    fn open(&self, context: &Context) -> Result<Body, StageError>;
+    /// The settings that decide the output bytes, with the keys of every map sorted.
+    fn identity(&self) -> serde_json::Value;
+    /// All settings, defaults filled in, with the keys of every map sorted.
+    fn all(&self) -> serde_json::Value;
+}
+
+/// Makes a kind ready for a list of kinds: `kind::<ManifestScan>()`.
+pub fn kind<K: Kind>() -> Box<dyn AnyKind> {
+    Box::new(Typed::<K>(PhantomData))
+}
+
+struct Typed<K: Kind>(PhantomData<fn() -> K>);
+
+struct TypedSettings<K: Kind>(K::Settings);
+
+impl<K: Kind> AnyKind for Typed<K> {
+    fn name(&self) -> &'static str {
+        K::NAME
+    }
+
+    fn version(&self) -> u32 {
+        K::VERSION
+    }
+
+    fn schema(&self) -> serde_json::Value {
+        schemars::generate::SchemaSettings::draft2020_12()
+            .into_generator()
+            .into_root_schema_for::<K::Settings>()
+            .to_value()
+    }
+
+    fn docs(&self) -> String {
+        let schema = self.schema();
+        schema
+            .get("description")
+            .and_then(|text| text.as_str())
+            .unwrap_or_default()
+            .to_string()
+    }
+
+    fn parse(&self, with: &Value) -> Result<Arc<dyn AnySettings>, TypedError> {
+        let settings: K::Settings = match with {
+            Value::Null => yaml::typed(&Value::Mapping(Mapping::new()))?,
+            other => yaml::typed(other)?,
+        };
+        Ok(Arc::new(TypedSettings::<K>(settings)))
+    }
+}
+
+impl<K: Kind> AnySettings for TypedSettings<K> {
+    fn shape(&self, inputs: &[Input]) -> Result<Shape, StageError> {
+        K::shape(&self.0, inputs)
+    }
+
+    fn open(&self, context: &Context) -> Result<Body, StageError> {
+        K::open(&self.0, context)
+    }
+
+    fn identity(&self) -> serde_json::Value {
+        sorted(K::identity(&self.0))
+    }
+
+    fn all(&self) -> serde_json::Value {
+        sorted(serde_json::to_value(&self.0).unwrap_or(serde_json::Value::Null))
+    }
+}
+
+/// Sorts the keys of every map, so that neither the order of struct fields nor that of a hash map reaches
+/// a recipe.
+fn sorted(value: serde_json::Value) -> serde_json::Value {
+    match value {
+        serde_json::Value::Object(map) => {
+            let ordered: BTreeMap<String, serde_json::Value> =
+                map.into_iter().map(|(key, value)| (key, sorted(value))).collect();
+            serde_json::Value::Object(ordered.into_iter().collect())
+        }
+        serde_json::Value::Array(items) => serde_json::Value::Array(items.into_iter().map(sorted).collect()),
+        other => other,
+    }
+}
+
+/// Two kinds of one name were registered.
+#[derive(Debug, thiserror::Error)]
+#[error("two stage kinds are called `{0}`; each name may be registered once")]
+pub struct DuplicateKind(pub String);
+
+/// All kinds of a binary, by name.
+pub struct Registry {
+    kinds: BTreeMap<&'static str, Arc<dyn AnyKind>>,
+}
+
+impl Registry {
+    pub fn new(kinds: Vec<Box<dyn AnyKind>>) -> Result<Self, DuplicateKind> {
+        let mut by_name: BTreeMap<&'static str, Arc<dyn AnyKind>> = BTreeMap::new();
+        for kind in kinds {
+            let name = kind.name();
+            if by_name.insert(name, Arc::from(kind)).is_some() {
+                return Err(DuplicateKind(name.to_string()));
+            }
+        }
+        Ok(Registry { kinds: by_name })
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Arc<dyn AnyKind>> {
+        self.kinds.get(name)
+    }
+
+    /// All kinds, sorted by name.
+    pub fn kinds(&self) -> impl Iterator<Item = &Arc<dyn AnyKind>> {
+        self.kinds.values()
+    }
+
+    /// What to say of a kind that is not there.
+    pub fn suggest(&self, name: &str) -> String {
+        did_you_mean(name, self.kinds.keys().copied(), "kinds")
+    }
+
+    /// What is wrong with the registered kinds themselves; a test of the binary demands that it is empty.
+    ///
+    /// Settings must refuse unknown keys (`#[serde(deny_unknown_fields)]`) on every level, every setting
+    /// needs a doc comment, and so does the settings struct as a whole.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        for kind in self.kinds() {
+            let name = kind.name();
+            if name != "sql"
+                && !name
+                    .split_once('.')
+                    .is_some_and(|(area, verb)| is_lower_name(area) && is_lower_name(verb))
+            {
+                faults.push(format!("{name}: a kind is named `area.verb` in lower case"));
+            }
+            if kind.docs().trim().is_empty() {
+                faults.push(format!("{name}: its settings struct has no doc comment"));
+            }
+            schema_faults(name, &kind.schema(), &mut faults);
+        }
+        faults
+    }
+}
+
+fn is_lower_name(text: &str) -> bool {
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+}
+
+fn schema_faults(at: &str, schema: &serde_json::Value, faults: &mut Vec<String>) {
+    match schema {
+        serde_json::Value::Object(map) => {
+            if let Some(properties) = map.get("properties").and_then(|p| p.as_object()) {
+                if map.get("additionalProperties") != Some(&serde_json::Value::Bool(false)) {
+                    faults.push(format!(
+                        "{at}: its settings take unknown keys; add #[serde(deny_unknown_fields)]"
+                    ));
+                }
+                for (name, property) in properties {
+                    if property.get("description").is_none() {
+                        faults.push(format!("{at}.{name}: no doc comment"));
+                    }
+                }
+            }
+            for (key, inner) in map {
+                let at = if matches!(
+                    key.as_str(),
+                    "properties" | "$defs" | "items" | "anyOf" | "oneOf" | "allOf"
+                ) {
+                    at.to_string()
+                } else {
+                    format!("{at}.{key}")
+                };
+                schema_faults(&at, inner, faults);
+            }
+        }
+        serde_json::Value::Array(items) => {
+            for inner in items {
+                schema_faults(at, inner, faults);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::{Deserialize, Serialize};
+
+    struct Strict;
+    struct Lax;
+
+    /// Settings that refuse what they do not know.
+    #[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
+    #[serde(deny_unknown_fields, default)]
+    struct StrictSettings {
+        /// A share.
+        share: f64,
+        /// Names, for nothing.
+        names: std::collections::HashMap<String, u32>,
+    }
+
+    impl Default for StrictSettings {
+        fn default() -> Self {
+            StrictSettings {
+                share: 0.5,
+                names: ["b", "a", "d", "c"].iter().map(|n| (n.to_string(), 1)).collect(),
+            }
+        }
+    }
+
+    #[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
+    struct LaxSettings {
+        share: f64,
+    }
+
+    macro_rules! toy {
+        ($kind:ident, $name:literal, $settings:ident) => {
+            impl Kind for $kind {
+                const NAME: &'static str = $name;
+                const VERSION: u32 = 1;
+                type Settings = $settings;
+                fn shape(_: &$settings, inputs: &[Input]) -> Result<Shape, StageError> {
+                    Ok(Shape::local(inputs.len(), Vec::new()))
+                }
+                fn open(_: &$settings, _: &Context) -> Result<Body, StageError> {
+                    Err(StageError::failed("not needed here"))
+                }
+            }
+        };
+    }
+    toy!(Strict, "toy.strict", StrictSettings);
+    toy!(Lax, "toy", LaxSettings);
+
+    #[test]
+    fn identity_does_not_depend_on_the_order_of_a_hash_map() {
+        let parsed = kind::<Strict>().parse(&Value::Null).unwrap();
+        assert_eq!(
+            parsed.identity().to_string(),
+            r#"{"names":{"a":1,"b":1,"c":1,"d":1},"share":0.5}"#
+        );
+    }
+
+    #[test]
+    fn lax_settings_are_found_out() {
+        assert_eq!(
+            Registry::new(vec![kind::<Strict>()]).unwrap().faults(),
+            Vec::<String>::new()
+        );
+        let faults = Registry::new(vec![kind::<Lax>()]).unwrap().faults();
+        assert_eq!(
+            faults,
+            [
+                "toy: a kind is named `area.verb` in lower case",
+                "toy: its settings struct has no doc comment",
+                "toy: its settings take unknown keys; add #[serde(deny_unknown_fields)]",
+                "toy.share: no doc comment",
+            ]
+        );
+    }
+
+    #[test]
+    fn one_name_once() {
+        assert!(Registry::new(vec![kind::<Strict>(), kind::<Strict>()]).is_err());
+    }
+
+    #[test]
+    fn an_unknown_setting_is_named_with_its_path() {
+        let Err(error) = kind::<Strict>().parse(&yaml::parse_text("{shair: 1}").unwrap()) else {
+            panic!("accepted")
+        };
+        assert_eq!(error.steps.to_string(), "shair");
+        assert_eq!(error.message, "unknown setting `shair`");
+        assert_eq!(error.help.as_deref(), Some("did you mean `share`?"));
+    }
+}

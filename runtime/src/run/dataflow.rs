@@ -1,0 +1,177 @@
+//! Runs the partitions of a region of streaming stages.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::RunError;
+use super::job::{node_job, region_job};
+use super::region::{Ran, failed, started};
+use crate::dataflow::job::{KeyPart, Signals};
+use crate::dataflow::run_region;
+use crate::partition::Partition;
+use crate::plan::Action;
+use crate::plan::decide::{Decided, NodeVerdict, Verdict};
+use crate::plan::graph::{Flow, KeyInput};
+use crate::plan::ledger::Ledger;
+use crate::store::ArtifactWriter;
+
+pub(super) fn run(
+    ledger: &mut Ledger,
+    nodes: &[usize],
+    verdicts: Vec<NodeVerdict>,
+    signals: &Arc<Signals>,
+    ran: &mut Ran,
+) -> Result<(), RunError> {
+    let mut decided: Vec<Vec<Decided>> = Vec::new();
+    for NodeVerdict { node, verdict } in verdicts {
+        match verdict {
+            Verdict::Partitions(partitions) => decided.push(partitions),
+            _ => {
+                return Err(RunError::Internal {
+                    message: format!(
+                        "the partitions of `{}` are not known in time",
+                        ledger.graph.nodes[node].name
+                    ),
+                });
+            }
+        }
+    }
+    // Places of nodes in the region, and partitions in the run's list.
+    let place: BTreeMap<usize, usize> = nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
+    let mut all: Vec<Partition> = Vec::new();
+    for own in &decided {
+        if own.len() != all.len() || own.iter().zip(&all).any(|(one, partition)| one.partition != *partition) {
+            all.extend(own.iter().map(|one| one.partition.clone()));
+            all.sort_unstable();
+            all.dedup();
+        }
+    }
+    let at = |partition: &Partition| all.binary_search(partition).ok();
+    let mut has = vec![vec![false; all.len()]; nodes.len()];
+    let mut active = vec![vec![false; all.len()]; nodes.len()];
+    for (own, (has, active)) in decided.iter().zip(has.iter_mut().zip(&mut active)) {
+        for one in own {
+            if let Some(at) = at(&one.partition) {
+                has[at] = true;
+                active[at] = one.action != Action::Reuse;
+            }
+        }
+    }
+    // What runs is fed by the nodes that stream into it.
+    for (own, node) in nodes.iter().enumerate().rev() {
+        for input in ledger.graph.nodes[*node]
+            .inputs
+            .iter()
+            .filter(|input| input.flow == Flow::Stream)
+        {
+            let Some(&producer) = place.get(&input.node) else {
+                continue;
+            };
+            for partition in 0..all.len() {
+                active[producer][partition] |= active[own][partition] && has[producer][partition];
+            }
+        }
+    }
+    let runs: Vec<usize> = (0..all.len())
+        .filter(|partition| active.iter().any(|active| active[*partition]))
+        .collect();
+    let mut to_run = Vec::new();
+    for (own, node) in nodes.iter().enumerate() {
+        let run = decided[own].iter().filter(|one| one.action != Action::Reuse).count() as u64;
+        let reused = decided[own].len() as u64 - run;
+        to_run.push((run, reused));
+        if ledger.selection.selected[*node] {
+            started(ledger, *node, run, reused);
+            ran.add(*node, 0, reused);
+        }
+    }
+    if runs.is_empty() {
+        return Ok(());
+    }
+    let mut jobs = Vec::new();
+    for (own, &node) in nodes.iter().enumerate() {
+        let mut job = node_job(ledger, node, &place, true)?;
+        job.active = runs.iter().map(|partition| active[own][*partition]).collect();
+        let key_inputs = &ledger.graph.nodes[node].key_inputs;
+        let by_partition: BTreeMap<&Partition, &Decided> =
+            decided[own].iter().map(|one| (&one.partition, one)).collect();
+        for &partition in &runs {
+            let one = by_partition
+                .get(&all[partition])
+                .filter(|one| one.action != Action::Reuse);
+            job.record.push(
+                one.map(|one| {
+                    key_parts(key_inputs, one, |source| {
+                        let place = place.get(&source).copied()?;
+                        active[place][partition].then_some(place)
+                    })
+                })
+                .transpose()?,
+            );
+        }
+        (job.total, job.reused) = (to_run[own].0 + to_run[own].1, to_run[own].1);
+        jobs.push(job);
+    }
+    let partitions: Vec<Partition> = runs.iter().map(|partition| all[*partition].clone()).collect();
+    let writers: Vec<Option<ArtifactWriter>> = jobs.iter().map(|job| job.writer.clone()).collect();
+    let job = region_job(ledger, partitions, 0, jobs, signals);
+    let done = run_region(job);
+    for (own, record) in done.committed {
+        let node = nodes[own];
+        let partition = record.partition.clone();
+        ledger.nodes[node].settle(&partition, record);
+        ran.add(node, 1, 0);
+    }
+    if let Some(failure) = done.failure {
+        return Err(failed(failure));
+    }
+    let mut missing = None;
+    for (own, &node) in nodes.iter().enumerate() {
+        let state = &ledger.nodes[node];
+        let Some(one) = decided[own]
+            .iter()
+            .find(|one| !state.settled.contains_key(&one.partition))
+        else {
+            if to_run[own].0 > 0
+                && let Some(writer) = &writers[own]
+            {
+                writer.finish(state.settled.iter().map(|(partition, record)| (partition, &record.key)))?;
+            }
+            ledger.nodes[node].all_settled = true;
+            continue;
+        };
+        if ledger.selection.selected[node] {
+            missing = Some(format!(
+                "partition {} of `{}` was not committed",
+                one.partition, ledger.graph.nodes[node].name
+            ));
+        }
+    }
+    match (signals.stop_asked(), missing) {
+        (_, None) => Ok(()),
+        (Some(signal), Some(_)) => Err(RunError::Interrupted { signal }),
+        (None, Some(message)) => Err(RunError::Internal { message }),
+    }
+}
+
+/// The parts of a running partition's key. A source that runs it digests its files as it reads them.
+fn key_parts(
+    key_inputs: &[KeyInput],
+    one: &Decided,
+    running: impl Fn(usize) -> Option<usize>,
+) -> Result<Vec<KeyPart>, RunError> {
+    key_inputs
+        .iter()
+        .zip(&one.inputs)
+        .map(|(input, digest)| {
+            if let KeyInput::Source { node } = input
+                && let Some(place) = running(*node)
+            {
+                return Ok(KeyPart::Source(place));
+            }
+            digest.map(KeyPart::Known).ok_or_else(|| RunError::Internal {
+                message: format!("an input of partition {} is not settled in time", one.partition),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,116 @@
+//! Runs `decide` of a global stage: over the key rows of all partitions, in one commit.
+
+use super::RunError;
+use super::region::{Ran, commit_one, started};
+use crate::kind::{Body, Round, StageError};
+use crate::partition::Partition;
+use crate::plan::Action;
+use crate::plan::decide::{NodeVerdict, Verdict, key_of};
+use crate::plan::decisions::{ALL, Decisions, digests_schema};
+use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT};
+use crate::plan::ledger::{Ledger, guarded};
+use crate::store::{Artifact, Counts, PortRows};
+
+/// Key rows of a round: as many partitions as come to about this many rows.
+const ROUND_ROWS: u64 = 1 << 20;
+
+pub(super) fn run(ledger: &mut Ledger, node: usize, verdicts: Vec<NodeVerdict>, ran: &mut Ran) -> Result<(), RunError> {
+    let one = match verdicts.into_iter().next().map(|verdict| verdict.verdict) {
+        Some(Verdict::Partitions(decided)) => decided.into_iter().next(),
+        _ => None,
+    };
+    let Some(one) = one else {
+        return Err(RunError::Internal {
+            message: format!("`{}` was not decided", ledger.graph.nodes[node].name),
+        });
+    };
+    let run = u64::from(one.action != Action::Reuse);
+    started(ledger, node, run, 1 - run);
+    ran.add(node, 0, 1 - run);
+    if run == 0 {
+        return Ok(());
+    }
+    let inputs: Option<Vec<_>> = one.inputs.iter().copied().collect();
+    let (Some(inputs), Some(context)) = (inputs, ledger.context(node)?) else {
+        return Err(RunError::Internal {
+            message: format!(
+                "the inputs of `{}` are not settled in time",
+                ledger.graph.nodes[node].name
+            ),
+        });
+    };
+    let keys_node = ledger.graph.nodes[node].inputs[0].node;
+    let keys = ledger.artifact(keys_node, 0)?;
+    let stage = &ledger.checked.stages[ledger.graph.nodes[node].stage];
+    let decided = guarded(|| {
+        let Body::Global(mut body) = stage.settings.open(&context)? else {
+            return Err(StageError::failed("the kind says it is global, but its body is not"));
+        };
+        let schema = body.decision_schema();
+        let decisions = Decisions::new(schema.clone(), body.decide(&mut rounds(&keys))?)?;
+        if let Some(partition) = decisions
+            .partitions()
+            .find(|partition| keys.rows_of(partition).is_none())
+        {
+            return Err(StageError::failed(format!(
+                "it decided over partition {partition}, which has no rows"
+            )));
+        }
+        let (rows, list) = decisions.to_ports()?;
+        Ok((schema, rows, list))
+    });
+    let (schema, rows, list) = decided.map_err(|error| ledger.failed(node, None, error))?;
+    let counts = Counts {
+        rows_in: keys.rows(),
+        rows_out: rows.iter().map(|batch| batch.num_rows() as u64).sum(),
+        read: 0,
+        merged: 0,
+    };
+    let ports = vec![
+        PortRows {
+            name: DECISIONS_PORT.into(),
+            schema,
+            batches: rows,
+        },
+        PortRows {
+            name: DIGESTS_PORT.into(),
+            schema: digests_schema(),
+            batches: vec![list],
+        },
+    ];
+    let recipe = ledger.graph.nodes[node].recipe;
+    commit_one(
+        ledger,
+        node,
+        &Partition::new(ALL),
+        key_of(&recipe, &inputs),
+        inputs,
+        ports,
+        counts,
+    )?;
+    ran.add(node, 1, 0);
+    Ok(())
+}
+
+/// All key rows, as additions, some partitions at a time.
+fn rounds(keys: &Artifact) -> impl Iterator<Item = Result<Round, StageError>> + '_ {
+    let mut partitions = keys.partitions().peekable();
+    std::iter::from_fn(move || {
+        partitions.peek()?;
+        let mut round = Round {
+            minus: Vec::new(),
+            plus: Vec::new(),
+        };
+        let mut rows = 0;
+        while rows < ROUND_ROWS
+            && let Some(partition) = partitions.next()
+        {
+            rows += keys.rows_of(partition).unwrap_or(0);
+            match keys.read_whole(partition, None) {
+                Ok(batch) => round.plus.push((partition.clone(), batch)),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        Some(Ok(round))
+    })
+}

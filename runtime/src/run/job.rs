@@ -1,0 +1,118 @@
+//! Makes the job of a region: bodies' settings, inputs, writers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::RunError;
+use super::region::writer;
+use crate::dataflow::job::{Feed, NodeJob, RegionJob, Signals, StreamedInput, faults};
+use crate::kind::{Conservation, Role};
+use crate::partition::Partition;
+use crate::plan::graph::{Flow, KEYS_PORT, Part};
+use crate::plan::ledger::Ledger;
+use crate::spec::{LimitAction, RejectLimit};
+
+pub(super) fn region_job(
+    ledger: &Ledger,
+    partitions: Vec<Partition>,
+    start: u64,
+    nodes: Vec<NodeJob>,
+    signals: &Arc<Signals>,
+) -> RegionJob {
+    let left = (partitions.len() as u64).saturating_sub(start).max(1);
+    let workers = ledger.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
+    RegionJob {
+        partitions,
+        start,
+        nodes,
+        workers,
+        threads: (ledger.threads() / workers).max(1),
+        in_flight: ledger.options.in_flight.unwrap_or((2 * workers).max(4)).max(1) as u64,
+        as_bytes: ledger.options.as_bytes,
+        sources: ledger.store.sources().clone(),
+        events: ledger.events.clone(),
+        cancel: ledger.cancel.clone(),
+        signals: Arc::clone(signals),
+    }
+}
+
+/// A node made ready; what depends on the run's partitions is filled in by the caller.
+pub(super) fn node_job(
+    ledger: &mut Ledger,
+    node: usize,
+    place: &BTreeMap<usize, usize>,
+    recorded: bool,
+) -> Result<NodeJob, RunError> {
+    let described = ledger.graph.nodes[node].clone();
+    let context = ledger.context(node)?.ok_or_else(|| RunError::Internal {
+        message: format!("the inputs of `{}` are not settled in time", described.name),
+    })?;
+    let mut streams = Vec::new();
+    let mut decisions = None;
+    for input in &described.inputs {
+        let feed = match (input.flow, place.get(&input.node)) {
+            (Flow::Stream, Some(&node)) => Feed::Node { node, port: input.port },
+            (Flow::Replay, _) => Feed::Artifact(ledger.artifact(input.node, input.port)?),
+            (Flow::Decisions, _) => {
+                decisions = Some(Arc::new(ledger.load_decisions(input.node)?));
+                continue;
+            }
+            _ => continue,
+        };
+        if let Some(position) = input.position {
+            streams.push(StreamedInput { position, feed });
+        }
+    }
+    let mut outputs = described.outputs.clone();
+    if described.part == Part::Keys
+        && let Some(port) = outputs.first_mut()
+    {
+        port.schema = ledger.global_schema(node, KEYS_PORT)?;
+    }
+    let writer = if recorded { Some(writer(ledger, node)?) } else { None };
+    let stage = ledger.stage(node);
+    let fault_limit = match stage.max_rejects {
+        Some(limit) if limit.action == LimitAction::Fail && recorded => match limit.limit {
+            RejectLimit::Count(count) => Some(count),
+            RejectLimit::Share(_) => None,
+        },
+        _ => None,
+    };
+    let state = &ledger.nodes[node];
+    Ok(NodeJob {
+        stage: described.name.clone(),
+        part: described.part,
+        settings: Arc::clone(&stage.settings),
+        from: context.from,
+        whole: context.inputs,
+        scratch: context.scratch,
+        streams,
+        kept: if recorded {
+            described.kept.clone()
+        } else {
+            vec![false; outputs.len()]
+        },
+        outputs,
+        conservation: if described.role == Role::Log {
+            Conservation::NewRows
+        } else {
+            described.conservation
+        },
+        is_source: described.role == Role::Source,
+        is_log: described.role == Role::Log,
+        source_partitions: if recorded {
+            state.sources.clone()
+        } else {
+            BTreeMap::new()
+        },
+        decisions,
+        active: Vec::new(),
+        record: Vec::new(),
+        recipe: described.recipe,
+        writer,
+        fault_limit,
+        total: 0,
+        reused: 0,
+        reused_faults: state.settled.values().map(|record| faults(record)).sum(),
+    })
+}

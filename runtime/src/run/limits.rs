@@ -1,0 +1,74 @@
+//! What a stage did in all, and whether it rejected too much.
+
+use super::region::Ran;
+use super::{RunError, StageSummary};
+use crate::dataflow::job::{LIMIT_HELP, commonest, faults};
+use crate::kind::{Role, StageError};
+use crate::plan::graph::Part;
+use crate::plan::ledger::Ledger;
+use crate::spec::{LimitAction, RejectLimit};
+use crate::store::add_up;
+
+/// Sums over all partitions of a stage, reused ones too. None for the inner parts of a global stage, and for
+/// stages that this run is not about.
+pub(super) fn summarise(ledger: &Ledger, node: usize, ran: &Ran) -> Option<StageSummary> {
+    let described = &ledger.graph.nodes[node];
+    if matches!(described.part, Part::Keys | Part::Decide) || !ledger.selection.selected[node] {
+        return None;
+    }
+    let stage = ledger.stage(node);
+    let records = &ledger.nodes[node].settled;
+    let (ran, reused) = ran.of(node);
+    Some(StageSummary {
+        stage: stage.name.clone(),
+        kind: stage.kind.name().to_string(),
+        ran,
+        reused,
+        rows_in: records.values().map(|record| record.rows_in).sum(),
+        rows_out: records.values().map(|record| record.rows_out).sum(),
+        rejects: add_up(records.values().flat_map(|record| &record.rejects.by_reason)),
+    })
+}
+
+/// True if the stage is past a limit that only warns.
+///
+/// # Errors
+/// If it is past a limit that fails.
+pub(super) fn check(ledger: &Ledger, node: usize, summary: &StageSummary) -> Result<bool, RunError> {
+    let stage = ledger.stage(node);
+    let Some(limit) = stage.max_rejects else {
+        return Ok(false);
+    };
+    if stage.shape.role == Role::Log {
+        return Ok(false);
+    }
+    let faults: u64 = ledger.nodes[node].settled.values().map(|record| faults(record)).sum();
+    let (past, said) = match limit.limit {
+        RejectLimit::Count(count) => (faults > count, format!("{count}")),
+        RejectLimit::Share(share) => {
+            // A partition that could not be read counts as one, though its rows were never seen.
+            let of = summary.rows_in.max(faults);
+            (
+                faults as f64 > share * of as f64,
+                format!("{}% of {of} rows", share * 100.0),
+            )
+        }
+    };
+    if !past {
+        return Ok(false);
+    }
+    let message = format!(
+        "{faults} rejects of class fault, and max_rejects is {said}: {}",
+        commonest(&summary.rejects)
+    );
+    match limit.action {
+        LimitAction::Warn => {
+            ledger.events.send(crate::event::Event::Warning {
+                stage: Some(stage.name.clone()),
+                message,
+            });
+            Ok(true)
+        }
+        LimitAction::Fail => Err(ledger.failed(node, None, StageError::failed(message).with_help(LIMIT_HELP))),
+    }
+}

@@ -1,0 +1,120 @@
+//! Runs a stage that keeps a log of its own, with what feeds it, from the step at which its log stands.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+
+use super::RunError;
+use super::job::{node_job, region_job};
+use super::region::{Ran, commit_one, failed, started};
+use crate::dataflow::collected::in_row_order;
+use crate::dataflow::job::Signals;
+use crate::dataflow::run_region;
+use crate::kind::{StageError, Standing};
+use crate::partition::Partition;
+use crate::plan::decide::{NodeVerdict, Verdict, result_key};
+use crate::plan::ledger::{Ledger, RESULT};
+use crate::store::{Counts, PortRows};
+
+pub(super) fn run(
+    ledger: &mut Ledger,
+    nodes: &[usize],
+    log: usize,
+    verdicts: Vec<NodeVerdict>,
+    signals: &Arc<Signals>,
+    ran: &mut Ran,
+) -> Result<(), RunError> {
+    let name = ledger.graph.nodes[log].name.clone();
+    let not_settled = || RunError::Internal {
+        message: format!("the inputs of `{name}` are not settled in time"),
+    };
+    let verdict = verdicts
+        .into_iter()
+        .find(|verdict| verdict.node == log)
+        .map(|verdict| verdict.verdict);
+    let Some(Verdict::Log { standing, mut result }) = verdict else {
+        return Err(not_settled());
+    };
+    let step = match standing {
+        Standing::Finished { .. } => {
+            started(ledger, log, 0, 1);
+            ran.add(log, 0, 1);
+            None
+        }
+        Standing::At { step, .. } => Some(step),
+    };
+    if let Some(step) = step {
+        let partitions = ledger.space(log)?.ok_or_else(not_settled)?.to_vec();
+        let total = partitions.len() as u64;
+        started(ledger, log, total.saturating_sub(step), step.min(total));
+        let place: BTreeMap<usize, usize> = nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
+        let mut jobs = Vec::new();
+        for &node in nodes {
+            let mut job = node_job(ledger, node, &place, false)?;
+            let space = ledger.space(node)?.ok_or_else(not_settled)?;
+            job.active = partitions
+                .iter()
+                .map(|partition| space.binary_search(partition).is_ok())
+                .collect();
+            jobs.push(job);
+        }
+        let job = region_job(ledger, partitions, step, jobs, signals);
+        let done = run_region(job);
+        if let Some(failure) = done.failure {
+            return Err(failed(failure));
+        }
+        if let Some(signal) = signals.stop_asked() {
+            return Err(RunError::Interrupted { signal });
+        }
+        ran.add(log, 1, 0);
+        match ledger.decide_log(log)? {
+            Verdict::Log {
+                standing: Standing::Finished { .. },
+                result: rows,
+            } => result = rows,
+            Verdict::Log {
+                standing: Standing::At { step, detail },
+                ..
+            } => {
+                let message = format!("all steps were given, but its log says that step {step} comes next ({detail})");
+                return Err(ledger.failed(log, None, StageError::failed(message)));
+            }
+            _ => return Err(not_settled()),
+        }
+    }
+    for &node in nodes {
+        if node != log {
+            ledger.nodes[node].all_settled = true;
+        }
+    }
+    if !ledger.nodes[log].all_settled {
+        match result {
+            Some(rows) => write_result(ledger, log, rows)?,
+            None => ledger.nodes[log].all_settled = true,
+        }
+    }
+    Ok(())
+}
+
+fn write_result(ledger: &mut Ledger, log: usize, rows: RecordBatch) -> Result<(), RunError> {
+    let described = ledger.graph.nodes[log].clone();
+    let Some(port) = described.outputs.first() else {
+        return Ok(());
+    };
+    let failed = |error| ledger.failed(log, None, error);
+    let key = result_key(&described.recipe, &rows).map_err(failed)?;
+    let counts = Counts {
+        rows_in: 0,
+        rows_out: rows.num_rows() as u64,
+        read: 0,
+        merged: 0,
+    };
+    let batches = in_row_order(&port.schema, vec![rows]).map_err(failed)?;
+    let ports = vec![PortRows {
+        name: port.name.clone(),
+        schema: port.schema.clone(),
+        batches,
+    }];
+    commit_one(ledger, log, &Partition::new(RESULT), key, Vec::new(), ports, counts)
+}

@@ -1,0 +1,83 @@
+//! What a run leaves in its folder: its frozen spec and plan, and its events.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use chrono::{SecondsFormat, Utc};
+
+use super::RunError;
+use crate::digest::Digest;
+use crate::event::{Event, Events};
+use crate::plan::Plan;
+use crate::spec::Checked;
+use crate::store::{Store, StoreError, write_atomically};
+
+/// A name that sorts by time, and differs for runs of one second.
+pub(super) fn new_run_id() -> String {
+    let now = Utc::now();
+    let seed = format!("{:?} {}", now, std::process::id());
+    let mut mark = Digest::of(seed.as_bytes()).short();
+    mark.truncate(4);
+    format!("{}-{mark}", now.format("%Y%m%dT%H%M%S%3fZ"))
+}
+
+pub(super) fn freeze(store: &Store, id: &str, checked: &Checked, plan: &Plan) -> Result<(), RunError> {
+    let folder = store.run_folder(id)?;
+    write_atomically(&folder.join("spec.yaml"), checked.pipeline.frozen().as_bytes())?;
+    let mut text = serde_json::to_vec(plan).map_err(|error| RunError::Internal {
+        message: format!("plan.json: {error}"),
+    })?;
+    text.push(b'\n');
+    write_atomically(&folder.join("plan.json"), &text)?;
+    Ok(())
+}
+
+/// Writes events to `events.jsonl` until it is closed.
+pub(super) struct EventLog {
+    file: Arc<Mutex<Option<File>>>,
+}
+
+impl EventLog {
+    pub fn open(folder: &Path, events: &Events) -> Result<Self, RunError> {
+        let path = folder.join("events.jsonl");
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|source| StoreError::Io {
+                action: "write",
+                path: path.clone(),
+                source,
+            })?;
+        let file = Arc::new(Mutex::new(Some(file)));
+        let shared = Arc::clone(&file);
+        events.listen(move |event| {
+            let mut file = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(open) = file.as_mut()
+                && let Some(line) = line(event)
+                && open.write_all(line.as_bytes()).is_err()
+            {
+                // A log that cannot be written ends the log, not the run.
+                *file = None;
+            }
+        });
+        Ok(EventLog { file })
+    }
+
+    pub fn close(&self) {
+        if let Some(file) = self.file.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // The log is for people; what counts is flushed with the records.
+            let _ = file.sync_all();
+        }
+    }
+}
+
+/// The event as one line of JSON, with the time.
+fn line(event: &Event) -> Option<String> {
+    let mut value = serde_json::to_value(event).ok()?;
+    let at = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
+    value.as_object_mut()?.insert("at".to_string(), at.into());
+    Some(format!("{value}\n"))
+}

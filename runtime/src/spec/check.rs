@@ -1,0 +1,295 @@
+//! Checks a pipeline against the kinds of a binary: settings, ports and schemas.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+
+use super::diagnostic::{Diagnostic, Diagnostics};
+use super::near::did_you_mean;
+use super::pipeline::{Pipeline, Stage};
+use super::source::Place;
+use super::yaml::{Part, Steps};
+use crate::kind::{Input, Reads, Role, Shape, StageError};
+use crate::registry::{AnyKind, AnySettings, Registry};
+
+/// A pipeline whose settings are typed and whose schemas are known: what is planned and run.
+pub struct Checked {
+    pub pipeline: Pipeline,
+    /// Producers before consumers; the same order as `pipeline.stages`.
+    pub stages: Vec<CheckedStage>,
+}
+
+/// One stage of a checked pipeline.
+pub struct CheckedStage {
+    /// With its groups: `manifest/dedup`.
+    pub name: String,
+    pub kind: Arc<dyn AnyKind>,
+    pub settings: Arc<dyn AnySettings>,
+    /// `shape.reads` has one entry per input, all `Whole` for a source or an export.
+    pub shape: Shape,
+    pub inputs: Vec<CheckedInput>,
+    pub max_rejects: Option<super::MaxRejects>,
+}
+
+/// One input of a checked stage.
+#[derive(Clone, Debug)]
+pub struct CheckedInput {
+    pub name: String,
+    /// Index into [`Checked::stages`].
+    pub stage: usize,
+    /// Index into the producer's `shape.outputs`.
+    pub port: usize,
+    pub schema: SchemaRef,
+}
+
+impl Checked {
+    /// Index of a stage by its full name.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.stages.iter().position(|stage| stage.name == name)
+    }
+
+    /// The place in the pipeline that an error of a stage speaks of, also one found while running.
+    pub fn diagnose(&self, stage: usize, error: &StageError) -> Diagnostic {
+        match self.pipeline.stages.get(stage) {
+            Some(stage) => diagnose(stage, error),
+            None => Diagnostic::new(error.to_string()),
+        }
+    }
+
+    /// What to say of a stage name (on the command line) that is not there.
+    pub fn suggest(&self, name: &str) -> String {
+        did_you_mean(name, self.stages.iter().map(|stage| stage.name.as_str()), "stages")
+    }
+}
+
+/// Types the settings of every stage and computes all shapes. Finds as many mistakes as it can: stages
+/// below a wrong one are left out, all others are checked.
+pub fn check(pipeline: Pipeline, registry: &Registry) -> Result<Checked, Diagnostics> {
+    let mut found = Vec::new();
+    let mut done: Vec<Option<CheckedStage>> = Vec::new();
+    let positions: HashMap<&str, usize> = pipeline
+        .stages
+        .iter()
+        .enumerate()
+        .map(|(index, stage)| (stage.name.as_str(), index))
+        .collect();
+    for stage in &pipeline.stages {
+        let checked = check_stage(stage, registry, &positions, &done, &mut found);
+        done.push(checked);
+    }
+    let stages: Vec<CheckedStage> = done.into_iter().flatten().collect();
+    Diagnostics::unless_empty(found, ())?;
+    Ok(Checked { pipeline, stages })
+}
+
+fn check_stage(
+    stage: &Stage,
+    registry: &Registry,
+    positions: &HashMap<&str, usize>,
+    done: &[Option<CheckedStage>],
+    found: &mut Vec<Diagnostic>,
+) -> Option<CheckedStage> {
+    let kind = match registry.get(&stage.uses) {
+        Some(kind) => Some(kind),
+        None => {
+            let place = stage.origin.place(&Steps::default().key("uses"), Part::Value);
+            found.push(
+                Diagnostic::new(format!("unknown kind `{}`", stage.uses))
+                    .at(place)
+                    .help(registry.suggest(&stage.uses)),
+            );
+            None
+        }
+    };
+    let settings = kind.and_then(|kind| match kind.parse(&stage.with) {
+        Ok(settings) => Some(settings),
+        Err(error) => {
+            let below = Steps::default().key("with").join(&error.steps);
+            let part = if error.steps.0.is_empty() {
+                Part::Key
+            } else {
+                error.part
+            };
+            let mut diagnostic = Diagnostic::new(in_stage(stage, &error.message)).at(stage.origin.place(&below, part));
+            diagnostic.help = with_origin_of_value(stage, &error.steps, error.help);
+            found.push(diagnostic);
+            None
+        }
+    });
+    let inputs = check_inputs(stage, positions, done, found);
+    let (kind, settings, inputs) = (kind?, settings?, inputs?);
+    let seen: Vec<Input> = inputs
+        .iter()
+        .map(|input| Input {
+            name: input.name.clone(),
+            schema: Arc::clone(&input.schema),
+        })
+        .collect();
+    let mut shape = match settings.shape(&seen) {
+        Ok(shape) => shape,
+        Err(error) => {
+            found.push(diagnose(stage, &error));
+            return None;
+        }
+    };
+    if matches!(shape.role, Role::Source | Role::Export) {
+        shape.reads = vec![Reads::Whole; inputs.len()];
+    }
+    if let Some(message) = unfit(stage, &shape, inputs.len()) {
+        found.push(
+            Diagnostic::new(in_stage(stage, &message)).at(stage.origin.place(&Steps::default().key("from"), Part::Key)),
+        );
+        return None;
+    }
+    Some(CheckedStage {
+        name: stage.name.clone(),
+        kind: Arc::clone(kind),
+        settings,
+        shape,
+        inputs,
+        max_rejects: stage.max_rejects,
+    })
+}
+
+/// What every stage of a role needs, whatever its kind says.
+fn unfit(stage: &Stage, shape: &Shape, inputs: usize) -> Option<String> {
+    let streamed = shape.reads.iter().filter(|reads| **reads == Reads::Streamed).count();
+    let kind = &stage.uses;
+    if shape.reads.len() != inputs {
+        return Some(format!(
+            "kind `{kind}` reads {} inputs, and `from` gives {inputs}",
+            shape.reads.len()
+        ));
+    }
+    match shape.role {
+        Role::Local | Role::Log if streamed == 0 => {
+            Some(format!("kind `{kind}` needs an input; give it one with `from`"))
+        }
+        Role::Global if streamed != 1 => Some(format!(
+            "kind `{kind}` takes the rows of one input, and `from` gives {streamed}"
+        )),
+        Role::Export if inputs == 0 => Some(format!(
+            "kind `{kind}` has nothing to write; give it an input with `from`"
+        )),
+        _ => None,
+    }
+}
+
+/// `None` where an input is wrong, or comes from a stage that is.
+fn check_inputs(
+    stage: &Stage,
+    positions: &HashMap<&str, usize>,
+    done: &[Option<CheckedStage>],
+    found: &mut Vec<Diagnostic>,
+) -> Option<Vec<CheckedInput>> {
+    let mut inputs = Vec::new();
+    let mut whole = true;
+    for edge in &stage.from {
+        // Edges were resolved when the pipeline was read, producers first; what is not there now is a
+        // producer that failed its own check.
+        let producer = positions
+            .get(edge.stage.as_str())
+            .and_then(|index| Some((*index, done.get(*index)?.as_ref()?)));
+        let Some((index, producer)) = producer else {
+            whole = false;
+            continue;
+        };
+        let outputs = &producer.shape.outputs;
+        let place = || Place::of(&stage.origin.source, &edge.steps, Part::Value);
+        if outputs.is_empty() {
+            found.push(
+                Diagnostic::new(format!(
+                    "stage `{}` has no outputs to read (its kind is `{}`)",
+                    edge.stage,
+                    producer.kind.name()
+                ))
+                .at(place()),
+            );
+            whole = false;
+            continue;
+        }
+        let port = match &edge.port {
+            None => Some(0),
+            Some(name) => outputs.iter().position(|port| port.name == *name),
+        };
+        match port {
+            Some(port) => {
+                inputs.push(CheckedInput {
+                    name: edge.input.clone(),
+                    stage: index,
+                    port,
+                    schema: Arc::clone(&outputs[port].schema),
+                });
+            }
+            None => {
+                let name = edge.port.as_deref().unwrap_or_default();
+                let help = did_you_mean(name, outputs.iter().map(|port| port.name.as_str()), "ports");
+                found.push(
+                    Diagnostic::new(format!("stage `{}` has no port `{name}`", edge.stage))
+                        .at(place())
+                        .help(help),
+                );
+                whole = false;
+            }
+        }
+    }
+    whole.then_some(inputs)
+}
+
+fn in_stage(stage: &Stage, message: &str) -> String {
+    format!("stage `{}`: {message}", stage.name)
+}
+
+/// Names the parameter that a wrong value came from, since the text shows only `${name}`.
+fn with_origin_of_value(stage: &Stage, below_with: &Steps, help: Option<String>) -> Option<String> {
+    let put_in = stage
+        .put_in
+        .iter()
+        .find(|put_in| below_with.0.starts_with(&put_in.steps.0));
+    match (put_in, help) {
+        (None, help) => help,
+        (Some(put_in), help) => {
+            let said = format!("`${{{}}}` is {} ({})", put_in.param, put_in.value, put_in.given_by);
+            Some(help.map_or(said.clone(), |help| format!("{help}; {said}")))
+        }
+    }
+}
+
+fn diagnose(stage: &Stage, error: &StageError) -> Diagnostic {
+    let message = in_stage(stage, &error.to_string());
+    let with = Steps::default().key("with");
+    match error {
+        StageError::Setting { path, offset, help, .. } => {
+            let below = Steps::parse(path);
+            let steps = with.join(&below);
+            let place = match offset {
+                Some(offset) => Place::within(&stage.origin.source, &stage.origin.steps.join(&steps), *offset),
+                None => stage.origin.place(&steps, Part::Value),
+            };
+            let mut diagnostic = Diagnostic::new(message).at(place);
+            diagnostic.help = with_origin_of_value(stage, &below, help.clone());
+            diagnostic
+        }
+        StageError::Input { name, help, .. } => {
+            let edge = stage.from.iter().find(|edge| edge.input == *name);
+            let place = match edge {
+                Some(edge) => Place::of(&stage.origin.source, &edge.steps, Part::Value),
+                None => stage.origin.place(&Steps::default().key("from"), Part::Key),
+            };
+            Diagnostic {
+                message,
+                place: Some(place),
+                help: help.clone(),
+            }
+        }
+        StageError::Refused { help, .. } | StageError::Failed { help, .. } => {
+            let place = stage.origin.place(&Steps::default(), Part::Key);
+            Diagnostic {
+                message,
+                place: Some(place),
+                help: help.clone(),
+            }
+        }
+    }
+}

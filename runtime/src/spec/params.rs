@@ -1,0 +1,442 @@
+//! Parameters of a pipeline: what the file declares, what overlays and the command line give, and the
+//! values that come out.
+//!
+//! `params` holds values (`min_quality: 0.5`), long forms (`shards: {default: data, help: ...}`,
+//! `audio: {required: true}`) and groups of these (`train: {max_steps: 100}`), whose members are named with
+//! dots: `train.max_steps`.
+
+mod fit;
+mod resolve;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::diagnostic::Diagnostic;
+use super::near::did_you_mean;
+use super::source::{Place, SourceFile};
+use super::substitute;
+use super::yaml::{self, Mapping, Part, Steps, Value};
+use fit::{fit, has_reference};
+pub(super) use {fit::brief, resolve::Scope};
+
+/// Reads an environment variable.
+pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// What a user gives besides the pipeline file.
+#[derive(Clone)]
+pub struct Overrides {
+    /// Overlay files, applied in order.
+    pub configs: Vec<PathBuf>,
+    /// `name=value`, applied after the overlays, in order.
+    pub set: Vec<String>,
+    pub environment: Environment,
+}
+
+impl Default for Overrides {
+    fn default() -> Self {
+        Overrides {
+            configs: Vec::new(),
+            set: Vec::new(),
+            environment: Arc::new(|name| std::env::var(name).ok()),
+        }
+    }
+}
+
+/// One parameter with the value it has in this run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamValue {
+    /// With dots: `train.max_steps`.
+    pub name: String,
+    pub value: Value,
+    pub default: Option<Value>,
+    pub help: Option<String>,
+    /// Where the value came from, in words: `--set min_quality=1`.
+    pub given_by: String,
+}
+
+/// Where a value was given.
+#[derive(Clone)]
+pub(super) struct Given {
+    pub by: String,
+    pub place: Option<Place>,
+}
+
+impl Given {
+    fn wrong(&self, message: String) -> Diagnostic {
+        match &self.place {
+            Some(place) => Diagnostic::new(message).at(place.clone()),
+            None => Diagnostic::new(format!("{}: {message}", self.by)),
+        }
+    }
+}
+
+struct Param {
+    name: String,
+    default: Option<Value>,
+    help: Option<String>,
+    /// Before references in it were put in.
+    raw: Option<Value>,
+    given: Given,
+    declared_at: Place,
+}
+
+/// The parameters of one pipeline file, in its order.
+#[derive(Default)]
+pub(super) struct Params {
+    params: Vec<Param>,
+}
+
+const LONG_FORM: [&str; 3] = ["default", "help", "required"];
+
+impl Params {
+    pub fn declare(source: &Arc<SourceFile>, declared: &Value, found: &mut Vec<Diagnostic>) -> Params {
+        let mut params = Params::default();
+        let steps = Steps::default().key("params");
+        match declared {
+            Value::Null => {}
+            Value::Mapping(map) => params.declare_group(source, map, &steps, "", found),
+            other => found.push(
+                Diagnostic::new(format!(
+                    "`params` must be a map of parameters, found {}",
+                    yaml::describe(other)
+                ))
+                .at(Place::of(source, &steps, Part::Value)),
+            ),
+        }
+        params
+    }
+
+    fn declare_group(
+        &mut self,
+        source: &Arc<SourceFile>,
+        map: &Mapping,
+        steps: &Steps,
+        prefix: &str,
+        found: &mut Vec<Diagnostic>,
+    ) {
+        for (key, value) in map {
+            let Some(key) = key.as_str() else {
+                found.push(
+                    Diagnostic::new(format!(
+                        "names of parameters must be text, found {}",
+                        yaml::describe(key)
+                    ))
+                    .at(Place::of(source, steps, Part::Key)),
+                );
+                continue;
+            };
+            let here = steps.key(key);
+            let place = |part| Place::of(source, &here, part);
+            if !substitute::is_param_name(key) || key == "env" {
+                found.push(
+                    Diagnostic::new(format!(
+                        "`{key}` cannot name a parameter: use letters, digits and `_` (`env` is taken)"
+                    ))
+                    .at(place(Part::Key)),
+                );
+                continue;
+            }
+            let name = format!("{prefix}{key}");
+            match value {
+                Value::Mapping(inner) if LONG_FORM.iter().any(|word| inner.contains_key(word)) => {
+                    self.declare_long(source, inner, &here, name, found);
+                }
+                Value::Mapping(inner) if !inner.is_empty() => {
+                    self.declare_group(source, inner, &here, &format!("{name}."), found)
+                }
+                value => self.push(name, Some(value.clone()), None, place(Part::Value), source),
+            }
+        }
+    }
+
+    fn declare_long(
+        &mut self,
+        source: &Arc<SourceFile>,
+        form: &Mapping,
+        here: &Steps,
+        name: String,
+        found: &mut Vec<Diagnostic>,
+    ) {
+        let mut wrong = |steps: &Steps, part, message: String, help: Option<String>| {
+            found.push(Diagnostic {
+                message,
+                place: Some(Place::of(source, steps, part)),
+                help,
+            });
+        };
+        for (key, _) in form {
+            match key.as_str() {
+                Some(word) if LONG_FORM.contains(&word) => {}
+                Some(word) => wrong(
+                    &here.key(word),
+                    Part::Key,
+                    format!("parameter `{name}`: unknown key `{word}`"),
+                    Some(did_you_mean(word, LONG_FORM, "keys")),
+                ),
+                None => wrong(
+                    here,
+                    Part::Value,
+                    format!("parameter `{name}`: keys must be text"),
+                    None,
+                ),
+            }
+        }
+        let help = match form.get("help") {
+            None => None,
+            Some(Value::String(text)) => Some(text.trim().to_string()),
+            Some(other) => {
+                wrong(
+                    &here.key("help"),
+                    Part::Value,
+                    format!(
+                        "parameter `{name}`: `help` must be text, found {}",
+                        yaml::describe(other)
+                    ),
+                    None,
+                );
+                None
+            }
+        };
+        let required = match form.get("required") {
+            None => false,
+            Some(Value::Bool(required)) => *required,
+            Some(other) => {
+                wrong(
+                    &here.key("required"),
+                    Part::Value,
+                    format!(
+                        "parameter `{name}`: `required` must be true or false, found {}",
+                        yaml::describe(other)
+                    ),
+                    None,
+                );
+                true
+            }
+        };
+        let mut default = form.get("default").cloned();
+        match (&default, required) {
+            (Some(_), true) => wrong(
+                &here.key("required"),
+                Part::Key,
+                format!("parameter `{name}` has a default, so it cannot be required"),
+                None,
+            ),
+            (None, false) => {
+                wrong(
+                    here,
+                    Part::Key,
+                    format!("parameter `{name}` has neither a `default` nor `required: true`"),
+                    None,
+                );
+                // So that nothing more is said of it.
+                default = Some(Value::Null);
+            }
+            _ => {}
+        }
+        let place = match default {
+            Some(_) => Place::of(source, &here.key("default"), Part::Value),
+            None => Place::of(source, here, Part::Key),
+        };
+        self.push(name, default, help, place, source);
+    }
+
+    fn push(
+        &mut self,
+        name: String,
+        default: Option<Value>,
+        help: Option<String>,
+        declared_at: Place,
+        source: &SourceFile,
+    ) {
+        let given = Given {
+            by: format!("its default in {}", source.path.display()),
+            place: Some(declared_at.clone()),
+        };
+        self.params.push(Param {
+            name,
+            raw: default.clone(),
+            default,
+            help,
+            given,
+            declared_at,
+        });
+    }
+
+    /// Gives values from an overlay or an include: a map of values, nested like the declaration.
+    pub fn give_map(
+        &mut self,
+        source: &Arc<SourceFile>,
+        steps: &Steps,
+        map: &Mapping,
+        by: &str,
+        found: &mut Vec<Diagnostic>,
+    ) {
+        self.give_below("", source, steps, map, by, found);
+    }
+
+    fn give_below(
+        &mut self,
+        prefix: &str,
+        source: &Arc<SourceFile>,
+        steps: &Steps,
+        map: &Mapping,
+        by: &str,
+        found: &mut Vec<Diagnostic>,
+    ) {
+        for (key, value) in map {
+            let Some(key) = key.as_str() else {
+                found.push(Diagnostic::new("names of parameters must be text").at(Place::of(
+                    source,
+                    steps,
+                    Part::Value,
+                )));
+                continue;
+            };
+            let (name, here) = (format!("{prefix}{key}"), steps.key(key));
+            if self.is_group(&name) {
+                match value {
+                    Value::Mapping(inner) => self.give_below(&format!("{name}."), source, &here, inner, by, found),
+                    other => found.push(self.group_needs_members(&name, other).at(Place::of(
+                        source,
+                        &here,
+                        Part::Value,
+                    ))),
+                }
+                continue;
+            }
+            let given = Given {
+                by: by.to_string(),
+                place: Some(Place::of(source, &here, Part::Value)),
+            };
+            match self.give(&name, value.clone(), given) {
+                Ok(()) => {}
+                Err(Refusal::Unknown(help)) => {
+                    found.push(
+                        Diagnostic::new(format!("unknown parameter `{name}`"))
+                            .at(Place::of(source, &here, Part::Key))
+                            .help(help),
+                    );
+                }
+                Err(Refusal::Wrong(diagnostic)) => found.push(diagnostic),
+            }
+        }
+    }
+
+    /// Gives a value in the form `name=value` of the command line.
+    pub fn give_text(&mut self, argument: &str, found: &mut Vec<Diagnostic>) {
+        let by = format!("--set {argument}");
+        let Some((name, text)) = argument.split_once('=') else {
+            found.push(Diagnostic::new(format!("{by}: expected NAME=VALUE")));
+            return;
+        };
+        let name = name.trim();
+        if self.is_group(name) {
+            found.push(self.group_needs_members(name, &Value::String(text.to_string())));
+            return;
+        }
+        let value = match self.declared(name) {
+            // A text parameter takes the text as it stands, so that `--set shards=0042` is a folder.
+            Some(Value::String(default)) if !substitute::is_lone_reference(default) => match yaml::parse_text(text) {
+                Ok(Value::String(unquoted)) if text.starts_with(['"', '\'']) => Value::String(unquoted),
+                _ => Value::String(text.to_string()),
+            },
+            _ => match yaml::parse_text(text) {
+                Ok(value) => value,
+                Err(error) => {
+                    found.push(Diagnostic::new(format!("{by}: {}", error.message)));
+                    return;
+                }
+            },
+        };
+        match self.give(
+            name,
+            value,
+            Given {
+                by: by.clone(),
+                place: None,
+            },
+        ) {
+            Ok(()) => {}
+            Err(Refusal::Unknown(help)) => {
+                found.push(Diagnostic::new(format!("{by}: unknown parameter `{name}`")).help(help))
+            }
+            Err(Refusal::Wrong(diagnostic)) => found.push(diagnostic),
+        }
+    }
+
+    fn is_group(&self, name: &str) -> bool {
+        self.params
+            .iter()
+            .any(|param| param.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+    }
+
+    fn group_needs_members(&self, name: &str, value: &Value) -> Diagnostic {
+        let members: Vec<&str> = self
+            .params
+            .iter()
+            .map(|param| param.name.as_str())
+            .filter(|member| member.starts_with(&format!("{name}.")))
+            .collect();
+        Diagnostic::new(format!(
+            "`{name}` is a group of parameters and takes no value of its own, found {}",
+            yaml::describe(value)
+        ))
+        .help(did_you_mean(name, members, "parameters in it"))
+    }
+
+    /// The default at `name`, which may lie within a map that is a parameter's default.
+    fn declared(&self, name: &str) -> Option<&Value> {
+        let (index, inner) = self.find(name)?;
+        inner.of(self.params[index].default.as_ref()?)
+    }
+
+    /// The parameter that holds `name`, and the path within its value.
+    fn find(&self, name: &str) -> Option<(usize, Steps)> {
+        self.params.iter().enumerate().find_map(|(index, param)| {
+            let rest = name.strip_prefix(param.name.as_str())?;
+            match rest.strip_prefix('.') {
+                None if rest.is_empty() => Some((index, Steps::default())),
+                Some(inner) if !inner.is_empty() => Some((index, Steps::parse(inner))),
+                _ => None,
+            }
+        })
+    }
+
+    fn give(&mut self, name: &str, value: Value, given: Given) -> Result<(), Refusal> {
+        let Some((index, inner)) = self.find(name) else {
+            return Err(Refusal::Unknown(self.suggest(name)));
+        };
+        let param = &mut self.params[index];
+        let value = inner.0.iter().rev().fold(value, |value, step| match step {
+            yaml::Step::Key(key) => Value::Mapping(Mapping::from_iter([(Value::from(key.clone()), value)])),
+            // No map has a key of this form, so the fit below refuses it.
+            yaml::Step::Index(index) => {
+                Value::Mapping(Mapping::from_iter([(Value::from(format!("[{index}]")), value)]))
+            }
+        });
+        let fitted = match &param.default {
+            None => Ok(value),
+            Some(_) if has_reference(&value) => Ok(value),
+            // A map is laid over the value that stands, key by key.
+            Some(default @ Value::Mapping(_)) => fit(default, param.raw.as_ref().unwrap_or(default), value),
+            Some(default) => fit(default, default, value),
+        };
+        match fitted {
+            Ok(value) => {
+                param.raw = Some(value);
+                param.given = given;
+                Ok(())
+            }
+            Err(message) => Err(Refusal::Wrong(given.wrong(format!("parameter `{name}`: {message}")))),
+        }
+    }
+
+    pub fn suggest(&self, name: &str) -> String {
+        did_you_mean(name, self.params.iter().map(|param| param.name.as_str()), "parameters")
+    }
+}
+
+enum Refusal {
+    Unknown(String),
+    Wrong(Diagnostic),
+}

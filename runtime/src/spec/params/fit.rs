@@ -1,0 +1,89 @@
+//! Whether a value fits the type of a default.
+
+use crate::spec::near::nearest;
+use crate::spec::substitute;
+use crate::spec::yaml::{self, Value};
+
+pub(super) fn has_reference(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains("${"),
+        Value::Sequence(items) => items.iter().any(has_reference),
+        Value::Mapping(map) => map.values().any(has_reference),
+        _ => false,
+    }
+}
+
+/// `given` in the type of `declared`; a map is laid over `standing`. A whole number fits a number.
+pub(super) fn fit(declared: &Value, standing: &Value, given: Value) -> Result<Value, String> {
+    match (declared, given) {
+        (Value::Null, given) => Ok(given),
+        (Value::String(default), given) if substitute::is_lone_reference(default) => Ok(given),
+        (Value::Bool(_), given @ Value::Bool(_)) | (Value::String(_), given @ Value::String(_)) => Ok(given),
+        (Value::Number(default), Value::Number(given)) if default.is_f64() => {
+            Ok(Value::from(given.as_f64().unwrap_or(f64::NAN)))
+        }
+        (Value::Number(_), Value::Number(given)) if !given.is_f64() => Ok(Value::Number(given)),
+        (Value::Sequence(defaults), Value::Sequence(given)) => {
+            let same_type = |a: &Value, b: &Value| yaml::describe(a) == yaml::describe(b);
+            match defaults.first() {
+                Some(first) if defaults.iter().all(|item| same_type(first, item)) => {
+                    let items = given.into_iter().enumerate().map(|(index, item)| {
+                        fit(first, first, item).map_err(|message| format!("item {}: {message}", index + 1))
+                    });
+                    Ok(Value::Sequence(items.collect::<Result<_, _>>()?))
+                }
+                _ => Ok(Value::Sequence(given)),
+            }
+        }
+        (Value::Mapping(defaults), Value::Mapping(given)) if defaults.is_empty() => {
+            let mut merged = standing.as_mapping().cloned().unwrap_or_default();
+            merged.extend(given);
+            Ok(Value::Mapping(merged))
+        }
+        (Value::Mapping(defaults), Value::Mapping(given)) => {
+            let mut merged = standing.as_mapping().cloned().unwrap_or_default();
+            for (key, value) in given {
+                let Some(default) = defaults.get(&key) else {
+                    let name = key.as_str().unwrap_or("?");
+                    let near = nearest(name, defaults.keys().filter_map(Value::as_str));
+                    return Err(format!(
+                        "unknown key `{name}`{}",
+                        near.map_or(String::new(), |near| format!("; did you mean `{near}`?"))
+                    ));
+                };
+                let below = merged.get(&key).unwrap_or(default).clone();
+                let name = key.as_str().unwrap_or("?").to_string();
+                merged.insert(
+                    key,
+                    fit(default, &below, value).map_err(|message| format!("`{name}`: {message}"))?,
+                );
+            }
+            Ok(Value::Mapping(merged))
+        }
+        (declared, given) => Err(format!(
+            "expected {} like its default {}, found {}",
+            yaml::describe(declared),
+            brief(declared),
+            brief(&given)
+        )),
+    }
+}
+
+/// A value on one line, for a message.
+pub(in crate::spec) fn brief(value: &Value) -> String {
+    // The longest text that still leaves a message readable.
+    const SHOWN: usize = 60;
+    let text = match value {
+        Value::Null => "nothing".to_string(),
+        Value::String(text) => format!("{text:?}"),
+        Value::Sequence(_) | Value::Mapping(_) => {
+            serde_json::to_string(value).unwrap_or_else(|_| yaml::describe(value).to_string())
+        }
+        other => yaml::to_text(other).trim_end().to_string(),
+    };
+    if text.chars().count() <= SHOWN {
+        text
+    } else {
+        text.chars().take(SHOWN).chain("...".chars()).collect()
+    }
+}

@@ -1,0 +1,213 @@
+//! The values of parameters, with references to each other put in.
+
+use std::sync::Arc;
+
+use super::fit::{fit, has_reference};
+use super::{Environment, ParamValue, Params};
+use crate::spec::diagnostic::Diagnostic;
+use crate::spec::near::did_you_mean;
+use crate::spec::substitute::{self, Lookup};
+use crate::spec::yaml::{Mapping, Steps, Value};
+
+impl Params {
+    /// Puts references (`${other}`, `${env:X}`) into the values.
+    pub fn resolve(self, environment: &Environment, found: &mut Vec<Diagnostic>) -> Scope {
+        let mut resolver = Resolver {
+            params: &self,
+            environment,
+            state: vec![State::Open; self.params.len()],
+            found,
+        };
+        let values: Vec<Value> = (0..self.params.len())
+            .map(|index| resolver.value(index).unwrap_or(Value::Null))
+            .collect();
+        let values = self.params.into_iter().zip(values).map(|(param, value)| ParamValue {
+            name: param.name,
+            value,
+            default: param.default,
+            help: param.help,
+            given_by: param.given.by,
+        });
+        Scope {
+            values: values.collect(),
+            environment: Arc::clone(environment),
+        }
+    }
+}
+
+#[derive(Clone)]
+enum State {
+    Open,
+    InWork,
+    /// None: it is wrong, and that was said.
+    Done(Option<Value>),
+}
+
+pub(super) struct Resolver<'a> {
+    params: &'a Params,
+    environment: &'a Environment,
+    state: Vec<State>,
+    found: &'a mut Vec<Diagnostic>,
+}
+
+impl Resolver<'_> {
+    pub fn value(&mut self, index: usize) -> Option<Value> {
+        let param = &self.params.params[index];
+        match &self.state[index] {
+            State::Done(value) => return value.clone(),
+            State::InWork => {
+                self.found.push(
+                    param
+                        .given
+                        .wrong(format!("parameter `{}` refers to itself", param.name)),
+                );
+                return None;
+            }
+            State::Open => {}
+        }
+        self.state[index] = State::InWork;
+        let value = self.resolve(index);
+        self.state[index] = State::Done(value.clone());
+        value
+    }
+
+    fn resolve(&mut self, index: usize) -> Option<Value> {
+        let param = &self.params.params[index];
+        let Some(raw) = &param.raw else {
+            let help = format!("give it with --set {}=... or in an overlay (--config)", param.name);
+            self.found.push(
+                Diagnostic::new(format!("parameter `{}` is required", param.name))
+                    .at(param.declared_at.clone())
+                    .help(help),
+            );
+            return None;
+        };
+        if !has_reference(raw) {
+            return Some(raw.clone());
+        }
+        let mut problems = Vec::new();
+        let value = substitute::in_value(raw, &Steps::default(), self, &mut problems, &mut Vec::new());
+        for problem in &problems {
+            // A reference to a parameter that is itself wrong has been reported there.
+            if let Some(message) = &problem.message {
+                let mut diagnostic = param.given.wrong(format!("parameter `{}`: {message}", param.name));
+                diagnostic.help = problem.help.clone();
+                self.found.push(diagnostic);
+            }
+        }
+        if !problems.is_empty() {
+            return None;
+        }
+        let value = match (&param.default, value) {
+            // A text parameter takes `${count}` or `${env:N}` as the text it is.
+            (Some(Value::String(_)), Value::Number(number)) => Value::String(number.to_string()),
+            (Some(Value::String(_)), Value::Bool(flag)) => Value::String(flag.to_string()),
+            (_, value) => value,
+        };
+        match &param.default {
+            Some(default) if param.default != param.raw && !has_reference(default) => {
+                match fit(default, default, value) {
+                    Ok(value) => Some(value),
+                    Err(message) => {
+                        self.found
+                            .push(param.given.wrong(format!("parameter `{}`: {message}", param.name)));
+                        None
+                    }
+                }
+            }
+            _ => Some(value),
+        }
+    }
+}
+
+impl Lookup for Resolver<'_> {
+    fn param(&mut self, name: &str) -> Result<Value, Option<String>> {
+        if self.params.is_group(name) {
+            let members: Vec<(usize, &str)> = self
+                .params
+                .params
+                .iter()
+                .enumerate()
+                .filter_map(|(index, param)| Some((index, param.name.strip_prefix(name)?.strip_prefix('.')?)))
+                .collect();
+            let mut map = Mapping::new();
+            for (index, member) in members {
+                let value = self.value(index).ok_or(None)?;
+                insert(&mut map, member, value);
+            }
+            return Ok(Value::Mapping(map));
+        }
+        let (index, inner) = self.params.find(name).ok_or_else(|| Some(self.params.suggest(name)))?;
+        let value = self.value(index).ok_or(None)?;
+        inner.of(&value).cloned().ok_or_else(|| Some(self.params.suggest(name)))
+    }
+
+    fn environment(&mut self, name: &str) -> Option<String> {
+        (self.environment)(name)
+    }
+}
+
+/// The resolved parameters of one pipeline file.
+pub(in crate::spec) struct Scope {
+    pub values: Vec<ParamValue>,
+    environment: Environment,
+}
+
+impl Scope {
+    /// The parameter that `name` belongs to.
+    pub fn origin(&self, name: &str) -> Option<&ParamValue> {
+        self.values.iter().find(|param| {
+            name == param.name
+                || name
+                    .strip_prefix(param.name.as_str())
+                    .is_some_and(|rest| rest.starts_with('.'))
+        })
+    }
+}
+
+/// Reads a scope; `&Scope` so that many readers can share it.
+impl Lookup for &Scope {
+    fn param(&mut self, name: &str) -> Result<Value, Option<String>> {
+        if let Some(origin) = self.origin(name) {
+            let inner = name[origin.name.len()..].trim_start_matches('.');
+            if let Some(value) = Steps::parse(inner).of(&origin.value) {
+                return Ok(value.clone());
+            }
+        }
+        let mut map = Mapping::new();
+        for param in &self.values {
+            if let Some(member) = param.name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')) {
+                insert(&mut map, member, param.value.clone());
+            }
+        }
+        if map.is_empty() {
+            return Err(Some(did_you_mean(
+                name,
+                self.values.iter().map(|param| param.name.as_str()),
+                "parameters",
+            )));
+        }
+        Ok(Value::Mapping(map))
+    }
+
+    fn environment(&mut self, name: &str) -> Option<String> {
+        (self.environment)(name)
+    }
+}
+
+/// Inserts at a path with dots, making maps on the way.
+fn insert(map: &mut Mapping, name: &str, value: Value) {
+    match name.split_once('.') {
+        None => {
+            map.insert(Value::from(name), value);
+        }
+        Some((head, rest)) => {
+            let inner = map
+                .entry(Value::from(head))
+                .or_insert_with(|| Value::Mapping(Mapping::new()));
+            if let Value::Mapping(inner) = inner {
+                insert(inner, rest, value);
+            }
+        }
+    }
+}

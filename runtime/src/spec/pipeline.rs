@@ -1,0 +1,149 @@
+//! A pipeline with its parameters put in and its groups opened: what is checked, planned and run.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::params::ParamValue;
+use super::source::{Place, SourceFile};
+use super::yaml::{self, Mapping, Part, Steps, Value};
+
+/// A pipeline, ready to be checked against the kinds of a binary.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// The file's name without its ending.
+    pub name: String,
+    pub path: PathBuf,
+    pub description: Option<String>,
+    /// The values of its own parameters (not those of included pipelines), in the order of the file.
+    pub params: Vec<ParamValue>,
+    /// Producers before consumers; otherwise in the order of the file, groups first.
+    pub stages: Vec<Stage>,
+}
+
+/// One stage of a pipeline.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// With its groups: `manifest/dedup`.
+    pub name: String,
+    /// The name of its kind.
+    pub uses: String,
+    pub from: Vec<Edge>,
+    /// The settings, after parameters were put in; null where there are none.
+    pub with: Value,
+    pub max_rejects: Option<MaxRejects>,
+    /// Where the stage stands.
+    pub origin: Origin,
+    /// Which values in `with` came from parameters: path below `with`, parameter, where its value came from.
+    pub(super) put_in: Vec<PutIn>,
+}
+
+/// One input of a stage.
+#[derive(Clone, Debug)]
+pub struct Edge {
+    /// The name under which the stage sees it.
+    pub input: String,
+    /// The producer, with its groups.
+    pub stage: String,
+    /// None: its first port.
+    pub port: Option<String>,
+    /// Where the edge stands, from the head of the file.
+    pub(super) steps: Steps,
+}
+
+/// How many rejects of class `fault` a stage may give.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MaxRejects {
+    pub limit: RejectLimit,
+    pub action: LimitAction,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RejectLimit {
+    /// Of the rows that came in: 0 to 1.
+    Share(f64),
+    Count(u64),
+}
+
+/// What happens past the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitAction {
+    /// The stage fails (exit code 1).
+    Fail,
+    /// The run goes on and ends with exit code 4.
+    Warn,
+}
+
+/// Where something stands: a file and a path in it.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    pub source: Arc<SourceFile>,
+    pub steps: Steps,
+}
+
+impl Origin {
+    pub fn place(&self, below: &Steps, part: Part) -> Place {
+        Place::of(&self.source, &self.steps.join(below), part)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct PutIn {
+    pub steps: Steps,
+    pub param: String,
+    pub value: String,
+    pub given_by: String,
+}
+
+impl Pipeline {
+    /// The pipeline as it runs, with all values put in, for a run's records. It names groups by their stages
+    /// (`manifest/scan`) and is meant to be read, not to be run.
+    pub fn frozen(&self) -> String {
+        let mut root = Mapping::new();
+        root.insert("flow".into(), super::FORMAT.into());
+        root.insert("pipeline".into(), self.path.display().to_string().into());
+        let params = self
+            .params
+            .iter()
+            .map(|param| (Value::from(param.name.clone()), param.value.clone()));
+        root.insert("params".into(), Value::Mapping(params.collect()));
+        let stages = self.stages.iter().map(|stage| {
+            let mut entry = Mapping::new();
+            entry.insert("uses".into(), stage.uses.clone().into());
+            if !stage.from.is_empty() {
+                let from = stage
+                    .from
+                    .iter()
+                    .map(|edge| (Value::from(edge.input.clone()), Value::from(edge.to_string())));
+                entry.insert("from".into(), Value::Mapping(from.collect()));
+            }
+            if !stage.with.is_null() {
+                entry.insert("with".into(), stage.with.clone());
+            }
+            if let Some(max_rejects) = stage.max_rejects {
+                let limit = match max_rejects.limit {
+                    RejectLimit::Share(share) => Value::from(format!("{}%", share * 100.0)),
+                    RejectLimit::Count(count) => Value::from(count),
+                };
+                entry.insert("max_rejects".into(), limit);
+                let action = if max_rejects.action == LimitAction::Fail {
+                    "fail"
+                } else {
+                    "warn"
+                };
+                entry.insert("max_rejects_action".into(), action.into());
+            }
+            (Value::from(stage.name.clone()), Value::Mapping(entry))
+        });
+        root.insert("stages".into(), Value::Mapping(stages.collect()));
+        yaml::to_text(&Value::Mapping(root))
+    }
+}
+
+impl std::fmt::Display for Edge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.port {
+            Some(port) => write!(f, "{}.{port}", self.stage),
+            None => f.write_str(&self.stage),
+        }
+    }
+}

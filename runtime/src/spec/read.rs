@@ -1,0 +1,350 @@
+//! Reads pipeline files, their includes and overlays.
+
+mod document;
+mod stage;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::diagnostic::{Diagnostic, Diagnostics};
+use super::edges::{is_stage_name, order};
+use super::near::did_you_mean;
+use super::params::{Environment, Overrides, Params, Scope, brief};
+use super::pipeline::{Pipeline, Stage};
+use super::source::Place;
+use super::substitute::{self, Problem, Taken};
+use super::yaml::{self, Mapping, Part, Steps, Value};
+use document::Document;
+
+/// Reads a pipeline file with its includes and puts parameters in.
+pub fn load(path: &Path, overrides: &Overrides) -> Result<Pipeline, Diagnostics> {
+    let mut reader = Reader {
+        environment: Arc::clone(&overrides.environment),
+        open: Vec::new(),
+        found: Vec::new(),
+    };
+    let read = reader.pipeline(path, None, "", |reader, params| {
+        for config in &overrides.configs {
+            reader.overlay(config, params);
+        }
+        for argument in &overrides.set {
+            params.give_text(argument, &mut reader.found);
+        }
+    });
+    let mut found = reader.found;
+    let Some(read) = read else {
+        return Err(Diagnostics::sorted(found));
+    };
+    let stages = order(read.stages, &mut found);
+    let name = path.file_stem().map_or_else(
+        || path.display().to_string(),
+        |stem| stem.to_string_lossy().into_owned(),
+    );
+    Diagnostics::unless_empty(
+        found,
+        Pipeline {
+            name,
+            path: path.to_path_buf(),
+            description: read.description,
+            params: read.scope.values,
+            stages,
+        },
+    )
+}
+
+struct Reader {
+    environment: Environment,
+    /// The files that are being read, from the outermost in: an include of one of them is a circle.
+    open: Vec<(PathBuf, PathBuf)>,
+    found: Vec<Diagnostic>,
+}
+
+struct Parts {
+    description: Option<String>,
+    scope: Scope,
+    stages: Vec<Stage>,
+}
+
+impl Reader {
+    /// `included_at` is where an include names the file; `give` gives the parameters their values.
+    fn pipeline(
+        &mut self,
+        path: &Path,
+        included_at: Option<Place>,
+        group: &str,
+        give: impl FnOnce(&mut Reader, &mut Params),
+    ) -> Option<Parts> {
+        let same_file = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        if let Some(start) = self.open.iter().position(|(open, _)| *open == same_file) {
+            let chain: Vec<String> = self.open[start..]
+                .iter()
+                .map(|(_, shown)| shown)
+                .chain([&path.to_path_buf()])
+                .map(|shown| shown.display().to_string())
+                .collect();
+            self.found.push(Diagnostic {
+                message: format!("pipelines include each other in a circle: {}", chain.join(" -> ")),
+                place: included_at,
+                help: None,
+            });
+            return None;
+        }
+        let document = self.document(
+            path,
+            included_at,
+            "a pipeline",
+            &["description", "params", "include", "stages"],
+        )?;
+        self.open.push((same_file, path.to_path_buf()));
+        let null = Value::Null;
+        let entry = |key: &str| document.root.get(key).unwrap_or(&null);
+        let mut params = Params::declare(&document.source, entry("params"), &mut self.found);
+        give(self, &mut params);
+        let environment = Arc::clone(&self.environment);
+        let scope = params.resolve(&environment, &mut self.found);
+        let description = match entry("description") {
+            Value::Null => None,
+            Value::String(text) => Some(text.trim().to_string()),
+            other => {
+                self.wrong(
+                    &document,
+                    &Steps::default().key("description"),
+                    Part::Value,
+                    format!("`description` must be text, found {}", yaml::describe(other)),
+                    None,
+                );
+                None
+            }
+        };
+        let mut names = BTreeSet::new();
+        let mut stages = self.includes(&document, entry("include"), &scope, group, &mut names);
+        stages.extend(self.stages(&document, entry("stages"), &scope, group, &names));
+        if stages.is_empty() && self.found.is_empty() {
+            self.found.push(
+                Diagnostic::new("this pipeline has no stages")
+                    .at(document.at(&Steps::default().key("stages"), Part::Key)),
+            );
+        }
+        self.open.pop();
+        Some(Parts {
+            description,
+            scope,
+            stages,
+        })
+    }
+
+    fn overlay(&mut self, path: &Path, params: &mut Params) {
+        let Some(document) = self.document(path, None, "an overlay", &["description", "params"]) else {
+            return;
+        };
+        let steps = Steps::default().key("params");
+        match document.root.get("params") {
+            None | Some(Value::Null) => {}
+            Some(Value::Mapping(map)) => params.give_map(
+                &document.source,
+                &steps,
+                map,
+                &format!("--config {}", path.display()),
+                &mut self.found,
+            ),
+            Some(other) => self.wrong(
+                &document,
+                &steps,
+                Part::Value,
+                format!("`params` must be a map of values, found {}", yaml::describe(other)),
+                None,
+            ),
+        }
+    }
+
+    fn includes(
+        &mut self,
+        document: &Document,
+        include: &Value,
+        scope: &Scope,
+        group: &str,
+        names: &mut BTreeSet<String>,
+    ) -> Vec<Stage> {
+        let steps = Steps::default().key("include");
+        let mut stages = Vec::new();
+        for (name, entry) in self.named_entries(document, include, &steps, "groups") {
+            let here = steps.key(name);
+            names.insert(name.to_string());
+            let Value::Mapping(entry) = entry else {
+                self.wrong(
+                    document,
+                    &here,
+                    Part::Value,
+                    format!(
+                        "group `{name}`: expected `{{pipeline: FILE, params: {{...}}}}`, found {}",
+                        yaml::describe(entry)
+                    ),
+                    None,
+                );
+                continue;
+            };
+            self.unknown_keys(document, &here, entry, &["pipeline", "params"]);
+            let null = Value::Null;
+            let entry = Value::Mapping(entry.clone());
+            let part = |key: &str| Steps::default().key(key).of(&entry).unwrap_or(&null);
+            let path = self.put_in(
+                document,
+                part("pipeline"),
+                &here.key("pipeline"),
+                scope,
+                &mut Vec::new(),
+            );
+            let Value::String(path) = path else {
+                if !path.is_null() || part("pipeline").is_null() {
+                    self.wrong(
+                        document,
+                        &here.key("pipeline"),
+                        Part::Value,
+                        format!(
+                            "group `{name}`: `pipeline` must name a file, found {}",
+                            yaml::describe(&path)
+                        ),
+                        None,
+                    );
+                }
+                continue;
+            };
+            let given = self.put_in(document, part("params"), &here.key("params"), scope, &mut Vec::new());
+            let place = document.at(&here.key("pipeline"), Part::Value);
+            let source = Arc::clone(&document.source);
+            let read = self.pipeline(
+                Path::new(&path),
+                Some(place),
+                &format!("{group}{name}/"),
+                |reader, params| match &given {
+                    Value::Null => {}
+                    Value::Mapping(map) => params.give_map(
+                        &source,
+                        &here.key("params"),
+                        map,
+                        &format!("include `{name}` in {}", source.path.display()),
+                        &mut reader.found,
+                    ),
+                    other => {
+                        let place = Place::of(&source, &here.key("params"), Part::Value);
+                        reader.found.push(
+                            Diagnostic::new(format!(
+                                "group `{name}`: `params` must be a map of values, found {}",
+                                yaml::describe(other)
+                            ))
+                            .at(place),
+                        );
+                    }
+                },
+            );
+            stages.extend(read.into_iter().flat_map(|read| read.stages));
+        }
+        stages
+    }
+
+    /// A value with references put in; what goes wrong is reported.
+    fn put_in(
+        &mut self,
+        document: &Document,
+        value: &Value,
+        steps: &Steps,
+        scope: &Scope,
+        taken: &mut Vec<Taken>,
+    ) -> Value {
+        let mut problems = Vec::new();
+        let value = substitute::in_value(value, steps, &mut &*scope, &mut problems, taken);
+        self.problems(document, problems);
+        value
+    }
+
+    fn problems(&mut self, document: &Document, problems: Vec<Problem>) {
+        for problem in problems {
+            if let Some(message) = problem.message {
+                let place = Place::within(&document.source, &problem.steps, problem.offset);
+                self.found.push(Diagnostic {
+                    message,
+                    place: Some(place),
+                    help: problem.help,
+                });
+            }
+        }
+    }
+
+    /// The entries of `stages` or `include`, with proper names.
+    fn named_entries<'v>(
+        &mut self,
+        document: &Document,
+        value: &'v Value,
+        steps: &Steps,
+        what: &str,
+    ) -> Vec<(&'v str, &'v Value)> {
+        let map = match value {
+            Value::Null => return Vec::new(),
+            Value::Mapping(map) => map,
+            other => {
+                self.wrong(
+                    document,
+                    steps,
+                    Part::Value,
+                    format!("`{steps}` must be a map of {what}, found {}", yaml::describe(other)),
+                    None,
+                );
+                return Vec::new();
+            }
+        };
+        let mut entries = Vec::new();
+        for (key, entry) in map {
+            match key.as_str() {
+                Some(name) if is_stage_name(name) => entries.push((name, entry)),
+                Some(name) => {
+                    let message = format!(
+                        "`{name}` cannot be a name here: use letters, digits, `_` and `-`, a letter first, 64 at most"
+                    );
+                    self.wrong(document, &steps.key(name), Part::Key, message, None);
+                }
+                None => self.wrong(
+                    document,
+                    steps,
+                    Part::Key,
+                    format!("names of {what} must be text, found {}", brief(key)),
+                    None,
+                ),
+            }
+        }
+        entries
+    }
+
+    fn unknown_keys(&mut self, document: &Document, steps: &Steps, map: &Mapping, known: &[&str]) {
+        for key in map.keys() {
+            match key.as_str() {
+                Some(name) if known.contains(&name) => {}
+                Some(name) => {
+                    let help = did_you_mean(name, known.iter().copied(), "keys");
+                    self.wrong(
+                        document,
+                        &steps.key(name),
+                        Part::Key,
+                        format!("unknown key `{name}`"),
+                        Some(help),
+                    );
+                }
+                None => self.wrong(
+                    document,
+                    steps,
+                    Part::Value,
+                    format!("keys must be text, found {}", brief(key)),
+                    None,
+                ),
+            }
+        }
+    }
+
+    fn wrong(&mut self, document: &Document, steps: &Steps, part: Part, message: String, help: Option<String>) {
+        self.found.push(Diagnostic {
+            message,
+            place: Some(document.at(steps, part)),
+            help,
+        });
+    }
+}

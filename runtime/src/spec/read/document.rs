@@ -1,0 +1,163 @@
+//! One file: its text, and the head that says what it is.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Reader;
+use crate::spec::FORMAT;
+use crate::spec::diagnostic::Diagnostic;
+use crate::spec::params::brief;
+use crate::spec::source::{Place, SourceFile};
+use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
+
+/// No pipeline comes near this; a file that does is something else.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// A file and the map at its head.
+pub(super) struct Document {
+    pub source: Arc<SourceFile>,
+    pub root: Mapping,
+}
+
+impl Document {
+    pub fn at(&self, steps: &Steps, part: Part) -> Place {
+        Place::of(&self.source, steps, part)
+    }
+}
+
+impl Reader {
+    /// Reads a file and checks its head: a map with `flow: 1` and no keys but `known`.
+    pub(super) fn document(
+        &mut self,
+        path: &Path,
+        named_at: Option<Place>,
+        what: &str,
+        known: &[&str],
+    ) -> Option<Document> {
+        let text = match read_text(path) {
+            Ok(text) => text,
+            Err(message) => {
+                self.found.push(Diagnostic {
+                    message: format!("cannot read {what} from {}: {message}", path.display()),
+                    place: named_at,
+                    help: None,
+                });
+                return None;
+            }
+        };
+        let source = Arc::new(SourceFile {
+            path: path.to_path_buf(),
+            text,
+        });
+        let root = match yaml::parse_text(&source.text) {
+            Ok(Value::Mapping(root)) => root,
+            Ok(other) => {
+                self.found.push(
+                    Diagnostic::new(format!(
+                        "expected {what}, a map with `flow: {FORMAT}` at its head, found {}",
+                        yaml::describe(&other)
+                    ))
+                    .at(Place::at(&source, 1, 1)),
+                );
+                return None;
+            }
+            Err(error) => {
+                let (line, column) = error.at.unwrap_or((1, 1));
+                let mut diagnostic =
+                    Diagnostic::new(format!("this is no YAML: {}", error.message)).at(Place::at(&source, line, column));
+                if source
+                    .text
+                    .lines()
+                    .nth(line.saturating_sub(1))
+                    .is_some_and(|text| text.contains("${"))
+                {
+                    diagnostic = diagnostic.help("within { } or [ ] put quotes around a text that holds ${...}");
+                }
+                self.found.push(diagnostic);
+                return None;
+            }
+        };
+        let document = Document { source, root };
+        let version = Steps::default().key("flow");
+        match document.root.get("flow").map(|value| (value, value.as_u64())) {
+            None => {
+                self.found.push(
+                    Diagnostic::new(format!("`flow: {FORMAT}` is missing"))
+                        .at(Place::at(&document.source, 1, 1))
+                        .help(format!("{what} begins with its format: flow: {FORMAT}")),
+                );
+                return None;
+            }
+            Some((_, Some(FORMAT))) => {}
+            Some((_, Some(newer))) if newer > FORMAT => {
+                let message = format!(
+                    "{} is of format {newer}, and this binary reads formats up to {FORMAT}",
+                    path.display()
+                );
+                self.wrong(
+                    &document,
+                    &version,
+                    Part::Value,
+                    message,
+                    Some("use a newer `flow`".to_string()),
+                );
+                return None;
+            }
+            Some((other, _)) => {
+                self.wrong(
+                    &document,
+                    &version,
+                    Part::Value,
+                    format!(
+                        "`flow` must be {FORMAT}, the version of the format, found {}",
+                        brief(other)
+                    ),
+                    None,
+                );
+                return None;
+            }
+        }
+        if let Some(steps) = tagged(&Value::Mapping(document.root.clone()), &Steps::default()) {
+            self.wrong(
+                &document,
+                &steps,
+                Part::Value,
+                "YAML tags (`!name`) have no meaning here".to_string(),
+                None,
+            );
+            return None;
+        }
+        let known: Vec<&str> = known.iter().copied().chain(["flow"]).collect();
+        self.unknown_keys(&document, &Steps::default(), &document.root, &known);
+        Some(document)
+    }
+}
+
+/// The first tagged value, if there is one.
+fn tagged(value: &Value, steps: &Steps) -> Option<Steps> {
+    match value {
+        Value::Tagged(_) => Some(steps.clone()),
+        Value::Sequence(items) => items
+            .iter()
+            .enumerate()
+            .find_map(|(index, item)| tagged(item, &steps.index(index))),
+        Value::Mapping(map) => map.iter().find_map(|(key, inner)| match key {
+            Value::Tagged(_) => Some(steps.clone()),
+            key => tagged(inner, &steps.key(key.as_str().unwrap_or_default())),
+        }),
+        _ => None,
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, String> {
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(format!("it is larger than {} MiB", MAX_BYTES >> 20));
+    }
+    String::from_utf8(bytes).map_err(|error| format!("it is not UTF-8 (byte {})", error.utf8_error().valid_up_to()))
+}

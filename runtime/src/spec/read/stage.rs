@@ -1,0 +1,316 @@
+//! Stages, with parameters put into their settings.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::Reader;
+use super::document::Document;
+use crate::spec::edges::read_from;
+use crate::spec::near::did_you_mean;
+use crate::spec::params::{Scope, brief};
+use crate::spec::pipeline::{LimitAction, MaxRejects, Origin, PutIn, RejectLimit, Stage};
+use crate::spec::substitute::{self, Problem, Taken};
+use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
+
+/// The kind whose texts are SQL: references in them are bound as values, never pasted.
+const SQL: &str = "sql";
+/// The settings of that kind that hold SQL, on any level.
+const SQL_TEXTS: [&str; 4] = ["query", "join", "when", "detail"];
+
+impl Reader {
+    pub(super) fn stages(
+        &mut self,
+        document: &Document,
+        stages: &Value,
+        scope: &Scope,
+        group: &str,
+        groups: &BTreeSet<String>,
+    ) -> Vec<Stage> {
+        let steps = Steps::default().key("stages");
+        let mut read = Vec::new();
+        for (name, entry) in self.named_entries(document, stages, &steps, "stages") {
+            let here = steps.key(name);
+            if groups.contains(name) {
+                self.wrong(
+                    document,
+                    &here,
+                    Part::Key,
+                    format!("`{name}` names both a group and a stage"),
+                    None,
+                );
+            }
+            let Value::Mapping(entry) = entry else {
+                self.wrong(
+                    document,
+                    &here,
+                    Part::Value,
+                    format!(
+                        "stage `{name}`: expected a map with `uses`, found {}",
+                        yaml::describe(entry)
+                    ),
+                    None,
+                );
+                continue;
+            };
+            read.extend(self.stage(document, name, entry, &here, scope, group));
+        }
+        read
+    }
+
+    fn stage(
+        &mut self,
+        document: &Document,
+        name: &str,
+        entry: &Mapping,
+        here: &Steps,
+        scope: &Scope,
+        group: &str,
+    ) -> Option<Stage> {
+        self.unknown_keys(
+            document,
+            here,
+            entry,
+            &["uses", "from", "with", "max_rejects", "max_rejects_action"],
+        );
+        let null = Value::Null;
+        let part = |key: &str| entry.get(key).unwrap_or(&null);
+        let uses = match part("uses") {
+            Value::String(kind) => Some(kind.clone()),
+            Value::Null => {
+                self.wrong(
+                    document,
+                    here,
+                    Part::Key,
+                    format!("stage `{name}` does not say what kind it uses"),
+                    Some("add `uses: KIND`; `flow kinds` lists them".to_string()),
+                );
+                None
+            }
+            other => {
+                self.wrong(
+                    document,
+                    &here.key("uses"),
+                    Part::Value,
+                    format!(
+                        "stage `{name}`: `uses` must name a kind, found {}",
+                        yaml::describe(other)
+                    ),
+                    None,
+                );
+                None
+            }
+        };
+        let from = match read_from(part("from"), &here.key("from"), group) {
+            Ok(from) => Some(from),
+            Err((steps, message)) => {
+                self.wrong(
+                    document,
+                    &steps,
+                    Part::Value,
+                    format!("stage `{name}`: {message}"),
+                    None,
+                );
+                None
+            }
+        };
+        let mut taken = Vec::new();
+        let with = self.settings(
+            document,
+            part("with"),
+            &here.key("with"),
+            scope,
+            uses.as_deref() == Some(SQL),
+            &mut taken,
+        );
+        let with = match with {
+            with @ (Value::Null | Value::Mapping(_)) => Some(with),
+            other => {
+                self.wrong(
+                    document,
+                    &here.key("with"),
+                    Part::Value,
+                    format!(
+                        "stage `{name}`: `with` must be a map of settings, found {}",
+                        yaml::describe(&other)
+                    ),
+                    None,
+                );
+                None
+            }
+        };
+        let max_rejects = self.max_rejects(document, name, entry, here, scope);
+        let depth = here.0.len() + 1;
+        let put_in = taken.into_iter().filter_map(|taken| {
+            let param = scope.origin(&taken.param)?;
+            Some(PutIn {
+                steps: Steps(taken.steps.0.get(depth..)?.to_vec()),
+                param: taken.param,
+                value: brief(&param.value),
+                given_by: param.given_by.clone(),
+            })
+        });
+        let origin = Origin {
+            source: Arc::clone(&document.source),
+            steps: here.clone(),
+        };
+        Some(Stage {
+            name: format!("{group}{name}"),
+            put_in: put_in.collect(),
+            uses: uses?,
+            from: from?,
+            with: with?,
+            max_rejects,
+            origin,
+        })
+    }
+
+    fn max_rejects(
+        &mut self,
+        document: &Document,
+        name: &str,
+        entry: &Mapping,
+        here: &Steps,
+        scope: &Scope,
+    ) -> Option<MaxRejects> {
+        let null = Value::Null;
+        let steps = here.key("max_rejects");
+        let limit = match self.put_in(
+            document,
+            entry.get("max_rejects").unwrap_or(&null),
+            &steps,
+            scope,
+            &mut Vec::new(),
+        ) {
+            Value::Null => None,
+            Value::Number(count) if count.is_u64() => count.as_u64().map(RejectLimit::Count),
+            Value::String(text) if share(&text).is_some() => share(&text).map(RejectLimit::Share),
+            other => {
+                let help = Some("write a share of the rows (`5%`) or a count (`100`)".to_string());
+                self.wrong(
+                    document,
+                    &steps,
+                    Part::Value,
+                    format!("stage `{name}`: `max_rejects` cannot be {}", brief(&other)),
+                    help,
+                );
+                None
+            }
+        };
+        let steps = here.key("max_rejects_action");
+        let action = match entry.get("max_rejects_action") {
+            None | Some(Value::Null) => LimitAction::Fail,
+            Some(Value::String(word)) if word == "fail" => LimitAction::Fail,
+            Some(Value::String(word)) if word == "warn" => LimitAction::Warn,
+            Some(other) => {
+                let help = Some(did_you_mean(
+                    other.as_str().unwrap_or_default(),
+                    ["fail", "warn"],
+                    "actions",
+                ));
+                self.wrong(
+                    document,
+                    &steps,
+                    Part::Value,
+                    format!("stage `{name}`: `max_rejects_action` cannot be {}", brief(other)),
+                    help,
+                );
+                LimitAction::Fail
+            }
+        };
+        if entry.contains_key("max_rejects_action") && !entry.contains_key("max_rejects") {
+            self.wrong(
+                document,
+                &steps,
+                Part::Key,
+                format!("stage `{name}`: `max_rejects_action` needs a `max_rejects`"),
+                None,
+            );
+        }
+        limit.map(|limit| MaxRejects { limit, action })
+    }
+
+    /// Settings with parameters put in; in a stage of kind `sql`, references in SQL become bound values.
+    fn settings(
+        &mut self,
+        document: &Document,
+        with: &Value,
+        steps: &Steps,
+        scope: &Scope,
+        sql: bool,
+        taken: &mut Vec<Taken>,
+    ) -> Value {
+        if !sql {
+            return self.put_in(document, with, steps, scope, taken);
+        }
+        let (mut bound, mut problems) = (Mapping::new(), Vec::new());
+        let mut settings = bind_sql(with, steps, scope, &mut bound, &mut problems, taken);
+        self.problems(document, problems);
+        if let (Value::Mapping(settings), false) = (&mut settings, bound.is_empty()) {
+            match settings
+                .entry(Value::from("params"))
+                .or_insert_with(|| Value::Mapping(Mapping::new()))
+            {
+                Value::Mapping(params) => {
+                    for (name, value) in bound {
+                        if params.get(&name).is_some_and(|standing| *standing != value) {
+                            let name = name.as_str().unwrap_or_default();
+                            self.wrong(
+                                document,
+                                &steps.key("params").key(name),
+                                Part::Key,
+                                format!("the name `{name}` is taken by a parameter of the pipeline"),
+                                None,
+                            );
+                        }
+                        params.insert(name, value);
+                    }
+                }
+                other => {
+                    let message = format!("`params` must be a map of values, found {}", yaml::describe(other));
+                    self.wrong(document, &steps.key("params"), Part::Value, message, None);
+                }
+            }
+        }
+        settings
+    }
+}
+
+fn bind_sql(
+    value: &Value,
+    steps: &Steps,
+    scope: &Scope,
+    bound: &mut Mapping,
+    problems: &mut Vec<Problem>,
+    taken: &mut Vec<Taken>,
+) -> Value {
+    match value {
+        Value::Mapping(map) => {
+            let entries = map.iter().map(|(key, inner)| {
+                let name = key.as_str().unwrap_or_default();
+                let below = steps.key(name);
+                let inner = match inner {
+                    Value::String(text) if SQL_TEXTS.contains(&name) => {
+                        Value::String(substitute::in_sql(text, &below, &mut &*scope, bound, problems))
+                    }
+                    inner => bind_sql(inner, &below, scope, bound, problems, taken),
+                };
+                (key.clone(), inner)
+            });
+            Value::Mapping(entries.collect())
+        }
+        Value::Sequence(items) => Value::Sequence(
+            items
+                .iter()
+                .enumerate()
+                .map(|(index, item)| bind_sql(item, &steps.index(index), scope, bound, problems, taken))
+                .collect(),
+        ),
+        other => substitute::in_value(other, steps, &mut &*scope, problems, taken),
+    }
+}
+
+/// `5%` as 0.05.
+fn share(text: &str) -> Option<f64> {
+    let percent: f64 = text.trim().strip_suffix('%')?.trim_end().parse().ok()?;
+    (0.0..=100.0).contains(&percent).then_some(percent / 100.0)
+}

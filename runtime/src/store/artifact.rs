@@ -1,0 +1,200 @@
+//! What a stage committed on a port, to be read as a whole.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
+use arrow::datatypes::SchemaRef;
+
+use super::parquet_file::{self, Rows, Written};
+use crate::digest::Digest;
+use crate::kind::StageError;
+use crate::partition::Partition;
+
+/// The partitions that a stage committed on one port. Immutable; cheap to clone.
+///
+/// Rows of a partition are sorted by `_row`; partitions are sorted by name.
+#[derive(Clone)]
+pub struct Artifact {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    schema: SchemaRef,
+    parts: BTreeMap<Partition, Part>,
+}
+
+/// One partition of an artifact.
+pub(crate) struct Part {
+    pub written: Written,
+    pub data: Data,
+}
+
+pub(crate) enum Data {
+    File(PathBuf),
+    Memory(Vec<RecordBatch>),
+}
+
+impl Artifact {
+    pub(crate) fn new(schema: SchemaRef, parts: BTreeMap<Partition, Part>) -> Self {
+        Artifact {
+            inner: Arc::new(Inner { schema, parts }),
+        }
+    }
+
+    /// An artifact without partitions.
+    pub fn empty(schema: SchemaRef) -> Self {
+        Artifact::new(schema, BTreeMap::new())
+    }
+
+    /// An artifact that lies in memory, for tests of stages that read whole inputs. Its digests are those that
+    /// the same rows would have on disk.
+    ///
+    /// # Errors
+    /// If a batch does not have the columns of `schema`, or a partition is given twice.
+    pub fn in_memory(schema: SchemaRef, partitions: Vec<(Partition, Vec<RecordBatch>)>) -> Result<Self, StageError> {
+        let mut parts = BTreeMap::new();
+        for (partition, batches) in partitions {
+            let batches = parquet_file::conform(&schema, batches)?;
+            let written = parquet_file::encode(std::io::sink(), &schema, &batches).map_err(StageError::failed)?;
+            let part = Part {
+                written,
+                data: Data::Memory(batches),
+            };
+            if parts.insert(partition.clone(), part).is_some() {
+                return Err(StageError::failed(format!("partition `{partition}` is given twice")));
+            }
+        }
+        Ok(Artifact::new(schema, parts))
+    }
+
+    pub fn schema(&self) -> &SchemaRef {
+        &self.inner.schema
+    }
+
+    /// The partitions, sorted by name.
+    pub fn partitions(&self) -> impl ExactSizeIterator<Item = &Partition> + '_ {
+        self.inner.parts.keys()
+    }
+
+    /// Rows over all partitions.
+    pub fn rows(&self) -> u64 {
+        self.inner.parts.values().map(|part| part.written.rows).sum()
+    }
+
+    /// Rows of one partition; none if the artifact does not have it.
+    pub fn rows_of(&self, partition: &Partition) -> Option<u64> {
+        self.inner.parts.get(partition).map(|part| part.written.rows)
+    }
+
+    /// Digest of one partition: BLAKE3 of its file's bytes.
+    pub fn digest_of(&self, partition: &Partition) -> Option<Digest> {
+        self.inner.parts.get(partition).map(|part| part.written.digest)
+    }
+
+    /// Digest of the whole: of all partitions' names and digests.
+    pub fn digest(&self) -> Digest {
+        Digest::of_parts(self.inner.parts.iter().flat_map(|(partition, part)| {
+            [
+                partition.as_str().as_bytes().to_vec(),
+                part.written.digest.as_bytes().to_vec(),
+            ]
+        }))
+    }
+
+    /// Reads one partition, batch by batch. `columns` chooses columns and their order; all, if none are named.
+    ///
+    /// # Errors
+    /// If the artifact has no such partition or column, or the file is not what its record says.
+    pub fn read(&self, partition: &Partition, columns: Option<&[&str]>) -> Result<Batches, StageError> {
+        let part = self
+            .inner
+            .parts
+            .get(partition)
+            .ok_or_else(|| StageError::failed(format!("the input has no partition `{partition}`")))?;
+        let (schema, positions) = parquet_file::project(&self.inner.schema, columns).map_err(StageError::failed)?;
+        let source = match &part.data {
+            Data::File(path) => Source::File(Box::new(parquet_file::open(
+                path,
+                part.written.bytes,
+                &self.inner.schema,
+                columns,
+            )?)),
+            Data::Memory(batches) => {
+                let chosen: Result<Vec<_>, _> = batches.iter().map(|batch| batch.project(&positions)).collect();
+                Source::Memory(chosen?.into_iter())
+            }
+        };
+        Ok(Batches { schema, source })
+    }
+
+    /// Reads one partition as one batch.
+    pub fn read_whole(&self, partition: &Partition, columns: Option<&[&str]>) -> Result<RecordBatch, StageError> {
+        let batches = self.read(partition, columns)?;
+        let schema = batches.schema.clone();
+        let batches: Vec<RecordBatch> = batches.collect::<Result<_, _>>()?;
+        match <[RecordBatch; 1]>::try_from(batches) {
+            Ok([only]) => Ok(only),
+            Err(batches) => Ok(concat_batches(&schema, &batches)?),
+        }
+    }
+
+    /// Reads all partitions one after the other, in the order of their names; one file is open at a time.
+    pub fn batches<'a>(
+        &'a self,
+        columns: Option<&'a [&'a str]>,
+    ) -> impl Iterator<Item = Result<(Partition, RecordBatch), StageError>> + 'a {
+        self.partitions().flat_map(move |partition| {
+            let (batches, failed) = match self.read(partition, columns) {
+                Ok(batches) => (Some(batches), None),
+                Err(error) => (None, Some(Err(error))),
+            };
+            failed.into_iter().chain(
+                batches
+                    .into_iter()
+                    .flatten()
+                    .map(|batch| Ok((partition.clone(), batch?))),
+            )
+        })
+    }
+}
+
+impl std::fmt::Debug for Artifact {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Artifact")
+            .field("partitions", &self.inner.parts.len())
+            .field("rows", &self.rows())
+            .finish()
+    }
+}
+
+/// The batches of one partition.
+pub struct Batches {
+    schema: SchemaRef,
+    source: Source,
+}
+
+enum Source {
+    File(Box<Rows>),
+    Memory(std::vec::IntoIter<RecordBatch>),
+}
+
+impl Batches {
+    /// Schema of the chosen columns.
+    pub fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+}
+
+impl Iterator for Batches {
+    type Item = Result<RecordBatch, StageError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match &mut self.source {
+            Source::File(rows) => rows.next(),
+            Source::Memory(batches) => batches.next().map(Ok),
+        }
+    }
+}

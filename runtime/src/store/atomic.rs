@@ -1,0 +1,237 @@
+//! The one place that writes files: every file is written whole under a temporary name, brought to the disk,
+//! and only then given the name under which it is looked for.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::StoreError;
+use super::decide::{Listing, TEMPORARY};
+
+/// Threads that bring files to the disk at the same time. The file system joins what is asked for together
+/// into few writes of its journal, so this is about waiting, not about processors.
+const SYNC_THREADS: usize = 16;
+
+/// File operations. In tests they can be made to stop after any number of steps, as a crash would.
+#[derive(Clone, Default)]
+pub(crate) struct Files {
+    #[cfg(test)]
+    pub(crate) crash: Option<std::sync::Arc<super::crash::Crash>>,
+}
+
+/// Writes `bytes` as the file `path`, replacing what is there: whoever reads sees the old file or the new
+/// one, also after a crash.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    Files::default().replace(path, bytes)
+}
+
+impl Files {
+    /// Called before every step; fails if the test says that the machine has stopped.
+    fn step(&self, path: &Path) -> Result<(), StoreError> {
+        #[cfg(test)]
+        if let Some(crash) = &self.crash {
+            crash.step().map_err(|e| StoreError::io("go on with", path, e))?;
+        }
+        let _ = path;
+        Ok(())
+    }
+
+    /// Opens a new file under a temporary name in `folder`.
+    pub(crate) fn create_temporary(&self, folder: &Path) -> Result<(PathBuf, File), StoreError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = folder.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
+            self.step(&path)?;
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => {
+                    #[cfg(test)]
+                    if let Some(crash) = &self.crash {
+                        crash.written(&path);
+                    }
+                    return Ok((path, file));
+                }
+                // The same process number on another host of a shared file system.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(e) => return Err(StoreError::io("create a file in", folder, e)),
+            }
+        }
+    }
+
+    /// Brings the content of a file to the disk.
+    pub(crate) fn sync(&self, path: &Path) -> Result<(), StoreError> {
+        self.step(path)?;
+        #[cfg(test)]
+        if let Some(crash) = &self.crash {
+            // What reaches the disk is up to the test.
+            crash.synced(path);
+            return Ok(());
+        }
+        File::open(path)
+            .and_then(|file| file.sync_all())
+            .map_err(|e| StoreError::io("bring to the disk", path, e))
+    }
+
+    /// Brings the contents of many files to the disk.
+    pub(crate) fn sync_all(&self, paths: &[PathBuf]) -> Result<(), StoreError> {
+        let share = paths.len().div_ceil(SYNC_THREADS).max(1);
+        if paths.len() <= 1 || self.is_stepped() {
+            return paths.iter().try_for_each(|path| self.sync(path));
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = paths
+                .chunks(share)
+                .map(|paths| scope.spawn(move || paths.iter().try_for_each(|path| self.sync(path))))
+                .collect();
+            threads.into_iter().try_for_each(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
+    }
+
+    /// Brings the names in a folder to the disk.
+    pub(crate) fn sync_folder(&self, folder: &Path) -> Result<(), StoreError> {
+        self.step(folder)?;
+        #[cfg(test)]
+        if let Some(crash) = &self.crash {
+            crash.folder_synced(folder);
+            return Ok(());
+        }
+        match File::open(folder).and_then(|file| file.sync_all()) {
+            Ok(()) => Ok(()),
+            // Some network file systems know no flush of a folder; they are then in no need of one.
+            Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+            Err(e) => Err(StoreError::io("bring to the disk", folder, e)),
+        }
+    }
+
+    pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
+        self.step(to)?;
+        #[cfg(test)]
+        if let Some(crash) = &self.crash {
+            crash.renamed(from, to);
+        }
+        std::fs::rename(from, to).map_err(|e| StoreError::io("rename a file to", to, e))
+    }
+
+    /// Gives the temporary file `from` the name `to`, unless that name is taken: then says false.
+    pub(crate) fn rename_if_absent(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
+        self.step(to)?;
+        // A link that is lost in a power cut is for the test as a renaming that is lost: the file stays under
+        // its temporary name, or under none.
+        #[cfg(test)]
+        if let (Some(crash), false) = (&self.crash, to.exists()) {
+            crash.renamed(from, to);
+        }
+        match std::fs::hard_link(from, to) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+            // File systems without hard links. The lock keeps others away, so looking first is enough.
+            Err(e) if matches!(e.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied) => {
+                if to.exists() {
+                    return Ok(false);
+                }
+                self.rename(from, to)?;
+                return Ok(true);
+            }
+            Err(e) => return Err(StoreError::io("create", to, e)),
+        }
+        self.remove(from)?;
+        Ok(true)
+    }
+
+    /// Removes a file, if it is there.
+    pub(crate) fn remove(&self, path: &Path) -> Result<(), StoreError> {
+        self.step(path)?;
+        #[cfg(test)]
+        if let Some(crash) = &self.crash {
+            crash.removed(path);
+        }
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("remove", path, e)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn create_folder(&self, path: &Path) -> Result<(), StoreError> {
+        self.step(path)?;
+        std::fs::create_dir_all(path).map_err(|e| StoreError::io("create the folder", path, e))
+    }
+
+    /// Writes `bytes` under a temporary name beside `path` and brings them to the disk.
+    pub(crate) fn prepare(&self, path: &Path, bytes: &[u8]) -> Result<PathBuf, StoreError> {
+        let (temporary, mut file) = self.create_temporary(folder_of(path))?;
+        let written = self
+            .step(path)
+            .and_then(|()| file.write_all(bytes).map_err(|e| StoreError::io("write", path, e)))
+            .and_then(|()| self.sync(&temporary));
+        if let Err(error) = written {
+            let _ = self.remove(&temporary);
+            return Err(error);
+        }
+        Ok(temporary)
+    }
+
+    /// Writes `bytes` as the file `path`, replacing what is there.
+    pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        let temporary = self.prepare(path, bytes)?;
+        if let Err(error) = self.rename(&temporary, path) {
+            let _ = self.remove(&temporary);
+            return Err(error);
+        }
+        self.sync_folder(folder_of(path))
+    }
+
+    /// Whether a test counts the steps; they then have to come in one order.
+    fn is_stepped(&self) -> bool {
+        #[cfg(test)]
+        return self.crash.is_some();
+        #[cfg(not(test))]
+        false
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// The plain files of a folder with their sizes; empty if the folder is not there. Names that are not
+/// Unicode are none of ours and left out.
+pub(crate) fn list(folder: &Path) -> Result<Listing, StoreError> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Listing::new()),
+        Err(e) => return Err(StoreError::io("list the folder", folder, e)),
+    };
+    let mut listing = Listing::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| StoreError::io("list the folder", folder, e))?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        match entry.metadata() {
+            Ok(metadata) if metadata.is_file() => {
+                listing.insert(name, metadata.len());
+            }
+            Ok(_) => {}
+            // Gone between the listing and the look.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(StoreError::io("look at", &entry.path(), e)),
+        }
+    }
+    Ok(listing)
+}
+
+/// The content of a file; none if it is not there.
+pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(StoreError::io("read", path, e)),
+    }
+}

@@ -1,0 +1,287 @@
+//! What the files of a recipe mean: what is committed, what is left over, what may be collected.
+//!
+//! Pure functions over lists of files and records. Reading and writing are done by the callers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::record::{Group, GroupName, Index, Lost, Record};
+use crate::digest::Digest;
+use crate::partition::Partition;
+
+/// Files of a folder: name to size in bytes.
+pub(crate) type Listing = BTreeMap<String, u64>;
+
+/// All records in the order of their commits. Of two with one (partition, key) the later stands, in the
+/// place of the later. Groups that the index holds already are passed over: they are left from a crash
+/// between the writing of the index and the removal of its groups.
+pub(crate) fn merge(index: Option<Index>, mut groups: Vec<(GroupName, Group)>) -> Vec<Arc<Record>> {
+    let merged_up_to = index.as_ref().map_or(0, |index| index.generation);
+    groups.retain(|(name, _)| name.generation > merged_up_to);
+    groups.sort_by_key(|(name, _)| *name);
+    let all: Vec<Arc<Record>> = index
+        .map(|index| index.records)
+        .unwrap_or_default()
+        .into_iter()
+        .chain(groups.into_iter().flat_map(|(_, group)| group.records))
+        .collect();
+    let mut seen = BTreeSet::new();
+    let mut latest: Vec<Arc<Record>> = all
+        .into_iter()
+        .rev()
+        .filter(|record| seen.insert((record.partition.clone(), record.key)))
+        .collect();
+    latest.reverse();
+    latest
+}
+
+/// Parts the records into those whose data files are all there with the size they should have, and the rest.
+pub(crate) fn standing(records: Vec<Arc<Record>>, data: &Listing) -> (Vec<Arc<Record>>, Vec<Lost>) {
+    let mut whole = Vec::with_capacity(records.len());
+    let mut lost = Vec::new();
+    for record in records {
+        let missing = record.files().find(|(file, bytes)| data.get(file) != Some(bytes));
+        match missing {
+            None => whole.push(record),
+            Some((file, _)) => {
+                let found = data.get(&file).copied();
+                lost.push(Lost {
+                    partition: record.partition.clone(),
+                    key: record.key,
+                    file,
+                    found,
+                });
+            }
+        }
+    }
+    (whole, lost)
+}
+
+/// The generation for a new writer: later than everything written so far.
+pub(crate) fn next_generation(index: Option<u64>, groups: impl IntoIterator<Item = GroupName>) -> u64 {
+    groups
+        .into_iter()
+        .map(|name| name.generation)
+        .chain(index)
+        .max()
+        .unwrap_or(0)
+        + 1
+}
+
+/// Groups whose records the index holds.
+pub(crate) fn superseded_groups(index: Option<u64>, groups: &[GroupName]) -> Vec<GroupName> {
+    groups
+        .iter()
+        .copied()
+        .filter(|name| index.is_some_and(|generation| name.generation <= generation))
+        .collect()
+}
+
+/// Data files that no record names: a crash left them between their renaming and the record of their group.
+pub(crate) fn orphans(data: &Listing, records: &[Arc<Record>]) -> Vec<String> {
+    let named: BTreeSet<String> = records
+        .iter()
+        .flat_map(|record| record.files())
+        .map(|(file, _)| file)
+        .collect();
+    data.keys()
+        .filter(|file| !is_temporary(file) && !named.contains(*file))
+        .cloned()
+        .collect()
+}
+
+/// Whether a file is one that a writer had in hand. Only the holder of the lock may remove it.
+pub(crate) fn is_temporary(file: &str) -> bool {
+    file.starts_with(TEMPORARY)
+}
+
+/// How names of temporary files begin.
+pub(crate) const TEMPORARY: &str = ".tmp-";
+
+/// What stands for (partition, key) after `new` is committed over `old`. Which ports are stored depends on
+/// what the run needed; ports stored before are kept if the rest says that both runs made the same rows.
+pub(crate) fn combine(old: &Record, mut new: Record) -> Record {
+    let same_rows = (old.rows_in, old.rows_out, old.read, old.merged)
+        == (new.rows_in, new.rows_out, new.read, new.merged)
+        && old.rejects == new.rejects
+        && new
+            .ports
+            .iter()
+            .all(|(name, port)| old.ports.get(name).is_none_or(|before| before == port));
+    if same_rows {
+        for (name, port) in &old.ports {
+            new.ports.entry(name.clone()).or_insert(*port);
+        }
+    }
+    new
+}
+
+/// What stays when only the (partition, key) pairs of `used` are wanted any more, and the data files that
+/// nothing names then.
+pub(crate) fn collectable(
+    records: &[Arc<Record>],
+    data: &Listing,
+    used: &BTreeSet<(Partition, Digest)>,
+) -> (Vec<Arc<Record>>, Vec<String>) {
+    let kept: Vec<Arc<Record>> = records
+        .iter()
+        .filter(|record| used.contains(&(record.partition.clone(), record.key)))
+        .cloned()
+        .collect();
+    let files = orphans(data, &kept);
+    (kept, files)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::record::{PortRecord, RECORD_VERSION, RejectRecord};
+    use super::*;
+
+    fn record(partition: u8, key: u8, content: u8, ports: &[&str]) -> Arc<Record> {
+        let port = |name: &&str| {
+            let digest = Digest::of(&[content, name.len() as u8]);
+            (
+                name.to_string(),
+                PortRecord {
+                    digest,
+                    rows: 1,
+                    bytes: 100 + u64::from(content),
+                },
+            )
+        };
+        Arc::new(Record {
+            partition: Partition::new(format!("p{partition}")),
+            key: Digest::of(&[key]),
+            inputs: vec![],
+            ports: ports.iter().map(port).collect(),
+            rows_in: 1,
+            rows_out: 1,
+            read: 0,
+            merged: 0,
+            rejects: RejectRecord::none(),
+        })
+    }
+
+    fn group(records: Vec<Arc<Record>>) -> Group {
+        Group {
+            version: RECORD_VERSION,
+            recipe: Digest::of(b""),
+            records,
+        }
+    }
+
+    fn listing(records: &[Arc<Record>]) -> Listing {
+        records
+            .iter()
+            .flat_map(|record| record.files().collect::<Vec<_>>())
+            .collect()
+    }
+
+    proptest! {
+        /// However far an index has come, and whether or not the groups it holds are still there, in whatever
+        /// order they are listed: the last record of each (partition, key) stands.
+        #[test]
+        fn merging_gives_the_last_of_each(
+            commits in prop::collection::vec(prop::collection::vec((0u8..4, 0u8..3, any::<u8>()), 1..4), 0..8),
+            indexed in 0usize..9,
+            removed in prop::collection::vec(any::<bool>(), 8),
+            order in any::<prop::sample::Index>(),
+        ) {
+            let indexed = indexed.min(commits.len());
+            let groups: Vec<(GroupName, Group)> = commits.iter().enumerate().map(|(i, commit)| {
+                let records = commit.iter().map(|&(p, k, c)| record(p, k, c, &["rows"])).collect();
+                (GroupName { generation: i as u64 + 1, number: 0 }, group(records))
+            }).collect();
+            let merge_of = |groups: &[(GroupName, Group)]| merge(None, groups.to_vec());
+            let index = (indexed > 0).then(|| Index {
+                version: RECORD_VERSION,
+                recipe: Digest::of(b""),
+                generation: indexed as u64,
+                records: merge_of(&groups[..indexed]),
+            });
+            let names: Vec<GroupName> = groups.iter().map(|(name, _)| *name).collect();
+            let generation = index.as_ref().map(|index| index.generation);
+            prop_assert_eq!(superseded_groups(generation, &names).len(), indexed);
+            prop_assert_eq!(next_generation(generation, names.iter().copied()), commits.len() as u64 + 1);
+            // Removal of superseded groups may have come any part of the way, and a power cut may bring back
+            // any of them.
+            let mut left: Vec<_> = groups
+                .iter()
+                .zip(0..)
+                .filter(|(_, i)| *i >= indexed || !removed[*i])
+                .map(|(group, _)| group.clone())
+                .collect();
+            if !left.is_empty() {
+                let by = order.index(left.len());
+                left.rotate_left(by);
+            }
+            let merged = merge(index, left);
+            prop_assert_eq!(&merged, &merge_of(&groups));
+            let mut last = BTreeMap::new();
+            for (p, k, c) in commits.iter().flatten() {
+                last.insert((Partition::new(format!("p{p}")), Digest::of(&[*k])), record(*p, *k, *c, &["rows"]));
+            }
+            let found: BTreeMap<_, _> = merged.iter().map(|r| ((r.partition.clone(), r.key), r.clone())).collect();
+            prop_assert_eq!(found.len(), merged.len());
+            prop_assert_eq!(found, last);
+        }
+
+        /// Every file is named by what stands or is an orphan, never both; collecting leaves what is used.
+        #[test]
+        fn files_are_named_or_orphans(
+            keys in prop::collection::btree_set((0u8..4, 0u8..3), 0..8),
+            gone in prop::collection::vec(any::<bool>(), 8),
+            wanted in prop::collection::vec(any::<bool>(), 8),
+        ) {
+            let records: Vec<_> = keys.iter().map(|&(p, k)| record(p, k, p * 3 + k, &["rows", "rest"])).collect();
+            let mut data = listing(&records);
+            for (record, _) in records.iter().zip(&gone).filter(|(_, gone)| **gone) {
+                let (name, _) = record.files().next().unwrap();
+                data.remove(&name);
+            }
+            data.insert(".tmp-1-1".into(), 5);
+            let (whole, lost) = standing(records.clone(), &data);
+            prop_assert_eq!(whole.len() + lost.len(), records.len());
+            prop_assert_eq!(lost.len(), records.iter().zip(&gone).filter(|(_, gone)| **gone).count());
+            let orphans = orphans(&data, &whole);
+            prop_assert_eq!(listing(&whole).len() + orphans.len() + 1, data.len());
+            let used: BTreeSet<_> = whole.iter().zip(&wanted).filter(|(_, wanted)| **wanted)
+                .map(|(record, _)| (record.partition.clone(), record.key)).collect();
+            let (kept, removed) = collectable(&whole, &data, &used);
+            prop_assert_eq!(kept.len(), used.len());
+            data.retain(|name, _| !removed.contains(name));
+            prop_assert_eq!(standing(kept.clone(), &data).0, kept);
+        }
+    }
+
+    #[test]
+    fn ports_are_combined_only_where_the_rows_agree() {
+        let (a, ab) = (record(0, 0, 1, &["a"]), record(0, 0, 1, &["a", "bb"]));
+        assert_eq!(combine(&ab, (*a).clone()), *ab);
+        let other = record(0, 0, 2, &["a"]);
+        assert_eq!(combine(&ab, (*other).clone()), *other);
+        let mut fewer = (*record(0, 0, 1, &[])).clone();
+        fewer.rows_out = 7;
+        assert_eq!(combine(&ab, fewer.clone()), fewer);
+    }
+
+    #[test]
+    fn names_of_groups_are_read_as_written() {
+        let name = GroupName {
+            generation: 12,
+            number: 345,
+        };
+        assert_eq!(GroupName::parse(&name.file()), Some(name));
+        for foreign in [
+            "1-2.json",
+            "00000012-000345.json.bak",
+            ".tmp-1-1",
+            "+0000012-000345.json",
+            "x.json",
+        ] {
+            assert_eq!(GroupName::parse(foreign), None, "{foreign}");
+        }
+    }
+}

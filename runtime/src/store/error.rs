@@ -1,0 +1,165 @@
+//! What can go wrong with the state directory, exports and source files.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use parquet::errors::ParquetError;
+
+use crate::kind::StageError;
+
+/// An error of the store. Its text names the file or folder; [`StoreError::help`] says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// Somebody else works there: exit code 3.
+    #[error("{what} {} is held by {holder}", path.display())]
+    Held {
+        what: &'static str,
+        path: PathBuf,
+        holder: Holder,
+    },
+    #[error("{} has format {found}, which is newer than this flow (it knows up to {known})", path.display())]
+    Newer { path: PathBuf, found: u64, known: u64 },
+    #[error("{} is damaged: {detail}", path.display())]
+    Damaged { path: PathBuf, detail: String },
+    /// Two recipes with the same first 16 digits, or a file that was copied from elsewhere.
+    #[error("{} belongs to recipe {found}, not to {expected}", path.display())]
+    OtherRecipe {
+        path: PathBuf,
+        found: String,
+        expected: String,
+    },
+    /// Rows that do not fit the port they are given for.
+    #[error("port `{port}` of partition `{partition}`: {detail}")]
+    Rows {
+        port: String,
+        partition: String,
+        detail: String,
+    },
+    #[error("`{name}` cannot be the name of {what}")]
+    Name { what: &'static str, name: String },
+    #[error("partition `{partition}` was planned but not committed")]
+    NotCommitted { partition: String },
+    #[error("the state directory {} was opened for reading only", path.display())]
+    ReadOnly { path: PathBuf },
+    #[error("artifacts in {} are being written", path.display())]
+    Busy { path: PathBuf },
+    /// A folder that is something else than what it is taken for.
+    #[error("{} is no state directory: it has no FORMAT file, but holds `{found}`", path.display())]
+    Foreign { path: PathBuf, found: String },
+    #[error("FLOW_KILL_AT={value} names no kill point (known: {known})")]
+    KillPoint { value: String, known: String },
+}
+
+/// Who holds a lock, as far as the lock file tells.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Holder {
+    pub host: String,
+    pub pid: u32,
+    pub run: String,
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.pid == 0 {
+            return f.write_str("another run, which has not yet said which");
+        }
+        write!(f, "run {} (process {} on {})", self.run, self.pid, self.host)
+    }
+}
+
+impl StoreError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        StoreError::Io {
+            action,
+            path: path.to_path_buf(),
+            source,
+        }
+    }
+
+    /// A parquet error while writing or reading `path`; an I/O error inside it stays one, so that a full disk
+    /// is called a full disk.
+    pub(crate) fn parquet(action: &'static str, path: &Path, error: ParquetError) -> Self {
+        match error {
+            ParquetError::External(inner) => match inner.downcast::<io::Error>() {
+                Ok(source) => StoreError::io(action, path, *source),
+                Err(other) => StoreError::Damaged {
+                    path: path.to_path_buf(),
+                    detail: other.to_string(),
+                },
+            },
+            other => StoreError::Damaged {
+                path: path.to_path_buf(),
+                detail: other.to_string(),
+            },
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn help(&self) -> Option<String> {
+        let text = match self {
+            StoreError::Io { source, path, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    "the disk (or the quota) is full: free some space and run again, what was committed stays; \
+                     or put the state directory elsewhere with --state"
+                        .to_string()
+                }
+                io::ErrorKind::PermissionDenied => {
+                    format!(
+                        "this user may not do that in {}: change its owner or mode, or name another folder",
+                        folder_of(path)
+                    )
+                }
+                io::ErrorKind::ReadOnlyFilesystem => {
+                    format!("{} is on a read-only file system: name another folder", folder_of(path))
+                }
+                io::ErrorKind::Unsupported => {
+                    "the file system cannot lock files: put the state directory on another one with --state".to_string()
+                }
+                _ => return None,
+            },
+            StoreError::Held { holder, .. } => {
+                format!(
+                    "wait until it has ended, or stop it on {}; a lock whose owner has died is taken over by itself",
+                    holder.host
+                )
+            }
+            StoreError::Newer { .. } => "use the flow that wrote it, or another state directory (--state)".to_string(),
+            StoreError::Damaged { path, .. } => {
+                format!(
+                    "remove {} and run again: what it held is made once more",
+                    path.display()
+                )
+            }
+            StoreError::OtherRecipe { path, .. } => format!("remove {} and run again", folder_of(path)),
+            StoreError::Foreign { .. } => "name a new or empty folder with --state".to_string(),
+            _ => return None,
+        };
+        Some(text)
+    }
+
+    /// Whether another run is in the way (exit code 3).
+    pub fn is_held(&self) -> bool {
+        matches!(self, StoreError::Held { .. })
+    }
+}
+
+fn folder_of(path: &Path) -> String {
+    path.parent().unwrap_or(path).display().to_string()
+}
+
+impl From<StoreError> for StageError {
+    fn from(error: StoreError) -> Self {
+        let help = error.help();
+        let failed = StageError::failed(&error);
+        match help {
+            Some(text) => failed.with_help(text),
+            None => failed,
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Sets of files in folders of the user's: all of a set, or it is visibly not whole.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::StoreError;
+use super::atomic::{self, Files};
+use super::decide::TEMPORARY;
+use super::kill::{self, Point};
+use super::lock::Lock;
+use super::read_back;
+use super::sources::{SourceDigests, read_digest};
+use crate::digest::Digest;
+
+/// Version of `flow.json`.
+const EXPORT_VERSION: u64 = 1;
+/// Says of what a set consists. A folder without it is not whole.
+const MANIFEST: &str = "flow.json";
+const LOCK: &str = ".flow-lock";
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    version: u64,
+    /// Digest of what the set was made from.
+    key: Digest,
+    files: BTreeMap<String, FileEntry>,
+}
+
+impl read_back::Versioned for Manifest {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileEntry {
+    digest: Digest,
+    bytes: u64,
+}
+
+/// Whether an export has to be made again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportStanding {
+    /// All files are there, as they were made from the same inputs.
+    Whole,
+    /// There is no `flow.json`: never made, or cut short.
+    Missing,
+    /// Made from other inputs.
+    Outdated,
+    /// A file is gone or was changed by somebody.
+    Changed { file: String },
+}
+
+/// A set of files being written into a folder. Ask for a path with [`ExportSet::file`], write there, and call
+/// [`ExportSet::finish`]; dropped before, nothing in the folder has changed.
+pub struct ExportSet {
+    folder: PathBuf,
+    /// Where files lie until the set is finished; inside the folder, so that renaming is on one file system.
+    waiting: PathBuf,
+    key: Digest,
+    names: BTreeMap<String, PathBuf>,
+    files: Files,
+    /// Dropped last: the folder is let go after it has been cleaned up.
+    _lock: Lock,
+}
+
+impl ExportSet {
+    /// Whether the set in `folder` is whole and made from what `key` stands for. Changes nothing. Files are
+    /// read only if `sources` has no note of them.
+    ///
+    /// # Errors
+    /// If a newer flow wrote the folder, or a file cannot be read.
+    pub fn standing(folder: &Path, key: &Digest, sources: &SourceDigests) -> Result<ExportStanding, StoreError> {
+        let manifest = match read_manifest(folder) {
+            Ok(Some(manifest)) => manifest,
+            Ok(None) => return Ok(ExportStanding::Missing),
+            // Somebody edited it: the set is made again, which puts it right.
+            Err(StoreError::Damaged { .. }) => {
+                return Ok(ExportStanding::Changed {
+                    file: MANIFEST.to_string(),
+                });
+            }
+            Err(error) => return Err(error),
+        };
+        if manifest.key != *key {
+            return Ok(ExportStanding::Outdated);
+        }
+        for (name, entry) in &manifest.files {
+            let changed = || Ok(ExportStanding::Changed { file: name.clone() });
+            let Ok(path) = plain_name(name).map(|name| folder.join(name)) else {
+                return changed();
+            };
+            match std::fs::metadata(&path) {
+                Ok(metadata) if metadata.is_file() && metadata.len() == entry.bytes => {}
+                _ => return changed(),
+            }
+            if sources.digest(&path)? != entry.digest {
+                return changed();
+            }
+        }
+        Ok(ExportStanding::Whole)
+    }
+
+    /// Begins a set. The folder is made if it is not there, and locked; what a crash left of an earlier set's
+    /// temporary files is removed.
+    ///
+    /// # Errors
+    /// [`StoreError::Held`] if another run exports there.
+    pub fn begin(folder: &Path, key: Digest, run: &str) -> Result<ExportSet, StoreError> {
+        ExportSet::begin_with(folder, key, run, Files::default())
+    }
+
+    pub(super) fn begin_with(folder: &Path, key: Digest, run: &str, files: Files) -> Result<ExportSet, StoreError> {
+        files.create_folder(folder)?;
+        let lock = Lock::take(&folder.join(LOCK), "the export folder", run, true)?;
+        // A newer flow's set is not overwritten; any other state of the file is.
+        if let Err(error @ StoreError::Newer { .. }) = read_manifest(folder) {
+            return Err(error);
+        }
+        remove_waiting(folder)?;
+        let waiting = folder.join(format!("{TEMPORARY}export-{}", std::process::id()));
+        files.create_folder(&waiting)?;
+        Ok(ExportSet {
+            folder: folder.to_path_buf(),
+            waiting,
+            key,
+            names: BTreeMap::new(),
+            files,
+            _lock: lock,
+        })
+    }
+
+    /// The folder that receives the set.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where to write the file `name` of the set: a path under a temporary name, which nobody but the caller
+    /// writes to. `name` may have folders (`hi/hi_0001/a.flac`); they are made.
+    ///
+    /// # Errors
+    /// If `name` leads out of the folder, is taken by the set itself (`flow.json`), or was given before.
+    pub fn file(&mut self, name: &str) -> Result<PathBuf, StoreError> {
+        let relative = plain_name(name)?;
+        let normal = relative.to_string_lossy().into_owned();
+        let path = self.waiting.join(&relative);
+        if self.names.contains_key(&normal) {
+            return Err(StoreError::Name {
+                what: "a second file of the export",
+                name: name.to_string(),
+            });
+        }
+        if let Some(folder) = path.parent() {
+            self.files.create_folder(folder)?;
+        }
+        self.names.insert(normal, path.clone());
+        Ok(path)
+    }
+
+    /// Puts the set in place: everything is brought to the disk, the old `flow.json` is removed, all files get
+    /// their names, files of the old set that the new one does not have are removed, and the new `flow.json` is
+    /// written. Gives the names of the files, sorted.
+    ///
+    /// # Errors
+    /// If a file that was asked for was not written, or the disk does not take it. The folder then either is as
+    /// it was, or has no `flow.json`.
+    pub fn finish(self) -> Result<Vec<String>, StoreError> {
+        let mut entries = BTreeMap::new();
+        for (name, path) in &self.names {
+            let digest = read_digest(path).map_err(|e| StoreError::io("read", path, e))?;
+            let bytes = std::fs::metadata(path)
+                .map_err(|e| StoreError::io("look at", path, e))?
+                .len();
+            entries.insert(name.clone(), FileEntry { digest, bytes });
+            let target = self.folder.join(name);
+            if target.is_dir() {
+                let error = std::io::Error::from(std::io::ErrorKind::IsADirectory);
+                return Err(StoreError::io("write", &target, error));
+            }
+        }
+        self.files.sync_all(&self.names.values().cloned().collect::<Vec<_>>())?;
+        let old = read_manifest(&self.folder).ok().flatten();
+        let manifest_path = self.folder.join(MANIFEST);
+        self.files.remove(&manifest_path)?;
+        self.files.sync_folder(&self.folder)?;
+        let mut folders = std::collections::BTreeSet::from([self.folder.clone()]);
+        for (name, path) in &self.names {
+            let target = self.folder.join(name);
+            if let Some(parent) = target.parent() {
+                if folders.insert(parent.to_path_buf()) {
+                    self.files.create_folder(parent)?;
+                }
+            }
+            self.files.rename(path, &target)?;
+            kill::pass(Point::ExportRenaming);
+        }
+        self.remove_left_over(old, &entries)?;
+        for folder in &folders {
+            self.files.sync_folder(folder)?;
+        }
+        let manifest = Manifest {
+            version: EXPORT_VERSION,
+            key: self.key,
+            files: entries,
+        };
+        self.files
+            .replace(&manifest_path, &read_back::to_json(&manifest_path, &manifest)?)?;
+        kill::pass(Point::ExportDone);
+        Ok(self.names.keys().cloned().collect())
+    }
+
+    /// Removes what only the old set had, unless somebody has changed it since.
+    fn remove_left_over(&self, old: Option<Manifest>, new: &BTreeMap<String, FileEntry>) -> Result<(), StoreError> {
+        for (name, entry) in old.map(|manifest| manifest.files).unwrap_or_default() {
+            let Ok(relative) = plain_name(&name) else { continue };
+            let path = self.folder.join(relative);
+            let is_file = std::fs::symlink_metadata(&path).is_ok_and(|m| m.is_file() && m.len() == entry.bytes);
+            if !new.contains_key(&name) && is_file && read_digest(&path).is_ok_and(|digest| digest == entry.digest) {
+                self.files.remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ExportSet {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.waiting);
+    }
+}
+
+fn read_manifest(folder: &Path) -> Result<Option<Manifest>, StoreError> {
+    let path = folder.join(MANIFEST);
+    match atomic::read(&path)? {
+        Some(bytes) => read_back::from_json(&path, &bytes, EXPORT_VERSION).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Removes temporary folders of exports that did not come to their end.
+fn remove_waiting(folder: &Path) -> Result<(), StoreError> {
+    let entries = std::fs::read_dir(folder).map_err(|e| StoreError::io("list the folder", folder, e))?;
+    for entry in entries {
+        let entry = entry.map_err(|e| StoreError::io("list the folder", folder, e))?;
+        let path = entry.path();
+        if !entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+            continue;
+        }
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let removed = if is_folder {
+            std::fs::remove_dir_all(&path)
+        } else {
+            std::fs::remove_file(&path)
+        };
+        removed.map_err(|e| StoreError::io("remove", &path, e))?;
+    }
+    Ok(())
+}
+
+/// A path below the folder, and not one of our own names.
+fn plain_name(name: &str) -> Result<PathBuf, StoreError> {
+    let path = Path::new(name);
+    let refused = || StoreError::Name {
+        what: "a file of the export",
+        name: name.to_string(),
+    };
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(part) => plain.push(part),
+            _ => return Err(refused()),
+        }
+    }
+    let first = plain
+        .components()
+        .next()
+        .map(|c| c.as_os_str().to_string_lossy().into_owned());
+    let ours = first.is_none_or(|first| first == MANIFEST || first == LOCK || first.starts_with(TEMPORARY));
+    if ours || name.contains('\0') || name.ends_with('/') {
+        return Err(refused());
+    }
+    Ok(plain)
+}

@@ -1,0 +1,401 @@
+//! The store: what was done is kept here, as immutable files under atomic names.
+//!
+//! ```text
+//! FORMAT                      {"version":1}
+//! lock                        who runs: host, process, run (the lock itself is the kernel's)
+//! artifacts/<recipe>/         one folder per recipe, named by the first 16 digits
+//!    recipe.json              the recipe in full, and what it was made of
+//!    data/<key>.<port>.<digest>.parquet     one file per stored port of a partition; `rejects` for rejects
+//!    records/<generation>-<number>.json     one file per committed group of partitions
+//!    index.json               all records, once the artifact is complete; takes the place of records/
+//! sources.json                digests of source files: a shortcut, never part of a key
+//! runs/<id>/                  the frozen spec and plan, the events and the report of a run
+//! scratch/<stage>/            what may be lost at any time
+//! ```
+//!
+//! A partition is committed when a record file (or the index) names it; data files that no record names do
+//! not count. What follows from the files is decided by pure functions ([`decide`]); every file is written by
+//! [`atomic`]. Reading needs no lock, also while a run is going on.
+
+mod artifact;
+mod atomic;
+mod collect;
+#[cfg(test)]
+mod crash;
+mod decide;
+mod error;
+mod export;
+mod kill;
+mod lock;
+mod parquet_file;
+mod read_back;
+mod record;
+mod rejects;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use artifact::{Artifact, Batches};
+pub use atomic::write_atomically;
+pub use collect::Collected;
+pub use error::{Holder, StoreError};
+pub use export::{ExportSet, ExportStanding};
+pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord};
+pub use rejects::{RejectSet, add_up};
+pub use sources::SourceDigests;
+pub use writer::{ArtifactWriter, Pending, PortRows};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use arrow::datatypes::SchemaRef;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use artifact::{Data, Part};
+use atomic::Files;
+use lock::Lock;
+use parquet_file::Written;
+use rejects::{RejectData, RejectPart, StageRejects};
+
+/// Version of the state directory's layout.
+pub const FORMAT: u64 = 1;
+
+/// Version of `recipe.json`.
+const RECIPE_VERSION: u64 = 1;
+
+/// For what a state directory is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To run: it is made if it is not there, and locked until the last clone of the [`Store`] is dropped.
+    Run { run_id: String },
+    /// To look (`flow plan`, `flow rejects`): nothing is written, nothing locked, and a directory that is not
+    /// there is an empty one.
+    Read,
+}
+
+/// An open state directory. Cheap to clone; may be used from any thread.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    dir: PathBuf,
+    files: Files,
+    sources: SourceDigests,
+    /// One writer per recipe, also where two stages of a pipeline have the same recipe.
+    writers: Mutex<BTreeMap<Digest, Weak<writer::Shared>>>,
+    lock: Option<Lock>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Format {
+    version: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Recipe {
+    version: u64,
+    recipe: Digest,
+    identity: serde_json::Value,
+}
+
+impl read_back::Versioned for Format {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+impl read_back::Versioned for Recipe {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+impl Store {
+    /// Opens the state directory `dir`.
+    ///
+    /// # Errors
+    /// [`StoreError::Held`] if another run has it, [`StoreError::Newer`] if a newer flow wrote it, and
+    /// [`StoreError::Damaged`] if it is a folder of something else.
+    pub fn open(dir: impl AsRef<Path>, access: Access) -> Result<Store, StoreError> {
+        Store::open_with(dir.as_ref(), access, Files::default())
+    }
+
+    fn open_with(dir: &Path, access: Access, files: Files) -> Result<Store, StoreError> {
+        kill::check()?;
+        let format_file = dir.join("FORMAT");
+        let format = match atomic::read(&format_file)? {
+            Some(bytes) => Some(read_back::from_json::<Format>(&format_file, &bytes, FORMAT)?),
+            None => None,
+        };
+        let lock = match &access {
+            Access::Read => None,
+            Access::Run { run_id } => {
+                if format.is_none() {
+                    refuse_foreign(dir)?;
+                }
+                files.create_folder(dir)?;
+                let lock = Lock::take(&dir.join("lock"), "the state directory", run_id, false)?;
+                for name in atomic::list(dir)?.keys().filter(|name| decide::is_temporary(name)) {
+                    files.remove(&dir.join(name))?;
+                }
+                if format.is_none() {
+                    files.replace(
+                        &format_file,
+                        &read_back::to_json(&format_file, &Format { version: FORMAT })?,
+                    )?;
+                }
+                Some(lock)
+            }
+        };
+        let sources = SourceDigests::load(&dir.join("sources.json"))?;
+        let inner = Inner {
+            dir: dir.to_path_buf(),
+            files,
+            sources,
+            writers: Mutex::default(),
+            lock,
+        };
+        Ok(Store { inner: Arc::new(inner) })
+    }
+
+    /// The state directory.
+    pub fn dir(&self) -> &Path {
+        &self.inner.dir
+    }
+
+    /// Who runs in the state directory `dir` at this moment.
+    pub fn holder(dir: &Path) -> Option<Holder> {
+        lock::holder_of(&dir.join("lock"))
+    }
+
+    /// The digests of source files, with what earlier runs noted of them.
+    pub fn sources(&self) -> &SourceDigests {
+        &self.inner.sources
+    }
+
+    /// Writes down the digests of source files for the next run. Does nothing if opened for reading.
+    pub fn save_sources(&self) -> Result<(), StoreError> {
+        match self.inner.lock {
+            Some(_) => self
+                .inner
+                .sources
+                .save(&self.inner.files, &self.inner.dir.join("sources.json")),
+            None => Ok(()),
+        }
+    }
+
+    /// All records of a recipe; empty for a recipe that never ran. Reads `index.json` and the records of groups
+    /// committed since (none, once a run has come to its end), and lists the data files; opens none of them.
+    ///
+    /// # Errors
+    /// If a record file is damaged or newer: named, with what to do. A record whose data is missing or short is
+    /// no error: it is left out, stands in [`Records::lost`], and its partition runs again.
+    pub fn records(&self, recipe: &Digest) -> Result<Records, StoreError> {
+        let found = read_back::recipe_folder(&self.recipe_folder(recipe), recipe)?;
+        let (standing, lost) = decide::standing(decide::merge(found.index, found.groups), &found.data);
+        Ok(Records::new(*recipe, standing, lost))
+    }
+
+    /// What a recipe was made of, as it was given to [`Store::writer`]; none for a recipe that never ran.
+    pub fn identity(&self, recipe: &Digest) -> Result<Option<serde_json::Value>, StoreError> {
+        let path = self.recipe_folder(recipe).join("recipe.json");
+        let Some(bytes) = atomic::read(&path)? else {
+            return Ok(None);
+        };
+        let stored: Recipe = read_back::from_json(&path, &bytes, RECIPE_VERSION)?;
+        if stored.recipe != *recipe {
+            return Err(other_recipe(path, &stored.recipe, recipe));
+        }
+        Ok(Some(stored.identity))
+    }
+
+    /// The writer of a recipe. `identity` says what the recipe was made of (kind, version, settings); it is
+    /// kept for people and for the reasons of a plan, and compared with nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::ReadOnly`] if the store was opened for reading.
+    pub fn writer(&self, recipe: &Digest, identity: &serde_json::Value) -> Result<ArtifactWriter, StoreError> {
+        if self.inner.lock.is_none() {
+            return Err(StoreError::ReadOnly {
+                path: self.inner.dir.clone(),
+            });
+        }
+        let mut writers = self.inner.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = writers.get(recipe).and_then(Weak::upgrade) {
+            return Ok(ArtifactWriter { shared });
+        }
+        // Refuses another recipe with the same first 16 digits.
+        self.identity(recipe)?;
+        let folder = self.recipe_folder(recipe);
+        let stored = Recipe {
+            version: RECIPE_VERSION,
+            recipe: *recipe,
+            identity: identity.clone(),
+        };
+        let stored = read_back::to_json(&folder.join("recipe.json"), &stored)?;
+        let writer = ArtifactWriter::open(self.inner.files.clone(), *recipe, folder, &stored)?;
+        writers.insert(*recipe, Arc::downgrade(&writer.shared));
+        Ok(writer)
+    }
+
+    /// The artifact that `records` make up on `port`.
+    ///
+    /// # Errors
+    /// [`StoreError::NotCommitted`] if one of the records did not store the port.
+    pub fn artifact<'a>(
+        &self,
+        recipe: &Digest,
+        port: &str,
+        schema: SchemaRef,
+        records: impl IntoIterator<Item = &'a Arc<Record>>,
+    ) -> Result<Artifact, StoreError> {
+        let data = writer::data_folder(&self.recipe_folder(recipe));
+        let mut parts = BTreeMap::new();
+        for record in records {
+            let Some(stored) = record.ports.get(port) else {
+                return Err(StoreError::NotCommitted {
+                    partition: record.partition.to_string(),
+                });
+            };
+            let written = Written {
+                digest: stored.digest,
+                rows: stored.rows,
+                bytes: stored.bytes,
+            };
+            let path = data.join(record::data_file(&record.key, port, &stored.digest));
+            parts.insert(
+                record.partition.clone(),
+                Part {
+                    written,
+                    data: Data::File(path),
+                },
+            );
+        }
+        Ok(Artifact::new(schema, parts))
+    }
+
+    /// The rejects of several stages: for each its name, its recipe and its records.
+    pub fn reject_set(&self, stages: &[(String, Digest, Vec<Arc<Record>>)]) -> RejectSet {
+        let of_stage = |(stage, recipe, records): &(String, Digest, Vec<Arc<Record>>)| {
+            let data = writer::data_folder(&self.recipe_folder(recipe));
+            let mut parts: Vec<RejectPart> = records
+                .iter()
+                .filter(|record| record.rejects.rows > 0)
+                .map(|record| RejectPart {
+                    partition: record.partition.clone(),
+                    digest: record.rejects.digest,
+                    by_reason: record.rejects.by_reason.clone(),
+                    data: RejectData::File {
+                        path: data.join(record::data_file(&record.key, record::REJECTS, &record.rejects.digest)),
+                        bytes: record.rejects.bytes,
+                    },
+                })
+                .collect();
+            parts.sort_by(|a, b| a.partition.cmp(&b.partition));
+            StageRejects {
+                stage: stage.as_str().into(),
+                parts,
+            }
+        };
+        RejectSet::new(stages.iter().map(of_stage).collect())
+    }
+
+    /// The folder of a run, whether it is there or not.
+    ///
+    /// # Errors
+    /// If `id` is not a plain name.
+    pub fn run_folder(&self, id: &str) -> Result<PathBuf, StoreError> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if id.is_empty() || id.starts_with('.') || !id.chars().all(plain) {
+            return Err(StoreError::Name {
+                what: "a run",
+                name: id.to_string(),
+            });
+        }
+        Ok(self.inner.dir.join("runs").join(id))
+    }
+
+    /// Makes the folder of a run.
+    pub fn create_run_folder(&self, id: &str) -> Result<PathBuf, StoreError> {
+        let folder = self.run_folder(id)?;
+        self.inner.files.create_folder(&folder)?;
+        Ok(folder)
+    }
+
+    /// The names of all runs that have a folder, sorted; with names that begin with the time, the latest last.
+    pub fn runs(&self) -> Result<Vec<String>, StoreError> {
+        let folder = self.inner.dir.join("runs");
+        let entries = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(StoreError::io("list the folder", &folder, e)),
+        };
+        let mut names = BTreeSet::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| StoreError::io("list the folder", &folder, e))?;
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                names.extend(entry.file_name().into_string());
+            }
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    /// A folder for what a stage may lose at any time; made on the way. A group in the stage's name
+    /// (`manifest/dedup`) becomes a folder.
+    pub fn scratch(&self, stage: &str) -> Result<PathBuf, StoreError> {
+        let parts: Vec<&str> = stage.split('/').collect();
+        if parts
+            .iter()
+            .any(|part| part.is_empty() || part.starts_with('.') || part.contains(['\\', '\0']))
+        {
+            return Err(StoreError::Name {
+                what: "a stage",
+                name: stage.to_string(),
+            });
+        }
+        let folder = parts
+            .iter()
+            .fold(self.inner.dir.join("scratch"), |folder, part| folder.join(part));
+        self.inner.files.create_folder(&folder)?;
+        Ok(folder)
+    }
+
+    fn recipe_folder(&self, recipe: &Digest) -> PathBuf {
+        self.inner.dir.join("artifacts").join(recipe.short())
+    }
+}
+
+fn other_recipe(path: PathBuf, found: &Digest, expected: &Digest) -> StoreError {
+    StoreError::OtherRecipe {
+        path,
+        found: found.to_hex(),
+        expected: expected.to_hex(),
+    }
+}
+
+/// Refuses a folder that holds other things: a state directory is made in an empty folder, or in one in which
+/// its making was cut short.
+fn refuse_foreign(dir: &Path) -> Result<(), StoreError> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(StoreError::io("list the folder", dir, e)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(|e| StoreError::io("list the folder", dir, e))?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name != "lock" && !decide::is_temporary(&name) {
+            return Err(StoreError::Foreign {
+                path: dir.to_path_buf(),
+                found: name.into_owned(),
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! Data files: parquet, always with the same bytes for the same rows.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{RecordBatch, RecordBatchOptions};
+use arrow::compute::BatchCoalescer;
+use arrow::datatypes::{Schema, SchemaRef};
+use arrow::error::ArrowError;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::{ArrowWriter, ProjectionMask};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+
+use super::StoreError;
+use super::atomic::Files;
+use crate::digest::Digest;
+use crate::kind::StageError;
+
+/// Rows of a row group. Part of the format: another number gives other bytes.
+const ROW_GROUP: usize = 65_536;
+
+/// Rows of a batch when reading.
+const READ_ROWS: usize = 8_192;
+
+fn properties() -> WriterProperties {
+    WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(1).unwrap_or_default()))
+        .set_max_row_group_row_count(Some(ROW_GROUP))
+        .set_statistics_enabled(EnabledStatistics::None)
+        // Without the version: an update of the parquet library alone must not change a digest.
+        .set_created_by("flow".to_string())
+        .build()
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    pub digest: Digest,
+    pub rows: u64,
+    pub bytes: u64,
+}
+
+/// Passes bytes on, and digests and counts them.
+struct Hashing<W> {
+    inner: W,
+    hasher: blake3::Hasher,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Hashing<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let taken = self.inner.write(buffer)?;
+        self.hasher.update(&buffer[..taken]);
+        self.bytes += taken as u64;
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// Writes rows as parquet. The batches must have the columns of `schema`; how the rows are cut into batches
+/// changes nothing in the file.
+pub(crate) fn encode<W: Write + Send>(
+    sink: W,
+    schema: &SchemaRef,
+    batches: &[RecordBatch],
+) -> Result<Written, ParquetError> {
+    let hashing = Hashing {
+        inner: sink,
+        hasher: blake3::Hasher::new(),
+        bytes: 0,
+    };
+    let mut writer = ArrowWriter::try_new(hashing, schema.clone(), Some(properties()))?;
+    let mut rows = 0;
+    // Pages end where a batch ends, so the writer must see the same batches whatever came in.
+    let mut coalescer = BatchCoalescer::new(schema.clone(), ROW_GROUP);
+    for batch in batches {
+        rows += batch.num_rows() as u64;
+        if let [only] = batches {
+            for start in (0..only.num_rows()).step_by(ROW_GROUP) {
+                writer.write(&only.slice(start, ROW_GROUP.min(only.num_rows() - start)))?;
+            }
+            break;
+        }
+        coalescer.push_batch(batch.clone())?;
+        while let Some(full) = coalescer.next_completed_batch() {
+            writer.write(&full)?;
+        }
+    }
+    coalescer.finish_buffered_batch()?;
+    while let Some(last) = coalescer.next_completed_batch() {
+        writer.write(&last)?;
+    }
+    let hashing = writer.into_inner()?;
+    Ok(Written {
+        digest: Digest::from_bytes(*hashing.hasher.finalize().as_bytes()),
+        rows,
+        bytes: hashing.bytes,
+    })
+}
+
+/// Gives batches the schema that was declared: metadata and "may be null" are those of the declaration,
+/// names and types must agree, and nulls may only be where the declaration lets them.
+pub(crate) fn conform(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Vec<RecordBatch>, ArrowError> {
+    let mut conformed = Vec::with_capacity(batches.len());
+    for batch in batches {
+        if batch.schema_ref() == schema {
+            conformed.push(batch);
+            continue;
+        }
+        let found = batch.schema();
+        let names = |schema: &Schema| schema.fields().iter().map(|f| f.name().clone()).collect::<Vec<_>>();
+        if names(&found) != names(schema) {
+            return Err(ArrowError::SchemaError(format!(
+                "has columns {}, but {} were declared",
+                names(&found).join(", "),
+                names(schema).join(", ")
+            )));
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        conformed.push(RecordBatch::try_new_with_options(
+            schema.clone(),
+            batch.columns().to_vec(),
+            &options,
+        )?);
+    }
+    Ok(conformed)
+}
+
+/// Writes a data file under a temporary name in `folder`. It is not brought to the disk yet.
+pub(crate) fn write(
+    files: &Files,
+    folder: &Path,
+    schema: &SchemaRef,
+    batches: &[RecordBatch],
+) -> Result<(PathBuf, Written), StoreError> {
+    let (temporary, file) = files.create_temporary(folder)?;
+    match encode(file, schema, batches) {
+        Ok(written) => Ok((temporary, written)),
+        Err(error) => {
+            let _ = files.remove(&temporary);
+            Err(StoreError::parquet("write", &temporary, error))
+        }
+    }
+}
+
+/// The rows of a data file, batch by batch.
+pub(crate) struct Rows {
+    reader: ParquetRecordBatchReader,
+    path: PathBuf,
+    /// Of the chosen columns, in the chosen order.
+    schema: SchemaRef,
+    /// Where each chosen column is among those read.
+    order: Vec<usize>,
+}
+
+/// Opens a data file that should have `bytes` bytes and the columns of `schema`.
+pub(crate) fn open(path: &Path, bytes: u64, schema: &SchemaRef, columns: Option<&[&str]>) -> Result<Rows, StoreError> {
+    let (chosen, positions) = project(schema, columns).map_err(|detail| StoreError::Damaged {
+        path: path.to_path_buf(),
+        detail,
+    })?;
+    let file = File::open(path).map_err(|e| StoreError::io("read", path, e))?;
+    let found = file.metadata().map_err(|e| StoreError::io("read", path, e))?.len();
+    if found != bytes {
+        let detail = format!("it has {found} bytes, its record says {bytes}");
+        return Err(StoreError::Damaged {
+            path: path.to_path_buf(),
+            detail,
+        });
+    }
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| StoreError::parquet("read", path, e))?;
+    let stored = builder.schema().clone();
+    // Columns are looked up by name: the file says where each one is.
+    let mut roots = Vec::with_capacity(positions.len());
+    for field in chosen.fields() {
+        let Some((root, _)) = stored.column_with_name(field.name()) else {
+            let detail = format!("it has no column `{}`", field.name());
+            return Err(StoreError::Damaged {
+                path: path.to_path_buf(),
+                detail,
+            });
+        };
+        roots.push(root);
+    }
+    let mut read: Vec<usize> = roots.clone();
+    read.sort_unstable();
+    read.dedup();
+    let order = roots
+        .iter()
+        .map(|root| read.binary_search(root).unwrap_or_default())
+        .collect();
+    let mask = ProjectionMask::roots(builder.parquet_schema(), read);
+    let reader = builder
+        .with_projection(mask)
+        .with_batch_size(READ_ROWS)
+        .build()
+        .map_err(|e| StoreError::parquet("read", path, e))?;
+    Ok(Rows {
+        reader,
+        path: path.to_path_buf(),
+        schema: chosen,
+        order,
+    })
+}
+
+/// The schema of the chosen columns, and their positions.
+pub(crate) fn project(schema: &SchemaRef, columns: Option<&[&str]>) -> Result<(SchemaRef, Vec<usize>), String> {
+    let Some(columns) = columns else {
+        return Ok((schema.clone(), (0..schema.fields().len()).collect()));
+    };
+    let mut positions = Vec::with_capacity(columns.len());
+    for column in columns {
+        match schema.column_with_name(column) {
+            Some((position, _)) => positions.push(position),
+            None => return Err(format!("there is no column `{column}`")),
+        }
+    }
+    let chosen = schema.project(&positions).map_err(|e| e.to_string())?;
+    Ok((Arc::new(chosen), positions))
+}
+
+impl Iterator for Rows {
+    type Item = Result<RecordBatch, StageError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batch = self.reader.next()?;
+        let shaped = batch.and_then(|batch| {
+            let columns = self.order.iter().map(|&i| batch.column(i).clone()).collect();
+            let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+            RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+        });
+        Some(shaped.map_err(|e| {
+            StoreError::Damaged {
+                path: self.path.clone(),
+                detail: e.to_string(),
+            }
+            .into()
+        }))
+    }
+}

@@ -1,0 +1,234 @@
+//! What stands written about a committed partition of a stage.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::event::ReasonCount;
+use crate::partition::Partition;
+
+/// Version of the record files.
+pub(crate) const RECORD_VERSION: u32 = 1;
+
+/// One partition of one stage, committed.
+///
+/// A record is found by (partition, key). The key alone does not name a partition: it is made of the recipe
+/// and of input digests, and two shards with the same bytes have the same key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    pub partition: Partition,
+    /// Digest of recipe and inputs.
+    pub key: Digest,
+    /// Digest of each input, in the order that the plan gave them: tells which input changed.
+    pub inputs: Vec<Digest>,
+    /// The stored ports. A port that was only streamed is not there.
+    pub ports: BTreeMap<String, PortRecord>,
+    /// Rows of input 0.
+    pub rows_in: u64,
+    /// Rows over all ports, stored or streamed.
+    pub rows_out: u64,
+    /// Rows that a source says it read.
+    pub read: u64,
+    /// Rows merged into others on purpose.
+    pub merged: u64,
+    pub rejects: RejectRecord,
+}
+
+/// The committed data of one port of one partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortRecord {
+    /// BLAKE3 of the file's bytes.
+    pub digest: Digest,
+    pub rows: u64,
+    pub bytes: u64,
+}
+
+/// The rejects of one partition. Without rejects there is no file, and the digest is that of no bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RejectRecord {
+    pub digest: Digest,
+    pub rows: u64,
+    pub bytes: u64,
+    /// Sorted by reason, then class.
+    pub by_reason: Vec<ReasonCount>,
+}
+
+impl RejectRecord {
+    pub(crate) fn none() -> Self {
+        RejectRecord {
+            digest: Digest::of(b""),
+            rows: 0,
+            bytes: 0,
+            by_reason: Vec::new(),
+        }
+    }
+}
+
+/// What the runtime counted for one partition of one stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Rows of input 0.
+    pub rows_in: u64,
+    /// Rows over all ports, stored or streamed.
+    pub rows_out: u64,
+    /// Rows that a source says it read.
+    pub read: u64,
+    pub merged: u64,
+}
+
+impl Record {
+    /// Names of the data files that must be there for this record to count, with their sizes in bytes.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (String, u64)> + '_ {
+        let ports = self
+            .ports
+            .iter()
+            .map(|(name, port)| (data_file(&self.key, name, &port.digest), port.bytes));
+        let rejects =
+            (self.rejects.rows > 0).then(|| (data_file(&self.key, REJECTS, &self.rejects.digest), self.rejects.bytes));
+        ports.chain(rejects)
+    }
+}
+
+/// Stands for the port in the name of a file of rejects.
+pub(crate) const REJECTS: &str = "rejects";
+
+/// Name of a data file. It holds the digest of the content, so that a file under such a name never changes,
+/// and two partitions with one key and different rows do not meet in it.
+pub(crate) fn data_file(key: &Digest, port: &str, digest: &Digest) -> String {
+    let mut key = key.to_hex();
+    key.truncate(32);
+    format!("{key}.{port}.{}.parquet", digest.short())
+}
+
+/// A group of partitions, committed together: one file `records/<generation>-<number>.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Group {
+    pub version: u32,
+    pub recipe: Digest,
+    #[serde(with = "shared_records")]
+    pub records: Vec<Arc<Record>>,
+}
+
+/// All records of a recipe: `index.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Index {
+    pub version: u32,
+    pub recipe: Digest,
+    /// Groups up to this generation are in here.
+    pub generation: u64,
+    #[serde(with = "shared_records")]
+    pub records: Vec<Arc<Record>>,
+}
+
+/// Records are shared in memory and plain in files.
+mod shared_records {
+    use super::{Arc, Deserialize, Record};
+
+    pub(super) fn serialize<S: serde::Serializer>(records: &[Arc<Record>], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(records.iter().map(Arc::as_ref))
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Arc<Record>>, D::Error> {
+        Ok(Vec::<Record>::deserialize(deserializer)?
+            .into_iter()
+            .map(Arc::new)
+            .collect())
+    }
+}
+
+/// Where a group stands in the order of commits. A generation is one writer's turn: from its opening (or its
+/// last index) to its next index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupName {
+    pub generation: u64,
+    pub number: u64,
+}
+
+impl GroupName {
+    pub(crate) fn file(self) -> String {
+        format!("{:08}-{:06}.json", self.generation, self.number)
+    }
+
+    pub(crate) fn parse(file: &str) -> Option<Self> {
+        let (generation, number) = file.strip_suffix(".json")?.split_once('-')?;
+        let name = GroupName {
+            generation: generation.parse().ok()?,
+            number: number.parse().ok()?,
+        };
+        (name.file() == file).then_some(name)
+    }
+}
+
+/// The records of one recipe whose data is all there.
+#[derive(Clone, Debug)]
+pub struct Records {
+    pub(crate) recipe: Digest,
+    pub(crate) by_partition: BTreeMap<Partition, Vec<Arc<Record>>>,
+    pub(crate) lost: Vec<Lost>,
+}
+
+/// A record that does not count, because a data file that it names is missing or has another size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    pub partition: Partition,
+    pub key: Digest,
+    /// Name of the data file.
+    pub file: String,
+    /// Its size; none if it is missing.
+    pub found: Option<u64>,
+}
+
+impl Records {
+    pub(crate) fn new(recipe: Digest, standing: Vec<Arc<Record>>, lost: Vec<Lost>) -> Self {
+        let mut by_partition: BTreeMap<Partition, Vec<Arc<Record>>> = BTreeMap::new();
+        for record in standing {
+            by_partition.entry(record.partition.clone()).or_default().push(record);
+        }
+        Records {
+            recipe,
+            by_partition,
+            lost,
+        }
+    }
+
+    pub fn recipe(&self) -> &Digest {
+        &self.recipe
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_partition.is_empty()
+    }
+
+    /// The record of `partition` under `key`.
+    pub fn get(&self, partition: &Partition, key: &Digest) -> Option<&Arc<Record>> {
+        self.of(partition).iter().find(|record| record.key == *key)
+    }
+
+    /// All records of `partition`, the latest last.
+    pub fn of(&self, partition: &Partition) -> &[Arc<Record>] {
+        self.by_partition.get(partition).map_or(&[], Vec::as_slice)
+    }
+
+    /// The latest record of `partition`, whatever its key: what `--only` reads, and what a plan compares with
+    /// to say which input changed.
+    pub fn latest(&self, partition: &Partition) -> Option<&Arc<Record>> {
+        self.of(partition).last()
+    }
+
+    /// The partitions that have a record, sorted by name.
+    pub fn partitions(&self) -> impl Iterator<Item = &Partition> {
+        self.by_partition.keys()
+    }
+
+    /// Records that do not count since their data is gone; their partitions run again.
+    pub fn lost(&self) -> &[Lost] {
+        &self.lost
+    }
+}

@@ -1,0 +1,252 @@
+//! Files of rejects, and the rejects of all stages upstream of an export.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
+
+use super::parquet_file;
+use crate::digest::Digest;
+use crate::event::ReasonCount;
+use crate::kind::StageError;
+use crate::partition::Partition;
+use crate::reject::{Reject, RejectClass};
+
+/// Columns of a file of rejects.
+pub(crate) static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
+    Arc::new(Schema::new(vec![
+        Field::new("row", DataType::UInt32, true),
+        Field::new("segment_id", DataType::Utf8, true),
+        Field::new("reason", DataType::Utf8, false),
+        Field::new("class", DataType::Utf8, false),
+        Field::new("detail", DataType::Utf8, false),
+        Field::new("values", DataType::Utf8, false),
+    ]))
+});
+
+/// Puts rejects into the one order that does not depend on how a run went: by row (a refused partition
+/// first), then by what they say.
+pub(crate) fn sort(rejects: &mut [Reject]) {
+    rejects.sort_by(|a, b| {
+        let key = |r: &Reject| (r.row, r.class);
+        key(a)
+            .cmp(&key(b))
+            .then_with(|| a.segment_id.cmp(&b.segment_id))
+            .then_with(|| a.reason.cmp(&b.reason))
+            .then_with(|| a.detail.cmp(&b.detail))
+            .then_with(|| a.values.cmp(&b.values))
+    });
+}
+
+/// How many rejects there are for each reason.
+pub(crate) fn count(rejects: &[Reject]) -> Vec<ReasonCount> {
+    let mut counts: BTreeMap<(&str, RejectClass), u64> = BTreeMap::new();
+    for reject in rejects {
+        *counts.entry((&reject.reason, reject.class)).or_default() += 1;
+    }
+    counts
+        .into_iter()
+        .map(|((reason, class), rows)| ReasonCount {
+            reason: reason.to_string(),
+            class,
+            rows,
+        })
+        .collect()
+}
+
+/// Rejects as batches with the columns of [`SCHEMA`], short enough for any text to fit.
+pub(crate) fn to_batches(rejects: &[Reject]) -> Result<Vec<RecordBatch>, arrow::error::ArrowError> {
+    rejects.chunks(4_096).map(to_batch).collect()
+}
+
+fn to_batch(rejects: &[Reject]) -> Result<RecordBatch, arrow::error::ArrowError> {
+    let text =
+        |of: fn(&Reject) -> &str| -> ArrayRef { Arc::new(StringArray::from_iter_values(rejects.iter().map(of))) };
+    let segments: StringArray = rejects.iter().map(|r| r.segment_id.as_deref()).collect();
+    RecordBatch::try_new(
+        SCHEMA.clone(),
+        vec![
+            Arc::new(rejects.iter().map(|r| r.row).collect::<UInt32Array>()),
+            Arc::new(segments),
+            text(|r| &r.reason),
+            text(|r| r.class.as_str()),
+            text(|r| &r.detail),
+            text(|r| &r.values),
+        ],
+    )
+}
+
+/// The rejects in a batch with the columns of [`SCHEMA`].
+fn from_batch(batch: &RecordBatch) -> Result<Vec<Reject>, StageError> {
+    let [rows, segments, reasons, classes, details, values] = batch.columns() else {
+        return Err(StageError::failed("a file of rejects has other columns"));
+    };
+    let rows = rows.as_primitive::<UInt32Type>();
+    let text = |column: &ArrayRef, at: usize| column.as_string::<i32>().value(at).to_string();
+    (0..batch.num_rows())
+        .map(|at| {
+            let class = match classes.as_string::<i32>().value(at) {
+                "rule" => RejectClass::Rule,
+                "fault" => RejectClass::Fault,
+                other => return Err(StageError::failed(format!("`{other}` is no class of a reject"))),
+            };
+            Ok(Reject {
+                row: rows.is_valid(at).then(|| rows.value(at)),
+                segment_id: segments.is_valid(at).then(|| text(segments, at)),
+                reason: text(reasons, at),
+                class,
+                detail: text(details, at),
+                values: text(values, at),
+            })
+        })
+        .collect()
+}
+
+/// The rejects of several stages: in the order in which the stages were given, then of partitions, then of
+/// rows. Cheap to clone; files are read while iterating.
+#[derive(Clone, Default)]
+pub struct RejectSet {
+    stages: Arc<Vec<StageRejects>>,
+}
+
+pub(crate) struct StageRejects {
+    pub stage: Arc<str>,
+    /// Sorted by partition; only partitions with rejects.
+    pub parts: Vec<RejectPart>,
+}
+
+pub(crate) struct RejectPart {
+    pub partition: Partition,
+    pub digest: Digest,
+    pub by_reason: Vec<ReasonCount>,
+    pub data: RejectData,
+}
+
+pub(crate) enum RejectData {
+    File { path: PathBuf, bytes: u64 },
+    Memory(Vec<Reject>),
+}
+
+impl RejectSet {
+    pub(crate) fn new(stages: Vec<StageRejects>) -> Self {
+        RejectSet {
+            stages: Arc::new(stages),
+        }
+    }
+
+    /// A set that lies in memory, for tests of exports. Stages keep the order in which they first appear.
+    pub fn in_memory(rejects: Vec<(String, Partition, Reject)>) -> Self {
+        let mut stages: Vec<(String, BTreeMap<Partition, Vec<Reject>>)> = Vec::new();
+        for (stage, partition, reject) in rejects {
+            let at = stages.iter().position(|(name, _)| *name == stage).unwrap_or_else(|| {
+                stages.push((stage, BTreeMap::new()));
+                stages.len() - 1
+            });
+            stages[at].1.entry(partition).or_default().push(reject);
+        }
+        let part = |(partition, mut rejects): (Partition, Vec<Reject>)| {
+            sort(&mut rejects);
+            let texts = rejects.iter().map(|reject| format!("{reject:?}"));
+            let digest = Digest::of_parts(texts);
+            RejectPart {
+                partition,
+                digest,
+                by_reason: count(&rejects),
+                data: RejectData::Memory(rejects),
+            }
+        };
+        RejectSet::new(
+            stages
+                .into_iter()
+                .map(|(stage, parts)| StageRejects {
+                    stage: stage.into(),
+                    parts: parts.into_iter().map(part).collect(),
+                })
+                .collect(),
+        )
+    }
+
+    /// All rejects with their stage and partition.
+    pub fn iter(&self) -> impl Iterator<Item = Result<(Arc<str>, Partition, Reject), StageError>> + '_ {
+        self.stages.iter().flat_map(|stage| {
+            stage.parts.iter().flat_map(move |part| {
+                let (rejects, failed) = match part.read() {
+                    Ok(rejects) => (rejects, None),
+                    Err(error) => (Vec::new(), Some(Err(error))),
+                };
+                let named = move |reject| Ok((stage.stage.clone(), part.partition.clone(), reject));
+                failed.into_iter().chain(rejects.into_iter().map(named))
+            })
+        })
+    }
+
+    /// How many rejects there are.
+    pub fn rows(&self) -> u64 {
+        self.stages
+            .iter()
+            .flat_map(|stage| &stage.parts)
+            .flat_map(|part| &part.by_reason)
+            .map(|count| count.rows)
+            .sum()
+    }
+
+    /// How many rejects there are for each reason of each stage, in the order of the stages, by reason.
+    /// Reads no file.
+    pub fn by_reason(&self) -> Vec<(Arc<str>, Vec<ReasonCount>)> {
+        self.stages
+            .iter()
+            .map(|stage| {
+                (
+                    stage.stage.clone(),
+                    add_up(stage.parts.iter().flat_map(|part| &part.by_reason)),
+                )
+            })
+            .collect()
+    }
+
+    /// Digest of all rejects, with the names of stages and partitions (which are part of what is exported).
+    pub fn digest(&self) -> Digest {
+        Digest::of_parts(self.stages.iter().flat_map(|stage| {
+            let head = [b"stage".to_vec(), stage.stage.as_bytes().to_vec()];
+            let parts = stage.parts.iter().flat_map(|part| {
+                [
+                    part.partition.as_str().as_bytes().to_vec(),
+                    part.digest.as_bytes().to_vec(),
+                ]
+            });
+            head.into_iter().chain(parts).collect::<Vec<_>>()
+        }))
+    }
+}
+
+/// Adds up counts of the same reason and class.
+pub fn add_up<'a>(counts: impl IntoIterator<Item = &'a ReasonCount>) -> Vec<ReasonCount> {
+    let mut sums: BTreeMap<(&str, RejectClass), u64> = BTreeMap::new();
+    for count in counts {
+        *sums.entry((&count.reason, count.class)).or_default() += count.rows;
+    }
+    sums.into_iter()
+        .map(|((reason, class), rows)| ReasonCount {
+            reason: reason.to_string(),
+            class,
+            rows,
+        })
+        .collect()
+}
+
+impl RejectPart {
+    fn read(&self) -> Result<Vec<Reject>, StageError> {
+        match &self.data {
+            RejectData::Memory(rejects) => Ok(rejects.clone()),
+            RejectData::File { path, bytes } => {
+                let mut rejects = Vec::new();
+                for batch in parquet_file::open(path, *bytes, &SCHEMA, None)? {
+                    rejects.extend(from_batch(&batch?)?);
+                }
+                Ok(rejects)
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Exports: whole, or visibly not.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use super::super::crash::{Crash, Remains};
+use super::super::*;
+use super::{key, names};
+
+pub(super) fn export(folder: &Path, version: u64, names: &[&str], files: Files) -> Result<(), StoreError> {
+    let mut set = ExportSet::begin_with(folder, key(version), "test", files)?;
+    for name in names {
+        let path = set.file(name)?;
+        std::fs::write(&path, format!("{name} {version}")).unwrap();
+    }
+    set.finish().map(|_| ())
+}
+
+#[test]
+fn an_export_is_whole_or_visibly_not() {
+    let root = TempDir::new().unwrap();
+    let folder = root.path().join("deep/out");
+    let sources = SourceDigests::default();
+    let standing = |version| ExportSet::standing(&folder, &key(version), &sources).unwrap();
+    assert_eq!(standing(1), ExportStanding::Missing);
+    export(
+        &folder,
+        1,
+        &["train.parquet", "hi/a.flac", "gone.txt"],
+        Files::default(),
+    )
+    .unwrap();
+    assert_eq!(
+        (standing(1), standing(2)),
+        (ExportStanding::Whole, ExportStanding::Outdated)
+    );
+    let made = ["flow.json", "gone.txt", "hi/a.flac", "train.parquet"].map(String::from);
+    assert_eq!(names(&folder), BTreeSet::from(made));
+    // What is not ours stays, what the new set does not have goes.
+    std::fs::write(folder.join("notes.txt"), "mine").unwrap();
+    export(&folder, 2, &["train.parquet", "hi/a.flac"], Files::default()).unwrap();
+    assert_eq!(
+        names(&folder),
+        BTreeSet::from(["flow.json", "hi/a.flac", "notes.txt", "train.parquet"].map(String::from))
+    );
+    assert_eq!(
+        std::fs::read_to_string(folder.join("train.parquet")).unwrap(),
+        "train.parquet 2"
+    );
+    std::fs::write(folder.join("hi/a.flac"), "hi/a.flac 3").unwrap();
+    assert_eq!(
+        standing(2),
+        ExportStanding::Changed {
+            file: "hi/a.flac".into()
+        }
+    );
+    std::fs::remove_file(folder.join("hi/a.flac")).unwrap();
+    assert_eq!(
+        standing(2),
+        ExportStanding::Changed {
+            file: "hi/a.flac".into()
+        }
+    );
+    std::fs::write(folder.join("flow.json"), "{").unwrap();
+    assert_eq!(
+        standing(2),
+        ExportStanding::Changed {
+            file: "flow.json".into()
+        }
+    );
+    std::fs::write(folder.join("flow.json"), "{\"version\":7}").unwrap();
+    assert!(matches!(
+        export(&folder, 2, &["x"], Files::default()),
+        Err(StoreError::Newer { found: 7, .. })
+    ));
+    std::fs::remove_file(folder.join("flow.json")).unwrap();
+
+    let mut set = ExportSet::begin(&folder, key(3), "one").unwrap();
+    assert!(ExportSet::begin(&folder, key(3), "two").err().unwrap().is_held());
+    for name in [
+        "../x",
+        "/etc/passwd",
+        "",
+        ".",
+        "a/../../b",
+        "flow.json",
+        ".flow-lock",
+        "a/",
+    ] {
+        assert!(matches!(set.file(name), Err(StoreError::Name { .. })), "{name}");
+    }
+    std::fs::write(set.file("new.txt").unwrap(), "x").unwrap();
+    assert!(set.file("new.txt").is_err() && set.file("./new.txt").is_err());
+    // Asked for and not written: an error, and nothing has changed.
+    set.file("unwritten.txt").unwrap();
+    let before = std::fs::read(folder.join("train.parquet")).unwrap();
+    assert!(set.finish().is_err());
+    assert_eq!(std::fs::read(folder.join("train.parquet")).unwrap(), before);
+    assert_eq!(
+        names(&folder),
+        BTreeSet::from(["notes.txt", "train.parquet"].map(String::from))
+    );
+    // A folder in the place of a file is found before anything is touched.
+    export(&folder, 4, &["train.parquet"], Files::default()).unwrap();
+    std::fs::create_dir(folder.join("blocked")).unwrap();
+    assert!(export(&folder, 5, &["blocked", "train.parquet"], Files::default()).is_err());
+    assert_eq!(standing(4), ExportStanding::Whole);
+}
+
+#[test]
+fn a_crash_in_an_export_never_passes_for_a_whole_one() {
+    for remains in [Remains::All, Remains::Flushed] {
+        for at in 0.. {
+            let dir = TempDir::new().unwrap();
+            let folder = dir.path().join("out");
+            export(&folder, 1, &["a", "b", "c"], Files::default()).unwrap();
+            let crash = Crash::after(at);
+            let done = export(
+                &folder,
+                2,
+                &["a", "b", "d"],
+                Files {
+                    crash: Some(crash.clone()),
+                },
+            );
+            crash.settle(remains);
+            let sources = SourceDigests::default();
+            for version in [1, 2] {
+                if ExportSet::standing(&folder, &key(version), &sources).unwrap() == ExportStanding::Whole {
+                    for name in if version == 1 { ["a", "b", "c"] } else { ["a", "b", "d"] } {
+                        assert_eq!(
+                            std::fs::read_to_string(folder.join(name)).unwrap(),
+                            format!("{name} {version}")
+                        );
+                    }
+                }
+            }
+            // Whoever looks for `flow.json` alone is told the truth too.
+            if let Ok(text) = std::fs::read(folder.join("flow.json")) {
+                let manifest: serde_json::Value = serde_json::from_slice(&text).unwrap();
+                for (name, entry) in manifest["files"].as_object().unwrap() {
+                    let digest = Digest::of(&std::fs::read(folder.join(name)).unwrap()).to_hex();
+                    assert_eq!(entry["digest"], digest.as_str(), "{name} at step {at}");
+                }
+            }
+            if done.is_ok() {
+                assert_eq!(
+                    ExportSet::standing(&folder, &key(2), &sources).unwrap(),
+                    ExportStanding::Whole
+                );
+                assert!(at > 10, "{at}");
+                break;
+            }
+            export(&folder, 2, &["a", "b", "d"], Files::default()).unwrap();
+            assert_eq!(
+                ExportSet::standing(&folder, &key(2), &sources).unwrap(),
+                ExportStanding::Whole
+            );
+            assert!(!names(&folder).iter().any(|name| name.contains(".tmp")));
+        }
+    }
+}

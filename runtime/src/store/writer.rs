@@ -1,0 +1,388 @@
+//! Committing partitions: data under temporary names on the workers' threads, then group by group one record
+//! file, then one index.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use super::StoreError;
+use super::atomic::{self, Files};
+use super::decide;
+use super::kill::{self, Point};
+use super::read_back;
+use super::record::{
+    Counts, Group, GroupName, Index, PortRecord, RECORD_VERSION, REJECTS, Record, RejectRecord, data_file,
+};
+use super::{parquet_file, rejects};
+use crate::digest::Digest;
+use crate::partition::Partition;
+use crate::reject::Reject;
+
+/// The rows of one port of one partition, to be stored: batches in the order of `_row`.
+pub struct PortRows {
+    pub name: String,
+    pub schema: SchemaRef,
+    pub batches: Vec<RecordBatch>,
+}
+
+/// Writes the partitions of one recipe. Cheap to clone and shared by the workers: all clones, and all that
+/// [`super::Store::writer`] gives for one recipe, are one writer.
+#[derive(Clone)]
+pub struct ArtifactWriter {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    files: Files,
+    recipe: Digest,
+    folder: PathBuf,
+    state: Mutex<State>,
+}
+
+struct State {
+    generation: u64,
+    next_group: u64,
+    groups: Vec<GroupName>,
+    has_index: bool,
+    /// All that stands committed, in the order of the commits.
+    records: Vec<Arc<Record>>,
+    places: BTreeMap<(Partition, Digest), usize>,
+}
+
+impl State {
+    fn standing(&self, partition: &Partition, key: &Digest) -> Option<&Arc<Record>> {
+        self.places.get(&(partition.clone(), *key)).map(|&at| &self.records[at])
+    }
+
+    fn put(&mut self, record: Arc<Record>) {
+        let next = self.records.len();
+        match self.places.insert((record.partition.clone(), record.key), next) {
+            None => self.records.push(record),
+            Some(at) => {
+                self.places.insert((record.partition.clone(), record.key), at);
+                self.records[at] = record;
+            }
+        }
+    }
+}
+
+/// A partition whose data lies under temporary names; nothing is committed yet. Dropping it removes them.
+#[must_use = "a partition that is not handed to `ArtifactWriter::commit` is not committed"]
+pub struct Pending {
+    record: Option<Record>,
+    /// Temporary name and final name.
+    moves: Vec<(PathBuf, PathBuf)>,
+    files: Files,
+}
+
+impl Pending {
+    /// The record as it will be committed.
+    pub fn record(&self) -> Option<&Record> {
+        self.record.as_ref()
+    }
+
+    fn discard(&mut self) {
+        for (temporary, _) in self.moves.drain(..) {
+            let _ = self.files.remove(&temporary);
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.discard();
+    }
+}
+
+pub(super) fn data_folder(recipe_folder: &Path) -> PathBuf {
+    recipe_folder.join("data")
+}
+
+pub(super) fn records_folder(recipe_folder: &Path) -> PathBuf {
+    recipe_folder.join("records")
+}
+
+impl ArtifactWriter {
+    /// Makes the folders of a recipe ready, and removes what a crash left in them. The caller holds the lock.
+    pub(super) fn open(files: Files, recipe: Digest, folder: PathBuf, identity: &[u8]) -> Result<Self, StoreError> {
+        for each in [&folder, &data_folder(&folder), &records_folder(&folder)] {
+            files.create_folder(each)?;
+        }
+        let recipe_file = folder.join("recipe.json");
+        if atomic::read(&recipe_file)?.is_none() {
+            files.replace(&recipe_file, identity)?;
+        }
+        let state = recover(&files, &recipe, &folder)?;
+        Ok(ArtifactWriter {
+            shared: Arc::new(Shared {
+                files,
+                recipe,
+                folder,
+                state: Mutex::new(state),
+            }),
+        })
+    }
+
+    pub fn recipe(&self) -> &Digest {
+        &self.shared.recipe
+    }
+
+    /// Writes the data of one partition under temporary names: on the caller's thread, at the same time as
+    /// others. `rejects` may come in any order. `inputs` are kept to tell later which input changed.
+    ///
+    /// # Errors
+    /// If rows do not have the columns of their port, or the disk does not take them.
+    pub fn write_partition(
+        &self,
+        partition: &Partition,
+        key: Digest,
+        inputs: Vec<Digest>,
+        ports: Vec<PortRows>,
+        mut rejects: Vec<Reject>,
+        counts: Counts,
+    ) -> Result<Pending, StoreError> {
+        let data = data_folder(&self.shared.folder);
+        let files = &self.shared.files;
+        let mut pending = Pending {
+            record: None,
+            moves: Vec::new(),
+            files: files.clone(),
+        };
+        let mut write = |port: &str, schema: &SchemaRef, batches: &[RecordBatch]| {
+            let (temporary, written) = parquet_file::write(files, &data, schema, batches)?;
+            pending
+                .moves
+                .push((temporary, data.join(data_file(&key, port, &written.digest))));
+            kill::pass(Point::DataWritten);
+            Ok::<_, StoreError>(written)
+        };
+        let mut port_records = BTreeMap::new();
+        for PortRows { name, schema, batches } in ports {
+            check_port_name(&name)?;
+            let misfit = |detail: String| StoreError::Rows {
+                port: name.clone(),
+                partition: partition.to_string(),
+                detail,
+            };
+            let batches = parquet_file::conform(&schema, batches).map_err(|e| misfit(e.to_string()))?;
+            let written = write(&name, &schema, &batches)?;
+            let record = PortRecord {
+                digest: written.digest,
+                rows: written.rows,
+                bytes: written.bytes,
+            };
+            if port_records.insert(name.clone(), record).is_some() {
+                return Err(misfit("it is given twice".to_string()));
+            }
+        }
+        let mut reject_record = RejectRecord::none();
+        if !rejects.is_empty() {
+            rejects::sort(&mut rejects);
+            let batches = rejects::to_batches(&rejects).map_err(|e| StoreError::Rows {
+                port: REJECTS.to_string(),
+                partition: partition.to_string(),
+                detail: e.to_string(),
+            })?;
+            let written = write(REJECTS, &rejects::SCHEMA, &batches)?;
+            reject_record = RejectRecord {
+                digest: written.digest,
+                rows: written.rows,
+                bytes: written.bytes,
+                by_reason: rejects::count(&rejects),
+            };
+        }
+        pending.record = Some(Record {
+            partition: partition.clone(),
+            key,
+            inputs,
+            ports: port_records,
+            rows_in: counts.rows_in,
+            rows_out: counts.rows_out,
+            read: counts.read,
+            merged: counts.merged,
+            rejects: reject_record,
+        });
+        Ok(pending)
+    }
+
+    /// Commits partitions together: all of them stand when this returns, or, after a crash or an error, either
+    /// all or none. Gives the records that stand now, in the order of `group`. Partitions for which the same
+    /// record stands already cost nothing.
+    pub fn commit(&self, group: Vec<Pending>) -> Result<Vec<Arc<Record>>, StoreError> {
+        let Shared {
+            files, recipe, folder, ..
+        } = &*self.shared;
+        let mut state = self.lock();
+        let mut result = Vec::with_capacity(group.len());
+        let mut fresh: Vec<Arc<Record>> = Vec::new();
+        let mut moving = Vec::new();
+        for mut pending in group {
+            let Some(record) = pending.record.take() else { continue };
+            let standing = state.standing(&record.partition, &record.key);
+            let record = standing.map_or_else(|| record.clone(), |old| decide::combine(old, record.clone()));
+            match standing {
+                Some(old) if **old == record => {
+                    result.push(old.clone());
+                    pending.discard();
+                }
+                _ => {
+                    let record = Arc::new(record);
+                    result.push(record.clone());
+                    fresh.push(record);
+                    moving.push(pending);
+                }
+            }
+        }
+        if fresh.is_empty() {
+            return Ok(result);
+        }
+        let temporary: Vec<PathBuf> = moving
+            .iter()
+            .flat_map(|p| &p.moves)
+            .map(|(from, _)| from.clone())
+            .collect();
+        files.sync_all(&temporary)?;
+        for pending in &mut moving {
+            while let Some((from, to)) = pending.moves.last() {
+                files.rename(from, to)?;
+                pending.moves.pop();
+                kill::pass(Point::DataRenamed);
+            }
+        }
+        if !temporary.is_empty() {
+            files.sync_folder(&data_folder(folder))?;
+        }
+        let name = GroupName {
+            generation: state.generation,
+            number: state.next_group,
+        };
+        let path = records_folder(folder).join(name.file());
+        let record_file = Group {
+            version: RECORD_VERSION,
+            recipe: *recipe,
+            records: fresh.clone(),
+        };
+        let prepared = files.prepare(&path, &read_back::to_json(&path, &record_file)?)?;
+        kill::pass(Point::RecordWritten);
+        match files.rename_if_absent(&prepared, &path) {
+            Ok(true) => {}
+            Ok(false) => {
+                let _ = files.remove(&prepared);
+                let detail = "another run has written it while this one held the lock".to_string();
+                return Err(StoreError::Damaged { path, detail });
+            }
+            Err(error) => {
+                let _ = files.remove(&prepared);
+                return Err(error);
+            }
+        }
+        files.sync_folder(&records_folder(folder))?;
+        kill::pass(Point::RecordLinked);
+        state.next_group += 1;
+        state.groups.push(name);
+        for record in fresh {
+            state.put(record);
+        }
+        Ok(result)
+    }
+
+    /// Ends the artifact: one index file takes the place of the group records. `planned` are the partitions and
+    /// keys that this run was to have.
+    ///
+    /// # Errors
+    /// If one of `planned` was not committed.
+    pub fn finish<'a>(&self, planned: impl IntoIterator<Item = (&'a Partition, &'a Digest)>) -> Result<(), StoreError> {
+        let Shared {
+            files, recipe, folder, ..
+        } = &*self.shared;
+        let mut state = self.lock();
+        for (partition, key) in planned {
+            if state.standing(partition, key).is_none() {
+                return Err(StoreError::NotCommitted {
+                    partition: partition.to_string(),
+                });
+            }
+        }
+        if state.groups.is_empty() && state.has_index {
+            return Ok(());
+        }
+        let path = folder.join("index.json");
+        let index = Index {
+            version: RECORD_VERSION,
+            recipe: *recipe,
+            generation: state.generation,
+            records: state.records.clone(),
+        };
+        files.replace(&path, &read_back::to_json(&path, &index)?)?;
+        kill::pass(Point::IndexWritten);
+        state.has_index = true;
+        state.generation += 1;
+        state.next_group = 0;
+        for name in std::mem::take(&mut state.groups) {
+            files.remove(&records_folder(folder).join(name.file()))?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is changed only after a group or an index stands on the disk, so it is right whatever
+        // panicked while holding the lock.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads what stands and removes what does not: temporary files, groups that the index holds, data files that
+/// no record names.
+fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, StoreError> {
+    let found = read_back::recipe_folder(folder, recipe)?;
+    let records = records_folder(folder);
+    let data = data_folder(folder);
+    let groups: Vec<GroupName> = found.groups.iter().map(|(name, _)| *name).collect();
+    let indexed = found.index.as_ref().map(|index| index.generation);
+    let generation = decide::next_generation(indexed, groups.iter().copied());
+    let stale = decide::superseded_groups(indexed, &groups);
+    for name in &stale {
+        files.remove(&records.join(name.file()))?;
+    }
+    let all = decide::merge(found.index, found.groups);
+    let (standing, _) = decide::standing(all, &found.data);
+    for orphan in decide::orphans(&found.data, &standing) {
+        files.remove(&data.join(orphan))?;
+    }
+    for (folder, listing) in [
+        (&data, &found.data),
+        (&records, &found.records),
+        (&folder.to_path_buf(), &found.top),
+    ] {
+        for name in listing.keys().filter(|name| decide::is_temporary(name)) {
+            files.remove(&folder.join(name))?;
+        }
+    }
+    let mut state = State {
+        generation,
+        next_group: 0,
+        groups: groups.into_iter().filter(|name| !stale.contains(name)).collect(),
+        has_index: indexed.is_some(),
+        records: Vec::new(),
+        places: BTreeMap::new(),
+    };
+    for record in standing {
+        state.put(record);
+    }
+    Ok(state)
+}
+
+/// A port's name becomes part of a file name.
+fn check_port_name(name: &str) -> Result<(), StoreError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+        return Err(StoreError::Name {
+            what: "a port",
+            name: name.to_string(),
+        });
+    }
+    Ok(())
+}

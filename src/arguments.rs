@@ -1,0 +1,200 @@
+//! The command line's arguments.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
+/// where only what changed is done again.
+#[derive(Debug, Parser)]
+#[command(name = "flow", version, after_help = EXIT_CODES)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed; 2 the pipeline, a setting or the command line is wrong; \
+3 another run holds the state directory; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
+that only warns; 70 a bug of ours; 130, 143 interrupted.";
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a pipeline: whatever changed since the last run, and nothing else
+    Run(RunArguments),
+    /// Show what would run, and why; changes nothing
+    Plan(PlanArguments),
+    /// Check a pipeline: settings, parameters, edges and schemas
+    Check(CheckArguments),
+    /// Show the rows that stages refused, counted by stage and reason
+    Rejects(RejectsArguments),
+    /// Show the stage kinds and their settings
+    Kinds(KindsArguments),
+    /// Draw a pipeline's stages and edges
+    Graph(GraphArguments),
+    /// Show who runs in the state directory, and how far the last run came
+    Status(LookArguments),
+    /// Show the events of a run
+    Log(LogArguments),
+}
+
+/// Which pipeline, with which values.
+#[derive(Args, Clone, Debug)]
+pub struct PipelineArguments {
+    /// The pipeline file
+    pub pipeline: PathBuf,
+    /// An overlay with values of parameters; may be given several times, later ones win
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<PathBuf>,
+    /// The value of a parameter, after all overlays: `--set train.max_steps=100`
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// What to run of it, and where.
+#[derive(Args, Clone, Debug)]
+pub struct SelectionArguments {
+    /// Run this stage and what follows it
+    #[arg(long, value_name = "STAGE")]
+    pub from: Option<String>,
+    /// Run what this stage needs, and it
+    #[arg(long, value_name = "STAGE")]
+    pub until: Option<String>,
+    /// Run this stage alone, on the artifacts that are there, even if the plan calls them stale; may be given several times
+    #[arg(long, value_name = "STAGE")]
+    pub only: Vec<String>,
+    /// Run this stage (or `all`) even where nothing changed; may be given several times
+    #[arg(long, value_name = "STAGE|all")]
+    pub force: Vec<String>,
+    /// Worker threads; one per core if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct StateArguments {
+    /// The state directory
+    #[arg(long, value_name = "DIR", default_value = ".flow")]
+    pub state: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub struct RunArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    #[command(flatten)]
+    pub selection: SelectionArguments,
+    /// What standard error shows while the run goes on
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub progress: Progress,
+    /// Write the events, one JSON object per line, to this file too
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Progress {
+    /// Bars on a terminal, plain lines elsewhere
+    Auto,
+    /// One bar per stage in work
+    Bars,
+    /// One line per thing that happens
+    Plain,
+    /// One JSON object per line
+    Json,
+    /// Nothing but errors
+    None,
+}
+
+#[derive(Args, Debug)]
+pub struct PlanArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    #[command(flatten)]
+    pub selection: SelectionArguments,
+    /// Name every partition that would run
+    #[arg(long)]
+    pub partitions: bool,
+    /// The plan as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 0 if nothing would run, with 4 if something would
+    #[arg(long)]
+    pub exit_code: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct CheckArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// Also look whether the files are there, by making the plan
+    #[arg(long)]
+    pub deep: bool,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+/// Which run to look at.
+#[derive(Args, Debug)]
+pub struct LookArguments {
+    /// Look at runs of this pipeline only
+    pub pipeline: Option<PathBuf>,
+    /// The run: `latest`, or its name
+    #[arg(long, value_name = "ID", default_value = "latest")]
+    pub run: String,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct RejectsArguments {
+    #[command(flatten)]
+    pub look: LookArguments,
+    /// Rejects of this stage only, row by row
+    #[arg(long)]
+    pub stage: Option<String>,
+    /// Rejects with this reason only, row by row
+    #[arg(long)]
+    pub reason: Option<String>,
+    /// Write the rejects to this parquet file instead
+    #[arg(long, value_name = "FILE")]
+    pub export: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct LogArguments {
+    #[command(flatten)]
+    pub look: LookArguments,
+    /// The events as JSON lines, as they were written
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct KindsArguments {
+    /// Show this kind with all its settings
+    pub kind: Option<String>,
+    /// The JSON schema: of the kind's settings, or of pipeline files, for editors
+    #[arg(long)]
+    pub schema: bool,
+    /// Write the pages of all kinds and the schema of pipeline files below this folder
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kind", "schema"])]
+    pub docs: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct GraphArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// In which form
+    #[arg(long, default_value = "mermaid")]
+    pub format: GraphFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GraphFormat {
+    Mermaid,
+    Dot,
+    Svg,
+}

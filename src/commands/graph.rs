@@ -1,0 +1,144 @@
+//! `flow graph`: stages and edges as a picture.
+
+mod drawing;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write;
+
+use flow_runtime::Role;
+use flow_runtime::registry::Registry;
+use flow_runtime::spec::Checked;
+
+use super::checked;
+use crate::arguments::{GraphArguments, GraphFormat};
+use crate::failure::{Exit, Failure};
+
+pub fn graph(arguments: &GraphArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let checked = checked(&arguments.pipeline, registry)?;
+    let text = match arguments.format {
+        GraphFormat::Mermaid => mermaid(&checked),
+        GraphFormat::Dot => dot(&checked),
+        GraphFormat::Svg => drawing::svg(&nodes(&checked)),
+    };
+    out.write_all(text.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// A stage as it is drawn.
+pub struct Node {
+    pub name: String,
+    pub kind: String,
+    pub role: Role,
+    /// Producer and, where it has several ports, the name of the one that is read.
+    pub inputs: Vec<(usize, Option<String>)>,
+}
+
+fn nodes(checked: &Checked) -> Vec<Node> {
+    let node = |stage: &flow_runtime::spec::CheckedStage| Node {
+        name: stage.name.clone(),
+        kind: stage.kind.name().to_string(),
+        role: stage.shape.role,
+        inputs: stage
+            .inputs
+            .iter()
+            .map(|input| {
+                let ports = checked
+                    .stages
+                    .get(input.stage)
+                    .map_or(&[][..], |producer| &producer.shape.outputs);
+                let several = ports.len() > 1;
+                (
+                    input.stage,
+                    ports.get(input.port).filter(|_| several).map(|port| port.name.clone()),
+                )
+            })
+            .collect(),
+    };
+    checked.stages.iter().map(node).collect()
+}
+
+/// Stages by the group they stand in, groups in the order of their names.
+fn by_group(nodes: &[Node]) -> BTreeMap<&str, Vec<usize>> {
+    let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (index, node) in nodes.iter().enumerate() {
+        groups
+            .entry(node.name.rsplit_once('/').map_or("", |(group, _)| group))
+            .or_default()
+            .push(index);
+    }
+    groups
+}
+
+fn mermaid(checked: &Checked) -> String {
+    let nodes = nodes(checked);
+    let mut text = String::from("flowchart TD\n");
+    for (group, members) in by_group(&nodes) {
+        let indent = if group.is_empty() { "    " } else { "        " };
+        if !group.is_empty() {
+            let _ = writeln!(text, "    subgraph {} [\"{group}\"]", group.replace(['/', '-'], "_"));
+        }
+        for index in members {
+            let node = &nodes[index];
+            let own = node.name.rsplit('/').next().unwrap_or(&node.name);
+            let label = format!("\"{own}<br/><small>{}</small>\"", node.kind);
+            let (open, close) = match node.role {
+                Role::Source => ("([", "])"),
+                Role::Local => ("[", "]"),
+                Role::Global => ("{{", "}}"),
+                Role::Log => ("[[", "]]"),
+                Role::Export => ("[/", "/]"),
+            };
+            let _ = writeln!(text, "{indent}s{index}{open}{label}{close}");
+        }
+        if !group.is_empty() {
+            text.push_str("    end\n");
+        }
+    }
+    for (index, node) in nodes.iter().enumerate() {
+        for (producer, port) in &node.inputs {
+            match port {
+                Some(port) => drop(writeln!(text, "    s{producer} -- {port} --> s{index}")),
+                None => drop(writeln!(text, "    s{producer} --> s{index}")),
+            }
+        }
+    }
+    text
+}
+
+fn dot(checked: &Checked) -> String {
+    let nodes = nodes(checked);
+    let mut text = String::from("digraph pipeline {\n    node [shape=box, fontname=\"sans-serif\"];\n");
+    for (number, (group, members)) in by_group(&nodes).into_iter().enumerate() {
+        if !group.is_empty() {
+            let _ = writeln!(text, "    subgraph cluster_{number} {{\n    label=\"{group}\";");
+        }
+        for index in members {
+            let shape = match nodes[index].role {
+                Role::Source => "ellipse",
+                Role::Local => "box",
+                Role::Global => "hexagon",
+                Role::Log => "box3d",
+                Role::Export => "folder",
+            };
+            let _ = writeln!(
+                text,
+                "    s{index} [label=\"{}\\n{}\", shape={shape}];",
+                nodes[index].name, nodes[index].kind
+            );
+        }
+        if !group.is_empty() {
+            text.push_str("    }\n");
+        }
+    }
+    for (index, node) in nodes.iter().enumerate() {
+        for (producer, port) in &node.inputs {
+            let label = port
+                .as_ref()
+                .map_or(String::new(), |port| format!(" [label=\"{port}\"]"));
+            let _ = writeln!(text, "    s{producer} -> s{index}{label};");
+        }
+    }
+    text.push_str("}\n");
+    text
+}

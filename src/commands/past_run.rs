@@ -1,0 +1,144 @@
+//! A run that was, or one that is going on, as it stands in the state directory.
+
+use std::path::PathBuf;
+
+use flow_runtime::event::{EVENT_VERSION, Event};
+use flow_runtime::plan::{PLAN_VERSION, Plan};
+use flow_runtime::store::{Access, Store};
+
+use crate::arguments::LookArguments;
+use crate::failure::Failure;
+
+pub struct PastRun {
+    pub id: String,
+    pub folder: PathBuf,
+    pub store: Store,
+}
+
+/// One line of a run's events.
+pub struct LoggedEvent {
+    /// When, as it was written.
+    pub at: String,
+    pub event: Event,
+}
+
+impl PastRun {
+    /// The run that the arguments name.
+    pub fn find(arguments: &LookArguments) -> Result<PastRun, Failure> {
+        let dir = &arguments.state.state;
+        if !dir.join("FORMAT").is_file() {
+            return Err(Failure::usage(
+                format!("{} is no state directory of flow", dir.display()),
+                "name it with --state, or make one with `flow run`",
+            ));
+        }
+        let store = Store::open(dir, Access::Read)?;
+        let runs = store.runs()?;
+        let wanted = arguments.pipeline.as_ref().map(|path| {
+            path.file_stem()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy()
+                .into_owned()
+        });
+        if arguments.run != "latest" {
+            let Some(id) = runs.iter().find(|id| **id == arguments.run) else {
+                let help = runs.last().map_or_else(
+                    || "there are no runs yet".to_string(),
+                    |last| format!("the latest is {last}"),
+                );
+                return Err(Failure::usage(
+                    format!("there is no run `{}` in {}", arguments.run, dir.display()),
+                    help,
+                ));
+            };
+            return Ok(PastRun {
+                folder: store.run_folder(id)?,
+                id: id.clone(),
+                store,
+            });
+        }
+        for id in runs.iter().rev() {
+            let run = PastRun {
+                folder: store.run_folder(id)?,
+                id: id.clone(),
+                store: store.clone(),
+            };
+            match &wanted {
+                None => return Ok(run),
+                Some(wanted) => {
+                    if run.pipeline().as_ref() == Some(wanted) {
+                        return Ok(run);
+                    }
+                }
+            }
+        }
+        let of = wanted.map_or(String::new(), |wanted| format!(" of `{wanted}`"));
+        Err(Failure::usage(
+            format!("there is no run{of} in {}", dir.display()),
+            "make one with `flow run`",
+        ))
+    }
+
+    /// The name of the run's pipeline, from its first event.
+    fn pipeline(&self) -> Option<String> {
+        let text = std::fs::read_to_string(self.folder.join("events.jsonl")).ok()?;
+        match serde_json::from_str(text.lines().next()?) {
+            Ok(Event::RunStarted { pipeline, .. }) => Some(pipeline),
+            _ => None,
+        }
+    }
+
+    /// The plan that was frozen when the run started.
+    pub fn plan(&self) -> Result<Plan, Failure> {
+        let path = self.folder.join("plan.json");
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| Failure::unreadable(format!("cannot read {}: {error}", path.display())))?;
+        let plan: Plan = serde_json::from_str(&text)
+            .map_err(|error| Failure::unreadable(format!("{} is damaged: {error}", path.display())))?;
+        if plan.version > PLAN_VERSION {
+            return Err(Failure::unreadable(format!(
+                "{} is of version {}, and this binary reads up to {PLAN_VERSION}",
+                path.display(),
+                plan.version
+            )));
+        }
+        Ok(plan)
+    }
+
+    /// All events so far, with their lines as they were written.
+    pub fn events(&self) -> Result<Vec<(String, LoggedEvent)>, Failure> {
+        let path = self.folder.join("events.jsonl");
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| Failure::unreadable(format!("cannot read {}: {error}", path.display())))?;
+        let mut events = Vec::new();
+        // A line without its end is being written now, or was when the run was killed.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        for (number, line) in whole.lines().enumerate() {
+            let damaged = |error: serde_json::Error| {
+                Failure::unreadable(format!("{}, line {} is damaged: {error}", path.display(), number + 1))
+            };
+            let mut value: serde_json::Value = serde_json::from_str(line).map_err(damaged)?;
+            let at = value
+                .as_object_mut()
+                .and_then(|object| object.remove("at"))
+                .and_then(|at| at.as_str().map(str::to_string));
+            let event: Event = serde_json::from_value(value).map_err(damaged)?;
+            if let Event::RunStarted { version, .. } = &event
+                && *version > EVENT_VERSION
+            {
+                return Err(Failure::unreadable(format!(
+                    "{} holds events of version {version}, and this binary reads up to {EVENT_VERSION}",
+                    path.display()
+                )));
+            }
+            events.push((
+                line.to_string(),
+                LoggedEvent {
+                    at: at.unwrap_or_default(),
+                    event,
+                },
+            ));
+        }
+        Ok(events)
+    }
+}

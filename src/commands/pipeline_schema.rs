@@ -1,0 +1,141 @@
+//! The JSON schema of pipeline files, for editors: with the settings of every kind.
+
+use flow_runtime::registry::Registry;
+use serde_json::{Map, Value, json};
+
+/// What stands for a value that a parameter gives.
+const REFERENCE: &str = "#/$defs/reference";
+
+pub fn schema(registry: &Registry) -> Value {
+    let mut definitions = Map::new();
+    definitions.insert(
+        "reference".into(),
+        json!({"description": "The value of a parameter: `${name}`, or of the environment: `${env:NAME:-default}`.", "type": "string", "pattern": "\\$\\{"}),
+    );
+    definitions.insert(
+        "name".into(),
+        json!({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]{0,63}$"}),
+    );
+    definitions.insert(
+        "from".into(),
+        json!({
+            "description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`; a list of these; or a map of names to these.",
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "object", "additionalProperties": {"type": "string"}}],
+        }),
+    );
+    let mut by_kind = Vec::new();
+    for kind in registry.kinds() {
+        let (name, mut settings) = (kind.name(), kind.schema());
+        if let Value::Object(map) = &mut settings {
+            map.remove("$schema");
+            for (inner, mut definition) in map
+                .remove("$defs")
+                .and_then(|defs| {
+                    if let Value::Object(defs) = defs {
+                        Some(defs)
+                    } else {
+                        None
+                    }
+                })
+                .unwrap_or_default()
+            {
+                adapt(&mut definition, name);
+                definitions.insert(format!("{name}.{inner}"), definition);
+            }
+        }
+        adapt(&mut settings, name);
+        definitions.insert(name.to_string(), settings);
+        by_kind.push(json!({
+            "if": {"properties": {"uses": {"const": name}}},
+            "then": {"properties": {"with": {"$ref": format!("#/$defs/{name}")}}},
+        }));
+    }
+    let kinds: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
+    let mut stage = json!({
+        "type": "object",
+        "additionalProperties": false,
+        "required": ["uses"],
+        "properties": {
+            "uses": {"description": "The stage's kind.", "enum": kinds},
+            "from": {"$ref": "#/$defs/from"},
+            "with": {"description": "The settings of the kind.", "type": ["object", "null"]},
+            "max_rejects": {"description": "How many rejects of class `fault` the stage may give: `5%` of its rows, or a count.", "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
+            "max_rejects_action": {"description": "What happens past the limit: the run fails, or goes on and ends with exit code 4.", "enum": ["fail", "warn"]},
+        },
+    });
+    if let (Some(stage), false) = (stage.as_object_mut(), by_kind.is_empty()) {
+        stage.insert("allOf".into(), by_kind.into());
+    }
+    definitions.insert("stage".into(), stage);
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A pipeline of flow",
+        "type": "object",
+        "additionalProperties": false,
+        "required": ["flow"],
+        "properties": {
+            "flow": {"description": "The version of this format.", "const": flow_runtime::spec::FORMAT},
+            "description": {"type": "string"},
+            "params": {"description": "Parameters: values, `{default, help}`, `{required: true, help}`, or groups of these.", "type": "object"},
+            "include": {
+                "description": "Other pipelines as groups; their stages are `group/stage`.",
+                "type": "object",
+                "propertyNames": {"$ref": "#/$defs/name"},
+                "additionalProperties": {
+                    "type": "object",
+                    "additionalProperties": false,
+                    "required": ["pipeline"],
+                    "properties": {"pipeline": {"description": "The file, relative to the current directory.", "type": "string"}, "params": {"description": "Values for its parameters.", "type": "object"}},
+                },
+            },
+            "stages": {"type": "object", "propertyNames": {"$ref": "#/$defs/name"}, "additionalProperties": {"$ref": "#/$defs/stage"}},
+        },
+        "$defs": definitions,
+    })
+}
+
+/// Points references to the kind's own definitions, and lets a parameter stand for every value.
+fn adapt(schema: &mut Value, kind: &str) {
+    match schema {
+        Value::Object(map) => {
+            if let Some(Value::String(reference)) = map.get_mut("$ref")
+                && let Some(inner) = reference.strip_prefix("#/$defs/")
+            {
+                *reference = format!("#/$defs/{kind}.{inner}");
+            }
+            for (key, inner) in map.iter_mut() {
+                match key.as_str() {
+                    "properties" => {
+                        for property in inner.as_object_mut().into_iter().flat_map(Map::values_mut) {
+                            adapt(property, kind);
+                            or_reference(property);
+                        }
+                    }
+                    "items" | "additionalProperties" if inner.is_object() => {
+                        adapt(inner, kind);
+                        or_reference(inner);
+                    }
+                    "default" | "examples" | "enum" | "const" => {}
+                    _ => adapt(inner, kind),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| adapt(item, kind)),
+        _ => {}
+    }
+}
+
+/// `schema`, or a reference; the description stays outside, where editors look for it.
+fn or_reference(schema: &mut Value) {
+    let Value::Object(map) = schema else { return };
+    if map.get("type").and_then(Value::as_str) == Some("string") && !map.contains_key("pattern") {
+        return;
+    }
+    let mut outside = Map::new();
+    for key in ["description", "default", "title"] {
+        outside.extend(map.remove_entry(key));
+    }
+    let inside = std::mem::take(map);
+    outside.insert("anyOf".into(), json!([inside, {"$ref": REFERENCE}]));
+    *map = outside;
+}

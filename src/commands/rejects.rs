@@ -1,0 +1,206 @@
+//! `flow rejects`: the rows that stages refused.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use flow_runtime::RejectSet;
+use flow_runtime::plan::Plan;
+use flow_runtime::store::Store;
+
+use super::past_run::PastRun;
+use crate::arguments::RejectsArguments;
+use crate::failure::{Exit, Failure};
+use crate::table;
+
+pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let run = PastRun::find(&arguments.look)?;
+    let plan = run.plan()?;
+    let stages: Vec<&str> = stage_names(&plan);
+    if let Some(stage) = &arguments.stage
+        && !stages.contains(&stage.as_str())
+    {
+        let help = flow_runtime::spec::did_you_mean(stage, stages.iter().copied(), "stages");
+        return Err(Failure::usage(format!("run {} has no stage `{stage}`", run.id), help));
+    }
+    let set = of_run(&run.store, &plan, arguments.stage.as_deref())?;
+    if let Some(path) = &arguments.export {
+        export(&set, arguments.reason.as_deref(), path)?;
+    } else if arguments.stage.is_some() || arguments.reason.is_some() {
+        list(&set, arguments.reason.as_deref(), out)?;
+    } else {
+        count(&set, out)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn stage_names(plan: &Plan) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for stage in &plan.stages {
+        let name = stage_of(&stage.stage);
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// The parts of a global stage (`dedup:apply`) belong to the stage.
+fn stage_of(part: &str) -> &str {
+    part.split(':').next().unwrap_or(part)
+}
+
+/// The rejects of the partitions of a run's plan, as they were committed last.
+fn of_run(store: &Store, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
+    let mut stages = Vec::new();
+    for planned in plan
+        .stages
+        .iter()
+        .filter(|planned| stage.is_none_or(|stage| stage_of(&planned.stage) == stage))
+    {
+        let records = store.records(&planned.recipe)?;
+        // Where the plan could not know the partitions yet, all that were committed count.
+        let standing = if planned.partitions.is_empty() {
+            records
+                .partitions()
+                .filter_map(|partition| records.latest(partition))
+                .map(Arc::clone)
+                .collect()
+        } else {
+            planned
+                .partitions
+                .iter()
+                .filter_map(|one| records.latest(&one.partition))
+                .map(Arc::clone)
+                .collect()
+        };
+        stages.push((stage_of(&planned.stage).to_string(), planned.recipe, standing));
+    }
+    Ok(store.reject_set(&stages))
+}
+
+fn count(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
+    let mut rows = vec![["stage", "reason", "rows", "class"].map(String::from).to_vec()];
+    for (stage, reasons) in set.by_reason() {
+        for reason in reasons {
+            rows.push(vec![
+                stage.to_string(),
+                reason.reason,
+                table::count(reason.rows),
+                reason.class.as_str().to_string(),
+            ]);
+        }
+    }
+    if rows.len() == 1 {
+        writeln!(out, "no rejects")?;
+        return Ok(());
+    }
+    for line in table::lines(&rows) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// One line per reject, columns separated by tabs.
+fn list(set: &RejectSet, reason: Option<&str>, out: &mut dyn Write) -> Result<(), Failure> {
+    writeln!(out, "partition\trow\tsegment_id\tstage\treason\tclass\tdetail")?;
+    for reject in set.iter() {
+        let (stage, partition, reject) = reject.map_err(Failure::unreadable)?;
+        if reason.is_some_and(|reason| reason != reject.reason) {
+            continue;
+        }
+        let row = reject.row.map_or(String::new(), |row| row.to_string());
+        let segment = reject.segment_id.unwrap_or_default();
+        writeln!(
+            out,
+            "{}\t{row}\t{}\t{stage}\t{}\t{}\t{}",
+            on_one_line(partition.as_str()),
+            on_one_line(&segment),
+            on_one_line(&reject.reason),
+            reject.class.as_str(),
+            on_one_line(&reject.detail)
+        )?;
+    }
+    Ok(())
+}
+
+/// Tabs, ends of lines and other control characters (which come from the user's data) made visible.
+fn on_one_line(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| {
+            if c.is_control() {
+                c.escape_default().collect::<Vec<_>>()
+            } else {
+                vec![c]
+            }
+        })
+        .collect()
+}
+
+fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Failure> {
+    let chosen = match reason {
+        None => set.clone(),
+        Some(reason) => {
+            let mut chosen = Vec::new();
+            for reject in set.iter() {
+                let (stage, partition, reject) = reject.map_err(Failure::unreadable)?;
+                if reject.reason == reason {
+                    chosen.push((stage.to_string(), partition, reject));
+                }
+            }
+            RejectSet::in_memory(chosen)
+        }
+    };
+    // The file appears whole or not at all.
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".tmp-{}", std::process::id()));
+    let temporary = Path::new(&temporary);
+    let written = flow_manifest::write::write_rejects(&chosen, temporary).map_err(Failure::unreadable);
+    match written.and_then(|()| Ok(std::fs::rename(temporary, path)?)) {
+        Ok(()) => Ok(()),
+        Err(failure) => {
+            // Nothing more can be done for a file that cannot be removed.
+            let _ = std::fs::remove_file(temporary);
+            Err(failure)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flow_runtime::{Partition, Reject, RejectClass};
+
+    #[test]
+    fn hostile_texts_stay_on_their_line() {
+        let reject = Reject {
+            row: Some(3),
+            segment_id: Some("a\tb\n\u{1b}[2J".into()),
+            reason: "too_short".into(),
+            class: RejectClass::Rule,
+            detail: "ü".into(),
+            values: "{}".into(),
+        };
+        let other = Reject {
+            reason: "other".into(),
+            ..reject.clone()
+        };
+        let set = RejectSet::in_memory(vec![
+            ("clean".into(), Partition::from("hi/1"), reject),
+            ("clean".into(), Partition::from("hi/1"), other),
+        ]);
+        let mut out = Vec::new();
+        list(&set, Some("too_short"), &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(
+            text,
+            "partition\trow\tsegment_id\tstage\treason\tclass\tdetail\nhi/1\t3\ta\\tb\\n\\u{1b}[2J\tclean\ttoo_short\trule\tü\n"
+        );
+        let mut out = Vec::new();
+        count(&set, &mut out).unwrap();
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "stage  reason     rows  class\nclean  other         1  rule\nclean  too_short     1  rule\n"
+        );
+    }
+}

@@ -1,0 +1,166 @@
+//! Why a command failed, how it is shown, and exit codes.
+
+use std::fmt::Write;
+use std::io;
+use std::sync::Arc;
+
+use flow_runtime::StageError;
+use flow_runtime::run::RunError;
+use flow_runtime::spec::{Checked, Diagnostics, Style};
+use flow_runtime::store::StoreError;
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Done,
+    /// A stage failed, or a file could not be read or written.
+    Failed,
+    /// The pipeline, a setting or the command line is wrong.
+    Usage,
+    /// Another run holds the state directory.
+    Held,
+    /// `plan --exit-code`: something would run. `run`: ended past a reject limit that only warns.
+    Noted,
+    /// A bug of ours.
+    Bug,
+    /// Ended by a signal of this number.
+    Interrupted(i32),
+}
+
+impl Exit {
+    pub fn code(self) -> u8 {
+        match self {
+            Exit::Done => 0,
+            Exit::Failed => 1,
+            Exit::Usage => 2,
+            Exit::Held => 3,
+            Exit::Noted => 4,
+            Exit::Bug => 70,
+            Exit::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+        }
+    }
+}
+
+/// Why a command could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Pipeline(#[from] Diagnostics),
+    #[error("{message}")]
+    Usage { message: String, help: Option<String> },
+    #[error("{error}")]
+    Run {
+        error: RunError,
+        checked: Arc<CheckedForErrors>,
+    },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A file of the state directory that is not what it should be, or rejects that cannot be read.
+    #[error("{message}")]
+    Unreadable { message: String },
+    /// Standard output or a file of the user's.
+    #[error("cannot write: {0}")]
+    Output(#[from] io::Error),
+    #[error("this is a bug in flow: {0}")]
+    Bug(String),
+}
+
+/// A checked pipeline, kept to show places in it.
+pub struct CheckedForErrors(pub Arc<Checked>);
+
+impl std::fmt::Debug for CheckedForErrors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.pipeline.name)
+    }
+}
+
+impl Failure {
+    pub fn usage(message: impl Into<String>, help: impl Into<String>) -> Self {
+        Failure::Usage {
+            message: message.into(),
+            help: Some(help.into()),
+        }
+    }
+
+    pub fn unreadable(message: impl std::fmt::Display) -> Self {
+        Failure::Unreadable {
+            message: message.to_string(),
+        }
+    }
+
+    pub fn run(error: RunError, checked: &Arc<Checked>) -> Self {
+        Failure::Run {
+            error,
+            checked: Arc::new(CheckedForErrors(Arc::clone(checked))),
+        }
+    }
+
+    pub fn exit(&self) -> Exit {
+        match self {
+            Failure::Pipeline(_) | Failure::Usage { .. } => Exit::Usage,
+            Failure::Run { error, .. } => match error {
+                RunError::Stage {
+                    error: StageError::Failed { .. },
+                    ..
+                } => Exit::Failed,
+                RunError::Stage { .. } | RunError::Usage { .. } => Exit::Usage,
+                RunError::Store(error) => store_exit(error),
+                RunError::Interrupted { signal } => Exit::Interrupted(*signal),
+                RunError::Internal { .. } => Exit::Bug,
+            },
+            Failure::Store(error) => store_exit(error),
+            // Whoever read standard output (`flow plan | head`) has seen enough.
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Done,
+            Failure::Unreadable { .. } | Failure::Output(_) => Exit::Failed,
+            Failure::Bug(_) => Exit::Bug,
+        }
+    }
+
+    /// What the user sees; empty where there is nothing to say.
+    pub fn render(&self, style: Style) -> String {
+        match self {
+            Failure::Pipeline(diagnostics) => {
+                let mut text = diagnostics.render(style);
+                if diagnostics.0.len() > 1 {
+                    let _ = write!(text, "\n{} mistakes", diagnostics.0.len());
+                }
+                text
+            }
+            Failure::Usage { message, help } => with_help(message, help.as_deref()),
+            Failure::Run { error, checked } => render_run(error, &checked.0, style),
+            Failure::Store(error) => with_help(&error.to_string(), error.help().as_deref()),
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => String::new(),
+            Failure::Unreadable { .. } | Failure::Output(_) | Failure::Bug(_) => with_help(&self.to_string(), None),
+        }
+    }
+}
+
+fn store_exit(error: &StoreError) -> Exit {
+    if error.is_held() { Exit::Held } else { Exit::Failed }
+}
+
+fn render_run(error: &RunError, checked: &Checked, style: Style) -> String {
+    match error {
+        // What is wrong with the pipeline is shown in its text; what broke while running is not found there.
+        RunError::Stage {
+            stage,
+            error: wrong @ (StageError::Setting { .. } | StageError::Input { .. } | StageError::Refused { .. }),
+            ..
+        } => {
+            let name = stage.split(':').next().unwrap_or(stage);
+            match checked.position(name) {
+                Some(position) => checked.diagnose(position, wrong).render(style),
+                None => with_help(&error.to_string(), None),
+            }
+        }
+        RunError::Internal { message } => with_help(&format!("this is a bug in flow: {message}"), None),
+        error => with_help(&error.to_string(), error.help().as_deref()),
+    }
+}
+
+fn with_help(message: &str, help: Option<&str>) -> String {
+    match help {
+        Some(help) => format!("error: {message}\n  help: {help}"),
+        None => format!("error: {message}"),
+    }
+}

@@ -1,0 +1,33 @@
+//! The stage kinds of this binary, in one list.
+
+use flow_runtime::registry::{AnyKind, kind};
+
+/// All stage kinds that `flow` comes with.
+pub fn all() -> Vec<Box<dyn AnyKind>> {
+    vec![
+        kind::<flow_manifest::scan::Scan>(),
+        kind::<flow_manifest::sql::Sql>(),
+        kind::<flow_manifest::dedup::Dedup>(),
+        kind::<flow_manifest::split::Split>(),
+        kind::<flow_manifest::write::Write>(),
+        kind::<flow_audio::Probe>(),
+        kind::<flow_audio::Extract>(),
+        kind::<flow_sampling::Plan>(),
+        kind::<flow_sampling::WritePlan>(),
+        kind::<flow_sampling::Load>(),
+        kind::<flow_training::train::TrainingTrain>(),
+        kind::<flow_evaluation::decode::EvaluationDecode>(),
+        kind::<flow_evaluation::report::EvaluationReport>(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use flow_runtime::registry::Registry;
+
+    #[test]
+    fn all_kinds_are_documented_and_refuse_unknown_settings() {
+        let registry = Registry::new(super::all()).unwrap();
+        assert_eq!(registry.faults(), Vec::<String>::new());
+    }
+}

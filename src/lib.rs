@@ -1,0 +1,85 @@
+//! The command line of `flow`: arguments, commands, and what the screen shows.
+//!
+//! A binary with stage kinds of its own is one line:
+//!
+//! ```no_run
+//! fn main() -> std::process::ExitCode {
+//!     let mut kinds = flow::kinds::all();
+//!     // kinds.push(flow_runtime::registry::kind::<MyKind>());
+//!     flow::main(kinds)
+//! }
+//! ```
+
+mod arguments;
+mod commands;
+mod failure;
+pub mod kinds;
+mod screen;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use clap::Parser;
+use flow_runtime::registry::{AnyKind, Registry};
+
+use arguments::{Arguments, Command};
+use failure::{Exit, Failure};
+
+/// Runs the command line with these stage kinds.
+pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Nothing is left to tell the user with if this cannot be printed.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() {
+                Exit::Usage.code()
+            } else {
+                Exit::Done.code()
+            });
+        }
+    };
+    // A bug ends with a code of its own, so that a script can tell it from a stage that failed.
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        let exit = execute(arguments, kinds, &mut out)?;
+        out.flush()?;
+        Ok::<Exit, Failure>(exit)
+    }));
+    let exit = match outcome {
+        Ok(Ok(exit)) => exit,
+        Ok(Err(failure)) => {
+            let text = failure.render(screen::style());
+            if !text.is_empty() {
+                let _ = writeln!(std::io::stderr(), "{}", text.trim_end());
+            }
+            failure.exit()
+        }
+        Err(_) => {
+            let _ = writeln!(
+                std::io::stderr(),
+                "error: this is a bug in flow; the lines above say where"
+            );
+            Exit::Bug
+        }
+    };
+    ExitCode::from(exit.code())
+}
+
+fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let registry = Registry::new(kinds).map_err(|error| Failure::Bug(error.to_string()))?;
+    match arguments.command {
+        Command::Run(arguments) => commands::run::run(&arguments, &registry, out),
+        Command::Plan(arguments) => commands::plan::plan(&arguments, &registry, out),
+        Command::Check(arguments) => commands::check::check(&arguments, &registry, out),
+        Command::Rejects(arguments) => commands::rejects::rejects(&arguments, out),
+        Command::Kinds(arguments) => commands::kinds::kinds(&arguments, &registry, out),
+        Command::Graph(arguments) => commands::graph::graph(&arguments, &registry, out),
+        Command::Status(arguments) => commands::status::status(&arguments, out),
+        Command::Log(arguments) => commands::log::log(&arguments, out),
+    }
+}

@@ -1,0 +1,132 @@
+//! One bar per stage in work, on a terminal.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use flow_runtime::event::Event;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use super::figures;
+use super::sentence::sentence;
+use crate::table::count;
+
+#[derive(Clone, Default)]
+pub struct Bars {
+    screen: MultiProgress,
+    stages: Arc<Mutex<BTreeMap<String, Bar>>>,
+}
+
+struct Bar {
+    bar: ProgressBar,
+    rows: u64,
+    rejects: u64,
+}
+
+impl Bars {
+    pub fn event(&mut self, event: &Event) {
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::StageStarted { stage, run, .. } if *run > 0 => {
+                let bar = self.screen.add(ProgressBar::new(*run));
+                bar.set_style(style());
+                bar.set_prefix(stage.clone());
+                bar.enable_steady_tick(Duration::from_millis(200));
+                stages.insert(
+                    stage.clone(),
+                    Bar {
+                        bar,
+                        rows: 0,
+                        rejects: 0,
+                    },
+                );
+            }
+            Event::Committed {
+                stage,
+                rows_out,
+                rejects,
+                done,
+                total,
+                ..
+            } => {
+                if let Some(bar) = stages.get_mut(stage) {
+                    bar.rows += rows_out;
+                    bar.rejects += rejects;
+                    bar.bar.set_length(*total);
+                    bar.bar.set_position(*done);
+                    let rejects = if bar.rejects == 0 {
+                        String::new()
+                    } else {
+                        format!(", {} rejects", count(bar.rejects))
+                    };
+                    bar.bar.set_message(format!("{} rows{rejects}", count(bar.rows)));
+                }
+            }
+            Event::StageFigures { stage, figures } => {
+                if let Some(bar) = stages.get(stage) {
+                    bar.bar.set_message(figures::on_one_line(figures));
+                }
+            }
+            Event::StageFinished { stage, .. } => {
+                // The parts of a global stage are named `stage:part`, and it ends as one.
+                let part = format!("{stage}:");
+                stages.retain(|name, bar| {
+                    let ended = name == stage || name.starts_with(&part);
+                    if ended {
+                        bar.bar.finish_and_clear();
+                        self.screen.remove(&bar.bar);
+                    }
+                    !ended
+                });
+                self.say(event);
+            }
+            // The command says it at the end, with help.
+            Event::RunFailed { .. } => {}
+            Event::RunFinished { .. } => {
+                drop(stages);
+                self.clear();
+                self.say(event);
+            }
+            event => self.say(event),
+        }
+    }
+
+    /// Takes all bars off the screen.
+    pub fn clear(&self) {
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, bar) in std::mem::take(&mut *stages) {
+            bar.bar.finish_and_clear();
+        }
+        // A terminal that is gone has nothing to clear.
+        let _ = self.screen.clear();
+    }
+
+    /// A line above the bars.
+    fn say(&self, event: &Event) {
+        let line = sentence(event);
+        if self.screen.is_hidden() || self.screen.println(&line).is_err() {
+            use std::io::Write;
+            // With `--progress bars` where there is no terminal the lines remain.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+    }
+}
+
+fn style() -> ProgressStyle {
+    // The template is a constant that a test reads, so the fallback is never seen.
+    ProgressStyle::with_template(TEMPLATE)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ")
+}
+
+const TEMPLATE: &str = "{prefix:24!} [{bar:24}] {human_pos}/{human_len} {elapsed} {wide_msg}";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_right() {
+        assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
+    }
+}

@@ -1,0 +1,69 @@
+//! Columns of text.
+
+/// Lines of a table with a head. Columns of numbers (and `-` or `?` for none) stand to the right, others to the
+/// left, two blanks apart, without blanks at the ends of lines.
+pub fn lines(rows: &[Vec<String>]) -> Vec<String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| cells(column).map(|cell| cell.chars().count()).max().unwrap_or(0))
+        .collect();
+    let is_number = |cell: &String| {
+        let number = cell.strip_suffix(" %").unwrap_or(cell);
+        let is_digit = |c: char| c.is_ascii_digit() || matches!(c, ',' | '.');
+        matches!(cell.as_str(), "-" | "?") || (!number.is_empty() && number.chars().all(is_digit))
+    };
+    let to_the_right: Vec<bool> = (0..columns)
+        .map(|column| cells(column).skip(1).all(is_number))
+        .collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let blanks = " ".repeat(widths[column] - cell.chars().count());
+            if to_the_right[column] {
+                format!("{blanks}{cell}")
+            } else {
+                format!("{cell}{blanks}")
+            }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// A count with its thousands apart: `1,234,567`.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 row`, `2 rows`.
+pub fn plural(number: u64, one: &str) -> String {
+    format!("{} {one}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [["stage", "run", "why"], ["a", "1,000", "new"], ["längst", "-", ""]]
+            .map(|row| row.map(String::from).to_vec());
+        assert_eq!(
+            lines(&rows),
+            ["stage     run  why", "a       1,000  new", "längst      -"]
+        );
+        assert_eq!(
+            [count(0), count(999), count(1000), count(1234567)],
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!([plural(1, "row"), plural(1200, "row")], ["1 row", "1,200 rows"]);
+    }
+}

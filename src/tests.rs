@@ -1,0 +1,360 @@
+//! Commands from end to end, with stage kinds made for the purpose.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{AsArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use clap::Parser;
+use flow_runtime::registry::{AnyKind, kind};
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Operator, Out, Partition, Port, Progress,
+    RejectClass, RejectSet, Role, Shape, Source, SourcePartition, StageError,
+};
+use tempfile::TempDir;
+
+use crate::arguments::Arguments;
+use crate::execute;
+use crate::failure::{Exit, Failure};
+
+type Settings = BTreeMap<String, String>;
+
+fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("_row", DataType::UInt32, false),
+        Field::new("number", DataType::Int64, false),
+    ]))
+}
+
+fn ports() -> Vec<Port> {
+    vec![Port {
+        name: "rows".into(),
+        schema: schema(),
+    }]
+}
+
+/// One partition per file of a folder, one row per line.
+struct Numbers;
+/// Refuses negative numbers, and fails at 13.
+struct Positive;
+/// Writes the sum of all numbers to a file.
+struct Sum;
+
+impl Kind for Numbers {
+    const NAME: &'static str = "toy.numbers";
+    const VERSION: u32 = 1;
+    type Settings = Settings;
+    fn shape(_: &Settings, _: &[Input]) -> Result<Shape, StageError> {
+        Ok(Shape {
+            conservation: Conservation::Rows,
+            ..Shape::source(ports())
+        })
+    }
+    fn open(settings: &Settings, _: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(NumbersBody(PathBuf::from(
+            settings.get("folder").cloned().unwrap_or_default(),
+        )))))
+    }
+}
+
+struct NumbersBody(PathBuf);
+
+impl Source for NumbersBody {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let entries = std::fs::read_dir(&self.0)
+            .map_err(|error| StageError::setting("folder", format!("cannot read {}: {error}", self.0.display())))?;
+        let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        files.sort();
+        Ok(files
+            .into_iter()
+            .map(|file| SourcePartition {
+                name: Partition::new(file.file_name().unwrap().to_string_lossy()),
+                files: vec![file],
+                extra: String::new(),
+            })
+            .collect())
+    }
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let text = std::fs::read_to_string(self.0.join(partition.as_str())).map_err(StageError::failed)?;
+        let numbers: Vec<i64> = text
+            .lines()
+            .map(|line| line.parse().map_err(StageError::failed))
+            .collect::<Result<_, _>>()?;
+        out.read(numbers.len() as u64);
+        let rows = UInt32Array::from_iter_values(0..numbers.len() as u32);
+        out.send(
+            0,
+            RecordBatch::try_new(schema(), vec![Arc::new(rows), Arc::new(Int64Array::from(numbers))])?,
+        );
+        Ok(())
+    }
+}
+
+impl Kind for Positive {
+    const NAME: &'static str = "toy.positive";
+    const VERSION: u32 = 1;
+    type Settings = Settings;
+    fn shape(_: &Settings, inputs: &[Input]) -> Result<Shape, StageError> {
+        Ok(Shape::local(inputs.len(), ports()))
+    }
+    fn open(_: &Settings, _: &Context) -> Result<Body, StageError> {
+        Ok(Body::Local(Box::new(PositiveBody)))
+    }
+}
+
+struct PositiveBody;
+
+impl Operator for PositiveBody {
+    fn batch(&mut self, _: usize, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+        let numbers = batch.column(1).as_primitive::<Int64Type>();
+        if let Some(row) = numbers.values().iter().position(|number| *number == 13) {
+            return Err(StageError::Failed {
+                message: "thirteen".into(),
+                row: Some(row as u32),
+                help: Some("take another number".into()),
+            });
+        }
+        let (refused, kept): (Vec<usize>, Vec<usize>) = (0..batch.num_rows()).partition(|row| numbers.value(*row) < 0);
+        out.reject_rows(&batch, &refused, "negative", RejectClass::Fault, "")?;
+        let kept = UInt32Array::from_iter_values(kept.into_iter().map(|row| row as u32));
+        out.send(0, arrow::compute::take_record_batch(&batch, &kept)?);
+        Ok(())
+    }
+    fn partition_complete(&mut self, _: &Partition, _: &mut Out) -> Result<Progress, StageError> {
+        Ok(Progress::Done)
+    }
+}
+
+impl Kind for Sum {
+    const NAME: &'static str = "toy.sum";
+    const VERSION: u32 = 1;
+    type Settings = Settings;
+    fn shape(_: &Settings, inputs: &[Input]) -> Result<Shape, StageError> {
+        Ok(Shape {
+            role: Role::Export,
+            ..Shape::local(inputs.len(), Vec::new())
+        })
+    }
+    fn open(settings: &Settings, _: &Context) -> Result<Body, StageError> {
+        Ok(Body::Export(Box::new(SumBody(PathBuf::from(
+            settings.get("out").cloned().unwrap_or_default(),
+        )))))
+    }
+}
+
+struct SumBody(PathBuf);
+
+impl Export for SumBody {
+    fn folder(&self) -> PathBuf {
+        self.0.clone()
+    }
+    fn write(&mut self, inputs: &[Artifact], _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        let mut sum = 0;
+        for batch in inputs[0].batches(None) {
+            let (_, batch) = batch?;
+            sum += batch.column(1).as_primitive::<Int64Type>().values().iter().sum::<i64>();
+        }
+        std::fs::write(set.file("sum.txt").map_err(StageError::failed)?, format!("{sum}\n")).map_err(StageError::failed)
+    }
+}
+
+fn kinds() -> Vec<Box<dyn AnyKind>> {
+    vec![kind::<Numbers>(), kind::<Positive>(), kind::<Sum>()]
+}
+
+const PIPELINE: &str = "flow: 1
+params: {limit: 5}
+stages:
+  numbers: {uses: toy.numbers, with: {folder: DIR/in}}
+  positive: {uses: toy.positive, from: numbers, max_rejects: '${limit}', max_rejects_action: warn}
+  sum: {uses: toy.sum, from: positive, with: {out: DIR/out}}
+";
+
+struct Workplace(TempDir);
+
+impl Workplace {
+    fn new() -> Workplace {
+        let place = Workplace(TempDir::new().unwrap());
+        std::fs::create_dir(place.path("in")).unwrap();
+        place.write("in/a", "1\n2\n-3\n");
+        place.write("in/b", "4\n");
+        place.write(
+            "p.yaml",
+            &PIPELINE.replace("DIR", &place.0.path().display().to_string()),
+        );
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Runs a command; `p.yaml` and the like are files of this workplace.
+    fn flow(&self, line: &str) -> (Result<Exit, Failure>, String) {
+        let state = self.path("state");
+        let words = line.split(' ').map(|word| {
+            if word.ends_with(".yaml") || word.ends_with(".jsonl") {
+                self.path(word).display().to_string()
+            } else {
+                word.to_string()
+            }
+        });
+        let mut words: Vec<String> = ["flow".to_string()].into_iter().chain(words).collect();
+        if !matches!(words[1].as_str(), "kinds" | "graph") {
+            words.extend(["--state".to_string(), state.display().to_string()]);
+        }
+        if words[1] == "run" {
+            words.extend(["--progress", "none", "--workers", "2"].map(String::from));
+        }
+        let mut out = Vec::new();
+        let result = execute(Arguments::try_parse_from(words).unwrap(), kinds(), &mut out);
+        (result, String::from_utf8(out).unwrap())
+    }
+
+    fn done(&self, line: &str) -> String {
+        match self.flow(line) {
+            (Ok(Exit::Done), out) => out,
+            (Ok(exit), _) => panic!("{line}: {exit:?}"),
+            (Err(failure), _) => panic!("{line}: {}", failure.render(flow_runtime::spec::Style::Plain)),
+        }
+    }
+
+    fn failure(&self, line: &str) -> (Exit, String) {
+        match self.flow(line).0 {
+            Err(failure) => (failure.exit(), failure.render(flow_runtime::spec::Style::Plain)),
+            Ok(exit) => panic!("{line}: {exit:?}"),
+        }
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn run_plan_and_run_again() {
+    let place = Workplace::new();
+    assert!(matches!(place.flow("plan p.yaml --exit-code").0, Ok(Exit::Noted)));
+    assert!(!place.path("state").exists(), "a plan writes nothing");
+    place.done("check p.yaml --deep");
+    place.done("run p.yaml --events e.jsonl");
+    assert_eq!(read(&place.path("out/sum.txt")), "7\n");
+    let events = read(&place.path("e.jsonl"));
+    assert!(events.lines().count() > 3);
+    for line in events.lines() {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(event["event"].is_string() && event["at"].is_string(), "{line}");
+    }
+    assert!(matches!(place.flow("plan p.yaml --exit-code").0, Ok(Exit::Done)));
+    assert!(place.done("plan p.yaml").ends_with("nothing would run\n"));
+
+    place.write("in/b", "5\n");
+    let plan = place.done("plan p.yaml --partitions");
+    assert!(plan.lines().any(|line| line.starts_with("numbers b: run: ")), "{plan}");
+    assert!(!plan.contains("numbers a:"), "{plan}");
+    let json: serde_json::Value = serde_json::from_str(&place.done("plan p.yaml --json")).unwrap();
+    assert_eq!(json["stages"][0]["stage"], "numbers");
+    place.done("run p.yaml");
+    assert_eq!(read(&place.path("out/sum.txt")), "8\n");
+}
+
+#[test]
+fn rejects_status_and_log_of_a_run() {
+    let place = Workplace::new();
+    let (exit, said) = place.failure("status");
+    assert_eq!(
+        (exit, said.contains("is no state directory of flow")),
+        (Exit::Usage, true)
+    );
+    place.done("run p.yaml");
+    assert_eq!(
+        place.done("rejects"),
+        "stage     reason    rows  class\npositive  negative     1  fault\n"
+    );
+    assert_eq!(
+        place.done("rejects p.yaml --reason negative").lines().nth(1),
+        Some("a\t2\t\tpositive\tnegative\tfault\t")
+    );
+    assert_eq!(place.done("rejects --stage numbers").lines().count(), 1);
+    assert!(
+        place
+            .failure("rejects --stage positiv")
+            .1
+            .contains("did you mean `positive`?")
+    );
+    assert!(place.failure("rejects q.yaml").1.contains("there is no run of `q`"));
+    let status = place.done("status");
+    assert!(
+        status.contains("of p, started ") && status.contains("\ndone in "),
+        "{status}"
+    );
+    assert!(
+        status
+            .lines()
+            .any(|line| line.starts_with("positive") && line.ends_with("done")),
+        "{status}"
+    );
+    assert!(
+        place
+            .done("log")
+            .contains("positive done: 4 rows in, 3 out, 1 reject: negative 1 (fault)")
+    );
+    assert!(place.done("log --json").lines().all(|line| line.starts_with('{')));
+    assert!(place.failure("log --run none").1.contains("there is no run `none`"));
+}
+
+#[test]
+fn how_runs_end_is_in_the_exit_code() {
+    let place = Workplace::new();
+    assert!(matches!(place.flow("run p.yaml --set limit=0").0, Ok(Exit::Noted)));
+    place.write("in/c", "1\n13\n");
+    let (exit, said) = place.failure("run p.yaml");
+    assert_eq!(exit, Exit::Failed);
+    assert_eq!(
+        said,
+        "error: stage `positive`, partition c, row 1: thirteen\n  help: take another number"
+    );
+    assert!(place.done("status").contains("failed: "));
+    let (exit, said) = place.failure("run p.yaml --only positve");
+    assert_eq!(
+        (exit, said.contains("did you mean `positive`?")),
+        (Exit::Usage, true),
+        "{said}"
+    );
+    std::fs::remove_dir_all(place.path("in")).unwrap();
+    let (exit, said) = place.failure("run p.yaml");
+    assert_eq!(exit, Exit::Usage);
+    assert!(
+        said.contains("p.yaml:4:47: error: stage `numbers`: cannot read "),
+        "{said}"
+    );
+    assert_eq!(place.failure("run p.yaml --set limti=1").0, Exit::Usage);
+}
+
+#[test]
+fn graphs_and_kinds() {
+    let place = Workplace::new();
+    let mermaid = place.done("graph p.yaml");
+    assert!(
+        mermaid.starts_with("flowchart TD\n") && mermaid.contains("s0 --> s1") && mermaid.contains("s1 --> s2"),
+        "{mermaid}"
+    );
+    assert!(place.done("graph p.yaml --format dot").contains("s1 -> s2;"));
+    assert!(place.done("graph p.yaml --format svg").contains("toy.positive"));
+    assert!(place.done("kinds").contains("toy.sum"));
+    assert!(place.failure("kinds toy.som").1.contains("did you mean `toy.sum`?"));
+    let schema: serde_json::Value = serde_json::from_str(&place.done("kinds --schema")).unwrap();
+    assert_eq!(schema["$defs"]["stage"]["properties"]["uses"]["enum"][2], "toy.sum");
+    let docs = place.path("docs");
+    assert_eq!(
+        place.done(&format!("kinds --docs {}", docs.display())).lines().count(),
+        4
+    );
+    assert!(read(&docs.join("kinds/toy.sum.md")).starts_with("# toy.sum\n"));
+    assert!(docs.join("schema/pipeline.schema.json").is_file());
+}

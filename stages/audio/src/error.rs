@@ -1,0 +1,32 @@
+//! What can go wrong with audio.
+
+use std::path::PathBuf;
+
+/// Error of this crate. One bad recording is told from a disk that fails: [`AudioError::is_fault_of_the_data`].
+#[derive(Debug, thiserror::Error)]
+pub enum AudioError {
+    #[error("cannot decode the audio: {0}")]
+    Decode(String),
+    #[error("sample rate {0} Hz is outside 1,000 to 768,000 Hz")]
+    SampleRate(u32),
+    #[error("the audio is longer than {limit_seconds} s")]
+    TooLong { limit_seconds: f64 },
+    #[error("{path}: {size} bytes at offset {offset} reach past the end of the file")]
+    PastEnd { path: PathBuf, offset: u64, size: u64 },
+    #[error("{path}: {size} bytes are more than one recording may have ({limit})")]
+    TooLarge { path: PathBuf, size: u64, limit: u64 },
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("cannot write {path}: {source}")]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("{path} cannot be written safely: {why}")]
+    UnsafePath { path: PathBuf, why: String },
+}
+
+impl AudioError {
+    /// True where this one recording is to blame, false where reading or writing itself failed and would
+    /// fail again for the next one.
+    pub fn is_fault_of_the_data(&self) -> bool {
+        !matches!(self, AudioError::Read { .. } | AudioError::Write { .. })
+    }
+}

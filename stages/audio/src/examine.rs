@@ -1,0 +1,160 @@
+//! Looks at all recordings of a shard: in its tar, or as files in its folder.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+use crate::decode::{MAX_RECORDING_BYTES, read_file, read_open_range};
+use crate::error::AudioError;
+use crate::flac::{self, Verdict};
+use crate::shards::{self, Shard};
+use crate::tar::{self, End, MemberKind};
+
+/// What was found of one recording.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Examined {
+    /// Without leading `./`.
+    pub name: String,
+    /// `ok`, `not_regular_file`, `tar_truncated`, or a [`flac::Status`].
+    pub status: &'static str,
+    /// What is wrong, in words; empty where nothing is.
+    pub detail: String,
+    /// Where the bytes are: from the beginning of the tar, or 0 for a file.
+    pub offset: u64,
+    pub size: u64,
+    /// Only with `ok`.
+    pub verdict: Option<Verdict>,
+}
+
+/// What was found of a shard.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExaminedShard {
+    /// `ok`, `tar_truncated` or `missing_tar`.
+    pub status: &'static str,
+    pub detail: String,
+    /// One per name, in the order of the tar, or of names for files. The later member of a name counts.
+    pub recordings: Vec<Examined>,
+    /// Members in the tar, those of a repeated name included; files where there is no tar.
+    pub members: u64,
+}
+
+/// Decodes every recording of a tar once, on the threads of `pool`. `stop` is asked before each recording; once
+/// true, the rest is left out and `None` given.
+pub fn tar_of(
+    path: &Path,
+    pool: &ThreadPool,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<Option<ExaminedShard>, AudioError> {
+    let failed = |source| AudioError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Some(missing("no tar"))),
+        Err(error) => return Err(failed(error)),
+    };
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Ok(Some(missing("what has the name of the tar is no file")));
+    }
+    let listing = tar::list(&mut BufReader::with_capacity(512, &file), metadata.len()).map_err(failed)?;
+    let look = |member: &&tar::Member| {
+        let (status, detail, verdict) = match member.kind {
+            MemberKind::Other => (
+                "not_regular_file",
+                "a link, folder, device or sparse file".to_owned(),
+                None,
+            ),
+            MemberKind::Regular if member.truncated => ("tar_truncated", "the tar ends within it".to_owned(), None),
+            MemberKind::Regular => judge(member.size, || read_open_range(&file, path, member.offset, member.size))?,
+        };
+        Ok(Examined {
+            name: member.name.clone(),
+            status,
+            detail,
+            offset: member.offset,
+            size: member.size,
+            verdict,
+        })
+    };
+    let Some(recordings) = each(pool, stop, &listing.last_of_each_name(), look)? else {
+        return Ok(None);
+    };
+    let (status, detail) = match listing.end {
+        End::Whole => ("ok", String::new()),
+        End::Cut(why) => ("tar_truncated", why),
+    };
+    Ok(Some(ExaminedShard {
+        status,
+        detail,
+        recordings,
+        members: listing.members.len() as u64,
+    }))
+}
+
+/// Decodes every file of a shard's folder that may be a recording; otherwise like [`tar_of`].
+pub fn files_of(
+    shard: &Shard,
+    pool: &ThreadPool,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<Option<ExaminedShard>, AudioError> {
+    let files = shards::recordings(shard)?;
+    let look = |(name, size): &(String, u64)| {
+        let (status, detail, verdict) = judge(*size, || read_file(&shard.folder.join(name)))?;
+        Ok(Examined {
+            name: name.clone(),
+            status,
+            detail,
+            offset: 0,
+            size: *size,
+            verdict,
+        })
+    };
+    let Some(recordings) = each(pool, stop, &files, look)? else {
+        return Ok(None);
+    };
+    let members = recordings.len() as u64;
+    Ok(Some(ExaminedShard {
+        status: "ok",
+        detail: String::new(),
+        recordings,
+        members,
+    }))
+}
+
+fn missing(detail: &str) -> ExaminedShard {
+    ExaminedShard {
+        status: "missing_tar",
+        detail: detail.into(),
+        recordings: Vec::new(),
+        members: 0,
+    }
+}
+
+type Judged = (&'static str, String, Option<Verdict>);
+
+fn judge(size: u64, read: impl FnOnce() -> Result<Vec<u8>, AudioError>) -> Result<Judged, AudioError> {
+    if size > MAX_RECORDING_BYTES {
+        let detail = format!("{size} bytes are more than one recording may have ({MAX_RECORDING_BYTES})");
+        return Ok((flac::Status::DecodeError.as_str(), detail, None));
+    }
+    match flac::probe(&read()?) {
+        Ok(verdict) => Ok((flac::Status::Ok.as_str(), String::new(), Some(verdict))),
+        Err(fault) => Ok((fault.status.as_str(), fault.detail, None)),
+    }
+}
+
+fn each<T: Sync>(
+    pool: &ThreadPool,
+    stop: &(dyn Fn() -> bool + Sync),
+    items: &[T],
+    look: impl Fn(&T) -> Result<Examined, AudioError> + Sync,
+) -> Result<Option<Vec<Examined>>, AudioError> {
+    let one = |item: &T| if stop() { Ok(None) } else { look(item).map(Some) };
+    // Results keep the order of the items, whichever thread made them.
+    pool.install(|| items.par_iter().with_max_len(1).map(one).collect())
+}

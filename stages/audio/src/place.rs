@@ -1,0 +1,229 @@
+//! Puts recordings into a folder, and never outside it.
+//!
+//! Every folder on the way is opened without following links, and the file is renamed into place within the
+//! folder that was opened. So neither a member's name nor a link that somebody planted leads elsewhere.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::error::AudioError;
+
+/// How the names of files in the making begin.
+pub const TEMPORARY_PREFIX: &str = ".flow-tmp-";
+const PIECE: usize = 1 << 20;
+
+/// A folder that receives recordings.
+pub struct Target {
+    path: PathBuf,
+    root: OwnedFd,
+    /// Folders below the root that are open already, by name relative to it.
+    folders: Mutex<HashMap<String, std::sync::Arc<OwnedFd>>>,
+}
+
+/// Numbers the files in the making of this process: several targets may stand for one folder.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
+/// The bytes that a recording is copied from.
+#[derive(Clone, Copy)]
+pub struct Range<'a> {
+    pub file: &'a File,
+    /// For messages.
+    pub path: &'a Path,
+    pub offset: u64,
+    pub size: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    Written,
+    /// The same bytes were there.
+    Standing,
+}
+
+impl Target {
+    /// Opens the folder; makes it if there is none. The folder itself may be reached through links.
+    pub fn open(path: &Path) -> Result<Self, AudioError> {
+        let failed = |source| AudioError::Write {
+            path: path.to_owned(),
+            source,
+        };
+        std::fs::create_dir_all(path).map_err(failed)?;
+        let root = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| failed(errno.into()))?;
+        Ok(Target {
+            path: path.to_owned(),
+            root,
+            folders: Mutex::default(),
+        })
+    }
+
+    /// Copies a range to the file of that name (plain components, no `..`), unless the same bytes are there
+    /// already. The file appears whole or not at all.
+    pub fn place(&self, components: &[&str], from: Range<'_>) -> Result<Placed, AudioError> {
+        let Some((name, folders)) = components.split_last() else {
+            return Err(AudioError::UnsafePath {
+                path: self.path.clone(),
+                why: "it has no name".into(),
+            });
+        };
+        let folder = self.folder(folders)?;
+        let path = self.path.join(components.join("/"));
+        if self.stands(&folder, name, &path, from)? {
+            return Ok(Placed::Standing);
+        }
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let temporary = format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id());
+        // Left by a process of the same number that was killed, perhaps.
+        match rustix::fs::unlinkat(&*folder, &temporary, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(judged(&path, errno)),
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&*folder, &temporary, flags, Mode::from_raw_mode(0o666))
+            .map_err(|errno| judged(&path, errno))?;
+        let written = copy(from, File::from(file), &path).and_then(|()| {
+            rustix::fs::renameat(&*folder, &temporary, &*folder, *name).map_err(|errno| judged(&path, errno))
+        });
+        if written.is_err() {
+            // The first error is the one to tell.
+            let _ = rustix::fs::unlinkat(&*folder, &temporary, AtFlags::empty());
+        }
+        written.map(|()| Placed::Written)
+    }
+
+    /// Waits until what was placed is on the disk.
+    pub fn sync(&self) -> Result<(), AudioError> {
+        let failed = |errno: Errno| AudioError::Write {
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        rustix::fs::syncfs(&self.root).map_err(failed)
+    }
+
+    fn folder(&self, components: &[&str]) -> Result<std::sync::Arc<OwnedFd>, AudioError> {
+        let key = components.join("/");
+        let mut open = self.folders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(folder) = open.get(&key) {
+            return Ok(folder.clone());
+        }
+        let mut path = self.path.clone();
+        let mut folder = rustix::io::dup(&self.root).map_err(|errno| judged(&path, errno))?;
+        for component in components {
+            path.push(component);
+            match rustix::fs::mkdirat(&folder, *component, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(judged(&path, errno)),
+            }
+            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            folder =
+                rustix::fs::openat(&folder, *component, flags, Mode::empty()).map_err(|errno| judged(&path, errno))?;
+        }
+        // One shard has one folder or a few; many would hold too many descriptors open.
+        if open.len() >= 64 {
+            open.clear();
+        }
+        let folder = std::sync::Arc::new(folder);
+        open.insert(key, folder.clone());
+        Ok(folder)
+    }
+
+    /// Whether a plain file with the same bytes is there.
+    fn stands(&self, folder: &OwnedFd, name: &str, path: &Path, from: Range<'_>) -> Result<bool, AudioError> {
+        // Without O_NONBLOCK, a FIFO would wait for a writer for ever.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
+            Ok(file) => file,
+            // A link (LOOP) is replaced by the file, not followed; so is what cannot be read.
+            Err(Errno::NOENT | Errno::LOOP | Errno::ACCESS | Errno::NXIO) => return Ok(false),
+            Err(errno) => return Err(judged(path, errno)),
+        };
+        let stat = rustix::fs::fstat(&file).map_err(|errno| judged(path, errno))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Directory {
+            return Err(AudioError::UnsafePath {
+                path: path.to_owned(),
+                why: "a folder is there".into(),
+            });
+        }
+        if kind != FileType::RegularFile || u64::try_from(stat.st_size) != Ok(from.size) {
+            return Ok(false);
+        }
+        let mut standing = File::from(file);
+        let mut same = true;
+        each_piece(from, |piece| {
+            let mut there = vec![0u8; piece.len()];
+            same = same && standing.read_exact(&mut there).is_ok() && there == piece;
+            Ok(same)
+        })?;
+        Ok(same)
+    }
+}
+
+fn copy(from: Range<'_>, mut into: File, path: &Path) -> Result<(), AudioError> {
+    each_piece(from, |piece| {
+        into.write_all(piece)
+            .map(|()| true)
+            .map_err(|source| AudioError::Write {
+                path: path.to_owned(),
+                source,
+            })
+    })
+}
+
+/// Gives the bytes of a range piece by piece until `take` returns false.
+fn each_piece(from: Range<'_>, mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>) -> Result<(), AudioError> {
+    let mut buffer = vec![0u8; PIECE.min(from.size as usize)];
+    let mut done = 0;
+    while done < from.size {
+        let length = buffer.len().min((from.size - done) as usize);
+        let piece = &mut buffer[..length];
+        from.file.read_exact_at(piece, from.offset + done).map_err(|source| {
+            if source.kind() == std::io::ErrorKind::UnexpectedEof {
+                let (path, offset, size) = (from.path.to_owned(), from.offset, from.size);
+                return AudioError::PastEnd { path, offset, size };
+            }
+            AudioError::Read {
+                path: from.path.to_owned(),
+                source,
+            }
+        })?;
+        if !take(piece)? {
+            break;
+        }
+        done += length as u64;
+    }
+    Ok(())
+}
+
+/// Tells what this one name is to blame for from what would hit the next one too.
+fn judged(path: &Path, errno: Errno) -> AudioError {
+    let why = match errno {
+        Errno::LOOP | Errno::NOTDIR => "a link or a file stands where a folder is needed",
+        Errno::ISDIR => "a folder is there",
+        Errno::NAMETOOLONG => "the name is too long for the file system",
+        Errno::INVAL | Errno::ILSEQ => "the file system does not take the name",
+        _ => {
+            return AudioError::Write {
+                path: path.to_owned(),
+                source: errno.into(),
+            };
+        }
+    };
+    AudioError::UnsafePath {
+        path: path.to_owned(),
+        why: why.into(),
+    }
+}
+
+#[cfg(test)]
+#[path = "place_tests.rs"]
+mod tests;

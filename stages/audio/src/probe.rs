@@ -1,0 +1,268 @@
+//! The kind `audio.probe`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::{Body, Context, Input, Kind, Out, Partition, Port, ROW, Shape, Source, SourcePartition, StageError};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::examine::{self, Examined, ExaminedShard};
+use crate::flac;
+use crate::shards::{self, Shard};
+
+/// Where the recordings of a shard are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AudioFrom {
+    /// In its tar.
+    #[default]
+    Tar,
+    /// As files in its folder: extracted long ago, and the tar is gone.
+    Files,
+    /// In its tar where there is one, otherwise as files.
+    Auto,
+}
+
+/// Decodes every recording once and notes what it found.
+///
+/// # What it does
+///
+/// Every folder two levels below `shards`, `<lang>/<shard_id>`, is a partition. All members of its tar are
+/// decoded from beginning to end and held against their own checksums; no filter setting matters here, so a
+/// tar is decoded once in its life. Nothing is written to disk.
+///
+/// Port `members`, one row per name of a member (the later one of a name counts, a leading `./` is left out):
+/// `_row, name, status, offset, size, sample_rate, channels, bits, frames, audio_hash, stored, detail`.
+/// `status` is `ok`, or what is wrong: `not_regular_file`, `tar_truncated`, `empty_file`, `not_flac`,
+/// `decode_error`, `no_audio`; `detail` says it in words. `offset` and `size` are bytes in the tar, or in the
+/// file where `stored` is `file` instead of `tar`. The columns from `sample_rate` to `audio_hash` are null
+/// unless `status` is `ok`. `audio_hash` is the SHA-256 of `"{sample_rate}:{channels}:"` and the samples as
+/// left-justified little-endian 32-bit numbers, so that it does not depend on how they were compressed.
+///
+/// Port `tars`, one row per partition: `_row, status, members, detail`; `status` is `ok`, `tar_truncated` or
+/// `missing_tar`.
+///
+/// # Example
+///
+/// ```yaml
+/// probe: {uses: audio.probe, with: {shards: /corpus/shards, audio_from: tar}}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProbeSettings {
+    /// Folder that holds `<lang>/<shard_id>/` folders.
+    pub shards: PathBuf,
+    /// Where the recordings are: `tar`, `files` (in the shard's folder) or `auto` (the tar if there is one).
+    #[serde(default)]
+    pub audio_from: AudioFrom,
+}
+
+pub struct Probe;
+
+impl Kind for Probe {
+    const NAME: &'static str = "audio.probe";
+    const VERSION: u32 = 1;
+    type Settings = ProbeSettings;
+
+    fn shape(_: &ProbeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if let Some(input) = inputs.first() {
+            let message = "audio.probe reads folders and takes no input".into();
+            return Err(StageError::Input {
+                name: input.name.clone(),
+                message,
+                help: Some("leave out `from`".into()),
+            });
+        }
+        let port = |name: &str, schema| Port {
+            name: name.into(),
+            schema,
+        };
+        let outputs = vec![port("members", members_schema()), port("tars", tars_schema())];
+        Ok(Shape {
+            dear: true,
+            ..Shape::source(outputs)
+        })
+    }
+
+    fn open(settings: &ProbeSettings, context: &Context) -> Result<Body, StageError> {
+        let pool = decoding_pool(context)?;
+        Ok(Body::Source(Box::new(Prober {
+            settings: settings.clone(),
+            context: context.clone(),
+            pool,
+        })))
+    }
+
+    /// Recordings are known by their bytes; where they lie does not matter.
+    fn identity(settings: &ProbeSettings) -> serde_json::Value {
+        serde_json::json!({"audio_from": settings.audio_from})
+    }
+}
+
+/// Threads for decoding: what the stage may use beside its worker.
+pub(crate) fn decoding_pool(context: &Context) -> Result<ThreadPool, StageError> {
+    ThreadPoolBuilder::new()
+        .num_threads(context.threads.max(1))
+        .thread_name(|number| format!("decode-{number}"))
+        .build()
+        .map_err(|error| StageError::failed(format!("cannot start threads for decoding: {error}")))
+}
+
+struct Prober {
+    settings: ProbeSettings,
+    context: Context,
+    pool: ThreadPool,
+}
+
+impl Prober {
+    fn from_tar(&self, shard: &Shard) -> bool {
+        match self.settings.audio_from {
+            AudioFrom::Tar => true,
+            AudioFrom::Files => false,
+            AudioFrom::Auto => shard.tar().is_file(),
+        }
+    }
+}
+
+impl Source for Prober {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let listed = shards::list(&self.settings.shards).map_err(|error| {
+            StageError::setting("shards", error).with_help("`shards` is the folder of `<lang>/<shard_id>/`")
+        })?;
+        let mut partitions = Vec::with_capacity(listed.len());
+        for shard in listed {
+            let name = Partition::from(shard.name());
+            partitions.push(if self.from_tar(&shard) {
+                SourcePartition {
+                    name,
+                    files: vec![shard.tar()],
+                    extra: "tar".into(),
+                }
+            } else {
+                let files = shards::recordings(&shard).map_err(StageError::failed)?;
+                // Contents are digested by the runtime; names count too.
+                let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+                let extra = format!("files\n{}", names.join("\n"));
+                SourcePartition {
+                    name,
+                    files: names.iter().map(|name| shard.folder.join(name)).collect(),
+                    extra,
+                }
+            });
+        }
+        partitions.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(partitions)
+    }
+
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let shard = Shard::named(&self.settings.shards, partition.as_str())
+            .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
+        let stop = || self.context.cancel.is_set();
+        let from_tar = self.from_tar(&shard);
+        let examined = if from_tar {
+            examine::tar_of(&shard.tar(), &self.pool, &stop)
+        } else {
+            examine::files_of(&shard, &self.pool, &stop)
+        };
+        // None: the run is being given up, and so is this partition.
+        let examined = examined
+            .map_err(StageError::failed)?
+            .ok_or_else(|| StageError::failed("stopped"))?;
+        out.send(
+            0,
+            members_batch(&examined.recordings, if from_tar { "tar" } else { "file" })?,
+        );
+        out.send(1, tars_batch(&examined)?);
+        Ok(())
+    }
+}
+
+/// Schema of the port `members`.
+pub fn members_schema() -> SchemaRef {
+    let field = |name: &str, data_type, nullable| Field::new(name, data_type, nullable);
+    Arc::new(Schema::new(vec![
+        field(ROW, DataType::UInt32, false),
+        field("name", DataType::Utf8, false),
+        field("status", DataType::Utf8, false),
+        field("offset", DataType::Int64, false),
+        field("size", DataType::Int64, false),
+        field("sample_rate", DataType::Int32, true),
+        field("channels", DataType::Int32, true),
+        field("bits", DataType::Int32, true),
+        field("frames", DataType::Int64, true),
+        field("audio_hash", DataType::Utf8, true),
+        field("stored", DataType::Utf8, false),
+        field("detail", DataType::Utf8, false),
+    ]))
+}
+
+/// Schema of the port `tars`.
+pub fn tars_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("status", DataType::Utf8, false),
+        Field::new("members", DataType::Int64, false),
+        Field::new("detail", DataType::Utf8, false),
+    ]))
+}
+
+fn members_batch(recordings: &[Examined], stored: &str) -> Result<RecordBatch, StageError> {
+    let rows = u32::try_from(recordings.len()).map_err(|_| StageError::failed("a tar has more than 2^32 members"))?;
+    let texts = |text: fn(&Examined) -> &str| -> ArrayRef {
+        Arc::new(
+            recordings
+                .iter()
+                .map(|recording| Some(text(recording)))
+                .collect::<StringArray>(),
+        )
+    };
+    // File offsets are below 2^63; rates, channels and bits have 20, 3 and 5 bits.
+    let longs = |number: fn(&Examined) -> Option<u64>| -> ArrayRef {
+        Arc::new(
+            recordings
+                .iter()
+                .map(|recording| number(recording).map(|n| n as i64))
+                .collect::<Int64Array>(),
+        )
+    };
+    let ints = |number: fn(&flac::StreamInfo) -> u32| -> ArrayRef {
+        let of = |recording: &Examined| recording.verdict.as_ref().map(|verdict| number(&verdict.info) as i32);
+        Arc::new(recordings.iter().map(of).collect::<Int32Array>())
+    };
+    let hashes = recordings
+        .iter()
+        .map(|recording| recording.verdict.as_ref().map(|verdict| &verdict.audio_hash));
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from_iter_values(0..rows)),
+        texts(|recording| &recording.name),
+        texts(|recording| recording.status),
+        longs(|recording| Some(recording.offset)),
+        longs(|recording| Some(recording.size)),
+        ints(|info| info.sample_rate),
+        ints(|info| info.channels),
+        ints(|info| info.bits),
+        longs(|recording| recording.verdict.as_ref().map(|verdict| verdict.frames)),
+        Arc::new(hashes.collect::<StringArray>()),
+        Arc::new(recordings.iter().map(|_| Some(stored)).collect::<StringArray>()),
+        texts(|recording| &recording.detail),
+    ];
+    Ok(RecordBatch::try_new(members_schema(), columns)?)
+}
+
+fn tars_batch(shard: &ExaminedShard) -> Result<RecordBatch, StageError> {
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from(vec![0])),
+        Arc::new(StringArray::from(vec![shard.status])),
+        Arc::new(Int64Array::from(vec![shard.members as i64])),
+        Arc::new(StringArray::from(vec![shard.detail.as_str()])),
+    ];
+    Ok(RecordBatch::try_new(tars_schema(), columns)?)
+}
+
+#[cfg(test)]
+#[path = "probe_tests.rs"]
+mod tests;

@@ -1,0 +1,114 @@
+//! Finds the shards of a corpus: folders exactly two levels below `shards`.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::AudioError;
+
+/// One shard: `<shards>/<lang>/<shard_id>/`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    pub lang: String,
+    pub shard_id: String,
+    pub folder: PathBuf,
+}
+
+impl Shard {
+    /// `<lang>/<shard_id>`.
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.lang, self.shard_id)
+    }
+
+    /// Where its tar is, if it has one.
+    pub fn tar(&self) -> PathBuf {
+        self.folder.join(format!("{}.tar", self.shard_id))
+    }
+
+    /// The shard of that name below `shards`. None where the name is not of two plain components.
+    pub fn named(shards: &Path, name: &str) -> Option<Shard> {
+        let (lang, shard_id) = name.split_once('/')?;
+        let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['/', '\0']);
+        if !plain(lang) || !plain(shard_id) {
+            return None;
+        }
+        let folder = shards.join(lang).join(shard_id);
+        Some(Shard {
+            lang: lang.to_owned(),
+            shard_id: shard_id.to_owned(),
+            folder,
+        })
+    }
+}
+
+/// All shards in byte order of (`lang`, `shard_id`). Files, and links to folders, are stepped over.
+pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
+    let mut found = Vec::new();
+    for lang in folders_in(shards)? {
+        for folder in folders_in(&shards.join(&lang))? {
+            let path = shards.join(&lang).join(&folder);
+            let (Ok(lang), Ok(shard_id)) = (lang.clone().into_string(), folder.into_string()) else {
+                let source = std::io::Error::other("the name of the folder is not UTF-8");
+                return Err(AudioError::Read { path, source });
+            };
+            found.push(Shard {
+                lang,
+                shard_id,
+                folder: path,
+            });
+        }
+    }
+    Ok(found)
+}
+
+fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
+    let failed = |source| AudioError::Read {
+        path: folder.to_owned(),
+        source,
+    };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().map_err(failed)?.is_dir() {
+            names.push(entry.file_name());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Files below a shard's folder that may be recordings: (name relative to the folder, size), by name. The
+/// shard's own files, links, and files that an interrupted extraction left behind are stepped over.
+pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
+    let mut found = Vec::new();
+    let mut pending = vec![(shard.folder.clone(), String::new())];
+    while let Some((folder, prefix)) = pending.pop() {
+        let failed = |source| AudioError::Read {
+            path: folder.clone(),
+            source,
+        };
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            // A manifest cannot name what is not UTF-8.
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let kind = entry.file_type().map_err(failed)?;
+            if kind.is_dir() {
+                pending.push((entry.path(), format!("{prefix}{name}/")));
+            } else if kind.is_file() {
+                let own = prefix.is_empty() && crate::member_name::is_shard_file(&name, &shard.shard_id);
+                if !own && !name.starts_with(crate::place::TEMPORARY_PREFIX) {
+                    found.push((format!("{prefix}{name}"), entry.metadata().map_err(failed)?.len()));
+                }
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}

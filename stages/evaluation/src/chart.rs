@@ -1,0 +1,162 @@
+//! Small charts as SVG: lines over steps, and bars. Drawn by hand, so that the page needs no script and the
+//! bytes depend on the numbers alone.
+
+use maud::{Markup, html};
+
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 220.0;
+const LEFT: f64 = 56.0;
+const RIGHT: f64 = 12.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 26.0;
+
+/// Points of a line: x and y. What is not finite is left out.
+pub type Points = Vec<(f64, f64)>;
+
+/// A line chart from y = 0 up. `show` writes a y value.
+pub fn lines(title: &str, series: &[(&str, Points)], show: fn(f64) -> String) -> Markup {
+    let series: Vec<(&str, Points)> = series
+        .iter()
+        .map(|(name, points)| (*name, thin(points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect())))
+        .collect();
+    let all = || series.iter().flat_map(|(_, points)| points);
+    if all().next().is_none() {
+        return html! { p.quiet { (title) ": no figures" } };
+    }
+    let x_end = all().map(|p| p.0).fold(0.0, f64::max).max(1.0);
+    let y_ticks = ticks(all().map(|p| p.1).fold(0.0, f64::max));
+    let y_end = y_ticks.last().copied().unwrap_or(1.0);
+    let x_of = |x: f64| LEFT + x / x_end * (WIDTH - LEFT - RIGHT);
+    let y_of = |y: f64| HEIGHT - BOTTOM - y.max(0.0) / y_end * (HEIGHT - TOP - BOTTOM);
+    html! {
+        figure {
+            figcaption {
+                (title)
+                @if series.len() > 1 {
+                    @for (index, (name, _)) in series.iter().enumerate() {
+                        span class={ "key s" (index % 4) } { (name) }
+                    }
+                }
+            }
+            svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img" aria-label=(title) {
+                @for tick in &y_ticks {
+                    line.grid x1=(LEFT) x2=(WIDTH - RIGHT) y1=(short(y_of(*tick))) y2=(short(y_of(*tick))) {}
+                    text x=(LEFT - 6.0) y=(short(y_of(*tick) + 4.0)) text-anchor="end" { (show(*tick)) }
+                }
+                @for tick in ticks(x_end).iter().filter(|tick| **tick <= x_end * 1.001) {
+                    text x=(short(x_of(*tick))) y=(HEIGHT - 8.0) text-anchor="middle" { (count(*tick as u64)) }
+                }
+                @for (index, (_, points)) in series.iter().enumerate() {
+                    @let path = points.iter().map(|(x, y)| format!("{},{}", short(x_of(*x)), short(y_of(*y)))).collect::<Vec<_>>().join(" ");
+                    polyline class={ "line s" (index % 4) } points=(path) {}
+                    @if points.len() < 40 {
+                        @for (x, y) in points {
+                            circle class={ "dot s" (index % 4) } cx=(short(x_of(*x))) cy=(short(y_of(*y))) r="2.5" {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Vertical bars with a label under each (a histogram).
+pub fn columns(title: &str, bars: &[(String, f64)]) -> Markup {
+    let most = bars.iter().map(|bar| bar.1).fold(0.0, f64::max);
+    if most <= 0.0 {
+        return html! { p.quiet { (title) ": no figures" } };
+    }
+    let y_ticks = ticks(most);
+    let y_end = y_ticks.last().copied().unwrap_or(1.0);
+    let step = (WIDTH - LEFT - RIGHT) / bars.len() as f64;
+    let y_of = |y: f64| HEIGHT - BOTTOM - y / y_end * (HEIGHT - TOP - BOTTOM);
+    html! {
+        figure {
+            figcaption { (title) }
+            svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img" aria-label=(title) {
+                @for tick in &y_ticks {
+                    line.grid x1=(LEFT) x2=(WIDTH - RIGHT) y1=(short(y_of(*tick))) y2=(short(y_of(*tick))) {}
+                    text x=(LEFT - 6.0) y=(short(y_of(*tick) + 4.0)) text-anchor="end" { (count(*tick as u64)) }
+                }
+                @for (index, (label, value)) in bars.iter().enumerate() {
+                    @let x = LEFT + step * index as f64;
+                    rect.bar x=(short(x + step * 0.12)) width=(short(step * 0.76)) y=(short(y_of(*value))) height=(short(HEIGHT - BOTTOM - y_of(*value))) {
+                        title { (label) ": " (count(*value as u64)) }
+                    }
+                    text x=(short(x + step / 2.0)) y=(HEIGHT - 8.0) text-anchor="middle" { (label) }
+                }
+            }
+        }
+    }
+}
+
+/// At most some 600 points, each the mean of its neighbours: more than the eye can tell apart makes a page
+/// slow.
+fn thin(points: Points) -> Points {
+    let size = points.len().div_ceil(600).max(1);
+    points
+        .chunks(size)
+        .map(|chunk| {
+            let n = chunk.len() as f64;
+            (chunk.iter().map(|p| p.0).sum::<f64>() / n, chunk.iter().map(|p| p.1).sum::<f64>() / n)
+        })
+        .collect()
+}
+
+/// Round numbers from 0 to at least `most`, four to six of them.
+fn ticks(most: f64) -> Vec<f64> {
+    if !(most.is_finite() && most > 0.0) {
+        return vec![0.0, 1.0];
+    }
+    let rough = most / 4.0;
+    let power = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|m| m * power).find(|step| *step >= rough * 0.999).unwrap_or(10.0 * power);
+    (0..=(most / step).ceil() as usize).map(|n| n as f64 * step).collect()
+}
+
+fn short(value: f64) -> String {
+    format!("{value:.1}")
+}
+
+/// 12,345
+pub fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_reach_the_top() {
+        assert_eq!(ticks(0.83), [0.0, 0.25, 0.5, 0.75, 1.0]);
+        assert_eq!(ticks(2000.0), [0.0, 500.0, 1000.0, 1500.0, 2000.0]);
+        for most in [1e-9, 0.3, 7.0, 99.0, 1234.5, 1e12] {
+            let ticks = ticks(most);
+            assert!(ticks.len() <= 7 && *ticks.last().unwrap() >= most * 0.999, "{most}: {ticks:?}");
+        }
+        assert_eq!(ticks(f64::NAN), [0.0, 1.0]);
+    }
+
+    #[test]
+    fn counts_have_commas() {
+        assert_eq!((count(0), count(999), count(1000), count(1234567)), ("0".into(), "999".into(), "1,000".into(), "1,234,567".into()));
+    }
+
+    #[test]
+    fn charts_survive_odd_numbers() {
+        for points in [vec![], vec![(0.0, f64::NAN)], vec![(0.0, 0.0)], (0..5000).map(|i| (f64::from(i), f64::INFINITY)).collect(), vec![(1.0, 2.0), (3.0, 1e30)]] {
+            let drawn = lines("loss", &[("a", points)], |y| format!("{y}")).into_string();
+            assert!(!drawn.contains("NaN") && !drawn.contains("inf\""), "{drawn}");
+        }
+        assert!(columns("n", &[]).into_string().contains("no figures"));
+    }
+}

@@ -1,0 +1,210 @@
+//! The kind `evaluation.decode`: transcribes a manifest with a trained model and scores it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use candle_core::{DType, Device};
+use flow_model::model::TdtModel;
+use flow_runtime::{Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reads, Reject, RejectClass, Role, Shape, Source, SourcePartition, StageError};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::audio_rows::{AudioRows, check_rows, is_members};
+use crate::error::EvaluationError;
+use crate::report::read_model;
+use crate::transcribe::{Outcome, scores, transcribe};
+use crate::wer::Scores;
+
+/// The one partition of the output.
+const ALL: &str = "all";
+/// Seconds of padded audio in the model at once.
+const BATCH_SECONDS: f64 = 120.0;
+
+/// Transcribes a manifest with a trained model and scores it.
+///
+/// # What it does
+///
+/// Input 0 are rows with `segment_id`, `lang`, `text`, `duration` and the place of their audio, as
+/// `sampling.load` takes them; input 1 is the `model` of `training.train`; input 2, where rows say only
+/// `tar_member_name`, is the port `members` of an `audio.probe`. All are read whole. The output holds one row per utterance: what was said and what was heard, with the language tags apart,
+/// and the counts of words, characters and errors in each. The reference is scored as NeMo does: encoded and
+/// decoded by the model's tokenizer (as it is where the tokenizer does not know a character). Utterances
+/// whose audio cannot be read are rejects.
+///
+/// # Example
+///
+/// ```yaml
+/// decode:
+///   uses: evaluation.decode
+///   from: {rows: manifest/split.val, model: train, members: manifest/probe.members}
+///   with: {shards: tests/data/corpus/mini/shards}
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeSettings {
+    /// Name of this set of utterances in the report.
+    #[serde(default = "default_set")]
+    pub set: String,
+    /// Folder below which the tars are (the parameter `shards`); stands before every `tar_path`.
+    #[serde(default)]
+    pub shards: String,
+    /// Utterances per language to transcribe, always the same ones; 0 for all.
+    #[serde(default)]
+    pub samples_per_language: usize,
+}
+
+fn default_set() -> String {
+    "validation".into()
+}
+
+/// The kind `evaluation.decode`.
+pub struct EvaluationDecode;
+
+/// Columns of the output.
+pub fn transcript_schema() -> SchemaRef {
+    let text = |name: &str, nullable| Field::new(name, DataType::Utf8, nullable);
+    let count = |name: &str| Field::new(name, DataType::Int64, false);
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        text("set", false),
+        text("segment_id", false),
+        text("lang", false),
+        text("reference", false),
+        text("hypothesis", false),
+        count("words"),
+        count("word_errors"),
+        count("chars"),
+        count("char_errors"),
+        Field::new("duration", DataType::Float64, false),
+        text("tag_reference", true),
+        text("tag_hypothesis", true),
+    ]))
+}
+
+impl Kind for EvaluationDecode {
+    const NAME: &'static str = "evaluation.decode";
+    const VERSION: u32 = 1;
+    type Settings = DecodeSettings;
+
+    fn shape(_: &DecodeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        let (rows, model, members) = match inputs {
+            [rows, model] => (rows, model, false),
+            [rows, model, members] if is_members(&members.schema) => (rows, model, true),
+            _ => {
+                return Err(StageError::Input {
+                    name: "from".into(),
+                    message: "decoding needs rows, the model of training.train and, to read from tars, the port `members` of an audio.probe".into(),
+                    help: Some("from: {rows: ..., model: train, members: probe.members}".into()),
+                });
+            }
+        };
+        check_rows(rows, members)?;
+        for name in ["path", "step", "digest"] {
+            if model.schema.column_with_name(name).is_none() {
+                return Err(StageError::Input { name: model.name.clone(), message: format!("it has no column {name}: it must be the model of training.train"), help: None });
+            }
+        }
+        let outputs = vec![Port { name: "transcripts".into(), schema: transcript_schema() }];
+        Ok(Shape { role: Role::Source, reads: vec![Reads::Whole; inputs.len()], outputs, dear: true, conservation: Conservation::Rows })
+    }
+
+    fn open(settings: &DecodeSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(DecodeBody { settings: settings.clone(), context: context.clone() })))
+    }
+
+    /// Where the tars are does not decide what they hold.
+    fn identity(settings: &DecodeSettings) -> Value {
+        json!({ "set": settings.set, "samples_per_language": settings.samples_per_language })
+    }
+}
+
+struct DecodeBody {
+    settings: DecodeSettings,
+    context: Context,
+}
+
+impl DecodeBody {
+    fn input(&self, position: usize) -> Result<&Artifact, StageError> {
+        self.context.input(position).ok_or_else(|| StageError::failed("an input of evaluation.decode is missing"))
+    }
+}
+
+impl Source for DecodeBody {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        Ok(vec![SourcePartition { name: Partition::new(ALL), files: Vec::new(), extra: String::new() }])
+    }
+
+    fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let model = read_model(self.input(1)?)?.ok_or_else(|| StageError::failed("there is no trained model"))?;
+        let rows = AudioRows::read(self.input(0)?, self.context.input(2), &self.settings.shards, self.settings.samples_per_language)?;
+        let model = TdtModel::load(Path::new(&model.path), DType::F32, &Device::Cpu).map_err(EvaluationError::from)?;
+        let cancel = self.context.cancel.clone();
+        let outcomes = transcribe(&model, &rows.utterances, BATCH_SECONDS, &|index| rows.signal(index), &|| cancel.is_set())?;
+        out.read(rows.utterances.len() as u64);
+        for (row, (utterance, outcome)) in rows.utterances.iter().zip(&outcomes).enumerate() {
+            if let Outcome::Unreadable { why } = outcome {
+                out.reject(Reject {
+                    row: u32::try_from(row).ok(),
+                    segment_id: Some(utterance.segment_id.clone()),
+                    reason: "audio_unreadable".into(),
+                    class: RejectClass::Fault,
+                    detail: why.clone(),
+                    values: json!({ "lang": utterance.lang, "text": utterance.text, "duration": format!("{}", utterance.duration) }).to_string(),
+                });
+            }
+        }
+        out.send(0, transcripts(&self.settings.set, &rows, &outcomes)?);
+        Ok(())
+    }
+}
+
+/// The transcripts as rows; `_row` counts the unreadable ones too.
+fn transcripts(set: &str, rows: &AudioRows, outcomes: &[Outcome]) -> Result<RecordBatch, StageError> {
+    let mut numbers = Vec::new();
+    let mut texts: [Vec<String>; 5] = Default::default();
+    let mut counts: [Vec<i64>; 4] = Default::default();
+    let mut durations = Vec::new();
+    let mut tags: [Vec<Option<String>>; 2] = Default::default();
+    for (row, (utterance, outcome)) in rows.utterances.iter().zip(outcomes).enumerate() {
+        let Outcome::Transcript { reference, hypothesis, score, seconds } = outcome else { continue };
+        numbers.push(u32::try_from(row).map_err(|_| StageError::failed("more than 4 billion rows to decode"))?);
+        for (column, value) in texts.iter_mut().zip([set, &utterance.segment_id, &utterance.lang, reference, hypothesis]) {
+            column.push(value.to_owned());
+        }
+        let found = [score.words.units, score.words.errors(), score.characters.units, score.characters.errors()];
+        for (column, value) in counts.iter_mut().zip(found) {
+            column.push(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+        durations.push(*seconds);
+        tags[0].push(score.tags.0.clone());
+        tags[1].push(score.tags.1.clone());
+    }
+    let mut columns: Vec<arrow::array::ArrayRef> = vec![Arc::new(UInt32Array::from(numbers))];
+    columns.extend(texts.into_iter().map(|column| Arc::new(StringArray::from(column)) as _));
+    columns.extend(counts.into_iter().map(|column| Arc::new(Int64Array::from(column)) as _));
+    columns.push(Arc::new(Float64Array::from(durations)));
+    columns.extend(tags.into_iter().map(|column| Arc::new(StringArray::from(column)) as _));
+    Ok(RecordBatch::try_new(transcript_schema(), columns)?)
+}
+
+/// A fixed sample of validation rows, for evaluation while a model trains.
+pub struct ValidationSet {
+    rows: AudioRows,
+}
+
+impl ValidationSet {
+    /// Chooses `per_language` rows of each language (0: all), always the same ones. `members` is the port of an
+    /// `audio.probe`, where rows need it.
+    pub fn read(rows: &Artifact, members: Option<&Artifact>, shards: &str, per_language: usize) -> Result<Self, EvaluationError> {
+        Ok(ValidationSet { rows: AudioRows::read(rows, members, shards, per_language)? })
+    }
+
+    /// Transcribes and scores the sample. What cannot be read is left out.
+    pub fn scores(&self, model: &TdtModel, cancelled: &dyn Fn() -> bool) -> Result<Scores, EvaluationError> {
+        let outcomes = transcribe(model, &self.rows.utterances, BATCH_SECONDS, &|index| self.rows.signal(index), cancelled)?;
+        Ok(scores(&self.rows.utterances, &outcomes).0)
+    }
+}

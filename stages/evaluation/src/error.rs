@@ -1,0 +1,47 @@
+//! What can go wrong in evaluation.
+
+use std::path::{Path, PathBuf};
+
+use flow_runtime::StageError;
+
+/// Errors of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum EvaluationError {
+    #[error("{message}")]
+    Setting { path: String, message: String },
+    #[error("{message}")]
+    Data { message: String },
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    /// The run was asked to end.
+    #[error("ended before it was done")]
+    Cancelled,
+    #[error("the page cannot be drawn: {0}")]
+    Drawing(String),
+    #[error(transparent)]
+    Model(#[from] flow_model::Error),
+    #[error(transparent)]
+    Audio(#[from] flow_audio::AudioError),
+    #[error(transparent)]
+    Stage(#[from] StageError),
+}
+
+impl EvaluationError {
+    pub fn setting(path: impl Into<String>, message: impl std::fmt::Display) -> Self {
+        EvaluationError::Setting { path: path.into(), message: message.to_string() }
+    }
+
+    pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> EvaluationError + '_ {
+        move |source| EvaluationError::File { path: path.to_owned(), source }
+    }
+}
+
+impl From<EvaluationError> for StageError {
+    fn from(error: EvaluationError) -> Self {
+        match error {
+            EvaluationError::Stage(error) => error,
+            EvaluationError::Setting { path, message } => StageError::setting(path, message),
+            other => StageError::failed(other),
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! The report page: one HTML file without scripts or other files.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use crate::chart::{Points, columns, count, lines};
+use crate::wer::{EditCounts, Score, Scores};
+
+/// All that the page shows.
+#[derive(Clone, Debug, Default)]
+pub struct PageData {
+    pub model: Option<ModelFigures>,
+    pub sets: Vec<SetFigures>,
+    pub curves: Curves,
+    /// Train rows by language: name, utterances, seconds.
+    pub languages: Vec<(String, u64, f64)>,
+    /// Train rows by duration: label and utterances.
+    pub durations: Vec<(String, u64)>,
+    /// Rejects: stage, reason, class, rows.
+    pub rejects: Vec<(String, String, String, u64)>,
+}
+
+/// The checkpoint that was evaluated.
+#[derive(Clone, Debug, Default)]
+pub struct ModelFigures {
+    pub path: String,
+    pub step: i64,
+    pub digest: String,
+}
+
+/// One set of utterances that was transcribed.
+#[derive(Clone, Debug, Default)]
+pub struct SetFigures {
+    pub name: String,
+    pub scores: Scores,
+    pub worst: Vec<Worst>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Worst {
+    pub segment_id: String,
+    pub lang: String,
+    pub words: EditCounts,
+    pub reference: String,
+    pub hypothesis: String,
+}
+
+/// What `metrics.jsonl` says, over steps.
+#[derive(Clone, Debug, Default)]
+pub struct Curves {
+    pub loss: Points,
+    pub rate: Points,
+    pub padding: Points,
+    pub wer: Points,
+    pub cer: Points,
+    pub gradient_norm: Points,
+    pub skipped: u64,
+}
+
+/// A share as a percentage with one digit; a dash where there is none.
+pub fn percent(rate: f64) -> String {
+    if rate.is_finite() { format!("{:.1} %", rate * 100.0) } else { "–".into() }
+}
+
+pub fn page(data: &PageData) -> String {
+    let markup = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "Training report" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                main {
+                    h1 { "Training report" }
+                    @if let Some(model) = &data.model {
+                        p.quiet { code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", model " code { (model.digest.chars().take(16).collect::<String>()) } }
+                    }
+                    (tiles(data))
+                    @for set in &data.sets { (set_section(set)) }
+                    (curves(&data.curves))
+                    (corpus(data))
+                    (rejects(data))
+                }
+            }
+        }
+    };
+    markup.into_string()
+}
+
+fn tiles(data: &PageData) -> Markup {
+    html! {
+        div.tiles {
+            @for set in &data.sets {
+                @let all = &set.scores.overall;
+                div.tile { b { (percent(all.words.rate())) } span { "word error rate, " (set.name) } }
+                div.tile { b { (percent(all.characters.rate())) } span { "character error rate, " (set.name) } }
+            }
+            @if let Some((_, loss)) = data.curves.loss.last() {
+                div.tile { b { (format!("{loss:.2}")) } span { "loss at the end" } }
+            }
+            @if !data.curves.padding.is_empty() {
+                @let mean = data.curves.padding.iter().map(|p| p.1).sum::<f64>() / data.curves.padding.len() as f64;
+                div.tile { b { (percent(mean)) } span { "of what is computed is padding" } }
+            }
+            @if !data.languages.is_empty() {
+                @let seconds: f64 = data.languages.iter().map(|l| l.2).sum();
+                div.tile { b { (format!("{:.2} h", seconds / 3600.0)) } span { "of speech to train on" } }
+            }
+            div.tile { b { (count(data.rejects.iter().map(|r| r.3).sum())) } span { "rows rejected on the way" } }
+            @if data.curves.skipped > 0 {
+                div.tile { b { (count(data.curves.skipped)) } span { "steps skipped, not finite" } }
+            }
+        }
+    }
+}
+
+fn set_section(set: &SetFigures) -> Markup {
+    html! {
+        section {
+            h2 { "Error rates: " (set.name) }
+            table {
+                thead { tr { th { "Language" } th.n { "Utterances" } th.n { "Minutes" } th.n { "Words" } th.n { "WER" } th.n { "Insertions" } th.n { "Deletions" } th.n { "Substitutions" } th.n { "CER" } th.n { "Wrong tag" } } }
+                tbody {
+                    @for (lang, score) in &set.scores.languages { (score_row(lang, score)) }
+                    (score_row("all", &set.scores.overall))
+                }
+            }
+            p.quiet {
+                "Rates are sums of edits over sums of reference units, without the language tag, with no normalisation of case or punctuation."
+            }
+            @if !set.scores.tag_confusion.is_empty() {
+                h3 { "Tags taken for others" }
+                p { @for ((reference, hypothesis), n) in &set.scores.tag_confusion {
+                    span.chip { (reference) " → " @if hypothesis.is_empty() { "none" } @else { (hypothesis) } " " b { (count(*n)) } }
+                } }
+            }
+            @if !set.worst.is_empty() {
+                h3 { "Most errors" }
+                table.worst {
+                    thead { tr { th { "Segment" } th.n { "Errors" } th { "Reference, and what was heard" } } }
+                    tbody { @for worst in &set.worst {
+                        tr {
+                            td { code { (worst.segment_id) } br; (worst.lang) }
+                            td.n { (worst.words.errors()) " of " (worst.words.units) }
+                            td { div dir="auto" { (clipped(&worst.reference)) } div.heard dir="auto" { @if worst.hypothesis.is_empty() { "(nothing)" } @else { (clipped(&worst.hypothesis)) } } }
+                        }
+                    } }
+                }
+            }
+        }
+    }
+}
+
+fn score_row(name: &str, score: &Score) -> Markup {
+    let rate = score.words.rate();
+    let width = if rate.is_finite() { (rate.min(1.0) * 60.0).round() } else { 0.0 };
+    html! {
+        tr.total[name == "all"] {
+            td { (name) }
+            td.n { (count(score.utterances)) }
+            td.n { (format!("{:.1}", score.seconds / 60.0)) }
+            td.n { (count(score.words.units)) }
+            td.n { span.meter style={ "width:" (width) "px" } {} (percent(rate)) }
+            td.n { (count(score.words.insertions)) }
+            td.n { (count(score.words.deletions)) }
+            td.n { (count(score.words.substitutions)) }
+            td.n { (percent(score.characters.rate())) }
+            td.n { (count(score.wrong_tags)) }
+        }
+    }
+}
+
+fn curves(curves: &Curves) -> Markup {
+    if curves.loss.is_empty() && curves.wer.is_empty() {
+        return html! {};
+    }
+    html! {
+        section {
+            h2 { "Training" }
+            div.charts {
+                (lines("Loss by optimizer step", &[("loss", curves.loss.clone())], |y| format!("{y:.4}").trim_end_matches('0').trim_end_matches('.').into()))
+                @if !curves.wer.is_empty() {
+                    (lines("Validation error rates", &[("WER", curves.wer.clone()), ("CER", curves.cer.clone())], |y| format!("{:.0} %", y * 100.0)))
+                }
+                (lines("Learning rate", &[("rate", curves.rate.clone())], |y| if y == 0.0 { "0".into() } else { format!("{y:.1e}") }))
+                (lines("Gradient norm before clipping", &[("norm", curves.gradient_norm.clone())], |y| format!("{y:.2}").trim_end_matches('0').trim_end_matches('.').into()))
+                (lines("Padding, share of what is computed", &[("padding", curves.padding.clone())], |y| format!("{:.1} %", y * 100.0)))
+            }
+        }
+    }
+}
+
+fn corpus(data: &PageData) -> Markup {
+    if data.languages.is_empty() {
+        return html! {};
+    }
+    let (utterances, seconds) = data.languages.iter().fold((0, 0.0), |sum, l| (sum.0 + l.1, sum.1 + l.2));
+    html! {
+        section {
+            h2 { "Training data" }
+            table {
+                thead { tr { th { "Language" } th.n { "Utterances" } th.n { "Minutes" } th.n { "Share of time" } } }
+                tbody {
+                    @for (lang, n, s) in &data.languages {
+                        tr { td { (lang) } td.n { (count(*n)) } td.n { (format!("{:.1}", s / 60.0)) } td.n { span.meter style={ "width:" ((s / seconds.max(1e-9) * 60.0).round()) "px" } {} (percent(s / seconds.max(1e-9))) } }
+                    }
+                    tr.total { td { "all" } td.n { (count(utterances)) } td.n { (format!("{:.1}", seconds / 60.0)) } td.n {} }
+                }
+            }
+            div.charts { (columns("Utterances by duration, seconds", &data.durations.iter().map(|(label, n)| (label.clone(), *n as f64)).collect::<Vec<_>>())) }
+        }
+    }
+}
+
+fn rejects(data: &PageData) -> Markup {
+    html! {
+        section {
+            h2 { "Rejected rows" }
+            @if data.rejects.is_empty() { p.quiet { "None." } } @else {
+                table {
+                    thead { tr { th { "Stage" } th { "Reason" } th { "Class" } th.n { "Rows" } } }
+                    tbody { @for (stage, reason, class, rows) in &data.rejects {
+                        tr { td { (stage) } td { (reason) } td { (class) } td.n { (count(*rows)) } }
+                    } }
+                }
+            }
+        }
+    }
+}
+
+/// The beginning of a long text.
+fn clipped(text: &str) -> String {
+    match text.char_indices().nth(400) {
+        Some((end, _)) => format!("{} …", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+const STYLE: &str = "
+:root { color-scheme: light; --ink: #1d232b; --quiet: #66707c; --line: #e3e7ec; --accent: #2563a8; --second: #c2571a; --back: #f6f7f9; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.55 system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 40px 24px 80px; }
+h1 { font-size: 28px; line-height: 1.2; margin: 0 0 4px; font-weight: 650; }
+h2 { font-size: 19px; margin: 0 0 14px; font-weight: 620; }
+h3 { font-size: 15px; margin: 22px 0 8px; font-weight: 620; }
+.quiet { color: var(--quiet); font-size: 13.5px; margin: 8px 0 0; }
+code { font: 12.5px ui-monospace, 'SF Mono', Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 12px; margin: 24px 0; }
+.tile { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; }
+.tile b { display: block; font-size: 24px; font-weight: 640; font-variant-numeric: tabular-nums; }
+.tile span { color: var(--quiet); font-size: 13px; }
+section { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 22px 24px; margin: 16px 0; overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th { text-align: left; color: var(--quiet); font-weight: 560; font-size: 12.5px; padding: 4px 12px 6px 0; border-bottom: 1px solid var(--line); }
+td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+tr:last-child td { border-bottom: 0; }
+.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.total td { font-weight: 620; }
+.meter { display: inline-block; height: 8px; background: #bcd3ec; border-radius: 2px; margin-right: 8px; }
+.heard { color: var(--second); }
+.worst td:first-child { min-width: 130px; }
+.chip { display: inline-block; border: 1px solid var(--line); border-radius: 12px; padding: 1px 10px; margin: 0 6px 6px 0; font-size: 13px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 20px; margin-top: 8px; }
+figure { margin: 0; } figcaption { font-size: 13.5px; font-weight: 560; margin-bottom: 4px; }
+.key { margin-left: 12px; font-weight: 400; color: var(--quiet); } .key::before { content: ''; display: inline-block; width: 12px; height: 3px; margin-right: 5px; vertical-align: middle; background: var(--accent); } .key.s1::before { background: var(--second); }
+svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--quiet); }
+.grid { stroke: var(--line); stroke-width: 1; } .line { fill: none; stroke: var(--accent); stroke-width: 1.6; stroke-linejoin: round; } .line.s1 { stroke: var(--second); } .dot { fill: var(--accent); } .dot.s1 { fill: var(--second); } .bar { fill: #7ea9d6; }
+@media (max-width: 520px) { .charts { grid-template-columns: 1fr; } main { padding: 20px 12px; } }
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wer::score;
+
+    #[test]
+    fn a_page_holds_its_figures_and_escapes_what_people_said() {
+        let mut set = SetFigures { name: "validation".into(), ..Default::default() };
+        let utterance = score("<|hi|> ek <b>do</b>", "<|ur|> ek");
+        set.scores.add("hi", &utterance, 90.0);
+        set.worst.push(Worst { segment_id: "rec_1".into(), lang: "hi".into(), words: utterance.words, reference: "ek <b>do</b>".into(), hypothesis: String::new() });
+        let data = PageData {
+            sets: vec![set],
+            curves: Curves { loss: vec![(1.0, 2.0), (2.0, 1.5)], ..Default::default() },
+            rejects: vec![("clean".into(), "quality_too_low".into(), "rule".into(), 1234)],
+            ..Default::default()
+        };
+        let page = page(&data);
+        assert!(page.contains("50.0 %") && page.contains("quality_too_low") && page.contains("1,234"));
+        assert!(page.contains("ek &lt;b&gt;do") && !page.contains("<b>do"));
+        assert!(page.contains("hi → ur"));
+        assert!(!page.contains("<script") && !page.contains("http"));
+    }
+
+    #[test]
+    fn an_empty_page_is_a_page() {
+        assert!(page(&PageData::default()).contains("</html>"));
+    }
+}

@@ -1,0 +1,182 @@
+//! Runs a model over many utterances: grouped by length, loaded in parallel, scored.
+
+use flow_model::model::TdtModel;
+use flow_model::tokenizer::Tokenizer;
+use rayon::prelude::*;
+
+use crate::error::EvaluationError;
+use crate::wer::{Scores, UtteranceScore, score};
+
+/// Samples per second of every signal.
+pub const SAMPLE_RATE: f64 = 16_000.0;
+
+/// One utterance to transcribe.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Utterance {
+    pub segment_id: String,
+    pub lang: String,
+    /// What was said, with its language tag.
+    pub text: String,
+    /// Seconds, as the manifest says.
+    pub duration: f64,
+}
+
+/// What became of one utterance.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Transcript {
+        /// The reference as it is scored; see [`scored_reference`].
+        reference: String,
+        hypothesis: String,
+        score: UtteranceScore,
+        seconds: f64,
+    },
+    /// The audio could not be read or decoded.
+    Unreadable { why: String },
+}
+
+/// Transcribes utterances. `load` gives the signal of the utterance at an index (16 kHz mono), or says why
+/// there is none. Outcomes stand in the order of the utterances and do not depend on the number of threads.
+///
+/// At most `batch_seconds` of audio, padding included, are in memory and in the model at once (one longer
+/// utterance goes alone).
+pub fn transcribe(
+    model: &TdtModel,
+    utterances: &[Utterance],
+    batch_seconds: f64,
+    load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Vec<Outcome>, EvaluationError> {
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; utterances.len()];
+    for group in groups(utterances, batch_seconds) {
+        if cancelled() {
+            return Err(EvaluationError::Cancelled);
+        }
+        let loaded: Vec<(usize, Result<Vec<f32>, String>)> = group.into_par_iter().map(|index| (index, load(index))).collect();
+        let mut signals = Vec::with_capacity(loaded.len());
+        let mut indices = Vec::with_capacity(loaded.len());
+        for (index, signal) in &loaded {
+            match signal {
+                Ok(signal) => {
+                    indices.push(*index);
+                    signals.push(signal.as_slice());
+                }
+                Err(why) => outcomes[*index] = Some(Outcome::Unreadable { why: why.clone() }),
+            }
+        }
+        if signals.is_empty() {
+            continue;
+        }
+        let hypotheses = model.transcribe(&signals)?;
+        for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
+            let reference = scored_reference(&utterances[index].text, model.tokenizer.as_ref());
+            let score = score(&reference, &hypothesis.text);
+            let seconds = signal.len() as f64 / SAMPLE_RATE;
+            outcomes[index] = Some(Outcome::Transcript { reference, hypothesis: hypothesis.text, score, seconds });
+        }
+    }
+    let missing = || Outcome::Unreadable { why: "the model gave no hypothesis for it".into() };
+    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
+}
+
+/// Adds up what was transcribed. The second number counts utterances that could not be read.
+pub fn scores(utterances: &[Utterance], outcomes: &[Outcome]) -> (Scores, u64) {
+    let mut scores = Scores::default();
+    let mut unreadable = 0;
+    for (utterance, outcome) in utterances.iter().zip(outcomes) {
+        match outcome {
+            Outcome::Transcript { score, seconds, .. } => scores.add(&utterance.lang, score, *seconds),
+            Outcome::Unreadable { .. } => unreadable += 1,
+        }
+    }
+    (scores, unreadable)
+}
+
+/// The reference as NeMo scores it: encoded and decoded by the tokenizer, so that a difference of spaces or
+/// Unicode form that the model cannot express is no error. A text with characters that the tokenizer does
+/// not know stays as it is, so that these do count as errors.
+pub fn scored_reference(text: &str, tokenizer: Option<&Tokenizer>) -> String {
+    let Some(tokenizer) = tokenizer else { return text.to_owned() };
+    let ids = tokenizer.encode(text);
+    if ids.contains(&tokenizer.unknown_id()) {
+        return text.to_owned();
+    }
+    tokenizer.decode(&ids).unwrap_or_else(|_| text.to_owned())
+}
+
+/// Indices in groups of similar length, the longest first.
+fn groups(utterances: &[Utterance], batch_seconds: f64) -> Vec<Vec<usize>> {
+    let duration = |index: usize| utterances[index].duration.max(0.0);
+    let mut order: Vec<usize> = (0..utterances.len()).collect();
+    order.sort_by(|&a, &b| duration(b).total_cmp(&duration(a)).then(a.cmp(&b)));
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for index in order {
+        match groups.last_mut() {
+            // The first of a group is its longest.
+            Some(group) if duration(group[0]) * (group.len() + 1) as f64 <= batch_seconds => group.push(index),
+            _ => groups.push(vec![index]),
+        }
+    }
+    groups
+}
+
+/// Chooses `per_language` utterances of each language (0: all), always the same ones: those whose digest of
+/// segment id and text is smallest. Takes language, segment id and text; returns indices in ascending order.
+pub fn sample<'a>(utterances: impl Iterator<Item = (&'a str, &'a str, &'a str)>, per_language: usize) -> Vec<usize> {
+    if per_language == 0 {
+        return (0..utterances.count()).collect();
+    }
+    let mut keyed: Vec<(&str, [u8; 32], usize)> = utterances
+        .enumerate()
+        .map(|(index, (lang, segment_id, text))| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(segment_id.as_bytes()).update(&[0]).update(text.as_bytes());
+            (lang, *hasher.finalize().as_bytes(), index)
+        })
+        .collect();
+    keyed.sort_unstable();
+    let mut chosen: Vec<usize> =
+        keyed.chunk_by(|a, b| a.0 == b.0).flat_map(|language| language.iter().take(per_language).map(|entry| entry.2)).collect();
+    chosen.sort_unstable();
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn utterance(lang: &str, number: usize, duration: f64) -> Utterance {
+        Utterance { segment_id: format!("{lang}_{number}"), lang: lang.into(), text: format!("<|{lang}|> x"), duration }
+    }
+
+    #[test]
+    fn groups_hold_every_utterance_once_within_their_seconds() {
+        let utterances: Vec<_> = [3.0, 1.0, 40.0, 2.5, f64::NAN, -1.0, 2.0, 0.0].iter().enumerate().map(|(i, &d)| utterance("hi", i, d)).collect();
+        let groups = groups(&utterances, 6.0);
+        let mut all: Vec<usize> = groups.concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..utterances.len()).collect::<Vec<_>>());
+        assert_eq!(groups[0], [2], "one that is too long goes alone");
+        for group in &groups[1..] {
+            let longest = group.iter().map(|&i| utterances[i].duration.max(0.0)).fold(0.0, f64::max);
+            assert!(longest * group.len() as f64 <= 6.0);
+        }
+    }
+
+    #[test]
+    fn the_sample_is_stratified_and_does_not_depend_on_the_order() {
+        let utterances: Vec<_> = (0..30).map(|i| utterance(["hi", "ta", "en"][i % 3], i, 1.0)).chain([utterance("or", 99, 1.0)]).collect();
+        let choose = |list: &[Utterance], n| sample(list.iter().map(|u| (u.lang.as_str(), u.segment_id.as_str(), u.text.as_str())), n);
+        let ids = |list: &[Utterance]| {
+            let mut ids: Vec<String> = choose(list, 4).into_iter().map(|i| list[i].segment_id.clone()).collect();
+            ids.sort();
+            ids
+        };
+        let chosen = ids(&utterances);
+        assert_eq!(chosen.len(), 13);
+        let mut turned = utterances.clone();
+        turned.reverse();
+        assert_eq!(ids(&turned), chosen);
+        assert_eq!(choose(&utterances, 0).len(), 31);
+    }
+}

@@ -1,0 +1,270 @@
+//! Word and character error rates, as NeMo counts them: the sum of edit distances over the sum of
+//! reference units, with no normalisation of the text (case and punctuation count).
+
+use std::collections::BTreeMap;
+
+/// What it takes to turn a hypothesis into its reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EditCounts {
+    /// Words or characters of the reference.
+    pub units: u64,
+    pub substitutions: u64,
+    pub insertions: u64,
+    pub deletions: u64,
+}
+
+impl EditCounts {
+    pub fn errors(&self) -> u64 {
+        self.substitutions + self.insertions + self.deletions
+    }
+
+    /// Errors per reference unit. Without reference units: infinite, as NeMo has it for a corpus.
+    pub fn rate(&self) -> f64 {
+        if self.units == 0 { f64::INFINITY } else { self.errors() as f64 / self.units as f64 }
+    }
+
+    /// The rate of one utterance: 0 when both sides are empty.
+    pub fn utterance_rate(&self) -> f64 {
+        if self.units == 0 && self.errors() == 0 { 0.0 } else { self.rate() }
+    }
+
+    pub fn add(&mut self, other: &EditCounts) {
+        self.units += other.units;
+        self.substitutions += other.substitutions;
+        self.insertions += other.insertions;
+        self.deletions += other.deletions;
+    }
+}
+
+/// White space as Python's `str.split()` sees it: Unicode white space and U+001C to U+001F.
+pub fn is_white_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}
+
+/// The words of a text, cut as Python's `str.split()` cuts them.
+pub fn words(text: &str) -> Vec<&str> {
+    text.split(is_white_space).filter(|word| !word.is_empty()).collect()
+}
+
+/// Compares two texts word by word.
+pub fn word_edits(reference: &str, hypothesis: &str) -> EditCounts {
+    edits(&words(reference), &words(hypothesis))
+}
+
+/// Compares two texts by Unicode code points, spaces included.
+pub fn character_edits(reference: &str, hypothesis: &str) -> EditCounts {
+    let reference: Vec<char> = reference.chars().collect();
+    let hypothesis: Vec<char> = hypothesis.chars().collect();
+    edits(&reference, &hypothesis)
+}
+
+/// The smallest number of edits. Which ones, where several ways are equally short, follows Kaldi's rule,
+/// which NeMo uses: an insertion before a deletion before a substitution or match.
+pub fn edits<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> EditCounts {
+    #[derive(Clone, Copy, Default)]
+    struct Cell {
+        errors: u32,
+        insertions: u32,
+        deletions: u32,
+    }
+    let deleted = |cell: Cell| Cell { errors: cell.errors + 1, deletions: cell.deletions + 1, ..cell };
+    let inserted = |cell: Cell| Cell { errors: cell.errors + 1, insertions: cell.insertions + 1, ..cell };
+    // One column per hypothesis unit; row i stands for the first i reference units.
+    let mut column: Vec<Cell> = Vec::with_capacity(reference.len() + 1);
+    let mut last = Cell::default();
+    column.push(last);
+    for _ in reference {
+        last = deleted(last);
+        column.push(last);
+    }
+    for unit in hypothesis {
+        let mut diagonal = column[0];
+        let mut below = inserted(diagonal);
+        column[0] = below;
+        for (cell, other) in column[1..].iter_mut().zip(reference) {
+            let (insertion, deletion) = (inserted(*cell), deleted(below));
+            let kept = Cell { errors: diagonal.errors + u32::from(unit != other), ..diagonal };
+            diagonal = *cell;
+            below = if kept.errors < insertion.errors && kept.errors < deletion.errors {
+                kept
+            } else if deletion.errors < insertion.errors {
+                deletion
+            } else {
+                insertion
+            };
+            *cell = below;
+        }
+        last = below;
+    }
+    EditCounts {
+        units: reference.len() as u64,
+        substitutions: u64::from(last.errors - last.insertions - last.deletions),
+        insertions: u64::from(last.insertions),
+        deletions: u64::from(last.deletions),
+    }
+}
+
+/// Splits a leading language tag off: `<|hi|> one two` gives (`hi`, `one two`). A text without one comes
+/// back as it is, with no tag.
+pub fn split_tag(text: &str) -> (Option<&str>, &str) {
+    let trimmed = text.trim_start_matches(is_white_space);
+    let parts = trimmed.strip_prefix("<|").and_then(|rest| rest.split_once("|>"));
+    match parts {
+        Some((tag, rest)) if !tag.contains(['<', '>', '|']) && !tag.contains(is_white_space) => {
+            (Some(tag), rest.trim_start_matches(is_white_space))
+        }
+        _ => (None, text),
+    }
+}
+
+/// One utterance, scored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UtteranceScore {
+    pub words: EditCounts,
+    pub characters: EditCounts,
+    /// The tag of the reference, and that of the hypothesis.
+    pub tags: (Option<String>, Option<String>),
+}
+
+/// Scores one utterance without its language tags, which are compared apart.
+pub fn score(reference: &str, hypothesis: &str) -> UtteranceScore {
+    let (reference_tag, reference) = split_tag(reference);
+    let (hypothesis_tag, hypothesis) = split_tag(hypothesis);
+    UtteranceScore {
+        words: word_edits(reference, hypothesis),
+        characters: character_edits(reference, hypothesis),
+        tags: (reference_tag.map(str::to_owned), hypothesis_tag.map(str::to_owned)),
+    }
+}
+
+/// The sums over many utterances.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Score {
+    pub utterances: u64,
+    pub words: EditCounts,
+    pub characters: EditCounts,
+    /// Utterances whose hypothesis begins with another tag than the reference, or with none.
+    pub wrong_tags: u64,
+    /// Utterances whose reference has a tag.
+    pub tagged: u64,
+    pub seconds: f64,
+}
+
+impl Score {
+    fn add(&mut self, utterance: &UtteranceScore, seconds: f64) {
+        self.utterances += 1;
+        self.words.add(&utterance.words);
+        self.characters.add(&utterance.characters);
+        if utterance.tags.0.is_some() {
+            self.tagged += 1;
+            self.wrong_tags += u64::from(utterance.tags.0 != utterance.tags.1);
+        }
+        self.seconds += seconds;
+    }
+}
+
+/// Scores by language and over all, and which tag was taken for which.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scores {
+    pub overall: Score,
+    pub languages: BTreeMap<String, Score>,
+    /// (tag of the reference, tag of the hypothesis; empty: none) -> utterances, where they differ.
+    pub tag_confusion: BTreeMap<(String, String), u64>,
+}
+
+impl Scores {
+    /// Adds one utterance of language `lang`.
+    pub fn add(&mut self, lang: &str, utterance: &UtteranceScore, seconds: f64) {
+        self.overall.add(utterance, seconds);
+        self.languages.entry(lang.to_owned()).or_default().add(utterance, seconds);
+        if let (Some(reference), hypothesis) = &utterance.tags
+            && Some(reference) != hypothesis.as_ref()
+        {
+            let pair = (reference.clone(), hypothesis.clone().unwrap_or_default());
+            *self.tag_confusion.entry(pair).or_default() += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    fn golden() -> Value {
+        let folder = std::env::var("FLOW_TEST_GOLDEN_MODEL")
+            .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model").into());
+        let text = std::fs::read_to_string(format!("{folder}/wer.json")).expect("golden wer.json");
+        // Python writes an infinite rate as a bare word, which JSON does not know.
+        serde_json::from_str(&text.replace("Infinity", "\"inf\"")).expect("golden wer.json is JSON")
+    }
+
+    fn number(value: &Value) -> f64 {
+        if value == "inf" { f64::INFINITY } else { value.as_f64().expect("a number") }
+    }
+
+    fn check(counts: &EditCounts, golden: &Value, what: &str) {
+        let share = |n: u64| if counts.units == 0 { f64::INFINITY } else { n as f64 / counts.units as f64 };
+        assert_eq!(counts.units as f64, number(&golden["count"]), "{what}: units");
+        // The same quotients of small integers; NeMo adds some of them up in another order.
+        let same = |ours: f64, golden: &Value, part: &str| {
+            let theirs = number(golden);
+            assert!(ours == theirs || (ours - theirs).abs() < 1e-12, "{what}: {part}: {ours} is not {theirs}");
+        };
+        same(counts.rate(), &golden["rate"], "rate");
+        same(share(counts.insertions), &golden["ins"], "insertions");
+        same(share(counts.deletions), &golden["dele"], "deletions");
+        same(share(counts.substitutions), &golden["sub"], "substitutions");
+        same(counts.utterance_rate(), &golden["per_utt"], "of one utterance");
+    }
+
+    #[test]
+    fn rates_are_nemos() {
+        let golden = golden();
+        let (mut all_words, mut all_characters) = (EditCounts::default(), EditCounts::default());
+        let pairs = golden["pairs"].as_array().expect("pairs");
+        assert!(pairs.len() > 30);
+        for pair in pairs {
+            let (reference, hypothesis) = (pair["ref"].as_str().expect("ref"), pair["hyp"].as_str().expect("hyp"));
+            let what = format!("{reference:?} against {hypothesis:?}");
+            let (by_word, by_character) = (word_edits(reference, hypothesis), character_edits(reference, hypothesis));
+            check(&by_word, &pair["wer"], &what);
+            check(&by_character, &pair["cer"], &what);
+            all_words.add(&by_word);
+            all_characters.add(&by_character);
+        }
+        assert_eq!(all_words.rate(), number(&golden["corpus"]["wer"]));
+        assert_eq!(all_characters.rate(), number(&golden["corpus"]["cer"]));
+    }
+
+    #[test]
+    fn the_tag_is_no_word() {
+        let same = score("<|hi|> ek do", "<|hi|> ek do");
+        assert_eq!((same.words.units, same.words.errors()), (2, 0));
+        let other = score("<|hi|> ek do", "<|ur|>ek do");
+        assert_eq!(other.words.errors(), 0);
+        let none = score("<|hi|> ek do", "ek");
+        let mut scores = Scores::default();
+        for utterance in [&same, &other, &none] {
+            scores.add("hi", utterance, 1.0);
+        }
+        assert_eq!((scores.overall.tagged, scores.overall.wrong_tags), (3, 2));
+        assert_eq!(scores.tag_confusion.get(&("hi".into(), "ur".into())), Some(&1));
+        assert_eq!(scores.tag_confusion.get(&("hi".into(), String::new())), Some(&1));
+        assert_eq!(split_tag("<|a b|> c"), (None, "<|a b|> c"));
+        assert_eq!(split_tag("<|hi"), (None, "<|hi"));
+    }
+
+    proptest! {
+        #[test]
+        fn edits_are_a_distance(a in "[ab ]{0,12}", b in "[ab ]{0,12}") {
+            let forward = character_edits(&a, &b);
+            let backward = character_edits(&b, &a);
+            prop_assert_eq!(forward.errors(), backward.errors());
+            prop_assert_eq!(forward.errors() == 0, a == b);
+            prop_assert!(forward.errors() <= a.len().max(b.len()) as u64);
+            prop_assert_eq!(a.len() as u64 + forward.insertions, b.len() as u64 + forward.deletions);
+        }
+    }
+}

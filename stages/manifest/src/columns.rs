@@ -1,0 +1,115 @@
+//! Columns of a batch by name and type, and the schemas that the stages of this crate share.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::{Input, ROW, StageError};
+
+use crate::error::ManifestError;
+
+/// The columns of a manifest, in the order of its files.
+pub const MANIFEST_COLUMNS: [&str; 8] = [
+    "segment_id",
+    "shard_id",
+    "text",
+    "duration",
+    "lang",
+    "tar_member_name",
+    "tar_path",
+    "source",
+];
+
+/// Schema of a manifest file: `duration` in seconds as float64, the rest text.
+pub fn manifest_schema() -> SchemaRef {
+    let fields = MANIFEST_COLUMNS.map(|name| {
+        Field::new(
+            name,
+            if name == "duration" {
+                DataType::Float64
+            } else {
+                DataType::Utf8
+            },
+            true,
+        )
+    });
+    Arc::new(Schema::new(fields.to_vec()))
+}
+
+/// Checks, before a run, that an input has a column of a type.
+pub(crate) fn expect(input: &Input, name: &str, data_type: &DataType) -> Result<(), StageError> {
+    let message = match input.schema.field_with_name(name) {
+        Ok(field) if field.data_type() == data_type => return Ok(()),
+        Ok(field) => format!(
+            "column `{name}` of input `{}` is {}, not {data_type}",
+            input.name,
+            field.data_type()
+        ),
+        Err(_) => format!("input `{}` has no column `{name}`", input.name),
+    };
+    let names: Vec<&str> = input.schema.fields().iter().map(|f| f.name().as_str()).collect();
+    Err(StageError::Input {
+        name: input.name.clone(),
+        message,
+        help: Some(format!("its columns are {}", names.join(", "))),
+    })
+}
+
+fn column<'a, A: Array + 'static>(batch: &'a RecordBatch, name: &str, kind: &str) -> Result<&'a A, ManifestError> {
+    let array = batch.column_by_name(name).ok_or_else(|| ManifestError::Rows {
+        message: format!("the rows have no column `{name}`"),
+        row: None,
+    })?;
+    array.as_any().downcast_ref().ok_or_else(|| ManifestError::Rows {
+        message: format!("column `{name}` is {}, not {kind}", array.data_type()),
+        row: None,
+    })
+}
+
+pub(crate) fn text<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a StringArray, ManifestError> {
+    column(batch, name, "text")
+}
+
+pub(crate) fn number<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a Float64Array, ManifestError> {
+    column(batch, name, "float64")
+}
+
+/// The `_row` column, which must not have nulls.
+pub(crate) fn rows(batch: &RecordBatch) -> Result<&UInt32Array, ManifestError> {
+    let rows: &UInt32Array = column(batch, ROW, "uint32")?;
+    if rows.null_count() > 0 {
+        return Err(ManifestError::Rows {
+            message: "`_row` is null in some rows".into(),
+            row: None,
+        });
+    }
+    Ok(rows)
+}
+
+/// `batch` with `schema` in place of its own; fails where a column has another type or nulls it must not have.
+pub(crate) fn with_schema(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, ManifestError> {
+    let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let columns: Vec<ArrayRef> = batch.columns().to_vec();
+    Ok(RecordBatch::try_new_with_options(
+        Arc::clone(schema),
+        columns,
+        &options,
+    )?)
+}
+
+/// The one input of a stage that takes one.
+pub(crate) fn only_input<'a>(kind: &str, inputs: &'a [Input]) -> Result<&'a Input, StageError> {
+    match inputs {
+        [input] => Ok(input),
+        [] => Err(StageError::Input {
+            name: String::new(),
+            message: format!("{kind} needs an input"),
+            help: Some("name one in `from`".into()),
+        }),
+        [_, second, ..] => Err(StageError::Input {
+            name: second.name.clone(),
+            message: format!("{kind} takes one input, not {}", inputs.len()),
+            help: None,
+        }),
+    }
+}

@@ -1,0 +1,211 @@
+//! The kind `manifest.dedup`.
+
+use std::sync::Arc;
+
+use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt8Array};
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::{DataType, SchemaRef};
+use flow_runtime::{
+    Body, Conservation, Context, Global, Input, Kind, Out, Partition, Port, ROW, Reads, RejectClass, Role, Round,
+    Shape, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::columns;
+use crate::duplicates::{Duplicate, decide_duplicates, decision_schema, key_schema};
+use crate::keys::{keys_of, standing};
+
+/// Keeps one row of each segment and of each recording.
+///
+/// # What it does
+///
+/// Rows go in three steps, each with its reason (class `rule`): `duplicate_segment_id`, another row of the same
+/// partition has the segment id; `exact_duplicate`, another row has the same audio and the same words;
+/// `audio_conflict`, another row has the same audio, with other words. The best row stays: highest quality, then
+/// smallest segment id, shard id, member name (compared as bytes), then the first in the order of
+/// language, shard, row. The detail of a reject names the row that stayed.
+///
+/// The same words with other audio stay. A row whose audio hash is null has no duplicate by audio.
+///
+/// # Example
+///
+/// ```yaml
+/// unique: {uses: manifest.dedup, from: checked}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DedupSettings {
+    /// Column with the segment's id.
+    pub segment_id: String,
+    /// Column with the name of the tar member.
+    pub tar_member_name: String,
+    /// Column with what tells one recording's samples from another's; text.
+    pub audio_hash: String,
+    /// Column with the words as `norm_text` gives them.
+    pub norm: String,
+    /// Column by which the best row is chosen; float64, higher is better.
+    pub quality: String,
+}
+
+impl Default for DedupSettings {
+    fn default() -> Self {
+        DedupSettings {
+            segment_id: "segment_id".into(),
+            tar_member_name: "tar_member_name".into(),
+            audio_hash: "audio_hash".into(),
+            norm: "norm".into(),
+            quality: "quality".into(),
+        }
+    }
+}
+
+pub struct Dedup;
+
+impl Kind for Dedup {
+    const NAME: &'static str = "manifest.dedup";
+    const VERSION: u32 = 1;
+    type Settings = DedupSettings;
+
+    fn shape(settings: &DedupSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        let input = columns::only_input(Self::NAME, inputs)?;
+        columns::expect(input, ROW, &DataType::UInt32)?;
+        for name in [
+            &settings.segment_id,
+            &settings.tar_member_name,
+            &settings.audio_hash,
+            &settings.norm,
+        ] {
+            columns::expect(input, name, &DataType::Utf8)?;
+        }
+        columns::expect(input, &settings.quality, &DataType::Float64)?;
+        let outputs = vec![Port {
+            name: "rows".into(),
+            schema: Arc::clone(&input.schema),
+        }];
+        Ok(Shape {
+            role: Role::Global,
+            reads: vec![Reads::Streamed],
+            outputs,
+            dear: false,
+            conservation: Conservation::Rows,
+        })
+    }
+
+    fn open(settings: &DedupSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Global(Box::new(Deduplicator {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
+    }
+}
+
+struct Deduplicator {
+    settings: DedupSettings,
+    context: Context,
+}
+
+impl Global for Deduplicator {
+    fn key_schema(&self) -> SchemaRef {
+        key_schema()
+    }
+
+    fn decision_schema(&self) -> SchemaRef {
+        decision_schema()
+    }
+
+    fn keys(&mut self, _: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError> {
+        let settings = &self.settings;
+        let keys = RecordBatch::try_new(
+            key_schema(),
+            vec![
+                Arc::new(columns::rows(batch)?.clone()),
+                Arc::new(columns::text(batch, &settings.segment_id)?.clone()),
+                Arc::new(columns::text(batch, &settings.tar_member_name)?.clone()),
+                Arc::new(columns::number(batch, &settings.quality)?.clone()),
+                Arc::new(keys_of(columns::text(batch, &settings.norm)?)),
+                Arc::new(keys_of(columns::text(batch, &settings.audio_hash)?)),
+            ],
+        )?;
+        Ok(keys)
+    }
+
+    fn decide(
+        &mut self,
+        rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
+    ) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+        let decisions = decide_duplicates(&standing(rounds)?)?;
+        let mut counts = [0u64; 3];
+        for (_, batch) in &decisions {
+            for number in duplicates(batch)?.values() {
+                if let Some(duplicate) = Duplicate::of_number(*number) {
+                    counts[duplicate as usize - 1] += 1; // Numbered from 1 to 3.
+                }
+            }
+        }
+        let figures: serde_json::Map<_, _> = Duplicate::ALL
+            .iter()
+            .zip(counts)
+            .map(|(d, n)| (d.reason().to_string(), n.into()))
+            .collect();
+        self.context.report(figures.into());
+        Ok(decisions)
+    }
+
+    fn apply(
+        &mut self,
+        partition: &Partition,
+        rows: RecordBatch,
+        decisions: &RecordBatch,
+        out: &mut Out,
+    ) -> Result<(), StageError> {
+        let numbers = columns::rows(&rows)?;
+        let gone = columns::rows(decisions)?;
+        let why = duplicates(decisions)?;
+        let kept: &StringArray = columns::text(decisions, "kept")?;
+        let mut next = 0;
+        let mut stays = Vec::with_capacity(rows.num_rows());
+        for (position, number) in numbers.values().iter().enumerate() {
+            let goes = next < gone.len() && gone.value(next) == *number;
+            stays.push(!goes);
+            if goes {
+                let duplicate = Duplicate::of_number(why.value(next)).ok_or_else(|| {
+                    StageError::failed(format!(
+                        "decisions of {partition} hold {}, which is no decision",
+                        why.value(next)
+                    ))
+                })?;
+                out.reject_rows(
+                    &rows,
+                    &[position],
+                    duplicate.reason(),
+                    RejectClass::Rule,
+                    &format!("kept {}", kept.value(next)),
+                )?;
+                next += 1;
+            }
+        }
+        if next < gone.len() {
+            return Err(StageError::failed(format!(
+                "row {} of {partition} was decided on, but is not there",
+                gone.value(next)
+            )));
+        }
+        out.send(
+            0,
+            if next == 0 {
+                rows
+            } else {
+                filter_record_batch(&rows, &BooleanArray::from(stays))?
+            },
+        );
+        Ok(())
+    }
+}
+
+fn duplicates(decisions: &RecordBatch) -> Result<&UInt8Array, StageError> {
+    let column = decisions
+        .column_by_name("duplicate")
+        .and_then(|column| column.as_any().downcast_ref());
+    column.ok_or_else(|| StageError::failed("decisions lack the column `duplicate`"))
+}

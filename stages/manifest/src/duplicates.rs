@@ -1,0 +1,400 @@
+//! Which rows are duplicates: of one segment, of the same audio with the same words, of the same audio with
+//! other words.
+//!
+//! The best row of several stays: highest quality, then smallest segment id, shard id, member name (as
+//! bytes), then first in the order of the manifest.
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, FixedSizeBinaryArray, Float64Array, RecordBatch, StringArray, StringBuilder, UInt8Array, UInt32Array,
+};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::{Partition, ROW};
+
+use crate::columns;
+use crate::error::ManifestError;
+use crate::keys::{Key, key_at, keys, lang_and_shard, partition_order};
+
+/// Why a row is a duplicate. The numbers are what decisions store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Duplicate {
+    /// A better row of the same shard has its segment id.
+    SegmentId = 1,
+    /// A better row has its audio and its words.
+    Exact = 2,
+    /// A better row has its audio, but other words.
+    Conflict = 3,
+}
+
+impl Duplicate {
+    pub const ALL: [Duplicate; 3] = [Duplicate::SegmentId, Duplicate::Exact, Duplicate::Conflict];
+
+    pub fn reason(self) -> &'static str {
+        match self {
+            Duplicate::SegmentId => "duplicate_segment_id",
+            Duplicate::Exact => "exact_duplicate",
+            Duplicate::Conflict => "audio_conflict",
+        }
+    }
+
+    pub fn of_number(number: u8) -> Option<Duplicate> {
+        Duplicate::ALL.into_iter().find(|duplicate| *duplicate as u8 == number)
+    }
+}
+
+/// Schema of key rows: `norm` and `audio_hash` as 128-bit keys, null where there is none.
+pub fn key_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("segment_id", DataType::Utf8, true),
+        Field::new("tar_member_name", DataType::Utf8, true),
+        Field::new("quality", DataType::Float64, true),
+        Field::new("norm", DataType::FixedSizeBinary(16), true),
+        Field::new("audio_hash", DataType::FixedSizeBinary(16), true),
+    ]))
+}
+
+/// Schema of decisions: the rows that go, why ([`Duplicate`] as a number), and which row stays in their
+/// place (`<lang>/<shard_id>/<segment_id>`).
+pub fn decision_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("duplicate", DataType::UInt8, false),
+        Field::new("kept", DataType::Utf8, false),
+    ]))
+}
+
+/// Key rows of one partition, by column.
+struct Keys {
+    partition: Partition,
+    rows: UInt32Array,
+    segment_id: StringArray,
+    tar_member_name: StringArray,
+    quality: Float64Array,
+    norm: FixedSizeBinaryArray,
+    audio_hash: FixedSizeBinaryArray,
+}
+
+/// A key row: its partition and its place there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct At {
+    partition: u32,
+    place: u32,
+}
+
+/// Decides over all key rows ([`key_schema`]), whatever the order in which they come. A null segment id or
+/// audio hash is like no other.
+///
+/// # Errors
+/// When the key rows have other columns, or there are more than fit in 32 bits.
+pub fn decide_duplicates(
+    all: &[(Partition, Vec<RecordBatch>)],
+) -> Result<Vec<(Partition, RecordBatch)>, ManifestError> {
+    let mut partitions = all
+        .iter()
+        .map(|(partition, batches)| Keys::new(partition, batches))
+        .collect::<Result<Vec<_>, _>>()?;
+    partitions.sort_by(|a, b| partition_order(&a.partition, &b.partition));
+    let all = AllKeys { partitions };
+    // Per partition and place: nothing, or why the row goes and which row stays.
+    let mut fate: Vec<Vec<Option<(Duplicate, At)>>> =
+        all.partitions.iter().map(|keys| vec![None; keys.rows.len()]).collect();
+
+    for (partition, keys) in (0u32..).zip(&all.partitions) {
+        let mut best: HashMap<&str, At> = HashMap::with_capacity(keys.rows.len());
+        for (place, id) in (0u32..).zip(&keys.segment_id) {
+            let Some(id) = id else { continue };
+            let this = At { partition, place };
+            let before = best.entry(id).or_insert(this);
+            if *before != this && all.compare(this, *before) == Ordering::Less {
+                *before = this;
+            }
+        }
+        for (place, id) in keys.segment_id.iter().enumerate() {
+            if let Some(&kept) = id.and_then(|id| best.get(id))
+                && kept.place as usize != place
+            {
+                fate[partition as usize][place] = Some((Duplicate::SegmentId, kept));
+            }
+        }
+    }
+
+    let mut by_audio: Vec<(Key, At)> = Vec::new();
+    for (partition, keys) in (0u32..).zip(&all.partitions) {
+        for place in 0..keys.rows.len() {
+            if fate[partition as usize][place].is_none() && keys.audio_hash.is_valid(place) {
+                by_audio.push((
+                    key_at(&keys.audio_hash, place),
+                    At {
+                        partition,
+                        place: place_number(place)?,
+                    },
+                ));
+            }
+        }
+    }
+    by_audio.sort_unstable();
+    for group in by_audio.chunk_by_mut(|a, b| a.0 == b.0).filter(|group| group.len() > 1) {
+        group.sort_unstable_by(|a, b| all.compare(a.1, b.1));
+        let kept = group[0].1;
+        let mut words = HashMap::from([(all.norm(kept), kept)]);
+        for &(_, at) in &group[1..] {
+            let same_words = words.get(&all.norm(at)).copied();
+            let verdict = if same_words.is_some() {
+                Duplicate::Exact
+            } else {
+                Duplicate::Conflict
+            };
+            words.entry(all.norm(at)).or_insert(at);
+            fate[at.partition as usize][at.place as usize] = Some((verdict, kept));
+        }
+    }
+    all.partitions
+        .iter()
+        .zip(&fate)
+        .map(|(keys, fate)| Ok((keys.partition.clone(), all.decisions(keys, fate)?)))
+        .collect()
+}
+
+fn place_number(place: usize) -> Result<u32, ManifestError> {
+    u32::try_from(place).map_err(|_| ManifestError::Rows {
+        message: "a partition has more rows than fit in 32 bits".into(),
+        row: None,
+    })
+}
+
+impl Keys {
+    fn new(partition: &Partition, batches: &[RecordBatch]) -> Result<Self, ManifestError> {
+        let batch = concat_batches(&key_schema(), batches)?;
+        place_number(batch.num_rows())?;
+        let mut seen = HashSet::with_capacity(batch.num_rows());
+        let rows = columns::rows(&batch)?.clone();
+        if let Some(twice) = rows.values().iter().find(|row| !seen.insert(**row)) {
+            return Err(ManifestError::Rows {
+                message: format!("row {twice} of {partition} came twice"),
+                row: Some(*twice),
+            });
+        }
+        Ok(Keys {
+            partition: partition.clone(),
+            rows,
+            segment_id: columns::text(&batch, "segment_id")?.clone(),
+            tar_member_name: columns::text(&batch, "tar_member_name")?.clone(),
+            quality: columns::number(&batch, "quality")?.clone(),
+            norm: keys(&batch, "norm")?.clone(),
+            audio_hash: keys(&batch, "audio_hash")?.clone(),
+        })
+    }
+}
+
+fn text_at(texts: &StringArray, place: usize) -> Option<&str> {
+    texts.is_valid(place).then(|| texts.value(place))
+}
+
+/// Key rows of all partitions, these in the order of the manifest.
+struct AllKeys {
+    partitions: Vec<Keys>,
+}
+
+impl AllKeys {
+    fn of(&self, at: At) -> (&Keys, usize) {
+        (&self.partitions[at.partition as usize], at.place as usize)
+    }
+
+    fn norm(&self, at: At) -> Option<Key> {
+        let (keys, place) = self.of(at);
+        keys.norm.is_valid(place).then(|| key_at(&keys.norm, place))
+    }
+
+    /// The better row is the lesser one.
+    fn compare(&self, a: At, b: At) -> Ordering {
+        let ((x, i), (y, j)) = (self.of(a), self.of(b));
+        // No quality, or one that is not a number, is worse than any.
+        let quality = |keys: &Keys, place: usize| {
+            keys.quality
+                .is_valid(place)
+                .then(|| keys.quality.value(place))
+                .filter(|q| !q.is_nan())
+        };
+        let by_quality = match (quality(x, i), quality(y, j)) {
+            (Some(p), Some(q)) => q.partial_cmp(&p).unwrap_or(Ordering::Equal),
+            (p, q) => q.is_some().cmp(&p.is_some()),
+        };
+        by_quality
+            .then_with(|| text_at(&x.segment_id, i).cmp(&text_at(&y.segment_id, j)))
+            .then_with(|| lang_and_shard(&x.partition).1.cmp(lang_and_shard(&y.partition).1))
+            .then_with(|| text_at(&x.tar_member_name, i).cmp(&text_at(&y.tar_member_name, j)))
+            .then_with(|| a.partition.cmp(&b.partition))
+            .then_with(|| x.rows.value(i).cmp(&y.rows.value(j)))
+    }
+
+    fn decisions(&self, keys: &Keys, fate: &[Option<(Duplicate, At)>]) -> Result<RecordBatch, ManifestError> {
+        let mut gone: Vec<(u32, Duplicate, At)> = keys
+            .rows
+            .values()
+            .iter()
+            .zip(fate)
+            .filter_map(|(row, fate)| fate.map(|(why, kept)| (*row, why, kept)))
+            .collect();
+        gone.sort_unstable_by_key(|(row, ..)| *row);
+        let mut kept = StringBuilder::new();
+        for (_, _, at) in &gone {
+            let (of, place) = self.of(*at);
+            kept.append_value(format!(
+                "{}/{}",
+                of.partition,
+                text_at(&of.segment_id, place).unwrap_or("")
+            ));
+        }
+        let rows: UInt32Array = gone.iter().map(|(row, ..)| *row).collect::<Vec<_>>().into();
+        let why: UInt8Array = gone.iter().map(|(_, why, _)| *why as u8).collect::<Vec<_>>().into();
+        Ok(RecordBatch::try_new(
+            decision_schema(),
+            vec![Arc::new(rows), Arc::new(why), Arc::new(kept.finish())],
+        )?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::FixedSizeBinaryBuilder;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    struct Row {
+        shard: u8,
+        segment: u8,
+        member: u8,
+        quality: Option<f64>,
+        norm: u8,
+        audio: Option<u8>,
+    }
+
+    fn rows() -> impl Strategy<Value = Vec<Row>> {
+        let quality = prop_oneof![
+            Just(Some(0.5)),
+            Just(Some(0.9)),
+            Just(Some(f64::INFINITY)),
+            Just(Some(f64::NAN)),
+            Just(None)
+        ];
+        let row = (0..4u8, 0..6u8, 0..3u8, quality, 0..3u8, prop::option::of(0..5u8)).prop_map(
+            |(shard, segment, member, quality, norm, audio)| Row {
+                shard,
+                segment,
+                member,
+                quality,
+                norm,
+                audio,
+            },
+        );
+        prop::collection::vec(row, 0..40)
+    }
+
+    /// `b/x` and `a-b/x`: names whose order differs from that of their components, and one shard id twice.
+    const SHARDS: [&str; 4] = ["a/x", "a-b/x", "b/x", "b/y"];
+
+    fn batch(rows: &[(u32, &Row)]) -> RecordBatch {
+        let key = |values: Vec<Option<u8>>| {
+            let mut keys = FixedSizeBinaryBuilder::new(16);
+            for value in values {
+                match value {
+                    Some(value) => keys.append_value([value; 16]).unwrap(),
+                    None => keys.append_null(),
+                }
+            }
+            keys.finish()
+        };
+        RecordBatch::try_new(
+            key_schema(),
+            vec![
+                Arc::new(UInt32Array::from_iter_values(rows.iter().map(|r| r.0))),
+                Arc::new(StringArray::from_iter_values(
+                    rows.iter().map(|r| format!("s{}", r.1.segment)),
+                )),
+                Arc::new(StringArray::from_iter_values(
+                    rows.iter().map(|r| format!("m{}", r.1.member)),
+                )),
+                Arc::new(Float64Array::from_iter(rows.iter().map(|r| r.1.quality))),
+                Arc::new(key(rows.iter().map(|r| Some(r.1.norm)).collect())),
+                Arc::new(key(rows.iter().map(|r| r.1.audio).collect())),
+            ],
+        )
+        .unwrap()
+    }
+
+    /// The rules as three passes over all rows in the order of "best".
+    fn slowly(rows: &[Row]) -> Vec<(&'static str, u32, u8)> {
+        let mut order: Vec<(usize, &Row)> = rows.iter().enumerate().collect();
+        let shard = |row: &Row| SHARDS[row.shard as usize].split_once('/').unwrap();
+        order.sort_by(|(i, a), (j, b)| {
+            let quality = |row: &Row| row.quality.filter(|q| !q.is_nan()).unwrap_or(f64::NEG_INFINITY);
+            quality(b)
+                .total_cmp(&quality(a))
+                .then(a.segment.cmp(&b.segment))
+                .then(shard(a).1.cmp(shard(b).1))
+                .then(a.member.cmp(&b.member))
+                .then(shard(a).0.cmp(shard(b).0))
+                .then(i.cmp(j))
+        });
+        let mut fate = vec![0u8; rows.len()];
+        for step in 1..=3u8 {
+            let mut seen = HashSet::new();
+            for &(i, row) in &order {
+                if fate[i] != 0 {
+                    continue;
+                }
+                let key = match (step, row.audio) {
+                    (1, _) => (row.shard, row.segment, 0),
+                    (_, None) => continue,
+                    (2, Some(audio)) => (row.norm, audio, 1),
+                    (_, Some(audio)) => (audio, 0, 2),
+                };
+                if !seen.insert(key) {
+                    fate[i] = step;
+                }
+            }
+        }
+        let mut gone: Vec<_> = (0u32..)
+            .zip(rows)
+            .filter(|(i, _)| fate[*i as usize] != 0)
+            .map(|(i, row)| (SHARDS[row.shard as usize], i, fate[i as usize]))
+            .collect();
+        gone.sort_unstable();
+        gone
+    }
+
+    proptest! {
+        #[test]
+        fn decides_as_three_passes_do(rows in rows(), turned in any::<bool>()) {
+            let mut keys: Vec<(Partition, Vec<RecordBatch>)> = Vec::new();
+            for (number, name) in SHARDS.iter().enumerate() {
+                let mut of_shard: Vec<(u32, &Row)> = (0u32..).zip(&rows).filter(|(_, row)| row.shard as usize == number).collect();
+                if turned {
+                    of_shard.reverse();
+                }
+                let (first, second) = of_shard.split_at(of_shard.len() / 2);
+                keys.push((Partition::from(*name), vec![batch(first), batch(second)]));
+            }
+            if turned {
+                keys.reverse();
+            }
+            let mut gone = Vec::new();
+            for (partition, decisions) in decide_duplicates(&keys).unwrap() {
+                let numbers = columns::rows(&decisions).unwrap().clone();
+                let why = decisions.column(1).as_any().downcast_ref::<UInt8Array>().unwrap();
+                for place in 0..decisions.num_rows() {
+                    gone.push((*SHARDS.iter().find(|name| **name == partition.as_str()).unwrap(), numbers.value(place), why.value(place)));
+                }
+            }
+            gone.sort_unstable();
+            prop_assert_eq!(gone, slowly(&rows));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What can go wrong in this crate.
+
+use std::path::{Path, PathBuf};
+
+use flow_runtime::StageError;
+
+/// Why manifest work cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// SQL is wrong, or failed while running. `offset` is the line and column (from 1) in its text.
+    #[error("{message}")]
+    Sql {
+        message: String,
+        offset: Option<(usize, usize)>,
+        help: Option<String>,
+    },
+    #[error("language table: {0}")]
+    Languages(String),
+    #[error("pattern of tags: {0}")]
+    Tags(#[from] regex::Error),
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Arrow(#[from] arrow::error::ArrowError),
+    #[error("{}: {source}", path.display())]
+    Parquet {
+        path: PathBuf,
+        source: parquet::errors::ParquetError,
+    },
+    /// The rows are not what they have to be. `row` is the `_row` to blame.
+    #[error("{message}")]
+    Rows { message: String, row: Option<u32> },
+}
+
+impl ManifestError {
+    pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
+        ManifestError::Io {
+            path: path.to_path_buf(),
+            source,
+        }
+    }
+
+    pub(crate) fn sql(message: impl std::fmt::Display) -> Self {
+        ManifestError::Sql {
+            message: message.to_string(),
+            offset: None,
+            help: None,
+        }
+    }
+
+    /// The error of a stage whose setting `path` is to blame.
+    pub(crate) fn of_setting(self, path: &str) -> StageError {
+        match self {
+            ManifestError::Sql { message, offset, help } => StageError::Setting {
+                path: path.into(),
+                offset,
+                message,
+                help,
+            },
+            other => StageError::setting(path, other),
+        }
+    }
+}
+
+impl From<ManifestError> for StageError {
+    fn from(error: ManifestError) -> Self {
+        match error {
+            ManifestError::Sql { message, help, .. } => StageError::Failed {
+                message,
+                row: None,
+                help,
+            },
+            ManifestError::Rows { message, row } => StageError::Failed {
+                message,
+                row,
+                help: None,
+            },
+            other => StageError::failed(other),
+        }
+    }
+}

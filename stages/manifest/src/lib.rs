@@ -1,0 +1,25 @@
+//! Manifests: shards are scanned, their rows cleaned and corrected with SQL, deduplicated, split and
+//! written.
+//!
+//! The modules [`text`], [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
+//! functions; [`scan`], [`sql`], [`dedup`], [`split`] and [`write`] are the stage kinds over them.
+
+pub mod columns;
+pub mod dedup;
+pub mod duplicates;
+mod error;
+pub mod keys;
+pub mod language;
+pub mod names;
+#[cfg(test)]
+mod parity;
+pub mod scan;
+pub mod session;
+pub mod shard;
+pub mod split;
+pub mod sql;
+pub mod text;
+pub mod validation;
+pub mod write;
+
+pub use error::ManifestError;

@@ -1,0 +1,163 @@
+//! The kind `manifest.scan`.
+
+use std::path::PathBuf;
+
+use arrow::datatypes::SchemaRef;
+use flow_runtime::{
+    Body, Conservation, Context, Input, Kind, Out, Partition, Port, RejectClass, Shape, Source, SourcePartition,
+    StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions, joined_schema, list_shards};
+
+/// Reads the metadata of a corpus.
+///
+/// # What it does
+///
+/// Every folder two levels below `shards`, `<lang>/<shard_id>`, is a shard and a partition; files beside
+/// them are stepped over. `metadata.parquet` and `audio_index.parquet` of a shard are joined on
+/// `segment_id`: every metadata row with every index row of its id, in the order of the two files.
+///
+/// Columns out: `_row, segment_id, recording_id, path_lang, shard_id, segment_language, transcription_native,
+/// duration_s, tx_quality_score, tar_member_name, tar_path, source, audio_hash`. `tar_path` is relative to
+/// `shards`. `recording_id` and `audio_hash` are null where a shard has no such column; dictionaries and other
+/// widths of text and numbers are read as text and float64.
+///
+/// A shard that cannot be read is refused as a whole, and the run goes on: `missing_metadata`,
+/// `corrupt_metadata`, `missing_audio_index`, `corrupt_audio_index`, `missing_column`, `bad_column_type`,
+/// `too_many_rows`. Rows are refused as `null_segment_id` and `no_index_row`. All are of class `fault`. Index rows that no
+/// metadata row names are reported, not refused.
+///
+/// # Example
+///
+/// ```yaml
+/// scan: {uses: manifest.scan, with: {shards: /corpus/shards}}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScanSettings {
+    /// Folder that holds `<lang>/<shard_id>/` folders.
+    pub shards: PathBuf,
+    /// What the column `source` says.
+    #[serde(default = "default_source")]
+    pub source: String,
+    /// A shard whose join gives more rows is refused as a whole: a repeated `segment_id` in both files
+    /// multiplies rows.
+    #[serde(default = "default_max_rows")]
+    pub max_rows_per_shard: u32,
+}
+
+fn default_source() -> String {
+    ShardOptions::default().source
+}
+
+fn default_max_rows() -> u32 {
+    ShardOptions::default().max_rows
+}
+
+pub struct Scan;
+
+impl Kind for Scan {
+    const NAME: &'static str = "manifest.scan";
+    const VERSION: u32 = 1;
+    type Settings = ScanSettings;
+
+    fn shape(_: &ScanSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if let Some(input) = inputs.first() {
+            let message = "manifest.scan reads folders and takes no input".into();
+            return Err(StageError::Input {
+                name: input.name.clone(),
+                message,
+                help: Some("leave out `from`".into()),
+            });
+        }
+        Ok(Shape {
+            conservation: Conservation::Rows,
+            ..Shape::source(vec![Port {
+                name: "rows".into(),
+                schema: schema(),
+            }])
+        })
+    }
+
+    fn open(settings: &ScanSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(Scanner {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
+    }
+
+    /// Files are known by their contents; where they lie does not matter.
+    fn identity(settings: &ScanSettings) -> serde_json::Value {
+        serde_json::json!({"source": settings.source, "max_rows_per_shard": settings.max_rows_per_shard})
+    }
+}
+
+fn schema() -> SchemaRef {
+    joined_schema()
+}
+
+struct Scanner {
+    settings: ScanSettings,
+    context: Context,
+}
+
+impl Source for Scanner {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let root = &self.settings.shards;
+        let listing = list_shards(root).map_err(|error| {
+            StageError::setting("shards", error).with_help("name the folder that holds <lang>/<shard_id>/ folders")
+        })?;
+        if !listing.links.is_empty() {
+            self.context
+                .report(serde_json::json!({"links_not_followed": listing.links}));
+        }
+        let partition = |(lang, shard_id): (String, String)| {
+            let folder = root.join(&lang).join(&shard_id);
+            SourcePartition {
+                name: Partition::from(format!("{lang}/{shard_id}")),
+                files: vec![folder.join(METADATA), folder.join(AUDIO_INDEX)],
+                extra: String::new(),
+            }
+        };
+        let mut partitions: Vec<SourcePartition> = listing.shards.into_iter().map(partition).collect();
+        partitions.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(partitions)
+    }
+
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let Some((lang, shard_id)) = partition.as_str().split_once('/') else {
+            return Err(StageError::failed(format!(
+                "partition {partition} is not <lang>/<shard_id>"
+            )));
+        };
+        let folder = self.settings.shards.join(lang).join(shard_id);
+        let options = ShardOptions {
+            source: self.settings.source.clone(),
+            max_rows: self.settings.max_rows_per_shard,
+        };
+        let shard = match Shard::read(&folder, lang, shard_id, &options) {
+            Ok(shard) => shard,
+            Err(quarantine) => {
+                out.reject_partition(quarantine.reason, RejectClass::Fault, quarantine.detail);
+                return Ok(());
+            }
+        };
+        out.read(shard.rows());
+        for batch in shard.joined(8192) {
+            out.send(0, batch?);
+        }
+        for (reason, batch) in shard.unjoined()? {
+            let positions: Vec<usize> = (0..batch.num_rows()).collect();
+            out.reject_rows(&batch, &positions, reason, RejectClass::Fault, "")?;
+        }
+        let lone = &shard.index_without_metadata;
+        self.context.report(serde_json::json!({
+            "partition": partition, "metadata_rows": shard.metadata_rows(), "index_rows": shard.index_rows(),
+            "index_without_metadata": lone.len(), "for_example": &lone[..lone.len().min(10)],
+        }));
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Functions of this crate that SQL may call.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, BooleanBuilder, StringArray, StringBuilder};
+use arrow::datatypes::DataType;
+use datafusion::common::{DataFusionError, Result, ScalarValue};
+use datafusion::logical_expr::{ColumnarValue, Volatility, create_udf};
+use datafusion::prelude::SessionContext;
+
+use crate::language::Languages;
+use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
+use crate::text::{TextRules, is_blank, make_text, norm_text, python_strip};
+
+/// The functions and what they go by. Each gives null where an argument is null.
+///
+/// - `clean_text(text)`, `norm_text(clean)`, `tagged_text(clean, lang)`, `py_strip(text)`, `is_blank(text)`
+/// - `correct_language(clean, tag, path_lang)`
+/// - `unsafe_name(name)`, `names_shard_file(name, shard_id)`, `strip_dot_slash(name)`
+#[derive(Clone)]
+pub struct Functions {
+    pub text: Arc<TextRules>,
+    pub languages: Arc<Languages>,
+}
+
+impl Default for Functions {
+    fn default() -> Self {
+        Functions {
+            text: Arc::new(TextRules::default()),
+            languages: Languages::shipped(),
+        }
+    }
+}
+
+impl Functions {
+    pub(super) fn register(&self, context: &SessionContext) {
+        let text = Arc::clone(&self.text);
+        texts(context, "clean_text", move |[t], out| out.push_str(&text.clean(t)));
+        texts(context, "norm_text", |[t], out| out.push_str(&norm_text(t)));
+        texts(context, "py_strip", |[t], out| out.push_str(python_strip(t)));
+        texts(context, "strip_dot_slash", |[n], out| out.push_str(strip_dot_slash(n)));
+        texts(context, "tagged_text", |[clean, lang], out| {
+            out.push_str(&make_text(clean, lang))
+        });
+        let languages = Arc::clone(&self.languages);
+        texts(context, "correct_language", move |[clean, tag, path], out| {
+            out.push_str(&languages.correct(clean, tag, path))
+        });
+        truths(context, "is_blank", |[t]| is_blank(t));
+        truths(context, "unsafe_name", |[n]| unsafe_name(n));
+        truths(context, "names_shard_file", |[n, shard_id]| {
+            names_shard_file(n, shard_id)
+        });
+    }
+}
+
+/// Registers a function of N texts that gives a text.
+fn texts<const N: usize>(
+    context: &SessionContext,
+    name: &str,
+    f: impl Fn([&str; N], &mut String) + Send + Sync + 'static,
+) {
+    let call = move |columns: [&StringArray; N], rows: usize| {
+        let mut out =
+            StringBuilder::with_capacity(rows, columns.iter().map(|c| c.value_data().len()).max().unwrap_or(0));
+        let mut text = String::new();
+        for row in 0..rows {
+            if columns.iter().any(|c| c.is_null(row)) {
+                out.append_null();
+            } else {
+                text.clear();
+                f(columns.map(|c| c.value(row)), &mut text);
+                out.append_value(&text);
+            }
+        }
+        Arc::new(out.finish()) as ArrayRef
+    };
+    register(context, name, DataType::Utf8, call);
+}
+
+/// Registers a function of N texts that says yes or no.
+fn truths<const N: usize>(context: &SessionContext, name: &str, f: impl Fn([&str; N]) -> bool + Send + Sync + 'static) {
+    let call = move |columns: [&StringArray; N], rows: usize| {
+        let mut out = BooleanBuilder::with_capacity(rows);
+        for row in 0..rows {
+            out.append_option((!columns.iter().any(|c| c.is_null(row))).then(|| f(columns.map(|c| c.value(row)))));
+        }
+        Arc::new(out.finish()) as ArrayRef
+    };
+    register(context, name, DataType::Boolean, call);
+}
+
+fn register<const N: usize>(
+    context: &SessionContext,
+    name: &str,
+    returns: DataType,
+    call: impl Fn([&StringArray; N], usize) -> ArrayRef + Send + Sync + 'static,
+) {
+    let function =
+        move |args: &[ColumnarValue]| -> Result<ColumnarValue> {
+            let constant = args.iter().all(|arg| matches!(arg, ColumnarValue::Scalar(_)));
+            let arrays = ColumnarValue::values_to_arrays(args)?;
+            let mut columns = Vec::with_capacity(N);
+            for array in &arrays {
+                let text = array.as_any().downcast_ref::<StringArray>();
+                columns.push(text.ok_or_else(|| {
+                    DataFusionError::Internal(format!("an argument is {}, not text", array.data_type()))
+                })?);
+            }
+            let columns: [&StringArray; N] = columns
+                .try_into()
+                .map_err(|_| DataFusionError::Internal(format!("{} arguments instead of {N}", arrays.len())))?;
+            let rows = arrays.first().map_or(0, |array| array.len());
+            let result = call(columns, rows);
+            if constant {
+                Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&result, 0)?))
+            } else {
+                Ok(ColumnarValue::Array(result))
+            }
+        };
+    context.register_udf(create_udf(
+        name,
+        vec![DataType::Utf8; N],
+        returns,
+        Volatility::Immutable,
+        Arc::new(function),
+    ));
+}

@@ -1,0 +1,531 @@
+//! Shards: folders `<lang>/<shard_id>` with `metadata.parquet` and `audio_index.parquet`, and the rows that
+//! the two make together.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, new_null_array};
+use arrow::compute::{cast, concat, take};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::ROW;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::error::ManifestError;
+
+pub const METADATA: &str = "metadata.parquet";
+pub const AUDIO_INDEX: &str = "audio_index.parquet";
+
+/// What was found below a `shards` folder.
+#[derive(Debug, Default, PartialEq)]
+pub struct Listing {
+    /// (language, shard id), in byte order of the two.
+    pub shards: Vec<(String, String)>,
+    /// Links to folders, which are not followed: what they lead to is no part of the corpus.
+    pub links: Vec<PathBuf>,
+}
+
+/// Lists the folders exactly two levels below `root`. Files are stepped over, links are not followed.
+///
+/// # Errors
+/// When `root` or a folder in it cannot be read, or a folder's name is not UTF-8.
+pub fn list_shards(root: &Path) -> Result<Listing, ManifestError> {
+    let mut listing = Listing::default();
+    for (lang, folder) in folders(root, &mut listing.links)? {
+        for (shard_id, _) in folders(&folder, &mut listing.links)? {
+            listing.shards.push((lang.clone(), shard_id));
+        }
+    }
+    listing.shards.sort_unstable();
+    listing.links.sort_unstable();
+    Ok(listing)
+}
+
+fn folders(folder: &Path, links: &mut Vec<PathBuf>) -> Result<Vec<(String, PathBuf)>, ManifestError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|e| ManifestError::io(folder, e))? {
+        let entry = entry.map_err(|e| ManifestError::io(folder, e))?;
+        let path = entry.path();
+        let kind = entry.file_type().map_err(|e| ManifestError::io(&path, e))?;
+        if kind.is_symlink() && path.is_dir() {
+            links.push(path);
+        } else if kind.is_dir() {
+            let name = entry.file_name().into_string();
+            let name = name
+                .map_err(|_| ManifestError::io(&path, std::io::Error::other("the name of the folder is not UTF-8")))?;
+            found.push((name, path));
+        }
+    }
+    Ok(found)
+}
+
+/// Why a shard cannot be read at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quarantine {
+    /// `missing_metadata`, `corrupt_metadata`, `missing_audio_index`, `corrupt_audio_index`, `missing_column`,
+    /// `bad_column_type` or `too_many_rows`.
+    pub reason: &'static str,
+    pub detail: String,
+}
+
+impl Quarantine {
+    fn new(reason: &'static str, detail: impl std::fmt::Display) -> Self {
+        Quarantine {
+            reason,
+            detail: detail.to_string().chars().take(200).collect(),
+        }
+    }
+}
+
+/// How a shard's rows are made.
+#[derive(Clone, Debug)]
+pub struct ShardOptions {
+    /// What stands in the column `source`.
+    pub source: String,
+    /// A shard whose join gives more rows than this is put in quarantine (`too_many_rows`).
+    pub max_rows: u32,
+}
+
+impl Default for ShardOptions {
+    fn default() -> Self {
+        ShardOptions {
+            source: "shards".into(),
+            max_rows: 10_000_000,
+        }
+    }
+}
+
+/// Schema of joined rows. `duration_s` in seconds; `tar_path` relative to the folder of shards; columns
+/// that a shard may lack are nullable.
+pub fn joined_schema() -> SchemaRef {
+    let text = |name, nullable| Field::new(name, DataType::Utf8, nullable);
+    let number = |name| Field::new(name, DataType::Float64, true);
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        text("segment_id", false),
+        text("recording_id", true),
+        text("path_lang", false),
+        text("shard_id", false),
+        text("segment_language", true),
+        text("transcription_native", true),
+        number("duration_s"),
+        number("tx_quality_score"),
+        text("tar_member_name", false),
+        text("tar_path", false),
+        text("source", false),
+        text("audio_hash", true),
+    ]))
+}
+
+/// Schema of metadata rows that found no partner.
+fn unjoined_schema() -> SchemaRef {
+    let joined = joined_schema();
+    let fields = joined.fields()[..9].iter().map(|field| {
+        if field.name() == "segment_id" {
+            Arc::new(Field::new("segment_id", DataType::Utf8, true))
+        } else {
+            Arc::clone(field)
+        }
+    });
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}
+
+/// A shard's metadata and index, read and joined.
+pub struct Shard {
+    path_lang: String,
+    shard_id: String,
+    source: String,
+    metadata: Metadata,
+    index: Index,
+    joined: Vec<Pair>,
+    null_segment_id: Vec<Single>,
+    no_index_row: Vec<Single>,
+    /// Segment ids of index rows that no metadata row names; sorted.
+    pub index_without_metadata: Vec<String>,
+}
+
+struct Metadata {
+    segment_id: StringArray,
+    recording_id: ArrayRef,
+    segment_language: ArrayRef,
+    transcription_native: ArrayRef,
+    duration_s: ArrayRef,
+    tx_quality_score: ArrayRef,
+}
+
+struct Index {
+    segment_id: StringArray,
+    tar_member_name: ArrayRef,
+    audio_hash: ArrayRef,
+}
+
+/// A joined row: its number, and the rows of metadata and index it is made of.
+struct Pair {
+    row: u32,
+    metadata: u32,
+    index: u32,
+}
+
+struct Single {
+    row: u32,
+    metadata: u32,
+}
+
+impl Shard {
+    /// Reads and joins the two files below `folder`.
+    ///
+    /// # Errors
+    /// When the shard has to be put in quarantine: a file is missing or corrupt, or lacks a column.
+    pub fn read(folder: &Path, path_lang: &str, shard_id: &str, options: &ShardOptions) -> Result<Shard, Quarantine> {
+        use Kind::{Number, Text};
+        let wanted = [
+            Wanted::required("segment_id", Text),
+            Wanted::required("transcription_native", Text),
+            Wanted::required("duration_s", Number),
+            Wanted::required("tx_quality_score", Number),
+            Wanted::required("segment_language", Text),
+            Wanted::optional("recording_id", Text),
+        ];
+        let table = read_table(&folder.join(METADATA), &wanted, "missing_metadata", "corrupt_metadata")?;
+        let [
+            segment_id,
+            transcription_native,
+            duration_s,
+            tx_quality_score,
+            segment_language,
+            recording_id,
+        ] = table;
+        let metadata = Metadata {
+            segment_id: as_text(&segment_id),
+            recording_id,
+            segment_language,
+            transcription_native,
+            duration_s,
+            tx_quality_score,
+        };
+        let wanted = [
+            Wanted::required("segment_id", Text),
+            Wanted::required("tar_member_name", Text),
+            Wanted::optional("audio_hash", Text),
+        ];
+        let [segment_id, tar_member_name, audio_hash] = read_table(
+            &folder.join(AUDIO_INDEX),
+            &wanted,
+            "missing_audio_index",
+            "corrupt_audio_index",
+        )?;
+        let index = Index {
+            segment_id: as_text(&segment_id),
+            tar_member_name,
+            audio_hash,
+        };
+        let mut shard = Shard {
+            path_lang: path_lang.into(),
+            shard_id: shard_id.into(),
+            source: options.source.clone(),
+            metadata,
+            index,
+            joined: Vec::new(),
+            null_segment_id: Vec::new(),
+            no_index_row: Vec::new(),
+            index_without_metadata: Vec::new(),
+        };
+        shard.join(options.max_rows)?;
+        Ok(shard)
+    }
+
+    /// Inner join on `segment_id`, every metadata row with every index row of its id, numbered in the order
+    /// (metadata row, index row). Null ids meet nothing.
+    fn join(&mut self, max_rows: u32) -> Result<(), Quarantine> {
+        const END: u32 = u32::MAX;
+        // Index rows of one id are a chain: from `first` along `next`, in order.
+        let ids = &self.index.segment_id;
+        let mut first: HashMap<&str, u32> = HashMap::with_capacity(ids.len());
+        let mut next = vec![END; ids.len()];
+        for (row, id) in (0..END).zip(ids.iter()).collect::<Vec<_>>().into_iter().rev() {
+            if let Some(id) = id {
+                next[row as usize] = first.insert(id, row).unwrap_or(END);
+            }
+        }
+        let mut row = 0u32;
+        let mut number = || {
+            let this = row;
+            row = row.checked_add(1).filter(|&rows| rows <= max_rows).ok_or_else(|| {
+                Quarantine::new(
+                    "too_many_rows",
+                    format!("metadata and index join to more than {max_rows} rows"),
+                )
+            })?;
+            Ok(this)
+        };
+        let mut named = BTreeSet::new();
+        for (metadata, id) in (0..END).zip(self.metadata.segment_id.iter()) {
+            let Some(id) = id else {
+                self.null_segment_id.push(Single {
+                    row: number()?,
+                    metadata,
+                });
+                continue;
+            };
+            match first.get(id) {
+                None => self.no_index_row.push(Single {
+                    row: number()?,
+                    metadata,
+                }),
+                Some(&chain) => {
+                    named.insert(chain);
+                    let mut index = chain;
+                    while index != END {
+                        self.joined.push(Pair {
+                            row: number()?,
+                            metadata,
+                            index,
+                        });
+                        index = next[index as usize];
+                    }
+                }
+            }
+        }
+        let lone = first
+            .iter()
+            .filter(|(_, chain)| !named.contains(chain))
+            .map(|(id, _)| (*id).to_string());
+        self.index_without_metadata = lone.collect::<BTreeSet<_>>().into_iter().collect();
+        Ok(())
+    }
+
+    pub fn metadata_rows(&self) -> usize {
+        self.metadata.segment_id.len()
+    }
+
+    pub fn index_rows(&self) -> usize {
+        self.index.segment_id.len()
+    }
+
+    /// Joined rows and rows without a partner.
+    pub fn rows(&self) -> u64 {
+        (self.joined.len() + self.null_segment_id.len() + self.no_index_row.len()) as u64
+    }
+
+    /// The joined rows, [`joined_schema`], at most `size` to a batch.
+    pub fn joined(&self, size: usize) -> impl Iterator<Item = Result<RecordBatch, ManifestError>> + '_ {
+        self.joined.chunks(size.max(1)).map(|pairs| {
+            let from_metadata: UInt32Array = pairs.iter().map(|pair| pair.metadata).collect::<Vec<_>>().into();
+            let from_index: UInt32Array = pairs.iter().map(|pair| pair.index).collect::<Vec<_>>().into();
+            let rows = pairs.iter().map(|pair| pair.row).collect::<Vec<_>>();
+            let mut columns = self.metadata_columns(rows, &from_metadata)?;
+            let names = take(&self.index.tar_member_name, &from_index, None)?;
+            // A member without a name is a member with an empty one, which is refused as unsafe later.
+            let names: StringArray = as_text(&names).iter().map(|name| Some(name.unwrap_or(""))).collect();
+            let tar_path = format!("{0}/{1}/{1}.tar", self.path_lang, self.shard_id);
+            columns.push(Arc::new(names));
+            columns.push(constant(&tar_path, pairs.len()));
+            columns.push(constant(&self.source, pairs.len()));
+            columns.push(take(&self.index.audio_hash, &from_index, None)?);
+            Ok(RecordBatch::try_new(joined_schema(), columns)?)
+        })
+    }
+
+    /// Metadata rows that found no partner, with the reason.
+    ///
+    /// # Errors
+    /// Only where memory for them is lacking.
+    pub fn unjoined(&self) -> Result<Vec<(&'static str, RecordBatch)>, ManifestError> {
+        let mut batches = Vec::new();
+        for (reason, singles) in [
+            ("null_segment_id", &self.null_segment_id),
+            ("no_index_row", &self.no_index_row),
+        ] {
+            if !singles.is_empty() {
+                let from_metadata: UInt32Array =
+                    singles.iter().map(|single| single.metadata).collect::<Vec<_>>().into();
+                let rows = singles.iter().map(|single| single.row).collect();
+                batches.push((
+                    reason,
+                    RecordBatch::try_new(unjoined_schema(), self.metadata_columns(rows, &from_metadata)?)?,
+                ));
+            }
+        }
+        Ok(batches)
+    }
+
+    fn metadata_columns(&self, rows: Vec<u32>, from: &UInt32Array) -> Result<Vec<ArrayRef>, ManifestError> {
+        let count = rows.len();
+        let metadata = &self.metadata;
+        Ok(vec![
+            Arc::new(UInt32Array::from(rows)),
+            take(&metadata.segment_id, from, None)?,
+            take(&metadata.recording_id, from, None)?,
+            constant(&self.path_lang, count),
+            constant(&self.shard_id, count),
+            take(&metadata.segment_language, from, None)?,
+            take(&metadata.transcription_native, from, None)?,
+            take(&metadata.duration_s, from, None)?,
+            take(&metadata.tx_quality_score, from, None)?,
+        ])
+    }
+}
+
+fn constant(text: &str, rows: usize) -> ArrayRef {
+    Arc::new(StringArray::from_iter_values(std::iter::repeat_n(text, rows)))
+}
+
+/// `read_table` gives what was asked for as text as `StringArray`.
+fn as_text(array: &ArrayRef) -> StringArray {
+    array
+        .as_any()
+        .downcast_ref::<StringArray>()
+        .cloned()
+        .unwrap_or_else(|| StringArray::new_null(array.len()))
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Text,
+    Number,
+}
+
+impl Kind {
+    fn accepts(self, data_type: &DataType) -> bool {
+        match (self, data_type) {
+            (_, DataType::Dictionary(_, values)) => {
+                !matches!(**values, DataType::Dictionary(..)) && self.accepts(values)
+            }
+            (_, DataType::Null) | (Kind::Text, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View) => true,
+            (Kind::Number, other) => other.is_integer() || other.is_floating(),
+            (Kind::Text, _) => false,
+        }
+    }
+
+    fn read_as(self) -> DataType {
+        match self {
+            Kind::Text => DataType::Utf8,
+            Kind::Number => DataType::Float64,
+        }
+    }
+}
+
+/// A column asked of a file. One that is optional is all null where it is missing or of another type.
+struct Wanted {
+    name: &'static str,
+    kind: Kind,
+    required: bool,
+}
+
+impl Wanted {
+    fn required(name: &'static str, kind: Kind) -> Self {
+        Wanted {
+            name,
+            kind,
+            required: true,
+        }
+    }
+
+    fn optional(name: &'static str, kind: Kind) -> Self {
+        Wanted {
+            name,
+            kind,
+            required: false,
+        }
+    }
+}
+
+/// Reads columns of a parquet file, each as one text or float64 array.
+fn read_table<const N: usize>(
+    path: &Path,
+    wanted: &[Wanted; N],
+    missing: &'static str,
+    corrupt: &'static str,
+) -> Result<[ArrayRef; N], Quarantine> {
+    if !path.is_file() {
+        return Err(Quarantine::new(missing, ""));
+    }
+    let file = File::open(path).map_err(|e| Quarantine::new(corrupt, e))?;
+    // The decoder is not ours and the file may be anything: a panic in it is one more way to be corrupt.
+    match catch_unwind(AssertUnwindSafe(|| decode(file, wanted, corrupt))) {
+        Ok(table) => table,
+        Err(panic) => {
+            let said = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(Quarantine::new(
+                corrupt,
+                format!("the decoder broke down: {}", said.unwrap_or("no message")),
+            ))
+        }
+    }
+}
+
+fn decode<const N: usize>(
+    file: File,
+    wanted: &[Wanted; N],
+    corrupt: &'static str,
+) -> Result<[ArrayRef; N], Quarantine> {
+    let broken = |e: &dyn std::fmt::Display| Quarantine::new(corrupt, e);
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| broken(&e))?;
+    let schema = Arc::clone(builder.schema());
+    let mut roots = Vec::new();
+    for column in wanted {
+        match schema.fields().iter().position(|field| field.name() == column.name) {
+            Some(root) if column.required || column.kind.accepts(schema.field(root).data_type()) => roots.push(root),
+            None if column.required => return Err(Quarantine::new("missing_column", column.name)),
+            _ => {}
+        }
+    }
+    let rows = usize::try_from(builder.metadata().file_metadata().num_rows()).map_err(|e| broken(&e))?;
+    let mask = ProjectionMask::roots(builder.parquet_schema(), roots);
+    let reader = builder
+        .with_projection(mask)
+        .with_batch_size(8192)
+        .build()
+        .map_err(|e| broken(&e))?;
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| broken(&e))?;
+    let found: usize = batches.iter().map(RecordBatch::num_rows).sum();
+    if found != rows {
+        return Err(broken(&format!("{found} rows instead of {rows}")));
+    }
+    let mut table = Vec::with_capacity(N);
+    for column in wanted {
+        let plain = column.kind.read_as();
+        let field = schema
+            .field_with_name(column.name)
+            .ok()
+            .filter(|field| column.kind.accepts(field.data_type()));
+        let Some(_) = field else {
+            if column.required {
+                let found = schema
+                    .field_with_name(column.name)
+                    .map(|field| field.data_type().to_string())
+                    .unwrap_or_default();
+                return Err(Quarantine::new("bad_column_type", format!("{}: {found}", column.name)));
+            }
+            table.push(new_null_array(&plain, found));
+            continue;
+        };
+        let mut parts = Vec::with_capacity(batches.len());
+        for batch in &batches {
+            let part = batch.column_by_name(column.name).ok_or_else(|| broken(&column.name))?;
+            parts.push(cast(part, &plain).map_err(|e| broken(&e))?);
+        }
+        let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
+        table.push(if parts.is_empty() {
+            new_null_array(&plain, 0)
+        } else {
+            concat(&parts).map_err(|e| broken(&e))?
+        });
+    }
+    debug_assert!(
+        table
+            .iter()
+            .all(|array| array.as_any().is::<StringArray>() || array.as_any().is::<Float64Array>())
+    );
+    table.try_into().map_err(|_| broken(&"wrong number of columns"))
+}
+
+#[cfg(test)]
+#[path = "shard_tests.rs"]
+mod tests;

@@ -1,0 +1,212 @@
+//! The kind `manifest.split`.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, BooleanArray, RecordBatch, StringArray, UInt64Array};
+use arrow::compute::{filter_record_batch, not};
+use arrow::datatypes::{DataType, SchemaRef};
+use flow_runtime::{
+    Body, Conservation, Context, Global, Input, Kind, Out, Partition, Port, ROW, Reads, Role, Round, Shape, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::columns;
+use crate::error::ManifestError;
+use crate::keys::{keys_of, standing};
+use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_order, key_schema, words};
+
+/// Divides rows into training and validation.
+///
+/// # What it does
+///
+/// Rows with the same words (`norm`) stay together, whatever their language; with `split_by: recording`, rows
+/// of the same recording too. Such a group is at home in the smallest language code of its rows. For each
+/// language, groups at home there go to validation in the order of a hash of their words and `split_seed`, until
+/// `val_per_language` rows, or `val_percent` of the language's rows if that is less, are reached; a group larger than what
+/// is missing is passed over. Which rows are chosen does not depend on their order or on how they are
+/// spread over shards.
+///
+/// Ports: `train` and `val`, both with the columns of the input.
+///
+/// # Example
+///
+/// ```yaml
+/// split: {uses: manifest.split, from: unique, with: {val_per_language: 10, val_percent: 10}}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SplitSettings {
+    /// Rows of each language for validation.
+    pub val_per_language: u64,
+    /// At most this share of a language's rows, in percent, rounded down.
+    pub val_percent: f64,
+    /// Another seed chooses other groups.
+    pub split_seed: i64,
+    /// What must not stand on both sides: the same words (`text`), or also the same recording.
+    pub split_by: SplitBy,
+    /// Column with the language.
+    pub lang: String,
+    /// Column with the words as `norm_text` gives them.
+    pub norm: String,
+    /// Column with the recording; needed for `split_by: recording` only.
+    pub recording_id: String,
+}
+
+impl Default for SplitSettings {
+    fn default() -> Self {
+        SplitSettings {
+            val_per_language: 10,
+            val_percent: 10.0,
+            split_seed: 1,
+            split_by: SplitBy::Text,
+            lang: "lang".into(),
+            norm: "norm".into(),
+            recording_id: "recording_id".into(),
+        }
+    }
+}
+
+pub struct Split;
+
+impl Kind for Split {
+    const NAME: &'static str = "manifest.split";
+    const VERSION: u32 = 1;
+    type Settings = SplitSettings;
+
+    fn shape(settings: &SplitSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if !(0.0..=100.0).contains(&settings.val_percent) {
+            return Err(StageError::setting(
+                "val_percent",
+                format!("{} is no share from 0 to 100 percent", settings.val_percent),
+            ));
+        }
+        let input = columns::only_input(Self::NAME, inputs)?;
+        columns::expect(input, ROW, &DataType::UInt32)?;
+        columns::expect(input, &settings.lang, &DataType::Utf8)?;
+        columns::expect(input, &settings.norm, &DataType::Utf8)?;
+        if settings.split_by == SplitBy::Recording {
+            columns::expect(input, &settings.recording_id, &DataType::Utf8)?;
+        }
+        let outputs = ["train", "val"].map(|name| Port {
+            name: name.into(),
+            schema: Arc::clone(&input.schema),
+        });
+        Ok(Shape {
+            role: Role::Global,
+            reads: vec![Reads::Streamed],
+            outputs: outputs.to_vec(),
+            dear: false,
+            conservation: Conservation::Rows,
+        })
+    }
+
+    fn open(settings: &SplitSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Global(Box::new(Splitter {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
+    }
+}
+
+struct Splitter {
+    settings: SplitSettings,
+    context: Context,
+}
+
+impl Global for Splitter {
+    fn key_schema(&self) -> SchemaRef {
+        key_schema(self.settings.split_by)
+    }
+
+    fn decision_schema(&self) -> SchemaRef {
+        decision_schema()
+    }
+
+    fn keys(&mut self, _: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError> {
+        let settings = &self.settings;
+        let rows = columns::rows(batch)?.clone();
+        let lang = columns::text(batch, &settings.lang)?.clone();
+        if let Some(place) = (0..lang.len()).find(|&place| lang.is_null(place)) {
+            let message = format!(
+                "`{}` is null: a row without a language cannot be divided by language",
+                settings.lang
+            );
+            return Err(ManifestError::Rows {
+                message,
+                row: Some(rows.value(place)),
+            }
+            .into());
+        }
+        let norm = columns::text(batch, &settings.norm)?;
+        let norm = if norm.null_count() == 0 {
+            norm.clone()
+        } else {
+            words(norm).map(Some).collect::<StringArray>()
+        };
+        let columns: Vec<Arc<dyn Array>> = match settings.split_by {
+            SplitBy::Text => {
+                let order: UInt64Array = words(&norm)
+                    .map(|words| group_order(settings.split_seed, words))
+                    .collect::<Vec<_>>()
+                    .into();
+                vec![
+                    Arc::new(rows),
+                    Arc::new(lang),
+                    Arc::new(keys_of(&norm)),
+                    Arc::new(order),
+                ]
+            }
+            SplitBy::Recording => {
+                let recording = keys_of(columns::text(batch, &settings.recording_id)?);
+                vec![Arc::new(rows), Arc::new(lang), Arc::new(norm), Arc::new(recording)]
+            }
+        };
+        Ok(RecordBatch::try_new(key_schema(settings.split_by), columns)?)
+    }
+
+    fn decide(
+        &mut self,
+        rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
+    ) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+        let settings = &self.settings;
+        let quota = Quota {
+            per_language: settings.val_per_language,
+            percent: settings.val_percent,
+        };
+        let split = decide_split(&standing(rounds)?, settings.split_by, quota, settings.split_seed)?;
+        let figures = split
+            .languages
+            .iter()
+            .map(|(lang, (rows, val))| (lang.clone(), serde_json::json!({"rows": rows, "val": val})));
+        self.context.report(serde_json::Value::Object(figures.collect()));
+        Ok(split.validation)
+    }
+
+    fn apply(
+        &mut self,
+        partition: &Partition,
+        rows: RecordBatch,
+        decisions: &RecordBatch,
+        out: &mut Out,
+    ) -> Result<(), StageError> {
+        let chosen = columns::rows(decisions)?;
+        let mut next = 0;
+        let mut validation = Vec::with_capacity(rows.num_rows());
+        for number in columns::rows(&rows)?.values() {
+            let val = next < chosen.len() && chosen.value(next) == *number;
+            next += usize::from(val);
+            validation.push(val);
+        }
+        if next < chosen.len() {
+            return Err(StageError::failed(format!(
+                "row {} of {partition} was decided on, but is not there",
+                chosen.value(next)
+            )));
+        }
+        let validation = BooleanArray::from(validation);
+        out.send(0, filter_record_batch(&rows, &not(&validation)?)?);
+        out.send(1, filter_record_batch(&rows, &validation)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,570 @@
+//! The kind `sql`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, UInt32Array};
+use arrow::compute::{cast, concat_batches, filter_record_batch, not, prep_null_mask_filter, take_record_batch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::{
+    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, ROW, RejectClass, Shape,
+    StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::columns;
+use crate::error::ManifestError;
+use crate::language::Languages;
+use crate::session::{Expression, Functions, Params, Query, Relation, Session, normal_expression, normal_query};
+use crate::text::{TextRules, TextSettings};
+
+/// Transforms rows with SQL, partition by partition.
+///
+/// # What it does
+///
+/// `rejects` are tried on every row in their order; the first whose `when` is true refuses the row, with its
+/// reason (null is not true). `query` then reads the rows that are left under the name of the first input, or as
+/// `input`. With several inputs, `query` may join them itself, or `join` builds the relation
+/// `input` from them first, so that `rejects` see what was joined; `join` has to give each row of the first input
+/// exactly once.
+///
+/// No row vanishes without a reason: unless `rows: new` is set, the result carries `_row` and has exactly the
+/// rows that came in, and WHERE, LIMIT, DISTINCT, GROUP BY and HAVING are errors. With `rows: new` anything may come
+/// out; rows without `_row` are numbered in the order of the result.
+///
+/// The dialect is that of DataFusion. Functions of our own: `clean_text(text)`, `norm_text(clean)`,
+/// `tagged_text(clean, lang)`, `is_blank(text)`, `py_strip(text)`, `correct_language(clean, tag, path_lang)`,
+/// `unsafe_name(name)`, `names_shard_file(name, shard_id)`, `strip_dot_slash(name)`. Mind that `x >= 0.5` is true where
+/// x is NaN: say `isnan(x)` first. `${param}` is a value, never pasted text. Functions that give another result
+/// in every run (`now()`, `random()`) are refused.
+///
+/// # Example
+///
+/// ```yaml
+/// long_enough:
+///   uses: sql
+///   from: scan
+///   with:
+///     rejects:
+///       - {reason: duration_invalid, when: duration_s IS NULL OR isnan(duration_s)}
+///       - {reason: duration_too_short, when: "duration_s < ${min_duration}"}
+///     query: SELECT *, clean_text(transcription_native) AS clean FROM scan
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SqlSettings {
+    /// One SELECT over the inputs.
+    pub query: String,
+    /// One SELECT that builds the relation `input` from several inputs, named as in `from`.
+    #[serde(default)]
+    pub join: Option<String>,
+    /// Tried in order before the query.
+    #[serde(default)]
+    pub rejects: Vec<RejectRule>,
+    /// Whether the rows that come out are those that came in.
+    #[serde(default)]
+    pub rows: RowRule,
+    /// Values of `$name` placeholders. `${param}` in a text above adds one by itself.
+    #[serde(default)]
+    pub params: Params,
+    /// What `clean_text` deletes.
+    #[serde(default)]
+    pub text: TextSettings,
+    /// A language table for `correct_language`, in the form of `configs/languages.yaml`, which is used if none is named.
+    #[serde(default)]
+    pub languages: Option<PathBuf>,
+}
+
+/// A condition under which a row is refused.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RejectRule {
+    /// A name in snake case.
+    pub reason: String,
+    /// An expression over the columns of `input`.
+    pub when: String,
+    /// `rule`: a filter said no. `fault`: something is broken; counts towards `max_rejects`.
+    #[serde(default = "rule")]
+    pub class: RejectClass,
+    /// An expression whose value tells more about the one row.
+    #[serde(default)]
+    pub detail: Option<String>,
+}
+
+fn rule() -> RejectClass {
+    RejectClass::Rule
+}
+
+/// Whether the rows that come out are those that came in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RowRule {
+    /// The same rows, known by `_row`.
+    #[default]
+    Keep,
+    /// Rows of another nature.
+    New,
+}
+
+pub struct Sql;
+
+impl Kind for Sql {
+    const NAME: &'static str = "sql";
+    const VERSION: u32 = 1;
+    type Settings = SqlSettings;
+
+    fn shape(settings: &SqlSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        let plans = Plans::new(settings, inputs)?;
+        let shape = Shape::local(
+            inputs.len(),
+            vec![Port {
+                name: "rows".into(),
+                schema: plans.output,
+            }],
+        );
+        Ok(match settings.rows {
+            RowRule::Keep => shape,
+            RowRule::New => Shape {
+                conservation: Conservation::NewRows,
+                ..shape
+            },
+        })
+    }
+
+    fn open(settings: &SqlSettings, context: &Context) -> Result<Body, StageError> {
+        let plans = Plans::new(settings, &context.from)?;
+        Ok(Body::Local(Box::new(Transformer {
+            plans,
+            inputs: context.from.len(),
+            waiting: HashMap::new(),
+        })))
+    }
+
+    /// SQL counts as parsed, without its layout; the language table by its contents, where it is used.
+    fn identity(settings: &SqlSettings) -> serde_json::Value {
+        let (query, _) = normal_query(&settings.query);
+        let join = settings.join.as_deref().map(|join| normal_query(join).0);
+        let rejects: Vec<serde_json::Value> = settings
+            .rejects
+            .iter()
+            .map(|rule| {
+                let detail = rule.detail.as_deref().map(normal_expression);
+                serde_json::json!({"reason": rule.reason, "when": normal_expression(&rule.when), "class": rule.class, "detail": detail})
+            })
+            .collect();
+        let uses = |function: &str| {
+            settings
+                .texts()
+                .any(|text| text.to_ascii_lowercase().contains(function))
+        };
+        let languages = uses("correct_language").then(|| match settings.languages() {
+            Ok(languages) => languages.digest(),
+            Err(error) => error.to_string(), // Nothing runs with it: `shape` fails with the same error.
+        });
+        let text = uses("clean_text").then_some(&settings.text);
+        serde_json::json!({
+            "query": query, "join": join, "rejects": rejects, "rows": settings.rows, "params": settings.params,
+            "text": text, "languages": languages,
+        })
+    }
+}
+
+impl SqlSettings {
+    fn languages(&self) -> Result<Arc<Languages>, ManifestError> {
+        match &self.languages {
+            Some(path) => Languages::from_file(path).map(Arc::new),
+            None => Ok(Languages::shipped()),
+        }
+    }
+
+    /// All SQL of the stage.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let rules = self
+            .rejects
+            .iter()
+            .flat_map(|rule| [Some(rule.when.as_str()), rule.detail.as_deref()]);
+        [Some(self.query.as_str()), self.join.as_deref()]
+            .into_iter()
+            .chain(rules)
+            .flatten()
+    }
+}
+
+struct Rule {
+    reason: String,
+    class: RejectClass,
+    when: Expression,
+    when_path: String,
+    detail: Option<Expression>,
+}
+
+/// The stage's SQL, planned for its inputs.
+struct Plans {
+    /// The inputs as `join` reads them, and `join`.
+    join: Option<(Vec<Relation>, Query)>,
+    rules: Vec<Rule>,
+    /// What `query` reads: `input`, then (without `join`) the inputs after the first.
+    read: Vec<Relation>,
+    query: Query,
+    rows: RowRule,
+    output: SchemaRef,
+}
+
+impl Plans {
+    fn new(settings: &SqlSettings, inputs: &[Input]) -> Result<Plans, StageError> {
+        let [first, others @ ..] = inputs else {
+            let message = "sql needs an input".into();
+            return Err(StageError::Input {
+                name: String::new(),
+                message,
+                help: Some("name one in `from`".into()),
+            });
+        };
+        let functions = Functions {
+            text: Arc::new(TextRules::new(&settings.text).map_err(|e| ManifestError::from(e).of_setting("text.tags"))?),
+            languages: settings.languages().map_err(|e| e.of_setting("languages"))?,
+        };
+        if settings.rows == RowRule::Keep || !settings.rejects.is_empty() || settings.join.is_some() {
+            columns::expect(first, ROW, &DataType::UInt32)?;
+        }
+        let of_input = |input: &Input, e: ManifestError| StageError::Input {
+            name: input.name.clone(),
+            message: e.to_string(),
+            help: None,
+        };
+        let join = match &settings.join {
+            None => None,
+            Some(text) => {
+                let mut session = Session::new(&functions)?;
+                let relation = |input: &Input| {
+                    session
+                        .relation(&input.name, &input.schema)
+                        .map_err(|e| of_input(input, e))
+                };
+                let relations = inputs.iter().map(relation).collect::<Result<Vec<_>, _>>()?;
+                let query = session
+                    .query(text, &settings.params)
+                    .map_err(|e| e.of_setting("join"))?;
+                carries_row(query.schema(), "join")?;
+                Some((relations, query))
+            }
+        };
+        let mut session = Session::new(&functions)?;
+        let schema = join.as_ref().map_or(&first.schema, |(_, query)| query.schema());
+        let input = session.relation("input", schema)?;
+        let mut read = vec![input];
+        if join.is_none() {
+            if first.name != "input" {
+                session.alias(&first.name, &read[0]).map_err(|e| of_input(first, e))?;
+            }
+            for other in others {
+                read.push(
+                    session
+                        .relation(&other.name, &other.schema)
+                        .map_err(|e| of_input(other, e))?,
+                );
+            }
+        }
+        let rules = settings
+            .rejects
+            .iter()
+            .enumerate()
+            .map(|(n, rule)| Rule::new(rule, n, &session, schema, &settings.params));
+        let rules = rules.collect::<Result<Vec<_>, _>>()?;
+        if settings.rows == RowRule::Keep
+            && let (_, Some(dropping)) = normal_query(&settings.query)
+        {
+            return Err(StageError::Setting {
+                path: "query".into(),
+                offset: dropping.offset,
+                message: format!("{} makes rows vanish without a reason", dropping.clause),
+                help: Some("refuse rows in `rejects: [{reason, when}]`, or set `rows: new` if rows of another nature are meant".into()),
+            });
+        }
+        let query = session
+            .query(&settings.query, &settings.params)
+            .map_err(|e| e.of_setting("query"))?;
+        let output = match settings.rows {
+            RowRule::Keep => {
+                carries_row(query.schema(), "query")?;
+                Arc::clone(query.schema())
+            }
+            RowRule::New if query.schema().column_with_name(ROW).is_some() => {
+                carries_row(query.schema(), "query")?;
+                Arc::clone(query.schema())
+            }
+            RowRule::New => {
+                let row = Arc::new(Field::new(ROW, DataType::UInt32, false));
+                Arc::new(Schema::new(
+                    std::iter::once(row)
+                        .chain(query.schema().fields().iter().cloned())
+                        .collect::<Vec<_>>(),
+                ))
+            }
+        };
+        Ok(Plans {
+            join,
+            rules,
+            read,
+            query,
+            rows: settings.rows,
+            output,
+        })
+    }
+}
+
+fn carries_row(schema: &SchemaRef, path: &str) -> Result<(), StageError> {
+    match schema.column_with_name(ROW) {
+        Some((_, field)) if field.data_type() == &DataType::UInt32 => Ok(()),
+        Some((_, field)) => Err(StageError::setting(
+            path,
+            format!(
+                "`{ROW}` has to stay as it is (uint32), but comes out as {}",
+                field.data_type()
+            ),
+        )),
+        None => {
+            let error = StageError::setting(
+                path,
+                format!("the result does not carry `{ROW}`, by which rows are known"),
+            );
+            Err(error.with_help(format!("select `{ROW}` of the first input too")))
+        }
+    }
+}
+
+impl Rule {
+    fn new(
+        rule: &RejectRule,
+        number: usize,
+        session: &Session,
+        schema: &SchemaRef,
+        params: &Params,
+    ) -> Result<Rule, StageError> {
+        let snake_case = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        if rule.reason.is_empty() || !rule.reason.chars().all(snake_case) {
+            let message = format!("{:?} is no name in snake case, such as quality_too_low", rule.reason);
+            return Err(StageError::setting(format!("rejects[{number}].reason"), message));
+        }
+        let when_path = format!("rejects[{number}].when");
+        let when = session
+            .expression(&rule.when, schema, params)
+            .map_err(|e| e.of_setting(&when_path))?;
+        if !matches!(when.data_type(), DataType::Boolean | DataType::Null) {
+            return Err(StageError::setting(
+                &when_path,
+                format!("a condition is true or false, but this gives {}", when.data_type()),
+            ));
+        }
+        let detail = match &rule.detail {
+            Some(text) => Some(
+                session
+                    .expression(text, schema, params)
+                    .map_err(|e| e.of_setting(&format!("rejects[{number}].detail")))?,
+            ),
+            None => None,
+        };
+        Ok(Rule {
+            reason: rule.reason.clone(),
+            class: rule.class,
+            when,
+            when_path,
+            detail,
+        })
+    }
+
+    /// Refuses rows of `batch` and gives back the rest.
+    fn apply(&self, batch: RecordBatch, out: &mut Out) -> Result<RecordBatch, StageError> {
+        let truth = self
+            .when
+            .evaluate(&batch)
+            .map_err(|e| StageError::failed(format!("{}: {e}", self.when_path)))?;
+        let Some(truth) = truth.as_any().downcast_ref::<BooleanArray>() else {
+            return Ok(batch);
+        }; // All null.
+        let refused = if truth.null_count() > 0 {
+            prep_null_mask_filter(truth)
+        } else {
+            truth.clone()
+        };
+        if refused.true_count() == 0 {
+            return Ok(batch);
+        }
+        match &self.detail {
+            None => {
+                let positions: Vec<usize> = refused.values().set_indices().collect();
+                out.reject_rows(&batch, &positions, &self.reason, self.class, "")?;
+            }
+            Some(detail) => {
+                let gone = filter_record_batch(&batch, &refused)?;
+                let details: ArrayRef = cast(&detail.evaluate(&gone)?, &DataType::Utf8)?;
+                let details = details.as_any().downcast_ref::<StringArray>();
+                for position in 0..gone.num_rows() {
+                    let detail = details
+                        .filter(|d| d.is_valid(position))
+                        .map_or("", |d| d.value(position));
+                    out.reject_rows(&gone, &[position], &self.reason, self.class, detail)?;
+                }
+            }
+        }
+        Ok(filter_record_batch(&batch, &not(&refused)?)?)
+    }
+}
+
+struct Transformer {
+    plans: Plans,
+    inputs: usize,
+    /// Batches of partitions that are not complete, by input.
+    waiting: HashMap<Partition, Vec<Vec<RecordBatch>>>,
+}
+
+impl Operator for Transformer {
+    fn batch(
+        &mut self,
+        input: usize,
+        partition: &Partition,
+        batch: RecordBatch,
+        _: &mut Out,
+    ) -> Result<(), StageError> {
+        if batch.num_rows() > 0 {
+            let inputs = self.inputs;
+            let waiting = self
+                .waiting
+                .entry(partition.clone())
+                .or_insert_with(|| vec![Vec::new(); inputs]);
+            waiting
+                .get_mut(input)
+                .ok_or_else(|| StageError::failed(format!("input {input} is not in `from`")))?
+                .push(batch);
+        }
+        Ok(())
+    }
+
+    fn partition_complete(&mut self, partition: &Partition, out: &mut Out) -> Result<Progress, StageError> {
+        let mut inputs = self
+            .waiting
+            .remove(partition)
+            .unwrap_or_else(|| vec![Vec::new(); self.inputs])
+            .into_iter();
+        let first = inputs.next().unwrap_or_default();
+        let plans = &self.plans;
+        if first.is_empty() && plans.rows == RowRule::Keep {
+            return Ok(Progress::Done);
+        }
+        let mut input = match &plans.join {
+            None => {
+                for (relation, batches) in plans.read[1..].iter().zip(inputs) {
+                    relation.set(batches)?;
+                }
+                first
+            }
+            Some((relations, join)) => {
+                let before = row_numbers(&first)?;
+                for (relation, batches) in relations.iter().zip(std::iter::once(first).chain(inputs)) {
+                    relation.set(batches)?;
+                }
+                let joined = join.run()?;
+                same_rows(before, row_numbers(&joined)?, "join")?;
+                relations.iter().try_for_each(|relation| relation.set(Vec::new()))?;
+                joined
+            }
+        };
+        for rule in &plans.rules {
+            for batch in &mut input {
+                let whole = std::mem::replace(batch, RecordBatch::new_empty(batch.schema()));
+                *batch = rule.apply(whole, out)?;
+            }
+        }
+        input.retain(|batch| batch.num_rows() > 0);
+        let before = if plans.rows == RowRule::Keep {
+            row_numbers(&input)?
+        } else {
+            Vec::new()
+        };
+        plans.read[0].set(input)?;
+        let result = plans.query.run()?;
+        plans.read.iter().try_for_each(|relation| relation.set(Vec::new()))?;
+        let result = concat_batches(plans.query.schema(), &result)?;
+        let result = match plans.rows {
+            RowRule::Keep => {
+                let after = columns::rows(&result)?;
+                same_rows(before, after.values().to_vec(), "query")?;
+                if after.values().is_sorted() {
+                    result
+                } else {
+                    take_record_batch(&result, &arrow::compute::sort_to_indices(after, None, None)?)?
+                }
+            }
+            RowRule::New if plans.output.fields().len() > result.num_columns() => numbered(&result, &plans.output)?,
+            RowRule::New => result,
+        };
+        if result.num_rows() > 0 {
+            out.send(0, result);
+        }
+        Ok(Progress::Done)
+    }
+}
+
+fn row_numbers(batches: &[RecordBatch]) -> Result<Vec<u32>, ManifestError> {
+    let mut numbers = Vec::with_capacity(batches.iter().map(RecordBatch::num_rows).sum());
+    for batch in batches {
+        numbers.extend_from_slice(columns::rows(batch)?.values());
+    }
+    Ok(numbers)
+}
+
+/// Checks that the same rows came out as came in, each as often.
+fn same_rows(mut before: Vec<u32>, mut after: Vec<u32>, path: &str) -> Result<(), StageError> {
+    before.sort_unstable();
+    after.sort_unstable();
+    if before == after {
+        return Ok(());
+    }
+    let mut counts: BTreeMap<u32, i64> = BTreeMap::new();
+    before.iter().for_each(|row| *counts.entry(*row).or_default() -= 1);
+    after.iter().for_each(|row| *counts.entry(*row).or_default() += 1);
+    let those = |wanted: fn(i64) -> bool| {
+        let rows: Vec<u32> = counts
+            .iter()
+            .filter(|(_, count)| wanted(**count))
+            .map(|(row, _)| *row)
+            .collect();
+        let named: Vec<String> = rows.iter().take(5).map(u32::to_string).collect();
+        let more = if rows.len() > 5 { ", ..." } else { "" };
+        (rows.first().copied(), rows.len(), format!("{}{more}", named.join(", ")))
+    };
+    let (first_lost, lost, lost_rows) = those(|count| count < 0);
+    let (first_new, doubled, doubled_rows) = those(|count| count > 0);
+    let mut faults = Vec::new();
+    if lost > 0 {
+        faults.push(format!("loses {lost} rows (`{ROW}` {lost_rows})"));
+    }
+    if doubled > 0 {
+        faults.push(format!("doubles or makes up {doubled} rows (`{ROW}` {doubled_rows})"));
+    }
+    Err(StageError::Failed {
+        message: format!("`{path}` {}", faults.join(" and ")),
+        row: first_lost.or(first_new),
+        help: Some(
+            "each row has to come out exactly once: mind inner joins and keys that stand twice on the other side"
+                .into(),
+        ),
+    })
+}
+
+/// `batch` with a `_row` that counts its rows.
+fn numbered(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, StageError> {
+    let rows = u32::try_from(batch.num_rows())
+        .map_err(|_| StageError::failed("a partition has more rows than fit in 32 bits"))?;
+    let row: ArrayRef = Arc::new(UInt32Array::from_iter_values(0..rows));
+    Ok(RecordBatch::try_new(
+        Arc::clone(schema),
+        std::iter::once(row).chain(batch.columns().iter().cloned()).collect(),
+    )?)
+}
+
+#[cfg(test)]
+#[path = "sql_tests.rs"]
+mod tests;

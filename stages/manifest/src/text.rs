@@ -1,0 +1,367 @@
+//! What becomes of a transcription: the clean text that a model learns, and the key by which two texts
+//! count as the same words.
+//!
+//! White space is Python's (`str.isspace`): Unicode `White_Space` plus U+001C to U+001F, because the
+//! manifests that teams hold today were made with it.
+
+use std::borrow::Cow;
+
+use regex::Regex;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
+/// Tags that [`TextRules`] deletes unless told otherwise: `[...]` and `<...>` within one line, shortest first.
+pub const DEFAULT_TAGS: &str = r"\[.*?\]|<.*?>";
+
+/// Characters that [`TextRules`] deletes unless told otherwise.
+pub const DEFAULT_PUNCTUATION: &str = "।॥.,!?;:\"'\\-—()…%/+=$*@#&_^>|<`~。";
+
+/// How `clean_text` cleans.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TextSettings {
+    /// Pattern of the tags to delete before anything else, as a regular expression.
+    pub tags: String,
+    /// Characters to delete; each counts for itself, none stands for a range or a class.
+    pub punctuation: String,
+}
+
+impl Default for TextSettings {
+    fn default() -> Self {
+        TextSettings {
+            tags: DEFAULT_TAGS.into(),
+            punctuation: DEFAULT_PUNCTUATION.into(),
+        }
+    }
+}
+
+/// [`TextSettings`], made ready.
+#[derive(Clone, Debug)]
+pub struct TextRules {
+    /// `None` for the default pattern, which has a faster way.
+    tags: Option<Regex>,
+    /// Bit set for code points below 128.
+    ascii: u128,
+    /// The others, sorted.
+    others: Vec<char>,
+}
+
+impl Default for TextRules {
+    fn default() -> Self {
+        TextRules::of(None, DEFAULT_PUNCTUATION)
+    }
+}
+
+impl TextRules {
+    /// # Errors
+    /// When the pattern of the tags is no regular expression.
+    pub fn new(settings: &TextSettings) -> Result<Self, regex::Error> {
+        let tags = if settings.tags == DEFAULT_TAGS {
+            None
+        } else {
+            Some(Regex::new(&settings.tags)?)
+        };
+        Ok(TextRules::of(tags, &settings.punctuation))
+    }
+
+    fn of(tags: Option<Regex>, punctuation: &str) -> Self {
+        let mut ascii = 0u128;
+        let mut others = Vec::new();
+        for c in punctuation.chars() {
+            if c.is_ascii() {
+                ascii |= 1 << u32::from(c);
+            } else {
+                others.push(c);
+            }
+        }
+        others.sort_unstable();
+        others.dedup();
+        TextRules { tags, ascii, others }
+    }
+
+    fn deletes(&self, c: char) -> bool {
+        if c.is_ascii() {
+            self.ascii >> u32::from(c) & 1 == 1
+        } else {
+            self.others.binary_search(&c).is_ok()
+        }
+    }
+
+    /// Deletes tags, then punctuation, and makes every run of white space one space, none at either end.
+    /// Neither case nor normalisation form changes.
+    pub fn clean(&self, text: &str) -> String {
+        let text = match &self.tags {
+            Some(tags) => tags.replace_all(text, ""),
+            None => Cow::Borrowed(text),
+        };
+        let mut out = Spaced::with_capacity(text.len());
+        let mut tags = OneLineTags {
+            text: &text,
+            no_square_before: 0,
+            no_angle_before: 0,
+        };
+        let mut position = 0;
+        while let Some(c) = text[position..].chars().next() {
+            if self.tags.is_none()
+                && let Some(after) = tags.after_tag(position, c)
+            {
+                position = after;
+                continue;
+            }
+            position += c.len_utf8();
+            if is_space(c) {
+                out.space();
+            } else if !self.deletes(c) {
+                out.push(c);
+            }
+        }
+        out.text
+    }
+}
+
+/// Finds where a tag `[...]` or `<...>` ends, and remembers where none does, so that a text full of open
+/// brackets is still read in linear time.
+struct OneLineTags<'a> {
+    text: &'a str,
+    no_square_before: usize,
+    no_angle_before: usize,
+}
+
+impl OneLineTags<'_> {
+    /// The position after the tag that begins with `open` at `position`, if one does.
+    fn after_tag(&mut self, position: usize, open: char) -> Option<usize> {
+        let (close, none_before) = match open {
+            '[' => (b']', &mut self.no_square_before),
+            '<' => (b'>', &mut self.no_angle_before),
+            _ => return None,
+        };
+        if position < *none_before {
+            return None;
+        }
+        let rest = &self.text.as_bytes()[position + 1..];
+        match rest.iter().position(|&b| b == close || b == b'\n') {
+            Some(found) if rest[found] == close => Some(position + 1 + found + 1),
+            Some(newline) => {
+                *none_before = position + 1 + newline;
+                None
+            }
+            None => {
+                *none_before = self.text.len();
+                None
+            }
+        }
+    }
+}
+
+/// A text in the making whose white space is single spaces between words.
+struct Spaced {
+    text: String,
+    pending: bool,
+}
+
+impl Spaced {
+    fn with_capacity(bytes: usize) -> Self {
+        Spaced {
+            text: String::with_capacity(bytes),
+            pending: false,
+        }
+    }
+
+    fn space(&mut self) {
+        self.pending = true;
+    }
+
+    fn push(&mut self, c: char) {
+        if self.pending {
+            self.pending = false;
+            if !self.text.is_empty() {
+                self.text.push(' ');
+            }
+        }
+        self.text.push(c);
+    }
+}
+
+/// Cleans with the default rules; see [`TextRules::clean`].
+pub fn clean_text(text: &str) -> String {
+    thread_local! {
+        static RULES: TextRules = TextRules::default();
+    }
+    RULES.with(|rules| rules.clean(text))
+}
+
+/// The key under which two clean texts count as the same words, for deduplication and split; never written
+/// into a manifest. Zero-width characters go, then NFC, lower case, single spaces.
+pub fn norm_text(clean: &str) -> String {
+    let visible: Cow<str> = if clean.is_ascii() || !clean.contains(is_zero_width) {
+        Cow::Borrowed(clean)
+    } else {
+        Cow::Owned(clean.chars().filter(|&c| !is_zero_width(c)).collect())
+    };
+    let composed: Cow<str> = if visible.is_ascii() || is_nfc_quick(visible.chars()) == IsNormalized::Yes {
+        visible
+    } else {
+        Cow::Owned(visible.nfc().collect())
+    };
+    let lower = composed.to_lowercase();
+    let mut out = Spaced::with_capacity(lower.len());
+    for c in lower.chars() {
+        if is_space(c) {
+            out.space();
+        } else {
+            out.push(c);
+        }
+    }
+    out.text
+}
+
+/// Whether nothing but white space is in `text`.
+pub fn is_blank(text: &str) -> bool {
+    text.chars().all(is_space)
+}
+
+/// `text` without white space at its ends, as Python's `str.strip()`.
+pub fn python_strip(text: &str) -> &str {
+    text.trim_matches(is_space)
+}
+
+/// The text a model is trained on: the language tag, a space, the clean text.
+pub fn make_text(clean: &str, lang: &str) -> String {
+    format!("<|{lang}|> {clean}")
+}
+
+fn is_space(c: char) -> bool {
+    matches!(c, '\u{1c}'..='\u{1f}') || c.is_whitespace()
+}
+
+fn is_zero_width(c: char) -> bool {
+    matches!(
+        c,
+        '\u{200b}' | '\u{200c}' | '\u{200d}' | '\u{2060}' | '\u{feff}' | '\u{ad}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SPACE: &str =
+        r"[\t-\r\x1c-\x1f \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]+";
+
+    /// The rules as three substitutions, word for word.
+    fn slow_clean(text: &str) -> String {
+        let tags = Regex::new(DEFAULT_TAGS).unwrap();
+        let punctuation = Regex::new("[।॥.,!?;:\"'\\\\\\-—()…%/+=$*@#\\&_^>|<`\\~。]+").unwrap();
+        let space = Regex::new(SPACE).unwrap();
+        let text = tags.replace_all(text, "");
+        let text = punctuation.replace_all(&text, "");
+        let text = space.replace_all(&text, " ");
+        text.trim_matches(' ').to_string()
+    }
+
+    fn slow_norm(clean: &str) -> String {
+        let visible: String = clean
+            .chars()
+            .filter(|c| ![0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF, 0xAD].contains(&u32::from(*c)))
+            .collect();
+        let lower = visible.nfc().collect::<String>().to_lowercase();
+        Regex::new(SPACE)
+            .unwrap()
+            .replace_all(&lower, " ")
+            .trim_matches(' ')
+            .to_string()
+    }
+
+    /// Texts in which everything that matters is frequent.
+    fn texts() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            Just("[".to_string()),
+            Just("]".to_string()),
+            Just("<".to_string()),
+            Just(">".to_string()),
+            Just("\n".to_string()),
+            Just(" ".to_string()),
+            Just("\u{1c}".to_string()),
+            Just("\u{a0}".to_string()),
+            Just("\u{85}".to_string()),
+            Just("\u{200b}".to_string()),
+            Just("\u{95c}".to_string()),
+            Just("।".to_string()),
+            Just("Σ".to_string()),
+            Just("İ".to_string()),
+            Just("e\u{301}".to_string()),
+            DEFAULT_PUNCTUATION.chars().prop_map_into_strings(),
+            any::<char>().prop_map(|c| c.to_string()),
+            "[a-zA-Z]{1,4}",
+            "[क-ह]{1,3}",
+        ];
+        prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+    }
+
+    trait IntoStrings {
+        fn prop_map_into_strings(self) -> BoxedStrategy<String>;
+    }
+
+    impl IntoStrings for std::str::Chars<'static> {
+        fn prop_map_into_strings(self) -> BoxedStrategy<String> {
+            prop::sample::select(self.map(String::from).collect::<Vec<_>>()).boxed()
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn cleans_as_three_substitutions_do(text in texts()) {
+            let clean = clean_text(&text);
+            prop_assert_eq!(&clean, &slow_clean(&text));
+            let same_by_pattern = TextRules::of(Some(Regex::new(DEFAULT_TAGS).unwrap()), DEFAULT_PUNCTUATION);
+            prop_assert_eq!(&clean, &same_by_pattern.clean(&text));
+            prop_assert_eq!(norm_text(&clean), slow_norm(&clean));
+            prop_assert_eq!(is_blank(&text), python_strip(&text).is_empty());
+        }
+    }
+
+    #[test]
+    fn cleans_the_known_hard_cases() {
+        for (text, clean) in [
+            ("[a [b] c] two three", "c] two three"),
+            ("two < three and four > one", "two one"),
+            ("twenty-one, ten;nine", "twentyone tennine"),
+            ("[lau\ngh] nine ten", "[lau gh] nine ten"),
+            ("five\u{1c}six\u{1f}seven", "five six seven"),
+            ("“two” – three’s {four}", "“two” – three’s {four}"),
+            ("\u{feff}one two", "\u{feff}one two"),
+            ("", ""),
+        ] {
+            assert_eq!(clean_text(text), clean, "{text:?}");
+        }
+        assert_eq!(norm_text("\u{95c}"), "\u{921}\u{93c}", "excluded from composition");
+        assert_eq!(norm_text("ΟΔΟΣ"), "οδος", "final sigma");
+    }
+
+    #[test]
+    fn open_brackets_cost_linear_time() {
+        let hostile = "[".repeat(2_000_000);
+        assert_eq!(clean_text(&hostile).len(), hostile.len());
+    }
+
+    #[test]
+    fn settings_change_tags_and_punctuation() {
+        let rules = TextRules::new(&TextSettings {
+            tags: r"\{[a-z]+\}".into(),
+            punctuation: "-।".into(),
+        })
+        .unwrap();
+        assert_eq!(rules.clean("{noise} a-b। [c]."), "ab [c].");
+        assert!(
+            TextRules::new(&TextSettings {
+                tags: "[".into(),
+                ..TextSettings::default()
+            })
+            .is_err()
+        );
+    }
+}

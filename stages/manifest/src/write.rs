@@ -1,0 +1,299 @@
+//! The kind `manifest.write`.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, RecordBatch, StringArray, StringBuilder, UInt32Array};
+use arrow::compute::BatchCoalescer;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError,
+};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::columns::{self, MANIFEST_COLUMNS, manifest_schema};
+use crate::error::ManifestError;
+use crate::keys::partition_order;
+
+/// The inputs that can be given, and the file that each becomes.
+const FILES: [(&str, &str); 3] = [
+    ("master", "master_manifest.parquet"),
+    ("train", "train_manifest_v2.parquet"),
+    ("val", "val_manifest_v2.parquet"),
+];
+
+const REJECTS: &str = "rejects.parquet";
+
+/// Rows to a row group, and rows that are handed to the writer at a time: both fixed, so that the same rows
+/// give the same bytes however they are spread over partitions.
+const ROW_GROUP: usize = 65_536;
+const CHUNK: usize = 8_192;
+
+/// Writes manifests into a folder.
+///
+/// # What it does
+///
+/// Inputs go by name: `master` becomes `master_manifest.parquet`, `train` becomes `train_manifest_v2.parquet`,
+/// `val` becomes `val_manifest_v2.parquet`; each may be missing, not all. The columns are `segment_id, shard_id,
+/// text, duration, lang, tar_member_name, tar_path, source`, `duration` in seconds as float64, the rest text, none null; others are left
+/// out. `tar_path` gets `shards` before it. Rows are in the order of language, shard and row.
+///
+/// `rejects.parquet` holds the rejects of all stages before this one: `partition, row, segment_id, stage, reason, class, detail`,
+/// and the row's `values` as JSON. The set is written as a whole, with `flow.json` in the end.
+///
+/// # Example
+///
+/// ```yaml
+/// write:
+///   uses: manifest.write
+///   from: {master: master, train: split.train, val: split.val}
+///   with: {out: work/manifests, shards: "${shards}"}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WriteSettings {
+    /// Folder that receives the files.
+    pub out: PathBuf,
+    /// The folder of shards, which stands before `tar_path`. Nothing is added where it is empty.
+    #[serde(default)]
+    pub shards: String,
+}
+
+pub struct Write;
+
+impl Kind for Write {
+    const NAME: &'static str = "manifest.write";
+    const VERSION: u32 = 1;
+    type Settings = WriteSettings;
+
+    fn shape(_: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if inputs.is_empty() {
+            let message = "manifest.write needs an input".into();
+            return Err(StageError::Input {
+                name: String::new(),
+                message,
+                help: Some("name master, train or val in `from`".into()),
+            });
+        }
+        for input in inputs {
+            file_of(input)?;
+            for field in manifest_schema().fields() {
+                columns::expect(input, field.name(), field.data_type())?;
+            }
+        }
+        let reads = vec![Reads::Whole; inputs.len()];
+        Ok(Shape {
+            role: Role::Export,
+            reads,
+            outputs: Vec::new(),
+            dear: false,
+            conservation: Conservation::NewRows,
+        })
+    }
+
+    fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
+        let files = context.from.iter().map(file_of).collect::<Result<Vec<_>, _>>()?;
+        Ok(Body::Export(Box::new(Writer {
+            settings: settings.clone(),
+            files,
+        })))
+    }
+
+    /// Where the files go does not matter; what stands before `tar_path` is part of them.
+    fn identity(settings: &WriteSettings) -> serde_json::Value {
+        serde_json::json!({"shards": settings.shards})
+    }
+}
+
+fn file_of(input: &Input) -> Result<&'static str, StageError> {
+    FILES
+        .iter()
+        .find(|(name, _)| *name == input.name)
+        .map(|(_, file)| *file)
+        .ok_or_else(|| StageError::Input {
+            name: input.name.clone(),
+            message: format!("manifest.write has no use for an input named `{}`", input.name),
+            help: Some(
+                "name inputs master, train or val: `from: {master: STAGE, train: STAGE.PORT, val: STAGE.PORT}`".into(),
+            ),
+        })
+}
+
+struct Writer {
+    settings: WriteSettings,
+    /// By input.
+    files: Vec<&'static str>,
+}
+
+impl Export for Writer {
+    fn folder(&self) -> PathBuf {
+        self.settings.out.clone()
+    }
+
+    fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        for (artifact, file) in inputs.iter().zip(&self.files) {
+            write_manifest(artifact, &self.settings.shards, &set.file(file)?)?;
+        }
+        write_rejects(rejects, &set.file(REJECTS)?)
+    }
+}
+
+/// Writes the manifest columns of all rows of `artifact` to `path`, partitions in the order of the manifest.
+///
+/// # Errors
+/// When a value is null, or the file cannot be written.
+pub fn write_manifest(artifact: &Artifact, shards: &str, path: &Path) -> Result<(), StageError> {
+    let mut file = ChunkedFile::create(path, manifest_schema())?;
+    let mut partitions: Vec<_> = artifact.partitions().collect();
+    partitions.sort_by(|a, b| partition_order(a, b));
+    for partition in partitions {
+        for batch in artifact.read(partition, Some(&MANIFEST_COLUMNS))? {
+            let batch = batch?;
+            let mut arrays: Vec<ArrayRef> = Vec::with_capacity(MANIFEST_COLUMNS.len());
+            for (name, array) in MANIFEST_COLUMNS.iter().zip(batch.columns()) {
+                if array.null_count() > 0 {
+                    return Err(StageError::failed(format!(
+                        "`{name}` is null in {} rows of {partition}; a manifest has no nulls",
+                        array.null_count()
+                    )));
+                }
+                arrays.push(if *name == "tar_path" {
+                    prefixed(columns::text(&batch, name)?, shards)
+                } else {
+                    Arc::clone(array)
+                });
+            }
+            file.push(RecordBatch::try_new(manifest_schema(), arrays)?)?;
+        }
+    }
+    file.close()
+}
+
+fn prefixed(paths: &StringArray, shards: &str) -> ArrayRef {
+    let prefix = match shards {
+        "" => "",
+        root if root.chars().all(|c| c == '/') => "/",
+        other => other.trim_end_matches('/'),
+    };
+    let slash = if prefix.is_empty() || prefix == "/" { "" } else { "/" };
+    Arc::new(StringArray::from_iter_values(
+        paths.iter().flatten().map(|path| format!("{prefix}{slash}{path}")),
+    ))
+}
+
+fn rejects_schema() -> SchemaRef {
+    let text = |name, nullable| Field::new(name, DataType::Utf8, nullable);
+    Arc::new(Schema::new(vec![
+        text("partition", false),
+        Field::new("row", DataType::UInt32, true),
+        text("segment_id", true),
+        text("stage", false),
+        text("reason", false),
+        text("class", false),
+        text("detail", false),
+        text("values", false),
+    ]))
+}
+
+/// Writes all rejects to `path`. `row` is null where a whole partition was refused.
+///
+/// # Errors
+/// When rejects cannot be read, or the file cannot be written.
+pub fn write_rejects(rejects: &RejectSet, path: &Path) -> Result<(), StageError> {
+    let mut file = ChunkedFile::create(path, rejects_schema())?;
+    let mut waiting = RejectColumns::default();
+    for reject in rejects.iter() {
+        let (stage, partition, reject) = reject?;
+        waiting.rows.push(reject.row);
+        waiting.texts[0].append_value(partition.as_str());
+        waiting.texts[1].append_option(reject.segment_id.as_deref());
+        waiting.texts[2].append_value(&*stage);
+        waiting.texts[3].append_value(&reject.reason);
+        waiting.texts[4].append_value(reject.class.as_str());
+        waiting.texts[5].append_value(&reject.detail);
+        waiting.texts[6].append_value(&reject.values);
+        if waiting.rows.len() == CHUNK {
+            file.push(waiting.take()?)?;
+        }
+    }
+    file.push(waiting.take()?)?;
+    file.close()
+}
+
+#[derive(Default)]
+struct RejectColumns {
+    rows: Vec<Option<u32>>,
+    /// partition, segment_id, stage, reason, class, detail, values
+    texts: [StringBuilder; 7],
+}
+
+impl RejectColumns {
+    fn take(&mut self) -> Result<RecordBatch, StageError> {
+        let rows: ArrayRef = Arc::new(UInt32Array::from(std::mem::take(&mut self.rows)));
+        let mut columns: Vec<ArrayRef> = self
+            .texts
+            .iter_mut()
+            .map(|text| Arc::new(text.finish()) as ArrayRef)
+            .collect();
+        columns.insert(1, rows);
+        Ok(RecordBatch::try_new(rejects_schema(), columns)?)
+    }
+}
+
+/// A parquet file whose bytes depend on its rows alone.
+struct ChunkedFile {
+    path: PathBuf,
+    writer: ArrowWriter<File>,
+    chunks: BatchCoalescer,
+}
+
+impl ChunkedFile {
+    fn create(path: &Path, schema: SchemaRef) -> Result<Self, StageError> {
+        let parquet = |source| ManifestError::Parquet {
+            path: path.to_path_buf(),
+            source,
+        };
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).map_err(parquet)?))
+            .set_max_row_group_row_count(Some(ROW_GROUP))
+            .set_created_by("flow".into())
+            .build();
+        let file = File::create(path).map_err(|e| ManifestError::io(path, e))?;
+        let writer = ArrowWriter::try_new(file, Arc::clone(&schema), Some(properties)).map_err(parquet)?;
+        Ok(ChunkedFile {
+            path: path.to_path_buf(),
+            writer,
+            chunks: BatchCoalescer::new(schema, CHUNK),
+        })
+    }
+
+    fn push(&mut self, batch: RecordBatch) -> Result<(), StageError> {
+        self.chunks.push_batch(batch)?;
+        self.write_chunks()
+    }
+
+    fn write_chunks(&mut self) -> Result<(), StageError> {
+        while let Some(chunk) = self.chunks.next_completed_batch() {
+            self.writer.write(&chunk).map_err(|source| ManifestError::Parquet {
+                path: self.path.clone(),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn close(mut self) -> Result<(), StageError> {
+        self.chunks.finish_buffered_batch()?;
+        self.write_chunks()?;
+        self.writer.close().map_err(|source| ManifestError::Parquet {
+            path: self.path,
+            source,
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,326 @@
+//! NeMo's `model_config.yaml` into a [`ModelConfig`].
+
+use serde_yaml::Value;
+
+use super::section::{Section, wrong};
+use super::{
+    AttentionContext, DecoderConfig, DecodingConfig, EncoderConfig, JointConfig, LossConfig, ModelConfig,
+    PreprocessorConfig, Reduction, SpecAugmentConfig, TimeWidth, TokenizerConfig,
+};
+use crate::error::{Error, Result};
+
+/// Larger sizes than any model of this family has; they keep a hostile file from asking for terabytes.
+const MAX_WIDTH: usize = 16_384;
+
+impl ModelConfig {
+    /// Reads NeMo's `model_config.yaml`. Keys that do not matter here are ignored; values that this crate does not
+    /// support are errors that name them.
+    pub fn from_nemo_yaml(text: &str) -> Result<Self> {
+        let document: Value = serde_yaml::from_str(text).map_err(|error| Error::Config(error.to_string()))?;
+        let Value::Mapping(source) = document else {
+            return Err(Error::Config("the document is not a mapping".into()));
+        };
+        let root = Section {
+            root: &source,
+            path: String::new(),
+            map: Some(&source),
+        };
+        let preprocessor = preprocessor(&root.section("preprocessor")?)?;
+        let encoder = encoder(&root.section("encoder")?)?;
+        let decoder = decoder(&root.section("decoder")?)?;
+        let durations = durations(&root)?;
+        let joint = joint(&root.section("joint")?, &encoder, &decoder, durations.len())?;
+        let loss = loss(&root, durations)?;
+        let greedy = root.section("decoding")?.section("greedy")?;
+        let decoding = DecodingConfig {
+            max_symbols: match greedy.optional_size("max_symbols", 1..=100_000)? {
+                Some(n) => n,
+                None => greedy.optional_size("max_symbols_per_step", 1..=100_000)?.unwrap_or(10),
+            },
+        };
+        let spec_augment = spec_augment(&root.section("spec_augment")?)?;
+        let tokenizer = root.section("tokenizer")?;
+        let tokenizer = TokenizerConfig {
+            kind: tokenizer.text("type")?.unwrap_or_else(|| "bpe".into()),
+            model_path: tokenizer.text("model_path")?,
+            vocab_path: tokenizer.text("vocab_path")?,
+            spe_tokenizer_vocab: tokenizer.text("spe_tokenizer_vocab")?,
+        };
+        let labels = match root.texts("labels")? {
+            Some(labels) => labels,
+            None => root.section("joint")?.texts("vocabulary")?.unwrap_or_default(),
+        };
+        if encoder.feat_in != preprocessor.features {
+            return Err(Error::Config(format!(
+                "`encoder.feat_in` is {}, but `preprocessor.features` is {}",
+                encoder.feat_in, preprocessor.features
+            )));
+        }
+        if !labels.is_empty() && labels.len() != decoder.vocab_size {
+            return Err(Error::Config(format!(
+                "`decoder.vocab_size` is {}, but there are {} labels",
+                decoder.vocab_size,
+                labels.len()
+            )));
+        }
+        Ok(Self {
+            preprocessor,
+            encoder,
+            decoder,
+            joint,
+            loss,
+            decoding,
+            spec_augment,
+            tokenizer,
+            labels,
+            source,
+        })
+    }
+}
+
+fn preprocessor(section: &Section) -> Result<PreprocessorConfig> {
+    let yes = Value::from(true);
+    section.only("normalize", &["per_feature".into()])?;
+    section.only("window", &["hann".into()])?;
+    section.only("log", &[yes])?;
+    section.only("frame_splicing", &[1.into()])?;
+    section.only("pad_to", &[0.into()])?;
+    // NeMo pads to a multiple of 16 frames where this is not said.
+    section.required("pad_to", section.get("pad_to")?)?;
+    section.only("pad_value", &[0.0.into(), 0.into()])?;
+    section.only("mag_power", &[2.0.into(), 2.into()])?;
+    section.only("exact_pad", &[false.into()])?;
+    section.only("mel_norm", &["slaney".into()])?;
+    section.only("log_zero_guard_type", &["add".into()])?;
+    let sample_rate = section.size("sample_rate", 1_000..=768_000)?;
+    let window_size = section.number("window_size", 0.02)?;
+    let window_stride = section.number("window_stride", 0.01)?;
+    let samples = |key: &str, seconds: f64| -> Result<usize> {
+        let samples = seconds * sample_rate as f64;
+        if (1.0..=65_536.0).contains(&samples) {
+            Ok(samples as usize)
+        } else {
+            Err(Error::Config(format!(
+                "`preprocessor.{key}` is {seconds} s, expected 1 to 65536 samples"
+            )))
+        }
+    };
+    let window = samples("window_size", window_size)?;
+    samples("window_stride", window_stride)?;
+    let n_fft = section
+        .optional_size("n_fft", 2..=65_536)?
+        .unwrap_or_else(|| window.next_power_of_two());
+    if n_fft < window || n_fft % 2 == 1 {
+        return Err(Error::Config(format!(
+            "`preprocessor.n_fft` is {n_fft}, expected an even number not below the window of {window} samples"
+        )));
+    }
+    let low_frequency = section.number("lowfreq", 0.0)?;
+    let high_frequency = section.number("highfreq", sample_rate as f64 / 2.0)?;
+    if !(0.0 <= low_frequency && low_frequency < high_frequency) {
+        return Err(Error::Config(format!(
+            "`preprocessor.lowfreq` {low_frequency} is not below `highfreq` {high_frequency}"
+        )));
+    }
+    let dither = section.number("dither", 1e-5)?;
+    if dither < 0.0 {
+        return Err(Error::Config(format!(
+            "`preprocessor.dither` is {dither}, expected 0 or more"
+        )));
+    }
+    Ok(PreprocessorConfig {
+        sample_rate,
+        window_size,
+        window_stride,
+        features: section.size("features", 1..=1_024)?,
+        n_fft,
+        dither,
+        preemphasis: section.number("preemph", 0.97)?,
+        low_frequency,
+        high_frequency,
+    })
+}
+
+fn encoder(section: &Section) -> Result<EncoderConfig> {
+    section.only("subsampling", &["dw_striding".into()])?;
+    section.required("subsampling", section.get("subsampling")?)?;
+    section.only("subsampling_factor", &[EncoderConfig::SUBSAMPLING.into()])?;
+    section.required("subsampling_factor", section.get("subsampling_factor")?)?;
+    section.only("causal_downsampling", &[false.into()])?;
+    section.only("reduction", &[])?;
+    section.only("reduction_factor", &[1.into()])?;
+    section.only("self_attention_model", &["rel_pos".into(), "rel_pos_local_attn".into()])?;
+    section.only("att_context_style", &["regular".into()])?;
+    section.only("untie_biases", &[true.into()])?;
+    section.only("conv_norm_type", &["batch_norm".into()])?;
+    section.only("global_tokens", &[0.into()])?;
+    section.only("stochastic_depth_drop_prob", &[0.0.into(), 0.into()])?;
+    section.only("feat_out", &[(-1).into()])?;
+    let d_model = section.size("d_model", 2..=MAX_WIDTH)?;
+    let n_heads = section.size("n_heads", 1..=1_024)?;
+    if d_model % n_heads != 0 || d_model % 2 != 0 {
+        return Err(Error::Config(format!(
+            "`encoder.d_model` is {d_model}, expected an even multiple of `encoder.n_heads`, {n_heads}"
+        )));
+    }
+    let conv_kernel_size = section.optional_size("conv_kernel_size", 1..=1_023)?.unwrap_or(31);
+    if conv_kernel_size % 2 == 0 {
+        return Err(Error::Config(format!(
+            "`encoder.conv_kernel_size` is {conv_kernel_size}, expected an odd number"
+        )));
+    }
+    let side = ((conv_kernel_size - 1) / 2) as u64;
+    section.only(
+        "conv_context_size",
+        &[vec![Value::from(side), Value::from(side)].into()],
+    )?;
+    let dropout = section.probability("dropout", 0.1)?;
+    Ok(EncoderConfig {
+        feat_in: section.size("feat_in", 1..=1_024)?,
+        n_layers: section.size("n_layers", 1..=1_000)?,
+        d_model,
+        use_bias: section.flag("use_bias", true)?,
+        subsampling_conv_channels: section
+            .optional_size("subsampling_conv_channels", 1..=MAX_WIDTH)?
+            .unwrap_or(d_model),
+        ff_expansion_factor: section.optional_size("ff_expansion_factor", 1..=64)?.unwrap_or(4),
+        n_heads,
+        attention_context: attention_context(section)?,
+        xscaling: section.flag("xscaling", true)?,
+        conv_kernel_size,
+        dropout,
+        dropout_pre_encoder: section.probability("dropout_pre_encoder", 0.1)?,
+        dropout_emb: section.probability("dropout_emb", 0.1)?,
+        dropout_att: section.probability("dropout_att", 0.0)?,
+    })
+}
+
+/// `[-1, -1]` or one symmetric window; a list that holds one of these is the same.
+fn attention_context(section: &Section) -> Result<AttentionContext> {
+    let Some(value) = section.get("att_context_size")? else {
+        return Ok(AttentionContext::Full);
+    };
+    let refuse = || {
+        wrong(
+            &section.key("att_context_size"),
+            "[-1, -1] or one window [w, w] with w above 0; other contexts are not supported",
+            value,
+        )
+    };
+    let mut list = value.as_sequence().ok_or_else(refuse)?;
+    if let [Value::Sequence(inner)] = list.as_slice() {
+        list = inner;
+    }
+    match list.as_slice() {
+        [left, right] => match (left.as_i64(), right.as_i64()) {
+            (Some(-1), Some(-1)) => Ok(AttentionContext::Full),
+            (Some(left), Some(right)) if left == right && left > 0 => {
+                Ok(AttentionContext::Band(usize::try_from(left).map_err(|_| refuse())?))
+            }
+            _ => Err(refuse()),
+        },
+        _ => Err(refuse()),
+    }
+}
+
+fn decoder(section: &Section) -> Result<DecoderConfig> {
+    section.only("normalization_mode", &[])?;
+    section.only("random_state_sampling", &[false.into()])?;
+    section.only("blank_as_pad", &[true.into()])?;
+    let prednet = section.section("prednet")?;
+    Ok(DecoderConfig {
+        vocab_size: section.size("vocab_size", 1..=1_000_000)?,
+        pred_hidden: prednet.size("pred_hidden", 1..=MAX_WIDTH)?,
+        pred_rnn_layers: prednet.optional_size("pred_rnn_layers", 1..=64)?.unwrap_or(1),
+        dropout: prednet.probability("dropout", 0.0)?,
+    })
+}
+
+fn durations(root: &Section) -> Result<Vec<usize>> {
+    let places = [
+        (root.section("loss")?.section("tdt_kwargs")?, "durations"),
+        (root.section("model_defaults")?, "tdt_durations"),
+        (root.section("decoding")?, "durations"),
+    ];
+    for (section, key) in &places {
+        if let Some(durations) = section.sizes(key)? {
+            if durations.is_empty()
+                || durations.iter().any(|&d| d > 10_000)
+                || durations.windows(2).any(|w| w[0] >= w[1])
+                || durations.iter().all(|&d| d == 0)
+            {
+                return Err(Error::Config(format!(
+                    "`{}` is {durations:?}, expected ascending frame counts with one above 0",
+                    section.key(key)
+                )));
+            }
+            return Ok(durations);
+        }
+    }
+    Err(Error::Config(
+        "no TDT durations (`loss.tdt_kwargs.durations` or `model_defaults.tdt_durations`): this is not a TDT model"
+            .into(),
+    ))
+}
+
+fn joint(section: &Section, encoder: &EncoderConfig, decoder: &DecoderConfig, durations: usize) -> Result<JointConfig> {
+    let net = section.section("jointnet")?;
+    net.only("activation", &["relu".into()])?;
+    net.only("encoder_hidden", &[encoder.d_model.into()])?;
+    net.only("pred_hidden", &[decoder.pred_hidden.into()])?;
+    section.only("num_classes", &[decoder.vocab_size.into()])?;
+    section.only("num_extra_outputs", &[durations.into()])?;
+    Ok(JointConfig {
+        joint_hidden: net.size("joint_hidden", 1..=MAX_WIDTH)?,
+        dropout: net.probability("dropout", 0.0)?,
+        num_extra_outputs: durations,
+    })
+}
+
+fn loss(root: &Section, durations: Vec<usize>) -> Result<LossConfig> {
+    let section = root.section("loss")?;
+    section.only("loss_name", &["tdt".into(), "default".into(), "tdt_pytorch".into()])?;
+    let tdt = section.section("tdt_kwargs")?;
+    let reduction = match root.text("rnnt_reduction")?.as_deref() {
+        None | Some("mean_batch") => Reduction::MeanBatch,
+        Some("mean") => Reduction::Mean,
+        Some("mean_volume") => Reduction::MeanVolume,
+        Some("sum") => Reduction::Sum,
+        Some(other) => {
+            return Err(Error::Config(format!(
+                "`rnnt_reduction` is `{other}`, expected mean_batch, mean, mean_volume or sum"
+            )));
+        }
+    };
+    Ok(LossConfig {
+        durations,
+        sigma: tdt.number("sigma", 0.0)?,
+        omega: tdt.probability("omega", 0.0)?,
+        fastemit_lambda: tdt.number("fastemit_lambda", 0.0)?,
+        clamp: tdt.number("clamp", -1.0)?,
+        reduction,
+    })
+}
+
+fn spec_augment(section: &Section) -> Result<SpecAugmentConfig> {
+    let time_width = match section.get("time_width")? {
+        None => TimeWidth::Frames(10),
+        Some(value) => match (value.as_u64(), value.as_f64()) {
+            (Some(frames), _) => TimeWidth::Frames(usize::try_from(frames).unwrap_or(usize::MAX)),
+            (None, Some(share)) if (0.0..=1.0).contains(&share) => TimeWidth::Share(share),
+            _ => {
+                return Err(wrong(
+                    &section.key("time_width"),
+                    "a number of frames or a share from 0.0 to 1.0",
+                    value,
+                ));
+            }
+        },
+    };
+    Ok(SpecAugmentConfig {
+        freq_masks: section.optional_size("freq_masks", 0..=10_000)?.unwrap_or(0),
+        time_masks: section.optional_size("time_masks", 0..=10_000)?.unwrap_or(0),
+        freq_width: section.optional_size("freq_width", 0..=1_024)?.unwrap_or(10),
+        time_width,
+    })
+}

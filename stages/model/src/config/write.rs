@@ -1,0 +1,168 @@
+//! A [`ModelConfig`] into NeMo's `model_config.yaml`.
+
+use serde::Serialize;
+use serde_yaml::{Mapping, Value};
+
+use super::{AttentionContext, EncoderConfig, ModelConfig, TimeWidth};
+use crate::error::{Error, Result};
+
+impl ModelConfig {
+    /// The document in NeMo's form: what was read, with the values of this configuration in it.
+    pub fn to_nemo_yaml(&self) -> Result<String> {
+        let mut root = self.source.clone();
+        if root.is_empty() {
+            for (section, target) in [
+                ("preprocessor", "modules.AudioToMelSpectrogramPreprocessor"),
+                ("encoder", "modules.ConformerEncoder"),
+                ("decoder", "modules.RNNTDecoder"),
+                ("joint", "modules.RNNTJoint"),
+            ] {
+                let target = format!("nemo.collections.asr.{target}");
+                put(&mut root, &[section, "_target_"], target);
+            }
+            put(
+                &mut root,
+                &["target"],
+                "nemo.collections.asr.models.rnnt_bpe_models.EncDecRNNTBPEModel",
+            );
+            put(&mut root, &["decoding", "strategy"], "greedy_batch");
+            put(&mut root, &["decoder", "blank_as_pad"], true);
+            put(&mut root, &["joint", "log_softmax"], Value::Null);
+        }
+        let p = &self.preprocessor;
+        put(&mut root, &["sample_rate"], p.sample_rate);
+        put(&mut root, &["preprocessor", "sample_rate"], p.sample_rate);
+        put(&mut root, &["preprocessor", "normalize"], "per_feature");
+        put(&mut root, &["preprocessor", "window"], "hann");
+        put(&mut root, &["preprocessor", "window_size"], p.window_size);
+        put(&mut root, &["preprocessor", "window_stride"], p.window_stride);
+        put(&mut root, &["preprocessor", "features"], p.features);
+        put(&mut root, &["preprocessor", "n_fft"], p.n_fft);
+        put(&mut root, &["preprocessor", "dither"], p.dither);
+        put(&mut root, &["preprocessor", "preemph"], p.preemphasis);
+        put(&mut root, &["preprocessor", "lowfreq"], p.low_frequency);
+        put(&mut root, &["preprocessor", "highfreq"], p.high_frequency);
+        put(&mut root, &["preprocessor", "log"], true);
+        put(&mut root, &["preprocessor", "pad_to"], 0);
+        put(&mut root, &["preprocessor", "pad_value"], 0.0);
+        let e = &self.encoder;
+        put(&mut root, &["encoder", "feat_in"], e.feat_in);
+        put(&mut root, &["encoder", "n_layers"], e.n_layers);
+        put(&mut root, &["encoder", "d_model"], e.d_model);
+        put(&mut root, &["encoder", "use_bias"], e.use_bias);
+        put(&mut root, &["encoder", "subsampling"], "dw_striding");
+        put(
+            &mut root,
+            &["encoder", "subsampling_factor"],
+            EncoderConfig::SUBSAMPLING,
+        );
+        put(
+            &mut root,
+            &["encoder", "subsampling_conv_channels"],
+            e.subsampling_conv_channels,
+        );
+        put(&mut root, &["encoder", "ff_expansion_factor"], e.ff_expansion_factor);
+        put(&mut root, &["encoder", "n_heads"], e.n_heads);
+        let (kind, context) = match e.attention_context {
+            AttentionContext::Full => ("rel_pos", vec![-1, -1]),
+            AttentionContext::Band(width) => {
+                let width = i64::try_from(width).unwrap_or(i64::MAX);
+                ("rel_pos_local_attn", vec![width, width])
+            }
+        };
+        put(&mut root, &["encoder", "self_attention_model"], kind);
+        put(&mut root, &["encoder", "att_context_size"], context);
+        put(&mut root, &["encoder", "xscaling"], e.xscaling);
+        put(&mut root, &["encoder", "untie_biases"], true);
+        put(&mut root, &["encoder", "conv_kernel_size"], e.conv_kernel_size);
+        put(&mut root, &["encoder", "conv_norm_type"], "batch_norm");
+        put(&mut root, &["encoder", "dropout"], e.dropout);
+        put(&mut root, &["encoder", "dropout_pre_encoder"], e.dropout_pre_encoder);
+        put(&mut root, &["encoder", "dropout_emb"], e.dropout_emb);
+        put(&mut root, &["encoder", "dropout_att"], e.dropout_att);
+        let d = &self.decoder;
+        put(&mut root, &["decoder", "vocab_size"], d.vocab_size);
+        put(&mut root, &["decoder", "prednet", "pred_hidden"], d.pred_hidden);
+        put(&mut root, &["decoder", "prednet", "pred_rnn_layers"], d.pred_rnn_layers);
+        put(&mut root, &["decoder", "prednet", "dropout"], d.dropout);
+        let j = &self.joint;
+        put(&mut root, &["joint", "num_classes"], d.vocab_size);
+        put(&mut root, &["joint", "num_extra_outputs"], j.num_extra_outputs);
+        put(&mut root, &["joint", "jointnet", "joint_hidden"], j.joint_hidden);
+        put(&mut root, &["joint", "jointnet", "activation"], "relu");
+        put(&mut root, &["joint", "jointnet", "dropout"], j.dropout);
+        put(&mut root, &["joint", "jointnet", "encoder_hidden"], e.d_model);
+        put(&mut root, &["joint", "jointnet", "pred_hidden"], d.pred_hidden);
+        if !self.labels.is_empty() {
+            put(&mut root, &["joint", "vocabulary"], self.labels.clone());
+            put(&mut root, &["labels"], self.labels.clone());
+        }
+        let l = &self.loss;
+        put(&mut root, &["model_defaults", "enc_hidden"], e.d_model);
+        put(&mut root, &["model_defaults", "pred_hidden"], d.pred_hidden);
+        put(&mut root, &["model_defaults", "joint_hidden"], j.joint_hidden);
+        put(&mut root, &["model_defaults", "tdt_durations"], l.durations.clone());
+        put(&mut root, &["model_defaults", "num_tdt_durations"], l.durations.len());
+        put(&mut root, &["rnnt_reduction"], l.reduction.name());
+        put(&mut root, &["loss", "loss_name"], "tdt");
+        put(&mut root, &["loss", "tdt_kwargs", "durations"], l.durations.clone());
+        put(&mut root, &["loss", "tdt_kwargs", "sigma"], l.sigma);
+        put(&mut root, &["loss", "tdt_kwargs", "omega"], l.omega);
+        put(&mut root, &["loss", "tdt_kwargs", "fastemit_lambda"], l.fastemit_lambda);
+        put(&mut root, &["loss", "tdt_kwargs", "clamp"], l.clamp);
+        put(&mut root, &["decoding", "model_type"], "tdt");
+        put(&mut root, &["decoding", "durations"], l.durations.clone());
+        put(
+            &mut root,
+            &["decoding", "greedy", "max_symbols"],
+            self.decoding.max_symbols,
+        );
+        let s = &self.spec_augment;
+        if s.freq_masks + s.time_masks > 0 || root.contains_key("spec_augment") {
+            put(
+                &mut root,
+                &["spec_augment", "_target_"],
+                "nemo.collections.asr.modules.SpectrogramAugmentation",
+            );
+            put(&mut root, &["spec_augment", "freq_masks"], s.freq_masks);
+            put(&mut root, &["spec_augment", "time_masks"], s.time_masks);
+            put(&mut root, &["spec_augment", "freq_width"], s.freq_width);
+            match s.time_width {
+                TimeWidth::Frames(n) => put(&mut root, &["spec_augment", "time_width"], n),
+                TimeWidth::Share(x) => put(&mut root, &["spec_augment", "time_width"], x),
+            }
+        }
+        let t = &self.tokenizer;
+        put(&mut root, &["tokenizer", "type"], t.kind.clone());
+        for (key, value) in [
+            ("model_path", &t.model_path),
+            ("vocab_path", &t.vocab_path),
+            ("spe_tokenizer_vocab", &t.spe_tokenizer_vocab),
+        ] {
+            if let Some(value) = value {
+                put(&mut root, &["tokenizer", key], value.clone());
+            }
+        }
+        serde_yaml::to_string(&root).map_err(|error| Error::Config(error.to_string()))
+    }
+}
+
+/// Sets the value at a path, making mappings on the way.
+pub(super) fn put(map: &mut Mapping, path: &[&str], value: impl Serialize) {
+    let [first, rest @ ..] = path else { return };
+    if rest.is_empty() {
+        // Plain numbers, texts and lists cannot fail to become YAML.
+        let value = serde_yaml::to_value(value).unwrap_or(Value::Null);
+        map.insert(Value::from(*first), value);
+        return;
+    }
+    let entry = map
+        .entry(Value::from(*first))
+        .or_insert_with(|| Value::Mapping(Mapping::new()));
+    if !entry.is_mapping() {
+        *entry = Value::Mapping(Mapping::new());
+    }
+    if let Value::Mapping(inner) = entry {
+        put(inner, rest, value);
+    }
+}

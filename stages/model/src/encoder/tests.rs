@@ -1,0 +1,333 @@
+//! The encoder against NeMo's numbers, and its gradients against finite differences.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::*;
+use crate::config::{AttentionContext, ModelConfig};
+use crate::features::LogMel;
+use crate::kernels::testing::{max_difference, normal, values};
+use crate::layers::golden;
+
+/// The golden model's encoder in a data type, with a change to its configuration.
+fn golden_encoder(dtype: DType, change: impl Fn(&mut ModelConfig)) -> (LogMel, Encoder, Parameters) {
+    let (mut config, weights) = golden::model();
+    change(&mut config);
+    let mut builder = ParameterBuilder::from_tensors(dtype, Device::Cpu, weights);
+    let front_end = LogMel::new(&config.preprocessor, &mut builder).unwrap();
+    let encoder = Encoder::new(&config.encoder, "encoder", &mut builder).unwrap();
+    let (parameters, unused) = builder.finish();
+    assert!(unused.iter().all(|name| !name.starts_with("encoder.")), "{unused:?}");
+    (front_end, encoder, parameters)
+}
+
+fn features(front_end: &LogMel, prefix: &str, dtype: DType) -> (Tensor, Vec<usize>) {
+    let waves: Vec<Vec<f32>> = (0..4).map(|i| golden::wave(&format!("{prefix}{i}_"))).collect();
+    let signals: Vec<&[f32]> = waves.iter().map(Vec::as_slice).collect();
+    let features = front_end.compute(&signals, None).unwrap();
+    (features.tensor(dtype, &Device::Cpu).unwrap(), features.lengths)
+}
+
+/// NeMo's own features of the evaluation utterances.
+fn golden_features(dtype: DType) -> (Tensor, Vec<usize>) {
+    let golden = golden::tensors("mel.safetensors");
+    let shape = golden::lengths(&golden["eval.mel_padded_shape"]);
+    let rows: Vec<Tensor> = (0..4)
+        .map(|i| {
+            let mel = &golden[&format!("eval{i}.mel")];
+            let missing = shape[2] - mel.dim(1).unwrap();
+            mel.pad_with_zeros(1, 0, missing).unwrap()
+        })
+        .collect();
+    let features = Tensor::stack(&rows, 0).unwrap().to_dtype(dtype).unwrap();
+    (features, golden::lengths(&golden["eval.mel_len"]))
+}
+
+/// Largest absolute value, at least 1: errors of f32 grow with it.
+fn magnitude(tensor: &Tensor) -> f64 {
+    values(tensor).iter().fold(1.0, |m, v| m.max(v.abs()))
+}
+
+/// The (B, d, T) layout of golden outputs as (B, T, d).
+fn time_major(tensor: &Tensor) -> Tensor {
+    tensor.transpose(1, 2).unwrap().contiguous().unwrap()
+}
+
+#[test]
+fn encoder_equals_nemo_in_f32_and_f64() {
+    let golden = golden::tensors("eval.safetensors");
+    let lengths = golden::lengths(&golden["encoded_len"]);
+    // NeMo's own f32 is 2.2e-6 from its f64.
+    for (dtype, key, bound) in [(DType::F32, "encoded", 8e-6), (DType::F64, "encoded_f64", 2e-6)] {
+        let (front_end, encoder, parameters) = golden_encoder(dtype, |_| ());
+        let (own, own_valid) = features(&front_end, "eval", dtype);
+        let (encoded, _) = encoder.encode(&parameters, &own, &own_valid).unwrap();
+        let worst = golden::valid_difference(&encoded, &time_major(&golden[key]), &lengths);
+        println!("{key} from waves: {worst:e}");
+        assert!(worst < 1.5e-5, "{key} from waves: {worst}");
+        let (features, valid) = golden_features(dtype);
+        let (encoded, found) = encoder.encode(&parameters, &features, &valid).unwrap();
+        assert_eq!(found, lengths);
+        let worst = golden::valid_difference(&encoded, &time_major(&golden[key]), &lengths);
+        println!("{key}: {worst:e}");
+        assert!(worst < bound, "{key}: {worst}");
+        let (again, ..) = encoder.forward(&parameters, &features, &valid, Mode::Evaluate).unwrap();
+        assert_eq!(max_difference(&again, &encoded), 0.0);
+    }
+}
+
+#[test]
+fn every_activation_equals_nemo() {
+    let golden = golden::tensors("eval.safetensors");
+    let (_, encoder, parameters) = golden_encoder(DType::F32, |_| ());
+    let (features, valid) = golden_features(DType::F32);
+    let mut mode = Mode::Evaluate;
+    let (mut x, start) = encoder.start(&parameters, &features, &valid, &mut mode).unwrap();
+    let frames = &start.frames;
+    let d = x.dims2().unwrap().1;
+    let check = |name: &str, found: &Tensor| {
+        let expected = &golden[&format!("act.encoder.{name}")];
+        let count = expected.dim(0).unwrap();
+        let found = found
+            .reshape((frames.batch, frames.time, d))
+            .unwrap()
+            .narrow(0, 0, count)
+            .unwrap();
+        let worst = golden::valid_difference(&found, expected, &frames.lengths[..count]);
+        let bound = 4e-6 * magnitude(expected);
+        println!("{name}: {worst:e}, bound {bound:e}");
+        assert!(worst < bound, "{name}: {worst}");
+    };
+    check("pre_encode", &x);
+    let updates = &mut BufferUpdates::default();
+    for (i, layer) in encoder.layers.iter().enumerate() {
+        let (y, saved) = layer
+            .forward(&parameters, &x, &start.positions, frames, &mut mode, updates)
+            .unwrap();
+        if i == 0 {
+            let parts = ["feed_forward1", "self_attn", "conv", "feed_forward2"];
+            for (part, branch) in parts.iter().zip(&saved.branches) {
+                check(&format!("layers.0.{part}"), branch);
+            }
+        }
+        check(&format!("layers.{i}"), &y);
+        x = y;
+    }
+}
+
+#[test]
+fn an_utterance_alone_gives_what_it_gives_in_a_batch() {
+    let golden = golden::tensors("eval.safetensors");
+    let (front_end, encoder, parameters) = golden_encoder(DType::F32, |_| ());
+    for i in 0..4 {
+        let wave = golden::wave(&format!("eval{i}_"));
+        let features = front_end.compute(&[&wave], None).unwrap();
+        let tensor = features.tensor(DType::F32, &Device::Cpu).unwrap();
+        let (encoded, lengths) = encoder.encode(&parameters, &tensor, &features.lengths).unwrap();
+        let expected = golden[&format!("alone{i}.encoded")].unsqueeze(0).unwrap();
+        let worst = golden::valid_difference(&encoded, &time_major(&expected), &lengths);
+        assert!(worst < 1e-5, "alone{i}: {worst}");
+    }
+}
+
+#[test]
+fn biases_and_xscaling_equal_nemo() {
+    let golden = golden::tensors("variant_bias_xscale.safetensors");
+    let (config, _) = golden::model();
+    let config = EncoderConfig {
+        feat_in: 80,
+        d_model: 32,
+        use_bias: true,
+        xscaling: true,
+        subsampling_conv_channels: 16,
+        n_heads: 2,
+        conv_kernel_size: 7,
+        ..config.encoder
+    };
+    let weights = golden
+        .iter()
+        .filter_map(|(name, tensor)| Some((name.strip_prefix("p.")?.to_string(), tensor.clone())));
+    let mut builder = ParameterBuilder::from_tensors(DType::F32, Device::Cpu, weights);
+    let encoder = Encoder::new(&config, "encoder", &mut builder).unwrap();
+    let (parameters, _) = builder.finish();
+    let mel_lengths = golden::lengths(&golden["mel_len"]);
+    let (encoded, lengths) = encoder.encode(&parameters, &golden["mel"], &mel_lengths).unwrap();
+    assert_eq!(lengths, golden::lengths(&golden["encoded_len"]));
+    let worst = golden::valid_difference(&encoded, &time_major(&golden["encoded"]), &lengths);
+    println!("variant: {worst:e}");
+    assert!(worst < 1e-5, "{worst}");
+}
+
+#[test]
+fn limited_context_attention_equals_nemo() {
+    let golden = golden::tensors("local_attn.safetensors");
+    let rows = golden::lengths(&golden["rows"]);
+    let text = std::fs::read_to_string(golden::file("manifest.jsonl")).unwrap();
+    let mut all = Vec::new();
+    for line in text.lines() {
+        let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        let path = std::path::PathBuf::from(entry["audio_filepath"].as_str().unwrap());
+        all.extend(golden::wave(&path.file_stem().unwrap().to_string_lossy()));
+    }
+    let wave: Vec<f32> = all.iter().copied().cycle().take(960_000).collect();
+    for (key, context) in [
+        ("full", AttentionContext::Full),
+        ("8_8", AttentionContext::Band(8)),
+        ("128_128", AttentionContext::Band(128)),
+    ] {
+        let (front_end, encoder, parameters) =
+            golden_encoder(DType::F32, |config| config.encoder.attention_context = context);
+        let features = front_end.compute(&[&wave, &wave[..379_200]], None).unwrap();
+        let tensor = features.tensor(DType::F32, &Device::Cpu).unwrap();
+        let (encoded, lengths) = encoder.encode(&parameters, &tensor, &features.lengths).unwrap();
+        assert_eq!(lengths, [750, 297]);
+        let index: Vec<u32> = rows.iter().map(|&r| u32::try_from(r).unwrap()).collect();
+        let index = Tensor::from_vec(index, rows.len(), &Device::Cpu).unwrap();
+        let found = encoded.index_select(&index, 1).unwrap();
+        let valid: Vec<usize> = lengths
+            .iter()
+            .map(|length| rows.iter().filter(|row| *row < length).count())
+            .collect();
+        let worst = golden::valid_difference(&found, &golden[&format!("{key}.encoded")], &valid);
+        println!("{key}: {worst:e}");
+        assert!(worst < 1.5e-5, "{key}: {worst}");
+    }
+}
+
+#[test]
+fn training_statistics_equal_nemo_and_are_applied_once() {
+    let golden = golden::tensors("train_step.safetensors");
+    let (front_end, encoder, mut parameters) = golden_encoder(DType::F32, |_| ());
+    let (features, valid) = features(&front_end, "train", DType::F32);
+    let mut noise = Noise::new(0);
+    let (_, lengths, _, updates) = encoder
+        .forward(&parameters, &features, &valid, Mode::Train(&mut noise))
+        .unwrap();
+    assert_eq!(lengths, golden::lengths(&golden["enc_len"]));
+    updates.apply(&mut parameters).unwrap();
+    let mut seen = 0;
+    for (name, expected) in golden.iter().filter(|(name, _)| name.starts_with("after.")) {
+        let id = parameters.id(&name["after.".len()..]).unwrap();
+        let worst = max_difference(parameters.get(id), expected);
+        assert!(worst < 2e-6, "{name}: {worst}");
+        seen += 1;
+    }
+    assert_eq!(seen, 6);
+}
+
+/// A tiny encoder in f64 with dropout everywhere, biases and xscaling.
+fn tiny(context: AttentionContext) -> (Encoder, Parameters, Tensor, Vec<usize>) {
+    let config = EncoderConfig {
+        feat_in: 9,
+        n_layers: 2,
+        d_model: 6,
+        use_bias: true,
+        subsampling_conv_channels: 3,
+        ff_expansion_factor: 2,
+        n_heads: 2,
+        attention_context: context,
+        xscaling: true,
+        conv_kernel_size: 3,
+        dropout: 0.2,
+        dropout_pre_encoder: 0.1,
+        dropout_emb: 0.1,
+        dropout_att: 0.2,
+    };
+    let mut builder = ParameterBuilder::random(DType::F64, Device::Cpu, 5);
+    let encoder = Encoder::new(&config, "encoder", &mut builder).unwrap();
+    let (mut parameters, _) = builder.finish();
+    // Away from the special values of the initialisation (zeros and ones).
+    let mut noise = Noise::new(77);
+    let ids: Vec<_> = parameters
+        .iter()
+        .filter(|(_, p)| p.trainable)
+        .map(|(id, _)| id)
+        .collect();
+    for id in ids {
+        let tensor = parameters.get(id);
+        let moved = (tensor + (normal(tensor.dims(), &mut noise) * 0.1).unwrap()).unwrap();
+        parameters.set(id, moved).unwrap();
+    }
+    let features = normal(&[2, 9, 29], &mut noise);
+    (encoder, parameters, features, vec![29, 14])
+}
+
+fn gradients_of(
+    encoder: &Encoder,
+    parameters: &Parameters,
+    features: &Tensor,
+    lengths: &[usize],
+    weight: &Tensor,
+) -> Gradients {
+    let mut noise = Noise::new(9);
+    let (_, _, saved, _) = encoder
+        .forward(parameters, features, lengths, Mode::Train(&mut noise))
+        .unwrap();
+    let mut gradients = Gradients::new(parameters);
+    encoder.backward(parameters, saved, weight, &mut gradients).unwrap();
+    gradients
+}
+
+#[test]
+fn every_gradient_agrees_with_finite_differences_in_f64() {
+    for context in [AttentionContext::Full, AttentionContext::Band(1)] {
+        let (encoder, parameters, features, lengths) = tiny(context);
+        let mut noise = Noise::new(8);
+        let weight = normal(&[2, 4, 6], &mut noise);
+        let gradients = gradients_of(&encoder, &parameters, &features, &lengths, &weight);
+        let mut checked = 0;
+        for (id, parameter) in parameters.iter().filter(|(_, p)| p.trainable) {
+            let gradient = gradients
+                .get(id)
+                .unwrap_or_else(|| panic!("{} has none", parameter.name));
+            crate::kernels::testing::check_gradient(&parameter.name, &parameter.tensor, &weight, gradient, |moved| {
+                let mut parameters = parameters.clone();
+                parameters.set(id, moved.clone())?;
+                let mut noise = Noise::new(9);
+                let mode = Mode::Train(&mut noise);
+                Ok(encoder.forward(&parameters, &features, &lengths, mode)?.0)
+            });
+            checked += 1;
+        }
+        assert_eq!(checked, 12 + 2 * 37);
+    }
+}
+
+#[test]
+fn recomputed_layers_give_the_same_gradients_to_the_bit_and_frozen_ones_none() {
+    let (mut encoder, parameters, features, lengths) = tiny(AttentionContext::Full);
+    let weight = normal(&[2, 4, 6], &mut Noise::new(8));
+    let kept = gradients_of(&encoder, &parameters, &features, &lengths, &weight);
+    encoder.recompute = true;
+    let again = gradients_of(&encoder, &parameters, &features, &lengths, &weight);
+    let mut compared = 0;
+    for (id, gradient) in kept.iter() {
+        assert_eq!(values(gradient), values(again.get(id).unwrap()));
+        compared += 1;
+    }
+    assert_eq!(compared, 12 + 2 * 37);
+    let mut frozen = Gradients::new(&parameters);
+    for (id, _) in parameters.iter() {
+        frozen.freeze(id);
+    }
+    let mut noise = Noise::new(9);
+    let (_, _, saved, _) = encoder
+        .forward(&parameters, &features, &lengths, Mode::Train(&mut noise))
+        .unwrap();
+    encoder.backward(&parameters, saved, &weight, &mut frozen).unwrap();
+    assert_eq!(frozen.iter().count(), 0);
+}
+
+#[test]
+fn hostile_shapes_are_errors_and_empty_utterances_are_not() {
+    let (front_end, encoder, parameters) = golden_encoder(DType::F32, |_| ());
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    assert!(encoder.encode(&parameters, &zeros(&[1, 80, 8]), &[8]).is_err());
+    assert!(encoder.encode(&parameters, &zeros(&[1, 128, 8]), &[9]).is_err());
+    assert!(encoder.encode(&parameters, &zeros(&[1, 128, 8]), &[8, 8]).is_err());
+    assert!(encoder.encode(&parameters, &zeros(&[0, 128, 8]), &[]).is_err());
+    let features = front_end.compute(&[&[], &[0.1; 4000]], None).unwrap();
+    let tensor = features.tensor(DType::F32, &Device::Cpu).unwrap();
+    let (encoded, lengths) = encoder.encode(&parameters, &tensor, &features.lengths).unwrap();
+    assert_eq!(lengths, [0, 4]);
+    assert!(values(&encoded).iter().all(|v| v.is_finite()));
+}

@@ -1,0 +1,208 @@
+//! Element-wise passes: sums in place, residual connections, dropout, SiLU.
+
+use candle_core::Tensor;
+use rayon::prelude::*;
+
+use super::{Float, dispatch, modify, slice, tensor};
+use crate::error::Result;
+use crate::noise::DropMask;
+
+/// Elements per piece of parallel work.
+const PIECE: usize = 8192;
+
+/// `sum += x`, in place.
+pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
+    let x = x.contiguous()?;
+    dispatch!(sum.dtype(), T => {
+        let x = slice::<T>(&x)?;
+        let x: &[T] = &x;
+        modify::<T>(sum, |sum| {
+            sum.par_chunks_mut(PIECE)
+                .zip(x.par_chunks(PIECE))
+                .for_each(|(sum, x)| {
+                    for (sum, &x) in sum.iter_mut().zip(x) {
+                        *sum += x;
+                    }
+                });
+        })
+    })
+}
+
+/// `x *= factor`, in place.
+pub fn scale_in_place(x: &Tensor, factor: f64) -> Result<()> {
+    dispatch!(x.dtype(), T => modify::<T>(x, |x| {
+        let factor = T::of(factor);
+        x.par_chunks_mut(PIECE).for_each(|x| {
+            for x in x {
+                *x *= factor;
+            }
+        });
+    }))
+}
+
+/// `factor * drop(y)` of one element.
+#[inline(always)]
+fn dropped<T: Float>(y: T, index: usize, factor: T, mask: &DropMask) -> T {
+    if mask.keeps(index) { y * factor } else { T::zero() }
+}
+
+/// `x + factor * drop(y)`.
+pub fn residual(x: &Tensor, y: &Tensor, factor: f64, mask: Option<DropMask>) -> Result<Tensor> {
+    let (x, y) = (x.contiguous()?, y.contiguous()?);
+    dispatch!(x.dtype(), T => {
+        let (xs, ys) = (slice::<T>(&x)?, slice::<T>(&y)?);
+        let (xs, ys): (&[T], &[T]) = (&xs, &ys);
+        let mut out = vec![0.0 as T; xs.len()];
+        let keep = factor * mask.map_or(1.0, |m| m.keep_factor);
+        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+            let start = piece * PIECE;
+            let (xs, ys) = (&xs[start..start + out.len()], &ys[start..start + out.len()]);
+            let keep = T::of(keep);
+            match &mask {
+                None => {
+                    for ((out, &x), &y) in out.iter_mut().zip(xs).zip(ys) {
+                        *out = x + keep * y;
+                    }
+                }
+                Some(mask) => {
+                    for (i, ((out, &x), &y)) in out.iter_mut().zip(xs).zip(ys).enumerate() {
+                        *out = x + dropped(y, start + i, keep, mask);
+                    }
+                }
+            }
+        });
+        tensor(out, x.shape())
+    })
+}
+
+/// `factor * drop(x)`; with the mask of the forward pass it is also the backward pass of itself and of [`residual`].
+/// The same tensor comes back if there is nothing to do.
+pub fn drop_scaled(x: &Tensor, factor: f64, mask: Option<DropMask>) -> Result<Tensor> {
+    if mask.is_none() && factor == 1.0 {
+        return Ok(x.clone());
+    }
+    let x = x.contiguous()?;
+    dispatch!(x.dtype(), T => {
+        let xs = slice::<T>(&x)?;
+        let xs: &[T] = &xs;
+        let mut out = vec![0.0 as T; xs.len()];
+        let keep = factor * mask.map_or(1.0, |m| m.keep_factor);
+        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+            let start = piece * PIECE;
+            let xs = &xs[start..start + out.len()];
+            let keep = T::of(keep);
+            match &mask {
+                None => {
+                    for (out, &x) in out.iter_mut().zip(xs) {
+                        *out = keep * x;
+                    }
+                }
+                Some(mask) => {
+                    for (i, (out, &x)) in out.iter_mut().zip(xs).enumerate() {
+                        *out = dropped(x, start + i, keep, mask);
+                    }
+                }
+            }
+        });
+        tensor(out, x.shape())
+    })
+}
+
+/// `drop(silu(h))`, where `silu(h) = h * sigmoid(h)`.
+pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+    let h = h.contiguous()?;
+    dispatch!(h.dtype(), T => {
+        let hs = slice::<T>(&h)?;
+        let hs: &[T] = &hs;
+        let mut out = vec![0.0 as T; hs.len()];
+        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+            let start = piece * PIECE;
+            let hs = &hs[start..start + out.len()];
+            for (out, &h) in out.iter_mut().zip(hs) {
+                *out = h * h.sigmoid();
+            }
+            if let Some(mask) = &mask {
+                let keep = T::of(mask.keep_factor);
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = dropped(*out, start + i, keep, mask);
+                }
+            }
+        });
+        tensor(out, h.shape())
+    })
+}
+
+/// Gradient of [`silu`] with respect to `h`, given that of its result.
+pub fn silu_backward(h: &Tensor, dy: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+    let (h, dy) = (h.contiguous()?, dy.contiguous()?);
+    dispatch!(h.dtype(), T => {
+        let (hs, dys) = (slice::<T>(&h)?, slice::<T>(&dy)?);
+        let (hs, dys): (&[T], &[T]) = (&hs, &dys);
+        let mut out = vec![0.0 as T; hs.len()];
+        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+            let start = piece * PIECE;
+            let (hs, dys) = (&hs[start..start + out.len()], &dys[start..start + out.len()]);
+            for ((out, &h), &dy) in out.iter_mut().zip(hs).zip(dys) {
+                *out = dy * silu_slope(h);
+            }
+            if let Some(mask) = &mask {
+                let keep = T::of(mask.keep_factor);
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = dropped(*out, start + i, keep, mask);
+                }
+            }
+        });
+        tensor(out, h.shape())
+    })
+}
+
+/// Derivative of `h * sigmoid(h)`.
+#[inline(always)]
+pub(crate) fn silu_slope<T: Float>(h: T) -> T {
+    let s = h.sigmoid();
+    s * (T::one() + h * (T::one() - s))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{check_gradient, max_difference, normal};
+    use crate::noise::Noise;
+
+    #[test]
+    fn silu_gradient_agrees_with_finite_differences_with_and_without_dropout() {
+        let mut noise = Noise::new(5);
+        let h = normal(&[7, 13], &mut noise);
+        let weight = normal(&[7, 13], &mut noise);
+        for mask in [None, DropMask::draw(0.3, &mut noise)] {
+            let gradient = silu_backward(&h, &weight, mask).unwrap();
+            check_gradient("silu", &h, &weight, &gradient, |h| silu(h, mask));
+        }
+    }
+
+    #[test]
+    fn residual_adds_the_kept_elements_scaled() {
+        let mut noise = Noise::new(6);
+        let (x, y) = (normal(&[3, 5000], &mut noise), normal(&[3, 5000], &mut noise));
+        let mask = DropMask::draw(0.25, &mut noise);
+        let sum = residual(&x, &y, 0.5, mask).unwrap();
+        let part = drop_scaled(&y, 0.5, mask).unwrap();
+        assert!(max_difference(&sum, &(&x + &part).unwrap()) < 1e-15);
+        let kept = crate::kernels::testing::values(&part)
+            .iter()
+            .filter(|v| **v != 0.0)
+            .count();
+        assert!((kept as f64 / 15000.0 - 0.75).abs() < 0.02);
+    }
+
+    #[test]
+    fn in_place_sum_and_scale() {
+        let mut noise = Noise::new(7);
+        let (a, b) = (normal(&[9000], &mut noise), normal(&[9000], &mut noise));
+        let expected = ((&a + &b).unwrap() * 0.25).unwrap();
+        let sum = a.copy().unwrap();
+        add_in_place(&sum, &b).unwrap();
+        scale_in_place(&sum, 0.25).unwrap();
+        assert!(max_difference(&sum, &expected) < 1e-15);
+    }
+}

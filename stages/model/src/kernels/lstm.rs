@@ -1,0 +1,309 @@
+//! One LSTM layer over a sequence, with the gate order i, f, g, o and the two biases of PyTorch.
+//!
+//! Sequences are time-major, (steps, batch, width), so that each step is one contiguous matrix. The products with the
+//! input weights, and all weight gradients, are one matrix product over all steps.
+
+use candle_core::Tensor;
+use rayon::prelude::*;
+
+use super::bias::column_sum;
+use super::{Float, dispatch, rows_per_piece, slice, tensor};
+use crate::error::{Error, Result};
+
+/// The parameters of a layer: (4H, I), (4H, H), (4H) and (4H).
+#[derive(Debug, Clone, Copy)]
+pub struct LstmWeights<'a> {
+    pub input: &'a Tensor,
+    pub hidden: &'a Tensor,
+    pub input_bias: &'a Tensor,
+    pub hidden_bias: &'a Tensor,
+}
+
+/// What the backward pass of a layer needs.
+#[derive(Debug)]
+pub struct LstmSaved {
+    /// (steps x batch, inputs)
+    input: Tensor,
+    /// Activated gates, (steps x batch, 4H).
+    gates: Tensor,
+    /// Cell states, (steps x batch, H).
+    cells: Tensor,
+    /// Outputs, (steps x batch, H).
+    hidden: Tensor,
+    batch: usize,
+}
+
+/// Gradients of a layer. That of the bias belongs to both biases.
+#[derive(Debug)]
+pub struct LstmGradients {
+    /// (steps, batch, inputs)
+    pub input: Tensor,
+    pub input_weight: Tensor,
+    pub hidden_weight: Tensor,
+    pub bias: Tensor,
+}
+
+/// `tanh` by the quick exponential: absolute error of about one unit in the last place of 1.
+#[inline(always)]
+fn tanh<T: Float>(x: T) -> T {
+    let e = (-(x.abs() + x.abs())).exp_quick();
+    let y = (T::one() - e) / (T::one() + e);
+    if x < T::zero() { -y } else { y }
+}
+
+/// Activates one row of gates in place and advances the cell: `c' = f c + i g`, `h = o tanh(c')`.
+#[inline(always)]
+fn activate<T: Float>(gates: &mut [T], before: Option<&[T]>, cell: &mut [T], hidden: &mut [T]) {
+    let width = cell.len();
+    let (input, rest) = gates.split_at_mut(width);
+    let (forget, rest) = rest.split_at_mut(width);
+    let (candidate, output) = rest.split_at_mut(width);
+    for j in 0..width {
+        input[j] = input[j].sigmoid();
+        forget[j] = forget[j].sigmoid();
+        candidate[j] = tanh(candidate[j]);
+        output[j] = output[j].sigmoid();
+        let kept = before.map_or(T::zero(), |before| forget[j] * before[j]);
+        cell[j] = kept + input[j] * candidate[j];
+        hidden[j] = output[j] * tanh(cell[j]);
+    }
+}
+
+/// The layer over a sequence from a zero state: (steps, batch, inputs) to (steps, batch, H).
+pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
+    let (steps, batch, inputs) = x.dims3()?;
+    let width = weights.hidden.dim(1)?;
+    let x = x.contiguous()?.reshape((steps * batch, inputs))?;
+    let projected = x.matmul(&weights.input.t()?)?;
+    let recurrent = weights.hidden.t()?;
+    dispatch!(x.dtype(), T => {
+        let mut gates = slice::<T>(&projected)?.to_vec();
+        {
+            let (a, b) = (slice::<T>(weights.input_bias)?, slice::<T>(weights.hidden_bias)?);
+            let bias: Vec<T> = a.iter().zip(b.iter()).map(|(&a, &b)| a + b).collect();
+            for row in gates.chunks_exact_mut(4 * width) {
+                row.iter_mut().zip(&bias).for_each(|(gate, &bias)| *gate += bias);
+            }
+        }
+        let mut cells = vec![0.0 as T; steps * batch * width];
+        let mut hidden = vec![0.0 as T; steps * batch * width];
+        let rows = rows_per_piece(4 * width);
+        for step in 0..steps {
+            let at = step * batch * width;
+            let gates = &mut gates[4 * at..4 * (at + batch * width)];
+            if step > 0 {
+                let previous = Tensor::from_slice(&hidden[at - batch * width..at], (batch, width), x.device())?;
+                let product = previous.matmul(&recurrent)?;
+                let product = slice::<T>(&product)?;
+                gates.iter_mut().zip(product.iter()).for_each(|(gate, &product)| *gate += product);
+            }
+            let (before, cells) = cells.split_at_mut(at);
+            let before = if step > 0 { &before[at - batch * width..] } else { &[] };
+            gates
+                .par_chunks_mut((rows * 4 * width).max(1))
+                .zip(cells[..batch * width].par_chunks_mut((rows * width).max(1)))
+                .zip(hidden[at..at + batch * width].par_chunks_mut((rows * width).max(1)))
+                .enumerate()
+                .for_each(|(piece, ((gates, cells), hidden))| {
+                    let rows_here = gates.chunks_exact_mut(4 * width).zip(cells.chunks_exact_mut(width));
+                    for (row, ((gates, cell), hidden)) in rows_here.zip(hidden.chunks_exact_mut(width)).enumerate() {
+                        let before = before.get((piece * rows + row) * width..).and_then(|rest| rest.get(..width));
+                        activate(gates, before, cell, hidden);
+                    }
+                });
+        }
+        let hidden = tensor(hidden, (steps * batch, width))?;
+        let y = hidden.reshape((steps, batch, width))?;
+        let gates = tensor(gates, (steps * batch, 4 * width))?;
+        let cells = tensor(cells, (steps * batch, width))?;
+        Ok((y, LstmSaved { input: x, gates, cells, hidden, batch }))
+    })
+}
+
+/// Gradients of [`lstm`], given that of its result: back-propagation through time.
+pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Result<LstmGradients> {
+    let (steps, batch, width) = dy.dims3()?;
+    if batch != saved.batch || saved.cells.dims() != [steps * batch, width] {
+        return Err(Error::Input(format!(
+            "gradient of shape {:?} does not fit the LSTM's output",
+            dy.dims()
+        )));
+    }
+    let dy = dy.contiguous()?;
+    let inputs = saved.input.dim(1)?;
+    dispatch!(dy.dtype(), T => {
+        let (dy, gates, cells) = (slice::<T>(&dy)?, slice::<T>(&saved.gates)?, slice::<T>(&saved.cells)?);
+        let (dy, gates, cells): (&[T], &[T], &[T]) = (&dy, &gates, &cells);
+        let size = batch * width;
+        let mut d_gates = vec![0.0 as T; steps * size * 4];
+        let mut d_cell = vec![0.0 as T; size];
+        // What the step after says about this step's output.
+        let mut d_later: Option<Vec<T>> = None;
+        let rows = rows_per_piece(4 * width);
+        for step in (0..steps).rev() {
+            let at = step * size;
+            let later = d_later.as_deref();
+            let before = if step > 0 { Some(&cells[at - size..at]) } else { None };
+            d_gates[4 * at..4 * (at + size)]
+                .par_chunks_mut((rows * 4 * width).max(1))
+                .zip(d_cell.par_chunks_mut((rows * width).max(1)))
+                .enumerate()
+                .for_each(|(piece, (d_gates, d_cell))| {
+                    let rows_here = d_gates.chunks_exact_mut(4 * width).zip(d_cell.chunks_exact_mut(width));
+                    for (row, (d_gates, d_cell)) in rows_here.enumerate() {
+                        let row = (piece * rows + row) * width;
+                        let gates = &gates[4 * (at + row)..][..4 * width];
+                        let (input, forget) = (&gates[..width], &gates[width..2 * width]);
+                        let (candidate, output) = (&gates[2 * width..3 * width], &gates[3 * width..]);
+                        let cell = &cells[at + row..][..width];
+                        let dy = &dy[at + row..][..width];
+                        let later = later.map(|later| &later[row..][..width]);
+                        let before = before.map(|before| &before[row..][..width]);
+                        let one = T::of(1.0);
+                        for j in 0..width {
+                            let d_hidden = dy[j] + later.map_or(0.0, |later| later[j]);
+                            let bent = tanh(cell[j]);
+                            let d = d_cell[j] + d_hidden * output[j] * (one - bent * bent);
+                            d_gates[j] = d * candidate[j] * input[j] * (one - input[j]);
+                            d_gates[width + j] =
+                                d * before.map_or(0.0, |before| before[j]) * forget[j] * (one - forget[j]);
+                            d_gates[2 * width + j] = d * input[j] * (one - candidate[j] * candidate[j]);
+                            d_gates[3 * width + j] = d_hidden * bent * output[j] * (one - output[j]);
+                            d_cell[j] = d * forget[j];
+                        }
+                    }
+                });
+            if step > 0 {
+                let d_step = Tensor::from_slice(&d_gates[4 * at..4 * (at + size)], (batch, 4 * width), saved.gates.device())?;
+                d_later = Some(slice::<T>(&d_step.matmul(weights.hidden)?)?.to_vec());
+            }
+        }
+        let d_gates = tensor(d_gates, (steps * batch, 4 * width))?;
+        let hidden_weight = if steps > 1 {
+            let after_first = d_gates.narrow(0, batch, (steps - 1) * batch)?;
+            after_first.t()?.matmul(&saved.hidden.narrow(0, 0, (steps - 1) * batch)?)?
+        } else {
+            weights.hidden.zeros_like()?
+        };
+        Ok(LstmGradients {
+            input: d_gates.matmul(weights.input)?.reshape((steps, batch, inputs))?,
+            input_weight: d_gates.t()?.matmul(&saved.input)?,
+            hidden_weight,
+            bias: column_sum(&d_gates)?,
+        })
+    })
+}
+
+/// One step for decoding: input (batch, inputs) and state (batch, H) twice to the next output and cell.
+pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeights) -> Result<(Tensor, Tensor)> {
+    let (batch, width) = hidden.dims2()?;
+    let product = hidden.matmul(&weights.hidden.t()?)?;
+    let projected = x.matmul(&weights.input.t()?)?;
+    dispatch!(x.dtype(), T => {
+        let (product, projected, before) = (slice::<T>(&product)?, slice::<T>(&projected)?, slice::<T>(cell)?);
+        let (a, b) = (slice::<T>(weights.input_bias)?, slice::<T>(weights.hidden_bias)?);
+        let mut gates: Vec<T> = product.iter().zip(projected.iter()).map(|(&a, &b)| a + b).collect();
+        let mut cells = vec![0.0 as T; batch * width];
+        let mut outputs = vec![0.0 as T; batch * width];
+        for row in 0..batch {
+            let gates = &mut gates[row * 4 * width..][..4 * width];
+            for (gate, (&a, &b)) in gates.iter_mut().zip(a.iter().zip(b.iter())) {
+                *gate += a + b;
+            }
+            let at = row * width..(row + 1) * width;
+            activate(gates, Some(&before[at.clone()]), &mut cells[at.clone()], &mut outputs[at]);
+        }
+        Ok((tensor(outputs, (batch, width))?, tensor(cells, (batch, width))?))
+    })
+}
+
+/// Rows of `new` where `take` says so, of `old` elsewhere.
+pub fn replace_rows(old: &Tensor, new: &Tensor, take: &[bool]) -> Result<Tensor> {
+    let (_, width) = old.dims2()?;
+    dispatch!(old.dtype(), T => {
+        let (olds, news) = (slice::<T>(old)?, slice::<T>(new)?);
+        let mut out = olds.to_vec();
+        for (row, _) in take.iter().enumerate().filter(|(_, take)| **take) {
+            out[row * width..(row + 1) * width].copy_from_slice(&news[row * width..(row + 1) * width]);
+        }
+        tensor(out, old.shape())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{check_gradient, max_difference, normal};
+    use crate::noise::Noise;
+
+    /// Input, the four weights, and a weight for the output.
+    fn random(steps: usize, batch: usize, inputs: usize, width: usize) -> ([Tensor; 5], Tensor) {
+        let mut noise = Noise::new((steps * 1000 + batch * 100 + inputs * 10 + width) as u64);
+        let x = normal(&[steps, batch, inputs], &mut noise);
+        let input = (normal(&[4 * width, inputs], &mut noise) * 0.5).unwrap();
+        let hidden = (normal(&[4 * width, width], &mut noise) * 0.5).unwrap();
+        let (a, b) = (normal(&[4 * width], &mut noise), normal(&[4 * width], &mut noise));
+        ([x, input, hidden, a, b], normal(&[steps, batch, width], &mut noise))
+    }
+
+    fn weights(all: &[Tensor; 5]) -> LstmWeights<'_> {
+        LstmWeights {
+            input: &all[1],
+            hidden: &all[2],
+            input_bias: &all[3],
+            hidden_bias: &all[4],
+        }
+    }
+
+    #[test]
+    fn gradients_agree_with_finite_differences() {
+        for (steps, batch, inputs, width) in [(1, 1, 1, 1), (4, 3, 5, 2), (7, 2, 3, 6), (2, 9, 4, 300)] {
+            let (all, weight) = random(steps, batch, inputs, width);
+            let (_, saved) = lstm(&all[0], weights(&all)).unwrap();
+            let found = lstm_backward(&weight, &saved, weights(&all)).unwrap();
+            let gradients = [
+                &found.input,
+                &found.input_weight,
+                &found.hidden_weight,
+                &found.bias,
+                &found.bias,
+            ];
+            for (index, gradient) in gradients.into_iter().enumerate() {
+                check_gradient(
+                    &format!("LSTM argument {index}"),
+                    &all[index],
+                    &weight,
+                    gradient,
+                    |changed| {
+                        let mut all = all.clone();
+                        all[index] = changed.clone();
+                        Ok(lstm(&all[0], weights(&all))?.0)
+                    },
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn single_steps_give_what_the_sequence_gives() {
+        let (all, _) = random(5, 3, 4, 6);
+        let (y, saved) = lstm(&all[0], weights(&all)).unwrap();
+        let mut hidden = Tensor::zeros((3, 6), y.dtype(), y.device()).unwrap();
+        let mut cell = hidden.clone();
+        for step in 0..5 {
+            let x = all[0].get(step).unwrap();
+            (hidden, cell) = lstm_step(&x, &hidden, &cell, weights(&all)).unwrap();
+            assert!(max_difference(&hidden, &y.get(step).unwrap()) < 1e-14);
+        }
+        assert!(max_difference(&cell, &saved.cells.narrow(0, 12, 3).unwrap()) < 1e-14);
+    }
+
+    #[test]
+    fn quick_tanh_is_close() {
+        for step in -4000..4000 {
+            let x = step as f32 * 0.005;
+            assert!((f64::from(tanh(x)) - f64::from(x).tanh()).abs() < 2e-7);
+        }
+        assert!(tanh(f32::NAN).is_nan());
+    }
+}

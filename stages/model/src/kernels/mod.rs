@@ -1,0 +1,352 @@
+//! Kernels that candle lacks or does slowly, one file each, as functions on tensors.
+//!
+//! The CPU side works on contiguous slices, generic over f32 and f64, and shares rows or channels out over rayon's
+//! threads. Work is always cut by the size of the data, never by the number of threads, and partial sums are added in
+//! order, so the result is the same for any number of threads.
+
+pub mod attention;
+pub mod batch_norm;
+pub mod bias;
+pub mod depthwise;
+pub mod elementwise;
+pub mod glu;
+pub mod joint;
+pub mod layer_norm;
+pub mod lstm;
+pub mod subsample;
+
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
+use rayon::prelude::*;
+
+use crate::error::{Error, Result};
+
+/// f32 or f64.
+pub trait Float: WithDType + num_traits::Float + std::iter::Sum {
+    /// From f64, rounded.
+    fn of(value: f64) -> Self;
+    /// To f64, exact.
+    fn wide(self) -> f64;
+    /// `e^x` to about two units in the last place, in a form that the compiler can vectorise; saturates at 1e-38 and
+    /// 1e38 in f32 instead of reaching 0 and infinity. NaN stays NaN.
+    fn exp_quick(self) -> Self;
+    /// The values of a CPU storage of this type.
+    fn values_mut(storage: &mut CpuStorage) -> Option<&mut Vec<Self>>;
+
+    /// Logistic function.
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        Self::one() / (Self::one() + (-self).exp_quick())
+    }
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        value as f32
+    }
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    #[inline(always)]
+    fn exp_quick(self) -> Self {
+        // e^x = 2^n * e^r, |r| <= ln(2)/2, with e^r by a polynomial (the coefficients are those of Cephes' expf).
+        // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits of the sum.
+        const SHIFT: f32 = 12_582_912.0;
+        let x = if self < -87.0 { -87.0 } else { self };
+        let x = if x > 88.37 { 88.37 } else { x };
+        let shifted = x * std::f32::consts::LOG2_E + SHIFT;
+        let n = shifted - SHIFT;
+        let r = n.mul_add(-0.693_359_4, x);
+        let r = n.mul_add(2.121_944_4e-4, r);
+        let p = 1.987_569_1e-4f32;
+        let p = p.mul_add(r, 1.398_2e-3);
+        let p = p.mul_add(r, 8.333_452e-3);
+        let p = p.mul_add(r, 4.166_579_6e-2);
+        let p = p.mul_add(r, 1.666_666_5e-1);
+        let p = p.mul_add(r, 0.5);
+        let p = p.mul_add(r * r, r) + 1.0;
+        f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
+    }
+    fn values_mut(storage: &mut CpuStorage) -> Option<&mut Vec<Self>> {
+        match storage {
+            CpuStorage::F32(values) => Some(values),
+            _ => None,
+        }
+    }
+}
+
+impl Float for f64 {
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        value
+    }
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        self
+    }
+    #[inline(always)]
+    fn exp_quick(self) -> Self {
+        self.exp()
+    }
+    fn values_mut(storage: &mut CpuStorage) -> Option<&mut Vec<Self>> {
+        match storage {
+            CpuStorage::F64(values) => Some(values),
+            _ => None,
+        }
+    }
+}
+
+/// Runs `$body` with the type alias `$T` set to f32 or f64 after a [`DType`]; other types are an error.
+macro_rules! dispatch {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            candle_core::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            other => Err($crate::kernels::unsupported(other)),
+        }
+    };
+}
+pub(crate) use dispatch;
+
+pub(crate) fn unsupported(dtype: DType) -> Error {
+    Error::Input(format!(
+        "data type {} is not supported on the CPU; use f32 or f64",
+        dtype.as_str()
+    ))
+}
+
+/// The values of a contiguous CPU tensor; holds its read lock.
+pub struct Slice<'a, T> {
+    /// Candle's read guard, whose type candle does not name.
+    storage: Box<dyn Deref<Target = Storage> + 'a>,
+    range: Range<usize>,
+    element: PhantomData<T>,
+}
+
+impl<T: Float> Deref for Slice<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match &**self.storage {
+            // `slice` checked device and type; the lock keeps both as they are.
+            Storage::Cpu(values) => &values.as_slice::<T>().expect("type was checked")[self.range.clone()],
+            _ => unreachable!("device was checked"),
+        }
+    }
+}
+
+/// The values of a tensor that is on the CPU, contiguous and of type `T`. Dereference it once, before a loop.
+pub fn slice<T: Float>(tensor: &Tensor) -> Result<Slice<'_, T>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (start, end) = layout
+        .contiguous_offsets()
+        .ok_or_else(|| Error::Input(format!("tensor of shape {:?} is not contiguous", tensor.dims())))?;
+    match &*storage {
+        Storage::Cpu(values) => {
+            values.as_slice::<T>()?;
+        }
+        _ => return Err(Error::Input("kernel has no version for this device".into())),
+    }
+    Ok(Slice {
+        storage: Box::new(storage),
+        range: start..end,
+        element: PhantomData,
+    })
+}
+
+/// A CPU tensor made of `values` without a copy.
+pub fn tensor<T: Float>(values: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+    Ok(Tensor::from_vec(values, shape.into(), &Device::Cpu)?)
+}
+
+struct Modify<T, F> {
+    change: F,
+    element: PhantomData<T>,
+}
+
+impl<T: Float, F: Fn(&mut [T])> InplaceOp1 for Modify<T, F> {
+    fn name(&self) -> &'static str {
+        "modify"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let (start, end) = layout
+            .contiguous_offsets()
+            .ok_or_else(|| candle_core::Error::Msg("tensor to change is not contiguous".into()))?;
+        let values = T::values_mut(storage)
+            .ok_or_else(|| candle_core::Error::Msg("tensor to change has another type".into()))?;
+        (self.change)(&mut values[start..end]);
+        Ok(())
+    }
+}
+
+/// Changes the values of a contiguous CPU tensor in place. Every tensor that shares its storage changes too; a tensor
+/// read inside `change` must not be one of them.
+pub fn modify<T: Float>(tensor: &Tensor, change: impl Fn(&mut [T])) -> Result<()> {
+    tensor.inplace_op1(&Modify {
+        change,
+        element: PhantomData,
+    })?;
+    Ok(())
+}
+
+/// Rows per piece of work for rows of `width` elements: about 8192 elements.
+pub(crate) fn rows_per_piece(width: usize) -> usize {
+    (8192 / width.max(1)).max(1)
+}
+
+/// Sums of `width` accumulators over pieces of `rows` rows: `add(rows, sums)` adds the given rows to the sums. Pieces
+/// depend on `rows` alone, and their sums are added in order.
+pub(crate) fn sum_over_rows<T: Float>(
+    rows: usize,
+    width: usize,
+    add: impl Fn(Range<usize>, &mut [T]) + Sync,
+) -> Vec<T> {
+    // At most 32 pieces, so that adding them up stays cheap beside the work.
+    let piece = rows.div_ceil(32).max(16);
+    let count = rows.div_ceil(piece).max(1);
+    let mut partial = vec![T::zero(); count * width];
+    partial
+        .par_chunks_mut(width.max(1))
+        .enumerate()
+        .for_each(|(index, sums)| {
+            add(index * piece..((index + 1) * piece).min(rows), sums);
+        });
+    let mut total = partial[..width].to_vec();
+    for sums in partial[width..].chunks_exact(width.max(1)) {
+        for (total, &sum) in total.iter_mut().zip(sums) {
+            *total += sum;
+        }
+    }
+    total
+}
+
+/// Sum of `f(i)` for `i` below `count`, in eight interleaved sums so that it can be vectorised.
+#[inline(always)]
+pub(crate) fn sum_of<T: Float>(count: usize, f: impl Fn(usize) -> T) -> T {
+    let mut sums = [T::zero(); 8];
+    let whole = count / 8 * 8;
+    let mut start = 0;
+    while start < whole {
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            *sum += f(start + lane);
+        }
+        start += 8;
+    }
+    let mut total = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+    for i in whole..count {
+        total += f(i);
+    }
+    total
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Finite differences for hand-written backward passes.
+
+    use candle_core::{Device, Tensor};
+
+    use crate::error::Result;
+    use crate::noise::Noise;
+
+    /// A tensor of standard normal values in f64.
+    pub fn normal(shape: &[usize], noise: &mut Noise) -> Tensor {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| noise.normal()).collect();
+        Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+    }
+
+    /// Values of a tensor in f64, row-major.
+    pub fn values(tensor: &Tensor) -> Vec<f64> {
+        tensor
+            .flatten_all()
+            .unwrap()
+            .to_dtype(candle_core::DType::F64)
+            .unwrap()
+            .to_vec1()
+            .unwrap()
+    }
+
+    /// Largest absolute difference of two tensors of one shape.
+    pub fn max_difference(a: &Tensor, b: &Tensor) -> f64 {
+        assert_eq!(a.dims(), b.dims());
+        let difference = values(a)
+            .iter()
+            .zip(values(b))
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, |m: f64, d| if d.is_nan() { f64::NAN } else { m.max(d) });
+        assert!(!difference.is_nan(), "not a number");
+        difference
+    }
+
+    /// Checks `gradient` of `sum(output(x) * weight)` at `x` by central differences in f64, on up to 40 elements
+    /// spread over `x`. The bound, 1e-6 of the largest gradient plus 1e-8, is a few hundred times the truncation error
+    /// of a step of 1e-5 for functions whose third derivative is of order one.
+    pub fn check_gradient(
+        what: &str,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: &Tensor,
+        output: impl Fn(&Tensor) -> Result<Tensor>,
+    ) {
+        assert_eq!(x.dims(), gradient.dims(), "{what}: shape of the gradient");
+        let weight = values(weight);
+        let objective = |x: &[f64]| -> f64 {
+            let x = Tensor::from_slice(x, gradient.dims(), &Device::Cpu).unwrap();
+            let y = values(&output(&x).unwrap());
+            assert_eq!(y.len(), weight.len(), "{what}: shape of the output");
+            y.iter().zip(&weight).map(|(a, b)| a * b).sum()
+        };
+        let point = values(x);
+        let gradient_values = values(gradient);
+        let largest = gradient_values.iter().fold(0.0f64, |m, g| m.max(g.abs()));
+        let step = 1e-5;
+        let stride = (point.len() / 40).max(1);
+        for index in (0..point.len()).step_by(stride) {
+            let mut moved = point.clone();
+            moved[index] = point[index] + step;
+            let up = objective(&moved);
+            moved[index] = point[index] - step;
+            let down = objective(&moved);
+            let expected = (up - down) / (2.0 * step);
+            let found = gradient_values[index];
+            assert!(
+                (expected - found).abs() <= 1e-6 * largest.max(1.0) + 1e-8,
+                "{what}: element {index}: finite difference {expected}, gradient {found}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_exponential_is_close_and_keeps_nan() {
+        let mut worst = 0.0f64;
+        for step in -8_699..8_836 {
+            let x = step as f32 * 0.01 + 0.003_7;
+            if !(-87.0..88.37).contains(&x) {
+                continue;
+            }
+            let exact = f64::from(x).exp();
+            worst = worst.max((f64::from(x.exp_quick()) - exact).abs() / exact);
+        }
+        // Two units in the last place of f32.
+        assert!(worst < 2.4e-7, "{worst}");
+        assert!(f32::NAN.exp_quick().is_nan());
+        assert!(f32::NEG_INFINITY.exp_quick() < 2e-38);
+        assert!(f32::INFINITY.exp_quick() > 2e38);
+        assert!((0.0f32.exp_quick() - 1.0).abs() == 0.0);
+    }
+}

@@ -1,0 +1,219 @@
+//! Convolution module: pointwise to twice the width, GLU, depthwise over time, batch norm, SiLU, pointwise.
+
+use candle_core::{DType, Tensor};
+
+use super::Frames;
+use super::linear::Linear;
+use crate::config::EncoderConfig;
+use crate::error::Result;
+use crate::kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
+use crate::kernels::bias::column_sum;
+use crate::kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
+use crate::kernels::glu::{glu, glu_backward};
+use crate::parameters::{BufferUpdates, Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+
+/// Batch norm's epsilon and the weight of a new batch in its running statistics.
+const EPSILON: f64 = 1e-5;
+const MOMENTUM: f64 = 0.1;
+
+/// The convolution module.
+#[derive(Clone, Debug)]
+pub struct Convolution {
+    pointwise1: Linear,
+    depthwise_weight: ParameterId,
+    depthwise_bias: Option<ParameterId>,
+    norm_weight: ParameterId,
+    norm_bias: ParameterId,
+    running_mean: ParameterId,
+    running_variance: ParameterId,
+    batches: ParameterId,
+    pointwise2: Linear,
+    kernel: usize,
+}
+
+/// What the backward pass needs.
+#[derive(Debug)]
+pub struct Saved {
+    x: Tensor,
+    doubled: Tensor,
+    gated: Tensor,
+    convolved: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    batch_statistics: bool,
+    activated: Tensor,
+}
+
+impl Convolution {
+    /// `name.pointwise_conv1`, `name.depthwise_conv`, `name.batch_norm`, `name.pointwise_conv2`.
+    pub fn new(name: &str, config: &EncoderConfig, builder: &mut ParameterBuilder) -> Result<Self> {
+        let (d, kernel) = (config.d_model, config.conv_kernel_size);
+        let bound = 1.0 / (d as f64).sqrt();
+        let tap_bound = 1.0 / (kernel as f64).sqrt();
+        let norm = |key: &str| format!("{name}.batch_norm.{key}");
+        Ok(Self {
+            pointwise1: Linear::with_shape(
+                &format!("{name}.pointwise_conv1"),
+                vec![2 * d, d, 1],
+                config.use_bias,
+                bound,
+                builder,
+            )?,
+            depthwise_weight: builder.parameter(
+                &format!("{name}.depthwise_conv.weight"),
+                &[d, 1, kernel],
+                Initialise::Uniform(tap_bound),
+            )?,
+            depthwise_bias: config
+                .use_bias
+                .then(|| {
+                    let key = format!("{name}.depthwise_conv.bias");
+                    builder.parameter(&key, &[d], Initialise::Uniform(tap_bound))
+                })
+                .transpose()?,
+            norm_weight: builder.parameter(&norm("weight"), &[d], Initialise::Constant(1.0))?,
+            norm_bias: builder.parameter(&norm("bias"), &[d], Initialise::Constant(0.0))?,
+            running_mean: builder.buffer(&norm("running_mean"), &[d], Initialise::Constant(0.0))?,
+            running_variance: builder.buffer(&norm("running_var"), &[d], Initialise::Constant(1.0))?,
+            batches: builder.counter(&norm("num_batches_tracked"))?,
+            pointwise2: Linear::with_shape(
+                &format!("{name}.pointwise_conv2"),
+                vec![d, d, 1],
+                config.use_bias,
+                bound,
+                builder,
+            )?,
+            kernel,
+        })
+    }
+
+    /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it),
+    /// and the new running statistics go to `updates`.
+    pub fn forward(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        frames: &Frames,
+        mode: &Mode,
+        updates: &mut BufferUpdates,
+    ) -> Result<(Tensor, Saved)> {
+        let (rows, d) = x.dims2()?;
+        let doubled = self
+            .pointwise1
+            .forward(parameters, x)?
+            .reshape((frames.batch, frames.time, 2 * d))?;
+        let gated = glu(&doubled, &frames.lengths)?;
+        let convolved = depthwise(
+            &gated,
+            parameters.get(self.depthwise_weight),
+            self.depthwise_bias.map(|id| parameters.get(id)),
+        )?
+        .reshape((rows, d))?;
+        let (mean, variance) = if mode.is_training() {
+            let (mean, variance) = column_statistics(&convolved)?;
+            self.update(parameters, &mean, &variance, rows, updates)?;
+            (mean, variance)
+        } else {
+            (
+                wide(parameters.get(self.running_mean))?,
+                wide(parameters.get(self.running_variance))?,
+            )
+        };
+        let inverse = variance.iter().map(|v| 1.0 / (v + EPSILON).sqrt()).collect();
+        let (mean, inverse) = (like(mean, x)?, like(inverse, x)?);
+        let activated = normalise_silu(&convolved, &self.normaliser(parameters, &mean, &inverse))?;
+        let y = self.pointwise2.forward(parameters, &activated)?;
+        let saved = Saved {
+            x: x.clone(),
+            doubled,
+            gated,
+            convolved,
+            mean,
+            inverse,
+            batch_statistics: mode.is_training(),
+            activated,
+        };
+        Ok((y, saved))
+    }
+
+    fn normaliser<'a>(&self, parameters: &'a Parameters, mean: &'a Tensor, inverse: &'a Tensor) -> Normaliser<'a> {
+        Normaliser {
+            mean,
+            inverse,
+            weight: parameters.get(self.norm_weight),
+            bias: parameters.get(self.norm_bias),
+        }
+    }
+
+    /// Running statistics move by a tenth towards those of the batch, the variance towards the unbiased one.
+    fn update(
+        &self,
+        parameters: &Parameters,
+        mean: &[f64],
+        variance: &[f64],
+        rows: usize,
+        updates: &mut BufferUpdates,
+    ) -> Result<()> {
+        // Of a single row torch takes n / 0; we keep the biased variance then.
+        let unbiased = rows as f64 / (rows as f64 - 1.0).max(1.0);
+        for (id, batch, factor) in [
+            (self.running_mean, mean, 1.0),
+            (self.running_variance, variance, unbiased),
+        ] {
+            let running = parameters.get(id);
+            let moved = wide(running)?
+                .iter()
+                .zip(batch)
+                .map(|(old, new)| (1.0 - MOMENTUM) * old + MOMENTUM * new * factor)
+                .collect();
+            updates.push(id, like(moved, running)?);
+        }
+        let batches = parameters.get(self.batches);
+        updates.push(self.batches, (batches + batches.ones_like()?)?);
+        Ok(())
+    }
+
+    /// Adds the gradients of all parts and gives that of `x`.
+    pub fn backward(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        frames: &Frames,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<Tensor> {
+        let (rows, d) = saved.x.dims2()?;
+        let d_activated = self.pointwise2.backward(parameters, &saved.activated, dy, gradients)?;
+        let (d_convolved, d_weight, d_bias) = normalise_silu_backward(
+            &saved.convolved,
+            &self.normaliser(parameters, &saved.mean, &saved.inverse),
+            &d_activated,
+            saved.batch_statistics,
+        )?;
+        gradients.add(self.norm_weight, d_weight)?;
+        gradients.add(self.norm_bias, d_bias)?;
+        if let Some(bias) = self.depthwise_bias {
+            gradients.add(bias, column_sum(&d_convolved)?)?;
+        }
+        let d_convolved = d_convolved.reshape((frames.batch, frames.time, d))?;
+        if gradients.wants(self.depthwise_weight) {
+            let gradient = depthwise_backward_weight(&saved.gated, &d_convolved, self.kernel)?;
+            gradients.add(self.depthwise_weight, gradient)?;
+        }
+        let d_gated = depthwise_backward(&d_convolved, parameters.get(self.depthwise_weight))?;
+        let d_doubled = glu_backward(&saved.doubled, &d_gated, &frames.lengths)?.reshape((rows, 2 * d))?;
+        self.pointwise1.backward(parameters, &saved.x, &d_doubled, gradients)
+    }
+}
+
+fn wide(tensor: &Tensor) -> Result<Vec<f64>> {
+    Ok(tensor.to_dtype(DType::F64)?.to_vec1()?)
+}
+
+/// A vector as a tensor of the same type and device as another.
+fn like(values: Vec<f64>, other: &Tensor) -> Result<Tensor> {
+    let count = values.len();
+    Ok(Tensor::from_vec(values, count, &candle_core::Device::Cpu)?
+        .to_dtype(other.dtype())?
+        .to_device(other.device())?)
+}

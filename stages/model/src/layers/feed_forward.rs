@@ -1,0 +1,71 @@
+//! Feed-forward module: linear, SiLU, dropout, linear.
+
+use candle_core::Tensor;
+
+use super::dropout;
+use super::linear::Linear;
+use crate::config::EncoderConfig;
+use crate::error::Result;
+use crate::kernels::elementwise::{silu, silu_backward};
+use crate::noise::DropMask;
+use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
+
+/// d -> factor * d -> d.
+#[derive(Clone, Debug)]
+pub struct FeedForward {
+    linear1: Linear,
+    linear2: Linear,
+    dropout: f64,
+}
+
+/// What the backward pass needs.
+#[derive(Debug)]
+pub struct Saved {
+    x: Tensor,
+    hidden: Tensor,
+    activated: Tensor,
+    mask: Option<DropMask>,
+}
+
+impl FeedForward {
+    /// `name.linear1` and `name.linear2`.
+    pub fn new(name: &str, config: &EncoderConfig, builder: &mut ParameterBuilder) -> Result<Self> {
+        let (d, hidden) = (config.d_model, config.d_model * config.ff_expansion_factor);
+        Ok(Self {
+            linear1: Linear::new(&format!("{name}.linear1"), d, hidden, config.use_bias, builder)?,
+            linear2: Linear::new(&format!("{name}.linear2"), hidden, d, config.use_bias, builder)?,
+            dropout: config.dropout,
+        })
+    }
+
+    /// (rows, d) -> (rows, d).
+    pub fn forward(&self, parameters: &Parameters, x: &Tensor, mode: &mut Mode) -> Result<(Tensor, Saved)> {
+        let hidden = self.linear1.forward(parameters, x)?;
+        let mask = dropout::draw(self.dropout, mode);
+        let activated = silu(&hidden, mask)?;
+        let y = self.linear2.forward(parameters, &activated)?;
+        let x = x.clone();
+        Ok((
+            y,
+            Saved {
+                x,
+                hidden,
+                activated,
+                mask,
+            },
+        ))
+    }
+
+    /// Adds the gradients of both layers and gives that of `x`.
+    pub fn backward(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<Tensor> {
+        let d = self.linear2.backward(parameters, &saved.activated, dy, gradients)?;
+        let d = silu_backward(&saved.hidden, &d, saved.mask)?;
+        self.linear1.backward(parameters, &saved.x, &d, gradients)
+    }
+}

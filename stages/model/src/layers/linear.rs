@@ -1,0 +1,97 @@
+//! Linear layer, and pointwise convolution, which is the same with one more axis of size 1 in its weight.
+
+use candle_core::Tensor;
+
+use crate::error::Result;
+use crate::kernels::bias::{add_bias, column_sum};
+use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
+
+/// `y = x W^T + b`.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weight: ParameterId,
+    bias: Option<ParameterId>,
+    input: usize,
+    output: usize,
+    /// Shape of the weight as a parameter: (out, in), (out, in, 1) or (out, in, 1, 1).
+    shape: Vec<usize>,
+}
+
+impl Linear {
+    /// A linear layer named `name`: `name.weight` (out, in) and, with `bias`, `name.bias` (out).
+    pub fn new(name: &str, input: usize, output: usize, bias: bool, builder: &mut ParameterBuilder) -> Result<Self> {
+        Self::with_shape(name, vec![output, input], bias, 1.0 / (input as f64).sqrt(), builder)
+    }
+
+    /// The same with a weight of shape (out, in, 1, ...), as a pointwise convolution has it, and a bound for the
+    /// uniform initial values.
+    pub fn with_shape(
+        name: &str,
+        shape: Vec<usize>,
+        bias: bool,
+        bound: f64,
+        builder: &mut ParameterBuilder,
+    ) -> Result<Self> {
+        let (output, input) = (shape[0], shape[1]);
+        let weight = builder.parameter(&format!("{name}.weight"), &shape, Initialise::Uniform(bound))?;
+        let bias = bias
+            .then(|| builder.parameter(&format!("{name}.bias"), &[output], Initialise::Uniform(bound)))
+            .transpose()?;
+        Ok(Self {
+            weight,
+            bias,
+            input,
+            output,
+            shape,
+        })
+    }
+
+    /// The bias, if there is one.
+    pub fn bias(&self) -> Option<ParameterId> {
+        self.bias
+    }
+
+    fn weight(&self, parameters: &Parameters) -> Result<Tensor> {
+        Ok(parameters.get(self.weight).reshape((self.output, self.input))?)
+    }
+
+    /// (rows, in) -> (rows, out).
+    pub fn forward(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
+        let y = self.product(parameters, x)?;
+        if let Some(bias) = self.bias {
+            add_bias(&y, parameters.get(bias))?;
+        }
+        Ok(y)
+    }
+
+    /// The product alone, for callers that add the bias in a pass of their own.
+    pub fn product(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
+        Ok(x.matmul(&self.weight(parameters)?.t()?)?)
+    }
+
+    /// Adds the gradients of weight and bias for input `x` and output gradient `dy`, and gives that of `x`.
+    pub fn backward(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<Tensor> {
+        self.backward_weights(x, dy, gradients)?;
+        Ok(dy.matmul(&self.weight(parameters)?)?)
+    }
+
+    /// Adds the gradients of weight and bias only.
+    pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
+        if gradients.wants(self.weight) {
+            let gradient = dy.t()?.matmul(x)?;
+            gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
+        }
+        if let Some(bias) = self.bias {
+            if gradients.wants(bias) {
+                gradients.add(bias, column_sum(dy)?)?;
+            }
+        }
+        Ok(())
+    }
+}

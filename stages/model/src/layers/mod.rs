@@ -1,0 +1,108 @@
+//! Layers of the encoder. Each has a `forward` that returns what its `backward` needs, and a hand-written `backward`
+//! that adds into named gradients.
+//!
+//! Activations are (rows, width) matrices, a row per frame, utterance by utterance: row `b * time + t`.
+
+pub mod attention;
+pub mod conformer_layer;
+pub mod convolution;
+pub mod dropout;
+pub mod feed_forward;
+pub mod linear;
+pub mod norm;
+pub mod subsampling;
+
+/// How the rows of an activation are laid out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frames {
+    /// Utterances.
+    pub batch: usize,
+    /// Frames per utterance, padding included.
+    pub time: usize,
+    /// Valid frames of each utterance.
+    pub lengths: Vec<usize>,
+}
+
+impl Frames {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.batch * self.time
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod golden {
+    //! Golden data made by NeMo.
+
+    use std::collections::HashMap;
+    use std::path::PathBuf;
+
+    use candle_core::{DType, Device, Tensor};
+
+    use crate::config::ModelConfig;
+
+    /// A file of the golden model data.
+    pub fn file(name: &str) -> PathBuf {
+        std::env::var_os("FLOW_TEST_GOLDEN_MODEL")
+            .map_or_else(
+                || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model")),
+                PathBuf::from,
+            )
+            .join(name)
+    }
+
+    /// All tensors of a golden safetensors file.
+    pub fn tensors(name: &str) -> HashMap<String, Tensor> {
+        candle_core::safetensors::load(file(name), &Device::Cpu).unwrap()
+    }
+
+    /// The weights in the golden archive, and its configuration.
+    pub fn model() -> (ModelConfig, Vec<(String, Tensor)>) {
+        let folder = tempfile::tempdir().unwrap();
+        let archive = std::fs::File::open(file("model.nemo")).unwrap();
+        tar::Archive::new(archive).unpack(folder.path()).unwrap();
+        let text = std::fs::read_to_string(folder.path().join("model_config.yaml")).unwrap();
+        let weights = folder.path().join("model_weights.ckpt");
+        (
+            ModelConfig::from_nemo_yaml(&text).unwrap(),
+            candle_core::pickle::read_all(weights).unwrap(),
+        )
+    }
+
+    /// Samples of a golden wave, int16 / 32768.
+    pub fn wave(prefix: &str) -> Vec<f32> {
+        let path = std::fs::read_dir(file("audio"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .find(|path| path.file_name().unwrap().to_string_lossy().starts_with(prefix))
+            .unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        let data = bytes.windows(4).position(|w| w == b"data").unwrap() + 8;
+        bytes[data..]
+            .chunks_exact(2)
+            .map(|b| f32::from(i16::from_le_bytes([b[0], b[1]])) / 32768.0)
+            .collect()
+    }
+
+    /// An int64 vector as lengths.
+    pub fn lengths(tensor: &Tensor) -> Vec<usize> {
+        let values: Vec<i64> = tensor.flatten_all().unwrap().to_vec1().unwrap();
+        values.into_iter().map(|n| usize::try_from(n).unwrap()).collect()
+    }
+
+    /// Largest difference of two (B, T, ..) tensors over the valid frames, in f64.
+    pub fn valid_difference(a: &Tensor, b: &Tensor, lengths: &[usize]) -> f64 {
+        assert_eq!(a.dims(), b.dims());
+        lengths
+            .iter()
+            .enumerate()
+            .map(|(i, &length)| {
+                let valid = |t: &Tensor| {
+                    let t = t.to_dtype(DType::F64).unwrap();
+                    t.get(i).unwrap().narrow(0, 0, length).unwrap().contiguous().unwrap()
+                };
+                crate::kernels::testing::max_difference(&valid(a), &valid(b))
+            })
+            .fold(0.0, f64::max)
+    }
+}

@@ -1,0 +1,61 @@
+//! Layer norm as a module.
+
+use candle_core::Tensor;
+
+use crate::error::Result;
+use crate::kernels::layer_norm::{layer_norm, layer_norm_backward, layer_norm_backward_weights};
+use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
+
+/// Layer norm over the last dimension.
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: ParameterId,
+    bias: ParameterId,
+}
+
+/// What the backward pass needs.
+#[derive(Debug)]
+pub struct Saved {
+    x: Tensor,
+    statistics: Tensor,
+}
+
+impl LayerNorm {
+    /// `name.weight` and `name.bias`, each (width).
+    pub fn new(name: &str, width: usize, builder: &mut ParameterBuilder) -> Result<Self> {
+        Ok(Self {
+            weight: builder.parameter(&format!("{name}.weight"), &[width], Initialise::Constant(1.0))?,
+            bias: builder.parameter(&format!("{name}.bias"), &[width], Initialise::Constant(0.0))?,
+        })
+    }
+
+    /// (rows, width) -> the same shape.
+    pub fn forward(&self, parameters: &Parameters, x: &Tensor) -> Result<(Tensor, Saved)> {
+        let (y, statistics) = layer_norm(x, parameters.get(self.weight), parameters.get(self.bias))?;
+        Ok((
+            y,
+            Saved {
+                x: x.clone(),
+                statistics,
+            },
+        ))
+    }
+
+    /// Adds the gradients of weight and bias; gives that of `x`, plus `residual` where given.
+    pub fn backward(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        dy: &Tensor,
+        residual: Option<&Tensor>,
+        gradients: &mut Gradients,
+    ) -> Result<Tensor> {
+        if gradients.wants(self.weight) || gradients.wants(self.bias) {
+            let (dw, db) = layer_norm_backward_weights(&saved.x, &saved.statistics, dy)?;
+            gradients.add(self.weight, dw)?;
+            gradients.add(self.bias, db)?;
+        }
+        let weight = parameters.get(self.weight);
+        layer_norm_backward(&saved.x, &saved.statistics, weight, dy, residual)
+    }
+}

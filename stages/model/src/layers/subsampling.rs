@@ -1,0 +1,211 @@
+//! Sub-sampling by 8 (`dw_striding`): three strided convolutions, two of them depthwise with a pointwise convolution
+//! behind, and a linear layer over channels and bands.
+
+use candle_core::Tensor;
+
+use super::linear::Linear;
+use crate::config::EncoderConfig;
+use crate::error::{Error, Result};
+use crate::kernels::bias::{add_bias, column_sum};
+use crate::kernels::subsample::{
+    bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
+};
+use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
+
+/// A strided convolution with its own kernel per channel (for the first one: per output channel).
+#[derive(Clone, Debug)]
+struct Strided {
+    weight: ParameterId,
+    bias: ParameterId,
+}
+
+/// Names in NeMo's Sequential: strided convolutions 0, 2, 5 and pointwise ones 3, 6.
+#[derive(Clone, Debug)]
+pub struct Subsampling {
+    first: Strided,
+    depthwise: [Strided; 2],
+    pointwise: [Linear; 2],
+    out_weight: ParameterId,
+    out_bias: ParameterId,
+    channels: usize,
+    bands: usize,
+    d_model: usize,
+}
+
+/// What the backward pass needs.
+#[derive(Debug)]
+pub struct Saved {
+    features: Tensor,
+    /// Valid frames of the features.
+    lengths: Vec<usize>,
+    /// Input of each depthwise convolution, after ReLU: (B, T, F, C).
+    inputs: [Tensor; 2],
+    /// Output of each depthwise convolution.
+    filtered: [Tensor; 2],
+    /// Output of the last pointwise convolution, after ReLU.
+    last: Tensor,
+}
+
+/// Valid frames after sub-sampling: three times half, rounded up.
+pub fn subsampled_length(frames: usize) -> usize {
+    halved(halved(halved(frames)))
+}
+
+impl Subsampling {
+    /// `name.conv.{0,2,3,5,6}` and `name.out`.
+    pub fn new(name: &str, config: &EncoderConfig, builder: &mut ParameterBuilder) -> Result<Self> {
+        let (channels, d_model) = (config.subsampling_conv_channels, config.d_model);
+        let bands = subsampled_length(config.feat_in);
+        // NeMo's own bounds (`ConvSubsampling.reset_parameters`); only that of the linear layer differs from torch's.
+        let out_bound = ((d_model * config.feat_in) as f64 / 3.0).sqrt().recip();
+        let out_weight = builder.parameter(
+            &format!("{name}.out.weight"),
+            &[d_model, channels * bands],
+            Initialise::Uniform(out_bound),
+        )?;
+        let out_bias = builder.parameter(&format!("{name}.out.bias"), &[d_model], Initialise::Uniform(out_bound))?;
+        fn strided(key: String, channels: usize, builder: &mut ParameterBuilder) -> Result<Strided> {
+            let bound = 1.0 / 3.0;
+            Ok(Strided {
+                weight: builder.parameter(
+                    &format!("{key}.weight"),
+                    &[channels, 1, 3, 3],
+                    Initialise::Uniform(bound),
+                )?,
+                bias: builder.parameter(&format!("{key}.bias"), &[channels], Initialise::Uniform(bound))?,
+            })
+        }
+        let pointwise = |key: String, builder: &mut ParameterBuilder| {
+            let bound = 1.0 / (channels as f64).sqrt();
+            Linear::with_shape(&key, vec![channels, channels, 1, 1], true, bound, builder)
+        };
+        let first = strided(format!("{name}.conv.0"), channels, builder)?;
+        let depthwise0 = strided(format!("{name}.conv.2"), channels, builder)?;
+        let pointwise0 = pointwise(format!("{name}.conv.3"), builder)?;
+        let depthwise1 = strided(format!("{name}.conv.5"), channels, builder)?;
+        let pointwise1 = pointwise(format!("{name}.conv.6"), builder)?;
+        Ok(Self {
+            first,
+            depthwise: [depthwise0, depthwise1],
+            pointwise: [pointwise0, pointwise1],
+            out_weight,
+            out_bias,
+            channels,
+            bands,
+            d_model,
+        })
+    }
+
+    /// Features (B, mels, T) with `lengths` valid frames -> (B * T', d), T' and the valid frames of each utterance.
+    /// Frames at or past a length count as 0, whatever they hold; rows past the new lengths hold the linear layer's
+    /// bias.
+    pub fn forward(
+        &self,
+        parameters: &Parameters,
+        features: &Tensor,
+        lengths: &[usize],
+    ) -> Result<(Tensor, usize, Vec<usize>, Saved)> {
+        let (batch, _, time) = features.dims3()?;
+        if lengths.len() != batch || lengths.iter().any(|&length| length > time) {
+            return Err(Error::Input(format!(
+                "feature lengths {lengths:?} do not fit a feature tensor of shape {:?}",
+                features.dims()
+            )));
+        }
+        let get = |id: ParameterId| parameters.get(id);
+        let halve = |lengths: &[usize]| lengths.iter().map(|&n| halved(n)).collect::<Vec<_>>();
+        let valid = halve(lengths);
+        let x0 = first(features, get(self.first.weight), get(self.first.bias), lengths, &valid)?;
+        let (x1, filtered0, valid) = self.stage(parameters, 0, &x0, &halve(&valid))?;
+        let (last, filtered1, valid) = self.stage(parameters, 1, &x1, &halve(&valid))?;
+        let time_out = last.dims4()?.1;
+        let rows = last.reshape((batch * time_out, self.bands * self.channels))?;
+        let y = rows.matmul(&self.out_weight(parameters)?.t()?)?;
+        add_bias(&y, get(self.out_bias))?;
+        let saved = Saved {
+            features: features.clone(),
+            lengths: lengths.to_vec(),
+            inputs: [x0, x1],
+            filtered: [filtered0, filtered1],
+            last,
+        };
+        Ok((y, time_out, valid, saved))
+    }
+
+    /// Depthwise, pointwise, ReLU; the result, the depthwise convolution's output and the lengths given.
+    fn stage(
+        &self,
+        parameters: &Parameters,
+        stage: usize,
+        x: &Tensor,
+        lengths: &[usize],
+    ) -> Result<(Tensor, Tensor, Vec<usize>)> {
+        let Strided { weight, bias } = self.depthwise[stage];
+        let filtered = depthwise(x, parameters.get(weight), parameters.get(bias), lengths)?;
+        let (batch, time, bands, channels) = filtered.dims4()?;
+        let pointwise = &self.pointwise[stage];
+        let y = pointwise
+            .product(parameters, &filtered.reshape((batch * time * bands, channels))?)?
+            .reshape((batch, time, bands, channels))?;
+        if let Some(bias) = pointwise.bias() {
+            bias_relu(&y, parameters.get(bias), lengths)?;
+        }
+        Ok((y, filtered, lengths.to_vec()))
+    }
+
+    /// The linear layer's weight with columns in our order, band-major: (d, F * C). NeMo's is channel-major.
+    fn out_weight(&self, parameters: &Parameters) -> Result<Tensor> {
+        let weight = parameters.get(self.out_weight);
+        Ok(weight
+            .reshape((self.d_model, self.channels, self.bands))?
+            .transpose(1, 2)?
+            .reshape((self.d_model, self.bands * self.channels))?)
+    }
+
+    /// Adds the gradients of all parts, given that of the output, (B * T', d).
+    pub fn backward(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let (batch, time, bands, channels) = saved.last.dims4()?;
+        let rows = saved.last.reshape((batch * time, bands * channels))?;
+        if gradients.wants(self.out_weight) {
+            let gradient = dy
+                .t()?
+                .matmul(&rows)?
+                .reshape((self.d_model, bands, channels))?
+                .transpose(1, 2)?
+                .reshape((self.d_model, channels * bands))?;
+            gradients.add(self.out_weight, gradient)?;
+        }
+        gradients.add(self.out_bias, column_sum(dy)?)?;
+        let d_last = dy.matmul(&self.out_weight(parameters)?)?.reshape(saved.last.dims())?;
+        // Zero in padding too: the ReLU's result is zero there.
+        let mut dz = relu_backward(&saved.last, &d_last)?;
+        for stage in [1, 0] {
+            let (batch, time, bands, channels) = dz.dims4()?;
+            let shape = (batch * time * bands, channels);
+            let filtered = &saved.filtered[stage];
+            let d_filtered = self.pointwise[stage]
+                .backward(parameters, &filtered.reshape(shape)?, &dz.reshape(shape)?, gradients)?
+                .reshape((batch, time, bands, channels))?;
+            let Strided { weight, bias } = self.depthwise[stage];
+            let input = &saved.inputs[stage];
+            if gradients.wants(weight) || gradients.wants(bias) {
+                let (d_weight, d_bias) = depthwise_backward_weight(input, &d_filtered)?;
+                gradients.add(weight, d_weight)?;
+                gradients.add(bias, d_bias)?;
+            }
+            dz = depthwise_backward(input, parameters.get(weight), &d_filtered)?;
+        }
+        if gradients.wants(self.first.weight) || gradients.wants(self.first.bias) {
+            let (d_weight, d_bias) = first_backward(&saved.features, &dz, &saved.lengths)?;
+            gradients.add(self.first.weight, d_weight)?;
+            gradients.add(self.first.bias, d_bias)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,387 @@
+//! The whole model: signals and tokens in, loss and gradients out, or text out.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::checkpoint::{StoredModel, broken, read_model, write_model_folder};
+use crate::config::ModelConfig;
+use crate::decoding::{Hypothesis, decode_greedy};
+use crate::encoder::Encoder;
+use crate::features::LogMel;
+use crate::joint::{Joint, JointSizes};
+use crate::loss::{TdtLoss, reduction_factors};
+use crate::noise::Noise;
+use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::prediction::Prediction;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result, encoder, spec_augment};
+
+/// Utterances that share one forward and one backward pass.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct MicroBatch {
+    /// 16 kHz mono samples in [-1, 1], one vector per utterance; padded inside to the longest.
+    pub signals: Vec<Vec<f32>>,
+    /// Token ids of the target, one vector per utterance, each below the blank id. May be empty.
+    pub tokens: Vec<Vec<u32>>,
+}
+
+/// How one micro-batch is trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainOptions {
+    /// No gradient and no dropout in the encoder, batch normalisation with its stored statistics.
+    pub freeze_encoder: bool,
+    /// Seeds dither, SpecAugment, dropout and the loss's omega draw of this micro-batch.
+    pub seed: u64,
+    /// Mask the features as the configuration's `spec_augment` says.
+    pub spec_augment: bool,
+    /// Add the configuration's dither to the signals.
+    pub dither: bool,
+    /// Apply the dropout rates that the model was made with; otherwise all are zero.
+    pub dropout: bool,
+    /// Factor on the gradients: 1 / number of micro-batches per optimizer step.
+    pub scale: f64,
+}
+
+impl Default for TrainOptions {
+    fn default() -> Self {
+        TrainOptions {
+            freeze_encoder: false,
+            seed: 0,
+            spec_augment: true,
+            dither: true,
+            dropout: true,
+            scale: 1.0,
+        }
+    }
+}
+
+/// What a forward pass over a micro-batch gave.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MicroBatchOutput {
+    /// Loss after the configured reduction, not multiplied by `TrainOptions::scale`. Not finite when an utterance's
+    /// loss is not.
+    pub loss: f64,
+    /// Negative log likelihood of each utterance: zero for one too short to have a frame, infinite for one whose
+    /// target cannot be aligned.
+    pub losses: Vec<f64>,
+    /// Encoder frames of each utterance.
+    pub frames: Vec<usize>,
+    /// Encoder frames of the padded tensor, times utterances.
+    pub padded_frames: usize,
+    /// Target tokens of all utterances.
+    pub tokens: usize,
+}
+
+/// A Parakeet TDT model: front end, FastConformer encoder, prediction network and joint network.
+pub struct TdtModel {
+    /// Sizes and dropout rates are fixed when the model is made; the settings of loss, decoding and SpecAugment may be
+    /// changed at any time.
+    pub config: ModelConfig,
+    pub parameters: Parameters,
+    pub tokenizer: Option<Tokenizer>,
+    front_end: LogMel,
+    encoder: Encoder,
+    prediction: Prediction,
+    joint: Joint,
+    unused: Vec<String>,
+}
+
+/// A forward pass of the encoder.
+struct Encoded {
+    frames: Tensor,
+    lengths: Vec<usize>,
+    /// None if the encoder is not trained.
+    saved: Option<encoder::Saved>,
+    updates: BufferUpdates,
+}
+
+impl TdtModel {
+    /// A freshly initialised model. The tokenizer's size must be the configuration's vocabulary size.
+    pub fn new(
+        config: ModelConfig,
+        tokenizer: Option<Tokenizer>,
+        seed: u64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::build(config, tokenizer, ParameterBuilder::random(dtype, device.clone(), seed))
+    }
+
+    /// Reads a `.nemo` archive or a model folder (`model.safetensors`, `model_config.yaml`, `tokenizer.model`).
+    pub fn load(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
+        let stored = read_model(path)?;
+        let config = ModelConfig::from_nemo_yaml(&stored.config_yaml).map_err(|error| broken(path, error))?;
+        Self::from_stored(stored, config, dtype, device).map_err(|error| match error {
+            Error::File { .. } | Error::Io { .. } => error,
+            other => broken(path, other),
+        })
+    }
+
+    /// A model of stored tensors under a configuration, which is the stored one or one with other settings (dropout
+    /// rates, for instance).
+    pub fn from_stored(stored: StoredModel, config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
+        let tokenizer = stored.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
+        Self::build(
+            config,
+            tokenizer,
+            ParameterBuilder::from_tensors(dtype, device.clone(), stored.tensors),
+        )
+    }
+
+    fn build(mut config: ModelConfig, tokenizer: Option<Tokenizer>, mut builder: ParameterBuilder) -> Result<Self> {
+        if let Some(tokenizer) = &tokenizer {
+            if tokenizer.vocabulary_size() != config.decoder.vocab_size {
+                return Err(Error::Config(format!(
+                    "`decoder.vocab_size` is {}, but the tokenizer has {} pieces",
+                    config.decoder.vocab_size,
+                    tokenizer.vocabulary_size()
+                )));
+            }
+            if config.labels.is_empty() {
+                config.labels = tokenizer.pieces();
+            }
+        }
+        let front_end = LogMel::new(&config.preprocessor, &mut builder)?;
+        let encoder = Encoder::new(&config.encoder, "encoder", &mut builder)?;
+        let decoder = &config.decoder;
+        let prediction = Prediction::new(
+            decoder.vocab_size,
+            decoder.pred_hidden,
+            decoder.pred_rnn_layers,
+            decoder.dropout,
+            "decoder.prediction",
+            &mut builder,
+        )?;
+        let sizes = JointSizes {
+            encoder: config.encoder.d_model,
+            prediction: decoder.pred_hidden,
+            hidden: config.joint.joint_hidden,
+            vocabulary: decoder.vocab_size,
+            durations: config.loss.durations.len(),
+            dropout: config.joint.dropout,
+        };
+        let joint = Joint::new(&sizes, "joint", &mut builder)?;
+        let (parameters, unused) = builder.finish();
+        Ok(TdtModel {
+            config,
+            parameters,
+            tokenizer,
+            front_end,
+            encoder,
+            prediction,
+            joint,
+            unused,
+        })
+    }
+
+    /// Names of tensors in the loaded file that the model has no use for.
+    pub fn unused_tensors(&self) -> &[String] {
+        &self.unused
+    }
+
+    /// Computes encoder layers again in the backward pass instead of keeping what they need: less memory, the same
+    /// gradients.
+    pub fn set_recompute(&mut self, recompute: bool) {
+        self.encoder.recompute = recompute;
+    }
+
+    /// Writes a model folder. Every file is written under a temporary name and renamed, the weights last.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let tensors: Vec<(&str, &Tensor)> = self
+            .parameters
+            .iter()
+            .map(|(_, parameter)| (parameter.name.as_str(), &parameter.tensor))
+            .collect();
+        let tokenizer = self.tokenizer.as_ref().map(Tokenizer::bytes);
+        write_model_folder(folder, &self.config.to_nemo_yaml()?, tokenizer, &tensors)
+    }
+
+    /// Trains one micro-batch: adds its gradients, times `options.scale`, to `gradients`, and moves the statistics of
+    /// batch normalisation (unless the encoder is frozen).
+    ///
+    /// If the loss is not finite, neither happens: the caller learns which utterances are at fault from the result.
+    pub fn train_micro_batch(
+        &mut self,
+        batch: &MicroBatch,
+        options: &TrainOptions,
+        gradients: &mut Gradients,
+    ) -> Result<MicroBatchOutput> {
+        check(batch)?;
+        let noise = Noise::new(options.seed);
+        let mut dropout = noise.derive("dropout");
+        if !options.dropout {
+            dropout = dropout.without_dropout();
+        }
+        let encoded = self.encode_for_training(batch, options, &noise, &mut dropout)?;
+        let rnnt = self.config.loss.omega > noise.derive("omega").uniform();
+        let settings = self.loss_settings(rnnt);
+        let (predicted, prediction_saved) =
+            self.prediction
+                .forward(&self.parameters, &batch.tokens, Mode::Train(&mut dropout))?;
+        let loss = self.joint.loss(
+            &self.parameters,
+            &settings,
+            (&encoded.frames, &encoded.lengths),
+            (&predicted, &batch.tokens),
+            Mode::Train(&mut dropout),
+        )?;
+        let (output, factors) = self.output(batch, &encoded, loss.losses.clone())?;
+        if !output.loss.is_finite() {
+            return Ok(output);
+        }
+        let factors: Vec<f64> = factors.iter().map(|factor| factor * options.scale).collect();
+        let (d_encoded, d_predicted) = self.joint.backward(
+            &self.parameters,
+            &settings,
+            &loss,
+            &factors,
+            encoded.saved.is_none(),
+            gradients,
+        )?;
+        drop(loss);
+        self.prediction
+            .backward(&self.parameters, &prediction_saved, &d_predicted, gradients)?;
+        if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
+            self.encoder.backward(&self.parameters, saved, &d_encoded, gradients)?;
+        }
+        encoded.updates.apply(&mut self.parameters)?;
+        Ok(output)
+    }
+
+    fn encode_for_training(
+        &self,
+        batch: &MicroBatch,
+        options: &TrainOptions,
+        noise: &Noise,
+        dropout: &mut Noise,
+    ) -> Result<Encoded> {
+        let mut dither = noise.derive("dither");
+        let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
+        let mut features = self
+            .front_end
+            .compute(&signals, options.dither.then_some(&mut dither))?;
+        if options.spec_augment {
+            spec_augment::apply(
+                &self.config.spec_augment,
+                &mut features,
+                &mut noise.derive("spec_augment"),
+            );
+        }
+        let tensor = features.tensor(self.parameters.dtype(), self.parameters.device())?;
+        if options.freeze_encoder {
+            let (frames, lengths) = self.encoder.encode(&self.parameters, &tensor, &features.lengths)?;
+            return Ok(Encoded {
+                frames,
+                lengths,
+                saved: None,
+                updates: BufferUpdates::default(),
+            });
+        }
+        let (frames, lengths, saved, updates) =
+            self.encoder
+                .forward(&self.parameters, &tensor, &features.lengths, Mode::Train(dropout))?;
+        Ok(Encoded {
+            frames,
+            lengths,
+            saved: Some(saved),
+            updates,
+        })
+    }
+
+    /// The loss in evaluation mode: no noise, stored statistics, no gradient.
+    pub fn evaluate_loss(&self, batch: &MicroBatch) -> Result<MicroBatchOutput> {
+        check(batch)?;
+        let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
+        let (frames, lengths) = self.encode(&signals)?;
+        let encoded = Encoded {
+            frames,
+            lengths,
+            saved: None,
+            updates: BufferUpdates::default(),
+        };
+        let (predicted, _) = self
+            .prediction
+            .forward(&self.parameters, &batch.tokens, Mode::Evaluate)?;
+        let loss = self.joint.loss(
+            &self.parameters,
+            &self.loss_settings(false),
+            (&encoded.frames, &encoded.lengths),
+            (&predicted, &batch.tokens),
+            Mode::Evaluate,
+        )?;
+        Ok(self.output(batch, &encoded, loss.losses)?.0)
+    }
+
+    /// Encoder output in evaluation mode, (batch, frames, d_model), and valid frames per signal. Signals are 16 kHz
+    /// mono in [-1, 1], padded to the longest.
+    pub fn encode(&self, signals: &[&[f32]]) -> Result<(Tensor, Vec<usize>)> {
+        let features = self.front_end.compute(signals, None)?;
+        let tensor = features.tensor(self.parameters.dtype(), self.parameters.device())?;
+        self.encoder.encode(&self.parameters, &tensor, &features.lengths)
+    }
+
+    /// Greedy transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.
+    pub fn transcribe(&self, signals: &[&[f32]]) -> Result<Vec<Hypothesis>> {
+        if signals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (encoded, lengths) = self.encode(signals)?;
+        let mut hypotheses = decode_greedy(
+            &self.parameters,
+            &self.prediction,
+            &self.joint,
+            &self.config.loss.durations,
+            self.config.decoding.max_symbols,
+            &encoded,
+            &lengths,
+        )?;
+        if let Some(tokenizer) = &self.tokenizer {
+            for hypothesis in &mut hypotheses {
+                hypothesis.text = tokenizer.decode(&hypothesis.ids)?;
+            }
+        }
+        Ok(hypotheses)
+    }
+
+    fn loss_settings(&self, rnnt: bool) -> TdtLoss {
+        let loss = &self.config.loss;
+        TdtLoss {
+            durations: loss.durations.clone(),
+            sigma: loss.sigma,
+            fastemit: loss.fastemit_lambda,
+            clamp: loss.clamp,
+            rnnt,
+        }
+    }
+
+    /// The result of a batch, and the factor of each utterance's loss in it.
+    fn output(&self, batch: &MicroBatch, encoded: &Encoded, losses: Vec<f64>) -> Result<(MicroBatchOutput, Vec<f64>)> {
+        let target_lengths: Vec<usize> = batch.tokens.iter().map(Vec::len).collect();
+        let factors = reduction_factors(self.config.loss.reduction, &target_lengths);
+        let loss = losses.iter().zip(&factors).map(|(loss, factor)| loss * factor).sum();
+        let (utterances, frames, _) = encoded.frames.dims3()?;
+        let output = MicroBatchOutput {
+            loss,
+            losses,
+            frames: encoded.lengths.clone(),
+            padded_frames: utterances * frames,
+            tokens: target_lengths.iter().sum(),
+        };
+        Ok((output, factors))
+    }
+}
+
+fn check(batch: &MicroBatch) -> Result<()> {
+    if batch.signals.is_empty() || batch.signals.len() != batch.tokens.len() {
+        return Err(Error::Input(format!(
+            "a micro-batch has {} signals and {} token lists",
+            batch.signals.len(),
+            batch.tokens.len()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

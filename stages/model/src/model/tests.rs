@@ -1,0 +1,478 @@
+use std::collections::HashMap;
+
+use super::*;
+use crate::checkpoint::read_safetensors;
+use crate::config::Reduction;
+use crate::kernels::joint::Cell;
+use crate::kernels::testing::values;
+use crate::layers::golden;
+
+fn model(dtype: DType) -> TdtModel {
+    TdtModel::load(&golden::file("model.nemo"), dtype, &Device::Cpu).unwrap()
+}
+
+fn json(name: &str) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(golden::file(name)).unwrap()).unwrap()
+}
+
+fn targets(tensors: &HashMap<String, Tensor>) -> Vec<Vec<u32>> {
+    golden::lengths(&tensors["target_len"])
+        .into_iter()
+        .enumerate()
+        .map(|(b, length)| {
+            let row = golden::lengths(&tensors["targets"].get(b).unwrap());
+            row[..length].iter().map(|&token| token as u32).collect()
+        })
+        .collect()
+}
+
+fn train_batch(utterances: std::ops::Range<usize>) -> MicroBatch {
+    let tokens = targets(&golden::tensors("train_step.safetensors"));
+    MicroBatch {
+        signals: utterances
+            .clone()
+            .map(|i| golden::wave(&format!("train{i}_")))
+            .collect(),
+        tokens: tokens[utterances].to_vec(),
+    }
+}
+
+/// The golden steps were made without noise of any kind.
+fn quiet(scale: f64) -> TrainOptions {
+    TrainOptions {
+        spec_augment: false,
+        dither: false,
+        dropout: false,
+        scale,
+        ..TrainOptions::default()
+    }
+}
+
+/// Norm of the difference over the norm of `expected`.
+fn relative(found: &Tensor, expected: &Tensor) -> f64 {
+    assert_eq!(found.dims(), expected.dims());
+    let (found, expected) = (values(found), values(expected));
+    let difference: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum();
+    let norm: f64 = expected.iter().map(|x| x * x).sum();
+    if norm == 0.0 {
+        difference.sqrt()
+    } else {
+        (difference / norm).sqrt()
+    }
+}
+
+/// NeMo's own f32 and f64 gradients differ by 6e-6, but by 2e-3 in sub-sampling, where inputs lie at the kink of a
+/// ReLU.
+fn gradient_bound(name: &str) -> f64 {
+    if name.starts_with("encoder.pre_encode") {
+        5e-3
+    } else {
+        3e-5
+    }
+}
+
+#[test]
+fn a_training_step_has_nemos_losses_gradients_and_statistics() {
+    let expected = golden::tensors("train_step.safetensors");
+    let facts = json("train_step.json");
+    for dtype in [DType::F32, DType::F64] {
+        let mut model = model(dtype);
+        let mut gradients = Gradients::new(&model.parameters);
+        let output = model
+            .train_micro_batch(&train_batch(0..4), &quiet(1.0), &mut gradients)
+            .unwrap();
+        assert_eq!(output.frames, golden::lengths(&expected["enc_len"]));
+        assert_eq!(output.tokens, 11 + 12 + 13 + 14);
+        for (found, exact) in output
+            .losses
+            .iter()
+            .zip(facts["loss_per_utt_f64_model"].as_array().unwrap())
+        {
+            let exact = exact.as_f64().unwrap();
+            // The features are f32 in both; the rest is exact in f64.
+            let bound = if dtype == DType::F64 { 3e-5 } else { 1e-4 };
+            assert!((found - exact).abs() < bound, "{dtype:?}: loss {found} {exact}");
+        }
+        let mean = facts["loss_mean_batch"].as_f64().unwrap();
+        assert!((output.loss - mean).abs() < 1e-4, "{} {mean}", output.loss);
+        let mut compared = 0;
+        for (id, parameter) in model.parameters.iter().filter(|(_, parameter)| parameter.trainable) {
+            let name = &parameter.name;
+            let found = gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient"));
+            let difference = relative(found, &expected[&format!("grad.{name}")]);
+            assert!(
+                difference < gradient_bound(name),
+                "{dtype:?} {name}: gradient differs by {difference}"
+            );
+            let stats = &facts["grad_stats_f64"][name];
+            let (norm, exact) = (
+                values(found).iter().map(|x| x * x).sum::<f64>().sqrt(),
+                stats["norm"].as_f64().unwrap(),
+            );
+            assert!(
+                (norm - exact).abs() < gradient_bound(name) * exact.max(1e-3),
+                "{name}: norm {norm} {exact}"
+            );
+            compared += 1;
+        }
+        assert_eq!(compared, expected.keys().filter(|key| key.starts_with("grad.")).count());
+        for (key, value) in expected.iter().filter(|(key, _)| key.starts_with("after.")) {
+            let id = model.parameters.id(&key["after.".len()..]).unwrap();
+            let difference = relative(model.parameters.get(id), value);
+            assert!(difference < 1e-5, "{key} differs by {difference}");
+        }
+    }
+}
+
+#[test]
+fn accumulated_gradients_are_those_of_lightning() {
+    let facts = json("grad_accumulation.json");
+    for reduction in [
+        Reduction::MeanBatch,
+        Reduction::Mean,
+        Reduction::MeanVolume,
+        Reduction::Sum,
+    ] {
+        let case = &facts["cases"][reduction.name()];
+        let mut model = model(DType::F32);
+        model.config.loss.reduction = reduction;
+        let mut gradients = Gradients::new(&model.parameters);
+        for (micro, utterances) in [0..3, 3..4].into_iter().enumerate() {
+            let output = model
+                .train_micro_batch(&train_batch(utterances), &quiet(0.5), &mut gradients)
+                .unwrap();
+            let expected = case["losses_of_micro_batches"][micro].as_f64().unwrap();
+            assert!(
+                (output.loss - expected).abs() < 2e-6 * expected,
+                "{reduction:?}: {} {expected}",
+                output.loss
+            );
+        }
+        let squares: f64 = gradients
+            .iter()
+            .map(|(_, g)| values(g).iter().map(|x| x * x).sum::<f64>())
+            .sum();
+        let expected = case["total_norm"].as_f64().unwrap();
+        assert!(
+            (squares.sqrt() - expected).abs() < 1e-3 * expected,
+            "{reduction:?}: {} {expected}",
+            squares.sqrt()
+        );
+        for (name, facts) in case["tensors"].as_object().unwrap() {
+            let found = values(gradients.get(model.parameters.id(name).unwrap()).unwrap());
+            let norm = found.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let exact = facts["norm"].as_f64().unwrap();
+            let bound = gradient_bound(name);
+            assert!(
+                (norm - exact).abs() < bound * exact,
+                "{reduction:?} {name}: norm {norm} {exact}"
+            );
+            for (found, first) in found.iter().zip(facts["first"].as_array().unwrap()) {
+                assert!(
+                    (found - first.as_f64().unwrap()).abs() < bound * exact,
+                    "{reduction:?} {name}: {found} {first}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_are_nemos() {
+    let model = model(DType::F32);
+    let expected = golden::tensors("eval.safetensors");
+    // From NeMo's features: those of another FFT move the logits by 2e-5, in f64 too.
+    let mel = golden::tensors("mel.safetensors");
+    let padded = golden::lengths(&mel["eval.mel_padded_shape"])[2];
+    let pad = |mel: &Tensor| mel.pad_with_zeros(1, 0, padded - mel.dim(1).unwrap()).unwrap();
+    let features: Vec<Tensor> = (0..4).map(|i| pad(&mel[&format!("eval{i}.mel")])).collect();
+    let (encoded, lengths) = model
+        .encoder
+        .encode(
+            &model.parameters,
+            &Tensor::stack(&features, 0).unwrap(),
+            &golden::lengths(&mel["eval.mel_len"]),
+        )
+        .unwrap();
+    assert_eq!(lengths, golden::lengths(&expected["encoded_len"]));
+    let targets = targets(&expected);
+    let (predicted, _) = model
+        .prediction
+        .forward(&model.parameters, &targets, Mode::Evaluate)
+        .unwrap();
+    let prednet = expected["prednet"].transpose(1, 2).unwrap();
+    let lengths_with_start: Vec<usize> = targets.iter().map(|target| target.len() + 1).collect();
+    assert!(golden::valid_difference(&predicted, &prednet, &lengths_with_start) < 2e-6);
+    let (_, frames, width) = encoded.dims3().unwrap();
+    let states = predicted.dim(1).unwrap();
+    let f = model
+        .joint
+        .project_encoder(&model.parameters, &encoded.reshape(((), width)).unwrap())
+        .unwrap();
+    let g = predicted.reshape(((), predicted.dim(2).unwrap())).unwrap();
+    let g = model.joint.project_prediction(&model.parameters, &g).unwrap();
+    for (b, target) in targets.iter().enumerate().take(2) {
+        let pairs: Vec<Cell> = (0..lengths[b] * (target.len() + 1))
+            .map(|cell| {
+                let (t, u) = (cell / (target.len() + 1), cell % (target.len() + 1));
+                Cell {
+                    frame: b * frames + t,
+                    state: b * states + u,
+                    label: None,
+                    index: cell,
+                }
+            })
+            .collect();
+        let logits = model.joint.logits(&model.parameters, &f, &g, &pairs).unwrap();
+        let expected = expected[&format!("logits{b}")].flatten_to(1).unwrap();
+        // NeMo's f32 and f64 logits differ by 4e-6.
+        let difference = crate::kernels::testing::max_difference(&logits, &expected);
+        assert!(difference < 1.5e-5, "logits {b} differ by {difference}");
+    }
+}
+
+#[test]
+fn greedy_decoding_is_nemos_token_for_token() {
+    let mut model = model(DType::F32);
+    let facts = json("decode.json");
+    let signals: Vec<Vec<f32>> = (0..4).map(|i| golden::wave(&format!("eval{i}_"))).collect();
+    let numbers = |value: &serde_json::Value| -> Vec<u32> {
+        value
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|n| n.as_u64().unwrap() as u32)
+            .collect()
+    };
+    for max_symbols in [10, 2] {
+        model.config.decoding.max_symbols = max_symbols;
+        let alone = facts[format!("greedy_batch_alone_max{max_symbols}")]
+            .as_array()
+            .unwrap();
+        let together: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
+        let together = model.transcribe(&together).unwrap();
+        for (i, expected) in alone.iter().enumerate() {
+            let single = model.transcribe(&[&signals[i]]).unwrap().remove(0);
+            for found in [&single, &together[i]] {
+                assert_eq!(found.ids, numbers(&expected["ids"]), "utterance {i}");
+                assert_eq!(found.frames, numbers(&expected["frames"]), "utterance {i}");
+                assert_eq!(found.durations, numbers(&expected["durations"]), "utterance {i}");
+                assert_eq!(found.text, expected["text"].as_str().unwrap(), "utterance {i}");
+                let score = expected["score"].as_f64().unwrap();
+                assert!(
+                    (found.score - score).abs() < 1e-5 * score.abs(),
+                    "{} {score}",
+                    found.score
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_saved_model_is_the_same_model() {
+    let model = model(DType::F32);
+    assert!(model.unused_tensors().is_empty(), "{:?}", model.unused_tensors());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model");
+    model.save(&path).unwrap();
+    let first = std::fs::read(path.join("model.safetensors")).unwrap();
+    let loaded = TdtModel::load(&path, DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(loaded.parameters.len(), model.parameters.len());
+    for ((_, a), (_, b)) in loaded.parameters.iter().zip(model.parameters.iter()) {
+        assert_eq!(
+            (&a.name, a.trainable, a.tensor.dtype()),
+            (&b.name, b.trainable, b.tensor.dtype())
+        );
+        assert_eq!(values(&a.tensor), values(&b.tensor), "{}", a.name);
+    }
+    let wave = golden::wave("eval1_");
+    assert_eq!(
+        loaded.transcribe(&[&wave]).unwrap(),
+        model.transcribe(&[&wave]).unwrap()
+    );
+    loaded.save(&path).unwrap();
+    assert_eq!(first, std::fs::read(path.join("model.safetensors")).unwrap());
+    let mut names: Vec<_> = std::fs::read_dir(&path)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["model.safetensors", "model_config.yaml", "tokenizer.model"]);
+    // Damage: every error names the file.
+    std::fs::write(path.join("model.safetensors"), &first[..first.len() - 1]).unwrap();
+    let error = TdtModel::load(&path, DType::F32, &Device::Cpu)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("model.safetensors"), "{error}");
+    std::fs::remove_file(path.join("model_config.yaml")).unwrap();
+    let error = TdtModel::load(&path, DType::F32, &Device::Cpu)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("model_config.yaml"), "{error}");
+    assert!(read_safetensors(&path.join("none")).is_err());
+}
+
+#[test]
+fn a_new_model_learns_one_batch() {
+    let config = model(DType::F32).config;
+    let mut model = TdtModel::new(config.clone(), None, 7, DType::F32, &Device::Cpu).unwrap();
+    let twin = TdtModel::new(config, None, 7, DType::F32, &Device::Cpu).unwrap();
+    for ((_, a), (_, b)) in model.parameters.iter().zip(twin.parameters.iter()) {
+        assert_eq!(
+            values(&a.tensor),
+            values(&b.tensor),
+            "{} is not determined by the seed",
+            a.name
+        );
+    }
+    let batch = train_batch(0..2);
+    let options = TrainOptions {
+        dropout: true,
+        dither: true,
+        spec_augment: true,
+        ..TrainOptions::default()
+    };
+    let mut losses = Vec::new();
+    for step in 0..30 {
+        let mut gradients = Gradients::new(&model.parameters);
+        let options = TrainOptions {
+            seed: step,
+            ..options.clone()
+        };
+        losses.push(model.train_micro_batch(&batch, &options, &mut gradients).unwrap().loss);
+        let updates: Vec<_> = gradients.iter().map(|(id, g)| (id, g.clone())).collect();
+        let norm: f64 = updates
+            .iter()
+            .map(|(_, g)| values(g).iter().map(|x| x * x).sum::<f64>())
+            .sum::<f64>()
+            .sqrt();
+        for (id, gradient) in updates {
+            let moved = (model.parameters.get(id) - (gradient * (0.5 / norm)).unwrap()).unwrap();
+            model.parameters.set(id, moved).unwrap();
+        }
+    }
+    assert!(losses[29] < 0.6 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn a_frozen_encoder_has_no_gradient_and_keeps_its_statistics() {
+    let mut model = model(DType::F32);
+    let before: Vec<Vec<f64>> = model
+        .parameters
+        .iter()
+        .map(|(_, parameter)| values(&parameter.tensor))
+        .collect();
+    let mut gradients = Gradients::new(&model.parameters);
+    let options = TrainOptions {
+        freeze_encoder: true,
+        ..quiet(1.0)
+    };
+    let output = model
+        .train_micro_batch(&train_batch(0..4), &options, &mut gradients)
+        .unwrap();
+    for ((id, parameter), before) in model.parameters.iter().zip(before) {
+        assert_eq!(values(&parameter.tensor), before, "{} moved", parameter.name);
+        assert_eq!(
+            gradients.get(id).is_some(),
+            parameter.trainable && !parameter.name.starts_with("encoder.")
+        );
+    }
+    assert_eq!(output.losses, model.evaluate_loss(&train_batch(0..4)).unwrap().losses);
+}
+
+#[test]
+fn recomputed_layers_give_the_same_gradients() {
+    let run = |recompute: bool| {
+        let mut model = model(DType::F32);
+        model.set_recompute(recompute);
+        let mut gradients = Gradients::new(&model.parameters);
+        let options = TrainOptions {
+            seed: 5,
+            ..TrainOptions::default()
+        };
+        model
+            .train_micro_batch(&train_batch(0..4), &options, &mut gradients)
+            .unwrap();
+        gradients
+            .iter()
+            .map(|(_, gradient)| values(gradient))
+            .collect::<Vec<_>>()
+    };
+    assert!(run(false) == run(true));
+}
+
+#[test]
+fn odd_batches_do_not_crash() {
+    let mut model = model(DType::F32);
+    let mut gradients = Gradients::new(&model.parameters);
+    let speech = golden::wave("train0_");
+    let batch = MicroBatch {
+        signals: vec![vec![], vec![0.0; 200], speech.clone(), vec![0.25; 5000]],
+        tokens: vec![vec![1, 2], vec![3; 40], vec![], vec![4; 300]],
+    };
+    let output = model.train_micro_batch(&batch, &quiet(1.0), &mut gradients).unwrap();
+    assert_eq!(output.losses[0], 0.0);
+    assert!(output.losses.iter().all(|loss| loss.is_finite()) && output.loss.is_finite());
+    assert!(
+        gradients
+            .iter()
+            .all(|(_, gradient)| values(gradient).iter().all(|x| x.is_finite()))
+    );
+    let texts = model.transcribe(&[&[], &[0.0; 100], &speech]).unwrap();
+    assert!(texts[0].ids.is_empty() && texts[1].ids.is_empty() && !texts[2].ids.is_empty());
+    assert!(model.transcribe(&[]).unwrap().is_empty());
+    // Not a number somewhere: no gradient, no new statistics, and the culprit shows.
+    let before: Vec<Vec<f64>> = model
+        .parameters
+        .iter()
+        .map(|(_, parameter)| values(&parameter.tensor))
+        .collect();
+    let mut gradients = Gradients::new(&model.parameters);
+    let mut broken = speech.clone();
+    broken[3000] = f32::NAN;
+    let batch = MicroBatch {
+        signals: vec![broken],
+        tokens: vec![vec![1]],
+    };
+    match model.train_micro_batch(&batch, &quiet(1.0), &mut gradients) {
+        Ok(output) => assert!(!output.loss.is_finite()),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    assert_eq!(gradients.iter().count(), 0);
+    for ((_, parameter), before) in model.parameters.iter().zip(before) {
+        assert_eq!(values(&parameter.tensor), before, "{} moved", parameter.name);
+    }
+    let unknown = MicroBatch {
+        signals: vec![speech],
+        tokens: vec![vec![160]],
+    };
+    assert!(model.train_micro_batch(&unknown, &quiet(1.0), &mut gradients).is_err());
+    assert!(
+        model
+            .train_micro_batch(&MicroBatch::default(), &quiet(1.0), &mut gradients)
+            .is_err()
+    );
+}
+
+/// Work is cut by the size of the data, so a step has the same bits with any number of threads.
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let mut model = model(DType::F32);
+            let mut gradients = Gradients::new(&model.parameters);
+            model
+                .train_micro_batch(&train_batch(0..4), &TrainOptions::default(), &mut gradients)
+                .unwrap();
+            gradients
+                .iter()
+                .map(|(_, gradient)| values(gradient))
+                .collect::<Vec<_>>()
+        })
+    };
+    assert!(run(1) == run(3));
+}

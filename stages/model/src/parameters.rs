@@ -1,0 +1,436 @@
+//! Named parameters, their gradients, and how modules declare them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::kernels::elementwise::{add_in_place, scale_in_place};
+use crate::noise::Noise;
+
+/// Index of a parameter in its [`Parameters`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct ParameterId(usize);
+
+impl ParameterId {
+    /// Position in the list of parameters, which is the order in which the modules declared them.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// One tensor of the model.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// The key of NeMo's state dict, such as `encoder.layers.0.norm_out.weight`.
+    pub name: String,
+    pub tensor: Tensor,
+    /// False for buffers such as `running_mean`: they stand in checkpoints, but have no gradient.
+    pub trainable: bool,
+}
+
+/// All tensors of a model, in the order in which its modules declared them, with an index by name.
+#[derive(Clone, Debug)]
+pub struct Parameters {
+    list: Vec<Parameter>,
+    by_name: HashMap<String, ParameterId>,
+    dtype: DType,
+    device: Device,
+}
+
+impl Parameters {
+    /// An empty list whose floating-point tensors will be of `dtype` on `device`.
+    pub fn new(dtype: DType, device: Device) -> Self {
+        Self {
+            list: Vec::new(),
+            by_name: HashMap::new(),
+            dtype,
+            device,
+        }
+    }
+
+    /// Data type of the floating-point tensors.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the tensors are.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Adds a tensor. A name that is there already gets the new tensor and keeps its place; modules declare names
+    /// through [`ParameterBuilder`], which refuses a name given twice.
+    pub fn add(&mut self, name: impl Into<String>, tensor: Tensor, trainable: bool) -> ParameterId {
+        let name = name.into();
+        if let Some(&id) = self.by_name.get(&name) {
+            self.list[id.0] = Parameter {
+                name,
+                tensor,
+                trainable,
+            };
+            return id;
+        }
+        let id = ParameterId(self.list.len());
+        self.by_name.insert(name.clone(), id);
+        self.list.push(Parameter {
+            name,
+            tensor,
+            trainable,
+        });
+        id
+    }
+
+    /// The tensor of a parameter. The id must come from these parameters (or a copy of them).
+    pub fn get(&self, id: ParameterId) -> &Tensor {
+        &self.list[id.0].tensor
+    }
+
+    /// The parameter itself.
+    pub fn parameter(&self, id: ParameterId) -> &Parameter {
+        &self.list[id.0]
+    }
+
+    /// Replaces a tensor by one of the same shape and data type.
+    pub fn set(&mut self, id: ParameterId, tensor: Tensor) -> Result<()> {
+        let old = &mut self.list[id.0];
+        if old.tensor.dims() != tensor.dims() {
+            return Err(Error::TensorShape {
+                name: old.name.clone(),
+                found: tensor.dims().to_vec(),
+                expected: old.tensor.dims().to_vec(),
+            });
+        }
+        old.tensor = if tensor.dtype() == old.tensor.dtype() {
+            tensor
+        } else {
+            tensor.to_dtype(old.tensor.dtype())?
+        };
+        Ok(())
+    }
+
+    /// The id of a name.
+    pub fn id(&self, name: &str) -> Option<ParameterId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// All parameters in order.
+    pub fn iter(&self) -> impl Iterator<Item = (ParameterId, &Parameter)> {
+        self.list
+            .iter()
+            .enumerate()
+            .map(|(index, parameter)| (ParameterId(index), parameter))
+    }
+
+    /// Number of parameters, buffers included.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Number of elements of all trainable parameters.
+    pub fn count_trainable(&self) -> usize {
+        self.list
+            .iter()
+            .filter(|p| p.trainable)
+            .map(|p| p.tensor.elem_count())
+            .sum()
+    }
+}
+
+/// One optional gradient per parameter.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    gradients: Vec<Option<Tensor>>,
+    /// Shape per parameter, and its name for messages.
+    expected: Vec<(String, Vec<usize>)>,
+    frozen: Vec<bool>,
+}
+
+impl Gradients {
+    /// No gradients yet; buffers (parameters that are not trainable) are frozen.
+    pub fn new(parameters: &Parameters) -> Self {
+        Self {
+            gradients: vec![None; parameters.len()],
+            expected: parameters
+                .iter()
+                .map(|(_, p)| (p.name.clone(), p.tensor.dims().to_vec()))
+                .collect(),
+            frozen: parameters.iter().map(|(_, p)| !p.trainable).collect(),
+        }
+    }
+
+    /// Adds `gradient` to what stands for this parameter, in place if something stands already: the tensor handed over
+    /// becomes ours, so it must not be shared with a tensor that is used afterwards.
+    ///
+    /// Dropped without effect for a frozen parameter.
+    pub fn add(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
+        if self.frozen[id.0] {
+            return Ok(());
+        }
+        let (name, shape) = &self.expected[id.0];
+        if gradient.dims() != shape.as_slice() {
+            return Err(Error::TensorShape {
+                name: format!("gradient of {name}"),
+                found: gradient.dims().to_vec(),
+                expected: shape.clone(),
+            });
+        }
+        match &self.gradients[id.0] {
+            Some(sum) => add_in_place(sum, &gradient)?,
+            None => self.gradients[id.0] = Some(gradient.contiguous()?),
+        }
+        Ok(())
+    }
+
+    /// The gradient of a parameter, if any was added.
+    pub fn get(&self, id: ParameterId) -> Option<&Tensor> {
+        self.gradients[id.0].as_ref()
+    }
+
+    /// Multiplies every gradient by `factor`, in place.
+    pub fn scale(&mut self, factor: f64) -> Result<()> {
+        for gradient in self.gradients.iter().flatten() {
+            scale_in_place(gradient, factor)?;
+        }
+        Ok(())
+    }
+
+    /// The gradients that stand, in the order of the parameters.
+    pub fn iter(&self) -> impl Iterator<Item = (ParameterId, &Tensor)> {
+        self.gradients
+            .iter()
+            .enumerate()
+            .filter_map(|(index, gradient)| gradient.as_ref().map(|g| (ParameterId(index), g)))
+    }
+
+    /// Takes a gradient out, so that it can be reduced or applied while others still grow.
+    pub fn take(&mut self, id: ParameterId) -> Option<Tensor> {
+        self.gradients[id.0].take()
+    }
+
+    /// Puts a gradient in the place of what stands (after a reduction over ranks, say).
+    pub fn put(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
+        self.gradients[id.0] = None;
+        self.add(id, gradient)
+    }
+
+    /// Forgets all gradients; what is frozen stays frozen.
+    pub fn clear(&mut self) {
+        self.gradients.fill(None);
+    }
+
+    /// From now on gradients of this parameter are dropped.
+    pub fn freeze(&mut self, id: ParameterId) {
+        self.frozen[id.0] = true;
+        self.gradients[id.0] = None;
+    }
+
+    /// Whether a gradient of this parameter is kept; a layer may skip the work otherwise.
+    pub fn wants(&self, id: ParameterId) -> bool {
+        !self.frozen[id.0]
+    }
+}
+
+/// New values of buffers (batch norm's running statistics) that a forward pass in training mode found. The caller
+/// applies them once; a recomputed forward pass makes them again and they are then dropped.
+#[derive(Debug, Default)]
+pub struct BufferUpdates(Vec<(ParameterId, Tensor)>);
+
+impl BufferUpdates {
+    /// Notes the new value of a buffer.
+    pub fn push(&mut self, id: ParameterId, tensor: Tensor) {
+        self.0.push((id, tensor));
+    }
+
+    /// Sets all noted buffers.
+    pub fn apply(self, parameters: &mut Parameters) -> Result<()> {
+        for (id, tensor) in self.0 {
+            parameters.set(id, tensor)?;
+        }
+        Ok(())
+    }
+}
+
+/// Train or evaluate; in training with the source of randomness for dropout.
+#[derive(Debug)]
+pub enum Mode<'a> {
+    Evaluate,
+    Train(&'a mut Noise),
+}
+
+impl Mode<'_> {
+    /// Whether this is training.
+    pub fn is_training(&self) -> bool {
+        matches!(self, Mode::Train(_))
+    }
+
+    /// The same mode for a module below, borrowed for its call.
+    pub fn reborrow(&mut self) -> Mode<'_> {
+        match self {
+            Mode::Evaluate => Mode::Evaluate,
+            Mode::Train(noise) => Mode::Train(noise),
+        }
+    }
+}
+
+/// How a parameter is filled when it is not loaded.
+pub enum Initialise {
+    /// Uniform in `[-bound, bound)`. Torch's default for linear and convolution layers (Kaiming-uniform with
+    /// a = sqrt 5) is a bound of `1 / sqrt(fan_in)`, for weights and biases alike.
+    Uniform(f64),
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f64),
+    Constant(f64),
+    /// Values made by the caller, row-major, from a generator that belongs to this parameter.
+    With(Box<dyn FnOnce(&mut Noise) -> Vec<f64>>),
+}
+
+enum Origin {
+    Random(Noise),
+    Loaded(BTreeMap<String, Tensor>),
+}
+
+/// Collects the parameters of a model while its modules are constructed: from a seed, or from loaded tensors.
+///
+/// The value of a parameter made from a seed depends on the seed and its own name only, not on the order of
+/// construction.
+pub struct ParameterBuilder {
+    parameters: Parameters,
+    origin: Origin,
+}
+
+impl ParameterBuilder {
+    /// Parameters will be initialised from `seed`.
+    pub fn random(dtype: DType, device: Device, seed: u64) -> Self {
+        Self {
+            parameters: Parameters::new(dtype, device),
+            origin: Origin::Random(Noise::new(seed)),
+        }
+    }
+
+    /// Parameters will be taken from `tensors` by name, converted to `dtype` and moved to `device`.
+    pub fn from_tensors(dtype: DType, device: Device, tensors: impl IntoIterator<Item = (String, Tensor)>) -> Self {
+        Self {
+            parameters: Parameters::new(dtype, device),
+            origin: Origin::Loaded(tensors.into_iter().collect()),
+        }
+    }
+
+    /// Data type of the parameters.
+    pub fn dtype(&self) -> DType {
+        self.parameters.dtype
+    }
+
+    /// Whether parameters are loaded and, if so, whether `name` is among the tensors not used yet. A module whose
+    /// names depend on settings that do not stand in the configuration may ask.
+    pub fn loaded_has(&self, name: &str) -> Option<bool> {
+        match &self.origin {
+            Origin::Random(_) => None,
+            Origin::Loaded(tensors) => Some(tensors.contains_key(name)),
+        }
+    }
+
+    /// Declares a trainable parameter.
+    pub fn parameter(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
+        self.declare(name, shape, initialise, true)
+    }
+
+    /// Declares a buffer of the model's data type.
+    pub fn buffer(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
+        self.declare(name, shape, initialise, false)
+    }
+
+    /// Declares a buffer whose values are known: taken from the loaded tensors where it is among them, otherwise made
+    /// of `values`.
+    pub fn fixed(&mut self, name: &str, shape: &[usize], values: Vec<f64>) -> Result<ParameterId> {
+        if self.loaded_has(name) == Some(false) {
+            let tensor = Tensor::from_vec(values, shape, &Device::Cpu)?
+                .to_dtype(self.parameters.dtype)?
+                .to_device(&self.parameters.device)?;
+            return self.insert(name, tensor, false);
+        }
+        self.buffer(name, shape, Initialise::With(Box::new(move |_| values)))
+    }
+
+    /// The tensor of a parameter declared before.
+    pub fn get(&self, id: ParameterId) -> &Tensor {
+        self.parameters.get(id)
+    }
+
+    /// Declares an int64 scalar that counts (batch norm's `num_batches_tracked`); 0 when made anew or not loaded
+    /// (older archives have none).
+    pub fn counter(&mut self, name: &str) -> Result<ParameterId> {
+        let device = self.parameters.device.clone();
+        let tensor = match &mut self.origin {
+            Origin::Random(_) => None,
+            Origin::Loaded(tensors) => tensors.remove(name),
+        };
+        let tensor = match tensor {
+            Some(tensor) if tensor.elem_count() == 1 => tensor.reshape(())?.to_dtype(DType::I64)?.to_device(&device)?,
+            Some(tensor) => {
+                return Err(Error::TensorShape {
+                    name: name.to_string(),
+                    found: tensor.dims().to_vec(),
+                    expected: vec![],
+                });
+            }
+            None => Tensor::new(0i64, &device)?,
+        };
+        self.insert(name, tensor, false)
+    }
+
+    fn declare(&mut self, name: &str, shape: &[usize], initialise: Initialise, trainable: bool) -> Result<ParameterId> {
+        let (dtype, device) = (self.parameters.dtype, self.parameters.device.clone());
+        let tensor = match &mut self.origin {
+            Origin::Loaded(tensors) => {
+                let tensor = tensors.remove(name).ok_or_else(|| Error::MissingTensor {
+                    name: name.to_string(),
+                    shape: shape.to_vec(),
+                })?;
+                if tensor.dims() != shape {
+                    return Err(Error::TensorShape {
+                        name: name.to_string(),
+                        found: tensor.dims().to_vec(),
+                        expected: shape.to_vec(),
+                    });
+                }
+                tensor.to_dtype(dtype)?.to_device(&device)?.contiguous()?
+            }
+            Origin::Random(noise) => {
+                let mut noise = noise.derive(name);
+                let count = shape.iter().product();
+                let values = match initialise {
+                    Initialise::Uniform(bound) => (0..count).map(|_| (2.0 * noise.uniform() - 1.0) * bound).collect(),
+                    Initialise::Normal(deviation) => (0..count).map(|_| noise.normal() * deviation).collect(),
+                    Initialise::Constant(value) => vec![value; count],
+                    Initialise::With(make) => make(&mut noise),
+                };
+                Tensor::from_vec(values, shape, &Device::Cpu)?
+                    .to_dtype(dtype)?
+                    .to_device(&device)?
+            }
+        };
+        self.insert(name, tensor, trainable)
+    }
+
+    fn insert(&mut self, name: &str, tensor: Tensor, trainable: bool) -> Result<ParameterId> {
+        if self.parameters.id(name).is_some() {
+            return Err(Error::DuplicateParameter(name.to_string()));
+        }
+        Ok(self.parameters.add(name, tensor, trainable))
+    }
+
+    /// The parameters, and the names of loaded tensors that nothing asked for, in order.
+    pub fn finish(self) -> (Parameters, Vec<String>) {
+        let unused = match self.origin {
+            Origin::Random(_) => Vec::new(),
+            Origin::Loaded(tensors) => tensors.into_keys().collect(),
+        };
+        (self.parameters, unused)
+    }
+}

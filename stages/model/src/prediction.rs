@@ -1,0 +1,242 @@
+//! The prediction network: an embedding of the tokens so far and an LSTM over them.
+
+use candle_core::Tensor;
+
+use crate::kernels::elementwise::drop_scaled;
+use crate::kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step, replace_rows};
+use crate::kernels::{dispatch, modify, slice, tensor};
+use crate::layers::dropout;
+use crate::noise::DropMask;
+use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+use crate::{Error, Result};
+
+/// Embedding and LSTM. Its first input is the zero vector, where NeMo's decoding feeds blank, whose row is zero.
+#[derive(Debug, Clone)]
+pub struct Prediction {
+    embedding: ParameterId,
+    layers: Vec<Layer>,
+    width: usize,
+    vocabulary: usize,
+    dropout: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Layer {
+    input: ParameterId,
+    hidden: ParameterId,
+    input_bias: ParameterId,
+    hidden_bias: ParameterId,
+}
+
+impl Layer {
+    fn weights<'a>(&self, parameters: &'a Parameters) -> LstmWeights<'a> {
+        LstmWeights {
+            input: parameters.get(self.input),
+            hidden: parameters.get(self.hidden),
+            input_bias: parameters.get(self.input_bias),
+            hidden_bias: parameters.get(self.hidden_bias),
+        }
+    }
+}
+
+/// What the backward pass needs.
+#[derive(Debug)]
+pub struct PredictionSaved {
+    layers: Vec<LstmSaved>,
+    /// Dropout after each layer.
+    masks: Vec<Option<DropMask>>,
+    /// The token that entered at each (step, utterance), step major; none for the zero vector.
+    tokens: Vec<Option<u32>>,
+}
+
+/// State of the LSTM between two steps of decoding, one row per utterance.
+#[derive(Debug, Clone)]
+pub struct PredictionState {
+    hidden: Vec<Tensor>,
+    cells: Vec<Tensor>,
+}
+
+impl Prediction {
+    /// Declares the parameters under `prefix` (`decoder.prediction`), filled as NeMo does: embedding N(0, 1) with a
+    /// zero row for blank; LSTM uniform in 1 / sqrt(width), with a forget bias of one.
+    pub fn new(
+        vocabulary: usize,
+        width: usize,
+        layers: usize,
+        dropout: f64,
+        prefix: &str,
+        builder: &mut ParameterBuilder,
+    ) -> Result<Self> {
+        let rows = vocabulary;
+        let embedding = builder.parameter(
+            &format!("{prefix}.embed.weight"),
+            &[vocabulary + 1, width],
+            Initialise::With(Box::new(move |noise| {
+                let mut values: Vec<f64> = (0..rows * width).map(|_| noise.normal()).collect();
+                values.resize((rows + 1) * width, 0.0);
+                values
+            })),
+        )?;
+        let bound = 1.0 / (width.max(1) as f64).sqrt();
+        let bias = |forget: f64| {
+            Initialise::With(Box::new(move |noise| {
+                let mut values: Vec<f64> = (0..4 * width).map(|_| (2.0 * noise.uniform() - 1.0) * bound).collect();
+                values[width..2 * width].fill(forget);
+                values
+            }))
+        };
+        let mut made = Vec::with_capacity(layers);
+        for index in 0..layers {
+            let name = |part: &str| format!("{prefix}.dec_rnn.lstm.{part}_l{index}");
+            let square = [4 * width, width];
+            made.push(Layer {
+                input: builder.parameter(&name("weight_ih"), &square, Initialise::Uniform(bound))?,
+                hidden: builder.parameter(&name("weight_hh"), &square, Initialise::Uniform(bound))?,
+                input_bias: builder.parameter(&name("bias_ih"), &[4 * width], bias(1.0))?,
+                hidden_bias: builder.parameter(&name("bias_hh"), &[4 * width], bias(0.0))?,
+            });
+        }
+        Ok(Prediction {
+            embedding,
+            layers: made,
+            width,
+            vocabulary,
+            dropout,
+        })
+    }
+
+    /// Outputs for a batch of targets, padded to the longest: (batch, longest + 1, width). Row u of an utterance has
+    /// seen its first u tokens.
+    pub fn forward(
+        &self,
+        parameters: &Parameters,
+        targets: &[Vec<u32>],
+        mut mode: Mode,
+    ) -> Result<(Tensor, PredictionSaved)> {
+        let steps = targets.iter().map(Vec::len).max().unwrap_or(0) + 1;
+        let batch = targets.len();
+        let mut tokens = vec![None; steps * batch];
+        for (b, target) in targets.iter().enumerate() {
+            for (u, &token) in target.iter().enumerate() {
+                tokens[(u + 1) * batch + b] = Some(token);
+            }
+        }
+        let mut x = self.embed(parameters, &tokens)?.reshape((steps, batch, self.width))?;
+        let (mut layers, mut masks) = (Vec::new(), Vec::new());
+        for layer in &self.layers {
+            let (y, saved) = lstm(&x, layer.weights(parameters))?;
+            let mask = dropout::draw(self.dropout, &mut mode);
+            x = drop_scaled(&y, 1.0, mask)?;
+            layers.push(saved);
+            masks.push(mask);
+        }
+        Ok((
+            x.transpose(0, 1)?.contiguous()?,
+            PredictionSaved { layers, masks, tokens },
+        ))
+    }
+
+    /// Adds the parameters' gradients, given that of the outputs (batch, steps, width).
+    pub fn backward(
+        &self,
+        parameters: &Parameters,
+        saved: &PredictionSaved,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let mut dy = dy.transpose(0, 1)?.contiguous()?;
+        for ((layer, kept), &mask) in self.layers.iter().zip(&saved.layers).zip(&saved.masks).rev() {
+            let d = lstm_backward(&drop_scaled(&dy, 1.0, mask)?, kept, layer.weights(parameters))?;
+            gradients.add(layer.input, d.input_weight)?;
+            gradients.add(layer.hidden, d.hidden_weight)?;
+            gradients.add(layer.input_bias, d.bias.copy()?)?;
+            gradients.add(layer.hidden_bias, d.bias)?;
+            dy = d.input;
+        }
+        if gradients.wants(self.embedding) {
+            gradients.add(self.embedding, self.embedding_gradient(&dy, &saved.tokens)?)?;
+        }
+        Ok(())
+    }
+
+    /// The state before the first token.
+    pub fn start(&self, parameters: &Parameters, batch: usize) -> Result<PredictionState> {
+        let zeros = || Tensor::zeros((batch, self.width), parameters.dtype(), parameters.device());
+        let make = || {
+            self.layers
+                .iter()
+                .map(|_| zeros())
+                .collect::<candle_core::Result<Vec<_>>>()
+        };
+        Ok(PredictionState {
+            hidden: make()?,
+            cells: make()?,
+        })
+    }
+
+    /// One step for the utterances that have a token (the first step: none has), the others staying as they are. The
+    /// result is the output of every utterance, (batch, width).
+    pub fn step(
+        &self,
+        parameters: &Parameters,
+        tokens: &[Option<u32>],
+        moves: &[bool],
+        state: &mut PredictionState,
+    ) -> Result<Tensor> {
+        let mut x = self.embed(parameters, tokens)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (hidden, cell) = lstm_step(&x, &state.hidden[index], &state.cells[index], layer.weights(parameters))?;
+            state.hidden[index] = replace_rows(&state.hidden[index], &hidden, moves)?;
+            state.cells[index] = replace_rows(&state.cells[index], &cell, moves)?;
+            x = state.hidden[index].clone();
+        }
+        Ok(x)
+    }
+
+    /// Embedding rows, zero where there is no token: (tokens, width).
+    fn embed(&self, parameters: &Parameters, tokens: &[Option<u32>]) -> Result<Tensor> {
+        if let Some(token) = tokens
+            .iter()
+            .flatten()
+            .find(|&&token| token as usize >= self.vocabulary)
+        {
+            return Err(Error::Input(format!(
+                "token {token} is not below the vocabulary's {}",
+                self.vocabulary
+            )));
+        }
+        let table = parameters.get(self.embedding);
+        let width = self.width;
+        dispatch!(table.dtype(), T => {
+            let table = slice::<T>(table)?;
+            let mut out = vec![0.0 as T; tokens.len() * width];
+            for (out, token) in out.chunks_exact_mut(width).zip(tokens) {
+                if let Some(token) = token {
+                    out.copy_from_slice(&table[*token as usize * width..][..width]);
+                }
+            }
+            tensor(out, (tokens.len(), width))
+        })
+    }
+
+    /// Sums of the rows of `dx` per token. Blank never enters, so its row is zero.
+    fn embedding_gradient(&self, dx: &Tensor, tokens: &[Option<u32>]) -> Result<Tensor> {
+        let dx = dx.contiguous()?;
+        let sums = Tensor::zeros((self.vocabulary + 1, self.width), dx.dtype(), dx.device())?;
+        let width = self.width;
+        dispatch!(dx.dtype(), T => {
+            let dx = slice::<T>(&dx)?;
+            let dx: &[T] = &dx;
+            modify::<T>(&sums, |sums| {
+                for (dx, token) in dx.chunks_exact(width).zip(tokens) {
+                    if let Some(token) = token {
+                        let sums = &mut sums[*token as usize * width..][..width];
+                        sums.iter_mut().zip(dx).for_each(|(sum, &dx)| *sum += dx);
+                    }
+                }
+            })?;
+            Ok::<(), Error>(())
+        })?;
+        Ok(sums)
+    }
+}

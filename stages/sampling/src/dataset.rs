@@ -1,0 +1,325 @@
+//! The utterances that training draws from: columns in memory, found by row number.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use arrow::array::{Array, AsArray, BooleanArray, Int64Array, RecordBatch, StringArray};
+use arrow::compute::{cast, filter_record_batch};
+use arrow::datatypes::{DataType, Int64Type, Schema};
+use flow_audio::AudioError;
+use flow_audio::decode::{decode, read_file, read_range};
+use flow_audio::member_name::{safe_components, strip_dot_slash};
+use flow_audio::shards::Shard;
+use flow_runtime::{Artifact, Partition, StageError};
+
+use crate::manifest_rows::{ManifestRows, column, manifest_order};
+
+/// How rows say where their audio is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AudioColumns {
+    /// `audio_path`: a file, as `audio.extract` gives it.
+    Path,
+    /// `tar_path` (below `shards`), `offset` and `size`.
+    TarRange,
+    /// `tar_member_name`, to be looked up in the port `members` of an `audio.probe`.
+    MemberName,
+}
+
+impl AudioColumns {
+    /// What a schema offers; `members` says whether there is an input to look names up in.
+    pub fn of(schema: &Schema, members: bool) -> Option<Self> {
+        let has = |name: &str| schema.field_with_name(name).is_ok();
+        if has("audio_path") {
+            Some(AudioColumns::Path)
+        } else if has("tar_path") && has("offset") && has("size") {
+            Some(AudioColumns::TarRange)
+        } else if members && has("tar_member_name") {
+            Some(AudioColumns::MemberName)
+        } else {
+            None
+        }
+    }
+
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            AudioColumns::Path => &["audio_path"],
+            AudioColumns::TarRange => &["tar_path", "offset", "size"],
+            AudioColumns::MemberName => &["tar_member_name"],
+        }
+    }
+}
+
+/// All rows, in manifest order.
+pub struct Dataset {
+    pub rows: ManifestRows,
+    chunks: Vec<Chunk>,
+    /// Number of the first row of each chunk.
+    starts: Vec<usize>,
+}
+
+struct Chunk {
+    segment_ids: StringArray,
+    texts: StringArray,
+    audio: Audio,
+}
+
+enum Audio {
+    Files(StringArray),
+    /// Ranges of files below the folder; null where the row's member was not found.
+    Ranges {
+        folder: PathBuf,
+        files: StringArray,
+        offsets: Int64Array,
+        sizes: Int64Array,
+    },
+}
+
+/// One row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Utterance<'a> {
+    pub segment_id: &'a str,
+    pub text: &'a str,
+    pub lang: &'a str,
+    /// In seconds.
+    pub duration: f64,
+    pub place: Option<Place>,
+}
+
+/// Where a recording is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    File(PathBuf),
+    Range { file: PathBuf, offset: u64, size: u64 },
+}
+
+impl Utterance<'_> {
+    /// Reads and decodes the recording: 16 kHz, mono. What is far longer than the row says is refused.
+    pub fn signal(&self) -> Result<Vec<f32>, AudioError> {
+        let bytes = match &self.place {
+            Some(Place::File(path)) => read_file(path)?,
+            Some(Place::Range { file, offset, size }) => read_range(file, *offset, *size)?,
+            None => return Err(AudioError::Decode("the row's member is not in the tar".into())),
+        };
+        decode(&bytes, self.duration * 2.0 + 30.0)
+    }
+}
+
+impl Dataset {
+    /// Reads rows with `segment_id`, `text`, `duration`, `lang` and one of [`AudioColumns`]. `members` is the
+    /// port of an `audio.probe`; `shards` stands before paths of tars. `max_samples` keeps that many rows: those
+    /// whose names hash lowest, so that a larger sample holds a smaller one.
+    pub fn read(
+        rows: &Artifact,
+        members: Option<&Artifact>,
+        shards: &Path,
+        max_samples: Option<u64>,
+    ) -> Result<Self, StageError> {
+        let audio_columns = AudioColumns::of(rows.schema(), members.is_some())
+            .ok_or_else(|| StageError::failed("the rows do not say where their audio is"))?;
+        let chosen = max_samples.map(|count| lowest_hashes(rows, count)).transpose()?;
+        let mut columns = vec!["segment_id", "text", "duration", "lang"];
+        columns.extend(audio_columns.names());
+        let mut data = Dataset {
+            rows: ManifestRows::default(),
+            chunks: Vec::new(),
+            starts: Vec::new(),
+        };
+        let mut row = 0;
+        for partition in manifest_order(rows) {
+            let ranges = match members {
+                Some(members) if audio_columns == AudioColumns::MemberName => Some(ranges_of(members, partition)?),
+                _ => None,
+            };
+            for batch in rows.read(partition, Some(&columns))? {
+                let mut batch = batch?;
+                let count = batch.num_rows();
+                if let Some(chosen) = &chosen {
+                    let keep = BooleanArray::from(chosen[row..row + count].to_vec());
+                    batch = filter_record_batch(&batch, &keep)?;
+                }
+                row += count;
+                if batch.num_rows() > 0 {
+                    data.push(&batch, audio_columns, partition, ranges.as_ref(), shards)?;
+                }
+            }
+        }
+        Ok(data)
+    }
+
+    fn push(
+        &mut self,
+        batch: &RecordBatch,
+        audio_columns: AudioColumns,
+        partition: &Partition,
+        ranges: Option<&Ranges>,
+        shards: &Path,
+    ) -> Result<(), StageError> {
+        let text = |name: &str| -> Result<StringArray, StageError> {
+            let found = column(batch, name, &DataType::Utf8).map_err(StageError::failed)?;
+            Ok(found.as_string::<i32>().clone())
+        };
+        let audio = match audio_columns {
+            AudioColumns::Path => Audio::Files(text("audio_path")?),
+            AudioColumns::TarRange => {
+                let number = |name: &str| -> Result<Int64Array, StageError> {
+                    let found = batch
+                        .column_by_name(name)
+                        .ok_or_else(|| StageError::failed(format!("no column {name}")))?;
+                    Ok(cast(found, &DataType::Int64)?.as_primitive::<Int64Type>().clone())
+                };
+                let (offsets, sizes) = (number("offset")?, number("size")?);
+                Audio::Ranges {
+                    folder: shards.to_owned(),
+                    files: text("tar_path")?,
+                    offsets,
+                    sizes,
+                }
+            }
+            AudioColumns::MemberName => {
+                let names = text("tar_member_name")?;
+                let shard = Shard::named(shards, partition.as_str())
+                    .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
+                let of = |name: &str| ranges.and_then(|ranges| ranges.find(name, &shard.shard_id));
+                let found: Vec<Option<(String, i64, i64)>> =
+                    names.iter().map(|name| of(name.unwrap_or_default())).collect();
+                Audio::Ranges {
+                    folder: shard.folder,
+                    files: found
+                        .iter()
+                        .map(|range| range.as_ref().map(|range| range.0.as_str()))
+                        .collect(),
+                    offsets: found.iter().map(|range| range.as_ref().map(|range| range.1)).collect(),
+                    sizes: found.iter().map(|range| range.as_ref().map(|range| range.2)).collect(),
+                }
+            }
+        };
+        let chunk = Chunk {
+            segment_ids: text("segment_id")?,
+            texts: text("text")?,
+            audio,
+        };
+        self.starts.push(self.rows.durations.len());
+        self.rows.push(batch).map_err(StageError::failed)?;
+        self.chunks.push(chunk);
+        Ok(())
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.durations.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The row of that number; none past the end.
+    pub fn utterance(&self, row: u32) -> Option<Utterance<'_>> {
+        let row = row as usize;
+        let duration = *self.rows.durations.get(row)?;
+        let chunk = self.starts.partition_point(|&start| start <= row) - 1;
+        let at = row - self.starts[chunk];
+        let chunk = &self.chunks[chunk];
+        Some(Utterance {
+            segment_id: chunk.segment_ids.value(at),
+            text: chunk.texts.value(at),
+            lang: self.rows.languages.of_row(row)?,
+            duration,
+            place: chunk.audio.place(at),
+        })
+    }
+}
+
+impl Audio {
+    fn place(&self, at: usize) -> Option<Place> {
+        match self {
+            Audio::Files(paths) => Some(Place::File(paths.value(at).into())),
+            Audio::Ranges {
+                folder,
+                files,
+                offsets,
+                sizes,
+            } => {
+                if files.is_null(at) || offsets.is_null(at) || sizes.is_null(at) {
+                    return None;
+                }
+                let offset = u64::try_from(offsets.value(at)).ok()?;
+                let size = u64::try_from(sizes.value(at)).ok()?;
+                Some(Place::Range {
+                    file: folder.join(files.value(at)),
+                    offset,
+                    size,
+                })
+            }
+        }
+    }
+}
+
+/// Where the members of one shard are.
+struct Ranges {
+    /// The shard's tar, relative to its folder.
+    tar: String,
+    /// Name -> offset, size, whether it is in the tar.
+    members: HashMap<String, (i64, i64, bool)>,
+}
+
+impl Ranges {
+    fn find(&self, name: &str, shard_id: &str) -> Option<(String, i64, i64)> {
+        let &(offset, size, in_tar) = self.members.get(strip_dot_slash(name))?;
+        if in_tar {
+            return Some((self.tar.clone(), offset, size));
+        }
+        Some((safe_components(name, shard_id)?.join("/"), 0, size))
+    }
+}
+
+fn ranges_of(members: &Artifact, partition: &Partition) -> Result<Ranges, StageError> {
+    let shard_id = partition.as_str().rsplit('/').next().unwrap_or_default();
+    let mut ranges = Ranges {
+        tar: format!("{shard_id}.tar"),
+        members: HashMap::new(),
+    };
+    if members.rows_of(partition).is_none() {
+        return Ok(ranges);
+    }
+    for batch in members.read(partition, Some(&["name", "offset", "size", "stored"]))? {
+        let batch = batch?;
+        let failed = || StageError::failed("the second input is not the port `members` of an audio.probe");
+        let text = |index: usize| batch.column(index).as_string_opt::<i32>().ok_or_else(failed);
+        let number = |index: usize| batch.column(index).as_primitive_opt::<Int64Type>().ok_or_else(failed);
+        let (names, offsets, sizes, stored) = (text(0)?, number(1)?, number(2)?, text(3)?);
+        for row in 0..batch.num_rows() {
+            let range = (offsets.value(row), sizes.value(row), stored.value(row) == "tar");
+            ranges.members.insert(names.value(row).to_owned(), range);
+        }
+    }
+    Ok(ranges)
+}
+
+/// For each row of the artifact whether it is among the `count` whose (partition, segment id) hash lowest.
+fn lowest_hashes(rows: &Artifact, count: u64) -> Result<Vec<bool>, StageError> {
+    let mut hashes: Vec<(u64, u32)> = Vec::new();
+    for partition in manifest_order(rows) {
+        for batch in rows.read(partition, Some(&["segment_id"]))? {
+            let ids = column(&batch?, "segment_id", &DataType::Utf8).map_err(StageError::failed)?;
+            for id in ids.as_string::<i32>().iter().flatten() {
+                let mut hasher = blake3::Hasher::new();
+                hasher.update(partition.as_str().as_bytes());
+                hasher.update(b"\n");
+                hasher.update(id.as_bytes());
+                let mut first = [0u8; 8];
+                first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+                let row = u32::try_from(hashes.len()).map_err(|_| StageError::failed("more than 2^32 rows"))?;
+                hashes.push((u64::from_be_bytes(first), row));
+            }
+        }
+    }
+    let mut chosen = vec![true; hashes.len()];
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    if count < hashes.len() {
+        hashes.select_nth_unstable(count);
+        for &(_, row) in &hashes[count..] {
+            chosen[row as usize] = false;
+        }
+    }
+    Ok(chosen)
+}

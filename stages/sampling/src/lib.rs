@@ -1,0 +1,19 @@
+//! Sampling: which utterances make which batch, and loading them.
+
+pub mod collate;
+pub mod dataset;
+pub mod error;
+pub mod load;
+pub mod manifest_rows;
+pub mod mt19937;
+pub mod plan;
+pub mod plan_batches;
+pub mod steps;
+#[cfg(test)]
+mod test_data;
+pub mod write_plan;
+
+pub use error::SamplingError;
+pub use load::Load;
+pub use plan_batches::Plan;
+pub use write_plan::WritePlan;

@@ -1,0 +1,450 @@
+//! The kind `sampling.load`.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use arrow::array::{
+    ArrayRef, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
+};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_audio::AudioError;
+use flow_runtime::event::Event;
+use flow_runtime::{
+    Body, Context, Digest, Input, Kind, Out, Partition, Port, ROW, Reads, Shape, Source, SourcePartition, StageError,
+};
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::dataset::{AudioColumns, Dataset, Utterance};
+use crate::error::SamplingError;
+use crate::plan::Packing;
+use crate::plan_batches::needs;
+use crate::steps::Steps;
+
+/// Loads the micro-batches of training, step by step.
+///
+/// # What it does
+///
+/// Input 0 are the train rows: `segment_id, text, duration, lang`, and where their audio is: `audio_path` (as
+/// `audio.extract` gives it), or `tar_path` (below `shards`), `offset` and `size`, or `tar_member_name`, which is
+/// looked up in input 1, the port `members` of an `audio.probe`. Partition `step-000000012` is optimizer step 12
+/// (the first is 0): `grad_accum` micro-batches for each of `ranks` ranks. Batches are planned epoch after epoch
+/// as `sampling.plan` does; epoch e uses `seed + e`.
+///
+/// One row per utterance: `_row, rank, micro, epoch, segment_id, lang, duration, text, signal`; `signal` is
+/// 16 kHz mono, a list of float32. Rows come by rank, micro-batch, and place within it. A recording that cannot be
+/// decoded is left out and reported. A micro-batch that is left empty is one row with an empty `segment_id` and
+/// `text` and a signal of a single zero, so that every rank takes part in every step.
+///
+/// # Example
+///
+/// ```yaml
+/// load:
+///   uses: sampling.load
+///   from: [manifest/split.train, manifest/probe.members]
+///   with: {shards: /corpus/shards, steps: 2000, ranks: 1, grad_accum: 2}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoadSettings {
+    /// Folder that holds `<lang>/<shard_id>/` folders: stands before the paths of tars.
+    pub shards: PathBuf,
+    /// Number of optimizer steps.
+    pub steps: u64,
+    /// Number of training replicas.
+    pub ranks: u32,
+    /// Micro-batches that make one optimizer step on a rank.
+    pub grad_accum: u32,
+    /// Exponent of a language's number of rows in its weight; 0 gives every language the same weight.
+    pub temperature: f64,
+    /// Most seconds of audio in a micro-batch. A longer clip is a micro-batch of its own.
+    pub max_batch_seconds: f64,
+    /// Upper edges of the duration buckets, in seconds; a clip on an edge falls into the bucket above it.
+    pub boundaries: Vec<f64>,
+    /// Seed of the random order. Epoch e uses `seed + e`.
+    pub seed: i64,
+    /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
+    /// one. Left out: all.
+    pub max_samples: Option<u64>,
+}
+
+impl Default for LoadSettings {
+    fn default() -> Self {
+        let packing = Packing::default();
+        LoadSettings {
+            shards: PathBuf::new(),
+            steps: 0,
+            ranks: 1,
+            grad_accum: packing.grad_accum,
+            temperature: packing.temperature,
+            max_batch_seconds: packing.max_batch_seconds,
+            boundaries: packing.boundaries,
+            seed: packing.seed,
+            max_samples: None,
+        }
+    }
+}
+
+impl LoadSettings {
+    fn packing(&self) -> Packing {
+        Packing {
+            world_size: self.ranks,
+            grad_accum: self.grad_accum,
+            temperature: self.temperature,
+            max_batch_seconds: self.max_batch_seconds,
+            boundaries: self.boundaries.clone(),
+            seed: self.seed,
+        }
+    }
+}
+
+pub struct Load;
+
+impl Kind for Load {
+    const NAME: &'static str = "sampling.load";
+    const VERSION: u32 = 1;
+    type Settings = LoadSettings;
+
+    fn shape(settings: &LoadSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        settings.packing().check().map_err(|(name, why)| {
+            let name = if name == "world_size" { "ranks" } else { name };
+            StageError::setting(name, format!("`{name}`: {why}"))
+        })?;
+        // Names of steps have nine digits, so that their order as text is their order.
+        if settings.steps == 0 || settings.steps > 1_000_000_000 {
+            return Err(StageError::setting(
+                "steps",
+                format!("{} steps; 1 to 1,000,000,000 are possible", settings.steps),
+            ));
+        }
+        let (Some(rows), true) = (inputs.first(), inputs.len() <= 2) else {
+            let message = format!("sampling.load takes one or two inputs, it was given {}", inputs.len());
+            let help = Some("train rows first, then (to read from tars) the port `members` of an audio.probe".into());
+            return Err(StageError::Input {
+                name: "from".into(),
+                message,
+                help,
+            });
+        };
+        needs(rows, &["segment_id", "text", "duration", "lang"])?;
+        if let Some(members) = inputs.get(1) {
+            needs(members, &["name", "offset", "size", "stored"])?;
+        }
+        match AudioColumns::of(&rows.schema, inputs.len() == 2) {
+            None => {
+                let message = format!("`{}` does not say where the audio is", rows.name);
+                let help = "rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as second input";
+                return Err(StageError::Input {
+                    name: rows.name.clone(),
+                    message,
+                    help: Some(help.into()),
+                });
+            }
+            Some(AudioColumns::Path) => {}
+            Some(_) if settings.shards.as_os_str().is_empty() => {
+                return Err(StageError::setting("shards", "`shards` is needed to read from tars"));
+            }
+            Some(_) => {}
+        }
+        let outputs = vec![Port {
+            name: "batches".into(),
+            schema: loaded_schema(),
+        }];
+        Ok(Shape {
+            reads: vec![Reads::Whole; inputs.len()],
+            ..Shape::source(outputs)
+        })
+    }
+
+    fn open(settings: &LoadSettings, context: &Context) -> Result<Body, StageError> {
+        let threads = ThreadPoolBuilder::new()
+            .num_threads(context.threads.max(1))
+            .thread_name(|n| format!("load-{n}"));
+        let pool = threads
+            .build()
+            .map_err(|error| StageError::failed(format!("cannot start threads for loading: {error}")))?;
+        Ok(Body::Source(Box::new(LoadBody {
+            settings: settings.clone(),
+            context: context.clone(),
+            pool,
+            loader: None,
+        })))
+    }
+
+    /// The folder is left out: recordings are known by their rows.
+    fn identity(settings: &LoadSettings) -> serde_json::Value {
+        serde_json::json!({
+            "packing": settings.packing(),
+            "steps": settings.steps,
+            "max_samples": settings.max_samples,
+        })
+    }
+}
+
+/// Rows, plans and counts, shared by all workers of a process.
+struct Loader {
+    data: Dataset,
+    steps: Steps,
+    left_out: AtomicU64,
+}
+
+/// The loaders in use, by what they are made of.
+static LOADERS: Mutex<Vec<(Digest, Weak<Loader>)>> = Mutex::new(Vec::new());
+
+struct LoadBody {
+    settings: LoadSettings,
+    context: Context,
+    pool: ThreadPool,
+    loader: Option<Arc<Loader>>,
+}
+
+impl LoadBody {
+    fn loader(&mut self) -> Result<Arc<Loader>, StageError> {
+        if let Some(loader) = &self.loader {
+            return Ok(loader.clone());
+        }
+        let rows = self
+            .context
+            .input(0)
+            .ok_or_else(|| StageError::failed("the rows were not given whole"))?;
+        let members = self.context.input(1);
+        let data_digest = rows.digest().to_hex();
+        let settings = serde_json::to_string(&self.settings).map_err(StageError::failed)?;
+        let scratch = self.context.scratch.to_string_lossy().into_owned();
+        let members_digest = members.map(|members| members.digest().to_hex()).unwrap_or_default();
+        let key = Digest::of_parts([data_digest.as_str(), &members_digest, &settings, &scratch]);
+        // Held while the rows are read: the other workers need the same ones.
+        let mut loaders = LOADERS.lock().unwrap_or_else(PoisonError::into_inner);
+        loaders.retain(|(_, loader)| loader.strong_count() > 0);
+        let standing = loaders
+            .iter()
+            .find(|(of, _)| *of == key)
+            .and_then(|(_, loader)| loader.upgrade());
+        let loader = match standing {
+            Some(loader) => loader,
+            None => {
+                let data = Dataset::read(rows, members, &self.settings.shards, self.settings.max_samples)?;
+                let notes = format!("{data_digest} {:?}", self.settings.max_samples);
+                let steps = Steps::new(self.settings.packing(), &notes, Some(self.context.scratch.clone()));
+                let loader = Arc::new(Loader {
+                    data,
+                    steps,
+                    left_out: AtomicU64::new(0),
+                });
+                loaders.push((key, Arc::downgrade(&loader)));
+                loader
+            }
+        };
+        Ok(self.loader.insert(loader).clone())
+    }
+}
+
+fn refused(error: SamplingError) -> StageError {
+    match error {
+        error @ SamplingError::NoBatch { .. } => StageError::Refused {
+            message: error.to_string(),
+            help: Some("lower `max_batch_seconds`, `grad_accum` or `ranks`, or give more rows".into()),
+        },
+        other => StageError::failed(other),
+    }
+}
+
+fn step_name(step: u64) -> String {
+    format!("step-{step:09}")
+}
+
+fn step_number(partition: &Partition) -> Option<u64> {
+    partition.as_str().strip_prefix("step-")?.parse().ok()
+}
+
+impl Source for LoadBody {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        // A plan that gives a rank nothing is refused before anything runs.
+        let loader = self.loader()?;
+        let pool = &self.pool;
+        pool.install(|| loader.steps.step(&loader.data.rows, 0))
+            .map_err(refused)?;
+        let partition = |step| SourcePartition {
+            name: Partition::from(step_name(step)),
+            files: Vec::new(),
+            extra: String::new(),
+        };
+        Ok((0..self.settings.steps).map(partition).collect())
+    }
+
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let number = step_number(partition)
+            .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a step")))?;
+        let loader = self.loader()?;
+        let step = self
+            .pool
+            .install(|| loader.steps.step(&loader.data.rows, number))
+            .map_err(refused)?;
+        let mut wanted: Vec<(u32, u32, Utterance<'_>)> = Vec::new();
+        let mut places: Vec<(u32, u32)> = Vec::new();
+        for rank in 0..self.settings.ranks {
+            for micro in 0..self.settings.grad_accum {
+                let rows = step.micro_batch(rank, micro);
+                let rows = rows.ok_or_else(|| {
+                    StageError::failed(format!("step {number} has no micro-batch {micro} of rank {rank}"))
+                })?;
+                places.push((rank, micro));
+                wanted.extend(
+                    rows.iter()
+                        .filter_map(|&row| Some((rank, micro, loader.data.utterance(row)?))),
+                );
+            }
+        }
+        let cancel = &self.context.cancel;
+        let load = |(_, _, utterance): &(u32, u32, Utterance<'_>)| {
+            if cancel.is_set() {
+                Err(AudioError::Decode("stopped".into()))
+            } else {
+                utterance.signal()
+            }
+        };
+        let signals: Vec<Result<Vec<f32>, AudioError>> = self
+            .pool
+            .install(|| wanted.par_iter().with_max_len(1).map(load).collect());
+        if cancel.is_set() {
+            return Err(StageError::failed("stopped"));
+        }
+        let loaded = self.without_broken(&loader, number, wanted, signals)?;
+        let mut row = 0;
+        let mut rest = loaded.as_slice();
+        for (rank, micro) in places {
+            let count = rest.iter().take_while(|(r, m, ..)| (*r, *m) == (rank, micro)).count();
+            let (these, others) = rest.split_at(count);
+            rest = others;
+            let batch = micro_batch(row, rank, micro, step.epoch, these)?;
+            row += batch.num_rows() as u32;
+            out.send(0, batch);
+        }
+        Ok(())
+    }
+}
+
+type Loaded<'a> = (u32, u32, Utterance<'a>, Vec<f32>);
+
+impl LoadBody {
+    /// Leaves out what could not be decoded, and says so.
+    fn without_broken<'a>(
+        &self,
+        loader: &Loader,
+        step: u64,
+        wanted: Vec<(u32, u32, Utterance<'a>)>,
+        signals: Vec<Result<Vec<f32>, AudioError>>,
+    ) -> Result<Vec<Loaded<'a>>, StageError> {
+        let total = wanted.len();
+        let mut loaded = Vec::with_capacity(total);
+        let mut broken: Vec<(String, AudioError)> = Vec::new();
+        for ((rank, micro, utterance), signal) in wanted.into_iter().zip(signals) {
+            match signal {
+                Ok(signal) if signal.is_empty() => {
+                    broken.push((utterance.segment_id.to_owned(), AudioError::Decode("no frames".into())));
+                }
+                Ok(signal) => loaded.push((rank, micro, utterance, signal)),
+                Err(error) => broken.push((utterance.segment_id.to_owned(), error)),
+            }
+        }
+        let Some((segment_id, error)) = broken.first() else {
+            return Ok(loaded);
+        };
+        if loaded.is_empty() {
+            // Not one bad recording, but a disk or a folder that is gone.
+            let message =
+                format!("none of the {total} recordings of step {step} could be loaded; {segment_id}: {error}");
+            return Err(StageError::failed(message).with_help("check that the audio is where the rows say"));
+        }
+        let so_far = loader.left_out.fetch_add(broken.len() as u64, Ordering::Relaxed) + broken.len() as u64;
+        let message = format!(
+            "step {step}: {} of {total} recordings left out ({so_far} so far); {segment_id}: {error}",
+            broken.len()
+        );
+        self.context.events.send(Event::Warning {
+            stage: Some(self.context.stage.clone()),
+            message,
+        });
+        self.context.report(serde_json::json!({"recordings_left_out": so_far}));
+        Ok(loaded)
+    }
+}
+
+/// Schema of the port `batches`.
+pub fn loaded_schema() -> SchemaRef {
+    let field = |name: &str, data_type| Field::new(name, data_type, false);
+    Arc::new(Schema::new(vec![
+        field(ROW, DataType::UInt32),
+        field("rank", DataType::Int32),
+        field("micro", DataType::Int32),
+        field("epoch", DataType::Int32),
+        field("segment_id", DataType::Utf8),
+        field("lang", DataType::Utf8),
+        field("duration", DataType::Float64),
+        field("text", DataType::Utf8),
+        field(
+            "signal",
+            DataType::List(Arc::new(Field::new_list_field(DataType::Float32, true))),
+        ),
+    ]))
+}
+
+fn micro_batch(
+    first_row: u32,
+    rank: u32,
+    micro: u32,
+    epoch: u64,
+    utterances: &[Loaded<'_>],
+) -> Result<RecordBatch, StageError> {
+    let nothing = [(
+        rank,
+        micro,
+        Utterance {
+            segment_id: "",
+            text: "",
+            lang: "",
+            duration: 0.0,
+            place: None,
+        },
+        vec![0.0],
+    )];
+    let utterances = if utterances.is_empty() {
+        &nothing[..]
+    } else {
+        utterances
+    };
+    let count = utterances.len();
+    let samples = utterances.iter().map(|(.., signal)| signal.len()).sum();
+    let mut signals = ListBuilder::new(Float32Builder::with_capacity(samples));
+    for (.., signal) in utterances {
+        signals.values().append_slice(signal);
+        signals.append(true);
+    }
+    let constant = |number: i32| -> ArrayRef { Arc::new(Int32Array::from(vec![number; count])) };
+    let text = |of: fn(&Utterance<'_>) -> String| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values(
+            utterances.iter().map(|(_, _, utterance, _)| of(utterance)),
+        ))
+    };
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from_iter_values(first_row..first_row + count as u32)),
+        constant(rank as i32),
+        constant(micro as i32),
+        constant(i32::try_from(epoch).unwrap_or(i32::MAX)),
+        text(|utterance| utterance.segment_id.to_owned()),
+        text(|utterance| utterance.lang.to_owned()),
+        Arc::new(Float64Array::from_iter_values(
+            utterances.iter().map(|(_, _, utterance, _)| utterance.duration),
+        )),
+        text(|utterance| utterance.text.to_owned()),
+        Arc::new(signals.finish()),
+    ];
+    Ok(RecordBatch::try_new(loaded_schema(), columns)?)
+}
+
+#[cfg(test)]
+#[path = "load_tests.rs"]
+mod tests;

@@ -1,0 +1,286 @@
+use std::collections::BTreeMap;
+
+use arrow::array::{AsArray, Int64Array};
+use arrow::datatypes::{Float32Type, Int32Type};
+use flow_runtime::harness::{Harness, Output};
+
+use super::*;
+use crate::plan::BatchPlan;
+use crate::test_data::{corpus, golden};
+
+/// The golden train rows of micro, by partition.
+struct Train {
+    rows: BTreeMap<String, Vec<(String, String, f64, String, String)>>,
+}
+
+fn train() -> Train {
+    #[derive(serde::Deserialize)]
+    struct Row {
+        segment_id: String,
+        text: String,
+        duration: f64,
+        lang: String,
+        tar_member_name: String,
+        tar_path: String,
+    }
+    let text = std::fs::read_to_string(golden("micro").join("train_manifest_v2.jsonl")).unwrap();
+    let mut train = Train { rows: BTreeMap::new() };
+    for line in text.lines() {
+        let row: Row = serde_json::from_str(line).unwrap();
+        let parts: Vec<&str> = row.tar_path.split('/').collect();
+        let rows = train.rows.entry(format!("{}/{}", parts[1], parts[2])).or_default();
+        rows.push((row.segment_id, row.text, row.duration, row.lang, row.tar_member_name));
+    }
+    train
+}
+
+fn rows_schema() -> SchemaRef {
+    let field = |name: &str, data_type| Field::new(name, data_type, false);
+    Arc::new(Schema::new(vec![
+        field(ROW, DataType::UInt32),
+        field("segment_id", DataType::Utf8),
+        field("text", DataType::Utf8),
+        field("duration", DataType::Float64),
+        field("lang", DataType::Utf8),
+        field("tar_member_name", DataType::Utf8),
+    ]))
+}
+
+fn members_schema() -> SchemaRef {
+    flow_audio::probe::members_schema()
+}
+
+impl Train {
+    fn batches(&self) -> Vec<(String, RecordBatch)> {
+        let batch = |rows: &Vec<(String, String, f64, String, String)>| {
+            let text = |of: fn(&(String, String, f64, String, String)) -> &String| -> ArrayRef {
+                Arc::new(StringArray::from_iter_values(rows.iter().map(of)))
+            };
+            let columns: Vec<ArrayRef> = vec![
+                Arc::new(UInt32Array::from_iter_values(0..rows.len() as u32)),
+                text(|row| &row.0),
+                text(|row| &row.1),
+                Arc::new(Float64Array::from_iter_values(rows.iter().map(|row| row.2))),
+                text(|row| &row.3),
+                text(|row| &row.4),
+            ];
+            RecordBatch::try_new(rows_schema(), columns).unwrap()
+        };
+        self.rows
+            .iter()
+            .map(|(partition, rows)| (partition.clone(), batch(rows)))
+            .collect()
+    }
+}
+
+fn settings() -> LoadSettings {
+    let shards = corpus("micro").join("shards");
+    LoadSettings {
+        shards,
+        steps: 4,
+        ranks: 2,
+        grad_accum: 2,
+        max_batch_seconds: 8.0,
+        ..LoadSettings::default()
+    }
+}
+
+fn probed() -> Output {
+    use flow_audio::probe::{AudioFrom, Probe, ProbeSettings};
+    let settings = ProbeSettings {
+        shards: corpus("micro").join("shards"),
+        audio_from: AudioFrom::Tar,
+    };
+    Harness::<Probe>::new(settings).threads(2).run().unwrap()
+}
+
+/// `change` may spoil the members of a partition.
+fn harness(
+    settings: LoadSettings,
+    change: impl Fn(&str, RecordBatch) -> RecordBatch,
+) -> (Harness<Load>, tempfile::TempDir) {
+    let temp = tempfile::tempdir().unwrap();
+    let mut harness = Harness::<Load>::new(settings).threads(2).scratch(temp.path());
+    harness = harness.input("rows", rows_schema()).input("members", members_schema());
+    for (partition, batch) in train().batches() {
+        harness = harness.feed("rows", &partition, batch);
+    }
+    let probed = probed();
+    for partition in &probed.partitions {
+        harness = harness.feed(
+            "members",
+            partition.as_str(),
+            change(partition.as_str(), probed.rows("members", partition.as_str())),
+        );
+    }
+    (harness, temp)
+}
+
+#[test]
+fn every_step_holds_the_planned_utterances_with_their_samples() {
+    let settings = settings();
+    let (harness, _temp) = harness(settings.clone(), |_, batch| batch);
+    let output = harness.run().unwrap();
+    assert_eq!(output.partitions.len(), 4);
+    let train: Vec<_> = train().rows.into_values().flatten().collect();
+    let mut languages = crate::plan::Languages::default();
+    train.iter().for_each(|row| languages.push(&row.3).unwrap());
+    let durations: Vec<f64> = train.iter().map(|row| row.2).collect();
+    let mut number = 0;
+    for epoch in 0.. {
+        let plan = BatchPlan::new(&durations, &languages, &settings.packing(), epoch).unwrap();
+        for in_epoch in 0..plan.batches_per_rank() / 2 {
+            if number == 4 {
+                return;
+            }
+            let rows = output.rows("batches", &step_name(number));
+            let mut at = 0;
+            for (rank, micro) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                for &row in plan.batch(rank, in_epoch * 2 + micro).unwrap() {
+                    let expected = &train[row as usize];
+                    let int = |name: &str| rows[name].as_primitive::<Int32Type>().value(at);
+                    let text = |name: &str| rows[name].as_string::<i32>().value(at);
+                    assert_eq!(
+                        (int("rank"), int("micro"), int("epoch")),
+                        (rank as i32, micro as i32, epoch as i32)
+                    );
+                    assert_eq!(
+                        (text("segment_id"), text("text"), text("lang")),
+                        (&*expected.0, &*expected.1, &*expected.3)
+                    );
+                    let signal = rows["signal"].as_list::<i32>().value(at);
+                    let signal = signal.as_primitive::<Float32Type>();
+                    // The manifest's duration is within 0.1 s of the audio's.
+                    assert!((signal.len() as f64 / 16_000.0 - expected.2).abs() <= 0.1 + 1e-4);
+                    assert!(signal.values().iter().any(|sample| sample.abs() > 1e-3));
+                    at += 1;
+                }
+            }
+            assert_eq!(rows.num_rows(), at);
+            number += 1;
+        }
+    }
+}
+
+#[test]
+fn a_broken_recording_is_left_out_and_told() {
+    let spoil = |partition: &str, batch: RecordBatch| {
+        if partition != "en/en_0000" {
+            return batch;
+        }
+        // As if the tar had changed: every member of one shard lies elsewhere.
+        let mut columns = batch.columns().to_vec();
+        let position = batch.schema().index_of("offset").unwrap();
+        columns[position] = Arc::new(Int64Array::from(vec![1; batch.num_rows()]));
+        RecordBatch::try_new(batch.schema(), columns).unwrap()
+    };
+    let whole = harness(settings(), |_, batch| batch).0.run().unwrap();
+    let output = harness(settings(), spoil).0.run().unwrap();
+    let count = |output: &Output| -> usize {
+        (0..4)
+            .map(|step| output.rows("batches", &step_name(step)).num_rows())
+            .sum()
+    };
+    assert!(count(&output) < count(&whole));
+    let warned = |event: &Event| matches!(event, Event::Warning { message, .. } if message.contains("left out") && message.contains("rec_en_"));
+    assert!(output.events.iter().any(warned));
+    let all_spoilt = |_: &str, batch: RecordBatch| spoil("en/en_0000", batch);
+    let error = harness(settings(), all_spoilt).0.run().unwrap_err();
+    assert!(error.to_string().contains("none of the"), "{error}");
+}
+
+#[test]
+fn a_larger_sample_holds_a_smaller_one() {
+    let schema = rows_schema();
+    let parts = train()
+        .batches()
+        .into_iter()
+        .map(|(partition, batch)| (Partition::new(partition), vec![batch]))
+        .collect();
+    let rows = flow_runtime::Artifact::in_memory(schema, parts).unwrap();
+    let members = flow_runtime::Artifact::empty(members_schema());
+    let sample = |count: u64| -> Vec<String> {
+        let data = Dataset::read(&rows, Some(&members), "shards".as_ref(), Some(count)).unwrap();
+        (0..data.len() as u32)
+            .map(|row| data.utterance(row).unwrap().segment_id.to_owned())
+            .collect()
+    };
+    let (ten, thirty, all) = (sample(10), sample(30), sample(10_000));
+    assert_eq!((ten.len(), thirty.len()), (10, 30));
+    assert_eq!(
+        all,
+        train()
+            .rows
+            .values()
+            .flatten()
+            .map(|row| row.0.clone())
+            .collect::<Vec<_>>()
+    );
+    // In manifest order, each within the next.
+    let mut rest = thirty.iter();
+    assert!(ten.iter().all(|id| rest.any(|other| other == id)));
+    let mut rest = all.iter();
+    assert!(thirty.iter().all(|id| rest.any(|other| other == id)));
+}
+
+#[test]
+fn a_rank_without_batches_is_refused() {
+    let wide = LoadSettings {
+        ranks: 8,
+        grad_accum: 4,
+        max_batch_seconds: 90.0,
+        ..settings()
+    };
+    let error = harness(wide, |_, batch| batch).0.run().unwrap_err();
+    assert!(
+        matches!(&error, StageError::Refused { help: Some(help), .. } if help.contains("max_batch_seconds")),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_empty_micro_batch_still_takes_part() {
+    let batch = micro_batch(7, 1, 2, 3, &[]).unwrap();
+    assert_eq!(
+        (batch.num_rows(), batch["segment_id"].as_string::<i32>().value(0)),
+        (1, "")
+    );
+    assert_eq!(
+        batch["signal"]
+            .as_list::<i32>()
+            .value(0)
+            .as_primitive::<Float32Type>()
+            .values()[..],
+        [0.0]
+    );
+    assert_eq!(batch["rank"].as_primitive::<Int32Type>().value(0), 1);
+}
+
+#[test]
+fn what_is_missing_is_said_before_the_run() {
+    let input = |name: &str, schema: SchemaRef| Input {
+        name: name.into(),
+        schema,
+    };
+    let rows = || input("rows", rows_schema());
+    let error = Load::shape(&settings(), &[rows()]).unwrap_err();
+    assert!(error.to_string().contains("where the audio is"), "{error}");
+    assert!(Load::shape(&settings(), &[]).is_err());
+    assert!(
+        Load::shape(
+            &LoadSettings { steps: 0, ..settings() },
+            &[rows(), input("m", members_schema())]
+        )
+        .is_err()
+    );
+    let no_folder = LoadSettings {
+        shards: PathBuf::new(),
+        ..settings()
+    };
+    let error = Load::shape(&no_folder, &[rows(), input("m", members_schema())]).unwrap_err();
+    assert!(
+        matches!(&error, StageError::Setting { path, .. } if path == "shards"),
+        "{error}"
+    );
+    assert!(Load::shape(&settings(), &[rows(), input("m", members_schema())]).is_ok());
+}

@@ -1,0 +1,103 @@
+//! Durations and languages of a manifest, from a file or from an artifact.
+
+use std::fs::File;
+use std::path::Path;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float64Type};
+use flow_runtime::{Artifact, Partition};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::error::SamplingError;
+use crate::plan::Languages;
+
+/// What a plan needs of a manifest, in its row order.
+#[derive(Clone, Debug, Default)]
+pub struct ManifestRows {
+    /// In seconds.
+    pub durations: Vec<f64>,
+    pub languages: Languages,
+}
+
+impl ManifestRows {
+    /// Adds the rows of a batch with the columns `duration` and `lang`.
+    pub fn push(&mut self, batch: &RecordBatch) -> Result<(), SamplingError> {
+        let durations = column(batch, "duration", &DataType::Float64)?;
+        let languages = column(batch, "lang", &DataType::Utf8)?;
+        self.durations
+            .extend_from_slice(durations.as_primitive::<Float64Type>().values());
+        for language in languages.as_string::<i32>().iter().flatten() {
+            self.languages.push(language)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a manifest file. Dictionaries, large strings and other widths of numbers are taken too.
+    pub fn from_file(path: &Path) -> Result<Self, SamplingError> {
+        let failed = |why: String| SamplingError::Manifest {
+            path: path.to_owned(),
+            why,
+        };
+        // The decoder is a third party's, and the file may be damaged.
+        let read = std::panic::AssertUnwindSafe(|| ManifestRows::read_file(path));
+        std::panic::catch_unwind(read).unwrap_or_else(|_| Err(failed("the file is damaged".into())))
+    }
+
+    fn read_file(path: &Path) -> Result<Self, SamplingError> {
+        let failed = |error: &dyn std::fmt::Display| SamplingError::Manifest {
+            path: path.to_owned(),
+            why: error.to_string(),
+        };
+        let file = File::open(path).map_err(|error| failed(&error))?;
+        let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| failed(&error))?;
+        let wanted = ProjectionMask::columns(reader.parquet_schema(), ["duration", "lang"]);
+        let mut rows = ManifestRows::default();
+        for batch in reader
+            .with_projection(wanted)
+            .with_batch_size(65_536)
+            .build()
+            .map_err(|error| failed(&error))?
+        {
+            let batch = batch.map_err(|error| failed(&error))?;
+            rows.push(&batch).map_err(|error| failed(&error))?;
+        }
+        Ok(rows)
+    }
+
+    /// Reads all rows of an artifact in [`manifest_order`].
+    pub fn from_artifact(rows: &Artifact) -> Result<Self, flow_runtime::StageError> {
+        let mut all = ManifestRows::default();
+        for partition in manifest_order(rows) {
+            for batch in rows.read(partition, Some(&["duration", "lang"]))? {
+                all.push(&batch?).map_err(flow_runtime::StageError::failed)?;
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The partitions of an artifact in the row order of manifests: by language, then by shard. This is not the
+/// order of their joined names, since `/` sorts after `-` and `.`.
+pub fn manifest_order(rows: &Artifact) -> Vec<&Partition> {
+    let mut partitions: Vec<&Partition> = rows.partitions().collect();
+    partitions.sort_by(|a, b| a.as_str().split('/').cmp(b.as_str().split('/')));
+    partitions
+}
+
+/// A column without nulls, cast to the type that is needed.
+pub(crate) fn column(batch: &RecordBatch, name: &str, to: &DataType) -> Result<arrow::array::ArrayRef, SamplingError> {
+    let wrong = |why: String| SamplingError::Column {
+        column: name.into(),
+        why,
+    };
+    let found = batch.column_by_name(name).ok_or_else(|| wrong("is missing".into()))?;
+    if found.null_count() > 0 || *found.data_type() == DataType::Null && !found.is_empty() {
+        return Err(wrong("has nulls".into()));
+    }
+    if to.is_numeric() && !found.data_type().is_numeric() {
+        return Err(wrong(format!("is {}, not a number", found.data_type())));
+    }
+    cast(found, to).map_err(|error| wrong(format!("cannot be read as {to}: {error}")))
+}

@@ -1,0 +1,332 @@
+//! The kind `sampling.plan`.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, Float64Array, Int32Array, Int64Array, Int64Builder, ListBuilder, RecordBatch, StringArray, UInt32Array,
+};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::event::Event;
+use flow_runtime::{Body, Context, Input, Kind, Out, Partition, Port, ROW, Shape, Source, SourcePartition, StageError};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::error::SamplingError;
+use crate::manifest_rows::ManifestRows;
+use crate::plan::{BatchPlan, Packing, PlanFigures};
+
+/// Plans which rows of a manifest make which batch of an epoch.
+///
+/// # What it does
+///
+/// Reads `duration` and `lang` of a manifest: the file `manifest`, or the rows of its one input, if it has
+/// one. Rows fall into buckets by duration, are put into a weighted random order within each, and are packed
+/// greedily into batches of at most `max_batch_seconds`; batches are sorted by cost, dealt over `world_size`
+/// ranks, cut to whole steps of `grad_accum` micro-batches and shuffled. For a seed the batches are those of the
+/// Python `DurationBucketBatchSampler`. The temperature decides which clips share a batch and not how often a
+/// language comes, since every row is packed.
+///
+/// Port `batches`: `_row, rank, batch, rows`, one row per batch in the order in which a rank takes them; `rows`
+/// are row numbers of the manifest. Port `summary`, one row: `_row, manifest_digest` (BLAKE3 of the file, or
+/// the digest of the input), `rows, rows_in_batches, batches, batches_per_rank, seconds_per_batch,
+/// padding_waste`.
+///
+/// # Example
+///
+/// ```yaml
+/// plan: {uses: sampling.plan, with: {manifest: train_manifest_v2.parquet, world_size: 8, grad_accum: 4}}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PlanSettings {
+    /// A manifest (parquet). Left out where the stage has an input.
+    pub manifest: PathBuf,
+    /// Number of training replicas that the batches are dealt to.
+    pub world_size: u32,
+    /// Micro-batches that make one optimizer step on a rank.
+    pub grad_accum: u32,
+    /// Exponent of a language's number of rows in its weight; 0 gives every language the same weight.
+    pub temperature: f64,
+    /// Which epoch to plan; the first is 0.
+    pub epoch: u32,
+    /// Most seconds of audio in a batch. A longer clip is a batch of its own.
+    pub max_batch_seconds: f64,
+    /// Upper edges of the duration buckets, in seconds; a clip on an edge falls into the bucket above it.
+    pub boundaries: Vec<f64>,
+    /// Seed of the random order. Epoch e uses `seed + e`.
+    pub seed: i64,
+}
+
+impl Default for PlanSettings {
+    fn default() -> Self {
+        let packing = Packing::default();
+        PlanSettings {
+            manifest: PathBuf::new(),
+            world_size: packing.world_size,
+            grad_accum: packing.grad_accum,
+            temperature: packing.temperature,
+            epoch: 0,
+            max_batch_seconds: packing.max_batch_seconds,
+            boundaries: packing.boundaries,
+            seed: packing.seed,
+        }
+    }
+}
+
+impl PlanSettings {
+    fn packing(&self) -> Packing {
+        Packing {
+            world_size: self.world_size,
+            grad_accum: self.grad_accum,
+            temperature: self.temperature,
+            max_batch_seconds: self.max_batch_seconds,
+            boundaries: self.boundaries.clone(),
+            seed: self.seed,
+        }
+    }
+
+    fn has_file(&self) -> bool {
+        !self.manifest.as_os_str().is_empty()
+    }
+}
+
+pub struct Plan;
+
+impl Kind for Plan {
+    const NAME: &'static str = "sampling.plan";
+    const VERSION: u32 = 1;
+    type Settings = PlanSettings;
+
+    fn shape(settings: &PlanSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        settings
+            .packing()
+            .check()
+            .map_err(|(name, why)| StageError::setting(name, format!("`{name}`: {why}")))?;
+        match (inputs, settings.has_file()) {
+            ([], true) => {}
+            ([], false) => return Err(StageError::setting("manifest", "`manifest` or an input is needed")),
+            ([_], true) => {
+                return Err(StageError::setting(
+                    "manifest",
+                    "`manifest` is of no use where the stage has an input",
+                ));
+            }
+            ([input], false) => needs(input, &["duration", "lang"])?,
+            ([_, second, ..], _) => {
+                let message = "sampling.plan takes one input at most".into();
+                return Err(StageError::Input {
+                    name: second.name.clone(),
+                    message,
+                    help: None,
+                });
+            }
+        }
+        let port = |name: &str, schema| Port {
+            name: name.into(),
+            schema,
+        };
+        let outputs = vec![port("batches", batches_schema()), port("summary", summary_schema())];
+        Ok(Shape {
+            reads: vec![flow_runtime::Reads::Whole; inputs.len()],
+            ..Shape::source(outputs)
+        })
+    }
+
+    fn open(settings: &PlanSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(Planner {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
+    }
+
+    /// The manifest is known by its contents, not by its path.
+    fn identity(settings: &PlanSettings) -> serde_json::Value {
+        serde_json::json!({"packing": settings.packing(), "epoch": settings.epoch})
+    }
+}
+
+/// Says which column an input lacks.
+pub(crate) fn needs(input: &Input, columns: &[&str]) -> Result<(), StageError> {
+    match columns.iter().find(|name| input.schema.field_with_name(name).is_err()) {
+        None => Ok(()),
+        Some(name) => {
+            let message = format!("`{}` has no column `{name}`", input.name);
+            Err(StageError::Input {
+                name: input.name.clone(),
+                message,
+                help: Some("rows of a manifest are needed".into()),
+            })
+        }
+    }
+}
+
+struct Planner {
+    settings: PlanSettings,
+    context: Context,
+}
+
+impl Source for Planner {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let mut files = Vec::new();
+        if self.settings.has_file() {
+            let manifest = &self.settings.manifest;
+            if let Err(error) = std::fs::File::open(manifest) {
+                return Err(StageError::setting(
+                    "manifest",
+                    format!("cannot read {}: {error}", manifest.display()),
+                ));
+            }
+            files.push(manifest.clone());
+        }
+        let name = Partition::from(format!("epoch-{:06}", self.settings.epoch));
+        Ok(vec![SourcePartition {
+            name,
+            files,
+            extra: String::new(),
+        }])
+    }
+
+    fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let (rows, digest) = if self.settings.has_file() {
+            let manifest = &self.settings.manifest;
+            (
+                ManifestRows::from_file(manifest).map_err(StageError::failed)?,
+                digest_of_file(manifest)?,
+            )
+        } else {
+            let input = self
+                .context
+                .input(0)
+                .ok_or_else(|| StageError::failed("the input was not given whole"))?;
+            (ManifestRows::from_artifact(input)?, input.digest().to_hex())
+        };
+        let packing = self.settings.packing();
+        let plan = BatchPlan::new(
+            &rows.durations,
+            &rows.languages,
+            &packing,
+            u64::from(self.settings.epoch),
+        )
+        .map_err(StageError::failed)?;
+        let figures = plan.figures(&rows.durations, &rows.languages);
+        if plan.batches_per_rank() == 0 {
+            let message = format!(
+                "no batches: {} rows do not fill one step of {} ranks x {} micro-batches of {} s; lower `max_batch_seconds`, \
+                 `grad_accum` or `world_size`",
+                figures.rows, packing.world_size, packing.grad_accum, packing.max_batch_seconds
+            );
+            self.context.events.send(Event::Warning {
+                stage: Some(self.context.stage.clone()),
+                message,
+            });
+        }
+        self.context.report(serde_json::to_value(&figures).unwrap_or_default());
+        for batch in batches_of(&plan)? {
+            out.send(0, batch);
+        }
+        out.send(1, summary(&figures, &digest)?);
+        Ok(())
+    }
+}
+
+/// BLAKE3 of a file, in hexadecimal digits.
+fn digest_of_file(path: &Path) -> Result<String, StageError> {
+    let failed = |error| {
+        StageError::failed(SamplingError::Manifest {
+            path: path.to_owned(),
+            why: format!("{error}"),
+        })
+    };
+    let mut file = std::fs::File::open(path).map_err(|error: std::io::Error| failed(error))?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0u8; 1 << 20];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(hasher.finalize().to_hex().to_string()),
+            Ok(length) => {
+                hasher.update(&buffer[..length]);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+fn list_of_rows() -> Field {
+    Field::new(
+        "rows",
+        DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true))),
+        false,
+    )
+}
+
+/// Schema of the port `batches`.
+pub fn batches_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("rank", DataType::Int32, false),
+        Field::new("batch", DataType::Int32, false),
+        list_of_rows(),
+    ]))
+}
+
+/// Schema of the port `summary`.
+pub fn summary_schema() -> SchemaRef {
+    let field = |name: &str, data_type| Field::new(name, data_type, false);
+    Arc::new(Schema::new(vec![
+        field(ROW, DataType::UInt32),
+        field("manifest_digest", DataType::Utf8),
+        field("rows", DataType::Int64),
+        field("rows_in_batches", DataType::Int64),
+        field("batches", DataType::Int64),
+        field("batches_per_rank", DataType::Int64),
+        field("seconds_per_batch", DataType::Float64),
+        field("padding_waste", DataType::Float64),
+    ]))
+}
+
+/// One batch per rank.
+fn batches_of(plan: &BatchPlan) -> Result<Vec<RecordBatch>, StageError> {
+    let mut made = Vec::new();
+    let mut number: u32 = 0;
+    for rank in 0..plan.world_size() {
+        let count = plan.batches_per_rank() as u32;
+        let end = number
+            .checked_add(count)
+            .ok_or_else(|| StageError::failed("more than 2^32 batches"))?;
+        let mut rows = ListBuilder::new(Int64Builder::new());
+        for batch in plan.rank(rank) {
+            rows.append_value(batch.iter().map(|&row| Some(i64::from(row))));
+        }
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(UInt32Array::from_iter_values(number..end)),
+            Arc::new(Int32Array::from(vec![rank as i32; count as usize])),
+            Arc::new(Int32Array::from_iter_values(0..count as i32)),
+            Arc::new(rows.finish()),
+        ];
+        made.push(RecordBatch::try_new(batches_schema(), columns)?);
+        number = end;
+    }
+    Ok(made)
+}
+
+fn summary(figures: &PlanFigures, digest: &str) -> Result<RecordBatch, StageError> {
+    let long = |number: u64| -> ArrayRef { Arc::new(Int64Array::from(vec![number as i64])) };
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from(vec![0])),
+        Arc::new(StringArray::from(vec![digest])),
+        long(figures.rows),
+        long(figures.rows_in_batches),
+        long(figures.batches),
+        long(figures.batches_per_rank),
+        Arc::new(Float64Array::from(vec![figures.seconds_per_batch])),
+        Arc::new(Float64Array::from(vec![figures.padding_waste])),
+    ];
+    Ok(RecordBatch::try_new(summary_schema(), columns)?)
+}
+
+#[cfg(test)]
+#[path = "plan_batches_tests.rs"]
+mod tests;

@@ -1,0 +1,165 @@
+use arrow::array::AsArray;
+use arrow::datatypes::Int64Type;
+use flow_runtime::harness::{Harness, Output};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use super::*;
+use crate::test_data::{golden, train_rows};
+use crate::write_plan::{WritePlan, WriteSettings};
+
+fn settings(manifest: &str) -> PlanSettings {
+    PlanSettings {
+        manifest: golden("mini").join(manifest),
+        max_batch_seconds: 12.0,
+        world_size: 2,
+        ..PlanSettings::default()
+    }
+}
+
+fn planned(settings: PlanSettings) -> Output {
+    Harness::<Plan>::new(settings).run().unwrap()
+}
+
+#[test]
+fn the_manifest_is_read_planned_and_written() {
+    let output = planned(settings("train_manifest_v2.parquet"));
+    let batches = output.rows("batches", "epoch-000000");
+    let mut languages = crate::plan::Languages::default();
+    let rows = train_rows("mini");
+    rows.iter().for_each(|row| languages.push(&row.lang).unwrap());
+    let durations: Vec<f64> = rows.iter().map(|row| row.duration).collect();
+    let packing = Packing {
+        max_batch_seconds: 12.0,
+        world_size: 2,
+        ..Packing::default()
+    };
+    let expected = BatchPlan::new(&durations, &languages, &packing, 0).unwrap();
+    assert_eq!(batches.num_rows(), expected.batches_per_rank() * 2);
+    let lists = batches["rows"].as_list::<i32>();
+    for (row, batch) in (0..2).flat_map(|rank| expected.rank(rank)).enumerate() {
+        let got: Vec<u32> = lists
+            .value(row)
+            .as_primitive::<Int64Type>()
+            .values()
+            .iter()
+            .map(|&n| n as u32)
+            .collect();
+        assert_eq!(got, batch);
+    }
+    let summary = output.rows("summary", "epoch-000000");
+    let bytes = std::fs::read(golden("mini").join("train_manifest_v2.parquet")).unwrap();
+    let digest = blake3::hash(&bytes).to_hex().to_string();
+    assert_eq!(summary["manifest_digest"].as_string::<i32>().value(0), digest);
+    assert!(
+        output
+            .events
+            .iter()
+            .any(|event| matches!(event, Event::StageFigures { figures, .. } if figures["padding_waste"].is_f64()))
+    );
+
+    let temp = tempfile::tempdir().unwrap();
+    let out = temp.path().join("plan/batches.parquet");
+    let write = |out: PathBuf| {
+        Harness::<WritePlan>::new(WriteSettings { out })
+            .input("batches", batches_schema())
+            .input("summary", summary_schema())
+            .feed("batches", "epoch-000000", batches.clone())
+            .feed("summary", "epoch-000000", summary.clone())
+            .run()
+    };
+    write(out.clone()).unwrap();
+    let first = std::fs::read(&out).unwrap();
+    let reader = ParquetRecordBatchReaderBuilder::try_new(std::fs::File::open(&out).unwrap()).unwrap();
+    let metadata = reader.metadata().file_metadata().key_value_metadata().unwrap().clone();
+    assert_eq!(
+        metadata
+            .iter()
+            .find(|pair| pair.key == "manifest_digest")
+            .unwrap()
+            .value
+            .as_ref(),
+        Some(&digest)
+    );
+    let fields: Vec<String> = reader
+        .schema()
+        .fields()
+        .iter()
+        .map(|field| format!("{} {}", field.name(), field.data_type()))
+        .collect();
+    assert_eq!(fields[..2], ["rank Int32", "batch Int32"]);
+    assert!(
+        matches!(reader.schema().field(2).data_type(), DataType::List(item) if item.data_type() == &DataType::Int64)
+    );
+    let written: usize = reader.build().unwrap().map(|batch| batch.unwrap().num_rows()).sum();
+    assert_eq!(written, batches.num_rows());
+    // Again: the same bytes. Beside another export: refused, since that one's files would go.
+    write(out.clone()).unwrap();
+    assert_eq!(std::fs::read(&out).unwrap(), first);
+    let error = write(temp.path().join("plan/other.parquet")).unwrap_err();
+    assert!(
+        matches!(&error, StageError::Setting { path, .. } if path == "out"),
+        "{error}"
+    );
+    assert!(out.exists());
+}
+
+#[test]
+fn too_few_rows_give_an_empty_plan_and_a_warning() {
+    let output = planned(PlanSettings {
+        world_size: 8,
+        grad_accum: 4,
+        max_batch_seconds: 90.0,
+        ..settings("train_manifest_v2.parquet")
+    });
+    assert_eq!(output.rows("batches", "epoch-000000").num_rows(), 0);
+    assert!(
+        output
+            .events
+            .iter()
+            .any(|event| matches!(event, Event::Warning { message, .. } if message.contains("max_batch_seconds")))
+    );
+}
+
+#[test]
+fn wrong_manifests_and_settings_are_named() {
+    let error = Harness::<Plan>::new(settings("no_such.parquet")).run().unwrap_err();
+    assert!(
+        matches!(&error, StageError::Setting { path, .. } if path == "manifest"),
+        "{error}"
+    );
+    let error = Harness::<Plan>::new(settings("report.json")).run().unwrap_err();
+    assert!(error.to_string().contains("report.json"), "{error}");
+    let error = Harness::<Plan>::new(settings("decisions.parquet")).run().unwrap_err();
+    assert!(error.to_string().contains("duration"), "{error}");
+    let wrong = PlanSettings {
+        temperature: f64::NAN,
+        ..settings("train_manifest_v2.parquet")
+    };
+    let error = Harness::<Plan>::new(wrong).run().unwrap_err();
+    assert!(
+        matches!(&error, StageError::Setting { path, .. } if path == "temperature"),
+        "{error}"
+    );
+    assert!(Harness::<Plan>::new(PlanSettings::default()).run().is_err());
+    let temp = tempfile::tempdir().unwrap();
+    let mut bytes = std::fs::read(golden("mini").join("train_manifest_v2.parquet")).unwrap();
+    let middle = bytes.len() / 3;
+    bytes[middle..middle + 400].fill(0xa5);
+    let damaged = temp.path().join("damaged.parquet");
+    std::fs::write(&damaged, bytes).unwrap();
+    // Either the damage hit a column that is not read, or it is an error that names the file.
+    if let Err(error) = ManifestRows::from_file(&damaged) {
+        assert!(error.to_string().contains("damaged.parquet"), "{error}");
+    }
+}
+
+/// A change of these rows asks for a higher [`Kind::VERSION`].
+#[test]
+fn version_guards_the_output() {
+    let output = planned(settings("train_manifest_v2.parquet"));
+    let rows = format!("{:?}", output.rows("batches", "epoch-000000"));
+    assert_eq!(
+        (Plan::VERSION, blake3::hash(rows.as_bytes()).to_hex().as_str()),
+        (1, "5684154482040d8f49af718efb1a031b9a250133f2692017f6c03ab253860630")
+    );
+}

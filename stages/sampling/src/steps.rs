@@ -1,0 +1,254 @@
+//! Which micro-batches make which optimizer step, over all epochs.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flow_runtime::Digest;
+use flow_runtime::store::write_atomically;
+use serde::{Deserialize, Serialize};
+
+use crate::error::SamplingError;
+use crate::manifest_rows::ManifestRows;
+use crate::plan::{BatchPlan, Packing};
+
+/// Steps of all epochs. An epoch is planned when one of its steps is asked for; how many steps the epochs
+/// before it have is noted in a file, since only planning an epoch tells that.
+pub struct Steps {
+    packing: Packing,
+    /// Where the notes are; losing them costs time only.
+    notes: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Steps of each epoch that was planned so far.
+    per_epoch: Vec<u64>,
+    /// The plans used last; two, since workers stand on both sides of an epoch's end.
+    recent: Vec<(u64, Arc<BatchPlan>)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Notes {
+    version: u32,
+    steps_per_epoch: Vec<u64>,
+}
+
+/// One optimizer step.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub epoch: u64,
+    /// Which step of the epoch it is.
+    pub in_epoch: u64,
+    plan: Arc<BatchPlan>,
+    grad_accum: u32,
+}
+
+impl Step {
+    /// Row numbers of a micro-batch of this step; none where `rank` or `micro` is too large.
+    pub fn micro_batch(&self, rank: u32, micro: u32) -> Option<&[u32]> {
+        if micro >= self.grad_accum {
+            return None;
+        }
+        let place = self.in_epoch * u64::from(self.grad_accum) + u64::from(micro);
+        self.plan.batch(rank, usize::try_from(place).ok()?)
+    }
+}
+
+impl Steps {
+    /// `data` is a digest of the rows, which the notes are kept under.
+    pub fn new(packing: Packing, data: &str, notes_folder: Option<PathBuf>) -> Self {
+        let key = serde_json::to_string(&packing).unwrap_or_default();
+        let name = format!(
+            "epochs-{}.json",
+            Digest::of_parts([data.as_bytes(), key.as_bytes()]).short()
+        );
+        let notes = notes_folder.map(|folder| folder.join(name));
+        let read = |path: &PathBuf| serde_json::from_slice::<Notes>(&std::fs::read(path).ok()?).ok();
+        let noted = notes.as_ref().and_then(read).filter(|notes| notes.version == 1);
+        let per_epoch = noted
+            .map(|notes| notes.steps_per_epoch)
+            .filter(|steps| !steps.contains(&0))
+            .unwrap_or_default();
+        Steps {
+            packing,
+            notes,
+            state: Mutex::new(State {
+                per_epoch,
+                recent: Vec::new(),
+            }),
+        }
+    }
+
+    /// The step of that number.
+    pub fn step(&self, rows: &ManifestRows, number: u64) -> Result<Step, SamplingError> {
+        // Held while an epoch is planned: all who wait need that plan.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut epoch = 0;
+        let mut before: u64 = 0;
+        loop {
+            let steps = match state.per_epoch.get(epoch as usize) {
+                Some(&steps) => steps,
+                None => self.plan(&mut state, rows, epoch)?.1,
+            };
+            if number - before < steps {
+                break;
+            }
+            before += steps;
+            epoch += 1;
+        }
+        let (plan, _) = self.plan(&mut state, rows, epoch)?;
+        Ok(Step {
+            epoch,
+            in_epoch: number - before,
+            plan,
+            grad_accum: self.packing.grad_accum,
+        })
+    }
+
+    fn plan(&self, state: &mut State, rows: &ManifestRows, epoch: u64) -> Result<(Arc<BatchPlan>, u64), SamplingError> {
+        let steps_of = |plan: &BatchPlan| plan.batches_per_rank() as u64 / u64::from(self.packing.grad_accum);
+        if let Some((_, plan)) = state.recent.iter().find(|(of, _)| *of == epoch) {
+            return Ok((plan.clone(), steps_of(plan)));
+        }
+        let plan = Arc::new(BatchPlan::new(&rows.durations, &rows.languages, &self.packing, epoch)?);
+        let steps = steps_of(&plan);
+        if steps == 0 {
+            return Err(SamplingError::NoBatch {
+                rows: rows.durations.len(),
+                batches: plan.batches(),
+                ranks: self.packing.world_size,
+                grad_accum: self.packing.grad_accum,
+            });
+        }
+        if state.recent.len() >= 2 {
+            state.recent.remove(0);
+        }
+        state.recent.push((epoch, plan.clone()));
+        if state.per_epoch.len() as u64 == epoch {
+            state.per_epoch.push(steps);
+            self.note(&state.per_epoch);
+        } else if state.per_epoch.get(epoch as usize).is_some_and(|&noted| noted != steps) {
+            // Notes of another program version, or edited ones: start from nothing.
+            state.per_epoch.truncate(epoch as usize);
+            state.per_epoch.push(steps);
+            self.note(&state.per_epoch);
+        }
+        Ok((plan, steps))
+    }
+
+    fn note(&self, per_epoch: &[u64]) {
+        let Some(path) = &self.notes else { return };
+        let notes = Notes {
+            version: 1,
+            steps_per_epoch: per_epoch.to_vec(),
+        };
+        // A note that cannot be written costs time after the next restart, nothing else.
+        if let (Some(folder), Ok(text)) = (path.parent(), serde_json::to_vec(&notes)) {
+            if std::fs::create_dir_all(folder).is_ok() {
+                let _ = write_atomically(path, &text);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::train_rows;
+
+    fn rows() -> ManifestRows {
+        let mut rows = ManifestRows::default();
+        for row in train_rows("mini") {
+            rows.durations.push(row.duration);
+            rows.languages.push(&row.lang).unwrap();
+        }
+        rows
+    }
+
+    fn packing() -> Packing {
+        Packing {
+            world_size: 2,
+            grad_accum: 3,
+            max_batch_seconds: 12.0,
+            ..Packing::default()
+        }
+    }
+
+    #[test]
+    fn steps_run_through_the_epochs_in_the_order_of_their_plans() {
+        let rows = rows();
+        let steps = Steps::new(packing(), "data", None);
+        let mut number = 0;
+        for epoch in 0..3 {
+            let plan = BatchPlan::new(&rows.durations, &rows.languages, &packing(), epoch).unwrap();
+            for in_epoch in 0..plan.batches_per_rank() / 3 {
+                let step = steps.step(&rows, number).unwrap();
+                assert_eq!((step.epoch, step.in_epoch), (epoch, in_epoch as u64));
+                for (rank, micro) in [(0, 0), (1, 0), (0, 1), (1, 2)] {
+                    let expected = plan.batch(rank, in_epoch * 3 + micro as usize);
+                    assert!(expected.is_some());
+                    assert_eq!(step.micro_batch(rank, micro), expected);
+                }
+                assert_eq!((step.micro_batch(2, 0), step.micro_batch(0, 3)), (None, None));
+                number += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn a_place_far_in_is_found_again_without_planning_what_lies_before() {
+        let rows = rows();
+        let temp = tempfile::tempdir().unwrap();
+        let first = Steps::new(packing(), "data", Some(temp.path().to_owned()));
+        let far = first.step(&rows, 200).unwrap();
+        assert!(far.epoch >= 5);
+        let again = Steps::new(packing(), "data", Some(temp.path().to_owned()));
+        let found = again.step(&rows, 200).unwrap();
+        assert_eq!((found.epoch, found.in_epoch), (far.epoch, far.in_epoch));
+        assert_eq!(found.micro_batch(1, 1), far.micro_batch(1, 1));
+        let state = again.state.lock().unwrap();
+        assert_eq!(
+            state.recent.iter().map(|(epoch, _)| *epoch).collect::<Vec<_>>(),
+            [far.epoch]
+        );
+        // Notes are kept apart by data and settings, and damaged ones do not matter.
+        assert_eq!(
+            Steps::new(packing(), "other", Some(temp.path().to_owned()))
+                .state
+                .lock()
+                .unwrap()
+                .per_epoch
+                .len(),
+            0
+        );
+        for note in std::fs::read_dir(temp.path()).unwrap() {
+            std::fs::write(note.unwrap().path(), b"{\"version\":1,\"steps_per_epoch\":[0]}").unwrap();
+        }
+        let damaged = Steps::new(packing(), "data", Some(temp.path().to_owned()))
+            .step(&rows, 200)
+            .unwrap();
+        assert_eq!((damaged.epoch, damaged.in_epoch), (far.epoch, far.in_epoch));
+    }
+
+    #[test]
+    fn a_rank_without_batches_is_an_error() {
+        let wide = Packing {
+            world_size: 8,
+            grad_accum: 4,
+            ..Packing::default()
+        };
+        let error = Steps::new(wide, "data", None).step(&rows(), 0).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                SamplingError::NoBatch {
+                    ranks: 8,
+                    grad_accum: 4,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! The kind `sampling.write`.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::AsArray;
+use arrow::datatypes::Schema;
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, ROW, Reads, RejectSet, Role, Shape,
+    StageError,
+};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::plan_batches::{batches_schema, needs};
+
+/// Writes the batches of `sampling.plan` to a file.
+///
+/// # What it does
+///
+/// Takes the ports `batches` and `summary` of a `sampling.plan` and writes the parquet file `out` with the
+/// columns `rank` (int32), `batch` (int32) and `rows` (list of int64), by rank and batch. The file's metadata
+/// hold `manifest_digest`, which says from which manifest the row numbers come. The folder of `out` receives a
+/// `flow.json` too, and so cannot be the folder of another export.
+///
+/// # Example
+///
+/// ```yaml
+/// write: {uses: sampling.write, from: [plan.batches, plan.summary], with: {out: work/plan/batches.parquet}}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WriteSettings {
+    /// The file to write.
+    pub out: PathBuf,
+}
+
+impl WriteSettings {
+    /// Folder and name of the file.
+    fn parts(&self) -> Result<(PathBuf, String), StageError> {
+        let name = self.out.file_name().and_then(|name| name.to_str());
+        let name = name.ok_or_else(|| StageError::setting("out", format!("`{}` names no file", self.out.display())))?;
+        let folder = match self.out.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        Ok((folder, name.to_owned()))
+    }
+}
+
+pub struct WritePlan;
+
+impl Kind for WritePlan {
+    const NAME: &'static str = "sampling.write";
+    const VERSION: u32 = 1;
+    type Settings = WriteSettings;
+
+    fn shape(settings: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        settings.parts()?;
+        let [batches, summary] = inputs else {
+            let message = format!("sampling.write takes two inputs, it was given {}", inputs.len());
+            let help = Some("from: [plan.batches, plan.summary]".into());
+            return Err(StageError::Input {
+                name: "from".into(),
+                message,
+                help,
+            });
+        };
+        needs(batches, &["rank", "batch", "rows"])?;
+        needs(summary, &["manifest_digest"])?;
+        Ok(Shape {
+            role: Role::Export,
+            reads: vec![Reads::Whole; 2],
+            outputs: Vec::new(),
+            dear: false,
+            conservation: Conservation::NewRows,
+        })
+    }
+
+    fn open(settings: &WriteSettings, _: &Context) -> Result<Body, StageError> {
+        let (folder, name) = settings.parts()?;
+        refuse_other_exports(&folder, &name)?;
+        Ok(Body::Export(Box::new(Writer { folder, name })))
+    }
+
+    fn identity(settings: &WriteSettings) -> serde_json::Value {
+        serde_json::json!({"file": settings.parts().map(|(_, name)| name).unwrap_or_default()})
+    }
+}
+
+/// An export takes away what it had before and no longer has. In a folder of another export, that would be
+/// that one's files.
+fn refuse_other_exports(folder: &Path, name: &str) -> Result<(), StageError> {
+    let Ok(text) = std::fs::read(folder.join("flow.json")) else {
+        return Ok(());
+    };
+    let Ok(standing) = serde_json::from_slice::<serde_json::Value>(&text) else {
+        return Ok(());
+    };
+    let files = standing.get("files").and_then(|files| files.as_object());
+    match files.and_then(|files| files.keys().find(|file| *file != name)) {
+        None => Ok(()),
+        Some(other) => {
+            let message = format!(
+                "{} holds another export (`{other}`), which would be taken away",
+                folder.display()
+            );
+            Err(StageError::setting("out", message).with_help("give the plan a folder of its own"))
+        }
+    }
+}
+
+struct Writer {
+    folder: PathBuf,
+    name: String,
+}
+
+impl Export for Writer {
+    fn folder(&self) -> PathBuf {
+        self.folder.clone()
+    }
+
+    fn write(&mut self, inputs: &[Artifact], _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        let [batches, summary] = inputs else {
+            return Err(StageError::failed("two inputs are needed"));
+        };
+        let mut digest = String::new();
+        for item in summary.batches(Some(&["manifest_digest"])) {
+            let (_, batch) = item?;
+            let found = batch
+                .column(0)
+                .as_string_opt::<i32>()
+                .and_then(|column| column.iter().flatten().next());
+            digest = found.unwrap_or_default().to_owned();
+        }
+        let path = set.file(&self.name).map_err(StageError::failed)?;
+        let failed =
+            |error: &dyn std::fmt::Display| StageError::failed(format!("cannot write {}: {error}", path.display()));
+        let schema = schema_without_row(&batches_schema());
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_created_by("flow".into())
+            .set_key_value_metadata(Some(vec![KeyValue::new("manifest_digest".into(), digest)]))
+            .build();
+        let file = File::create(&path).map_err(|error| failed(&error))?;
+        let mut writer =
+            ArrowWriter::try_new(file, Arc::new(schema), Some(properties)).map_err(|error| failed(&error))?;
+        for item in batches.batches(Some(&["rank", "batch", "rows"])) {
+            writer.write(&item?.1).map_err(|error| failed(&error))?;
+        }
+        writer.close().map_err(|error| failed(&error))?;
+        Ok(())
+    }
+}
+
+fn schema_without_row(schema: &Schema) -> Schema {
+    Schema::new(
+        schema
+            .fields()
+            .iter()
+            .filter(|field| field.name() != ROW)
+            .cloned()
+            .collect::<Vec<_>>(),
+    )
+}

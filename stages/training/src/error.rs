@@ -1,0 +1,59 @@
+//! What can go wrong in training.
+
+use std::path::{Path, PathBuf};
+
+use flow_runtime::StageError;
+
+/// Errors of this crate. Messages name the thing and say what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainingError {
+    /// A setting has a value that cannot be used.
+    #[error("{message}")]
+    Setting { path: String, message: String },
+    /// Training was asked to go on in a way that it must not.
+    #[error("{message}")]
+    Refused { message: String, help: Option<String> },
+    /// A checkpoint is not what it was when it was written.
+    #[error("checkpoint {} is damaged: {message}", folder.display())]
+    Damaged { folder: PathBuf, message: String, help: String },
+    /// Another process trains into the folder.
+    #[error("{} is in use: {owner}", folder.display())]
+    Locked { folder: PathBuf, owner: String },
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{message}")]
+    Data { message: String },
+    /// Too many steps had no finite loss or gradient.
+    #[error("{message}")]
+    NotFinite { message: String },
+    #[error(transparent)]
+    Model(#[from] flow_model::Error),
+    #[error(transparent)]
+    Tensor(#[from] candle_core::Error),
+    #[error(transparent)]
+    Evaluation(#[from] flow_evaluation::EvaluationError),
+}
+
+impl TrainingError {
+    pub fn setting(path: impl Into<String>, message: impl std::fmt::Display) -> Self {
+        TrainingError::Setting { path: path.into(), message: message.to_string() }
+    }
+
+    pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> TrainingError + '_ {
+        move |source| TrainingError::File { path: path.to_owned(), source }
+    }
+}
+
+impl From<TrainingError> for StageError {
+    fn from(error: TrainingError) -> Self {
+        let message = error.to_string();
+        match error {
+            TrainingError::Setting { path, .. } => StageError::setting(path, message),
+            TrainingError::Refused { help, .. } => StageError::Refused { message, help },
+            TrainingError::Damaged { help, .. } => StageError::Refused { message, help: Some(help) },
+            TrainingError::Locked { .. } => StageError::Refused { message, help: Some("wait for it, or give another folder as `checkpoints`".into()) },
+            TrainingError::NotFinite { .. } => StageError::failed(message).with_help("lower the rate, raise the warm-up, or look at the segments that are named; `max_bad_steps` sets the limit"),
+            _ => StageError::failed(message),
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Training: optimizer steps over a model, schedules, checkpoints, and the stage that runs them.
+
+pub mod checkpoint;
+pub mod error;
+pub mod loaded_rows;
+pub mod metrics;
+pub mod optimizer;
+pub mod schedule;
+pub mod session;
+pub mod settings;
+pub mod train;
+pub mod trainer;
+
+pub use error::TrainingError;

@@ -1,0 +1,77 @@
+//! From the rows of `sampling.load` to micro-batches: tokens instead of text, grouped by rank and place.
+
+use std::collections::BTreeMap;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float32Type, Int64Type, Schema};
+use flow_model::tokenizer::Tokenizer;
+
+use crate::error::TrainingError;
+use crate::trainer::LoadedBatch;
+
+/// Columns that the rows must have; one row is one utterance, `signal` is a list of float32.
+pub const COLUMNS: [&str; 6] = ["rank", "micro", "epoch", "segment_id", "text", "signal"];
+
+/// The first column of [`COLUMNS`] that a schema lacks.
+pub fn missing_column(schema: &Schema) -> Option<&'static str> {
+    COLUMNS.into_iter().find(|name| schema.column_with_name(name).is_none())
+}
+
+/// Micro-batches of one optimizer step, ordered by rank and place, and the segments that were left out
+/// because their audio holds samples that are no numbers. Targets are cut to `max_tokens`. A micro-batch
+/// without any utterance does not appear.
+pub fn micro_batches(batches: &[RecordBatch], tokenizer: &Tokenizer, max_tokens: usize) -> Result<(Vec<LoadedBatch>, Vec<String>), TrainingError> {
+    let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
+    let mut dropped = Vec::new();
+    for batch in batches {
+        let (ranks, micros, epochs) = (numbers(batch, "rank")?, numbers(batch, "micro")?, numbers(batch, "epoch")?);
+        let (segments, texts) = (texts(batch, "segment_id")?, texts(batch, "text")?);
+        let signals = column(batch, "signal")?;
+        let signals = signals.as_list_opt::<i32>().ok_or_else(|| wrong("signal"))?;
+        for row in 0..batch.num_rows() {
+            let key = (ranks[row] as u32, micros[row] as u32);
+            let segment = if segments.is_null(row) { String::new() } else { segments.value(row).to_owned() };
+            let signal = signals.value(row);
+            let signal = signal.as_primitive_opt::<Float32Type>().ok_or_else(|| wrong("signal"))?.values().to_vec();
+            if segment.is_empty() && signal.len() <= 1 {
+                // What sampling.load gives for a micro-batch without any utterance.
+                continue;
+            }
+            if signal.iter().any(|sample| !sample.is_finite()) {
+                dropped.push(segment);
+                continue;
+            }
+            let mut tokens = if texts.is_null(row) { Vec::new() } else { tokenizer.encode(texts.value(row)) };
+            tokens.truncate(max_tokens);
+            let group = groups.entry(key).or_insert_with(|| LoadedBatch { rank: key.0, micro: key.1, ..LoadedBatch::default() });
+            group.epoch = group.epoch.max(epochs[row] as u64);
+            group.segments.push(segment);
+            group.batch.signals.push(signal);
+            group.batch.tokens.push(tokens);
+        }
+    }
+    Ok((groups.into_values().collect(), dropped))
+}
+
+fn column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, TrainingError> {
+    batch.column_by_name(name).cloned().ok_or_else(|| wrong(name))
+}
+
+fn wrong(name: &str) -> TrainingError {
+    TrainingError::Data { message: format!("column {name} of the loaded rows is missing or has another type than sampling.load gives") }
+}
+
+fn texts(batch: &RecordBatch, name: &str) -> Result<StringArray, TrainingError> {
+    column(batch, name)?.as_string_opt::<i32>().cloned().ok_or_else(|| wrong(name))
+}
+
+/// Whole numbers of any width, none of them null or negative.
+fn numbers(batch: &RecordBatch, name: &str) -> Result<Vec<i64>, TrainingError> {
+    let array = cast(&column(batch, name)?, &DataType::Int64).map_err(|_| wrong(name))?;
+    let array = array.as_primitive_opt::<Int64Type>().ok_or_else(|| wrong(name))?;
+    if array.null_count() > 0 || array.values().iter().any(|&n| n < 0 || n > i64::from(u32::MAX)) {
+        return Err(wrong(name));
+    }
+    Ok(array.values().to_vec())
+}

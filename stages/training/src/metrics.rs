@@ -1,0 +1,54 @@
+//! `metrics.jsonl`: one JSON object per line, beside the checkpoints.
+//!
+//! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}` and
+//! `{"kind": "skipped", ...}` when they happen. `step` is the number of optimizer steps done.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::TrainingError;
+
+/// Name of the file within the checkpoint folder.
+pub const METRICS: &str = "metrics.jsonl";
+
+/// Appends to the file.
+pub struct Metrics {
+    path: PathBuf,
+    file: File,
+}
+
+impl Metrics {
+    /// Opens the file of a checkpoint folder for going on after `step` steps: lines of later steps, which no
+    /// checkpoint kept, are removed, and so is a line that was cut off.
+    pub fn open(folder: &Path, step: u64) -> Result<Self, TrainingError> {
+        let path = folder.join(METRICS);
+        if path.exists() {
+            let kept: Vec<String> = BufReader::new(File::open(&path).map_err(TrainingError::file(&path))?)
+                .split(b'\n')
+                .filter_map(|line| {
+                    let line = String::from_utf8(line.ok()?).ok()?;
+                    let value: Value = serde_json::from_str(&line).ok()?;
+                    (value["step"].as_u64()? <= step).then_some(line)
+                })
+                .collect();
+            let mut text = kept.join("\n");
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            let writing = folder.join(".metrics.jsonl.writing");
+            fs::write(&writing, text).map_err(TrainingError::file(&writing))?;
+            fs::rename(&writing, &path).map_err(TrainingError::file(&path))?;
+        }
+        let file = File::options().create(true).append(true).open(&path).map_err(TrainingError::file(&path))?;
+        Ok(Metrics { path, file })
+    }
+
+    pub fn append(&mut self, value: &Value) -> Result<(), TrainingError> {
+        let mut line = value.to_string();
+        line.push('\n');
+        self.file.write_all(line.as_bytes()).map_err(TrainingError::file(&self.path))
+    }
+}

@@ -1,0 +1,380 @@
+//! One run of training: where it starts, its steps, its checkpoints, its figures.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device};
+use flow_evaluation::wer::Scores;
+use flow_model::model::TdtModel;
+use flow_model::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::checkpoint::{self, CheckpointFolder, Identity, Record, Standing};
+use crate::error::TrainingError;
+use crate::metrics::Metrics;
+use crate::optimizer::AdamW;
+use crate::settings::{OnChange, TrainSettings};
+use crate::trainer::{LoadedBatch, StepReport, Trainer};
+
+/// Where training goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Start {
+    /// From the first step, in this folder.
+    Fresh { folder: PathBuf },
+    /// After a checkpoint. `changes` are what `on_change: continue` passed over.
+    Resume { checkpoint: Standing, record: Box<Record>, changes: Vec<String> },
+}
+
+impl Start {
+    /// Steps that are done.
+    pub fn step(&self) -> u64 {
+        match self {
+            Start::Fresh { .. } => 0,
+            Start::Resume { checkpoint, .. } => checkpoint.step,
+        }
+    }
+}
+
+/// Finds where training goes on, from the checkpoint folder alone. Changes nothing. `data` is the digest of
+/// the train rows, where it is known.
+pub fn find_start(settings: &TrainSettings, data: Option<&str>) -> Result<Start, TrainingError> {
+    let root = Path::new(&settings.checkpoints);
+    let folder = checkpoint::current(root)?;
+    let Some((standing, record)) = checkpoint::latest(&folder)? else { return Ok(Start::Fresh { folder }) };
+    let mut others = checkpoint::identity_changes(&record.identity, &settings.identity()?);
+    let another_run = !others.is_empty();
+    others.extend(checkpoint::changes(&record, &settings.recorded(), data));
+    if others.is_empty() {
+        return Ok(Start::Resume { checkpoint: standing, record: Box::new(record), changes: others });
+    }
+    match settings.on_change {
+        OnChange::Restart => Ok(Start::Fresh { folder: checkpoint::next_restart(root)? }),
+        OnChange::Continue if !another_run => Ok(Start::Resume { checkpoint: standing, record: Box::new(record), changes: others }),
+        _ => Err(TrainingError::Refused {
+            message: format!("training in {} cannot simply go on: {}", folder.display(), others.join("; ")),
+            help: Some(if another_run {
+                "undo the change, set `train.on_change: restart` to begin anew beside it, or give another folder as `checkpoints`".into()
+            } else {
+                "undo the change, set `train.on_change: continue` to go on with it, or `restart` to begin anew beside it".into()
+            }),
+        }),
+    }
+}
+
+/// Evaluates a model on the validation sample.
+pub type Evaluate = Box<dyn FnMut(&TdtModel) -> Result<Scores, TrainingError> + Send>;
+
+/// Receives figures for the screen.
+pub type Report = Box<dyn FnMut(Value) + Send>;
+
+/// Training in progress. Holds the checkpoint folder's lock.
+pub struct Session {
+    settings: TrainSettings,
+    trainer: Trainer,
+    folder: CheckpointFolder,
+    metrics: Metrics,
+    record: Record,
+    evaluate: Option<Evaluate>,
+    report: Report,
+    bad_steps: u64,
+    /// Since the last line of the metrics.
+    window: Window,
+    /// Since the last figures on the screen.
+    shown: Window,
+    began: Instant,
+    first_step: u64,
+}
+
+/// Sums over some steps.
+struct Window {
+    since: Instant,
+    steps: u64,
+    good_steps: u64,
+    loss: f64,
+    seconds: f64,
+    padded_seconds: f64,
+    tokens: u64,
+}
+
+impl Window {
+    fn new() -> Self {
+        Window { since: Instant::now(), steps: 0, good_steps: 0, loss: 0.0, seconds: 0.0, padded_seconds: 0.0, tokens: 0 }
+    }
+
+    fn add(&mut self, step: &StepReport) {
+        self.steps += 1;
+        if step.skipped.is_none() {
+            self.good_steps += 1;
+            self.loss += step.loss;
+        }
+        self.seconds += step.seconds;
+        self.padded_seconds += step.padded_seconds;
+        self.tokens += step.tokens;
+    }
+
+    fn loss(&self) -> Option<f64> {
+        (self.good_steps > 0).then(|| self.loss / self.good_steps as f64)
+    }
+
+    /// Share of what is computed that is padding.
+    fn padding(&self) -> f64 {
+        if self.padded_seconds > 0.0 { 1.0 - self.seconds / self.padded_seconds } else { 0.0 }
+    }
+}
+
+impl Session {
+    /// Locks the folder and makes or loads the model.
+    pub fn begin(settings: &TrainSettings, data: Option<&str>, evaluate: Option<Evaluate>, report: Report) -> Result<Self, TrainingError> {
+        settings.validate()?;
+        let root = Path::new(&settings.checkpoints);
+        let lock = checkpoint::lock(root)?;
+        let start = find_start(settings, data)?;
+        let identity = settings.identity()?;
+        let (folder, model, optimizer, record) = match start {
+            Start::Fresh { folder } => {
+                let folder = CheckpointFolder::open(lock, &folder)?;
+                let model = first_model(settings)?;
+                (folder, model, AdamW::new(settings.adamw()), first_record(identity))
+            }
+            Start::Resume { checkpoint, record, .. } => {
+                let parent = checkpoint.path.parent().unwrap_or(root);
+                let folder = CheckpointFolder::open(lock, parent)?;
+                checkpoint::verify(&checkpoint.path, &record)?;
+                let model = TdtModel::load(&checkpoint.path, DType::F32, &Device::Cpu)?;
+                let optimizer = checkpoint::read_optimizer(&checkpoint.path, settings.adamw())?;
+                (folder, model, optimizer, *record)
+            }
+        };
+        let record = Record { settings: settings.recorded(), data: data.map(str::to_owned).or(record.data), ..record };
+        let metrics = Metrics::open(folder.folder(), record.step)?;
+        let config = settings.trainer_config(model.config.encoder.d_model);
+        let trainer = Trainer::new(model, optimizer, config);
+        Ok(Session {
+            settings: settings.clone(),
+            trainer,
+            folder,
+            metrics,
+            first_step: record.step,
+            record,
+            evaluate,
+            report,
+            bad_steps: 0,
+            window: Window::new(),
+            shown: Window::new(),
+            began: Instant::now(),
+        })
+    }
+
+    /// Steps that are done.
+    pub fn step_number(&self) -> u64 {
+        self.record.step
+    }
+
+    pub fn model(&self) -> &TdtModel {
+        &self.trainer.model
+    }
+
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.trainer.model.tokenizer.as_ref()
+    }
+
+    /// Does the next optimizer step, and evaluates and writes a checkpoint where one is due (always after
+    /// the last step).
+    pub fn step(&mut self, micro_batches: &[LoadedBatch]) -> Result<StepReport, TrainingError> {
+        let report = self.trainer.step(self.record.step, micro_batches)?;
+        let record = &mut self.record;
+        record.step += 1;
+        record.micro_batches += u64::from(report.micro_batches);
+        record.samples += report.utterances;
+        record.seconds += report.seconds;
+        record.tokens += report.tokens;
+        record.epoch = record.epoch.max(report.epoch);
+        self.window.add(&report);
+        self.shown.add(&report);
+        if let Some(segments) = &report.skipped {
+            self.record.skipped_steps += 1;
+            self.skip(segments, &report)?;
+        }
+        let last = self.record.step >= self.settings.max_steps;
+        if self.record.step.is_multiple_of(self.settings.log_every) || last {
+            self.log(&report)?;
+        }
+        if self.shown.since.elapsed() >= Duration::from_secs(1) || last {
+            self.show(&report);
+        }
+        let due = |every: u64| every > 0 && self.record.step.is_multiple_of(every);
+        let (evaluate, keep) = (due(self.settings.eval_every) || last, due(self.settings.checkpoint_every) || last);
+        if evaluate {
+            self.evaluate()?;
+        }
+        if keep {
+            self.checkpoint()?;
+        }
+        Ok(report)
+    }
+
+    /// Writes a checkpoint of where training stands, and removes old ones.
+    pub fn checkpoint(&mut self) -> Result<PathBuf, TrainingError> {
+        let path = self.folder.write(&self.record, &self.trainer.model, &self.trainer.optimizer)?;
+        self.folder.prune(self.settings.keep_checkpoints)?;
+        Ok(path)
+    }
+
+    fn skip(&mut self, segments: &[String], report: &StepReport) -> Result<(), TrainingError> {
+        self.bad_steps += 1;
+        let step = self.record.step;
+        self.metrics.append(&json!({ "kind": "skipped", "step": step, "segments": segments, "loss": finite(report.loss), "grad_norm": finite(report.gradient_norm) }))?;
+        (self.report)(json!({ "step": step, "skipped_steps": self.record.skipped_steps, "skipped_segments": segments }));
+        if self.bad_steps > self.settings.max_bad_steps {
+            return Err(TrainingError::NotFinite {
+                message: format!(
+                    "{} steps had no finite loss and gradient, more than `max_bad_steps` allows; the last, step {}, with segments {}",
+                    self.bad_steps,
+                    report.step,
+                    if segments.is_empty() { "none (no utterance could be loaded)".to_owned() } else { segments.join(", ") }
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    fn log(&mut self, report: &StepReport) -> Result<(), TrainingError> {
+        let window = std::mem::replace(&mut self.window, Window::new());
+        let seconds = window.since.elapsed().as_secs_f64();
+        self.metrics.append(&json!({
+            "kind": "train",
+            "step": self.record.step,
+            "micro_batches": self.record.micro_batches,
+            "epoch": report.epoch,
+            "loss": window.loss(),
+            "lr": report.rate,
+            "grad_norm": finite(report.gradient_norm),
+            "audio_seconds": window.seconds,
+            "padding": window.padding(),
+            "tokens": window.tokens,
+            "samples": self.record.samples,
+            "encoder_frozen": report.encoder_frozen,
+            "seconds": seconds,
+        }))
+    }
+
+    fn show(&mut self, report: &StepReport) {
+        let window = std::mem::replace(&mut self.shown, Window::new());
+        let elapsed = window.since.elapsed().as_secs_f64().max(1e-9);
+        let done = self.record.step - self.first_step;
+        let left = self.settings.max_steps.saturating_sub(self.record.step);
+        let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
+        (self.report)(json!({
+            "step": self.record.step,
+            "max_steps": self.settings.max_steps,
+            "micro_batches": self.record.micro_batches,
+            "epoch": report.epoch,
+            "loss": window.loss().map(|loss| round(loss, 4)),
+            "lr": report.rate,
+            "grad_norm": finite(report.gradient_norm).map(|norm| round(norm, 3)),
+            "encoder": if report.encoder_frozen { "frozen" } else { "learns" },
+            "audio_s_per_step": round(window.seconds / window.steps.max(1) as f64, 1),
+            "audio_s_per_s": round(window.seconds / elapsed, 1),
+            "steps_per_s": round(window.steps as f64 / elapsed, 2),
+            "padding": round(window.padding(), 3),
+            "tokens": self.record.tokens,
+            "skipped_steps": self.record.skipped_steps,
+            "memory_mib": resident_mib(),
+            "eta_s": round(eta, 0),
+        }));
+    }
+
+    fn evaluate(&mut self) -> Result<(), TrainingError> {
+        let Some(evaluate) = &mut self.evaluate else { return Ok(()) };
+        let began = Instant::now();
+        let scores = evaluate(&self.trainer.model)?;
+        let languages: serde_json::Map<String, Value> = scores
+            .languages
+            .iter()
+            .map(|(lang, score)| {
+                let value = json!({ "wer": finite(score.words.rate()), "cer": finite(score.characters.rate()), "utterances": score.utterances });
+                (lang.clone(), value)
+            })
+            .collect();
+        let (wer, cer) = (finite(scores.overall.words.rate()), finite(scores.overall.characters.rate()));
+        let step = self.record.step;
+        self.metrics.append(&json!({
+            "kind": "evaluation", "step": step, "wer": wer, "cer": cer, "utterances": scores.overall.utterances,
+            "wrong_tags": scores.overall.wrong_tags, "languages": languages, "seconds": began.elapsed().as_secs_f64(),
+        }))?;
+        (self.report)(json!({ "step": step, "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }));
+        // Not part of the speed of training.
+        let spent = began.elapsed();
+        self.window.since += spent;
+        self.shown.since += spent;
+        Ok(())
+    }
+}
+
+fn first_record(identity: Identity) -> Record {
+    Record {
+        version: checkpoint::CHECKPOINT_VERSION,
+        step: 0,
+        micro_batches: 0,
+        samples: 0,
+        seconds: 0.0,
+        tokens: 0,
+        skipped_steps: 0,
+        epoch: 0,
+        identity,
+        settings: Default::default(),
+        data: None,
+        random: "splitmix64(seed, step, rank, micro_batch)".into(),
+        files: Default::default(),
+    }
+}
+
+fn read_tokenizer(path: &str) -> Result<Tokenizer, TrainingError> {
+    let bytes = std::fs::read(path).map_err(|e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}")))?;
+    Tokenizer::from_bytes(&bytes).map_err(|e| TrainingError::setting("tokenizer", format!("{path}: {e}")))
+}
+
+fn pieces(tokenizer: &Tokenizer) -> Vec<String> {
+    (0..tokenizer.vocabulary_size() as u32).map(|id| tokenizer.piece(id).unwrap_or_default().to_owned()).collect()
+}
+
+/// The model before its first step.
+fn first_model(settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
+    if settings.init == "none" {
+        let tokenizer = read_tokenizer(&settings.tokenizer)?;
+        let config = settings.model.config(&pieces(&tokenizer))?;
+        return Ok(TdtModel::new(config, Some(tokenizer), settings.seed, DType::F32, &Device::Cpu)?);
+    }
+    if settings.init.starts_with("hf://") || settings.init.ends_with(".ckpt") {
+        return Err(TrainingError::setting("init", "only `none`, a .nemo archive or a model folder can be used yet"));
+    }
+    let path = Path::new(&settings.init);
+    if !path.exists() {
+        return Err(TrainingError::setting("init", format!("{} is not there", path.display())));
+    }
+    let model = TdtModel::load(path, DType::F32, &Device::Cpu)?;
+    let Some(own) = &model.tokenizer else {
+        return Err(TrainingError::setting("init", format!("{} has no tokenizer", path.display())));
+    };
+    if !settings.tokenizer.is_empty() && pieces(&read_tokenizer(&settings.tokenizer)?) != pieces(own) {
+        let message = "it differs from the tokenizer of `init`; changing the vocabulary is not available yet, so leave it empty";
+        return Err(TrainingError::setting("tokenizer", message));
+    }
+    Ok(model)
+}
+
+fn finite(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}
+
+fn round(value: f64, digits: i32) -> f64 {
+    let factor = 10f64.powi(digits);
+    (value * factor).round() / factor
+}
+
+/// Memory this process has resident, in MiB; 0 where the system does not say.
+fn resident_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) / 1024
+}

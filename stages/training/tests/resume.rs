@@ -1,0 +1,235 @@
+//! Checkpoints and resuming, on a model small enough to train in a blink.
+
+use std::path::{Path, PathBuf};
+
+use flow_model::model::MicroBatch;
+use flow_training::TrainingError;
+use flow_training::checkpoint;
+use flow_training::session::{Session, Start, find_start};
+use flow_training::settings::{ModelSettings, OnChange, TrainSettings};
+use flow_training::trainer::LoadedBatch;
+
+fn settings(folder: &Path, max_steps: u64) -> TrainSettings {
+    TrainSettings {
+        checkpoints: folder.to_string_lossy().into_owned(),
+        tokenizer: concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/tokenizers/mini.model").into(),
+        model: ModelSettings {
+            mels: 16,
+            d_model: 16,
+            layers: 1,
+            heads: 2,
+            conv_channels: 4,
+            pred_hidden: 8,
+            joint_hidden: 8,
+            ..ModelSettings::default()
+        },
+        max_steps,
+        phase1_lr: 1e-3,
+        phase2_lr: 2e-3,
+        unfreeze_step: 3,
+        warmup_steps: 2,
+        phase2_warmup: 2,
+        grad_accum: 2,
+        checkpoint_every: 100,
+        keep_checkpoints: 10,
+        eval_every: 0,
+        ..TrainSettings::default()
+    }
+}
+
+/// A step of two micro-batches that depends on its number alone.
+fn micro_batches(step: u64) -> Vec<LoadedBatch> {
+    let tone = |n: u64, samples: usize| (0..samples).map(|i| (i as f32 * 0.01 * (n as f32 + 1.0)).sin() * 0.3).collect::<Vec<f32>>();
+    (0..2u32)
+        .map(|micro| {
+            let n = step * 2 + u64::from(micro);
+            LoadedBatch {
+                epoch: step / 4,
+                rank: 0,
+                micro,
+                segments: vec![format!("a{n}"), format!("b{n}")],
+                batch: MicroBatch {
+                    signals: vec![tone(n, 9_000 + 800 * (n as usize % 3)), tone(n + 7, 6_000)],
+                    tokens: vec![vec![8, 30 + n as u32, 31], vec![7, 40]],
+                },
+            }
+        })
+        .collect()
+}
+
+fn begin(settings: &TrainSettings) -> Session {
+    Session::begin(settings, Some("data"), None, Box::new(|_| {})).expect("a session")
+}
+
+fn train(settings: &TrainSettings, steps: std::ops::Range<u64>) -> PathBuf {
+    let mut session = begin(settings);
+    assert_eq!(session.step_number(), steps.start);
+    for step in steps {
+        assert_eq!(session.step(&micro_batches(step)).expect("a step").skipped, None);
+    }
+    session.checkpoint().expect("a checkpoint")
+}
+
+fn bytes(checkpoint: &Path, name: &str) -> Vec<u8> {
+    std::fs::read(checkpoint.join(name)).expect("a file of the checkpoint")
+}
+
+#[test]
+fn resumed_training_gives_the_same_bytes_as_training_never_stopped() {
+    let (whole, halves) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+    let through = train(&settings(whole.path(), 8), 0..8);
+    // Stopped in the middle of phase 2, and once in phase 1.
+    train(&settings(halves.path(), 8), 0..2);
+    train(&settings(halves.path(), 8), 2..5);
+    let resumed = train(&settings(halves.path(), 8), 5..8);
+    assert_eq!(through.file_name(), resumed.file_name());
+    for name in ["model.safetensors", "model_config.yaml", "tokenizer.model", "optimizer.safetensors", "training.json"] {
+        assert!(bytes(&through, name) == bytes(&resumed, name), "{name} differs");
+    }
+    let first = &checkpoint::list(halves.path()).expect("checkpoints")[0];
+    assert!(bytes(&through, "model.safetensors") != bytes(&first.path, "model.safetensors"), "training changes nothing");
+}
+
+#[test]
+fn the_encoder_stands_still_while_it_is_frozen() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut session = begin(&settings(folder.path(), 8));
+    let snapshot = |session: &Session, encoder: bool| -> Vec<(String, Vec<u8>)> {
+        let parameters = session.model().parameters.iter().filter(|(_, p)| p.name.starts_with("encoder.") == encoder);
+        parameters
+            .map(|(_, p)| {
+                let values = p.tensor.to_dtype(candle_core::DType::F64).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1::<f64>());
+                (p.name.clone(), values.expect("values").iter().flat_map(|v| v.to_le_bytes()).collect())
+            })
+            .collect()
+    };
+    let (encoder, rest) = (snapshot(&session, true), snapshot(&session, false));
+    for step in 0..3 {
+        assert!(session.step(&micro_batches(step)).expect("a step").encoder_frozen);
+    }
+    assert!(snapshot(&session, true) == encoder && snapshot(&session, false) != rest);
+    assert!(!session.step(&micro_batches(3)).expect("a step").encoder_frozen);
+    assert!(snapshot(&session, true) != encoder);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_offered() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = settings(folder.path(), 8);
+    let first = train(&settings, 0..2);
+    let second = train(&settings, 2..4);
+    let refused = |what: &str| match Session::begin(&settings, Some("data"), None, Box::new(|_| {})) {
+        Err(TrainingError::Damaged { folder, message, help }) => {
+            assert_eq!(folder, second);
+            assert!(message.contains(what), "{message}");
+            assert!(help.contains(&*first.to_string_lossy()), "{help}");
+        }
+        Err(other) => panic!("{what}: {other}"),
+        Ok(_) => panic!("{what}: the damage was not noticed"),
+    };
+    for name in ["model.safetensors", "optimizer.safetensors", "tokenizer.model", "model_config.yaml"] {
+        let good = bytes(&second, name);
+        let mut bad = good.clone();
+        let middle = bad.len() / 2;
+        bad[middle] ^= 1;
+        std::fs::write(second.join(name), &bad).expect("damage");
+        refused(name);
+        std::fs::write(second.join(name), &good[..good.len() - 1]).expect("damage");
+        refused(name);
+        std::fs::remove_file(second.join(name)).expect("damage");
+        refused(name);
+        std::fs::write(second.join(name), &good).expect("repair");
+    }
+    let good = bytes(&second, "training.json");
+    std::fs::write(second.join("training.json"), &good[..good.len() / 2]).expect("damage");
+    refused("training.json");
+    std::fs::remove_dir_all(&second).expect("removed");
+    assert_eq!(begin(&settings).step_number(), 2);
+}
+
+#[test]
+fn changed_settings_are_refused_continued_or_restarted() {
+    let folder = tempfile::tempdir().expect("folder");
+    let before = settings(folder.path(), 8);
+    train(&before, 0..4);
+    let refusal = |settings: &TrainSettings, data: &str| match find_start(settings, Some(data)) {
+        Err(TrainingError::Refused { message, .. }) => message,
+        other => panic!("not refused: {other:?}"),
+    };
+    // What never matters, and more steps, is no change.
+    let live = TrainSettings { max_steps: 9, log_every: 1, keep_checkpoints: 2, eval_every: 5, checkpoint_every: 7, ..before.clone() };
+    assert_eq!(find_start(&live, Some("data")).expect("no change").step(), 4);
+    let changed = TrainSettings { phase2_lr: 5e-3, ..before.clone() };
+    assert!(refusal(&changed, "data").contains("phase2_lr: 0.002 in the checkpoint, 0.005 now"));
+    assert!(refusal(&before, "other data").contains("train rows"));
+    assert!(refusal(&TrainSettings { max_steps: 7, ..before.clone() }, "data").contains("max_steps"));
+    let wider = TrainSettings { model: ModelSettings { d_model: 32, ..before.model.clone() }, on_change: OnChange::Continue, ..before.clone() };
+    assert!(refusal(&wider, "data").contains("model.d_model: 16 in the checkpoint, 32 now"), "another model cannot be continued");
+    let onwards = TrainSettings { on_change: OnChange::Continue, ..changed.clone() };
+    match find_start(&onwards, Some("other data")).expect("continued") {
+        Start::Resume { checkpoint, changes, .. } => assert_eq!((checkpoint.step, changes.len()), (4, 2)),
+        other => panic!("not continued: {other:?}"),
+    }
+    let again = TrainSettings { on_change: OnChange::Restart, ..wider };
+    let path = train(&again, 0..2);
+    assert!(path.starts_with(folder.path().join("restart-001")), "{}", path.display());
+    assert_eq!(checkpoint::list(folder.path()).expect("checkpoints").len(), 1, "restart deletes nothing");
+    // With the same settings the restarted training simply goes on.
+    train(&again, 2..3);
+}
+
+#[test]
+fn two_processes_cannot_train_into_one_folder() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = settings(folder.path(), 8);
+    let first = begin(&settings);
+    match Session::begin(&settings, None, None, Box::new(|_| {})) {
+        Err(TrainingError::Locked { owner, .. }) => assert!(owner.contains(&std::process::id().to_string()), "{owner}"),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("the lock was not noticed"),
+    }
+    drop(first);
+    begin(&settings);
+}
+
+#[test]
+fn old_checkpoints_are_removed_and_half_written_ones_ignored() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings { checkpoint_every: 1, keep_checkpoints: 2, ..settings(folder.path(), 4) };
+    train(&settings, 0..3);
+    let steps: Vec<u64> = checkpoint::list(folder.path()).expect("checkpoints").iter().map(|c| c.step).collect();
+    assert_eq!(steps, [2, 3]);
+    let torn = folder.path().join(".writing-step-000000009");
+    std::fs::create_dir(&torn).expect("folder");
+    std::fs::write(torn.join("model.safetensors"), b"half").expect("file");
+    assert_eq!(begin(&settings).step_number(), 3);
+    assert!(!torn.exists());
+}
+
+#[test]
+fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings { max_bad_steps: 1, unfreeze_step: 0, ..settings(folder.path(), 8) };
+    let mut session = begin(&settings);
+    session.step(&micro_batches(0)).expect("a step");
+    let snapshot = |session: &Session| -> Vec<u8> {
+        let path = folder.path().join("snapshot");
+        let _ = std::fs::remove_dir_all(&path);
+        session.model().save(&path).expect("saved");
+        std::fs::read(path.join("model.safetensors")).expect("weights")
+    };
+    let before = snapshot(&session);
+    let mut bad = micro_batches(1);
+    // So loud that its power spectrum overflows 32 bits.
+    bad[1].batch.signals[0].iter_mut().for_each(|sample| *sample *= 1e30);
+    let report = session.step(&bad).expect("a skipped step");
+    assert!(report.skipped.as_ref().is_some_and(|names| names.contains(&bad[1].segments[0])), "{report:?}");
+    assert!(snapshot(&session) == before, "the skipped step changed the model");
+    assert_eq!(session.step_number(), 2);
+    match session.step(&bad) {
+        Err(TrainingError::NotFinite { message }) => assert!(message.contains(&bad[1].segments[0]), "{message}"),
+        other => panic!("past the limit: {other:?}"),
+    }
+    let metrics = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics");
+    assert!(metrics.lines().filter(|line| line.contains("\"skipped\"")).count() == 2, "{metrics}");
+}
