@@ -218,6 +218,10 @@ pub trait Log: Operator {
 pub trait Export {
     /// The folder that receives the set.
     fn folder(&self) -> PathBuf;
+    /// Name of the file that describes the set, in the folder. Sets that share a folder need different ones.
+    fn manifest(&self) -> String {
+        "flow.json".to_string()
+    }
     /// Writes all files of the set. `inputs` in the order of `from`; `rejects` are those of every stage
     /// upstream.
     fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError>;

@@ -189,7 +189,6 @@ pub fn read_manifest(path: &Path) -> Vec<ManifestRow> {
 pub struct RejectRow {
     pub partition: String,
     pub segment_id: Option<String>,
-    pub stage: String,
     pub reason: String,
     pub class: String,
     pub values: String,
@@ -203,10 +202,10 @@ pub fn read_rejects(path: &Path) -> Vec<RejectRow> {
             (!column.is_null(row)).then(|| column.as_string::<i32>().value(row).to_string())
         };
         for row in 0..batch.num_rows() {
+            assert!(text("stage", row).is_some_and(|stage| !stage.is_empty()));
             rows.push(RejectRow {
                 partition: text("partition", row).unwrap(),
                 segment_id: text("segment_id", row),
-                stage: text("stage", row).unwrap(),
                 reason: text("reason", row).unwrap(),
                 class: text("class", row).unwrap(),
                 values: text("values", row).unwrap_or_default(),

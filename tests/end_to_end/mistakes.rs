@@ -10,7 +10,7 @@ fn check_edited(place: &Workplace, from: &str, to: &str) -> (Output, usize) {
     let pipeline = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines/build_manifest_v2.yaml");
     let text = std::fs::read_to_string(pipeline).unwrap();
     assert!(text.contains(from), "the pipeline no longer says `{from}`");
-    let line = text[..text.find(from).unwrap()].lines().count().max(1);
+    let line = text[..text.find(from).unwrap()].matches('\n').count() + 1;
     let edited = place.path("edited.yaml");
     std::fs::write(&edited, text.replacen(from, to, 1)).unwrap();
     (program().arg("check").arg(&edited).output().unwrap(), line)

@@ -283,8 +283,8 @@ impl Ledger {
             });
         };
         let stage = &self.checked.stages[self.graph.nodes[node].stage];
-        let folder = guarded(|| match stage.settings.open(&context)? {
-            Body::Export(body) => Ok(body.folder()),
+        let (folder, manifest) = guarded(|| match stage.settings.open(&context)? {
+            Body::Export(body) => Ok((body.folder(), body.manifest())),
             _ => Err(StageError::failed(
                 "the kind says it is an export, but its body is none",
             )),
@@ -306,7 +306,7 @@ impl Ledger {
         }
         inputs.push(rejects.digest());
         let key = key_of(&self.graph.nodes[node].recipe, &inputs);
-        let standing = ExportSet::standing(&folder, &key, self.store.sources())?;
+        let standing = ExportSet::standing(&folder, &manifest, &key, self.store.sources())?;
         let (action, reason) = match standing {
             _ if !self.selection.selected[node] => (Action::Reuse, "not selected".to_string()),
             _ if self.selection.forced[node] => (Action::Run, "forced".to_string()),

@@ -47,14 +47,15 @@ pub(super) fn run(
     };
     let inputs: Vec<Artifact> = context.inputs.iter().flatten().cloned().collect();
     let stage = &ledger.checked.stages[ledger.graph.nodes[node].stage];
-    let mut set = ExportSet::begin(&folder, key, run_id)?;
-    guarded(|| match stage.settings.open(&context)? {
-        Body::Export(mut body) => body.write(&inputs, &rejects, &mut set),
+    let mut body = guarded(|| match stage.settings.open(&context)? {
+        Body::Export(body) => Ok(body),
         _ => Err(StageError::failed(
             "the kind says it is an export, but its body is none",
         )),
     })
     .map_err(|error| ledger.failed(node, None, error))?;
+    let mut set = ExportSet::begin(&folder, &body.manifest(), key, run_id)?;
+    guarded(|| body.write(&inputs, &rejects, &mut set)).map_err(|error| ledger.failed(node, None, error))?;
     let files = set.finish()?;
     ledger.events.send(Event::Exported {
         stage: stage.name.clone(),

@@ -16,7 +16,7 @@ use crate::digest::Digest;
 
 /// Version of `flow.json`.
 const EXPORT_VERSION: u64 = 1;
-/// Says of what a set consists. A folder without it is not whole.
+/// Says of what a set consists; a set without it is not whole. Sets that share a folder have names of their own.
 const MANIFEST: &str = "flow.json";
 const LOCK: &str = ".flow-lock";
 
@@ -47,7 +47,7 @@ struct FileEntry {
 pub enum ExportStanding {
     /// All files are there, as they were made from the same inputs.
     Whole,
-    /// There is no `flow.json`: never made, or cut short.
+    /// The set's `flow.json` is not there: never made, or cut short.
     Missing,
     /// Made from other inputs.
     Outdated,
@@ -59,6 +59,8 @@ pub enum ExportStanding {
 /// [`ExportSet::finish`]; dropped before, nothing in the folder has changed.
 pub struct ExportSet {
     folder: PathBuf,
+    /// Name of the set's `flow.json`.
+    manifest: String,
     /// Where files lie until the set is finished; inside the folder, so that renaming is on one file system.
     waiting: PathBuf,
     key: Digest,
@@ -69,19 +71,25 @@ pub struct ExportSet {
 }
 
 impl ExportSet {
-    /// Whether the set in `folder` is whole and made from what `key` stands for. Changes nothing. Files are
-    /// read only if `sources` has no note of them.
+    /// Whether the set that `manifest` (a name such as `flow.json`) describes in `folder` is whole and made from
+    /// what `key` stands for. Changes nothing. Files are read only if `sources` has no note of them.
     ///
     /// # Errors
     /// If a newer flow wrote the folder, or a file cannot be read.
-    pub fn standing(folder: &Path, key: &Digest, sources: &SourceDigests) -> Result<ExportStanding, StoreError> {
-        let manifest = match read_manifest(folder) {
+    pub fn standing(
+        folder: &Path,
+        manifest: &str,
+        key: &Digest,
+        sources: &SourceDigests,
+    ) -> Result<ExportStanding, StoreError> {
+        let manifest_path = folder.join(manifest);
+        let manifest = match read_manifest(&manifest_path) {
             Ok(Some(manifest)) => manifest,
             Ok(None) => return Ok(ExportStanding::Missing),
             // Somebody edited it: the set is made again, which puts it right.
             Err(StoreError::Damaged { .. }) => {
                 return Ok(ExportStanding::Changed {
-                    file: MANIFEST.to_string(),
+                    file: manifest.to_string(),
                 });
             }
             Err(error) => return Err(error),
@@ -110,15 +118,21 @@ impl ExportSet {
     ///
     /// # Errors
     /// [`StoreError::Held`] if another run exports there.
-    pub fn begin(folder: &Path, key: Digest, run: &str) -> Result<ExportSet, StoreError> {
-        ExportSet::begin_with(folder, key, run, Files::default())
+    pub fn begin(folder: &Path, manifest: &str, key: Digest, run: &str) -> Result<ExportSet, StoreError> {
+        ExportSet::begin_with(folder, manifest, key, run, Files::default())
     }
 
-    pub(super) fn begin_with(folder: &Path, key: Digest, run: &str, files: Files) -> Result<ExportSet, StoreError> {
+    pub(super) fn begin_with(
+        folder: &Path,
+        manifest: &str,
+        key: Digest,
+        run: &str,
+        files: Files,
+    ) -> Result<ExportSet, StoreError> {
         files.create_folder(folder)?;
         let lock = Lock::take(&folder.join(LOCK), "the export folder", run, true)?;
         // A newer flow's set is not overwritten; any other state of the file is.
-        if let Err(error @ StoreError::Newer { .. }) = read_manifest(folder) {
+        if let Err(error @ StoreError::Newer { .. }) = read_manifest(&folder.join(manifest)) {
             return Err(error);
         }
         remove_waiting(folder)?;
@@ -126,6 +140,7 @@ impl ExportSet {
         files.create_folder(&waiting)?;
         Ok(ExportSet {
             folder: folder.to_path_buf(),
+            manifest: manifest.to_string(),
             waiting,
             key,
             names: BTreeMap::new(),
@@ -148,7 +163,7 @@ impl ExportSet {
         let relative = plain_name(name)?;
         let normal = relative.to_string_lossy().into_owned();
         let path = self.waiting.join(&relative);
-        if self.names.contains_key(&normal) {
+        if self.names.contains_key(&normal) || normal == self.manifest {
             return Err(StoreError::Name {
                 what: "a second file of the export",
                 name: name.to_string(),
@@ -183,8 +198,8 @@ impl ExportSet {
             }
         }
         self.files.sync_all(&self.names.values().cloned().collect::<Vec<_>>())?;
-        let old = read_manifest(&self.folder).ok().flatten();
-        let manifest_path = self.folder.join(MANIFEST);
+        let manifest_path = self.folder.join(&self.manifest);
+        let old = read_manifest(&manifest_path).ok().flatten();
         self.files.remove(&manifest_path)?;
         self.files.sync_folder(&self.folder)?;
         let mut folders = std::collections::BTreeSet::from([self.folder.clone()]);
@@ -233,10 +248,9 @@ impl Drop for ExportSet {
     }
 }
 
-fn read_manifest(folder: &Path) -> Result<Option<Manifest>, StoreError> {
-    let path = folder.join(MANIFEST);
-    match atomic::read(&path)? {
-        Some(bytes) => read_back::from_json(&path, &bytes, EXPORT_VERSION).map(Some),
+fn read_manifest(path: &Path) -> Result<Option<Manifest>, StoreError> {
+    match atomic::read(path)? {
+        Some(bytes) => read_back::from_json(path, &bytes, EXPORT_VERSION).map(Some),
         None => Ok(None),
     }
 }

@@ -123,7 +123,10 @@ impl Prober {
         match self.settings.audio_from {
             AudioFrom::Tar => true,
             AudioFrom::Files => false,
-            AudioFrom::Auto => shard.tar().is_file(),
+            // Where there is neither, it is the tar that is missing.
+            AudioFrom::Auto => {
+                shard.tar().is_file() || shards::recordings(shard).is_ok_and(|recordings| recordings.is_empty())
+            }
         }
     }
 }

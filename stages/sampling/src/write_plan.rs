@@ -1,7 +1,7 @@
 //! The kind `sampling.write`.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::AsArray;
@@ -25,13 +25,13 @@ use crate::plan_batches::{batches_schema, needs};
 ///
 /// Takes the ports `batches` and `summary` of a `sampling.plan` and writes the parquet file `out` with the
 /// columns `rank` (int32), `batch` (int32) and `rows` (list of int64), by rank and batch. The file's metadata
-/// hold `manifest_digest`, which says from which manifest the row numbers come. The folder of `out` receives a
-/// `flow.json` too, and so cannot be the folder of another export.
+/// hold `manifest_digest`, which says from which manifest the row numbers come. Beside `out` stands
+/// `<name of out>.flow.json`, with its digest.
 ///
 /// # Example
 ///
 /// ```yaml
-/// write: {uses: sampling.write, from: [plan.batches, plan.summary], with: {out: work/plan/batches.parquet}}
+/// write: {uses: sampling.write, from: {batches: plan.batches, summary: plan.summary}, with: {out: work/plan/batches.parquet}}
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -64,7 +64,7 @@ impl Kind for WritePlan {
         settings.parts()?;
         let [batches, summary] = inputs else {
             let message = format!("sampling.write takes two inputs, it was given {}", inputs.len());
-            let help = Some("from: [plan.batches, plan.summary]".into());
+            let help = Some("from: {batches: plan.batches, summary: plan.summary}".into());
             return Err(StageError::Input {
                 name: "from".into(),
                 message,
@@ -84,34 +84,11 @@ impl Kind for WritePlan {
 
     fn open(settings: &WriteSettings, _: &Context) -> Result<Body, StageError> {
         let (folder, name) = settings.parts()?;
-        refuse_other_exports(&folder, &name)?;
         Ok(Body::Export(Box::new(Writer { folder, name })))
     }
 
     fn identity(settings: &WriteSettings) -> serde_json::Value {
         serde_json::json!({"file": settings.parts().map(|(_, name)| name).unwrap_or_default()})
-    }
-}
-
-/// An export takes away what it had before and no longer has. In a folder of another export, that would be
-/// that one's files.
-fn refuse_other_exports(folder: &Path, name: &str) -> Result<(), StageError> {
-    let Ok(text) = std::fs::read(folder.join("flow.json")) else {
-        return Ok(());
-    };
-    let Ok(standing) = serde_json::from_slice::<serde_json::Value>(&text) else {
-        return Ok(());
-    };
-    let files = standing.get("files").and_then(|files| files.as_object());
-    match files.and_then(|files| files.keys().find(|file| *file != name)) {
-        None => Ok(()),
-        Some(other) => {
-            let message = format!(
-                "{} holds another export (`{other}`), which would be taken away",
-                folder.display()
-            );
-            Err(StageError::setting("out", message).with_help("give the plan a folder of its own"))
-        }
     }
 }
 
@@ -123,6 +100,10 @@ struct Writer {
 impl Export for Writer {
     fn folder(&self) -> PathBuf {
         self.folder.clone()
+    }
+
+    fn manifest(&self) -> String {
+        format!("{}.flow.json", self.name)
     }
 
     fn write(&mut self, inputs: &[Artifact], _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {

@@ -51,7 +51,8 @@ pub struct Record {
     pub micro_batches: u64,
     /// Utterances trained on.
     pub samples: u64,
-    pub seconds: f64,
+    /// Samples of audio at 16 kHz. A whole number, so that the sum is the same when it goes through a file.
+    pub audio_samples: u64,
     pub tokens: u64,
     /// Steps skipped because a loss or gradient was not finite.
     pub skipped_steps: u64,
@@ -133,10 +134,11 @@ pub fn identity_changes(before: &Identity, now: &Identity) -> Vec<String> {
     changes
 }
 
-/// 1 and 1.0 are the same setting.
+/// 1 and 1.0 are the same setting, and so are numbers that differ in the last bit: a number read from JSON
+/// may.
 fn same_value(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
-        (Some(a), Some(b)) => a == b,
+        (Some(a), Some(b)) => (a - b).abs() <= 1e-14 * a.abs().max(b.abs()),
         _ => a == b,
     }
 }

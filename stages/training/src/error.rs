@@ -50,7 +50,7 @@ impl From<TrainingError> for StageError {
         match error {
             TrainingError::Setting { path, .. } => StageError::setting(path, message),
             TrainingError::Refused { help, .. } => StageError::Refused { message, help },
-            TrainingError::Damaged { help, .. } => StageError::Refused { message, help: Some(help) },
+            TrainingError::Damaged { help, .. } => StageError::failed(message).with_help(help),
             TrainingError::Locked { .. } => StageError::Refused { message, help: Some("wait for it, or give another folder as `checkpoints`".into()) },
             TrainingError::NotFinite { .. } => StageError::failed(message).with_help("lower the rate, raise the warm-up, or look at the segments that are named; `max_bad_steps` sets the limit"),
             _ => StageError::failed(message),

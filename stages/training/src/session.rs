@@ -40,8 +40,12 @@ impl Start {
 pub fn find_start(settings: &TrainSettings, data: Option<&str>) -> Result<Start, TrainingError> {
     let root = Path::new(&settings.checkpoints);
     let folder = checkpoint::current(root)?;
-    let Some((standing, record)) = checkpoint::latest(&folder)? else { return Ok(Start::Fresh { folder }) };
-    let mut others = checkpoint::identity_changes(&record.identity, &settings.identity()?);
+    let identity = settings.identity()?;
+    let Some((standing, record)) = checkpoint::latest(&folder)? else {
+        settings.check_init()?;
+        return Ok(Start::Fresh { folder });
+    };
+    let mut others = checkpoint::identity_changes(&record.identity, &identity);
     let another_run = !others.is_empty();
     others.extend(checkpoint::changes(&record, &settings.recorded(), data));
     if others.is_empty() {
@@ -107,7 +111,7 @@ impl Window {
             self.good_steps += 1;
             self.loss += step.loss;
         }
-        self.seconds += step.seconds;
+        self.seconds += step.seconds();
         self.padded_seconds += step.padded_seconds;
         self.tokens += step.tokens;
     }
@@ -186,7 +190,7 @@ impl Session {
         record.step += 1;
         record.micro_batches += u64::from(report.micro_batches);
         record.samples += report.utterances;
-        record.seconds += report.seconds;
+        record.audio_samples += report.audio_samples;
         record.tokens += report.tokens;
         record.epoch = record.epoch.max(report.epoch);
         self.window.add(&report);
@@ -317,7 +321,7 @@ fn first_record(identity: Identity) -> Record {
         step: 0,
         micro_batches: 0,
         samples: 0,
-        seconds: 0.0,
+        audio_samples: 0,
         tokens: 0,
         skipped_steps: 0,
         epoch: 0,
@@ -345,13 +349,8 @@ fn first_model(settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
         let config = settings.model.config(&pieces(&tokenizer))?;
         return Ok(TdtModel::new(config, Some(tokenizer), settings.seed, DType::F32, &Device::Cpu)?);
     }
-    if settings.init.starts_with("hf://") || settings.init.ends_with(".ckpt") {
-        return Err(TrainingError::setting("init", "only `none`, a .nemo archive or a model folder can be used yet"));
-    }
+    settings.check_init()?;
     let path = Path::new(&settings.init);
-    if !path.exists() {
-        return Err(TrainingError::setting("init", format!("{} is not there", path.display())));
-    }
     let model = TdtModel::load(path, DType::F32, &Device::Cpu)?;
     let Some(own) = &model.tokenizer else {
         return Err(TrainingError::setting("init", format!("{} has no tokenizer", path.display())));

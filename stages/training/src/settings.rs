@@ -398,6 +398,20 @@ impl TrainSettings {
         Ok(())
     }
 
+    /// Whether the first weights can be had. Matters only where no checkpoint stands.
+    pub fn check_init(&self) -> Result<(), TrainingError> {
+        if self.init == "none" {
+            return Ok(());
+        }
+        if self.init.starts_with("hf://") || self.init.ends_with(".ckpt") {
+            return Err(TrainingError::setting("init", "only `none`, a .nemo archive or a model folder can be used yet"));
+        }
+        if !Path::new(&self.init).exists() {
+            return Err(TrainingError::setting("init", format!("{} is not there", self.init)));
+        }
+        Ok(())
+    }
+
     /// The two phases as schedules. `d_model` matters to Noam only.
     pub fn recipe(&self, d_model: usize) -> Recipe {
         let (base, minimum, warmup) = (self.phase2_lr, self.min_lr, self.phase2_warmup);

@@ -20,9 +20,9 @@ pub struct LoadedBatch {
 }
 
 impl LoadedBatch {
-    /// Seconds of audio.
-    pub fn seconds(&self) -> f64 {
-        self.batch.signals.iter().map(Vec::len).sum::<usize>() as f64 / SAMPLE_RATE
+    /// Samples of audio.
+    pub fn audio_samples(&self) -> u64 {
+        self.batch.signals.iter().map(|signal| signal.len() as u64).sum()
     }
 
     /// Seconds that the padded batch computes on.
@@ -62,7 +62,7 @@ pub struct StepReport {
     /// Global norm of the accumulated gradient before clipping.
     pub gradient_norm: f64,
     pub utterances: u64,
-    pub seconds: f64,
+    pub audio_samples: u64,
     pub padded_seconds: f64,
     pub tokens: u64,
     pub epoch: u64,
@@ -78,6 +78,13 @@ pub struct Trainer {
     pub config: TrainerConfig,
     gradients: Gradients,
     buffers: Vec<ParameterId>,
+}
+
+impl StepReport {
+    /// Seconds of audio.
+    pub fn seconds(&self) -> f64 {
+        self.audio_samples as f64 / SAMPLE_RATE
+    }
 }
 
 impl Trainer {
@@ -103,7 +110,7 @@ impl Trainer {
             rate,
             gradient_norm: 0.0,
             utterances: 0,
-            seconds: 0.0,
+            audio_samples: 0,
             padded_seconds: 0.0,
             tokens: 0,
             epoch: 0,
@@ -123,7 +130,7 @@ impl Trainer {
             let output = self.model.train_micro_batch(&loaded.batch, &options, &mut self.gradients)?;
             report.loss += output.loss / micro_batches.len() as f64;
             report.utterances += loaded.segments.len() as u64;
-            report.seconds += loaded.seconds();
+            report.audio_samples += loaded.audio_samples();
             report.padded_seconds += loaded.padded_seconds();
             report.tokens += output.tokens as u64;
             report.epoch = report.epoch.max(loaded.epoch);

@@ -209,7 +209,9 @@ fn old_checkpoints_are_removed_and_half_written_ones_ignored() {
 #[test]
 fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
     let folder = tempfile::tempdir().expect("folder");
-    let settings = TrainSettings { max_bad_steps: 1, unfreeze_step: 0, ..settings(folder.path(), 8) };
+    let mut settings = TrainSettings { max_bad_steps: 1, unfreeze_step: 0, ..settings(folder.path(), 8) };
+    // Without duration 0, more tokens than frames cannot be aligned: the loss is infinite.
+    settings.model.durations = vec![1, 2, 3, 4];
     let mut session = begin(&settings);
     session.step(&micro_batches(0)).expect("a step");
     let snapshot = |session: &Session| -> Vec<u8> {
@@ -220,10 +222,9 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
     };
     let before = snapshot(&session);
     let mut bad = micro_batches(1);
-    // So loud that its power spectrum overflows 32 bits.
-    bad[1].batch.signals[0].iter_mut().for_each(|sample| *sample *= 1e30);
+    bad[1].batch.tokens[0] = vec![30; 60];
     let report = session.step(&bad).expect("a skipped step");
-    assert!(report.skipped.as_ref().is_some_and(|names| names.contains(&bad[1].segments[0])), "{report:?}");
+    assert_eq!(report.skipped.as_deref(), Some(&bad[1].segments[..1]), "{report:?}");
     assert!(snapshot(&session) == before, "the skipped step changed the model");
     assert_eq!(session.step_number(), 2);
     match session.step(&bad) {

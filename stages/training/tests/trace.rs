@@ -79,7 +79,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1()).expect("values")
 }
 
-/// Runs a trace and returns the largest excess over the yardstick, per tensor.
+/// Runs a trace; no parameter may lie farther from NeMo's than `slack` times the yardstick of its tensor.
 fn run(name: &str, dtype: DType, slack: f64) {
     let trace = json(&format!("{name}.json"));
     let batches = batches();
@@ -92,12 +92,14 @@ fn run(name: &str, dtype: DType, slack: f64) {
         let report = trainer.step(number as u64, std::slice::from_ref(batch)).expect("a step");
         let expected = |field: &str| step[field].as_f64().expect("a number");
         assert!((report.rate - expected("lr")).abs() < 1e-12, "{name}: rate of step {number}");
-        let drift = (expected("loss") - loss_f64).abs();
-        let tolerance = slack * (drift + 2e-6 * loss_f64);
-        assert!((report.loss - loss_f64).abs() <= tolerance, "{name}: loss of step {number}: {} is not {loss_f64} (tolerance {tolerance:e})", report.loss);
-        // Norms are given by NeMo in 32 bits; the gradient moves more than the loss.
-        let relative = (report.gradient_norm / expected("grad_norm") - 1.0).abs();
-        assert!(relative < slack * 2e-3, "{name}: gradient norm of step {number}: {} is not {}", report.gradient_norm, expected("grad_norm"));
+        // The loss of each step depends on all updates before it.
+        let off = (report.loss / loss_f64 - 1.0).abs();
+        assert!(off <= 2e-6, "{name}: loss of step {number}: {} is not {loss_f64}, off by {off:e}", report.loss);
+        // The golden norms are those of NeMo's 32-bit run. How far its loss has drifted from its own 64-bit run
+        // says how far its gradient may have: some fifty times as far (seen at all steps, in 32 and 64 bits alike).
+        let drift = (expected("loss") / loss_f64 - 1.0).abs();
+        let off = (report.gradient_norm / expected("grad_norm") - 1.0).abs();
+        assert!(off <= 1e-4 + 75.0 * drift, "{name}: gradient norm of step {number}: {} is not {}", report.gradient_norm, expected("grad_norm"));
     }
     let finals = candle_core::safetensors::load(golden(&format!("{name}_final_sample.safetensors")), &Device::Cpu).expect("final values");
     let mut compared = 0;
@@ -121,20 +123,20 @@ fn run(name: &str, dtype: DType, slack: f64) {
 
 #[test]
 fn cosine_trace_in_64_bits() {
-    run("trace_cosine", DType::F64, 1.2);
+    run("trace_cosine", DType::F64, 1.05);
 }
 
 #[test]
 fn noam_trace_with_clipping_in_64_bits() {
-    run("trace_noam_clip", DType::F64, 1.2);
+    run("trace_noam_clip", DType::F64, 1.05);
 }
 
 #[test]
 fn cosine_trace_in_32_bits() {
-    run("trace_cosine", DType::F32, 8.0);
+    run("trace_cosine", DType::F32, 3.0);
 }
 
 #[test]
 fn noam_trace_with_clipping_in_32_bits() {
-    run("trace_noam_clip", DType::F32, 8.0);
+    run("trace_noam_clip", DType::F32, 3.0);
 }

@@ -10,7 +10,7 @@ use super::super::*;
 use super::{key, names};
 
 pub(super) fn export(folder: &Path, version: u64, names: &[&str], files: Files) -> Result<(), StoreError> {
-    let mut set = ExportSet::begin_with(folder, key(version), "test", files)?;
+    let mut set = ExportSet::begin_with(folder, "flow.json", key(version), "test", files)?;
     for name in names {
         let path = set.file(name)?;
         std::fs::write(&path, format!("{name} {version}")).unwrap();
@@ -23,7 +23,7 @@ fn an_export_is_whole_or_visibly_not() {
     let root = TempDir::new().unwrap();
     let folder = root.path().join("deep/out");
     let sources = SourceDigests::default();
-    let standing = |version| ExportSet::standing(&folder, &key(version), &sources).unwrap();
+    let standing = |version| ExportSet::standing(&folder, "flow.json", &key(version), &sources).unwrap();
     assert_eq!(standing(1), ExportStanding::Missing);
     export(
         &folder,
@@ -77,8 +77,8 @@ fn an_export_is_whole_or_visibly_not() {
     ));
     std::fs::remove_file(folder.join("flow.json")).unwrap();
 
-    let mut set = ExportSet::begin(&folder, key(3), "one").unwrap();
-    assert!(ExportSet::begin(&folder, key(3), "two").err().unwrap().is_held());
+    let mut set = ExportSet::begin(&folder, "flow.json", key(3), "one").unwrap();
+    assert!(ExportSet::begin(&folder, "flow.json", key(3), "two").err().unwrap().is_held());
     for name in [
         "../x",
         "/etc/passwd",
@@ -128,7 +128,7 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
             crash.settle(remains);
             let sources = SourceDigests::default();
             for version in [1, 2] {
-                if ExportSet::standing(&folder, &key(version), &sources).unwrap() == ExportStanding::Whole {
+                if ExportSet::standing(&folder, "flow.json", &key(version), &sources).unwrap() == ExportStanding::Whole {
                     for name in if version == 1 { ["a", "b", "c"] } else { ["a", "b", "d"] } {
                         assert_eq!(
                             std::fs::read_to_string(folder.join(name)).unwrap(),
@@ -147,7 +147,7 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
             }
             if done.is_ok() {
                 assert_eq!(
-                    ExportSet::standing(&folder, &key(2), &sources).unwrap(),
+                    ExportSet::standing(&folder, "flow.json", &key(2), &sources).unwrap(),
                     ExportStanding::Whole
                 );
                 assert!(at > 10, "{at}");
@@ -155,7 +155,7 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
             }
             export(&folder, 2, &["a", "b", "d"], Files::default()).unwrap();
             assert_eq!(
-                ExportSet::standing(&folder, &key(2), &sources).unwrap(),
+                ExportSet::standing(&folder, "flow.json", &key(2), &sources).unwrap(),
                 ExportStanding::Whole
             );
             assert!(!names(&folder).iter().any(|name| name.contains(".tmp")));
