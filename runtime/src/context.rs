@@ -37,7 +37,10 @@ impl Context {
 
     /// Tells the screen and the event log about figures of the stage's own.
     pub fn report(&self, figures: serde_json::Value) {
-        self.events.send(Event::StageFigures { stage: self.stage.clone(), figures });
+        self.events.send(Event::StageFigures {
+            stage: self.stage.clone(),
+            figures,
+        });
     }
 }
 

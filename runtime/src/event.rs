@@ -12,19 +12,57 @@ pub const EVENT_VERSION: u32 = 1;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    RunStarted { version: u32, run: String, pipeline: String, stages: Vec<String> },
+    RunStarted {
+        version: u32,
+        run: String,
+        pipeline: String,
+        stages: Vec<String>,
+    },
     /// A stage begins: how many partitions will run and how many are reused.
-    StageStarted { stage: String, kind: String, run: u64, reused: u64 },
+    StageStarted {
+        stage: String,
+        kind: String,
+        run: u64,
+        reused: u64,
+    },
     /// Partitions of a stage were committed (one event for a group).
-    Committed { stage: String, partitions: u64, rows_in: u64, rows_out: u64, rejects: u64, done: u64, total: u64 },
+    Committed {
+        stage: String,
+        partitions: u64,
+        rows_in: u64,
+        rows_out: u64,
+        rejects: u64,
+        done: u64,
+        total: u64,
+    },
     /// Figures of the stage's own: step, loss, seconds of audio, ...
     StageFigures { stage: String, figures: serde_json::Value },
-    StageFinished { stage: String, rows_in: u64, rows_out: u64, rejects: Vec<ReasonCount> },
-    Exported { stage: String, folder: String, files: Vec<String> },
+    StageFinished {
+        stage: String,
+        rows_in: u64,
+        rows_out: u64,
+        rejects: Vec<ReasonCount>,
+    },
+    Exported {
+        stage: String,
+        folder: String,
+        files: Vec<String>,
+    },
     /// Something a person should know that does not end the run.
     Warning { stage: Option<String>, message: String },
-    RunFailed { stage: Option<String>, partition: Option<String>, row: Option<u32>, message: String },
-    RunFinished { outcome: String, seconds: f64, ran: u64, reused: u64, report: Option<String> },
+    RunFailed {
+        stage: Option<String>,
+        partition: Option<String>,
+        row: Option<u32>,
+        message: String,
+    },
+    RunFinished {
+        outcome: String,
+        seconds: f64,
+        ran: u64,
+        reused: u64,
+        report: Option<String>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

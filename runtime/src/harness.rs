@@ -237,7 +237,12 @@ impl<K: Kind> Harness<K> {
 
     fn export(&self, mut body: Box<dyn Export>, context: &Context) -> Result<(), StageError> {
         let inputs: Vec<Artifact> = context.inputs.iter().flatten().cloned().collect();
-        let mut set = ExportSet::begin(&body.folder(), &body.manifest(), crate::Digest::of(b"harness"), "harness")?;
+        let mut set = ExportSet::begin(
+            &body.folder(),
+            &body.manifest(),
+            crate::Digest::of(b"harness"),
+            "harness",
+        )?;
         body.write(&inputs, &RejectSet::in_memory(self.rejects.clone()), &mut set)?;
         set.finish()?;
         Ok(())

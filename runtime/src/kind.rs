@@ -104,11 +104,23 @@ pub struct Shape {
 
 impl Shape {
     pub fn source(outputs: Vec<Port>) -> Self {
-        Shape { role: Role::Source, reads: Vec::new(), outputs, dear: false, conservation: Conservation::NewRows }
+        Shape {
+            role: Role::Source,
+            reads: Vec::new(),
+            outputs,
+            dear: false,
+            conservation: Conservation::NewRows,
+        }
     }
 
     pub fn local(inputs: usize, outputs: Vec<Port>) -> Self {
-        Shape { role: Role::Local, reads: vec![Reads::Streamed; inputs], outputs, dear: false, conservation: Conservation::Rows }
+        Shape {
+            role: Role::Local,
+            reads: vec![Reads::Streamed; inputs],
+            outputs,
+            dear: false,
+            conservation: Conservation::Rows,
+        }
     }
 }
 
@@ -154,7 +166,13 @@ pub enum Progress {
 pub trait Operator {
     /// Takes one batch of a streamed input (`input` counts all inputs in the order of `from`). Batches of several partitions may come interleaved;
     /// within one partition and input they come in order.
-    fn batch(&mut self, input: usize, partition: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError>;
+    fn batch(
+        &mut self,
+        input: usize,
+        partition: &Partition,
+        batch: RecordBatch,
+        out: &mut Out,
+    ) -> Result<(), StageError>;
 
     /// No more batches of `partition` will come.
     fn partition_complete(&mut self, partition: &Partition, out: &mut Out) -> Result<Progress, StageError>;
@@ -187,9 +205,18 @@ pub trait Global {
     fn keys(&mut self, partition: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError>;
     /// Decisions for every partition that the rounds leave standing, sorted by `_row`. Rows on which there
     /// is nothing to say may be left out. Must not depend on the order in which key rows come.
-    fn decide(&mut self, rounds: &mut dyn Iterator<Item = Result<Round, StageError>>) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
+    fn decide(
+        &mut self,
+        rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
+    ) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
     /// Applies the decisions of one partition to its rows, which come whole and sorted by `_row`. Local.
-    fn apply(&mut self, partition: &Partition, rows: RecordBatch, decisions: &RecordBatch, out: &mut Out) -> Result<(), StageError>;
+    fn apply(
+        &mut self,
+        partition: &Partition,
+        rows: RecordBatch,
+        decisions: &RecordBatch,
+        out: &mut Out,
+    ) -> Result<(), StageError>;
 }
 
 /// What a stage with a log of its own has done already.
@@ -233,29 +260,54 @@ pub enum StageError {
     /// A setting is wrong. `path` is where it stands below `with` (`rejects[1].when`); `offset` is the
     /// line and column (from 1) within a text setting such as SQL.
     #[error("{message}")]
-    Setting { path: String, offset: Option<(usize, usize)>, message: String, help: Option<String> },
+    Setting {
+        path: String,
+        offset: Option<(usize, usize)>,
+        message: String,
+        help: Option<String>,
+    },
     /// The inputs do not fit the stage.
     #[error("{message}")]
-    Input { name: String, message: String, help: Option<String> },
+    Input {
+        name: String,
+        message: String,
+        help: Option<String>,
+    },
     /// The stage declines to run as it was asked (a changed training setting, say): exit code 2.
     #[error("{message}")]
     Refused { message: String, help: Option<String> },
     /// Something broke while running: exit code 1. `row` is the `_row`, where one row is to blame.
     #[error("{message}")]
-    Failed { message: String, row: Option<u32>, help: Option<String> },
+    Failed {
+        message: String,
+        row: Option<u32>,
+        help: Option<String>,
+    },
 }
 
 impl StageError {
     pub fn failed(message: impl std::fmt::Display) -> Self {
-        StageError::Failed { message: message.to_string(), row: None, help: None }
+        StageError::Failed {
+            message: message.to_string(),
+            row: None,
+            help: None,
+        }
     }
 
     pub fn setting(path: impl Into<String>, message: impl std::fmt::Display) -> Self {
-        StageError::Setting { path: path.into(), offset: None, message: message.to_string(), help: None }
+        StageError::Setting {
+            path: path.into(),
+            offset: None,
+            message: message.to_string(),
+            help: None,
+        }
     }
 
     pub fn with_help(mut self, text: impl Into<String>) -> Self {
-        let (StageError::Setting { help, .. } | StageError::Input { help, .. } | StageError::Refused { help, .. } | StageError::Failed { help, .. }) = &mut self;
+        let (StageError::Setting { help, .. }
+        | StageError::Input { help, .. }
+        | StageError::Refused { help, .. }
+        | StageError::Failed { help, .. }) = &mut self;
         *help = Some(text.into());
         self
     }

@@ -20,7 +20,13 @@ pub struct Out {
 
 impl Out {
     pub fn new(partition: Partition) -> Self {
-        Out { partition, batches: Vec::new(), rejects: Vec::new(), read: Vec::new(), merged: Vec::new() }
+        Out {
+            partition,
+            batches: Vec::new(),
+            rejects: Vec::new(),
+            read: Vec::new(),
+            merged: Vec::new(),
+        }
     }
 
     /// What follows belongs to `partition`.
@@ -38,7 +44,14 @@ impl Out {
     }
 
     /// Refuses rows of `batch` (by position), with all their columns as JSON.
-    pub fn reject_rows(&mut self, batch: &RecordBatch, positions: &[usize], reason: &str, class: RejectClass, detail: &str) -> Result<(), StageError> {
+    pub fn reject_rows(
+        &mut self,
+        batch: &RecordBatch,
+        positions: &[usize],
+        reason: &str,
+        class: RejectClass,
+        detail: &str,
+    ) -> Result<(), StageError> {
         for reject in crate::row_json::rejects(batch, positions, reason, class, detail)? {
             self.reject(reject);
         }
@@ -47,7 +60,14 @@ impl Out {
 
     /// Refuses the whole partition with one reject.
     pub fn reject_partition(&mut self, reason: &str, class: RejectClass, detail: impl Into<String>) {
-        self.reject(Reject { row: None, segment_id: None, reason: reason.into(), class, detail: detail.into(), values: String::new() });
+        self.reject(Reject {
+            row: None,
+            segment_id: None,
+            reason: reason.into(),
+            class,
+            detail: detail.into(),
+            values: String::new(),
+        });
     }
 
     /// For a source: how many rows it read, so that the runtime can check that none vanished.

@@ -21,7 +21,9 @@ pub fn table(figures: &Value) -> Option<String> {
     let table = figures.get("table")?;
     let cells = |row: &Value| -> Vec<String> {
         let cell = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-        row.as_array().map(|row| row.iter().map(cell).collect()).unwrap_or_default()
+        row.as_array()
+            .map(|row| row.iter().map(cell).collect())
+            .unwrap_or_default()
     };
     let mut rows = vec![cells(table.get("columns")?)];
     rows.extend(table.get("rows")?.as_array()?.iter().map(cells));
@@ -104,7 +106,10 @@ mod tests {
     #[test]
     fn a_table_is_laid_out() {
         let figures = json!({"table": {"title": "Rates", "columns": ["lang", "WER"], "rows": [["hi", "12.5 %"], ["en", "8.0 %"]]}});
-        assert_eq!(table(&figures).as_deref(), Some("\nRates\nlang     WER\nhi    12.5 %\nen     8.0 %"));
+        assert_eq!(
+            table(&figures).as_deref(),
+            Some("\nRates\nlang     WER\nhi    12.5 %\nen     8.0 %")
+        );
         assert_eq!(table(&json!({"step": 3})), None);
     }
 }

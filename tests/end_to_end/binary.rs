@@ -36,7 +36,10 @@ pub struct Workplace {
 impl Workplace {
     /// Reads the shards where they lie.
     pub fn new(corpus_name: &str) -> Self {
-        Workplace { folder: tempfile::tempdir().unwrap(), shards: corpus(corpus_name).join("shards") }
+        Workplace {
+            folder: tempfile::tempdir().unwrap(),
+            shards: corpus(corpus_name).join("shards"),
+        }
     }
 
     /// Works on a copy of the shards, for tests that change them.
@@ -138,7 +141,12 @@ pub fn copy_folder(from: &Path, to: &Path) {
 
 pub fn read_parquet(path: &Path) -> Vec<RecordBatch> {
     let file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap().map(Result::unwrap).collect()
+    ParquetRecordBatchReaderBuilder::try_new(file)
+        .unwrap()
+        .build()
+        .unwrap()
+        .map(Result::unwrap)
+        .collect()
 }
 
 /// One row of a manifest.
@@ -154,14 +162,27 @@ pub struct ManifestRow {
     pub source: String,
 }
 
-pub const MANIFEST_COLUMNS: [&str; 8] =
-    ["segment_id", "shard_id", "text", "duration", "lang", "tar_member_name", "tar_path", "source"];
+pub const MANIFEST_COLUMNS: [&str; 8] = [
+    "segment_id",
+    "shard_id",
+    "text",
+    "duration",
+    "lang",
+    "tar_member_name",
+    "tar_path",
+    "source",
+];
 
 /// Reads a manifest; checks that it has exactly the eight columns, in their order, without nulls.
 pub fn read_manifest(path: &Path) -> Vec<ManifestRow> {
     let mut rows = Vec::new();
     for batch in read_parquet(path) {
-        let names: Vec<_> = batch.schema().fields().iter().map(|field| field.name().clone()).collect();
+        let names: Vec<_> = batch
+            .schema()
+            .fields()
+            .iter()
+            .map(|field| field.name().clone())
+            .collect();
         assert_eq!(names, MANIFEST_COLUMNS, "{}", path.display());
         let text = |column: usize, row: usize| {
             let column = batch.column(column);

@@ -25,8 +25,11 @@ fn killed_at_every_point_of_the_commit_protocol() {
     for point in KILL_POINTS {
         let place = Workplace::new("micro");
         for pass in [1, 3] {
-            let output =
-                place.manifest_command("run", &[]).env("FLOW_KILL_AT", format!("{point}:{pass}")).output().unwrap();
+            let output = place
+                .manifest_command("run", &[])
+                .env("FLOW_KILL_AT", format!("{point}:{pass}"))
+                .output()
+                .unwrap();
             // A later pass may not come, when what is left to do is less: then the run simply ends well.
             let killed = output.status.signal() == Some(9);
             assert!(killed || output.status.success(), "{point}:{pass}\n{}", stderr(&output));
@@ -47,8 +50,12 @@ fn killed_at_random_times() {
     let place = Workplace::new("micro");
     // Spread over the length of a run; what is committed shortens the next.
     for milliseconds in [30, 90, 170, 260, 110, 400, 60, 700] {
-        let mut child =
-            place.manifest_command("run", &[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = place
+            .manifest_command("run", &[])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         std::thread::sleep(Duration::from_millis(milliseconds));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -78,7 +85,12 @@ fn a_second_run_on_one_state_directory_is_refused() {
 #[test]
 fn interrupt_ends_with_130_and_keeps_what_was_done() {
     let place = Workplace::new("mini");
-    let mut child = place.manifest_command("run", &[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = place
+        .manifest_command("run", &[])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     std::thread::sleep(Duration::from_millis(300));
     // SAFETY: kill(2) with a process id of our own child; no memory is involved.
     let sent = unsafe { libc::kill(child.id() as i32, libc::SIGINT) };

@@ -76,7 +76,9 @@ fn rejects_are_the_references() {
             for row in 0..batch.num_rows() {
                 let reason = text("reason", row).unwrap();
                 if !reason.is_empty() {
-                    *theirs.entry((text("shard_id", row).unwrap(), text("segment_id", row), reason)).or_default() += 1;
+                    *theirs
+                        .entry((text("shard_id", row).unwrap(), text("segment_id", row), reason))
+                        .or_default() += 1;
                 }
             }
         }
@@ -102,7 +104,10 @@ fn rejects_are_the_references() {
             .iter()
             .filter(|shard| shard["status"] == "quarantined")
             .map(|shard| {
-                (shard["shard_id"].as_str().unwrap().to_string(), shard["reason"].as_str().unwrap().to_string())
+                (
+                    shard["shard_id"].as_str().unwrap().to_string(),
+                    shard["reason"].as_str().unwrap().to_string(),
+                )
             })
             .collect();
         assert_eq!(quarantined, reference);

@@ -33,7 +33,11 @@ fn the_shipped_pipelines_are_right() {
 fn a_typo_is_shown_with_file_line_and_a_suggestion() {
     let place = Workplace::new("micro");
     for (from, to, hints) in [
-        ("uses: manifest.scan", "uses: manifest.scn", &["manifest.scn", "manifest.scan"][..]),
+        (
+            "uses: manifest.scan",
+            "uses: manifest.scn",
+            &["manifest.scn", "manifest.scan"][..],
+        ),
         ("rejects:", "rejcts:", &["rejcts", "rejects"]),
         ("flow: 1", "flow: 99", &["99"]),
         ("isnan(duration_s)", "isnan(duraton_s)", &["duraton_s"]),

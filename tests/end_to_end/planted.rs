@@ -28,9 +28,16 @@ impl Result {
         let mut refused: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for reject in read_rejects(&place.out().join("rejects.parquet")) {
             let shard = reject.partition.split('/').nth(1).unwrap().to_string();
-            refused.entry((shard, reject.segment_id.clone())).or_default().push(reject);
+            refused
+                .entry((shard, reject.segment_id.clone()))
+                .or_default()
+                .push(reject);
         }
-        Result { kept, validation, refused }
+        Result {
+            kept,
+            validation,
+            refused,
+        }
     }
 
     /// Why the treatment of one planted fault is wrong, if it is.
@@ -53,7 +60,10 @@ impl Result {
                         return Some(format!("{other:?} should have stayed"));
                     }
                 }
-                check(refused.iter().any(|reject| reject.reason == reason), &format!("expected {reason}"))
+                check(
+                    refused.iter().any(|reject| reject.reason == reason),
+                    &format!("expected {reason}"),
+                )
             }
             "keep" | "keep_or_v1_reject" if kept.is_empty() => check(
                 expect["outcome"] == "keep_or_v1_reject" && !refused.is_empty(),
@@ -63,13 +73,14 @@ impl Result {
                 let row = &kept[0];
                 let fits = expect["lang"].as_str().is_none_or(|lang| lang == row.lang)
                     && expect["text"].as_str().is_none_or(|text| text == row.text)
-                    && expect["duration"].as_f64().is_none_or(|duration| (duration - row.duration).abs() < 1e-9)
+                    && expect["duration"]
+                        .as_f64()
+                        .is_none_or(|duration| (duration - row.duration).abs() < 1e-9)
                     && row.text.starts_with(&format!("<|{}|> ", row.lang));
                 if let Some(twin) = expect["same_side_as"].as_str() {
                     let twin = self.kept.keys().find(|key| key.1 == twin);
-                    let same = twin.is_some_and(|twin| {
-                        self.validation.contains(twin) == self.validation.contains(&row_key)
-                    });
+                    let same =
+                        twin.is_some_and(|twin| self.validation.contains(twin) == self.validation.contains(&row_key));
                     if !same {
                         return Some("not on the side of its twin".to_string());
                     }
@@ -79,21 +90,32 @@ impl Result {
             "quarantine_shard" => {
                 let whole = self.refused.get(&(shard, None)).map(Vec::as_slice).unwrap_or_default();
                 let reason = text(&expect["reason"]);
-                check(whole.len() == 1 && whole[0].reason == reason, &format!("shard expected {reason}"))
+                check(
+                    whole.len() == 1 && whole[0].reason == reason,
+                    &format!("shard expected {reason}"),
+                )
             }
             "shard_ok" => {
                 let whole = self.refused.get(&(shard, None)).map(Vec::as_slice).unwrap_or_default();
-                check(whole.iter().all(|reject| !reject.values.is_empty()), "shard should be read")
+                check(
+                    whole.iter().all(|reject| !reject.values.is_empty()),
+                    "shard should be read",
+                )
             }
             "segment_rows" => {
                 let reason = text(&expect["dropped_reason"]);
                 let fits = kept.len() as u64 + refused.len() as u64 == expect["joined"].as_u64().unwrap()
                     && kept.len() as u64 == expect["kept"].as_u64().unwrap()
                     && refused.iter().any(|reject| reject.reason == reason)
-                    && expect["kept_member"].as_str().is_none_or(|member| kept[0].tar_member_name == member);
+                    && expect["kept_member"]
+                        .as_str()
+                        .is_none_or(|member| kept[0].tar_member_name == member);
                 check(fits, "rows of a repeated segment")
             }
-            "ignore" => check(kept.is_empty() && (segment.is_none() || refused.is_empty()), "should be ignored"),
+            "ignore" => check(
+                kept.is_empty() && (segment.is_none() || refused.is_empty()),
+                "should be ignored",
+            ),
             other => Some(format!("unknown outcome {other}")),
         }
     }
@@ -112,9 +134,18 @@ fn every_planted_fault_is_treated_as_demanded() {
             .iter()
             .filter_map(|fault| {
                 let complaint = result.complaint(fault)?;
-                Some(format!("{} {} {}: {complaint}", fault["kind"], fault["shard_id"], fault["segment_id"]))
+                Some(format!(
+                    "{} {} {}: {complaint}",
+                    fault["kind"], fault["shard_id"], fault["segment_id"]
+                ))
             })
             .collect();
-        assert!(complaints.is_empty(), "{} of {}:\n{}", complaints.len(), planted.len(), complaints.join("\n"));
+        assert!(
+            complaints.is_empty(),
+            "{} of {}:\n{}",
+            complaints.len(),
+            planted.len(),
+            complaints.join("\n")
+        );
     }
 }

@@ -18,7 +18,10 @@ fn partitions_run(place: &Workplace, settings: &[&str]) -> std::collections::BTr
         .filter(|event| event["event"] == "stage_started")
         .map(|event| {
             let stage = event["stage"].as_str().unwrap().to_string();
-            (stage, (event["run"].as_u64().unwrap(), event["reused"].as_u64().unwrap()))
+            (
+                stage,
+                (event["run"].as_u64().unwrap(), event["reused"].as_u64().unwrap()),
+            )
         })
         .collect()
 }
@@ -45,10 +48,17 @@ fn a_second_run_does_nothing_and_says_so() {
 fn a_new_threshold_decodes_no_audio_again() {
     let place = Workplace::new("micro");
     place.build_manifests(&[]);
-    let plan = place.manifest_command("plan", &["min_quality=0.8"]).arg("--exit-code").output().unwrap();
+    let plan = place
+        .manifest_command("plan", &["min_quality=0.8"])
+        .arg("--exit-code")
+        .output()
+        .unwrap();
     expect_code(&plan, 4);
     let text = String::from_utf8_lossy(&plan.stdout).into_owned();
-    assert!(text.contains("min_quality"), "the plan should name the setting:\n{text}");
+    assert!(
+        text.contains("min_quality"),
+        "the plan should name the setting:\n{text}"
+    );
 
     let ran = partitions_run(&place, &["min_quality=0.8"]);
     let (probe_run, probe_reused) = ran["probe"];
@@ -74,7 +84,10 @@ fn adding_changing_and_removing_a_shard_equals_a_build_from_nothing() {
     assert_eq!(ran["scan"].0, 1, "one shard came: {ran:?}");
     assert_eq!(ran["probe"].0, 1, "one shard came: {ran:?}");
     let fresh = |place: &Workplace| {
-        let other = Workplace { folder: tempfile::tempdir().unwrap(), shards: place.shards.clone() };
+        let other = Workplace {
+            folder: tempfile::tempdir().unwrap(),
+            shards: place.shards.clone(),
+        };
         other.build_manifests(&[]);
         other.out_bytes()
     };
@@ -100,7 +113,11 @@ fn the_number_of_workers_changes_no_byte() {
     let mut first = None;
     for workers in ["1", "3", "7"] {
         let place = Workplace::new("micro");
-        let output = place.manifest_command("run", &[]).args(["--workers", workers]).output().unwrap();
+        let output = place
+            .manifest_command("run", &[])
+            .args(["--workers", workers])
+            .output()
+            .unwrap();
         expect_code(&output, 0);
         let bytes = place.out_bytes();
         match &first {

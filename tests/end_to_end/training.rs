@@ -38,7 +38,10 @@ fn last_checkpoint(place: &Workplace, step: u64) -> BTreeMap<String, Vec<u8>> {
     for entry in std::fs::read_dir(&folder).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "safetensors") {
-            files.insert(path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap());
+            files.insert(
+                path.file_name().unwrap().to_string_lossy().into_owned(),
+                std::fs::read(&path).unwrap(),
+            );
         }
     }
     assert!(files.len() >= 2, "{files:?}", files = files.keys());
@@ -67,7 +70,11 @@ fn trains_evaluates_and_resumes_with_the_same_bits() {
     let output = finetune(&place, &["train.max_steps=8"]).output().unwrap();
     expect_code(&output, 0);
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(table.contains("WER") && table.contains("all"), "{table}\n{}", stderr(&output));
+    assert!(
+        table.contains("WER") && table.contains("all"),
+        "{table}\n{}",
+        stderr(&output)
+    );
     let report = std::fs::read_to_string(place.path("report").join("report.html")).unwrap();
     assert!(report.contains("<svg") && report.contains("WER") && report.contains("quality_too_low"));
 
@@ -78,8 +85,11 @@ fn trains_evaluates_and_resumes_with_the_same_bits() {
 
     // Stopped half-way by Ctrl-C, and gone on.
     let other = Workplace::new("micro");
-    let mut child =
-        finetune(&other, &["train.max_steps=8"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = finetune(&other, &["train.max_steps=8"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let first = other.path("checkpoints");
     for _ in 0..600 {
         if first.is_dir() && has_checkpoint(&first) {
@@ -91,7 +101,10 @@ fn trains_evaluates_and_resumes_with_the_same_bits() {
     unsafe { libc::kill(child.id() as i32, libc::SIGKILL) };
     child.wait().unwrap();
     expect_code(&finetune(&other, &["train.max_steps=8"]).output().unwrap(), 0);
-    assert!(last_checkpoint(&place, 8) == last_checkpoint(&other, 8), "resumed training gave other bits");
+    assert!(
+        last_checkpoint(&place, 8) == last_checkpoint(&other, 8),
+        "resumed training gave other bits"
+    );
 
     // The checkpoints alone say where training stands.
     std::fs::remove_dir_all(other.path("state")).unwrap();
@@ -106,7 +119,10 @@ fn has_checkpoint(folder: &Path) -> bool {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.is_dir() {
-                if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-")) {
+                if path
+                    .file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with("step-"))
+                {
                     return true;
                 }
                 folders.push(path);
@@ -120,11 +136,17 @@ fn has_checkpoint(folder: &Path) -> bool {
 fn a_changed_rate_is_refused_until_the_user_decides() {
     let place = Workplace::new("micro");
     expect_code(&finetune(&place, &["train.max_steps=4"]).output().unwrap(), 0);
-    let output = finetune(&place, &["train.max_steps=6", "train.phase2_lr=1e-4"]).output().unwrap();
+    let output = finetune(&place, &["train.max_steps=6", "train.phase2_lr=1e-4"])
+        .output()
+        .unwrap();
     expect_code(&output, 2);
     assert!(stderr(&output).contains("phase2_lr"), "{}", stderr(&output));
-    let output =
-        finetune(&place, &["train.max_steps=6", "train.phase2_lr=1e-4", "train.on_change=continue"]).output().unwrap();
+    let output = finetune(
+        &place,
+        &["train.max_steps=6", "train.phase2_lr=1e-4", "train.on_change=continue"],
+    )
+    .output()
+    .unwrap();
     expect_code(&output, 0);
 }
 

@@ -84,8 +84,7 @@ impl Reader {
                 let job = &self.shared.job;
                 let node = &job.nodes[self.node];
                 let described = node.source_partitions.get(partition);
-                let recorded = matches!(node.writer, Some(_) if described.is_some());
-                if let (true, Some(described)) = (recorded, described) {
+                if let (Some(_), Some(described)) = (&node.writer, described) {
                     self.shared.digest_source(self.node, ordinal, described)?;
                 }
                 let mut in_hand = BTreeMap::from([(partition.clone(), Collected::new(node.outputs.len()))]);
@@ -98,7 +97,7 @@ impl Reader {
                         batch,
                     });
                 })?;
-                if let (true, Some(described)) = (recorded, described) {
+                if let (Some(_), Some(described)) = (&node.writer, described) {
                     // Costs a look at the file's times, and another reading only if they moved.
                     self.shared.digest_source(self.node, ordinal, described)?;
                 }

@@ -290,10 +290,11 @@ impl NodeOperator {
         }
         self.complete(frontiers, send)?;
         self.poll(send)?;
-        if self.own.is_empty() && self.not_yet.is_empty() {
-            if let (Some(mut work), false) = (self.work.take(), self.stopped) {
-                guarded(|| work.complete()).map_err(|error| (None, error))?;
-            }
+        if self.own.is_empty()
+            && self.not_yet.is_empty()
+            && let (Some(mut work), false) = (self.work.take(), self.stopped)
+        {
+            guarded(|| work.complete()).map_err(|error| (None, error))?;
         }
         Ok(())
     }

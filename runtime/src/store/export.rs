@@ -205,10 +205,10 @@ impl ExportSet {
         let mut folders = std::collections::BTreeSet::from([self.folder.clone()]);
         for (name, path) in &self.names {
             let target = self.folder.join(name);
-            if let Some(parent) = target.parent() {
-                if folders.insert(parent.to_path_buf()) {
-                    self.files.create_folder(parent)?;
-                }
+            if let Some(parent) = target.parent()
+                && folders.insert(parent.to_path_buf())
+            {
+                self.files.create_folder(parent)?;
             }
             self.files.rename(path, &target)?;
             kill::pass(Point::ExportRenaming);

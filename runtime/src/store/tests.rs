@@ -97,7 +97,7 @@ fn writer(store: &Store) -> ArtifactWriter {
 }
 
 fn write(writer: &ArtifactWriter, partition: &str, n: u64, count: usize) -> Result<Pending, StoreError> {
-    let rejects = if n % 2 == 0 {
+    let rejects = if n.is_multiple_of(2) {
         vec![reject(Some(1), "too_long", RejectClass::Rule)]
     } else {
         Vec::new()

@@ -216,8 +216,10 @@ struct DoubleBody {
     settings: DoubleSettings,
     context: Context,
     aside: BTreeMap<Partition, Vec<RecordBatch>>,
-    results: (SyncSender<(Partition, RecordBatch)>, Receiver<(Partition, RecordBatch)>),
+    results: (SyncSender<Doubled>, Receiver<Doubled>),
 }
+
+type Doubled = (Partition, RecordBatch);
 
 impl Kind for Double {
     const NAME: &'static str = "toy.double";

@@ -119,7 +119,7 @@ struct Prober {
 }
 
 impl Prober {
-    fn from_tar(&self, shard: &Shard) -> bool {
+    fn reads_tar(&self, shard: &Shard) -> bool {
         match self.settings.audio_from {
             AudioFrom::Tar => true,
             AudioFrom::Files => false,
@@ -139,7 +139,7 @@ impl Source for Prober {
         let mut partitions = Vec::with_capacity(listed.len());
         for shard in listed {
             let name = Partition::from(shard.name());
-            partitions.push(if self.from_tar(&shard) {
+            partitions.push(if self.reads_tar(&shard) {
                 SourcePartition {
                     name,
                     files: vec![shard.tar()],
@@ -165,8 +165,8 @@ impl Source for Prober {
         let shard = Shard::named(&self.settings.shards, partition.as_str())
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
         let stop = || self.context.cancel.is_set();
-        let from_tar = self.from_tar(&shard);
-        let examined = if from_tar {
+        let reads_tar = self.reads_tar(&shard);
+        let examined = if reads_tar {
             examine::tar_of(&shard.tar(), &self.pool, &stop)
         } else {
             examine::files_of(&shard, &self.pool, &stop)
@@ -177,7 +177,7 @@ impl Source for Prober {
             .ok_or_else(|| StageError::failed("stopped"))?;
         out.send(
             0,
-            members_batch(&examined.recordings, if from_tar { "tar" } else { "file" })?,
+            members_batch(&examined.recordings, if reads_tar { "tar" } else { "file" })?,
         );
         out.send(1, tars_batch(&examined)?);
         Ok(())

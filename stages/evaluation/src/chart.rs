@@ -17,7 +17,18 @@ pub type Points = Vec<(f64, f64)>;
 pub fn lines(title: &str, series: &[(&str, Points)], show: fn(f64) -> String) -> Markup {
     let series: Vec<(&str, Points)> = series
         .iter()
-        .map(|(name, points)| (*name, thin(points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect())))
+        .map(|(name, points)| {
+            (
+                *name,
+                thin(
+                    points
+                        .iter()
+                        .copied()
+                        .filter(|(x, y)| x.is_finite() && y.is_finite())
+                        .collect(),
+                ),
+            )
+        })
         .collect();
     let all = || series.iter().flat_map(|(_, points)| points);
     if all().next().is_none() {
@@ -98,7 +109,10 @@ fn thin(points: Points) -> Points {
         .chunks(size)
         .map(|chunk| {
             let n = chunk.len() as f64;
-            (chunk.iter().map(|p| p.0).sum::<f64>() / n, chunk.iter().map(|p| p.1).sum::<f64>() / n)
+            (
+                chunk.iter().map(|p| p.0).sum::<f64>() / n,
+                chunk.iter().map(|p| p.1).sum::<f64>() / n,
+            )
         })
         .collect()
 }
@@ -110,7 +124,11 @@ fn ticks(most: f64) -> Vec<f64> {
     }
     let rough = most / 4.0;
     let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|m| m * power).find(|step| *step >= rough * 0.999).unwrap_or(10.0 * power);
+    let step = [1.0, 2.0, 2.5, 5.0, 10.0]
+        .into_iter()
+        .map(|m| m * power)
+        .find(|step| *step >= rough * 0.999)
+        .unwrap_or(10.0 * power);
     (0..=(most / step).ceil() as usize).map(|n| n as f64 * step).collect()
 }
 
@@ -141,19 +159,31 @@ mod tests {
         assert_eq!(ticks(2000.0), [0.0, 500.0, 1000.0, 1500.0, 2000.0]);
         for most in [1e-9, 0.3, 7.0, 99.0, 1234.5, 1e12] {
             let ticks = ticks(most);
-            assert!(ticks.len() <= 7 && *ticks.last().unwrap() >= most * 0.999, "{most}: {ticks:?}");
+            assert!(
+                ticks.len() <= 7 && *ticks.last().unwrap() >= most * 0.999,
+                "{most}: {ticks:?}"
+            );
         }
         assert_eq!(ticks(f64::NAN), [0.0, 1.0]);
     }
 
     #[test]
     fn counts_have_commas() {
-        assert_eq!((count(0), count(999), count(1000), count(1234567)), ("0".into(), "999".into(), "1,000".into(), "1,234,567".into()));
+        assert_eq!(
+            (count(0), count(999), count(1000), count(1234567)),
+            ("0".into(), "999".into(), "1,000".into(), "1,234,567".into())
+        );
     }
 
     #[test]
     fn charts_survive_odd_numbers() {
-        for points in [vec![], vec![(0.0, f64::NAN)], vec![(0.0, 0.0)], (0..5000).map(|i| (f64::from(i), f64::INFINITY)).collect(), vec![(1.0, 2.0), (3.0, 1e30)]] {
+        for points in [
+            vec![],
+            vec![(0.0, f64::NAN)],
+            vec![(0.0, 0.0)],
+            (0..5000).map(|i| (f64::from(i), f64::INFINITY)).collect(),
+            vec![(1.0, 2.0), (3.0, 1e30)],
+        ] {
             let drawn = lines("loss", &[("a", points)], |y| format!("{y}")).into_string();
             assert!(!drawn.contains("NaN") && !drawn.contains("inf\""), "{drawn}");
         }

@@ -7,7 +7,10 @@ use arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray, UInt32Arr
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use candle_core::{DType, Device};
 use flow_model::model::TdtModel;
-use flow_runtime::{Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reads, Reject, RejectClass, Role, Shape, Source, SourcePartition, StageError};
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reads, Reject, RejectClass, Role,
+    Shape, Source, SourcePartition, StageError,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -104,15 +107,31 @@ impl Kind for EvaluationDecode {
         check_rows(rows, members)?;
         for name in ["path", "step", "digest"] {
             if model.schema.column_with_name(name).is_none() {
-                return Err(StageError::Input { name: model.name.clone(), message: format!("it has no column {name}: it must be the model of training.train"), help: None });
+                return Err(StageError::Input {
+                    name: model.name.clone(),
+                    message: format!("it has no column {name}: it must be the model of training.train"),
+                    help: None,
+                });
             }
         }
-        let outputs = vec![Port { name: "transcripts".into(), schema: transcript_schema() }];
-        Ok(Shape { role: Role::Source, reads: vec![Reads::Whole; inputs.len()], outputs, dear: true, conservation: Conservation::Rows })
+        let outputs = vec![Port {
+            name: "transcripts".into(),
+            schema: transcript_schema(),
+        }];
+        Ok(Shape {
+            role: Role::Source,
+            reads: vec![Reads::Whole; inputs.len()],
+            outputs,
+            dear: true,
+            conservation: Conservation::Rows,
+        })
     }
 
     fn open(settings: &DecodeSettings, context: &Context) -> Result<Body, StageError> {
-        Ok(Body::Source(Box::new(DecodeBody { settings: settings.clone(), context: context.clone() })))
+        Ok(Body::Source(Box::new(DecodeBody {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
     }
 
     /// Where the tars are does not decide what they hold.
@@ -128,21 +147,38 @@ struct DecodeBody {
 
 impl DecodeBody {
     fn input(&self, position: usize) -> Result<&Artifact, StageError> {
-        self.context.input(position).ok_or_else(|| StageError::failed("an input of evaluation.decode is missing"))
+        self.context
+            .input(position)
+            .ok_or_else(|| StageError::failed("an input of evaluation.decode is missing"))
     }
 }
 
 impl Source for DecodeBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        Ok(vec![SourcePartition { name: Partition::new(ALL), files: Vec::new(), extra: String::new() }])
+        Ok(vec![SourcePartition {
+            name: Partition::new(ALL),
+            files: Vec::new(),
+            extra: String::new(),
+        }])
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
         let model = read_model(self.input(1)?)?.ok_or_else(|| StageError::failed("there is no trained model"))?;
-        let rows = AudioRows::read(self.input(0)?, self.context.input(2), &self.settings.shards, self.settings.samples_per_language)?;
+        let rows = AudioRows::read(
+            self.input(0)?,
+            self.context.input(2),
+            &self.settings.shards,
+            self.settings.samples_per_language,
+        )?;
         let model = TdtModel::load(Path::new(&model.path), DType::F32, &Device::Cpu).map_err(EvaluationError::from)?;
         let cancel = self.context.cancel.clone();
-        let outcomes = transcribe(&model, &rows.utterances, BATCH_SECONDS, &|index| rows.signal(index), &|| cancel.is_set())?;
+        let outcomes = transcribe(
+            &model,
+            &rows.utterances,
+            BATCH_SECONDS,
+            &|index| rows.signal(index),
+            &|| cancel.is_set(),
+        )?;
         out.read(rows.utterances.len() as u64);
         for (row, (utterance, outcome)) in rows.utterances.iter().zip(&outcomes).enumerate() {
             if let Outcome::Unreadable { why } = outcome {
@@ -169,12 +205,29 @@ fn transcripts(set: &str, rows: &AudioRows, outcomes: &[Outcome]) -> Result<Reco
     let mut durations = Vec::new();
     let mut tags: [Vec<Option<String>>; 2] = Default::default();
     for (row, (utterance, outcome)) in rows.utterances.iter().zip(outcomes).enumerate() {
-        let Outcome::Transcript { reference, hypothesis, score, seconds } = outcome else { continue };
+        let Outcome::Transcript {
+            reference,
+            hypothesis,
+            score,
+            seconds,
+        } = outcome
+        else {
+            continue;
+        };
         numbers.push(u32::try_from(row).map_err(|_| StageError::failed("more than 4 billion rows to decode"))?);
-        for (column, value) in texts.iter_mut().zip([set, &utterance.segment_id, &utterance.lang, reference, hypothesis]) {
+        for (column, value) in
+            texts
+                .iter_mut()
+                .zip([set, &utterance.segment_id, &utterance.lang, reference, hypothesis])
+        {
             column.push(value.to_owned());
         }
-        let found = [score.words.units, score.words.errors(), score.characters.units, score.characters.errors()];
+        let found = [
+            score.words.units,
+            score.words.errors(),
+            score.characters.units,
+            score.characters.errors(),
+        ];
         for (column, value) in counts.iter_mut().zip(found) {
             column.push(i64::try_from(value).unwrap_or(i64::MAX));
         }
@@ -198,13 +251,26 @@ pub struct ValidationSet {
 impl ValidationSet {
     /// Chooses `per_language` rows of each language (0: all), always the same ones. `members` is the port of an
     /// `audio.probe`, where rows need it.
-    pub fn read(rows: &Artifact, members: Option<&Artifact>, shards: &str, per_language: usize) -> Result<Self, EvaluationError> {
-        Ok(ValidationSet { rows: AudioRows::read(rows, members, shards, per_language)? })
+    pub fn read(
+        rows: &Artifact,
+        members: Option<&Artifact>,
+        shards: &str,
+        per_language: usize,
+    ) -> Result<Self, EvaluationError> {
+        Ok(ValidationSet {
+            rows: AudioRows::read(rows, members, shards, per_language)?,
+        })
     }
 
     /// Transcribes and scores the sample. What cannot be read is left out.
     pub fn scores(&self, model: &TdtModel, cancelled: &dyn Fn() -> bool) -> Result<Scores, EvaluationError> {
-        let outcomes = transcribe(model, &self.rows.utterances, BATCH_SECONDS, &|index| self.rows.signal(index), cancelled)?;
+        let outcomes = transcribe(
+            model,
+            &self.rows.utterances,
+            BATCH_SECONDS,
+            &|index| self.rows.signal(index),
+            cancelled,
+        )?;
         Ok(scores(&self.rows.utterances, &outcomes).0)
     }
 }

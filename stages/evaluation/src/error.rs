@@ -28,11 +28,17 @@ pub enum EvaluationError {
 
 impl EvaluationError {
     pub fn setting(path: impl Into<String>, message: impl std::fmt::Display) -> Self {
-        EvaluationError::Setting { path: path.into(), message: message.to_string() }
+        EvaluationError::Setting {
+            path: path.into(),
+            message: message.to_string(),
+        }
     }
 
     pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> EvaluationError + '_ {
-        move |source| EvaluationError::File { path: path.to_owned(), source }
+        move |source| EvaluationError::File {
+            path: path.to_owned(),
+            source,
+        }
     }
 }
 

@@ -58,7 +58,11 @@ pub struct Curves {
 
 /// A share as a percentage with one digit; a dash where there is none.
 pub fn percent(rate: f64) -> String {
-    if rate.is_finite() { format!("{:.1} %", rate * 100.0) } else { "–".into() }
+    if rate.is_finite() {
+        format!("{:.1} %", rate * 100.0)
+    } else {
+        "–".into()
+    }
 }
 
 pub fn page(data: &PageData) -> String {
@@ -155,7 +159,11 @@ fn set_section(set: &SetFigures) -> Markup {
 
 fn score_row(name: &str, score: &Score) -> Markup {
     let rate = score.words.rate();
-    let width = if rate.is_finite() { (rate.min(1.0) * 60.0).round() } else { 0.0 };
+    let width = if rate.is_finite() {
+        (rate.min(1.0) * 60.0).round()
+    } else {
+        0.0
+    };
     html! {
         tr.total[name == "all"] {
             td { (name) }
@@ -196,7 +204,10 @@ fn corpus(data: &PageData) -> Markup {
     if data.languages.is_empty() {
         return html! {};
     }
-    let (utterances, seconds) = data.languages.iter().fold((0, 0.0), |sum, l| (sum.0 + l.1, sum.1 + l.2));
+    let (utterances, seconds) = data
+        .languages
+        .iter()
+        .fold((0, 0.0), |sum, l| (sum.0 + l.1, sum.1 + l.2));
     html! {
         section {
             h2 { "Training data" }
@@ -278,13 +289,25 @@ mod tests {
 
     #[test]
     fn a_page_holds_its_figures_and_escapes_what_people_said() {
-        let mut set = SetFigures { name: "validation".into(), ..Default::default() };
+        let mut set = SetFigures {
+            name: "validation".into(),
+            ..Default::default()
+        };
         let utterance = score("<|hi|> ek <b>do</b>", "<|ur|> ek");
         set.scores.add("hi", &utterance, 90.0);
-        set.worst.push(Worst { segment_id: "rec_1".into(), lang: "hi".into(), words: utterance.words, reference: "ek <b>do</b>".into(), hypothesis: String::new() });
+        set.worst.push(Worst {
+            segment_id: "rec_1".into(),
+            lang: "hi".into(),
+            words: utterance.words,
+            reference: "ek <b>do</b>".into(),
+            hypothesis: String::new(),
+        });
         let data = PageData {
             sets: vec![set],
-            curves: Curves { loss: vec![(1.0, 2.0), (2.0, 1.5)], ..Default::default() },
+            curves: Curves {
+                loss: vec![(1.0, 2.0), (2.0, 1.5)],
+                ..Default::default()
+            },
             rejects: vec![("clean".into(), "quality_too_low".into(), "rule".into(), 1234)],
             ..Default::default()
         };

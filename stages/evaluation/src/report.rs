@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Float64Type, Int64Type, Schema};
-use flow_runtime::{Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError};
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -72,14 +74,30 @@ impl Kind for EvaluationReport {
                 });
             }
         }
-        if !inputs.iter().any(|input| part_of(&input.schema) == Some(Part::Transcripts)) {
-            return Err(StageError::Input { name: "from".into(), message: "a report needs the transcripts of evaluation.decode".into(), help: None });
+        if !inputs
+            .iter()
+            .any(|input| part_of(&input.schema) == Some(Part::Transcripts))
+        {
+            return Err(StageError::Input {
+                name: "from".into(),
+                message: "a report needs the transcripts of evaluation.decode".into(),
+                help: None,
+            });
         }
-        Ok(Shape { role: Role::Export, reads: vec![Reads::Whole; inputs.len()], outputs: Vec::new(), dear: false, conservation: Conservation::NewRows })
+        Ok(Shape {
+            role: Role::Export,
+            reads: vec![Reads::Whole; inputs.len()],
+            outputs: Vec::new(),
+            dear: false,
+            conservation: Conservation::NewRows,
+        })
     }
 
     fn open(settings: &ReportSettings, context: &Context) -> Result<Body, StageError> {
-        Ok(Body::Export(Box::new(ReportBody { settings: settings.clone(), context: context.clone() })))
+        Ok(Body::Export(Box::new(ReportBody {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
     }
 
     fn identity(settings: &ReportSettings) -> Value {
@@ -134,7 +152,8 @@ impl Export for ReportBody {
         }
         for (stage, counts) in rejects.by_reason() {
             for count in counts {
-                data.rejects.push((stage.to_string(), count.reason, count.class.as_str().into(), count.rows));
+                data.rejects
+                    .push((stage.to_string(), count.reason, count.class.as_str().into(), count.rows));
             }
         }
         for table in tables(&data) {
@@ -168,19 +187,32 @@ fn tables(data: &PageData) -> Vec<Value> {
 }
 
 fn text<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a arrow::array::StringArray, StageError> {
-    batch.column_by_name(name).and_then(|c| c.as_string_opt()).ok_or_else(|| StageError::failed(format!("column {name} is missing or no text")))
+    batch
+        .column_by_name(name)
+        .and_then(|c| c.as_string_opt())
+        .ok_or_else(|| StageError::failed(format!("column {name} is missing or no text")))
 }
 
 /// Transcripts by the name of their set, scored again from the texts.
 fn read_sets(input: &Artifact, worst: usize) -> Result<Vec<SetFigures>, StageError> {
     let mut sets: BTreeMap<String, SetFigures> = BTreeMap::new();
-    for item in input.batches(Some(&["set", "segment_id", "lang", "reference", "hypothesis", "duration"])) {
+    for item in input.batches(Some(&[
+        "set",
+        "segment_id",
+        "lang",
+        "reference",
+        "hypothesis",
+        "duration",
+    ])) {
         let (_, batch) = item?;
         let (names, segments, langs) = (text(&batch, "set")?, text(&batch, "segment_id")?, text(&batch, "lang")?);
         let (references, hypotheses) = (text(&batch, "reference")?, text(&batch, "hypothesis")?);
         let durations = float(&batch, "duration")?;
         for row in 0..batch.num_rows() {
-            let set = sets.entry(names.value(row).to_owned()).or_insert_with(|| SetFigures { name: names.value(row).to_owned(), ..Default::default() });
+            let set = sets.entry(names.value(row).to_owned()).or_insert_with(|| SetFigures {
+                name: names.value(row).to_owned(),
+                ..Default::default()
+            });
             let (reference, hypothesis) = (references.value(row), hypotheses.value(row));
             let utterance = score(reference, hypothesis);
             set.scores.add(langs.value(row), &utterance, durations.value(row));
@@ -226,11 +258,17 @@ pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, Stage
     let mut last = None;
     for item in input.batches(None) {
         let (_, batch) = item?;
-        let steps = batch.column_by_name("step").and_then(|c| c.as_primitive_opt::<Int64Type>());
+        let steps = batch
+            .column_by_name("step")
+            .and_then(|c| c.as_primitive_opt::<Int64Type>());
         let steps = steps.ok_or_else(|| StageError::failed("column step is missing or no int64"))?;
         let (paths, digests) = (text(&batch, "path")?, text(&batch, "digest")?);
         for row in 0..batch.num_rows() {
-            last = Some(ModelFigures { path: paths.value(row).into(), step: steps.value(row), digest: digests.value(row).into() });
+            last = Some(ModelFigures {
+                path: paths.value(row).into(),
+                step: steps.value(row),
+                digest: digests.value(row).into(),
+            });
         }
     }
     Ok(last)
@@ -243,7 +281,11 @@ fn read_rows(input: &Artifact, data: &mut PageData) -> Result<(), StageError> {
         let (_, batch) = item?;
         let (langs, durations) = (text(&batch, "lang")?, float(&batch, "duration")?);
         for row in 0..batch.num_rows() {
-            let duration = if durations.is_null(row) || !durations.value(row).is_finite() { 0.0 } else { durations.value(row) };
+            let duration = if durations.is_null(row) || !durations.value(row).is_finite() {
+                0.0
+            } else {
+                durations.value(row)
+            };
             match languages.get_mut(langs.value(row)) {
                 Some(sum) => *sum = (sum.0 + 1, sum.1 + duration),
                 None => drop(languages.insert(langs.value(row).to_owned(), (1, duration))),
@@ -257,18 +299,31 @@ fn read_rows(input: &Artifact, data: &mut PageData) -> Result<(), StageError> {
         i if i == DURATIONS.len() => format!("{}+", DURATIONS[i - 1]),
         i => format!("{}–{}", DURATIONS[i - 1], DURATIONS[i]),
     };
-    data.durations = bars.into_iter().enumerate().take(end + 1).map(|(index, n)| (label(index), n)).collect();
-    data.languages = languages.into_iter().map(|(lang, (n, seconds))| (lang, n, seconds)).collect();
-    data.languages.sort_by(|a, b| b.2.total_cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
+    data.durations = bars
+        .into_iter()
+        .enumerate()
+        .take(end + 1)
+        .map(|(index, n)| (label(index), n))
+        .collect();
+    data.languages = languages
+        .into_iter()
+        .map(|(lang, (n, seconds))| (lang, n, seconds))
+        .collect();
+    data.languages
+        .sort_by(|a, b| b.2.total_cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
     Ok(())
 }
 
 /// Reads the training figures. A file that is not there, or a line that was cut off, leaves gaps.
 fn read_curves(path: &Path) -> Curves {
     let mut curves = Curves::default();
-    let Ok(file) = std::fs::File::open(path) else { return curves };
+    let Ok(file) = std::fs::File::open(path) else {
+        return curves;
+    };
     for line in BufReader::new(file).lines().map_while(Result::ok) {
-        let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
+        let Ok(value) = serde_json::from_str::<Value>(&line) else {
+            continue;
+        };
         let Some(step) = value["step"].as_f64() else { continue };
         let point = |name: &str| value[name].as_f64().map(|y| (step, y));
         match value["kind"].as_str() {

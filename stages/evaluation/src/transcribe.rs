@@ -52,7 +52,8 @@ pub fn transcribe(
         if cancelled() {
             return Err(EvaluationError::Cancelled);
         }
-        let loaded: Vec<(usize, Result<Vec<f32>, String>)> = group.into_par_iter().map(|index| (index, load(index))).collect();
+        let loaded: Vec<(usize, Result<Vec<f32>, String>)> =
+            group.into_par_iter().map(|index| (index, load(index))).collect();
         let mut signals = Vec::with_capacity(loaded.len());
         let mut indices = Vec::with_capacity(loaded.len());
         for (index, signal) in &loaded {
@@ -72,11 +73,21 @@ pub fn transcribe(
             let reference = scored_reference(&utterances[index].text, model.tokenizer.as_ref());
             let score = score(&reference, &hypothesis.text);
             let seconds = signal.len() as f64 / SAMPLE_RATE;
-            outcomes[index] = Some(Outcome::Transcript { reference, hypothesis: hypothesis.text, score, seconds });
+            outcomes[index] = Some(Outcome::Transcript {
+                reference,
+                hypothesis: hypothesis.text,
+                score,
+                seconds,
+            });
         }
     }
-    let missing = || Outcome::Unreadable { why: "the model gave no hypothesis for it".into() };
-    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
+    let missing = || Outcome::Unreadable {
+        why: "the model gave no hypothesis for it".into(),
+    };
+    Ok(outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_or_else(missing))
+        .collect())
 }
 
 /// Adds up what was transcribed. The second number counts utterances that could not be read.
@@ -96,7 +107,9 @@ pub fn scores(utterances: &[Utterance], outcomes: &[Outcome]) -> (Scores, u64) {
 /// Unicode form that the model cannot express is no error. A text with characters that the tokenizer does
 /// not know stays as it is, so that these do count as errors.
 pub fn scored_reference(text: &str, tokenizer: Option<&Tokenizer>) -> String {
-    let Some(tokenizer) = tokenizer else { return text.to_owned() };
+    let Some(tokenizer) = tokenizer else {
+        return text.to_owned();
+    };
     let ids = tokenizer.encode(text);
     if ids.contains(&tokenizer.unknown_id()) {
         return text.to_owned();
@@ -130,13 +143,18 @@ pub fn sample<'a>(utterances: impl Iterator<Item = (&'a str, &'a str, &'a str)>,
         .enumerate()
         .map(|(index, (lang, segment_id, text))| {
             let mut hasher = blake3::Hasher::new();
-            hasher.update(segment_id.as_bytes()).update(&[0]).update(text.as_bytes());
+            hasher
+                .update(segment_id.as_bytes())
+                .update(&[0])
+                .update(text.as_bytes());
             (lang, *hasher.finalize().as_bytes(), index)
         })
         .collect();
     keyed.sort_unstable();
-    let mut chosen: Vec<usize> =
-        keyed.chunk_by(|a, b| a.0 == b.0).flat_map(|language| language.iter().take(per_language).map(|entry| entry.2)).collect();
+    let mut chosen: Vec<usize> = keyed
+        .chunk_by(|a, b| a.0 == b.0)
+        .flat_map(|language| language.iter().take(per_language).map(|entry| entry.2))
+        .collect();
     chosen.sort_unstable();
     chosen
 }
@@ -146,29 +164,53 @@ mod tests {
     use super::*;
 
     fn utterance(lang: &str, number: usize, duration: f64) -> Utterance {
-        Utterance { segment_id: format!("{lang}_{number}"), lang: lang.into(), text: format!("<|{lang}|> x"), duration }
+        Utterance {
+            segment_id: format!("{lang}_{number}"),
+            lang: lang.into(),
+            text: format!("<|{lang}|> x"),
+            duration,
+        }
     }
 
     #[test]
     fn groups_hold_every_utterance_once_within_their_seconds() {
-        let utterances: Vec<_> = [3.0, 1.0, 40.0, 2.5, f64::NAN, -1.0, 2.0, 0.0].iter().enumerate().map(|(i, &d)| utterance("hi", i, d)).collect();
+        let utterances: Vec<_> = [3.0, 1.0, 40.0, 2.5, f64::NAN, -1.0, 2.0, 0.0]
+            .iter()
+            .enumerate()
+            .map(|(i, &d)| utterance("hi", i, d))
+            .collect();
         let groups = groups(&utterances, 6.0);
         let mut all: Vec<usize> = groups.concat();
         all.sort_unstable();
         assert_eq!(all, (0..utterances.len()).collect::<Vec<_>>());
         assert_eq!(groups[0], [2], "one that is too long goes alone");
         for group in &groups[1..] {
-            let longest = group.iter().map(|&i| utterances[i].duration.max(0.0)).fold(0.0, f64::max);
+            let longest = group
+                .iter()
+                .map(|&i| utterances[i].duration.max(0.0))
+                .fold(0.0, f64::max);
             assert!(longest * group.len() as f64 <= 6.0);
         }
     }
 
     #[test]
     fn the_sample_is_stratified_and_does_not_depend_on_the_order() {
-        let utterances: Vec<_> = (0..30).map(|i| utterance(["hi", "ta", "en"][i % 3], i, 1.0)).chain([utterance("or", 99, 1.0)]).collect();
-        let choose = |list: &[Utterance], n| sample(list.iter().map(|u| (u.lang.as_str(), u.segment_id.as_str(), u.text.as_str())), n);
+        let utterances: Vec<_> = (0..30)
+            .map(|i| utterance(["hi", "ta", "en"][i % 3], i, 1.0))
+            .chain([utterance("or", 99, 1.0)])
+            .collect();
+        let choose = |list: &[Utterance], n| {
+            sample(
+                list.iter()
+                    .map(|u| (u.lang.as_str(), u.segment_id.as_str(), u.text.as_str())),
+                n,
+            )
+        };
         let ids = |list: &[Utterance]| {
-            let mut ids: Vec<String> = choose(list, 4).into_iter().map(|i| list[i].segment_id.clone()).collect();
+            let mut ids: Vec<String> = choose(list, 4)
+                .into_iter()
+                .map(|i| list[i].segment_id.clone())
+                .collect();
             ids.sort();
             ids
         };

@@ -20,12 +20,20 @@ impl EditCounts {
 
     /// Errors per reference unit. Without reference units: infinite, as NeMo has it for a corpus.
     pub fn rate(&self) -> f64 {
-        if self.units == 0 { f64::INFINITY } else { self.errors() as f64 / self.units as f64 }
+        if self.units == 0 {
+            f64::INFINITY
+        } else {
+            self.errors() as f64 / self.units as f64
+        }
     }
 
     /// The rate of one utterance: 0 when both sides are empty.
     pub fn utterance_rate(&self) -> f64 {
-        if self.units == 0 && self.errors() == 0 { 0.0 } else { self.rate() }
+        if self.units == 0 && self.errors() == 0 {
+            0.0
+        } else {
+            self.rate()
+        }
     }
 
     pub fn add(&mut self, other: &EditCounts) {
@@ -67,8 +75,16 @@ pub fn edits<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> EditCounts {
         insertions: u32,
         deletions: u32,
     }
-    let deleted = |cell: Cell| Cell { errors: cell.errors + 1, deletions: cell.deletions + 1, ..cell };
-    let inserted = |cell: Cell| Cell { errors: cell.errors + 1, insertions: cell.insertions + 1, ..cell };
+    let deleted = |cell: Cell| Cell {
+        errors: cell.errors + 1,
+        deletions: cell.deletions + 1,
+        ..cell
+    };
+    let inserted = |cell: Cell| Cell {
+        errors: cell.errors + 1,
+        insertions: cell.insertions + 1,
+        ..cell
+    };
     // One column per hypothesis unit; row i stands for the first i reference units.
     let mut column: Vec<Cell> = Vec::with_capacity(reference.len() + 1);
     let mut last = Cell::default();
@@ -83,7 +99,10 @@ pub fn edits<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> EditCounts {
         column[0] = below;
         for (cell, other) in column[1..].iter_mut().zip(reference) {
             let (insertion, deletion) = (inserted(*cell), deleted(below));
-            let kept = Cell { errors: diagonal.errors + u32::from(unit != other), ..diagonal };
+            let kept = Cell {
+                errors: diagonal.errors + u32::from(unit != other),
+                ..diagonal
+            };
             diagonal = *cell;
             below = if kept.errors < insertion.errors && kept.errors < deletion.errors {
                 kept
@@ -176,7 +195,10 @@ impl Scores {
     /// Adds one utterance of language `lang`.
     pub fn add(&mut self, lang: &str, utterance: &UtteranceScore, seconds: f64) {
         self.overall.add(utterance, seconds);
-        self.languages.entry(lang.to_owned()).or_default().add(utterance, seconds);
+        self.languages
+            .entry(lang.to_owned())
+            .or_default()
+            .add(utterance, seconds);
         if let (Some(reference), hypothesis) = &utterance.tags
             && Some(reference) != hypothesis.as_ref()
         {
@@ -201,16 +223,29 @@ mod tests {
     }
 
     fn number(value: &Value) -> f64 {
-        if value == "inf" { f64::INFINITY } else { value.as_f64().expect("a number") }
+        if value == "inf" {
+            f64::INFINITY
+        } else {
+            value.as_f64().expect("a number")
+        }
     }
 
     fn check(counts: &EditCounts, golden: &Value, what: &str) {
-        let share = |n: u64| if counts.units == 0 { f64::INFINITY } else { n as f64 / counts.units as f64 };
+        let share = |n: u64| {
+            if counts.units == 0 {
+                f64::INFINITY
+            } else {
+                n as f64 / counts.units as f64
+            }
+        };
         assert_eq!(counts.units as f64, number(&golden["count"]), "{what}: units");
         // The same quotients of small integers; NeMo adds some of them up in another order.
         let same = |ours: f64, golden: &Value, part: &str| {
             let theirs = number(golden);
-            assert!(ours == theirs || (ours - theirs).abs() < 1e-12, "{what}: {part}: {ours} is not {theirs}");
+            assert!(
+                ours == theirs || (ours - theirs).abs() < 1e-12,
+                "{what}: {part}: {ours} is not {theirs}"
+            );
         };
         same(counts.rate(), &golden["rate"], "rate");
         same(share(counts.insertions), &golden["ins"], "insertions");
@@ -228,7 +263,10 @@ mod tests {
         for pair in pairs {
             let (reference, hypothesis) = (pair["ref"].as_str().expect("ref"), pair["hyp"].as_str().expect("hyp"));
             let what = format!("{reference:?} against {hypothesis:?}");
-            let (by_word, by_character) = (word_edits(reference, hypothesis), character_edits(reference, hypothesis));
+            let (by_word, by_character) = (
+                word_edits(reference, hypothesis),
+                character_edits(reference, hypothesis),
+            );
             check(&by_word, &pair["wer"], &what);
             check(&by_character, &pair["cer"], &what);
             all_words.add(&by_word);

@@ -126,8 +126,8 @@ pub fn decide_duplicates(
 
     let mut by_audio: Vec<(Key, At)> = Vec::new();
     for (partition, keys) in (0u32..).zip(&all.partitions) {
-        for place in 0..keys.rows.len() {
-            if fate[partition as usize][place].is_none() && keys.audio_hash.is_valid(place) {
+        for (place, fate) in fate[partition as usize].iter().enumerate() {
+            if fate.is_none() && keys.audio_hash.is_valid(place) {
                 by_audio.push((
                     key_at(&keys.audio_hash, place),
                     At {

@@ -71,9 +71,12 @@ fn manifest_rows(batches: &[RecordBatch]) -> Vec<Vec<String>> {
     rows
 }
 
+type PortRows = (SchemaRef, BTreeMap<Partition, Vec<RecordBatch>>);
+
 struct Stages {
     pipeline: Pipeline,
-    ports: HashMap<(String, String), (SchemaRef, BTreeMap<Partition, Vec<RecordBatch>>)>,
+    /// By stage and port.
+    ports: HashMap<(String, String), PortRows>,
     rejects: Vec<(String, Partition, Reject)>,
     events: Vec<Event>,
 }

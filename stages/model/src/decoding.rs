@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::joint::Joint;
 use crate::kernels::joint::Cell;
-use crate::kernels::{dispatch, slice};
+use crate::kernels::{Float, dispatch, slice};
 use crate::parameters::Parameters;
 use crate::prediction::Prediction;
 use crate::{Error, Result};
@@ -138,7 +138,7 @@ fn best_outputs(logits: &Tensor, tokens: usize) -> Result<Vec<Best>> {
             .map(|row| {
                 let token = first_largest(&row[..tokens]);
                 let duration = if tokens < width { first_largest(&row[tokens..]) } else { 0 };
-                Best { token, duration, logit: f64::from(row[token]) }
+                Best { token, duration, logit: row[token].wide() }
             })
             .collect())
     })

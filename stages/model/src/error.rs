@@ -11,10 +11,7 @@ pub enum Error {
     Tensor(#[from] candle_core::Error),
     /// A file could not be read or written.
     #[error("{path}: {source}")]
-    Io {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
     /// A file is not what it should be.
     #[error("{path}: {what}")]
     File { path: PathBuf, what: String },

@@ -26,6 +26,5 @@ pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use noise::Noise;
 pub use parameters::{
-    BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId,
-    Parameters,
+    BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId, Parameters,
 };

@@ -126,7 +126,7 @@ mod tests {
         assert!((mean(&uniform) - 0.5).abs() < 5.0 * 0.2887 / (n as f64).sqrt());
         assert!((square(&uniform) - 1.0 / 3.0).abs() < 5.0 * 0.2981 / (n as f64).sqrt());
         assert!(mean(&normal).abs() < 5.0 / (n as f64).sqrt());
-        assert!((square(&normal) - 1.0).abs() < 5.0 * 1.4142 / (n as f64).sqrt());
+        assert!((square(&normal) - 1.0).abs() < 5.0 * std::f64::consts::SQRT_2 / (n as f64).sqrt());
     }
 
     #[test]

@@ -287,8 +287,11 @@ pub enum Initialise {
     Normal(f64),
     Constant(f64),
     /// Values made by the caller, row-major, from a generator that belongs to this parameter.
-    With(Box<dyn FnOnce(&mut Noise) -> Vec<f64>>),
+    With(MakeValues),
 }
+
+/// Makes the values of a parameter, row-major.
+pub type MakeValues = Box<dyn FnOnce(&mut Noise) -> Vec<f64>>;
 
 enum Origin {
     Random(Noise),

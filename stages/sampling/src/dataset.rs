@@ -66,12 +66,14 @@ struct Chunk {
 enum Audio {
     Files(StringArray),
     /// Ranges of files below the folder; null where the row's member was not found.
-    Ranges {
-        folder: PathBuf,
-        files: StringArray,
-        offsets: Int64Array,
-        sizes: Int64Array,
-    },
+    Ranges(Box<FileRanges>),
+}
+
+struct FileRanges {
+    folder: PathBuf,
+    files: StringArray,
+    offsets: Int64Array,
+    sizes: Int64Array,
 }
 
 /// One row.
@@ -168,12 +170,12 @@ impl Dataset {
                     Ok(cast(found, &DataType::Int64)?.as_primitive::<Int64Type>().clone())
                 };
                 let (offsets, sizes) = (number("offset")?, number("size")?);
-                Audio::Ranges {
+                Audio::Ranges(Box::new(FileRanges {
                     folder: shards.to_owned(),
                     files: text("tar_path")?,
                     offsets,
                     sizes,
-                }
+                }))
             }
             AudioColumns::MemberName => {
                 let names = text("tar_member_name")?;
@@ -182,7 +184,7 @@ impl Dataset {
                 let of = |name: &str| ranges.and_then(|ranges| ranges.find(name, &shard.shard_id));
                 let found: Vec<Option<(String, i64, i64)>> =
                     names.iter().map(|name| of(name.unwrap_or_default())).collect();
-                Audio::Ranges {
+                Audio::Ranges(Box::new(FileRanges {
                     folder: shard.folder,
                     files: found
                         .iter()
@@ -190,7 +192,7 @@ impl Dataset {
                         .collect(),
                     offsets: found.iter().map(|range| range.as_ref().map(|range| range.1)).collect(),
                     sizes: found.iter().map(|range| range.as_ref().map(|range| range.2)).collect(),
-                }
+                }))
             }
         };
         let chunk = Chunk {
@@ -233,12 +235,13 @@ impl Audio {
     fn place(&self, at: usize) -> Option<Place> {
         match self {
             Audio::Files(paths) => Some(Place::File(paths.value(at).into())),
-            Audio::Ranges {
-                folder,
-                files,
-                offsets,
-                sizes,
-            } => {
+            Audio::Ranges(ranges) => {
+                let FileRanges {
+                    folder,
+                    files,
+                    offsets,
+                    sizes,
+                } = ranges.as_ref();
                 if files.is_null(at) || offsets.is_null(at) || sizes.is_null(at) {
                     return None;
                 }

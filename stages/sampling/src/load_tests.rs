@@ -10,8 +10,10 @@ use crate::test_data::{corpus, golden};
 
 /// The golden train rows of micro, by partition.
 struct Train {
-    rows: BTreeMap<String, Vec<(String, String, f64, String, String)>>,
+    rows: BTreeMap<String, Vec<TrainRow>>,
 }
+
+type TrainRow = (String, String, f64, String, String);
 
 fn train() -> Train {
     #[derive(serde::Deserialize)]

@@ -144,10 +144,10 @@ impl Steps {
             steps_per_epoch: per_epoch.to_vec(),
         };
         // A note that cannot be written costs time after the next restart, nothing else.
-        if let (Some(folder), Ok(text)) = (path.parent(), serde_json::to_vec(&notes)) {
-            if std::fs::create_dir_all(folder).is_ok() {
-                let _ = write_atomically(path, &text);
-            }
+        if let (Some(folder), Ok(text)) = (path.parent(), serde_json::to_vec(&notes))
+            && std::fs::create_dir_all(folder).is_ok()
+        {
+            let _ = write_atomically(path, &text);
         }
     }
 }

@@ -82,7 +82,11 @@ impl Record {
     pub fn model_digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (name, file) in self.files.iter().filter(|(name, _)| *name != OPTIMIZER) {
-            hasher.update(name.as_bytes()).update(&[0]).update(file.blake3.as_bytes()).update(&[0]);
+            hasher
+                .update(name.as_bytes())
+                .update(&[0])
+                .update(file.blake3.as_bytes())
+                .update(&[0]);
         }
         hasher.finalize().to_hex().to_string()
     }
@@ -95,7 +99,10 @@ pub fn changes(record: &Record, settings: &BTreeMap<String, Value>, data: Option
     let names: std::collections::BTreeSet<&String> = record.settings.keys().chain(settings.keys()).collect();
     let mut changes = Vec::new();
     for name in names {
-        let (before, now) = (record.settings.get(name).unwrap_or(&Value::Null), settings.get(name).unwrap_or(&Value::Null));
+        let (before, now) = (
+            record.settings.get(name).unwrap_or(&Value::Null),
+            settings.get(name).unwrap_or(&Value::Null),
+        );
         let raised = name == "max_steps" && now.as_u64() >= before.as_u64();
         if !raised && !same_value(before, now) {
             changes.push(format!("{name}: {before} in the checkpoint, {now} now"));
@@ -127,7 +134,10 @@ pub fn identity_changes(before: &Identity, now: &Identity) -> Vec<String> {
         }
         (a, b) => compare("model", a.to_string(), b.to_string()),
     }
-    let tokenizer = |t: &Option<String>| t.as_ref().map_or("that of init".to_owned(), |digest| digest.chars().take(16).collect());
+    let tokenizer = |t: &Option<String>| {
+        t.as_ref()
+            .map_or("that of init".to_owned(), |digest| digest.chars().take(16).collect())
+    };
     compare("tokenizer", tokenizer(&before.tokenizer), tokenizer(&now.tokenizer));
     compare("init", before.init.clone(), now.init.clone());
     compare("seed", before.seed.to_string(), now.seed.to_string());
@@ -168,7 +178,10 @@ fn restart_name(number: u64) -> String {
 }
 
 fn restarts(root: &Path) -> Result<Vec<u64>, TrainingError> {
-    let mut numbers: Vec<u64> = folders(root)?.iter().filter_map(|name| name.strip_prefix(RESTART)?.parse().ok()).collect();
+    let mut numbers: Vec<u64> = folders(root)?
+        .iter()
+        .filter_map(|name| name.strip_prefix(RESTART)?.parse().ok())
+        .collect();
     numbers.sort_unstable();
     Ok(numbers)
 }
@@ -177,7 +190,12 @@ fn restarts(root: &Path) -> Result<Vec<u64>, TrainingError> {
 pub fn list(folder: &Path) -> Result<Vec<Standing>, TrainingError> {
     let mut found: Vec<Standing> = folders(folder)?
         .iter()
-        .filter_map(|name| Some(Standing { path: folder.join(name), step: step_of(name)? }))
+        .filter_map(|name| {
+            Some(Standing {
+                path: folder.join(name),
+                step: step_of(name)?,
+            })
+        })
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.step);
     Ok(found)
@@ -185,7 +203,9 @@ pub fn list(folder: &Path) -> Result<Vec<Standing>, TrainingError> {
 
 /// The newest checkpoint of a folder and what its record says.
 pub fn latest(folder: &Path) -> Result<Option<(Standing, Record)>, TrainingError> {
-    let Some(newest) = list(folder)?.pop() else { return Ok(None) };
+    let Some(newest) = list(folder)?.pop() else {
+        return Ok(None);
+    };
     let record = read_record(&newest.path)?;
     Ok(Some((newest, record)))
 }
@@ -194,7 +214,12 @@ fn folders(folder: &Path) -> Result<Vec<String>, TrainingError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(TrainingError::File { path: folder.to_owned(), source: e }),
+        Err(e) => {
+            return Err(TrainingError::File {
+                path: folder.to_owned(),
+                source: e,
+            });
+        }
     };
     let mut names = Vec::new();
     for entry in entries {
@@ -225,7 +250,10 @@ pub fn read_record(checkpoint: &Path) -> Result<Record, TrainingError> {
     match value["version"].as_u64() {
         Some(version) if version > u64::from(CHECKPOINT_VERSION) => {
             return Err(TrainingError::Refused {
-                message: format!("{}: version {version} is newer than this program, which knows {CHECKPOINT_VERSION}", path.display()),
+                message: format!(
+                    "{}: version {version} is newer than this program, which knows {CHECKPOINT_VERSION}",
+                    path.display()
+                ),
                 help: Some("use the program that wrote it, or a newer one".into()),
             });
         }
@@ -247,10 +275,16 @@ pub fn verify(checkpoint: &Path, record: &Record) -> Result<(), TrainingError> {
         }
         let found = digest_file(&checkpoint.join(name)).map_err(|e| damaged(checkpoint, format!("{name}: {e}")))?;
         if found.bytes != expected.bytes {
-            return Err(damaged(checkpoint, format!("{name} has {} bytes instead of {}", found.bytes, expected.bytes)));
+            return Err(damaged(
+                checkpoint,
+                format!("{name} has {} bytes instead of {}", found.bytes, expected.bytes),
+            ));
         }
         if found != *expected {
-            return Err(damaged(checkpoint, format!("{name} has other content than when it was written")));
+            return Err(damaged(
+                checkpoint,
+                format!("{name} has other content than when it was written"),
+            ));
         }
     }
     Ok(())
@@ -272,7 +306,11 @@ fn damaged(checkpoint: &Path, message: String) -> TrainingError {
         Some(before) => format!("move it out of its folder to go on from {before}"),
         None => "move it out of its folder to begin anew; there is none before it".to_owned(),
     };
-    TrainingError::Damaged { folder: checkpoint.to_owned(), message, help }
+    TrainingError::Damaged {
+        folder: checkpoint.to_owned(),
+        message,
+        help,
+    }
 }
 
 fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
@@ -283,7 +321,10 @@ fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
     loop {
         let n = file.read(&mut buffer)?;
         if n == 0 {
-            return Ok(FileDigest { bytes, blake3: hasher.finalize().to_hex().to_string() });
+            return Ok(FileDigest {
+                bytes,
+                blake3: hasher.finalize().to_hex().to_string(),
+            });
         }
         bytes += n as u64;
         hasher.update(&buffer[..n]);
@@ -301,7 +342,13 @@ pub struct FolderLock {
 pub fn lock(root: &Path) -> Result<FolderLock, TrainingError> {
     fs::create_dir_all(root).map_err(TrainingError::file(root))?;
     let path = root.join(LOCK);
-    let mut file = File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(TrainingError::file(&path))?;
+    let mut file = File::options()
+        .create(true)
+        .read(true)
+        .write(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(TrainingError::file(&path))?;
     if let Err(error) = file.try_lock() {
         let mut owner = String::new();
         // Only the message suffers when it cannot be read.
@@ -309,14 +356,21 @@ pub fn lock(root: &Path) -> Result<FolderLock, TrainingError> {
         return Err(match error {
             fs::TryLockError::WouldBlock => TrainingError::Locked {
                 folder: root.to_owned(),
-                owner: if owner.is_empty() { "another process trains into it".into() } else { owner.trim().to_owned() },
+                owner: if owner.is_empty() {
+                    "another process trains into it".into()
+                } else {
+                    owner.trim().to_owned()
+                },
             },
             fs::TryLockError::Error(source) => TrainingError::File { path, source },
         });
     }
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let owner = format!("process {} on {} trains into it\n", std::process::id(), host.trim());
-    file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(owner.as_bytes())).map_err(TrainingError::file(&path))?;
+    file.set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| file.write_all(owner.as_bytes()))
+        .map_err(TrainingError::file(&path))?;
     Ok(FolderLock { _file: file })
 }
 
@@ -338,7 +392,10 @@ impl CheckpointFolder {
                 fs::remove_dir_all(&path).map_err(TrainingError::file(&path))?;
             }
         }
-        Ok(CheckpointFolder { folder: folder.to_owned(), _lock: lock })
+        Ok(CheckpointFolder {
+            folder: folder.to_owned(),
+            _lock: lock,
+        })
     }
 
     pub fn folder(&self) -> &Path {
@@ -364,14 +421,22 @@ impl CheckpointFolder {
         for entry in fs::read_dir(&writing).map_err(TrainingError::file(&writing))? {
             let path = entry.map_err(TrainingError::file(&writing))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            File::open(&path).and_then(|file| file.sync_all()).map_err(TrainingError::file(&path))?;
-            record.files.insert(name, digest_file(&path).map_err(TrainingError::file(&path))?);
+            File::open(&path)
+                .and_then(|file| file.sync_all())
+                .map_err(TrainingError::file(&path))?;
+            record
+                .files
+                .insert(name, digest_file(&path).map_err(TrainingError::file(&path))?);
         }
         let path = writing.join(RECORD);
-        let mut text = serde_json::to_string_pretty(&record).map_err(|e| TrainingError::Data { message: format!("{}: {e}", path.display()) })?;
+        let mut text = serde_json::to_string_pretty(&record).map_err(|e| TrainingError::Data {
+            message: format!("{}: {e}", path.display()),
+        })?;
         text.push('\n');
         let mut file = File::create(&path).map_err(TrainingError::file(&path))?;
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(TrainingError::file(&path))?;
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.sync_all())
+            .map_err(TrainingError::file(&path))?;
         sync_folder(&writing)?;
         fs::rename(&writing, &target).map_err(TrainingError::file(&target))?;
         sync_folder(&self.folder)?;
@@ -392,5 +457,7 @@ impl CheckpointFolder {
 }
 
 fn sync_folder(folder: &Path) -> Result<(), TrainingError> {
-    File::open(folder).and_then(|file| file.sync_all()).map_err(TrainingError::file(folder))
+    File::open(folder)
+        .and_then(|file| file.sync_all())
+        .map_err(TrainingError::file(folder))
 }

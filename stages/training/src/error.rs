@@ -15,7 +15,11 @@ pub enum TrainingError {
     Refused { message: String, help: Option<String> },
     /// A checkpoint is not what it was when it was written.
     #[error("checkpoint {} is damaged: {message}", folder.display())]
-    Damaged { folder: PathBuf, message: String, help: String },
+    Damaged {
+        folder: PathBuf,
+        message: String,
+        help: String,
+    },
     /// Another process trains into the folder.
     #[error("{} is in use: {owner}", folder.display())]
     Locked { folder: PathBuf, owner: String },
@@ -36,11 +40,17 @@ pub enum TrainingError {
 
 impl TrainingError {
     pub fn setting(path: impl Into<String>, message: impl std::fmt::Display) -> Self {
-        TrainingError::Setting { path: path.into(), message: message.to_string() }
+        TrainingError::Setting {
+            path: path.into(),
+            message: message.to_string(),
+        }
     }
 
     pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> TrainingError + '_ {
-        move |source| TrainingError::File { path: path.to_owned(), source }
+        move |source| TrainingError::File {
+            path: path.to_owned(),
+            source,
+        }
     }
 }
 

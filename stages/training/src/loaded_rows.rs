@@ -21,19 +21,35 @@ pub fn missing_column(schema: &Schema) -> Option<&'static str> {
 /// Micro-batches of one optimizer step, ordered by rank and place, and the segments that were left out
 /// because their audio holds samples that are no numbers. Targets are cut to `max_tokens`. A micro-batch
 /// without any utterance does not appear.
-pub fn micro_batches(batches: &[RecordBatch], tokenizer: &Tokenizer, max_tokens: usize) -> Result<(Vec<LoadedBatch>, Vec<String>), TrainingError> {
+pub fn micro_batches(
+    batches: &[RecordBatch],
+    tokenizer: &Tokenizer,
+    max_tokens: usize,
+) -> Result<(Vec<LoadedBatch>, Vec<String>), TrainingError> {
     let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
     let mut dropped = Vec::new();
     for batch in batches {
-        let (ranks, micros, epochs) = (numbers(batch, "rank")?, numbers(batch, "micro")?, numbers(batch, "epoch")?);
+        let (ranks, micros, epochs) = (
+            numbers(batch, "rank")?,
+            numbers(batch, "micro")?,
+            numbers(batch, "epoch")?,
+        );
         let (segments, texts) = (texts(batch, "segment_id")?, texts(batch, "text")?);
         let signals = column(batch, "signal")?;
         let signals = signals.as_list_opt::<i32>().ok_or_else(|| wrong("signal"))?;
         for row in 0..batch.num_rows() {
             let key = (ranks[row] as u32, micros[row] as u32);
-            let segment = if segments.is_null(row) { String::new() } else { segments.value(row).to_owned() };
+            let segment = if segments.is_null(row) {
+                String::new()
+            } else {
+                segments.value(row).to_owned()
+            };
             let signal = signals.value(row);
-            let signal = signal.as_primitive_opt::<Float32Type>().ok_or_else(|| wrong("signal"))?.values().to_vec();
+            let signal = signal
+                .as_primitive_opt::<Float32Type>()
+                .ok_or_else(|| wrong("signal"))?
+                .values()
+                .to_vec();
             if segment.is_empty() && signal.len() <= 1 {
                 // What sampling.load gives for a micro-batch without any utterance.
                 continue;
@@ -42,9 +58,17 @@ pub fn micro_batches(batches: &[RecordBatch], tokenizer: &Tokenizer, max_tokens:
                 dropped.push(segment);
                 continue;
             }
-            let mut tokens = if texts.is_null(row) { Vec::new() } else { tokenizer.encode(texts.value(row)) };
+            let mut tokens = if texts.is_null(row) {
+                Vec::new()
+            } else {
+                tokenizer.encode(texts.value(row))
+            };
             tokens.truncate(max_tokens);
-            let group = groups.entry(key).or_insert_with(|| LoadedBatch { rank: key.0, micro: key.1, ..LoadedBatch::default() });
+            let group = groups.entry(key).or_insert_with(|| LoadedBatch {
+                rank: key.0,
+                micro: key.1,
+                ..LoadedBatch::default()
+            });
             group.epoch = group.epoch.max(epochs[row] as u64);
             group.segments.push(segment);
             group.batch.signals.push(signal);
@@ -59,11 +83,16 @@ fn column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, TrainingError> {
 }
 
 fn wrong(name: &str) -> TrainingError {
-    TrainingError::Data { message: format!("column {name} of the loaded rows is missing or has another type than sampling.load gives") }
+    TrainingError::Data {
+        message: format!("column {name} of the loaded rows is missing or has another type than sampling.load gives"),
+    }
 }
 
 fn texts(batch: &RecordBatch, name: &str) -> Result<StringArray, TrainingError> {
-    column(batch, name)?.as_string_opt::<i32>().cloned().ok_or_else(|| wrong(name))
+    column(batch, name)?
+        .as_string_opt::<i32>()
+        .cloned()
+        .ok_or_else(|| wrong(name))
 }
 
 /// Whole numbers of any width, none of them null or negative.

@@ -42,13 +42,19 @@ impl Metrics {
             fs::write(&writing, text).map_err(TrainingError::file(&writing))?;
             fs::rename(&writing, &path).map_err(TrainingError::file(&path))?;
         }
-        let file = File::options().create(true).append(true).open(&path).map_err(TrainingError::file(&path))?;
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(TrainingError::file(&path))?;
         Ok(Metrics { path, file })
     }
 
     pub fn append(&mut self, value: &Value) -> Result<(), TrainingError> {
         let mut line = value.to_string();
         line.push('\n');
-        self.file.write_all(line.as_bytes()).map_err(TrainingError::file(&self.path))
+        self.file
+            .write_all(line.as_bytes())
+            .map_err(TrainingError::file(&self.path))
     }
 }

@@ -39,7 +39,11 @@ pub struct AdamWConfig {
 
 impl Default for AdamWConfig {
     fn default() -> Self {
-        AdamWConfig { betas: (0.9, 0.98), epsilon: 1e-8, weight_decay: 1e-3 }
+        AdamWConfig {
+            betas: (0.9, 0.98),
+            epsilon: 1e-8,
+            weight_decay: 1e-3,
+        }
     }
 }
 
@@ -64,7 +68,10 @@ impl Numbers {
         match dtype {
             DType::F32 => Ok(Numbers::F32(vec![0.0; len])),
             DType::F64 => Ok(Numbers::F64(vec![0.0; len])),
-            other => Err(TrainingError::setting("precision", format!("adamw works on f32 and f64, not on {other:?}"))),
+            other => Err(TrainingError::setting(
+                "precision",
+                format!("adamw works on f32 and f64, not on {other:?}"),
+            )),
         }
     }
 
@@ -85,12 +92,21 @@ pub struct AdamW {
 
 impl AdamW {
     pub fn new(config: AdamWConfig) -> Self {
-        AdamW { config, moments: BTreeMap::new() }
+        AdamW {
+            config,
+            moments: BTreeMap::new(),
+        }
     }
 
     /// One update with learning rate `rate`. Every gradient is multiplied by `scale` first (the clipping
     /// factor; 1 leaves it exactly as it is).
-    pub fn step(&mut self, parameters: &Parameters, gradients: &Gradients, rate: f64, scale: f64) -> Result<(), TrainingError> {
+    pub fn step(
+        &mut self,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        rate: f64,
+        scale: f64,
+    ) -> Result<(), TrainingError> {
         for (id, parameter) in parameters.iter() {
             let Some(gradient) = gradients.get(id) else { continue };
             if !parameter.trainable {
@@ -111,12 +127,20 @@ impl AdamW {
             };
             if moments.shape != parameter.tensor.dims() {
                 return Err(TrainingError::Data {
-                    message: format!("optimizer state of {} has shape {:?}, the parameter {:?}", parameter.name, moments.shape, parameter.tensor.dims()),
+                    message: format!(
+                        "optimizer state of {} has shape {:?}, the parameter {:?}",
+                        parameter.name,
+                        moments.shape,
+                        parameter.tensor.dims()
+                    ),
                 });
             }
             moments.steps += 1;
             let update = Update::new(&self.config, moments.steps, rate, scale);
-            let op = AdamWUpdate { update, state: Mutex::new((&mut moments.first, &mut moments.second)) };
+            let op = AdamWUpdate {
+                update,
+                state: Mutex::new((&mut moments.first, &mut moments.second)),
+            };
             parameter.tensor.inplace_op2(&gradient.contiguous()?, &op)?;
         }
         Ok(())
@@ -134,29 +158,56 @@ impl AdamW {
         let state = serde_json::json!({ "optimizer": "adamw", "steps": steps }).to_string();
         // One metadata entry only: the format keeps them in a hash map, whose order is not fixed.
         let metadata = HashMap::from([(STATE.to_owned(), state)]);
-        safetensors::serialize_to_file(tensors, Some(metadata), path)
-            .map_err(|e| TrainingError::Data { message: format!("{}: optimizer state cannot be written: {e}", path.display()) })
+        safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| TrainingError::Data {
+            message: format!("{}: optimizer state cannot be written: {e}", path.display()),
+        })
     }
 
     /// Reads what [`AdamW::save`] wrote. The coefficients are not part of it.
     pub fn load(path: &Path, config: AdamWConfig) -> Result<Self, TrainingError> {
         let bytes = std::fs::read(path).map_err(TrainingError::file(path))?;
-        let bad = |message: String| TrainingError::Data { message: format!("{}: {message}", path.display()) };
+        let bad = |message: String| TrainingError::Data {
+            message: format!("{}: {message}", path.display()),
+        };
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| bad(e.to_string()))?;
         let tensors = SafeTensors::deserialize(&bytes).map_err(|e| bad(e.to_string()))?;
-        let metadata = header.metadata().as_ref().ok_or_else(|| bad("it has no metadata".into()))?;
-        let state: State =
-            metadata.get(STATE).and_then(|text| serde_json::from_str(text).ok()).ok_or_else(|| bad("its update counts cannot be read".into()))?;
+        let metadata = header
+            .metadata()
+            .as_ref()
+            .ok_or_else(|| bad("it has no metadata".into()))?;
+        let state: State = metadata
+            .get(STATE)
+            .and_then(|text| serde_json::from_str(text).ok())
+            .ok_or_else(|| bad("its update counts cannot be read".into()))?;
         if state.optimizer != "adamw" {
-            return Err(bad(format!("it holds the state of optimizer {}, not of adamw", state.optimizer)));
+            return Err(bad(format!(
+                "it holds the state of optimizer {}, not of adamw",
+                state.optimizer
+            )));
         }
         let mut moments = BTreeMap::new();
         for (name, steps) in state.steps {
             let read = |part: &str| -> Result<(Numbers, Vec<usize>), TrainingError> {
-                let view = tensors.tensor(&format!("{part}.{name}")).map_err(|e| bad(format!("{part}.{name}: {e}")))?;
+                let view = tensors
+                    .tensor(&format!("{part}.{name}"))
+                    .map_err(|e| bad(format!("{part}.{name}: {e}")))?;
                 let numbers = match view.dtype() {
-                    Dtype::F32 => Numbers::F32(view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
-                    Dtype::F64 => Numbers::F64(view.data().as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()),
+                    Dtype::F32 => Numbers::F32(
+                        view.data()
+                            .as_chunks::<4>()
+                            .0
+                            .iter()
+                            .map(|b| f32::from_le_bytes(*b))
+                            .collect(),
+                    ),
+                    Dtype::F64 => Numbers::F64(
+                        view.data()
+                            .as_chunks::<8>()
+                            .0
+                            .iter()
+                            .map(|b| f64::from_le_bytes(*b))
+                            .collect(),
+                    ),
                     other => return Err(bad(format!("{part}.{name} has type {other:?}"))),
                 };
                 Ok((numbers, view.shape().to_vec()))
@@ -166,7 +217,15 @@ impl AdamW {
             if shape != second_shape {
                 return Err(bad(format!("first.{name} and second.{name} differ in shape")));
             }
-            moments.insert(name, Moments { steps, shape, first, second });
+            moments.insert(
+                name,
+                Moments {
+                    steps,
+                    shape,
+                    first,
+                    second,
+                },
+            );
         }
         Ok(AdamW { config, moments })
     }
@@ -260,12 +319,24 @@ impl InplaceOp2 for AdamWUpdate<'_> {
         "adamw"
     }
 
-    fn cpu_fwd(&self, parameter: &mut CpuStorage, layout: &Layout, gradient: &CpuStorage, gradient_layout: &Layout) -> candle_core::Result<()> {
-        let (Some((start, end)), Some((gradient_start, gradient_end))) = (layout.contiguous_offsets(), gradient_layout.contiguous_offsets()) else {
+    fn cpu_fwd(
+        &self,
+        parameter: &mut CpuStorage,
+        layout: &Layout,
+        gradient: &CpuStorage,
+        gradient_layout: &Layout,
+    ) -> candle_core::Result<()> {
+        let (Some((start, end)), Some((gradient_start, gradient_end))) =
+            (layout.contiguous_offsets(), gradient_layout.contiguous_offsets())
+        else {
             candle_core::bail!("adamw: parameters and gradients must be contiguous")
         };
         if end - start != gradient_end - gradient_start {
-            candle_core::bail!("adamw: a gradient of shape {:?} for a parameter of shape {:?}", gradient_layout.shape(), layout.shape())
+            candle_core::bail!(
+                "adamw: a gradient of shape {:?} for a parameter of shape {:?}",
+                gradient_layout.shape(),
+                layout.shape()
+            )
         }
         let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (first, second) = &mut *state;
@@ -302,11 +373,20 @@ fn sum_of_squares(tensor: &Tensor) -> Result<f64, TrainingError> {
         return Err(TrainingError::setting("ranks", "gradients are expected on the CPU"));
     };
     let sums: Vec<f64> = match storage {
-        CpuStorage::F32(values) => {
-            values[start..end].par_chunks(CHUNK).map(|chunk| chunk.iter().map(|&g| f64::from(g) * f64::from(g)).sum()).collect()
+        CpuStorage::F32(values) => values[start..end]
+            .par_chunks(CHUNK)
+            .map(|chunk| chunk.iter().map(|&g| f64::from(g) * f64::from(g)).sum())
+            .collect(),
+        CpuStorage::F64(values) => values[start..end]
+            .par_chunks(CHUNK)
+            .map(|chunk| chunk.iter().map(|g| g * g).sum())
+            .collect(),
+        _ => {
+            return Err(TrainingError::setting(
+                "precision",
+                format!("gradients of type {:?} are not supported", tensor.dtype()),
+            ));
         }
-        CpuStorage::F64(values) => values[start..end].par_chunks(CHUNK).map(|chunk| chunk.iter().map(|g| g * g).sum()).collect(),
-        _ => return Err(TrainingError::setting("precision", format!("gradients of type {:?} are not supported", tensor.dtype()))),
     };
     Ok(sums.iter().sum())
 }
@@ -314,7 +394,11 @@ fn sum_of_squares(tensor: &Tensor) -> Result<f64, TrainingError> {
 /// The factor that brings gradients of global norm `norm` down to `clip`: `clip / (norm + 1e-6)`, at most
 /// 1. A `clip` of 0 means no clipping.
 pub fn clip_factor(norm: f64, clip: f64) -> f64 {
-    if clip > 0.0 { (clip / (norm + 1e-6)).min(1.0) } else { 1.0 }
+    if clip > 0.0 {
+        (clip / (norm + 1e-6)).min(1.0)
+    } else {
+        1.0
+    }
 }
 
 #[cfg(test)]
@@ -332,13 +416,17 @@ mod tests {
     }
 
     fn tensor(values: &[f64], dtype: DType) -> Tensor {
-        Tensor::from_slice(values, values.len(), &Device::Cpu).and_then(|t| t.to_dtype(dtype)).expect("a tensor")
+        Tensor::from_slice(values, values.len(), &Device::Cpu)
+            .and_then(|t| t.to_dtype(dtype))
+            .expect("a tensor")
     }
 
     fn gradients(parameters: &Parameters, values: &[Vec<f64>]) -> Gradients {
         let mut gradients = Gradients::new(parameters);
         for ((id, parameter), values) in parameters.iter().zip(values) {
-            gradients.add(id, tensor(values, parameter.tensor.dtype())).expect("a gradient");
+            gradients
+                .add(id, tensor(values, parameter.tensor.dtype()))
+                .expect("a gradient");
         }
         gradients
     }
@@ -384,12 +472,20 @@ mod tests {
         let mut only_first = Gradients::new(&parameters);
         let (first, second) = (parameters.id("p0").expect("id"), parameters.id("p1").expect("id"));
         only_first.freeze(second);
-        only_first.add(first, tensor(&[0.5, 0.0], DType::F32)).expect("a gradient");
+        only_first
+            .add(first, tensor(&[0.5, 0.0], DType::F32))
+            .expect("a gradient");
         only_first.add(second, tensor(&[0.5], DType::F32)).expect("dropped");
-        let mut adamw = AdamW::new(AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() });
+        let mut adamw = AdamW::new(AdamWConfig {
+            weight_decay: 0.1,
+            ..AdamWConfig::default()
+        });
         adamw.step(&parameters, &only_first, 0.1, 1.0).expect("a step");
         let after = values(&parameters);
-        assert!(after[0][0] < 1.0 && after[0][1] < 2.0, "a zero gradient still decays: {after:?}");
+        assert!(
+            after[0][0] < 1.0 && after[0][1] < 2.0,
+            "a zero gradient still decays: {after:?}"
+        );
         assert_eq!(after[1], [3.0], "no gradient, no decay");
     }
 
@@ -401,7 +497,14 @@ mod tests {
             let parameters = parameters(&[vec![1.0, -2.0, 0.3], vec![4.0]], dtype);
             let mut adamw = AdamW::new(AdamWConfig::default());
             for _ in 0..3 {
-                adamw.step(&parameters, &gradients(&parameters, &[vec![0.1, 0.2, -0.3], vec![1e-3]]), 0.01, 0.5).expect("a step");
+                adamw
+                    .step(
+                        &parameters,
+                        &gradients(&parameters, &[vec![0.1, 0.2, -0.3], vec![1e-3]]),
+                        0.01,
+                        0.5,
+                    )
+                    .expect("a step");
             }
             adamw.save(&path).expect("saved");
             assert_eq!(AdamW::load(&path, AdamWConfig::default()).expect("loaded"), adamw);
@@ -409,7 +512,10 @@ mod tests {
         let whole = std::fs::read(&path).expect("state");
         for end in [0, 7, 8, 100, whole.len() - 1] {
             std::fs::write(&path, &whole[..end]).expect("cut");
-            assert!(AdamW::load(&path, AdamWConfig::default()).is_err(), "cut to {end} bytes");
+            assert!(
+                AdamW::load(&path, AdamWConfig::default()).is_err(),
+                "cut to {end} bytes"
+            );
         }
     }
 
@@ -420,7 +526,10 @@ mod tests {
         let gradients = gradients(&parameters, &[long.clone(), vec![3.0, 4.0]]);
         let exact = (long.iter().map(|g| f64::from(*g as f32).powi(2)).sum::<f64>() + 25.0).sqrt();
         let norm = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .expect("threads");
             pool.install(|| global_norm(&parameters, &gradients)).expect("a norm")
         };
         assert!((norm(1) - exact).abs() < 1e-9 * exact);

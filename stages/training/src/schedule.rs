@@ -11,10 +11,21 @@ pub enum Schedule {
     /// NeMo's `CosineAnnealing`: up to `base` over `warmup` steps, then down a half cosine to `minimum` at
     /// `end`, and `minimum` from there on. With `constant` steps, the cosine ends that much earlier and the
     /// warm-up begins at 0.
-    Cosine { base: f64, minimum: f64, warmup: u64, constant: u64, end: u64 },
+    Cosine {
+        base: f64,
+        minimum: f64,
+        warmup: u64,
+        constant: u64,
+        end: u64,
+    },
     /// NeMo's `NoamAnnealing`: `base * d_model^-0.5 * min(s^-0.5, s * warmup^-1.5)`, never under `minimum`
     /// once warm.
-    Noam { base: f64, minimum: f64, warmup: u64, d_model: u64 },
+    Noam {
+        base: f64,
+        minimum: f64,
+        warmup: u64,
+        d_model: u64,
+    },
     /// Up to `base` over `warmup` steps (as cosine), then `base`.
     Constant { base: f64, warmup: u64 },
 }
@@ -23,7 +34,13 @@ impl Schedule {
     /// The rate that optimizer step `step` uses.
     pub fn rate(&self, step: u64) -> f64 {
         match *self {
-            Schedule::Cosine { base, minimum, warmup, constant, end } => {
+            Schedule::Cosine {
+                base,
+                minimum,
+                warmup,
+                constant,
+                end,
+            } => {
                 if constant > 0 && warmup > 0 && step <= warmup {
                     return base * step as f64 / warmup as f64;
                 }
@@ -38,10 +55,19 @@ impl Schedule {
                 let progress = into as f64 / span as f64;
                 minimum + (base - minimum) * 0.5 * (1.0 + (PI * progress).cos())
             }
-            Schedule::Noam { base, minimum, warmup, d_model } => {
+            Schedule::Noam {
+                base,
+                minimum,
+                warmup,
+                d_model,
+            } => {
                 let s = step.max(1) as f64;
                 let scale = (d_model.max(1) as f64).powf(-0.5);
-                let rising = if warmup > 0 { s * (warmup as f64).powf(-1.5) } else { f64::INFINITY };
+                let rising = if warmup > 0 {
+                    s * (warmup as f64).powf(-1.5)
+                } else {
+                    f64::INFINITY
+                };
                 let rate = base * scale * s.powf(-0.5).min(rising);
                 if step > warmup { rate.max(minimum) } else { rate }
             }
@@ -77,7 +103,11 @@ impl Recipe {
 
     /// The rate that optimizer step `step` uses.
     pub fn rate(&self, step: u64) -> f64 {
-        if self.encoder_frozen(step) { self.phase1.rate(step) } else { self.phase2.rate(step - self.unfreeze_step) }
+        if self.encoder_frozen(step) {
+            self.phase1.rate(step)
+        } else {
+            self.phase2.rate(step - self.unfreeze_step)
+        }
     }
 }
 
@@ -108,15 +138,29 @@ mod tests {
                 None => number("warmup_steps"),
             };
             let schedule = match case["scheduler"].as_str() {
-                Some("CosineAnnealing") => Schedule::Cosine { base, minimum, warmup, constant: number("constant_steps"), end },
-                Some("NoamAnnealing") => Schedule::Noam { base, minimum, warmup, d_model: number("d_model") },
+                Some("CosineAnnealing") => Schedule::Cosine {
+                    base,
+                    minimum,
+                    warmup,
+                    constant: number("constant_steps"),
+                    end,
+                },
+                Some("NoamAnnealing") => Schedule::Noam {
+                    base,
+                    minimum,
+                    warmup,
+                    d_model: number("d_model"),
+                },
                 _ => continue,
             };
             checked += 1;
             for (step, expected) in case["lr_used_at_step"].as_array().expect("rates").iter().enumerate() {
                 let (rate, expected) = (schedule.rate(step as u64), expected.as_f64().expect("a rate"));
                 // Both are the same formula in 64 bits; only the order of the factors may differ.
-                assert!((rate - expected).abs() <= 1e-12 * expected.abs().max(1e-6), "{case}: step {step}: {rate} is not {expected}");
+                assert!(
+                    (rate - expected).abs() <= 1e-12 * expected.abs().max(1e-6),
+                    "{case}: step {step}: {rate} is not {expected}"
+                );
             }
         }
         assert_eq!(checked, 5);
@@ -127,7 +171,13 @@ mod tests {
         let recipe = Recipe {
             unfreeze_step: 10,
             phase1: Schedule::Constant { base: 1.0, warmup: 3 },
-            phase2: Schedule::Cosine { base: 0.5, minimum: 0.0, warmup: 4, constant: 0, end: 20 },
+            phase2: Schedule::Cosine {
+                base: 0.5,
+                minimum: 0.0,
+                warmup: 4,
+                constant: 0,
+                end: 20,
+            },
         };
         assert!(recipe.encoder_frozen(9) && !recipe.encoder_frozen(10));
         assert_eq!((recipe.rate(0), recipe.rate(3), recipe.rate(9)), (0.25, 1.0, 1.0));
@@ -137,9 +187,26 @@ mod tests {
     #[test]
     fn odd_numbers_of_steps_do_no_harm() {
         for schedule in [
-            Schedule::Cosine { base: 1.0, minimum: 0.1, warmup: 5, constant: 9, end: 3 },
-            Schedule::Cosine { base: 1.0, minimum: 0.1, warmup: 0, constant: 0, end: 0 },
-            Schedule::Noam { base: 1.0, minimum: 0.0, warmup: 0, d_model: 0 },
+            Schedule::Cosine {
+                base: 1.0,
+                minimum: 0.1,
+                warmup: 5,
+                constant: 9,
+                end: 3,
+            },
+            Schedule::Cosine {
+                base: 1.0,
+                minimum: 0.1,
+                warmup: 0,
+                constant: 0,
+                end: 0,
+            },
+            Schedule::Noam {
+                base: 1.0,
+                minimum: 0.0,
+                warmup: 0,
+                d_model: 0,
+            },
             Schedule::Constant { base: 1.0, warmup: 0 },
         ] {
             for step in [0, 1, 2, 3, 5, 100, u64::MAX] {

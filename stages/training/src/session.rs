@@ -22,7 +22,11 @@ pub enum Start {
     /// From the first step, in this folder.
     Fresh { folder: PathBuf },
     /// After a checkpoint. `changes` are what `on_change: continue` passed over.
-    Resume { checkpoint: Standing, record: Box<Record>, changes: Vec<String> },
+    Resume {
+        checkpoint: Standing,
+        record: Box<Record>,
+        changes: Vec<String>,
+    },
 }
 
 impl Start {
@@ -49,13 +53,27 @@ pub fn find_start(settings: &TrainSettings, data: Option<&str>) -> Result<Start,
     let another_run = !others.is_empty();
     others.extend(checkpoint::changes(&record, &settings.recorded(), data));
     if others.is_empty() {
-        return Ok(Start::Resume { checkpoint: standing, record: Box::new(record), changes: others });
+        return Ok(Start::Resume {
+            checkpoint: standing,
+            record: Box::new(record),
+            changes: others,
+        });
     }
     match settings.on_change {
-        OnChange::Restart => Ok(Start::Fresh { folder: checkpoint::next_restart(root)? }),
-        OnChange::Continue if !another_run => Ok(Start::Resume { checkpoint: standing, record: Box::new(record), changes: others }),
+        OnChange::Restart => Ok(Start::Fresh {
+            folder: checkpoint::next_restart(root)?,
+        }),
+        OnChange::Continue if !another_run => Ok(Start::Resume {
+            checkpoint: standing,
+            record: Box::new(record),
+            changes: others,
+        }),
         _ => Err(TrainingError::Refused {
-            message: format!("training in {} cannot simply go on: {}", folder.display(), others.join("; ")),
+            message: format!(
+                "training in {} cannot simply go on: {}",
+                folder.display(),
+                others.join("; ")
+            ),
             help: Some(if another_run {
                 "undo the change, set `train.on_change: restart` to begin anew beside it, or give another folder as `checkpoints`".into()
             } else {
@@ -102,7 +120,15 @@ struct Window {
 
 impl Window {
     fn new() -> Self {
-        Window { since: Instant::now(), steps: 0, good_steps: 0, loss: 0.0, seconds: 0.0, padded_seconds: 0.0, tokens: 0 }
+        Window {
+            since: Instant::now(),
+            steps: 0,
+            good_steps: 0,
+            loss: 0.0,
+            seconds: 0.0,
+            padded_seconds: 0.0,
+            tokens: 0,
+        }
     }
 
     fn add(&mut self, step: &StepReport) {
@@ -122,13 +148,22 @@ impl Window {
 
     /// Share of what is computed that is padding.
     fn padding(&self) -> f64 {
-        if self.padded_seconds > 0.0 { 1.0 - self.seconds / self.padded_seconds } else { 0.0 }
+        if self.padded_seconds > 0.0 {
+            1.0 - self.seconds / self.padded_seconds
+        } else {
+            0.0
+        }
     }
 }
 
 impl Session {
     /// Locks the folder and makes or loads the model.
-    pub fn begin(settings: &TrainSettings, data: Option<&str>, evaluate: Option<Evaluate>, report: Report) -> Result<Self, TrainingError> {
+    pub fn begin(
+        settings: &TrainSettings,
+        data: Option<&str>,
+        evaluate: Option<Evaluate>,
+        report: Report,
+    ) -> Result<Self, TrainingError> {
         settings.validate()?;
         let root = Path::new(&settings.checkpoints);
         let lock = checkpoint::lock(root)?;
@@ -149,7 +184,11 @@ impl Session {
                 (folder, model, optimizer, *record)
             }
         };
-        let record = Record { settings: settings.recorded(), data: data.map(str::to_owned).or(record.data), ..record };
+        let record = Record {
+            settings: settings.recorded(),
+            data: data.map(str::to_owned).or(record.data),
+            ..record
+        };
         let metrics = Metrics::open(folder.folder(), record.step)?;
         let config = settings.trainer_config(model.config.encoder.d_model);
         let trainer = Trainer::new(model, optimizer, config);
@@ -207,7 +246,10 @@ impl Session {
             self.show(&report);
         }
         let due = |every: u64| every > 0 && self.record.step.is_multiple_of(every);
-        let (evaluate, keep) = (due(self.settings.eval_every) || last, due(self.settings.checkpoint_every) || last);
+        let (evaluate, keep) = (
+            due(self.settings.eval_every) || last,
+            due(self.settings.checkpoint_every) || last,
+        );
         if evaluate {
             self.evaluate()?;
         }
@@ -219,7 +261,9 @@ impl Session {
 
     /// Writes a checkpoint of where training stands, and removes old ones.
     pub fn checkpoint(&mut self) -> Result<PathBuf, TrainingError> {
-        let path = self.folder.write(&self.record, &self.trainer.model, &self.trainer.optimizer)?;
+        let path = self
+            .folder
+            .write(&self.record, &self.trainer.model, &self.trainer.optimizer)?;
         self.folder.prune(self.settings.keep_checkpoints)?;
         Ok(path)
     }
@@ -228,14 +272,20 @@ impl Session {
         self.bad_steps += 1;
         let step = self.record.step;
         self.metrics.append(&json!({ "kind": "skipped", "step": step, "segments": segments, "loss": finite(report.loss), "grad_norm": finite(report.gradient_norm) }))?;
-        (self.report)(json!({ "step": step, "skipped_steps": self.record.skipped_steps, "skipped_segments": segments }));
+        (self.report)(
+            json!({ "step": step, "skipped_steps": self.record.skipped_steps, "skipped_segments": segments }),
+        );
         if self.bad_steps > self.settings.max_bad_steps {
             return Err(TrainingError::NotFinite {
                 message: format!(
                     "{} steps had no finite loss and gradient, more than `max_bad_steps` allows; the last, step {}, with segments {}",
                     self.bad_steps,
                     report.step,
-                    if segments.is_empty() { "none (no utterance could be loaded)".to_owned() } else { segments.join(", ") }
+                    if segments.is_empty() {
+                        "none (no utterance could be loaded)".to_owned()
+                    } else {
+                        segments.join(", ")
+                    }
                 ),
             });
         }
@@ -289,7 +339,9 @@ impl Session {
     }
 
     fn evaluate(&mut self) -> Result<(), TrainingError> {
-        let Some(evaluate) = &mut self.evaluate else { return Ok(()) };
+        let Some(evaluate) = &mut self.evaluate else {
+            return Ok(());
+        };
         let began = Instant::now();
         let scores = evaluate(&self.trainer.model)?;
         let languages: serde_json::Map<String, Value> = scores
@@ -300,13 +352,18 @@ impl Session {
                 (lang.clone(), value)
             })
             .collect();
-        let (wer, cer) = (finite(scores.overall.words.rate()), finite(scores.overall.characters.rate()));
+        let (wer, cer) = (
+            finite(scores.overall.words.rate()),
+            finite(scores.overall.characters.rate()),
+        );
         let step = self.record.step;
         self.metrics.append(&json!({
             "kind": "evaluation", "step": step, "wer": wer, "cer": cer, "utterances": scores.overall.utterances,
             "wrong_tags": scores.overall.wrong_tags, "languages": languages, "seconds": began.elapsed().as_secs_f64(),
         }))?;
-        (self.report)(json!({ "step": step, "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }));
+        (self.report)(
+            json!({ "step": step, "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }),
+        );
         // Not part of the speed of training.
         let spent = began.elapsed();
         self.window.since += spent;
@@ -334,12 +391,15 @@ fn first_record(identity: Identity) -> Record {
 }
 
 fn read_tokenizer(path: &str) -> Result<Tokenizer, TrainingError> {
-    let bytes = std::fs::read(path).map_err(|e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}")))?;
+    let bytes =
+        std::fs::read(path).map_err(|e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}")))?;
     Tokenizer::from_bytes(&bytes).map_err(|e| TrainingError::setting("tokenizer", format!("{path}: {e}")))
 }
 
 fn pieces(tokenizer: &Tokenizer) -> Vec<String> {
-    (0..tokenizer.vocabulary_size() as u32).map(|id| tokenizer.piece(id).unwrap_or_default().to_owned()).collect()
+    (0..tokenizer.vocabulary_size() as u32)
+        .map(|id| tokenizer.piece(id).unwrap_or_default().to_owned())
+        .collect()
 }
 
 /// The model before its first step.
@@ -347,16 +407,26 @@ fn first_model(settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
     if settings.init == "none" {
         let tokenizer = read_tokenizer(&settings.tokenizer)?;
         let config = settings.model.config(&pieces(&tokenizer))?;
-        return Ok(TdtModel::new(config, Some(tokenizer), settings.seed, DType::F32, &Device::Cpu)?);
+        return Ok(TdtModel::new(
+            config,
+            Some(tokenizer),
+            settings.seed,
+            DType::F32,
+            &Device::Cpu,
+        )?);
     }
     settings.check_init()?;
     let path = Path::new(&settings.init);
     let model = TdtModel::load(path, DType::F32, &Device::Cpu)?;
     let Some(own) = &model.tokenizer else {
-        return Err(TrainingError::setting("init", format!("{} has no tokenizer", path.display())));
+        return Err(TrainingError::setting(
+            "init",
+            format!("{} has no tokenizer", path.display()),
+        ));
     };
     if !settings.tokenizer.is_empty() && pieces(&read_tokenizer(&settings.tokenizer)?) != pieces(own) {
-        let message = "it differs from the tokenizer of `init`; changing the vocabulary is not available yet, so leave it empty";
+        let message =
+            "it differs from the tokenizer of `init`; changing the vocabulary is not available yet, so leave it empty";
         return Err(TrainingError::setting("tokenizer", message));
     }
     Ok(model)
@@ -375,5 +445,7 @@ fn round(value: f64, digits: i32) -> f64 {
 fn resident_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) / 1024
+    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        .unwrap_or(0)
+        / 1024
 }

@@ -279,7 +279,7 @@ impl Default for ModelSettings {
 impl ModelSettings {
     /// The model's configuration in NeMo's terms, for a vocabulary of these pieces.
     pub fn config(&self, labels: &[String]) -> Result<ModelConfig, TrainingError> {
-        if self.mels == 0 || self.heads == 0 || self.d_model % self.heads != 0 {
+        if self.mels == 0 || self.heads == 0 || !self.d_model.is_multiple_of(self.heads) {
             return Err(TrainingError::setting("model.heads", "it must divide d_model"));
         }
         let greedy = json!({ "max_symbols": self.max_symbols });
@@ -374,7 +374,11 @@ impl TrainSettings {
                 return refuse(path, "it must be a number above 0");
             }
         }
-        for (path, value) in [("min_lr", self.min_lr), ("weight_decay", self.weight_decay), ("clip", self.clip)] {
+        for (path, value) in [
+            ("min_lr", self.min_lr),
+            ("weight_decay", self.weight_decay),
+            ("clip", self.clip),
+        ] {
             if !(value.is_finite() && value >= 0.0) {
                 return refuse(path, "it must be a number of at least 0");
             }
@@ -404,7 +408,10 @@ impl TrainSettings {
             return Ok(());
         }
         if self.init.starts_with("hf://") || self.init.ends_with(".ckpt") {
-            return Err(TrainingError::setting("init", "only `none`, a .nemo archive or a model folder can be used yet"));
+            return Err(TrainingError::setting(
+                "init",
+                "only `none`, a .nemo archive or a model folder can be used yet",
+            ));
         }
         if !Path::new(&self.init).exists() {
             return Err(TrainingError::setting("init", format!("{} is not there", self.init)));
@@ -416,15 +423,37 @@ impl TrainSettings {
     pub fn recipe(&self, d_model: usize) -> Recipe {
         let (base, minimum, warmup) = (self.phase2_lr, self.min_lr, self.phase2_warmup);
         let phase2 = match self.schedule {
-            ScheduleShape::Cosine => Schedule::Cosine { base, minimum, warmup, constant: 0, end: self.max_steps.saturating_sub(self.unfreeze_step) },
-            ScheduleShape::Noam => Schedule::Noam { base, minimum, warmup, d_model: d_model as u64 },
+            ScheduleShape::Cosine => Schedule::Cosine {
+                base,
+                minimum,
+                warmup,
+                constant: 0,
+                end: self.max_steps.saturating_sub(self.unfreeze_step),
+            },
+            ScheduleShape::Noam => Schedule::Noam {
+                base,
+                minimum,
+                warmup,
+                d_model: d_model as u64,
+            },
             ScheduleShape::Constant => Schedule::Constant { base, warmup },
         };
-        Recipe { unfreeze_step: self.unfreeze_step, phase1: Schedule::Constant { base: self.phase1_lr, warmup: self.warmup_steps }, phase2 }
+        Recipe {
+            unfreeze_step: self.unfreeze_step,
+            phase1: Schedule::Constant {
+                base: self.phase1_lr,
+                warmup: self.warmup_steps,
+            },
+            phase2,
+        }
     }
 
     pub fn adamw(&self) -> AdamWConfig {
-        AdamWConfig { betas: self.betas, weight_decay: self.weight_decay, ..AdamWConfig::default() }
+        AdamWConfig {
+            betas: self.betas,
+            weight_decay: self.weight_decay,
+            ..AdamWConfig::default()
+        }
     }
 
     pub fn trainer_config(&self, d_model: usize) -> TrainerConfig {
@@ -450,8 +479,17 @@ impl TrainSettings {
                 .map_err(|e| TrainingError::setting("tokenizer", format!("{} cannot be read: {e}", path.display())))?;
             Some(blake3::hash(&bytes).to_hex().to_string())
         };
-        let model = if fresh { serde_json::to_value(&self.model).unwrap_or(Value::Null) } else { Value::Null };
-        Ok(Identity { model, tokenizer, init: self.init.clone(), seed: self.seed })
+        let model = if fresh {
+            serde_json::to_value(&self.model).unwrap_or(Value::Null)
+        } else {
+            Value::Null
+        };
+        Ok(Identity {
+            model,
+            tokenizer,
+            init: self.init.clone(),
+            seed: self.seed,
+        })
     }
 
     /// The settings whose change is noticed. Those that never matter to the result (evaluation, logging,

@@ -14,7 +14,10 @@ use flow_evaluation::audio_rows::{check_rows, is_members};
 use flow_evaluation::decode::ValidationSet;
 use flow_model::model::TdtModel;
 use flow_runtime::event::Event;
-use flow_runtime::{Artifact, Body, Conservation, Context, Input, Kind, Log, Operator, Out, Partition, Port, Progress, ROW, Reads, Role, Shape, StageError, Standing};
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Input, Kind, Log, Operator, Out, Partition, Port, Progress, ROW, Reads,
+    Role, Shape, StageError, Standing,
+};
 
 use crate::checkpoint;
 use crate::error::TrainingError;
@@ -50,24 +53,47 @@ impl Kind for TrainingTrain {
             });
         };
         if let Some(column) = missing_column(&batches.schema) {
-            return Err(StageError::Input { name: batches.name.clone(), message: format!("it has no column {column}, as sampling.load gives it"), help: None });
+            return Err(StageError::Input {
+                name: batches.name.clone(),
+                message: format!("it has no column {column}, as sampling.load gives it"),
+                help: None,
+            });
         }
         for input in rest {
             let role = role_of(&input.schema);
             if role.is_none() || rest.iter().filter(|other| role_of(&other.schema) == role).count() > 1 {
                 return Err(StageError::Input {
                     name: input.name.clone(),
-                    message: "further inputs of training are one set of train rows, and one port `members` of an audio.probe".into(),
+                    message:
+                        "further inputs of training are one set of train rows, and one port `members` of an audio.probe"
+                            .into(),
                     help: None,
                 });
             }
         }
         if settings.eval_every > 0 {
-            check_rows(validation, rest.iter().any(|input| role_of(&input.schema) == Some(Further::Members)))?;
+            check_rows(
+                validation,
+                rest.iter()
+                    .any(|input| role_of(&input.schema) == Some(Further::Members)),
+            )?;
         }
-        let reads = inputs.iter().enumerate().map(|(index, _)| if index == 0 { Reads::Streamed } else { Reads::Whole }).collect();
-        let outputs = vec![Port { name: "model".into(), schema: model_schema() }];
-        Ok(Shape { role: Role::Log, reads, outputs, dear: false, conservation: Conservation::NewRows })
+        let reads = inputs
+            .iter()
+            .enumerate()
+            .map(|(index, _)| if index == 0 { Reads::Streamed } else { Reads::Whole })
+            .collect();
+        let outputs = vec![Port {
+            name: "model".into(),
+            schema: model_schema(),
+        }];
+        Ok(Shape {
+            role: Role::Log,
+            reads,
+            outputs,
+            dear: false,
+            conservation: Conservation::NewRows,
+        })
     }
 
     fn open(settings: &TrainSettings, context: &Context) -> Result<Body, StageError> {
@@ -93,12 +119,20 @@ fn role_of(schema: &Schema) -> Option<Further> {
     if is_members(schema) {
         Some(Further::Members)
     } else {
-        ["segment_id", "text", "duration"].iter().all(|name| schema.column_with_name(name).is_some()).then_some(Further::TrainRows)
+        ["segment_id", "text", "duration"]
+            .iter()
+            .all(|name| schema.column_with_name(name).is_some())
+            .then_some(Further::TrainRows)
     }
 }
 
 fn further(context: &Context, role: Further) -> Option<&Artifact> {
-    context.inputs.iter().skip(2).flatten().find(|input| role_of(input.schema()) == Some(role))
+    context
+        .inputs
+        .iter()
+        .skip(2)
+        .flatten()
+        .find(|input| role_of(input.schema()) == Some(role))
 }
 
 /// The micro-batches of one step.
@@ -153,7 +187,11 @@ fn step_of(partition: &Partition) -> Result<u64, StageError> {
         .as_str()
         .strip_prefix("step-")
         .and_then(|digits| digits.parse().ok())
-        .ok_or_else(|| StageError::failed(format!("partition {partition} is no step such as step-000000012; training reads from sampling.load")))
+        .ok_or_else(|| {
+            StageError::failed(format!(
+                "partition {partition} is no step such as step-000000012; training reads from sampling.load"
+            ))
+        })
 }
 
 impl TrainBody {
@@ -174,11 +212,16 @@ impl TrainBody {
                 .name("training".into())
                 .spawn(move || {
                     let waker = context.waker.clone();
-                    let outcome = catch_unwind(AssertUnwindSafe(|| train(&settings, &context, data.as_deref(), &take, &asked, &tell)));
+                    let outcome = catch_unwind(AssertUnwindSafe(|| {
+                        train(&settings, &context, data.as_deref(), &take, &asked, &tell)
+                    }));
                     let failed = match outcome {
                         Ok(Ok(())) => None,
                         Ok(Err(error)) => Some(error),
-                        Err(panic) => Some(StageError::failed(format!("training panicked: {}", panic_text(panic.as_ref())))),
+                        Err(panic) => Some(StageError::failed(format!(
+                            "training panicked: {}",
+                            panic_text(panic.as_ref())
+                        ))),
                     };
                     if let Some(error) = failed {
                         // Nobody is left to tell when the stage itself is gone.
@@ -188,16 +231,25 @@ impl TrainBody {
                     waker.wake();
                 })
                 .map_err(|e| StageError::failed(format!("the training thread cannot be started: {e}")))?;
-            self.thread = Some(Thread { work: Some(work), requests, done, handle: Some(handle) });
+            self.thread = Some(Thread {
+                work: Some(work),
+                requests,
+                done,
+                handle: Some(handle),
+            });
         }
-        self.thread.as_mut().ok_or_else(|| StageError::failed("the training thread is gone"))
+        self.thread
+            .as_mut()
+            .ok_or_else(|| StageError::failed("the training thread is gone"))
     }
 
     /// Hands over the steps that the thread has room for.
     fn hand_over(&mut self) -> Result<(), StageError> {
         self.thread()?;
         while let Some(entry) = self.ready.first_entry() {
-            let Some(work) = self.thread.as_ref().and_then(|thread| thread.work.as_ref()) else { break };
+            let Some(work) = self.thread.as_ref().and_then(|thread| thread.work.as_ref()) else {
+                break;
+            };
             if *entry.key() != self.next {
                 break;
             }
@@ -225,7 +277,13 @@ impl TrainBody {
 }
 
 impl Operator for TrainBody {
-    fn batch(&mut self, input: usize, partition: &Partition, batch: RecordBatch, _out: &mut Out) -> Result<(), StageError> {
+    fn batch(
+        &mut self,
+        input: usize,
+        partition: &Partition,
+        batch: RecordBatch,
+        _out: &mut Out,
+    ) -> Result<(), StageError> {
         if input == 0 {
             self.arriving.entry(step_of(partition)?).or_default().push(batch);
         }
@@ -240,7 +298,14 @@ impl Operator for TrainBody {
             // Done before; only a loader that does not know where training stands gives it again.
             return Ok(Progress::Done);
         }
-        self.ready.insert(step, Work { step, partition: partition.clone(), batches });
+        self.ready.insert(
+            step,
+            Work {
+                step,
+                partition: partition.clone(),
+                batches,
+            },
+        );
         self.hand_over()?;
         Ok(Progress::NotYet)
     }
@@ -253,7 +318,9 @@ impl Operator for TrainBody {
                     Ok(partition) => finished.push(partition?),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) if self.ready.is_empty() || !finished.is_empty() => break,
-                    Err(TryRecvError::Disconnected) => return Err(StageError::failed("the training thread ended before its work was done")),
+                    Err(TryRecvError::Disconnected) => {
+                        return Err(StageError::failed("the training thread ended before its work was done"));
+                    }
                 }
             }
             self.hand_over()?;
@@ -272,18 +339,36 @@ impl Log for TrainBody {
         let step = start.step();
         let detail = match &start {
             Start::Fresh { folder } => format!("from the first step, in {}", folder.display()),
-            Start::Resume { checkpoint, changes, .. } if changes.is_empty() => format!("step {step} of {}, {}", self.settings.max_steps, checkpoint.path.display()),
-            Start::Resume { checkpoint, changes, .. } => {
-                format!("step {step} of {}, {}; changed: {}", self.settings.max_steps, checkpoint.path.display(), changes.join("; "))
+            Start::Resume {
+                checkpoint, changes, ..
+            } if changes.is_empty() => format!(
+                "step {step} of {}, {}",
+                self.settings.max_steps,
+                checkpoint.path.display()
+            ),
+            Start::Resume {
+                checkpoint, changes, ..
+            } => {
+                format!(
+                    "step {step} of {}, {}; changed: {}",
+                    self.settings.max_steps,
+                    checkpoint.path.display(),
+                    changes.join("; ")
+                )
             }
         };
-        if step >= self.settings.max_steps { Ok(Standing::Finished { detail }) } else { Ok(Standing::At { step, detail }) }
+        if step >= self.settings.max_steps {
+            Ok(Standing::Finished { detail })
+        } else {
+            Ok(Standing::At { step, detail })
+        }
     }
 
     fn result(&mut self) -> Result<RecordBatch, StageError> {
         let root = Path::new(&self.settings.checkpoints);
         let folder = checkpoint::current(root)?;
-        let (standing, record) = checkpoint::latest(&folder)?.ok_or_else(|| StageError::failed(format!("{} holds no checkpoint", folder.display())))?;
+        let (standing, record) = checkpoint::latest(&folder)?
+            .ok_or_else(|| StageError::failed(format!("{} holds no checkpoint", folder.display())))?;
         Ok(RecordBatch::try_new(
             model_schema(),
             vec![
@@ -311,7 +396,12 @@ fn train(
 ) -> Result<(), StageError> {
     let screen = context.clone();
     let evaluate = validation(settings, context)?;
-    let mut session = Session::begin(settings, data, evaluate, Box::new(move |figures| screen.report(figures)))?;
+    let mut session = Session::begin(
+        settings,
+        data,
+        evaluate,
+        Box::new(move |figures| screen.report(figures)),
+    )?;
     loop {
         // A request goes before the steps that wait.
         if let Ok(request) = requests.try_recv()
@@ -349,19 +439,38 @@ fn answer(session: &mut Session, request: Request) -> bool {
     request.stop
 }
 
-fn one_step(settings: &TrainSettings, context: &Context, session: &mut Session, work: Work) -> Result<Partition, StageError> {
+fn one_step(
+    settings: &TrainSettings,
+    context: &Context,
+    session: &mut Session,
+    work: Work,
+) -> Result<Partition, StageError> {
     if work.step != session.step_number() {
         return Err(StageError::Refused {
-            message: format!("the loader gives step {}, but training in {} stands at step {}", work.step, settings.checkpoints, session.step_number()),
+            message: format!(
+                "the loader gives step {}, but training in {} stands at step {}",
+                work.step,
+                settings.checkpoints,
+                session.step_number()
+            ),
             help: Some("run again: where training stands was found before its data was known".into()),
         });
     }
-    let tokenizer = session.tokenizer().ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
+    let tokenizer = session
+        .tokenizer()
+        .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
     let (micro_batches, dropped) = micro_batches(&work.batches, tokenizer, settings.max_tokens)?;
     drop(work.batches);
     if !dropped.is_empty() {
-        let message = format!("step {}: left out for samples that are no numbers: {}", work.step, dropped.join(", "));
-        context.events.send(Event::Warning { stage: Some(context.stage.clone()), message });
+        let message = format!(
+            "step {}: left out for samples that are no numbers: {}",
+            work.step,
+            dropped.join(", ")
+        );
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
     }
     session.step(&micro_batches)?;
     Ok(work.partition)
@@ -373,11 +482,23 @@ fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Eval
         return Ok(None);
     }
     let Some(rows) = context.input(1) else { return Ok(None) };
-    let set = ValidationSet::read(rows, further(context, Further::Members), &settings.shards, settings.eval_samples_per_language).map_err(TrainingError::from)?;
+    let set = ValidationSet::read(
+        rows,
+        further(context, Further::Members),
+        &settings.shards,
+        settings.eval_samples_per_language,
+    )
+    .map_err(TrainingError::from)?;
     let cancel = context.cancel.clone();
-    Ok(Some(Box::new(move |model: &TdtModel| Ok(set.scores(model, &|| cancel.is_set())?))))
+    Ok(Some(Box::new(move |model: &TdtModel| {
+        Ok(set.scores(model, &|| cancel.is_set())?)
+    })))
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }

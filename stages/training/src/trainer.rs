@@ -90,8 +90,19 @@ impl StepReport {
 impl Trainer {
     pub fn new(model: TdtModel, optimizer: AdamW, config: TrainerConfig) -> Self {
         let gradients = Gradients::new(&model.parameters);
-        let buffers = model.parameters.iter().filter(|(_, p)| !p.trainable).map(|(id, _)| id).collect();
-        Trainer { model, optimizer, config, gradients, buffers }
+        let buffers = model
+            .parameters
+            .iter()
+            .filter(|(_, p)| !p.trainable)
+            .map(|(id, _)| id)
+            .collect();
+        Trainer {
+            model,
+            optimizer,
+            config,
+            gradients,
+            buffers,
+        }
     }
 
     /// Optimizer step `step` on its micro-batches. The gradient is the mean over
@@ -102,7 +113,11 @@ impl Trainer {
         let encoder_frozen = self.config.recipe.encoder_frozen(step);
         let rate = self.config.recipe.rate(step);
         self.gradients.clear();
-        let before: Vec<(ParameterId, Tensor)> = self.buffers.iter().map(|&id| (id, self.model.parameters.get(id).clone())).collect();
+        let before: Vec<(ParameterId, Tensor)> = self
+            .buffers
+            .iter()
+            .map(|&id| (id, self.model.parameters.get(id).clone()))
+            .collect();
         let mut report = StepReport {
             step,
             micro_batches: micro_batches.len() as u32,
@@ -127,7 +142,9 @@ impl Trainer {
                 dropout: self.config.dropout,
                 scale: 1.0 / f64::from(self.config.micro_batches_per_step.max(1)),
             };
-            let output = self.model.train_micro_batch(&loaded.batch, &options, &mut self.gradients)?;
+            let output = self
+                .model
+                .train_micro_batch(&loaded.batch, &options, &mut self.gradients)?;
             report.loss += output.loss / micro_batches.len() as f64;
             report.utterances += loaded.segments.len() as u64;
             report.audio_samples += loaded.audio_samples();
@@ -136,7 +153,14 @@ impl Trainer {
             report.epoch = report.epoch.max(loaded.epoch);
             if !output.loss.is_finite() {
                 let before = bad.len();
-                bad.extend(loaded.segments.iter().zip(&output.losses).filter(|(_, loss)| !loss.is_finite()).map(|(name, _)| name.clone()));
+                bad.extend(
+                    loaded
+                        .segments
+                        .iter()
+                        .zip(&output.losses)
+                        .filter(|(_, loss)| !loss.is_finite())
+                        .map(|(name, _)| name.clone()),
+                );
                 if bad.len() == before {
                     bad.extend(loaded.segments.iter().cloned());
                 }
@@ -153,7 +177,8 @@ impl Trainer {
             report.skipped = Some(bad);
         } else {
             let scale = clip_factor(report.gradient_norm, self.config.clip);
-            self.optimizer.step(&self.model.parameters, &self.gradients, rate, scale)?;
+            self.optimizer
+                .step(&self.model.parameters, &self.gradients, rate, scale)?;
         }
         self.gradients.clear();
         Ok(report)
@@ -163,7 +188,9 @@ impl Trainer {
 /// Seed of the random numbers of one micro-batch: a mix of all four, so that no state of a generator
 /// outlives a step (the finaliser of SplitMix64 after each).
 fn micro_batch_seed(seed: u64, step: u64, rank: u32, micro: u32) -> u64 {
-    [step, u64::from(rank), u64::from(micro)].into_iter().fold(mix(seed), |state, part| mix(state ^ part))
+    [step, u64::from(rank), u64::from(micro)]
+        .into_iter()
+        .fold(mix(seed), |state, part| mix(state ^ part))
 }
 
 fn mix(value: u64) -> u64 {

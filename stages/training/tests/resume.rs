@@ -39,7 +39,11 @@ fn settings(folder: &Path, max_steps: u64) -> TrainSettings {
 
 /// A step of two micro-batches that depends on its number alone.
 fn micro_batches(step: u64) -> Vec<LoadedBatch> {
-    let tone = |n: u64, samples: usize| (0..samples).map(|i| (i as f32 * 0.01 * (n as f32 + 1.0)).sin() * 0.3).collect::<Vec<f32>>();
+    let tone = |n: u64, samples: usize| {
+        (0..samples)
+            .map(|i| (i as f32 * 0.01 * (n as f32 + 1.0)).sin() * 0.3)
+            .collect::<Vec<f32>>()
+    };
     (0..2u32)
         .map(|micro| {
             let n = step * 2 + u64::from(micro);
@@ -76,18 +80,30 @@ fn bytes(checkpoint: &Path, name: &str) -> Vec<u8> {
 
 #[test]
 fn resumed_training_gives_the_same_bytes_as_training_never_stopped() {
-    let (whole, halves) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+    let (whole, halves) = (
+        tempfile::tempdir().expect("folder"),
+        tempfile::tempdir().expect("folder"),
+    );
     let through = train(&settings(whole.path(), 8), 0..8);
     // Stopped in the middle of phase 2, and once in phase 1.
     train(&settings(halves.path(), 8), 0..2);
     train(&settings(halves.path(), 8), 2..5);
     let resumed = train(&settings(halves.path(), 8), 5..8);
     assert_eq!(through.file_name(), resumed.file_name());
-    for name in ["model.safetensors", "model_config.yaml", "tokenizer.model", "optimizer.safetensors", "training.json"] {
+    for name in [
+        "model.safetensors",
+        "model_config.yaml",
+        "tokenizer.model",
+        "optimizer.safetensors",
+        "training.json",
+    ] {
         assert!(bytes(&through, name) == bytes(&resumed, name), "{name} differs");
     }
     let first = &checkpoint::list(halves.path()).expect("checkpoints")[0];
-    assert!(bytes(&through, "model.safetensors") != bytes(&first.path, "model.safetensors"), "training changes nothing");
+    assert!(
+        bytes(&through, "model.safetensors") != bytes(&first.path, "model.safetensors"),
+        "training changes nothing"
+    );
 }
 
 #[test]
@@ -95,11 +111,22 @@ fn the_encoder_stands_still_while_it_is_frozen() {
     let folder = tempfile::tempdir().expect("folder");
     let mut session = begin(&settings(folder.path(), 8));
     let snapshot = |session: &Session, encoder: bool| -> Vec<(String, Vec<u8>)> {
-        let parameters = session.model().parameters.iter().filter(|(_, p)| p.name.starts_with("encoder.") == encoder);
+        let parameters = session
+            .model()
+            .parameters
+            .iter()
+            .filter(|(_, p)| p.name.starts_with("encoder.") == encoder);
         parameters
             .map(|(_, p)| {
-                let values = p.tensor.to_dtype(candle_core::DType::F64).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1::<f64>());
-                (p.name.clone(), values.expect("values").iter().flat_map(|v| v.to_le_bytes()).collect())
+                let values = p
+                    .tensor
+                    .to_dtype(candle_core::DType::F64)
+                    .and_then(|t| t.flatten_all())
+                    .and_then(|t| t.to_vec1::<f64>());
+                (
+                    p.name.clone(),
+                    values.expect("values").iter().flat_map(|v| v.to_le_bytes()).collect(),
+                )
             })
             .collect()
     };
@@ -127,7 +154,12 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_offered() {
         Err(other) => panic!("{what}: {other}"),
         Ok(_) => panic!("{what}: the damage was not noticed"),
     };
-    for name in ["model.safetensors", "optimizer.safetensors", "tokenizer.model", "model_config.yaml"] {
+    for name in [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "tokenizer.model",
+        "model_config.yaml",
+    ] {
         let good = bytes(&second, name);
         let mut bad = good.clone();
         let middle = bad.len() / 2;
@@ -157,23 +189,68 @@ fn changed_settings_are_refused_continued_or_restarted() {
         other => panic!("not refused: {other:?}"),
     };
     // What never matters, and more steps, is no change.
-    let live = TrainSettings { max_steps: 9, log_every: 1, keep_checkpoints: 2, eval_every: 5, checkpoint_every: 7, ..before.clone() };
+    let live = TrainSettings {
+        max_steps: 9,
+        log_every: 1,
+        keep_checkpoints: 2,
+        eval_every: 5,
+        checkpoint_every: 7,
+        ..before.clone()
+    };
     assert_eq!(find_start(&live, Some("data")).expect("no change").step(), 4);
-    let changed = TrainSettings { phase2_lr: 5e-3, ..before.clone() };
+    let changed = TrainSettings {
+        phase2_lr: 5e-3,
+        ..before.clone()
+    };
     assert!(refusal(&changed, "data").contains("phase2_lr: 0.002 in the checkpoint, 0.005 now"));
     assert!(refusal(&before, "other data").contains("train rows"));
-    assert!(refusal(&TrainSettings { max_steps: 7, ..before.clone() }, "data").contains("max_steps"));
-    let wider = TrainSettings { model: ModelSettings { d_model: 32, ..before.model.clone() }, on_change: OnChange::Continue, ..before.clone() };
-    assert!(refusal(&wider, "data").contains("model.d_model: 16 in the checkpoint, 32 now"), "another model cannot be continued");
-    let onwards = TrainSettings { on_change: OnChange::Continue, ..changed.clone() };
+    assert!(
+        refusal(
+            &TrainSettings {
+                max_steps: 7,
+                ..before.clone()
+            },
+            "data"
+        )
+        .contains("max_steps")
+    );
+    let wider = TrainSettings {
+        model: ModelSettings {
+            d_model: 32,
+            ..before.model.clone()
+        },
+        on_change: OnChange::Continue,
+        ..before.clone()
+    };
+    assert!(
+        refusal(&wider, "data").contains("model.d_model: 16 in the checkpoint, 32 now"),
+        "another model cannot be continued"
+    );
+    let onwards = TrainSettings {
+        on_change: OnChange::Continue,
+        ..changed.clone()
+    };
     match find_start(&onwards, Some("other data")).expect("continued") {
-        Start::Resume { checkpoint, changes, .. } => assert_eq!((checkpoint.step, changes.len()), (4, 2)),
+        Start::Resume {
+            checkpoint, changes, ..
+        } => assert_eq!((checkpoint.step, changes.len()), (4, 2)),
         other => panic!("not continued: {other:?}"),
     }
-    let again = TrainSettings { on_change: OnChange::Restart, ..wider };
+    let again = TrainSettings {
+        on_change: OnChange::Restart,
+        ..wider
+    };
     let path = train(&again, 0..2);
-    assert!(path.starts_with(folder.path().join("restart-001")), "{}", path.display());
-    assert_eq!(checkpoint::list(folder.path()).expect("checkpoints").len(), 1, "restart deletes nothing");
+    assert!(
+        path.starts_with(folder.path().join("restart-001")),
+        "{}",
+        path.display()
+    );
+    assert_eq!(
+        checkpoint::list(folder.path()).expect("checkpoints").len(),
+        1,
+        "restart deletes nothing"
+    );
     // With the same settings the restarted training simply goes on.
     train(&again, 2..3);
 }
@@ -195,9 +272,17 @@ fn two_processes_cannot_train_into_one_folder() {
 #[test]
 fn old_checkpoints_are_removed_and_half_written_ones_ignored() {
     let folder = tempfile::tempdir().expect("folder");
-    let settings = TrainSettings { checkpoint_every: 1, keep_checkpoints: 2, ..settings(folder.path(), 4) };
+    let settings = TrainSettings {
+        checkpoint_every: 1,
+        keep_checkpoints: 2,
+        ..settings(folder.path(), 4)
+    };
     train(&settings, 0..3);
-    let steps: Vec<u64> = checkpoint::list(folder.path()).expect("checkpoints").iter().map(|c| c.step).collect();
+    let steps: Vec<u64> = checkpoint::list(folder.path())
+        .expect("checkpoints")
+        .iter()
+        .map(|c| c.step)
+        .collect();
     assert_eq!(steps, [2, 3]);
     let torn = folder.path().join(".writing-step-000000009");
     std::fs::create_dir(&torn).expect("folder");
@@ -209,7 +294,11 @@ fn old_checkpoints_are_removed_and_half_written_ones_ignored() {
 #[test]
 fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut settings = TrainSettings { max_bad_steps: 1, unfreeze_step: 0, ..settings(folder.path(), 8) };
+    let mut settings = TrainSettings {
+        max_bad_steps: 1,
+        unfreeze_step: 0,
+        ..settings(folder.path(), 8)
+    };
     // Without duration 0, more tokens than frames cannot be aligned: the loss is infinite.
     settings.model.durations = vec![1, 2, 3, 4];
     let mut session = begin(&settings);
@@ -232,5 +321,8 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
         other => panic!("past the limit: {other:?}"),
     }
     let metrics = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics");
-    assert!(metrics.lines().filter(|line| line.contains("\"skipped\"")).count() == 2, "{metrics}");
+    assert!(
+        metrics.lines().filter(|line| line.contains("\"skipped\"")).count() == 2,
+        "{metrics}"
+    );
 }

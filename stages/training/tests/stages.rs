@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array};
+use arrow::array::{
+    ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
+};
 use arrow::datatypes::Int64Type;
 use flow_evaluation::decode::{DecodeSettings, EvaluationDecode};
 use flow_evaluation::report::{EvaluationReport, ReportSettings};
@@ -18,7 +20,10 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 fn audio() -> Vec<PathBuf> {
     let folder = std::env::var("FLOW_TEST_GOLDEN_MODEL").unwrap_or_else(|_| format!("{ROOT}/tests/data/golden/model"));
-    ["eval0_en-us", "eval1_de", "train0_it"].iter().map(|name| Path::new(&folder).join(format!("audio/{name}.wav"))).collect()
+    ["eval0_en-us", "eval1_de", "train0_it"]
+        .iter()
+        .map(|name| Path::new(&folder).join(format!("audio/{name}.wav")))
+        .collect()
 }
 
 /// Rows of a manifest; the last one's audio is not there.
@@ -30,7 +35,15 @@ fn rows() -> RecordBatch {
     RecordBatch::try_from_iter([
         ("_row", Arc::new(UInt32Array::from_iter_values(0..n as u32)) as ArrayRef),
         ("segment_id", text((0..n).map(|i| format!("seg_{i}")).collect())),
-        ("text", text(vec!["<|en|> one two".into(), "<|hi|> ek do".into(), "<|en|> three".into(), "<|en|> four".into()])),
+        (
+            "text",
+            text(vec![
+                "<|en|> one two".into(),
+                "<|hi|> ek do".into(),
+                "<|en|> three".into(),
+                "<|en|> four".into(),
+            ]),
+        ),
         ("duration", Arc::new(Float64Array::from(vec![0.8, 2.4, 1.5, 2.0]))),
         ("lang", text(vec!["en".into(), "hi".into(), "en".into(), "en".into()])),
         ("audio_path", text(paths)),
@@ -42,7 +55,9 @@ fn rows() -> RecordBatch {
 fn step(number: usize) -> RecordBatch {
     let mut signals = ListBuilder::new(Float32Builder::new());
     for samples in [8_000 + number * 100, 6_000] {
-        signals.values().append_slice(&(0..samples).map(|i| (i as f32 * 0.02).sin() * 0.2).collect::<Vec<_>>());
+        signals
+            .values()
+            .append_slice(&(0..samples).map(|i| (i as f32 * 0.02).sin() * 0.2).collect::<Vec<_>>());
         signals.append(true);
     }
     signals.values().append_value(0.0);
@@ -67,7 +82,16 @@ fn settings(folder: &Path, max_steps: u64) -> TrainSettings {
     TrainSettings {
         checkpoints: folder.join("checkpoints").to_string_lossy().into_owned(),
         tokenizer: format!("{ROOT}/configs/tokenizers/mini.model"),
-        model: ModelSettings { mels: 16, d_model: 16, layers: 1, heads: 2, conv_channels: 4, pred_hidden: 8, joint_hidden: 8, ..ModelSettings::default() },
+        model: ModelSettings {
+            mels: 16,
+            d_model: 16,
+            layers: 1,
+            heads: 2,
+            conv_channels: 4,
+            pred_hidden: 8,
+            joint_hidden: 8,
+            ..ModelSettings::default()
+        },
         max_steps,
         unfreeze_step: 0,
         phase2_warmup: 1,
@@ -79,7 +103,10 @@ fn settings(folder: &Path, max_steps: u64) -> TrainSettings {
 }
 
 fn train(settings: TrainSettings, steps: std::ops::Range<usize>) -> Result<Output, StageError> {
-    let mut harness = Harness::<TrainingTrain>::new(settings).input("batches", loaded_schema()).input("validation", rows().schema()).feed("validation", "en/en_0", rows());
+    let mut harness = Harness::<TrainingTrain>::new(settings)
+        .input("batches", loaded_schema())
+        .input("validation", rows().schema())
+        .feed("validation", "en/en_0", rows());
     for number in steps {
         harness = harness.feed("batches", &format!("step-{number:09}"), step(number));
     }
@@ -91,10 +118,22 @@ fn a_model_is_trained_decoded_and_reported() {
     let folder = tempfile::tempdir().expect("folder");
     let output = train(settings(folder.path(), 4), 0..4).expect("trained");
     let result = output.result.expect("a result");
-    assert_eq!(result.column_by_name("step").expect("step").as_primitive::<Int64Type>().value(0), 4);
+    assert_eq!(
+        result
+            .column_by_name("step")
+            .expect("step")
+            .as_primitive::<Int64Type>()
+            .value(0),
+        4
+    );
     let path = PathBuf::from(result.column_by_name("path").expect("path").as_string::<i32>().value(0));
     assert!(path.join("model.safetensors").exists(), "{}", path.display());
-    let figures = |name: &str| output.events.iter().any(|event| matches!(event, Event::StageFigures { figures, .. } if !figures[name].is_null()));
+    let figures = |name: &str| {
+        output
+            .events
+            .iter()
+            .any(|event| matches!(event, Event::StageFigures { figures, .. } if !figures[name].is_null()))
+    };
     assert!(figures("loss") && figures("memory_mib") && figures("validation_wer"));
 
     // Finished: nothing is trained again, and the result is the same.
@@ -102,34 +141,67 @@ fn a_model_is_trained_decoded_and_reported() {
     assert_eq!(again.result.expect("a result"), result);
 
     let decode = || {
-        Harness::<EvaluationDecode>::new(DecodeSettings { set: "validation".into(), shards: String::new(), samples_per_language: 0 })
-            .input("rows", rows().schema())
-            .input("model", model_schema())
-            .feed("rows", "en/en_0", rows())
-            .feed("model", "result", result.clone())
-            .run()
-            .expect("decoded")
+        Harness::<EvaluationDecode>::new(DecodeSettings {
+            set: "validation".into(),
+            shards: String::new(),
+            samples_per_language: 0,
+        })
+        .input("rows", rows().schema())
+        .input("model", model_schema())
+        .feed("rows", "en/en_0", rows())
+        .feed("model", "result", result.clone())
+        .run()
+        .expect("decoded")
     };
     let decoded = decode();
     let transcripts = decoded.rows("transcripts", "all");
     assert_eq!(transcripts.num_rows(), 3);
     assert_eq!(decoded.reasons("all"), [(Some(3), "audio_unreadable")]);
-    assert_eq!(transcripts.column_by_name("reference").expect("reference").as_string::<i32>().value(0), "<|en|> one two");
-    assert_eq!(decode().rows("transcripts", "all"), transcripts, "the same model hears the same");
+    assert_eq!(
+        transcripts
+            .column_by_name("reference")
+            .expect("reference")
+            .as_string::<i32>()
+            .value(0),
+        "<|en|> one two"
+    );
+    assert_eq!(
+        decode().rows("transcripts", "all"),
+        transcripts,
+        "the same model hears the same"
+    );
 
     let out = folder.path().join("report");
-    let reported = Harness::<EvaluationReport>::new(ReportSettings { out: out.to_string_lossy().into_owned(), worst: 20 })
-        .input("decoded", transcripts.schema())
-        .input("model", model_schema())
-        .input("train", rows().schema())
-        .feed("decoded", "all", transcripts.clone())
-        .feed("model", "result", result)
-        .feed("train", "en/en_0", rows())
-        .rejected("clean", "en/en_0", Reject { row: Some(1), segment_id: None, reason: "quality_too_low".into(), class: RejectClass::Rule, detail: String::new(), values: String::new() })
-        .run()
-        .expect("reported");
+    let reported = Harness::<EvaluationReport>::new(ReportSettings {
+        out: out.to_string_lossy().into_owned(),
+        worst: 20,
+    })
+    .input("decoded", transcripts.schema())
+    .input("model", model_schema())
+    .input("train", rows().schema())
+    .feed("decoded", "all", transcripts.clone())
+    .feed("model", "result", result)
+    .feed("train", "en/en_0", rows())
+    .rejected(
+        "clean",
+        "en/en_0",
+        Reject {
+            row: Some(1),
+            segment_id: None,
+            reason: "quality_too_low".into(),
+            class: RejectClass::Rule,
+            detail: String::new(),
+            values: String::new(),
+        },
+    )
+    .run()
+    .expect("reported");
     let page = std::fs::read_to_string(out.join("report.html")).expect("a page");
-    assert!(page.contains("Loss by optimizer step") && page.contains("quality_too_low") && page.contains("Utterances by duration"));
+    assert!(
+        page.contains("Loss by optimizer step")
+            && page.contains("quality_too_low")
+            && page.contains("Utterances by duration")
+    );
     let table = reported.events.iter().find_map(|event| match event {
         Event::StageFigures { figures, .. } => figures["table"]["rows"].as_array().cloned(),
         _ => None,
@@ -140,23 +212,79 @@ fn a_model_is_trained_decoded_and_reported() {
 #[test]
 fn training_goes_on_where_it_stood_and_skips_what_is_done() {
     let folder = tempfile::tempdir().expect("folder");
-    let first = train(TrainSettings { eval_every: 0, ..settings(folder.path(), 6) }, 0..3).expect("half");
-    assert_eq!(first.result.expect("a result").column_by_name("step").expect("step").as_primitive::<Int64Type>().value(0), 3);
+    let first = train(
+        TrainSettings {
+            eval_every: 0,
+            ..settings(folder.path(), 6)
+        },
+        0..3,
+    )
+    .expect("half");
+    assert_eq!(
+        first
+            .result
+            .expect("a result")
+            .column_by_name("step")
+            .expect("step")
+            .as_primitive::<Int64Type>()
+            .value(0),
+        3
+    );
     // A loader that begins at the first step all the same does no harm.
-    let second = train(TrainSettings { eval_every: 0, ..settings(folder.path(), 6) }, 0..6).expect("whole");
-    assert_eq!(second.result.expect("a result").column_by_name("step").expect("step").as_primitive::<Int64Type>().value(0), 6);
+    let second = train(
+        TrainSettings {
+            eval_every: 0,
+            ..settings(folder.path(), 6)
+        },
+        0..6,
+    )
+    .expect("whole");
+    assert_eq!(
+        second
+            .result
+            .expect("a result")
+            .column_by_name("step")
+            .expect("step")
+            .as_primitive::<Int64Type>()
+            .value(0),
+        6
+    );
 }
 
 #[test]
 fn mistakes_are_told_before_anything_runs() {
     let folder = tempfile::tempdir().expect("folder");
     let told = |settings: TrainSettings| train(settings, 0..1).expect_err("a mistake").to_string();
-    assert!(told(TrainSettings { ranks: 2, ..settings(folder.path(), 4) }).contains("only 1 rank"));
-    assert!(told(TrainSettings { tokenizer: "/no/such.model".into(), ..settings(folder.path(), 4) }).contains("/no/such.model"));
-    assert!(told(TrainSettings { phase2_lr: f64::NAN, ..settings(folder.path(), 4) }).contains("above 0"));
+    assert!(
+        told(TrainSettings {
+            ranks: 2,
+            ..settings(folder.path(), 4)
+        })
+        .contains("only 1 rank")
+    );
+    assert!(
+        told(TrainSettings {
+            tokenizer: "/no/such.model".into(),
+            ..settings(folder.path(), 4)
+        })
+        .contains("/no/such.model")
+    );
+    assert!(
+        told(TrainSettings {
+            phase2_lr: f64::NAN,
+            ..settings(folder.path(), 4)
+        })
+        .contains("above 0")
+    );
     assert!(!folder.path().join("checkpoints").exists(), "nothing was made");
     let yaml = "{checkpoints: x, tokenizer: y, max_step: 3}";
-    assert!(Harness::<TrainingTrain>::from_yaml(yaml).err().expect("an unknown setting").to_string().contains("max_step"));
+    assert!(
+        Harness::<TrainingTrain>::from_yaml(yaml)
+            .err()
+            .expect("an unknown setting")
+            .to_string()
+            .contains("max_step")
+    );
 }
 
 #[test]
@@ -164,6 +292,13 @@ fn a_failure_in_the_thread_ends_the_stage_with_its_cause() {
     let folder = tempfile::tempdir().expect("folder");
     let broken = folder.path().join("broken.model");
     std::fs::write(&broken, b"no model").expect("file");
-    let error = train(TrainSettings { tokenizer: broken.to_string_lossy().into_owned(), ..settings(folder.path(), 4) }, 0..2).expect_err("a broken tokenizer");
+    let error = train(
+        TrainSettings {
+            tokenizer: broken.to_string_lossy().into_owned(),
+            ..settings(folder.path(), 4)
+        },
+        0..2,
+    )
+    .expect_err("a broken tokenizer");
     assert!(error.to_string().contains("broken.model"), "{error}");
 }

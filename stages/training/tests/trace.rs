@@ -28,19 +28,47 @@ fn micro_batch(prefix: &str, waves: &[&str], targets: &str) -> LoadedBatch {
     let tensors = candle_core::safetensors::load(golden(targets), &Device::Cpu).expect("golden targets");
     let lengths: Vec<i64> = tensors["target_len"].to_vec1().expect("lengths");
     let rows: Vec<Vec<i64>> = tensors["targets"].to_vec2().expect("targets");
-    let tokens = rows.iter().zip(&lengths).map(|(row, &n)| row[..n as usize].iter().map(|&id| id as u32).collect()).collect();
+    let tokens = rows
+        .iter()
+        .zip(&lengths)
+        .map(|(row, &n)| row[..n as usize].iter().map(|&id| id as u32).collect())
+        .collect();
     let signals = waves
         .iter()
-        .map(|wave| flow_audio::decode::decode(&std::fs::read(golden(&format!("audio/{wave}.wav"))).expect("wave"), 60.0).expect("a wave"))
+        .map(|wave| {
+            flow_audio::decode::decode(
+                &std::fs::read(golden(&format!("audio/{wave}.wav"))).expect("wave"),
+                60.0,
+            )
+            .expect("a wave")
+        })
         .collect();
     let segments = waves.iter().map(|wave| format!("{prefix}/{wave}")).collect();
-    LoadedBatch { segments, batch: MicroBatch { signals, tokens }, ..LoadedBatch::default() }
+    LoadedBatch {
+        segments,
+        batch: MicroBatch { signals, tokens },
+        ..LoadedBatch::default()
+    }
 }
 
 fn batches() -> BTreeMap<&'static str, LoadedBatch> {
     BTreeMap::from([
-        ("train", micro_batch("train", &["train0_it", "train1_pl", "train2_ru", "train3_sv"], "train_step.safetensors")),
-        ("trainc", micro_batch("trainc", &["trainc0_de", "trainc1_fr-fr", "trainc2_es"], "trainc_batch.safetensors")),
+        (
+            "train",
+            micro_batch(
+                "train",
+                &["train0_it", "train1_pl", "train2_ru", "train3_sv"],
+                "train_step.safetensors",
+            ),
+        ),
+        (
+            "trainc",
+            micro_batch(
+                "trainc",
+                &["trainc0_de", "trainc1_fr-fr", "trainc2_es"],
+                "trainc_batch.safetensors",
+            ),
+        ),
     ])
 }
 
@@ -51,8 +79,19 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
     let (base, minimum) = (number(&optim["lr"]), number(&schedule["min_lr"]));
     let warmup = schedule["warmup_steps"].as_u64().expect("warm-up");
     let phase2 = match schedule["name"].as_str() {
-        Some("CosineAnnealing") => Schedule::Cosine { base, minimum, warmup, constant: 0, end: schedule["max_steps"].as_u64().expect("steps") },
-        Some("NoamAnnealing") => Schedule::Noam { base, minimum, warmup, d_model: schedule["d_model"].as_u64().expect("d_model") },
+        Some("CosineAnnealing") => Schedule::Cosine {
+            base,
+            minimum,
+            warmup,
+            constant: 0,
+            end: schedule["max_steps"].as_u64().expect("steps"),
+        },
+        Some("NoamAnnealing") => Schedule::Noam {
+            base,
+            minimum,
+            warmup,
+            d_model: schedule["d_model"].as_u64().expect("d_model"),
+        },
         other => panic!("schedule {other:?}"),
     };
     let mut model = TdtModel::load(&golden("model.nemo"), dtype, &Device::Cpu).expect("golden model");
@@ -63,20 +102,31 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
         epsilon: optim["eps"].as_f64().unwrap_or(1e-8),
         weight_decay: number(&optim["weight_decay"]),
     };
-    let config = (AdamW::new(config), TrainerConfig {
-        recipe: Recipe { unfreeze_step: 0, phase1: phase2.clone(), phase2 },
-        clip: trace["grad_clip"].as_f64().unwrap_or(0.0),
-        micro_batches_per_step: 1,
-        seed: 0,
-        spec_augment: false,
-        dither: false,
-        dropout: false,
-    });
+    let config = (
+        AdamW::new(config),
+        TrainerConfig {
+            recipe: Recipe {
+                unfreeze_step: 0,
+                phase1: phase2.clone(),
+                phase2,
+            },
+            clip: trace["grad_clip"].as_f64().unwrap_or(0.0),
+            micro_batches_per_step: 1,
+            seed: 0,
+            spec_augment: false,
+            dither: false,
+            dropout: false,
+        },
+    );
     Trainer::new(model, config.0, config.1)
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
-    tensor.to_dtype(DType::F64).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1()).expect("values")
+    tensor
+        .to_dtype(DType::F64)
+        .and_then(|t| t.flatten_all())
+        .and_then(|t| t.to_vec1())
+        .expect("values")
 }
 
 /// Runs a trace; no parameter may lie farther from NeMo's than `slack` times the yardstick of its tensor.
@@ -86,31 +136,59 @@ fn run(name: &str, dtype: DType, slack: f64) {
     let mut trainer = trainer(&trace, dtype);
     let steps = trace["steps"].as_array().expect("steps");
     assert_eq!(steps.len(), 5);
-    let losses_f64: Vec<f64> = trace["loss_f64"].as_array().expect("losses").iter().map(|v| v.as_f64().expect("loss")).collect();
+    let losses_f64: Vec<f64> = trace["loss_f64"]
+        .as_array()
+        .expect("losses")
+        .iter()
+        .map(|v| v.as_f64().expect("loss"))
+        .collect();
     for (number, (step, loss_f64)) in steps.iter().zip(&losses_f64).enumerate() {
         let batch = &batches[step["batch"].as_str().expect("batch")];
-        let report = trainer.step(number as u64, std::slice::from_ref(batch)).expect("a step");
+        let report = trainer
+            .step(number as u64, std::slice::from_ref(batch))
+            .expect("a step");
         let expected = |field: &str| step[field].as_f64().expect("a number");
-        assert!((report.rate - expected("lr")).abs() < 1e-12, "{name}: rate of step {number}");
+        assert!(
+            (report.rate - expected("lr")).abs() < 1e-12,
+            "{name}: rate of step {number}"
+        );
         // The loss of each step depends on all updates before it.
         let off = (report.loss / loss_f64 - 1.0).abs();
-        assert!(off <= 2e-6, "{name}: loss of step {number}: {} is not {loss_f64}, off by {off:e}", report.loss);
+        assert!(
+            off <= 2e-6,
+            "{name}: loss of step {number}: {} is not {loss_f64}, off by {off:e}",
+            report.loss
+        );
         // The golden norms are those of NeMo's 32-bit run. How far its loss has drifted from its own 64-bit run
         // says how far its gradient may have: some fifty times as far (seen at all steps, in 32 and 64 bits alike).
         let drift = (expected("loss") / loss_f64 - 1.0).abs();
         let off = (report.gradient_norm / expected("grad_norm") - 1.0).abs();
-        assert!(off <= 1e-4 + 75.0 * drift, "{name}: gradient norm of step {number}: {} is not {}", report.gradient_norm, expected("grad_norm"));
+        assert!(
+            off <= 1e-4 + 75.0 * drift,
+            "{name}: gradient norm of step {number}: {} is not {}",
+            report.gradient_norm,
+            expected("grad_norm")
+        );
     }
-    let finals = candle_core::safetensors::load(golden(&format!("{name}_final_sample.safetensors")), &Device::Cpu).expect("final values");
+    let finals = candle_core::safetensors::load(golden(&format!("{name}_final_sample.safetensors")), &Device::Cpu)
+        .expect("final values");
     let mut compared = 0;
     let mut worst: Vec<(f64, String)> = Vec::new();
     for (_, parameter) in trainer.model.parameters.iter() {
-        let Some(indices) = finals.get(&format!("{}#idx", parameter.name)) else { continue };
+        let Some(indices) = finals.get(&format!("{}#idx", parameter.name)) else {
+            continue;
+        };
         let indices: Vec<i64> = indices.to_vec1().expect("indices");
         let expected = values(&finals[&format!("{}#val", parameter.name)]);
         let ours = values(&parameter.tensor);
-        let yardstick = trace["final_f32_vs_f64_max"][&parameter.name].as_f64().expect("a yardstick");
-        let distance = indices.iter().zip(&expected).map(|(&i, e)| (ours[i as usize] - e).abs()).fold(0.0, f64::max);
+        let yardstick = trace["final_f32_vs_f64_max"][&parameter.name]
+            .as_f64()
+            .expect("a yardstick");
+        let distance = indices
+            .iter()
+            .zip(&expected)
+            .map(|(&i, e)| (ours[i as usize] - e).abs())
+            .fold(0.0, f64::max);
         let scale = expected.iter().fold(0.0, |m: f64, e| m.max(e.abs()));
         worst.push((distance / (yardstick + 1e-6 * scale.max(1e-3)), parameter.name.clone()));
         compared += 1;
@@ -118,7 +196,11 @@ fn run(name: &str, dtype: DType, slack: f64) {
     worst.sort_by(|a, b| b.0.total_cmp(&a.0));
     println!("{name} {dtype:?}: {:?}", &worst[..worst.len().min(6)]);
     assert!(compared >= 80, "only {compared} tensors were compared");
-    assert!(worst[0].0 <= slack, "{name} {dtype:?}: farther from NeMo than its own 64-bit run, times {slack}: {:?}", &worst[..6]);
+    assert!(
+        worst[0].0 <= slack,
+        "{name} {dtype:?}: farther from NeMo than its own 64-bit run, times {slack}: {:?}",
+        &worst[..6]
+    );
 }
 
 #[test]

@@ -78,7 +78,12 @@ fn an_export_is_whole_or_visibly_not() {
     std::fs::remove_file(folder.join("flow.json")).unwrap();
 
     let mut set = ExportSet::begin(&folder, "flow.json", key(3), "one").unwrap();
-    assert!(ExportSet::begin(&folder, "flow.json", key(3), "two").err().unwrap().is_held());
+    assert!(
+        ExportSet::begin(&folder, "flow.json", key(3), "two")
+            .err()
+            .unwrap()
+            .is_held()
+    );
     for name in [
         "../x",
         "/etc/passwd",
@@ -128,7 +133,8 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
             crash.settle(remains);
             let sources = SourceDigests::default();
             for version in [1, 2] {
-                if ExportSet::standing(&folder, "flow.json", &key(version), &sources).unwrap() == ExportStanding::Whole {
+                if ExportSet::standing(&folder, "flow.json", &key(version), &sources).unwrap() == ExportStanding::Whole
+                {
                     for name in if version == 1 { ["a", "b", "c"] } else { ["a", "b", "d"] } {
                         assert_eq!(
                             std::fs::read_to_string(folder.join(name)).unwrap(),

@@ -87,10 +87,10 @@ impl Linear {
             let gradient = dy.t()?.matmul(x)?;
             gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
         }
-        if let Some(bias) = self.bias {
-            if gradients.wants(bias) {
-                gradients.add(bias, column_sum(dy)?)?;
-            }
+        if let Some(bias) = self.bias
+            && gradients.wants(bias)
+        {
+            gradients.add(bias, column_sum(dy)?)?;
         }
         Ok(())
     }
