@@ -62,6 +62,7 @@ impl Bars {
                     bar.bar.set_message(format!("{} rows{rejects}", count(bar.rows)));
                 }
             }
+            Event::StageFigures { figures, .. } if figures::is_notice(figures) => self.say(event),
             Event::StageFigures { stage, figures } => {
                 if let Some(bar) = stages.get(stage) {
                     bar.bar.set_message(figures::on_one_line(figures));

@@ -5,15 +5,19 @@ use serde_json::Value;
 /// The figures of a stage as one line: its own `line` where it gives one, else `step 120, loss 2.314`: the
 /// entries of the object; nested ones as `a.b`.
 pub fn on_one_line(figures: &Value) -> String {
-    if let Some(line) = figures.get("line").and_then(Value::as_str) {
-        return line.to_string();
-    }
-    if let Some(title) = figures.pointer("/table/title").and_then(Value::as_str) {
-        return title.to_string();
+    let own = ["/notice", "/line", "/table/title"];
+    if let Some(text) = own.iter().find_map(|own| figures.pointer(own)?.as_str()) {
+        return text.to_string();
     }
     let mut parts = Vec::new();
     collect(figures, "", &mut parts);
     parts.join(", ")
+}
+
+/// Whether figures are news (they have a `notice`), which are never left out, and not a state of affairs that the
+/// next figures replace.
+pub fn is_notice(figures: &Value) -> bool {
+    figures.get("notice").is_some()
 }
 
 /// Figures of the form `{"table": {"title", "columns", "rows"}}` as text, for standard output.

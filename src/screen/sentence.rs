@@ -176,6 +176,7 @@ impl Plain {
         match event {
             // The command says it at the end, with help.
             Event::RunFailed { .. } => None,
+            Event::StageFigures { figures, .. } if figures::is_notice(figures) => Some(sentence(event)),
             Event::Committed { stage, .. } | Event::StageFigures { stage, .. } => {
                 let now = Instant::now();
                 let due = self

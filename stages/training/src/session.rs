@@ -318,7 +318,26 @@ impl Session {
         let done = self.record.step - self.first_step;
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
+        let line = format!(
+            "step {} of {} (micro-batch {}), epoch {}, loss {}, rate {:.2e}, gradient {:.1}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, {} tokens, {} MiB, {}:{:02} left",
+            self.record.step,
+            self.settings.max_steps,
+            self.record.micro_batches,
+            report.epoch,
+            window.loss().map_or("none".to_owned(), |loss| format!("{loss:.2}")),
+            report.rate,
+            report.gradient_norm,
+            if report.encoder_frozen { "frozen" } else { "learns" },
+            window.seconds / window.steps.max(1) as f64,
+            window.seconds / elapsed,
+            100.0 * window.padding(),
+            self.record.tokens,
+            resident_mib(),
+            eta as u64 / 60,
+            eta as u64 % 60,
+        );
         (self.report)(json!({
+            "line": line,
             "step": self.record.step,
             "max_steps": self.settings.max_steps,
             "micro_batches": self.record.micro_batches,
@@ -361,9 +380,13 @@ impl Session {
             "kind": "evaluation", "step": step, "wer": wer, "cer": cer, "utterances": scores.overall.utterances,
             "wrong_tags": scores.overall.wrong_tags, "languages": languages, "seconds": began.elapsed().as_secs_f64(),
         }))?;
-        (self.report)(
-            json!({ "step": step, "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }),
-        );
+        (self.report)(json!({
+                "notice": format!(
+                    "step {step}: validation WER {:.1} %, CER {:.1} %",
+                    100.0 * wer.unwrap_or(f64::NAN),
+                    100.0 * cer.unwrap_or(f64::NAN)
+                ),
+                "step": step, "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }));
         // Not part of the speed of training.
         let spent = began.elapsed();
         self.window.since += spent;
