@@ -238,11 +238,13 @@ pub struct ModelSettings {
     pub omega: f64,
     /// How the losses of a micro-batch become one: `mean_batch`, `mean`, `mean_volume` or `sum`.
     pub reduction: String,
-    /// SpecAugment: frequency masks and their widest width in mel bands.
+    /// SpecAugment: how many frequency masks.
     pub frequency_masks: usize,
+    /// SpecAugment: the widest frequency mask, in mel bands.
     pub frequency_width: usize,
-    /// SpecAugment: time masks and their widest width as a share of the utterance.
+    /// SpecAugment: how many time masks.
     pub time_masks: usize,
+    /// SpecAugment: the widest time mask, as a share of the utterance.
     pub time_width: f64,
     /// Tokens per frame at most, in decoding.
     pub max_symbols: usize,
