@@ -19,6 +19,9 @@ pub struct ModelConfig {
     pub loss: LossConfig,
     pub decoding: DecodingConfig,
     pub spec_augment: SpecAugmentConfig,
+    /// Share of an auxiliary CTC loss in training (NeMo's `aux_ctc.ctc_loss_weight`), 0 to 1; none if the model has
+    /// no such head.
+    pub ctc_weight: Option<f64>,
     pub tokenizer: TokenizerConfig,
     /// The pieces of the vocabulary in the order of their ids (NeMo's `labels`); may be empty.
     pub labels: Vec<String>,

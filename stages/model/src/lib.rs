@@ -6,6 +6,7 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod ctc;
 pub mod decoding;
 pub mod encoder;
 mod error;

@@ -9,6 +9,8 @@ use arrow::array::{
 };
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::AudioError;
+use flow_audio::decode::SAMPLE_RATE;
+use flow_audio::resample::resample;
 use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Context, Digest, Input, Kind, Out, Partition, Port, ROW, Reads, Shape, Source, SourcePartition, StageError,
@@ -66,6 +68,10 @@ pub struct LoadSettings {
     pub boundaries: Vec<f64>,
     /// Seed of the random order. Epoch e uses `seed + e`.
     pub seed: i64,
+    /// Speeds at which a recording may be played, one of which is drawn for each utterance in each epoch; `[0.9, 1.0,
+    /// 1.1]` is usual where data is scarce. Pitch changes with speed. 0.5 to 2; a speed under 1 makes a micro-batch as
+    /// much longer than `max_batch_seconds`.
+    pub speeds: Vec<f64>,
     /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
     /// one. Left out: all.
     pub max_samples: Option<u64>,
@@ -83,6 +89,7 @@ impl Default for LoadSettings {
             max_batch_seconds: packing.max_batch_seconds,
             boundaries: packing.boundaries,
             seed: packing.seed,
+            speeds: vec![1.0],
             max_samples: None,
         }
     }
@@ -113,6 +120,9 @@ impl Kind for Load {
             let name = if name == "world_size" { "ranks" } else { name };
             StageError::setting(name, format!("`{name}`: {why}"))
         })?;
+        if settings.speeds.is_empty() || !settings.speeds.iter().all(|speed| (0.5..=2.0).contains(speed)) {
+            return Err(StageError::setting("speeds", "`speeds` are numbers from 0.5 to 2"));
+        }
         // Names of steps have nine digits, so that their order as text is their order.
         if settings.steps == 0 || settings.steps > 1_000_000_000 {
             return Err(StageError::setting(
@@ -179,6 +189,7 @@ impl Kind for Load {
         serde_json::json!({
             "packing": settings.packing(),
             "steps": settings.steps,
+            "speeds": settings.speeds,
             "max_samples": settings.max_samples,
         })
     }
@@ -303,7 +314,9 @@ impl Source for LoadBody {
             if cancel.is_set() {
                 Err(AudioError::Decode("stopped".into()))
             } else {
-                utterance.signal()
+                utterance
+                    .signal()
+                    .and_then(|signal| at_speed(signal, self.speed(step.epoch, utterance.segment_id)))
             }
         };
         let signals: Vec<Result<Vec<f32>, AudioError>> = self
@@ -371,6 +384,34 @@ impl LoadBody {
         self.context.report(serde_json::json!({"recordings_left_out": so_far}));
         Ok(loaded)
     }
+}
+
+impl LoadBody {
+    /// The speed of an utterance in an epoch, drawn by a hash, so that nothing needs to be remembered.
+    fn speed(&self, epoch: u64, segment_id: &str) -> f64 {
+        let speeds = &self.settings.speeds;
+        if let [only] = speeds.as_slice() {
+            return *only;
+        }
+        let mut hasher = blake3::Hasher::new();
+        hasher
+            .update(&self.settings.seed.to_le_bytes())
+            .update(&epoch.to_le_bytes())
+            .update(segment_id.as_bytes());
+        let hash = hasher.finalize();
+        let number = hash
+            .as_bytes()
+            .iter()
+            .take(8)
+            .fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+        speeds[(number % speeds.len() as u64) as usize]
+    }
+}
+
+/// The signal played `speed` times as fast, to the nearest thousandth: as if it had been recorded at another rate.
+fn at_speed(signal: Vec<f32>, speed: f64) -> Result<Vec<f32>, AudioError> {
+    let rate = f64::from(SAMPLE_RATE / 1000) * (speed * 1000.0).round();
+    resample(signal, rate as u32, SAMPLE_RATE)
 }
 
 /// Schema of the port `batches`.

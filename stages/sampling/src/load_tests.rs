@@ -165,6 +165,53 @@ fn every_step_holds_the_planned_utterances_with_their_samples() {
 }
 
 #[test]
+fn speeds_are_drawn_anew_in_each_epoch_and_the_same_in_each_run() {
+    let of = |speeds: &[f64]| -> Vec<(i32, String, usize)> {
+        let (harness, _temp) = harness(
+            LoadSettings {
+                speeds: speeds.to_vec(),
+                steps: 40,
+                ..settings()
+            },
+            |_, batch| batch,
+        );
+        let output = harness.run().unwrap();
+        let mut found = Vec::new();
+        for number in 0..40 {
+            let rows = output.rows("batches", &step_name(number));
+            for at in 0..rows.num_rows() {
+                found.push((
+                    rows["epoch"].as_primitive::<Int32Type>().value(at),
+                    rows["segment_id"].as_string::<i32>().value(at).to_owned(),
+                    rows["signal"].as_list::<i32>().value(at).len(),
+                ));
+            }
+        }
+        found
+    };
+    let (plain, slow, mixed) = (of(&[1.0]), of(&[0.8]), of(&[0.8, 1.0]));
+    assert_eq!(mixed, of(&[0.8, 1.0]));
+    let mut drawn = std::collections::BTreeMap::<&str, std::collections::BTreeSet<bool>>::new();
+    let mut slowed = 0;
+    for ((plain, slow), mixed) in plain.iter().zip(&slow).zip(&mixed) {
+        assert_eq!((plain.0, &plain.1), (mixed.0, &mixed.1));
+        assert_eq!(slow.2, (plain.2 * 10).div_ceil(8), "played at 0.8, {} samples", plain.2);
+        assert!(mixed.2 == plain.2 || mixed.2 == slow.2);
+        drawn.entry(&plain.1).or_default().insert(mixed.2 == slow.2);
+        slowed += usize::from(mixed.2 == slow.2);
+    }
+    assert!(
+        (0.3..0.7).contains(&(slowed as f64 / plain.len() as f64)),
+        "{slowed} of {}",
+        plain.len()
+    );
+    assert!(
+        drawn.values().any(|speeds| speeds.len() == 2),
+        "the same speed in every epoch"
+    );
+}
+
+#[test]
 fn a_broken_recording_is_left_out_and_told() {
     let spoil = |partition: &str, batch: RecordBatch| {
         if partition != "en/en_0000" {

@@ -11,10 +11,12 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use flow_model::Parameters;
 use flow_model::model::TdtModel;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::average::{self, Average};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
 
@@ -23,6 +25,8 @@ pub const CHECKPOINT_VERSION: u32 = 1;
 
 const RECORD: &str = "training.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
+/// Weights that training goes on from, where `model.safetensors` holds an average of them.
+const LIVE: &str = "live.safetensors";
 const LOCK: &str = "lock";
 const WRITING: &str = ".writing-";
 const REMOVING: &str = ".removing-";
@@ -81,7 +85,11 @@ impl Record {
     /// One digest over the files that make the model, for results that refer to this checkpoint.
     pub fn model_digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
-        for (name, file) in self.files.iter().filter(|(name, _)| *name != OPTIMIZER) {
+        for (name, file) in self
+            .files
+            .iter()
+            .filter(|(name, _)| *name != OPTIMIZER && *name != LIVE)
+        {
             hasher
                 .update(name.as_bytes())
                 .update(&[0])
@@ -295,6 +303,22 @@ pub fn read_optimizer(checkpoint: &Path, config: AdamWConfig) -> Result<AdamW, T
     AdamW::load(&checkpoint.join(OPTIMIZER), config)
 }
 
+/// Makes `model`, loaded from a checkpoint, the one that training goes on with, and gives the average of its
+/// weights if `decay` asks for one.
+pub fn read_average(
+    checkpoint: &Path,
+    record: &Record,
+    decay: f64,
+    model: &mut TdtModel,
+) -> Result<Option<Average>, TrainingError> {
+    let average = if record.files.contains_key(LIVE) {
+        Average::resume(decay, model, &checkpoint.join(LIVE))?
+    } else {
+        Average::new(decay, &model.parameters)?
+    };
+    Ok((decay > 0.0).then_some(average))
+}
+
 /// The error for a damaged checkpoint, with the way out: the one before it, if there is one.
 fn damaged(checkpoint: &Path, message: String) -> TrainingError {
     let before = checkpoint.parent().and_then(|folder| {
@@ -403,7 +427,14 @@ impl CheckpointFolder {
     }
 
     /// Writes one checkpoint and returns its folder. One that stands already for this step is left alone.
-    pub fn write(&self, record: &Record, model: &TdtModel, optimizer: &AdamW) -> Result<PathBuf, TrainingError> {
+    /// `live` are the weights that training goes on from, where `model` has an average of them.
+    pub fn write(
+        &self,
+        record: &Record,
+        model: &TdtModel,
+        optimizer: &AdamW,
+        live: Option<&Parameters>,
+    ) -> Result<PathBuf, TrainingError> {
         let name = name_of(record.step);
         let target = self.folder.join(&name);
         if target.exists() {
@@ -416,6 +447,9 @@ impl CheckpointFolder {
         fs::create_dir(&writing).map_err(TrainingError::file(&writing))?;
         model.save(&writing)?;
         optimizer.save(&writing.join(OPTIMIZER))?;
+        if let Some(live) = live {
+            average::write_live(&writing.join(LIVE), live)?;
+        }
         let mut record = record.clone();
         record.files.clear();
         for entry in fs::read_dir(&writing).map_err(TrainingError::file(&writing))? {

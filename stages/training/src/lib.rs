@@ -1,5 +1,6 @@
 //! Training: optimizer steps over a model, schedules, checkpoints, and the stage that runs them.
 
+pub mod average;
 pub mod checkpoint;
 pub mod error;
 pub mod loaded_rows;

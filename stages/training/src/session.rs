@@ -9,6 +9,7 @@ use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
+use crate::average::Average;
 use crate::checkpoint::{self, CheckpointFolder, Identity, Record, Standing};
 use crate::error::TrainingError;
 use crate::metrics::Metrics;
@@ -169,19 +170,25 @@ impl Session {
         let lock = checkpoint::lock(root)?;
         let start = find_start(settings, data)?;
         let identity = settings.identity()?;
-        let (folder, model, optimizer, record) = match start {
+        let decay = settings.average_decay;
+        let (folder, model, optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
                 let model = first_model(settings)?;
-                (folder, model, AdamW::new(settings.adamw()), first_record(identity))
+                let average = (decay > 0.0)
+                    .then(|| Average::new(decay, &model.parameters))
+                    .transpose()?;
+                let optimizer = AdamW::new(settings.adamw());
+                (folder, model, optimizer, average, first_record(identity))
             }
             Start::Resume { checkpoint, record, .. } => {
                 let parent = checkpoint.path.parent().unwrap_or(root);
                 let folder = CheckpointFolder::open(lock, parent)?;
                 checkpoint::verify(&checkpoint.path, &record)?;
-                let model = TdtModel::load(&checkpoint.path, DType::F32, &Device::Cpu)?;
+                let mut model = TdtModel::load(&checkpoint.path, DType::F32, &Device::Cpu)?;
                 let optimizer = checkpoint::read_optimizer(&checkpoint.path, settings.adamw())?;
-                (folder, model, optimizer, *record)
+                let average = checkpoint::read_average(&checkpoint.path, &record, decay, &mut model)?;
+                (folder, model, optimizer, average, *record)
             }
         };
         let record = Record {
@@ -191,7 +198,7 @@ impl Session {
         };
         let metrics = Metrics::open(folder.folder(), record.step)?;
         let config = settings.trainer_config(model.config.encoder.d_model);
-        let trainer = Trainer::new(model, optimizer, config);
+        let trainer = Trainer::new(model, optimizer, config, average);
         Ok(Session {
             settings: settings.clone(),
             trainer,
@@ -261,9 +268,10 @@ impl Session {
 
     /// Writes a checkpoint of where training stands, and removes old ones.
     pub fn checkpoint(&mut self) -> Result<PathBuf, TrainingError> {
+        let (folder, record) = (&self.folder, &self.record);
         let path = self
-            .folder
-            .write(&self.record, &self.trainer.model, &self.trainer.optimizer)?;
+            .trainer
+            .lend(|model, optimizer, live| folder.write(record, model, optimizer, live))?;
         self.folder.prune(self.settings.keep_checkpoints)?;
         Ok(path)
     }
@@ -362,7 +370,7 @@ impl Session {
             return Ok(());
         };
         let began = Instant::now();
-        let scores = evaluate(&self.trainer.model)?;
+        let scores = self.trainer.lend(|model, _, _| evaluate(model))?;
         let languages: serde_json::Map<String, Value> = scores
             .languages
             .iter()

@@ -76,6 +76,9 @@ pub struct TrainSettings {
     pub betas: (f64, f64),
     /// Global gradient norm to clip to; 0 for none.
     pub clip: f64,
+    /// Share of the old value in a moving average of the weights, taken after every step; 0 for none. With it the
+    /// averaged model is what is evaluated, kept and handed on.
+    pub average_decay: f64,
     /// Micro-batches per optimizer step on each rank.
     pub grad_accum: u32,
     /// Training replicas, each with a device of its own. Only 1 so far.
@@ -121,6 +124,8 @@ pub struct TrainSettings {
     /// As given to `sampling.load`; only recorded.
     pub temperature: f64,
     /// As given to `sampling.load`; only recorded.
+    pub speeds: Vec<f64>,
+    /// As given to `sampling.load`; only recorded.
     pub max_samples: Option<u64>,
 }
 
@@ -143,6 +148,7 @@ impl Default for TrainSettings {
             weight_decay: 1e-3,
             betas: (0.9, 0.98),
             clip: 1.0,
+            average_decay: 0.0,
             grad_accum: 1,
             ranks: 1,
             seed: 42,
@@ -162,6 +168,7 @@ impl Default for TrainSettings {
             on_change: OnChange::Refuse,
             max_batch_seconds: 90.0,
             temperature: 0.3,
+            speeds: vec![1.0],
             max_samples: None,
         }
     }
@@ -230,6 +237,9 @@ pub struct ModelSettings {
     pub dropout: f64,
     /// Dropout of the prediction and the joint network.
     pub decoder_dropout: f64,
+    /// Share of an auxiliary CTC loss on the encoder, as in NeMo's hybrid models; 0 for no such head. It finds
+    /// alignments soon where data is scarce, and plays no part in decoding.
+    pub ctc_weight: f64,
     /// Durations that a token can have, in encoder frames.
     pub durations: Vec<usize>,
     /// Subtracted from every token log-probability of the loss, which favours long durations.
@@ -265,6 +275,7 @@ impl Default for ModelSettings {
             joint_hidden: 256,
             dropout: 0.1,
             decoder_dropout: 0.2,
+            ctc_weight: 0.0,
             durations: vec![0, 1, 2, 3, 4],
             sigma: 0.02,
             omega: 0.0,
@@ -336,7 +347,12 @@ impl ModelSettings {
             },
         });
         // JSON is YAML too.
-        Ok(ModelConfig::from_nemo_yaml(&document.to_string())?)
+        let mut config = ModelConfig::from_nemo_yaml(&document.to_string())?;
+        if !(0.0..=1.0).contains(&self.ctc_weight) {
+            return Err(TrainingError::setting("model.ctc_weight", "it must be from 0 to 1"));
+        }
+        config.ctc_weight = (self.ctc_weight > 0.0).then_some(self.ctc_weight);
+        Ok(config)
     }
 }
 
@@ -384,6 +400,9 @@ impl TrainSettings {
             if !(value.is_finite() && value >= 0.0) {
                 return refuse(path, "it must be a number of at least 0");
             }
+        }
+        if !(0.0..1.0).contains(&self.average_decay) {
+            return refuse("average_decay", "it must be at least 0 and below 1");
         }
         for beta in [self.betas.0, self.betas.1] {
             if !(0.0..1.0).contains(&beta) {
@@ -500,10 +519,10 @@ impl TrainSettings {
         let fields = json!({
             "max_steps": self.max_steps, "phase1_lr": self.phase1_lr, "phase2_lr": self.phase2_lr,
             "unfreeze_step": self.unfreeze_step, "warmup_steps": self.warmup_steps, "phase2_warmup": self.phase2_warmup,
-            "schedule": self.schedule, "min_lr": self.min_lr, "weight_decay": self.weight_decay, "betas": self.betas, "clip": self.clip,
+            "schedule": self.schedule, "min_lr": self.min_lr, "weight_decay": self.weight_decay, "betas": self.betas, "clip": self.clip, "average_decay": self.average_decay,
             "grad_accum": self.grad_accum, "spec_augment": self.spec_augment, "dropout": self.dropout, "max_tokens": self.max_tokens,
             "optimizer": self.optimizer, "precision": self.precision, "max_batch_seconds": self.max_batch_seconds,
-            "temperature": self.temperature, "max_samples": self.max_samples,
+            "temperature": self.temperature, "max_samples": self.max_samples, "speeds": self.speeds,
         });
         match fields {
             Value::Object(map) => map.into_iter().collect(),

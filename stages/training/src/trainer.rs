@@ -2,8 +2,9 @@
 
 use candle_core::Tensor;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::{Gradients, ParameterId};
+use flow_model::{Gradients, ParameterId, Parameters};
 
+use crate::average::Average;
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, clip_factor, global_norm};
 use crate::schedule::Recipe;
@@ -76,6 +77,8 @@ pub struct Trainer {
     pub model: TdtModel,
     pub optimizer: AdamW,
     pub config: TrainerConfig,
+    /// Averaged weights, where they are asked for: what is evaluated and handed on instead of the model's own.
+    pub average: Option<Average>,
     gradients: Gradients,
     buffers: Vec<ParameterId>,
 }
@@ -88,7 +91,7 @@ impl StepReport {
 }
 
 impl Trainer {
-    pub fn new(model: TdtModel, optimizer: AdamW, config: TrainerConfig) -> Self {
+    pub fn new(model: TdtModel, optimizer: AdamW, config: TrainerConfig, average: Option<Average>) -> Self {
         let gradients = Gradients::new(&model.parameters);
         let buffers = model
             .parameters
@@ -100,6 +103,7 @@ impl Trainer {
             model,
             optimizer,
             config,
+            average,
             gradients,
             buffers,
         }
@@ -179,9 +183,22 @@ impl Trainer {
             let scale = clip_factor(report.gradient_norm, self.config.clip);
             self.optimizer
                 .step(&self.model.parameters, &self.gradients, rate, scale)?;
+            if let Some(average) = &mut self.average {
+                average.update(&self.model.parameters, step)?;
+            }
         }
         self.gradients.clear();
         Ok(report)
+    }
+
+    /// Lends the model that training is for: with averaged weights where they are asked for. The second argument
+    /// is then the weights that training goes on from.
+    pub fn lend<R>(&mut self, use_model: impl FnOnce(&TdtModel, &AdamW, Option<&Parameters>) -> R) -> R {
+        let optimizer = &self.optimizer;
+        match &mut self.average {
+            None => use_model(&self.model, optimizer, None),
+            Some(average) => average.with(&mut self.model, |model, live| use_model(model, optimizer, Some(live))),
+        }
     }
 }
 

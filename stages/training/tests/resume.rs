@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use candle_core::Tensor;
+use flow_model::checkpoint::read_safetensors;
 use flow_model::model::MicroBatch;
 use flow_training::TrainingError;
 use flow_training::checkpoint;
@@ -80,6 +82,38 @@ fn bytes(checkpoint: &Path, name: &str) -> Vec<u8> {
 
 #[test]
 fn resumed_training_gives_the_same_bytes_as_training_never_stopped() {
+    resumed_equals_whole(0.0);
+}
+
+#[test]
+fn resumed_training_with_averaged_weights_gives_the_same_bytes() {
+    let checkpoint = resumed_equals_whole(0.9);
+    let (average, live) = (
+        read_safetensors(&checkpoint.path().join("step-000000008/model.safetensors")).expect("the average"),
+        read_safetensors(&checkpoint.path().join("step-000000008/live.safetensors")).expect("the live weights"),
+    );
+    let weights = |tensors: &[(String, Tensor)], name: &str| -> Vec<f32> {
+        let found = tensors.iter().find(|(n, _)| n == name).expect("the tensor");
+        found.1.flatten_all().and_then(|t| t.to_vec1()).expect("values")
+    };
+    let name = "encoder.layers.0.norm_out.bias";
+    let (average, live) = (weights(&average, name), weights(&live, name));
+    // They begin at 0, and the average goes after them.
+    assert!(
+        average
+            .iter()
+            .zip(&live)
+            .all(|(a, l)| *a != 0.0 && a.abs() < 1.5 * l.abs().max(1e-3))
+    );
+    assert!(average != live);
+}
+
+/// Trains eight steps in one go and in three, compares the checkpoints, and gives the folder of the latter.
+fn resumed_equals_whole(average_decay: f64) -> tempfile::TempDir {
+    let settings = |folder: &Path, steps: u64| TrainSettings {
+        average_decay,
+        ..settings(folder, steps)
+    };
     let (whole, halves) = (
         tempfile::tempdir().expect("folder"),
         tempfile::tempdir().expect("folder"),
@@ -90,13 +124,15 @@ fn resumed_training_gives_the_same_bytes_as_training_never_stopped() {
     train(&settings(halves.path(), 8), 2..5);
     let resumed = train(&settings(halves.path(), 8), 5..8);
     assert_eq!(through.file_name(), resumed.file_name());
-    for name in [
+    let live = (average_decay > 0.0).then_some("live.safetensors");
+    let files = [
         "model.safetensors",
         "model_config.yaml",
         "tokenizer.model",
         "optimizer.safetensors",
         "training.json",
-    ] {
+    ];
+    for name in files.into_iter().chain(live) {
         assert!(bytes(&through, name) == bytes(&resumed, name), "{name} differs");
     }
     let first = &checkpoint::list(halves.path()).expect("checkpoints")[0];
@@ -104,6 +140,7 @@ fn resumed_training_gives_the_same_bytes_as_training_never_stopped() {
         bytes(&through, "model.safetensors") != bytes(&first.path, "model.safetensors"),
         "training changes nothing"
     );
+    halves
 }
 
 #[test]

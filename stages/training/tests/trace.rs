@@ -118,7 +118,7 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
             dropout: false,
         },
     );
-    Trainer::new(model, config.0, config.1)
+    Trainer::new(model, config.0, config.1, None)
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {

@@ -39,6 +39,10 @@ impl ModelConfig {
             },
         };
         let spec_augment = spec_augment(&root.section("spec_augment")?)?;
+        let ctc_weight = match root.get("aux_ctc")? {
+            Some(_) => Some(root.section("aux_ctc")?.probability("ctc_loss_weight", 0.3)?),
+            None => None,
+        };
         let tokenizer = root.section("tokenizer")?;
         let tokenizer = TokenizerConfig {
             kind: tokenizer.text("type")?.unwrap_or_else(|| "bpe".into()),
@@ -71,6 +75,7 @@ impl ModelConfig {
             loss,
             decoding,
             spec_augment,
+            ctc_weight,
             tokenizer,
             labels,
             source,

@@ -132,6 +132,19 @@ impl ModelConfig {
                 TimeWidth::Share(x) => put(&mut root, &["spec_augment", "time_width"], x),
             }
         }
+        if let Some(weight) = self.ctc_weight {
+            put(&mut root, &["aux_ctc", "ctc_loss_weight"], weight);
+            put(&mut root, &["aux_ctc", "ctc_reduction"], "mean_batch");
+            let decoder = |key| ["aux_ctc", "decoder", key];
+            put(
+                &mut root,
+                &decoder("_target_"),
+                "nemo.collections.asr.modules.ConvASRDecoder",
+            );
+            put(&mut root, &decoder("feat_in"), e.d_model);
+            put(&mut root, &decoder("num_classes"), d.vocab_size);
+            put(&mut root, &decoder("vocabulary"), self.labels.clone());
+        }
         let t = &self.tokenizer;
         put(&mut root, &["tokenizer", "type"], t.kind.clone());
         for (key, value) in [

@@ -40,6 +40,25 @@ pub fn scale_in_place(x: &Tensor, factor: f64) -> Result<()> {
     }))
 }
 
+/// `sum += share * (x - sum)`, in place.
+pub fn blend_in_place(sum: &Tensor, x: &Tensor, share: f64) -> Result<()> {
+    let x = x.contiguous()?;
+    dispatch!(sum.dtype(), T => {
+        let x = slice::<T>(&x)?;
+        let x: &[T] = &x;
+        modify::<T>(sum, |sum| {
+            let share = T::of(share);
+            sum.par_chunks_mut(PIECE)
+                .zip(x.par_chunks(PIECE))
+                .for_each(|(sum, x)| {
+                    for (sum, &x) in sum.iter_mut().zip(x) {
+                        *sum += share * (x - *sum);
+                    }
+                });
+        })
+    })
+}
+
 /// `factor * drop(y)` of one element.
 #[inline(always)]
 fn dropped<T: Float>(y: T, index: usize, factor: T, mask: &DropMask) -> T {
@@ -204,5 +223,9 @@ mod tests {
         add_in_place(&sum, &b).unwrap();
         scale_in_place(&sum, 0.25).unwrap();
         assert!(max_difference(&sum, &expected) < 1e-15);
+        let between = ((&a * 0.75).unwrap() + (&b * 0.25).unwrap()).unwrap();
+        let blended = a.copy().unwrap();
+        blend_in_place(&blended, &b, 0.25).unwrap();
+        assert!(max_difference(&blended, &between) < 1e-15);
     }
 }

@@ -6,10 +6,12 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::{StoredModel, broken, read_model, write_model_folder};
 use crate::config::ModelConfig;
+use crate::ctc::CtcHead;
 use crate::decoding::{Hypothesis, decode_greedy};
 use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::joint::{Joint, JointSizes};
+use crate::kernels::elementwise::add_in_place;
 use crate::loss::{TdtLoss, reduction_factors};
 use crate::noise::Noise;
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
@@ -65,6 +67,9 @@ pub struct MicroBatchOutput {
     /// Negative log likelihood of each utterance: zero for one too short to have a frame, infinite for one whose
     /// target cannot be aligned.
     pub losses: Vec<f64>,
+    /// Mean CTC loss per utterance, where the model has an auxiliary CTC head and trains it. The gradient is then that
+    /// of `(1 - weight) * loss + weight * ctc_loss`.
+    pub ctc_loss: Option<f64>,
     /// Encoder frames of each utterance.
     pub frames: Vec<usize>,
     /// Encoder frames of the padded tensor, times utterances.
@@ -84,6 +89,7 @@ pub struct TdtModel {
     encoder: Encoder,
     prediction: Prediction,
     joint: Joint,
+    ctc: Option<CtcHead>,
     unused: Vec<String>,
 }
 
@@ -162,6 +168,10 @@ impl TdtModel {
             dropout: config.joint.dropout,
         };
         let joint = Joint::new(&sizes, "joint", &mut builder)?;
+        let ctc = match config.ctc_weight {
+            Some(_) => Some(CtcHead::new(config.encoder.d_model, decoder.vocab_size, &mut builder)?),
+            None => None,
+        };
         let (parameters, unused) = builder.finish();
         Ok(TdtModel {
             config,
@@ -171,6 +181,7 @@ impl TdtModel {
             encoder,
             prediction,
             joint,
+            ctc,
             unused,
         })
     }
@@ -226,11 +237,28 @@ impl TdtModel {
             (&predicted, &batch.tokens),
             Mode::Train(&mut dropout),
         )?;
-        let (output, factors) = self.output(batch, &encoded, loss.losses.clone())?;
+        let (mut output, factors) = self.output(batch, &encoded, loss.losses.clone())?;
         if !output.loss.is_finite() {
             return Ok(output);
         }
-        let factors: Vec<f64> = factors.iter().map(|factor| factor * options.scale).collect();
+        let ctc_weight = self.config.ctc_weight.unwrap_or(0.0);
+        let factors: Vec<f64> = factors
+            .iter()
+            .map(|factor| factor * options.scale * (1.0 - ctc_weight))
+            .collect();
+        let d_ctc = match &self.ctc {
+            Some(head) if ctc_weight > 0.0 => {
+                let utterances = batch.tokens.len() as f64;
+                let factors = vec![ctc_weight * options.scale / utterances; batch.tokens.len()];
+                let frames = (&encoded.frames, encoded.lengths.as_slice());
+                let (losses, d_frames) = head.loss(&self.parameters, frames, &batch.tokens, &factors, gradients)?;
+                // What does not fit on its frames counts nothing, as in NeMo.
+                let fitting = losses.iter().filter(|loss| **loss != f64::INFINITY);
+                output.ctc_loss = Some(fitting.sum::<f64>() / utterances);
+                Some(d_frames)
+            }
+            _ => None,
+        };
         let (d_encoded, d_predicted) = self.joint.backward(
             &self.parameters,
             &settings,
@@ -243,6 +271,9 @@ impl TdtModel {
         self.prediction
             .backward(&self.parameters, &prediction_saved, &d_predicted, gradients)?;
         if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
+            if let Some(d_ctc) = d_ctc {
+                add_in_place(&d_encoded, &d_ctc)?;
+            }
             self.encoder.backward(&self.parameters, saved, &d_encoded, gradients)?;
         }
         encoded.updates.apply(&mut self.parameters)?;
@@ -364,6 +395,7 @@ impl TdtModel {
         let output = MicroBatchOutput {
             loss,
             losses,
+            ctc_loss: None,
             frames: encoded.lengths.clone(),
             padded_frames: utterances * frames,
             tokens: target_lengths.iter().sum(),
