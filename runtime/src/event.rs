@@ -61,7 +61,6 @@ pub enum Event {
         seconds: f64,
         ran: u64,
         reused: u64,
-        report: Option<String>,
     },
 }
 

@@ -220,7 +220,6 @@ fn finished(outcome: &str, seconds: f64, ran: &Ran) -> Event {
         seconds,
         ran: ran.ran,
         reused: ran.reused,
-        report: None,
     }
 }
 

@@ -37,8 +37,6 @@ pub struct Screen {
 pub struct Results {
     /// Tables that stages reported, in their order, as text.
     pub tables: Vec<String>,
-    /// Path of the run's report.
-    pub report: Option<String>,
 }
 
 impl Screen {
@@ -48,10 +46,8 @@ impl Screen {
         let shared = Arc::clone(&results);
         events.listen(move |event| {
             let mut results = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            match event {
-                Event::RunFinished { report: Some(path), .. } => results.report = Some(path.clone()),
-                Event::StageFigures { figures, .. } => results.tables.extend(figures::table(figures)),
-                _ => {}
+            if let Event::StageFigures { figures, .. } = event {
+                results.tables.extend(figures::table(figures));
             }
         });
         let bars = match progress {

@@ -249,7 +249,8 @@ fn clipped(text: &str) -> String {
     }
 }
 
-const STYLE: &str = "
+/// Style sheet of all report pages.
+pub const STYLE: &str = "
 :root { color-scheme: light; --ink: #1d232b; --quiet: #66707c; --line: #e3e7ec; --accent: #2563a8; --second: #c2571a; --back: #f6f7f9; }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.55 system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif; }

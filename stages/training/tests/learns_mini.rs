@@ -127,8 +127,8 @@ fn a_small_model_learns_the_bundled_corpus() {
     let mut fields = json!({
         "checkpoints": folder.path().to_string_lossy(),
         "tokenizer": format!("{ROOT}/configs/tokenizers/mini.model"),
-        "max_steps": 2500, "phase2_lr": 2e-3, "unfreeze_step": 0, "phase2_warmup": 200, "clip": 1.0,
-        "max_batch_seconds": 20.0, "spec_augment": false, "model": { "dropout": 0.1, "decoder_dropout": 0.1 }, "eval_every": 500, "eval_samples_per_language": 0, "checkpoint_every": 1000, "log_every": 20,
+        "max_steps": 2000, "phase2_lr": 2e-3, "unfreeze_step": 0, "phase2_warmup": 200, "clip": 1.0,
+        "max_batch_seconds": 20.0, "spec_augment": false, "model": { "conv_channels": 128, "dropout": 0.1, "decoder_dropout": 0.1 }, "eval_every": 500, "eval_samples_per_language": 0, "checkpoint_every": 1000, "log_every": 20,
     });
     if let Ok(text) = std::env::var("FLOW_TRAIN_MINI") {
         let overrides: Value = serde_json::from_str(&text).expect("FLOW_TRAIN_MINI is JSON");

@@ -1,0 +1,387 @@
+//! The report of a run: one page without scripts, beside the run's events.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flow_evaluation::page::STYLE;
+use flow_runtime::event::{Event, Events, ReasonCount};
+use flow_runtime::store::{StoreError, write_atomically};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
+
+use crate::table::count;
+
+/// Name of the page in the run's folder.
+const PAGE: &str = "report.html";
+
+/// Largest page of a stage that is taken into the report.
+const MAX_INSET: u64 = 16 << 20;
+
+/// What the page shows, gathered while the run goes on.
+#[derive(Clone, Default)]
+pub struct Report {
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    run: String,
+    pipeline: String,
+    outcome: String,
+    seconds: f64,
+    stages: Vec<StageLine>,
+    warnings: Vec<(String, String)>,
+    failure: Option<String>,
+    tables: Vec<Value>,
+    /// Stage, folder, files.
+    exports: Vec<(String, String, Vec<String>)>,
+}
+
+#[derive(Default)]
+struct StageLine {
+    name: String,
+    kind: String,
+    ran: u64,
+    reused: u64,
+    rows_in: u64,
+    rows_out: u64,
+    rejects: Vec<ReasonCount>,
+}
+
+impl Report {
+    /// Gathers `events` from now on.
+    pub fn listen(events: &Events) -> Report {
+        let report = Report::default();
+        let seen = Arc::clone(&report.seen);
+        events.listen(move |event| seen.lock().unwrap_or_else(PoisonError::into_inner).take(event));
+        report
+    }
+
+    /// Writes the page into the run's folder below the state directory, and gives its path; nothing if no run began.
+    ///
+    /// # Errors
+    /// When the page cannot be written.
+    pub fn write(&self, state: &Path) -> Result<Option<PathBuf>, StoreError> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.run.is_empty() {
+            return Ok(None);
+        }
+        let path = state.join("runs").join(&seen.run).join(PAGE);
+        write_atomically(&path, seen.page().as_bytes())?;
+        Ok(Some(path))
+    }
+}
+
+impl Seen {
+    fn stage(&mut self, name: &str) -> &mut StageLine {
+        // `dedup:keys` and `dedup:apply` are parts of one stage.
+        let name = name.split(':').next().unwrap_or(name);
+        let at = self
+            .stages
+            .iter()
+            .position(|stage| stage.name == name)
+            .unwrap_or_else(|| {
+                self.stages.push(StageLine {
+                    name: name.to_string(),
+                    ..StageLine::default()
+                });
+                self.stages.len() - 1
+            });
+        &mut self.stages[at]
+    }
+
+    fn take(&mut self, event: &Event) {
+        match event {
+            Event::RunStarted { run, pipeline, .. } => {
+                self.run.clone_from(run);
+                self.pipeline.clone_from(pipeline);
+            }
+            Event::StageStarted {
+                stage,
+                kind,
+                run,
+                reused,
+            } => {
+                let line = self.stage(stage);
+                line.kind.clone_from(kind);
+                line.ran = line.ran.max(*run);
+                line.reused = line.reused.max(*reused);
+            }
+            Event::StageFinished {
+                stage,
+                rows_in,
+                rows_out,
+                rejects,
+            } => {
+                let line = self.stage(stage);
+                (line.rows_in, line.rows_out) = (*rows_in, *rows_out);
+                line.rejects.clone_from(rejects);
+            }
+            Event::StageFigures { figures, .. } => self.tables.extend(figures.get("table").cloned()),
+            Event::Exported { stage, folder, files } => {
+                self.exports.push((stage.clone(), folder.clone(), files.clone()));
+            }
+            Event::Warning { stage, message } => {
+                self.warnings.push((stage.clone().unwrap_or_default(), message.clone()));
+            }
+            Event::RunFailed { message, .. } => self.failure = Some(message.clone()),
+            Event::RunFinished { outcome, seconds, .. } => {
+                self.outcome.clone_from(outcome);
+                self.seconds = *seconds;
+            }
+            Event::Committed { .. } => {}
+        }
+    }
+
+    fn page(&self) -> String {
+        let rejects: u64 = self
+            .stages
+            .iter()
+            .flat_map(|stage| &stage.rejects)
+            .map(|r| r.rows)
+            .sum();
+        let (ran, reused) = self.stages.iter().fold((0, 0), |(a, b), s| (a + s.ran, b + s.reused));
+        let markup = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    title { (self.pipeline) " – run " (self.run) }
+                    style { (PreEscaped(STYLE)) }
+                }
+                body { main {
+                    h1 { (self.pipeline) }
+                    p.quiet { "Run " code { (self.run) } ", " (self.outcome.replace('_', " ")) }
+                    @if let Some(failure) = &self.failure { section { h2 { "What ended it" } p { (failure) } } }
+                    div.tiles {
+                        div.tile { b { (duration(self.seconds)) } span { "from start to end" } }
+                        div.tile { b { (count(ran)) } span { "partitions ran" } }
+                        div.tile { b { (count(reused)) } span { "partitions reused" } }
+                        div.tile { b { (count(rejects)) } span { "rows rejected" } }
+                    }
+                    (self.stage_table())
+                    (self.rejects())
+                    @for table in &self.tables { (reported_table(table)) }
+                    (self.export_list())
+                    (self.warning_list())
+                    @for inset in self.insets() { (PreEscaped(inset)) }
+                } }
+            }
+        };
+        markup.into_string()
+    }
+
+    fn stage_table(&self) -> Markup {
+        html! { section {
+            h2 { "Stages" }
+            table {
+                thead { tr { th { "Stage" } th { "Kind" } th.n { "Ran" } th.n { "Reused" } th.n { "Rows in" } th.n { "Rows out" } th.n { "Rejects" } } }
+                tbody { @for stage in &self.stages { tr {
+                    td { (stage.name) }
+                    td { code { (stage.kind) } }
+                    td.n { (count(stage.ran)) }
+                    td.n { (count(stage.reused)) }
+                    td.n { (count(stage.rows_in)) }
+                    td.n { (count(stage.rows_out)) }
+                    td.n { (count(stage.rejects.iter().map(|r| r.rows).sum())) }
+                } } }
+            }
+        } }
+    }
+
+    fn rejects(&self) -> Markup {
+        let mut lines: Vec<(&str, &ReasonCount)> = self
+            .stages
+            .iter()
+            .flat_map(|stage| stage.rejects.iter().map(|reject| (stage.name.as_str(), reject)))
+            .collect();
+        lines.sort_by(|a, b| {
+            b.1.rows
+                .cmp(&a.1.rows)
+                .then_with(|| a.0.cmp(b.0))
+                .then_with(|| a.1.reason.cmp(&b.1.reason))
+        });
+        let most = lines.first().map_or(1, |(_, reject)| reject.rows.max(1));
+        html! { section {
+            h2 { "Rejected rows" }
+            @if lines.is_empty() { p.quiet { "None." } } @else {
+                table {
+                    thead { tr { th { "Reason" } th { "Stage" } th { "Class" } th.n { "Rows" } } }
+                    tbody { @for (stage, reject) in &lines { tr {
+                        td { (reject.reason) }
+                        td { (stage) }
+                        td { (reject.class.as_str()) }
+                        td.n {
+                            span.meter style={ "width:" ((reject.rows as f64 / most as f64 * 120.0).round()) "px" } {}
+                            (count(reject.rows))
+                        }
+                    } } }
+                }
+                p.quiet { "Each row with its original values: " code { "flow rejects --run " (self.run) } }
+            }
+        } }
+    }
+
+    fn export_list(&self) -> Markup {
+        if self.exports.is_empty() {
+            return html! {};
+        }
+        html! { section {
+            h2 { "Files written" }
+            table { tbody { @for (stage, folder, files) in &self.exports { tr {
+                td { (stage) }
+                td { code { (folder) } }
+                td { (files.iter().take(12).cloned().collect::<Vec<_>>().join(", ")) @if files.len() > 12 { " and " (count(files.len() as u64 - 12)) " more" } }
+            } } } }
+        } }
+    }
+
+    fn warning_list(&self) -> Markup {
+        if self.warnings.is_empty() {
+            return html! {};
+        }
+        html! { section {
+            h2 { "Warnings" }
+            ul { @for (stage, message) in self.warnings.iter().take(200) { li { @if !stage.is_empty() { b { (stage) } ": " } (message) } } }
+            @if self.warnings.len() > 200 { p.quiet { (count(self.warnings.len() as u64 - 200)) " more are in the run's events." } }
+        } }
+    }
+
+    /// What stages wrote as pages of their own: the part between `<main>` and `</main>`.
+    fn insets(&self) -> Vec<String> {
+        let mut insets = Vec::new();
+        for (_, folder, files) in &self.exports {
+            for file in files.iter().filter(|file| file.ends_with(".html")) {
+                let path = Path::new(folder).join(file);
+                if std::fs::metadata(&path).is_ok_and(|found| found.len() > MAX_INSET) {
+                    continue;
+                }
+                // A page that cannot be read is still where the list of files says.
+                let Ok(page) = std::fs::read_to_string(&path) else {
+                    continue;
+                };
+                if let (Some(start), Some(end)) = (page.find("<main>"), page.rfind("</main>"))
+                    && start + 6 <= end
+                {
+                    insets.push(page[start + 6..end].to_string());
+                }
+            }
+        }
+        insets
+    }
+}
+
+/// A table as stages report it: `{title, columns, rows}`.
+fn reported_table(table: &Value) -> Markup {
+    let cells = |row: &Value| -> Vec<String> {
+        let text = |cell: &Value| cell.as_str().map_or_else(|| cell.to_string(), str::to_string);
+        row.as_array()
+            .map(|row| row.iter().map(text).collect())
+            .unwrap_or_default()
+    };
+    let columns = cells(&table["columns"]);
+    let rows: Vec<Vec<String>> = table["rows"]
+        .as_array()
+        .map(|rows| rows.iter().map(cells).collect())
+        .unwrap_or_default();
+    html! { section {
+        h2 { (table["title"].as_str().unwrap_or("Table")) }
+        table {
+            thead { tr { @for (at, column) in columns.iter().enumerate() { @if at == 0 { th { (column) } } @else { th.n { (column) } } } } }
+            tbody { @for row in &rows { tr { @for (at, cell) in row.iter().enumerate() { @if at == 0 { td { (cell) } } @else { td.n { (cell) } } } } } }
+        }
+    } }
+}
+
+fn duration(seconds: f64) -> String {
+    if seconds < 90.0 {
+        return format!("{seconds:.1} s");
+    }
+    let seconds = seconds.round() as u64;
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 {
+        format!("{hours} h {minutes:02} min")
+    } else {
+        format!("{minutes} min {rest:02} s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flow_runtime::RejectClass;
+
+    #[test]
+    fn the_page_shows_stages_rejects_tables_and_the_pages_of_stages() {
+        let folder = tempfile::tempdir().expect("folder");
+        std::fs::create_dir_all(folder.path().join("runs/r1")).expect("folder");
+        std::fs::write(
+            folder.path().join("own.html"),
+            "<html><main><h1>Own & <i>page</i></h1></main></html>",
+        )
+        .expect("page");
+        let events = Events::default();
+        let report = Report::listen(&events);
+        assert_eq!(report.write(folder.path()).expect("nothing to write"), None);
+        let stage = |name: &str| name.to_string();
+        for event in [
+            Event::RunStarted {
+                version: 1,
+                run: stage("r1"),
+                pipeline: stage("build"),
+                stages: vec![],
+            },
+            Event::StageStarted {
+                stage: stage("unique:keys"),
+                kind: stage("manifest.dedup"),
+                run: 3,
+                reused: 4,
+            },
+            Event::StageFinished {
+                stage: stage("unique"),
+                rows_in: 1234,
+                rows_out: 1200,
+                rejects: vec![ReasonCount {
+                    reason: stage("exact_duplicate"),
+                    class: RejectClass::Rule,
+                    rows: 34,
+                }],
+            },
+            Event::StageFigures {
+                stage: stage("unique"),
+                figures: serde_json::json!({"table": {"title": "Sizes", "columns": ["a", "b"], "rows": [["x", 7]]}}),
+            },
+            Event::Exported {
+                stage: stage("write"),
+                folder: folder.path().display().to_string(),
+                files: vec![stage("own.html")],
+            },
+            Event::Warning {
+                stage: None,
+                message: stage("a <script> here"),
+            },
+            Event::RunFinished {
+                outcome: stage("done"),
+                seconds: 3725.0,
+                ran: 3,
+                reused: 4,
+            },
+        ] {
+            events.send(event);
+        }
+        let path = report.write(folder.path()).expect("written").expect("a path");
+        let page = std::fs::read_to_string(path).expect("the page");
+        for part in [
+            "1,234",
+            "exact_duplicate",
+            "Sizes",
+            "Own & <i>page</i>",
+            "a &lt;script&gt; here",
+            "1 h 02 min",
+        ] {
+            assert!(page.contains(part), "{part}");
+        }
+        assert!(!page.contains("unique:keys"));
+    }
+}
