@@ -72,6 +72,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 name: "rows".into(),
                 schema: schema.clone(),
                 batches: vec![batch(i)?],
+                selection: None,
             }];
             let rejects = if i % 2 == 0 {
                 vec![reject(1), reject(5)]

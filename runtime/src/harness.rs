@@ -19,9 +19,10 @@ use arrow::datatypes::SchemaRef;
 
 use crate::context::{Cancel, Context, Waker};
 use crate::dataflow::collected::{Collected, drain, in_row_order};
+use crate::dataflow::work::apply;
 use crate::event::{Event, Events};
 use crate::kind::{
-    Body, Export, Global, Input, Kind, Log, Operator, Progress, Reads, Round, Shape, Source, StageError, Standing,
+    Body, Export, Global, Input, Kind, Log, Operator, Progress, ROW, Reads, Round, Shape, Source, StageError, Standing,
 };
 use crate::out::Out;
 use crate::partition::Partition;
@@ -432,7 +433,12 @@ impl Run {
             let own = in_row_order(&decision_schema, decisions.remove(partition).unwrap_or_default())?;
             let own = concat_batches(&decision_schema, &own)?;
             let mut out = Out::new(partition.clone());
-            body.apply(partition, batch, &own, &mut out)?;
+            let numbers: Vec<_> = batch.column_by_name(ROW).cloned().into_iter().collect();
+            let ports = self.shape.outputs.len();
+            apply(body.as_mut(), ports, &rows, partition, &numbers, &own, &mut out)?;
+            for (_, port, ranges) in std::mem::take(&mut out.selected) {
+                out.send(port, rows.read_rows(partition, &ranges)?);
+            }
             self.drain(&mut out)?;
             self.finish(partition, false)?;
         }

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use arrow::array::RecordBatch;
+use arrow::array::{RecordBatch, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::context::Context;
 use crate::out::Out;
 use crate::partition::Partition;
+use crate::reject::RejectClass;
 use crate::store::{Artifact, ExportSet, RejectSet};
 
 /// The column that every row of a manifest-like batch carries: its number within its partition, given by
@@ -195,12 +196,30 @@ pub struct Round {
     pub plus: Vec<(Partition, RecordBatch)>,
 }
 
-/// Decides over all partitions, then applies the decisions partition by partition.
+/// Where a row of a global stage goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Out of this port, as it is.
+    Port(usize),
+    Refused {
+        reason: &'static str,
+        class: RejectClass,
+        detail: String,
+    },
+}
+
+/// Decides over all partitions, then applies the decisions partition by partition. Rows go on as they are: what
+/// a global stage stores is which rows of its input each port has, not the rows once more.
 pub trait Global {
     /// Schema of the key rows: `_row` and what the decision needs.
     fn key_schema(&self) -> SchemaRef;
     /// Schema of the decisions: `_row` and what was decided.
     fn decision_schema(&self) -> SchemaRef;
+    /// The columns that `keys` reads, `_row` among them; all, if none are named. Others are not read from disk
+    /// where the stage reads an artifact.
+    fn key_columns(&self) -> Option<Vec<String>> {
+        None
+    }
     /// Projects rows to key rows. Local.
     fn keys(&mut self, partition: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError>;
     /// Decisions for every partition that the rounds leave standing, sorted by `_row`. Rows on which there
@@ -209,14 +228,13 @@ pub trait Global {
         &mut self,
         rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
     ) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
-    /// Applies the decisions of one partition to its rows, which come whole and sorted by `_row`. Local.
+    /// Applies the decisions of one partition: one fate for each row, by its `_row`, ascending. Local.
     fn apply(
         &mut self,
         partition: &Partition,
-        rows: RecordBatch,
+        rows: &UInt32Array,
         decisions: &RecordBatch,
-        out: &mut Out,
-    ) -> Result<(), StageError>;
+    ) -> Result<Vec<Fate>, StageError>;
 }
 
 /// What a stage with a log of its own has done already.

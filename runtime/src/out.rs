@@ -16,6 +16,8 @@ pub struct Out {
     pub(crate) rejects: Vec<(Partition, Reject)>,
     pub(crate) read: Vec<(Partition, u64)>,
     pub(crate) merged: Vec<(Partition, u64)>,
+    /// Port, and ranges of rows of the streamed input's partition.
+    pub(crate) selected: Vec<(Partition, usize, Vec<(u32, u32)>)>,
 }
 
 impl Out {
@@ -26,6 +28,7 @@ impl Out {
             rejects: Vec::new(),
             read: Vec::new(),
             merged: Vec::new(),
+            selected: Vec::new(),
         }
     }
 
@@ -37,6 +40,11 @@ impl Out {
 
     pub fn send(&mut self, port: usize, batch: RecordBatch) {
         self.batches.push((self.partition.clone(), port, batch));
+    }
+
+    /// Gives rows of the stage's input as they are, by their places in its partition.
+    pub(crate) fn select(&mut self, port: usize, ranges: Vec<(u32, u32)>) {
+        self.selected.push((self.partition.clone(), port, ranges));
     }
 
     pub fn reject(&mut self, reject: Reject) {

@@ -22,6 +22,8 @@ pub(crate) struct Collected {
     pub merged: u64,
     /// By port; empty for ports that are not kept.
     pub batches: Vec<Vec<RecordBatch>>,
+    /// By port, where rows of the input go on as they are: ranges of their places in its partition.
+    pub selected: Vec<Option<Vec<(u32, u32)>>>,
     pub rejects: Vec<Reject>,
 }
 
@@ -29,6 +31,7 @@ impl Collected {
     pub fn new(ports: usize) -> Self {
         Collected {
             batches: vec![Vec::new(); ports],
+            selected: vec![None; ports],
             ..Collected::default()
         }
     }
@@ -90,6 +93,13 @@ pub(crate) fn drain(
             place.batches[port].push(batch.clone());
         }
         forward(&partition, port, batch);
+    }
+    for (partition, port, ranges) in out.selected.drain(..) {
+        let place = place(in_hand, &partition)?;
+        place.rows_out += ranges.iter().map(|(_, length)| u64::from(*length)).sum::<u64>();
+        if let Some(selected) = place.selected.get_mut(port) {
+            *selected = Some(ranges);
+        }
     }
     for (partition, reject) in out.rejects.drain(..) {
         place(in_hand, &partition)?.rejects.push(reject);

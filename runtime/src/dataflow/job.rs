@@ -34,6 +34,8 @@ pub(crate) struct RegionJob {
     pub in_flight: u64,
     pub as_bytes: bool,
     pub sources: SourceDigests,
+    /// The state directory.
+    pub state: PathBuf,
     pub events: Events,
     pub cancel: Cancel,
     pub signals: Arc<Signals>,
@@ -260,14 +262,25 @@ impl Shared {
             });
         }
         let key = crate::plan::decide::key_of(&described.recipe, &inputs);
+        let partition = &self.job.partitions[ordinal as usize];
         let mut ports = Vec::new();
-        for ((port, kept), batches) in described.outputs.iter().zip(&described.kept).zip(collected.batches) {
+        let made = collected.batches.into_iter().zip(collected.selected);
+        for ((port, kept), (batches, selected)) in described.outputs.iter().zip(&described.kept).zip(made) {
             if *kept {
-                let batches = in_row_order(&port.schema, batches)?;
+                let selection = match (selected, described.streams.first().map(|stream| &stream.feed)) {
+                    (Some(ranges), Some(Feed::Artifact(input))) => {
+                        let selection = input.select(partition, &ranges, &self.job.state);
+                        Some(selection.ok_or_else(|| {
+                            StageError::failed("it selects from rows that are not stored: a fault of the runtime")
+                        })?)
+                    }
+                    _ => None,
+                };
                 ports.push(PortRows {
                     name: port.name.clone(),
                     schema: port.schema.clone(),
-                    batches,
+                    batches: in_row_order(&port.schema, batches)?,
+                    selection,
                 });
             }
         }
@@ -281,7 +294,6 @@ impl Shared {
             read: collected.read,
             merged: collected.merged,
         };
-        let partition = &self.job.partitions[ordinal as usize];
         let pending = writer.write_partition(partition, key, inputs, ports, collected.rejects, counts)?;
         lock(&self.waiting).push(Written { node, pending });
         Ok(())

@@ -10,7 +10,7 @@ mod commit;
 pub(crate) mod job;
 mod source;
 mod stage;
-mod work;
+pub(crate) mod work;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -201,11 +201,15 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
             }
             let mut inputs = Vec::new();
             for stream in &node.streams {
+                let columns = match &body {
+                    Opened::Work(work) => work.columns(),
+                    _ => None,
+                };
                 let (data, port) = match &stream.feed {
                     Feed::Node { node, port } => (streams[*node].clone(), *port),
                     Feed::Artifact(artifact) => {
                         let mine = replayed_ordinals(shared, place, index);
-                        let reader = Reader::artifact(shared, place, artifact.clone(), mine);
+                        let reader = Reader::artifact(shared, place, artifact.clone(), columns, mine);
                         let (data, end) = source::build(scope, reader, &written, &Arc::default());
                         done.push(end);
                         (data, 0)

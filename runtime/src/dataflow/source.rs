@@ -32,7 +32,8 @@ pub(super) struct Reader {
 
 enum From {
     Source(Box<dyn Source>),
-    Artifact(Artifact),
+    /// And the columns to read; all, if none are named.
+    Artifact(Artifact, Option<Vec<String>>),
     Nothing,
 }
 
@@ -46,11 +47,17 @@ impl Reader {
         }
     }
 
-    pub fn artifact(shared: &Arc<Shared>, node: usize, artifact: Artifact, own: Vec<u64>) -> Self {
+    pub fn artifact(
+        shared: &Arc<Shared>,
+        node: usize,
+        artifact: Artifact,
+        columns: Option<Vec<String>>,
+        own: Vec<u64>,
+    ) -> Self {
         Reader {
             shared: Arc::clone(shared),
             node,
-            from: From::Artifact(artifact),
+            from: From::Artifact(artifact, columns),
             todo: own.into(),
         }
     }
@@ -68,10 +75,13 @@ impl Reader {
     fn read(&mut self, ordinal: u64, partition: &Partition, mut send: impl FnMut(Routed)) -> Result<(), StageError> {
         match &mut self.from {
             From::Nothing => {}
-            From::Artifact(artifact) => {
+            From::Artifact(artifact, columns) => {
                 // A partition that another input has and this one has not is empty here.
                 if artifact.rows_of(partition).is_some() {
-                    for batch in artifact.read(partition, None)? {
+                    let columns: Option<Vec<&str>> = columns
+                        .as_ref()
+                        .map(|columns| columns.iter().map(String::as_str).collect());
+                    for batch in artifact.read(partition, columns.as_deref())? {
                         send(Routed {
                             ordinal,
                             port: 0,

@@ -3,18 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
-use arrow::compute::concat_batches;
-use arrow::datatypes::SchemaRef;
+use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 
-use super::collected::in_row_order;
-use super::job::NodeJob;
+use super::job::{Feed, NodeJob};
 use crate::context::Context;
-use crate::kind::{Body, Global, Log, Operator, Progress, StageError};
+use crate::kind::{Body, Fate, Global, Log, Operator, Progress, ROW, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::plan::decisions::Decisions;
 use crate::plan::graph::Part;
+use crate::row_json;
+use crate::store::{Artifact, Ranges};
 
 pub(super) enum Work {
     Local(Box<dyn Operator>),
@@ -22,8 +21,10 @@ pub(super) enum Work {
     Keys(Box<dyn Global>),
     Apply {
         body: Box<dyn Global>,
-        schema: SchemaRef,
-        rows: BTreeMap<Partition, Vec<RecordBatch>>,
+        input: Artifact,
+        ports: usize,
+        /// The column `_row`.
+        rows: BTreeMap<Partition, Vec<ArrayRef>>,
         decisions: Arc<Decisions>,
     },
 }
@@ -36,15 +37,16 @@ impl Work {
             (Body::Log(body), Part::Whole) => Work::Log(body),
             (Body::Global(body), Part::Keys) => Work::Keys(body),
             (Body::Global(body), Part::Apply) => {
-                let streamed = node.streams.first().and_then(|stream| node.from.get(stream.position));
-                let (Some(input), Some(decisions)) = (streamed, node.decisions.clone()) else {
+                let feed = node.streams.first().map(|stream| &stream.feed);
+                let (Some(Feed::Artifact(input)), Some(decisions)) = (feed, node.decisions.clone()) else {
                     return Err(StageError::failed(
-                        "it was given no rows or no decisions: a fault of the runtime",
+                        "it was given no stored rows or no decisions: a fault of the runtime",
                     ));
                 };
                 Work::Apply {
                     body,
-                    schema: input.schema.clone(),
+                    input: input.clone(),
+                    ports: node.outputs.len(),
                     rows: BTreeMap::new(),
                     decisions,
                 }
@@ -55,6 +57,15 @@ impl Work {
                 ));
             }
         })
+    }
+
+    /// The columns that it reads of an artifact that it streams; all, if none are named.
+    pub fn columns(&self) -> Option<Vec<String>> {
+        match self {
+            Work::Keys(body) => body.key_columns(),
+            Work::Apply { .. } => Some(vec![ROW.to_owned()]),
+            Work::Local(_) | Work::Log(_) => None,
+        }
     }
 
     pub fn batch(
@@ -72,7 +83,9 @@ impl Work {
                 Ok(())
             }
             Work::Apply { rows, .. } => {
-                rows.entry(partition.clone()).or_default().push(batch);
+                let numbers = batch.column_by_name(ROW).cloned();
+                let numbers = numbers.ok_or_else(|| StageError::failed(format!("its rows have no column `{ROW}`")))?;
+                rows.entry(partition.clone()).or_default().push(numbers);
                 Ok(())
             }
         }
@@ -85,13 +98,14 @@ impl Work {
             Work::Keys(_) => Ok(Progress::Done),
             Work::Apply {
                 body,
-                schema,
+                input,
+                ports,
                 rows,
                 decisions,
             } => {
-                let batches = in_row_order(schema, rows.remove(partition).unwrap_or_default())?;
-                let rows = concat_batches(schema, &batches)?;
-                body.apply(partition, rows, &decisions.of(partition), out)?;
+                let pieces = rows.remove(partition).unwrap_or_default();
+                let decisions = decisions.of(partition);
+                apply(body.as_mut(), *ports, input, partition, &pieces, &decisions, out)?;
                 Ok(Progress::Done)
             }
         }
@@ -119,4 +133,62 @@ impl Work {
             _ => Ok(()),
         }
     }
+}
+
+/// Asks a global stage where the rows of a partition go, and gives out which rows each port has. `pieces` are the
+/// column `_row` as it is stored: ascending. Only refused rows are read whole.
+pub(crate) fn apply(
+    body: &mut dyn Global,
+    ports: usize,
+    input: &Artifact,
+    partition: &Partition,
+    pieces: &[ArrayRef],
+    decisions: &RecordBatch,
+    out: &mut Out,
+) -> Result<(), StageError> {
+    let mut numbers: Vec<u32> = Vec::new();
+    for piece in pieces {
+        let piece = piece.as_any().downcast_ref::<UInt32Array>();
+        let piece = piece.ok_or_else(|| StageError::failed(format!("column `{ROW}` of the input is not UInt32")))?;
+        numbers.extend(piece.values());
+    }
+    let numbers = UInt32Array::from(numbers);
+    let fates = body.apply(partition, &numbers, decisions)?;
+    if fates.len() != numbers.len() {
+        return Err(StageError::failed(format!(
+            "it gave {} fates to {} rows",
+            fates.len(),
+            numbers.len()
+        )));
+    }
+    let mut chosen: Vec<Ranges> = std::iter::repeat_with(Ranges::default).take(ports).collect();
+    let (mut refused, mut reasons) = (Ranges::default(), Vec::new());
+    for (place, fate) in (0u32..).zip(&fates) {
+        match fate {
+            Fate::Port(port) => match chosen.get_mut(*port) {
+                Some(ranges) => ranges.push(place, 1),
+                None => {
+                    return Err(StageError::failed(format!(
+                        "it sent a row to port number {port}, but has {ports} ports"
+                    )));
+                }
+            },
+            Fate::Refused { reason, class, detail } => {
+                refused.push(place, 1);
+                reasons.push((*reason, *class, detail));
+            }
+        }
+    }
+    if !reasons.is_empty() {
+        let rows = input.read_rows(partition, &refused.0)?;
+        for (position, (reason, class, detail)) in reasons.into_iter().enumerate() {
+            for reject in row_json::rejects(&rows, &[position], reason, class, detail)? {
+                out.reject(reject);
+            }
+        }
+    }
+    for (port, ranges) in chosen.into_iter().enumerate() {
+        out.select(port, ranges.0);
+    }
+    Ok(())
 }

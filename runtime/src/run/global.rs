@@ -71,11 +71,13 @@ pub(super) fn run(ledger: &mut Ledger, node: usize, verdicts: Vec<NodeVerdict>, 
             name: DECISIONS_PORT.into(),
             schema,
             batches: rows,
+            selection: None,
         },
         PortRows {
             name: DIGESTS_PORT.into(),
             schema: digests_schema(),
             batches: vec![list],
+            selection: None,
         },
     ];
     let recipe = ledger.graph.nodes[node].recipe;

@@ -30,6 +30,7 @@ pub(super) fn region_job(
         in_flight: ledger.options.in_flight.unwrap_or((2 * workers).max(4)).max(1) as u64,
         as_bytes: ledger.options.as_bytes,
         sources: ledger.store.sources().clone(),
+        state: ledger.store.dir().to_path_buf(),
         events: ledger.events.clone(),
         cancel: ledger.cancel.clone(),
         signals: Arc::clone(signals),

@@ -115,6 +115,7 @@ fn write_result(ledger: &mut Ledger, log: usize, rows: RecordBatch) -> Result<()
         name: port.name.clone(),
         schema: port.schema.clone(),
         batches,
+        selection: None,
     }];
     commit_one(ledger, log, &Partition::new(RESULT), key, Vec::new(), ports, counts)
 }

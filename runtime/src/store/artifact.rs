@@ -1,7 +1,7 @@
 //! What a stage committed on a port, to be read as a whole.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
@@ -9,6 +9,7 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
 use super::parquet_file::{self, Rows, Written};
+use super::record::Selection;
 use crate::digest::Digest;
 use crate::kind::StageError;
 use crate::partition::Partition;
@@ -33,7 +34,11 @@ pub(crate) struct Part {
 }
 
 pub(crate) enum Data {
-    File(PathBuf),
+    File {
+        path: PathBuf,
+        /// The rows of the file that these are; all, if there is none.
+        selection: Option<Arc<Selection>>,
+    },
     Memory(Vec<RecordBatch>),
 }
 
@@ -116,11 +121,12 @@ impl Artifact {
             .ok_or_else(|| StageError::failed(format!("the input has no partition `{partition}`")))?;
         let (schema, positions) = parquet_file::project(&self.inner.schema, columns).map_err(StageError::failed)?;
         let source = match &part.data {
-            Data::File(path) => Source::File(Box::new(parquet_file::open(
+            Data::File { path, selection } => Source::File(Box::new(parquet_file::open(
                 path,
                 part.written.bytes,
                 &self.inner.schema,
                 columns,
+                selection.as_deref(),
             )?)),
             Data::Memory(batches) => {
                 let chosen: Result<Vec<_>, _> = batches.iter().map(|batch| batch.project(&positions)).collect();
@@ -128,6 +134,53 @@ impl Artifact {
             }
         };
         Ok(Batches { schema, source })
+    }
+
+    /// The rows of one partition at these places (the first of a range and how many; ascending), to be stored
+    /// without writing them once more; none where the partition lies in memory or is not there.
+    pub(crate) fn select(&self, partition: &Partition, ranges: &[(u32, u32)], state: &Path) -> Option<Selection> {
+        let part = self.inner.parts.get(partition)?;
+        let Data::File { path, selection } = &part.data else {
+            return None;
+        };
+        Some(match selection {
+            Some(selection) => Selection {
+                ranges: selection.narrowed(ranges),
+                ..(**selection).clone()
+            },
+            None => Selection {
+                file: path.strip_prefix(state).ok()?.to_str()?.to_owned(),
+                file_bytes: part.written.bytes,
+                file_rows: part.written.rows,
+                file_digest: part.written.digest,
+                ranges: ranges.to_vec(),
+            },
+        })
+    }
+
+    /// The rows of one partition at these places, as one batch.
+    pub(crate) fn read_rows(&self, partition: &Partition, ranges: &[(u32, u32)]) -> Result<RecordBatch, StageError> {
+        let whole = || -> Result<RecordBatch, StageError> {
+            let all = self.read_whole(partition, None)?;
+            let slices: Vec<RecordBatch> = ranges
+                .iter()
+                .map(|&(start, length)| all.slice(start as usize, length as usize))
+                .collect();
+            Ok(concat_batches(&self.inner.schema, &slices)?)
+        };
+        let Some(Part {
+            written,
+            data: Data::File { path, .. },
+        }) = self.inner.parts.get(partition)
+        else {
+            return whole();
+        };
+        let Some(selection) = self.select(partition, ranges, Path::new("")) else {
+            return whole();
+        };
+        let rows = parquet_file::open(path, written.bytes, &self.inner.schema, None, Some(&selection))?;
+        let batches: Vec<RecordBatch> = rows.collect::<Result<_, _>>()?;
+        Ok(concat_batches(&self.inner.schema, &batches)?)
     }
 
     /// Reads one partition as one batch.

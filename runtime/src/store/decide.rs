@@ -110,7 +110,7 @@ pub(crate) fn combine(old: &Record, mut new: Record) -> Record {
             .all(|(name, port)| old.ports.get(name).is_none_or(|before| before == port));
     if same_rows {
         for (name, port) in &old.ports {
-            new.ports.entry(name.clone()).or_insert(*port);
+            new.ports.entry(name.clone()).or_insert_with(|| port.clone());
         }
     }
     new
@@ -148,6 +148,7 @@ mod tests {
                     digest,
                     rows: 1,
                     bytes: 100 + u64::from(content),
+                    selection: None,
                 },
             )
         };

@@ -41,7 +41,8 @@ pub use atomic::write_atomically;
 pub use collect::Collected;
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
-pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord};
+pub(crate) use record::Ranges;
+pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, Selection};
 pub use rejects::{RejectSet, add_up};
 pub use sources::SourceDigests;
 pub use writer::{ArtifactWriter, Pending, PortRows};
@@ -197,8 +198,35 @@ impl Store {
     /// no error: it is left out, stands in [`Records::lost`], and its partition runs again.
     pub fn records(&self, recipe: &Digest) -> Result<Records, StoreError> {
         let found = read_back::recipe_folder(&self.recipe_folder(recipe), recipe)?;
-        let (standing, lost) = decide::standing(decide::merge(found.index, found.groups), &found.data);
+        let (standing, mut lost) = decide::standing(decide::merge(found.index, found.groups), &found.data);
+        let (standing, without) = self.with_their_files(standing);
+        lost.extend(without);
         Ok(Records::new(*recipe, standing, lost))
+    }
+
+    /// Parts the records into those whose selections select from files that are there, and the rest.
+    fn with_their_files(&self, records: Vec<Arc<Record>>) -> (Vec<Arc<Record>>, Vec<Lost>) {
+        let mut lost = Vec::new();
+        let mut whole = Vec::with_capacity(records.len());
+        for record in records {
+            let missing = record.ports.values().find_map(|port| {
+                let selection = port.selection.as_ref()?;
+                let found = std::fs::metadata(self.inner.dir.join(&selection.file))
+                    .ok()
+                    .map(|file| file.len());
+                (found != Some(selection.file_bytes)).then(|| (selection.file.clone(), found))
+            });
+            match missing {
+                None => whole.push(record),
+                Some((file, found)) => lost.push(Lost {
+                    partition: record.partition.clone(),
+                    key: record.key,
+                    file,
+                    found,
+                }),
+            }
+        }
+        (whole, lost)
     }
 
     /// What a recipe was made of, as it was given to [`Store::writer`]; none for a recipe that never ran.
@@ -267,14 +295,24 @@ impl Store {
                 rows: stored.rows,
                 bytes: stored.bytes,
             };
-            let path = data.join(record::data_file(&record.key, port, &stored.digest));
-            parts.insert(
-                record.partition.clone(),
-                Part {
-                    written,
-                    data: Data::File(path),
+            let data = match &stored.selection {
+                None => Data::File {
+                    path: data.join(record::data_file(&record.key, port, &stored.digest)),
+                    selection: None,
                 },
-            );
+                Some(selection) => {
+                    let path = self.inner.dir.join(&selection.file);
+                    if !selection.is_valid() {
+                        let detail = format!("partition {} selects rows that it cannot have", record.partition);
+                        return Err(StoreError::Damaged { path, detail });
+                    }
+                    Data::File {
+                        path,
+                        selection: Some(Arc::clone(selection)),
+                    }
+                }
+            };
+            parts.insert(record.partition.clone(), Part { written, data });
         }
         Ok(Artifact::new(schema, parts))
     }

@@ -1,24 +1,27 @@
 //! Data files: parquet, always with the same bytes for the same rows.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{RecordBatch, RecordBatchOptions};
+use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray};
 use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow::error::ArrowError;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection};
 use parquet::arrow::{ArrowWriter, ProjectionMask};
-use parquet::basic::{Compression, ZstdLevel};
+use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::schema::types::ColumnPath;
 
 use super::StoreError;
 use super::atomic::Files;
+use super::record::Selection;
 use crate::digest::Digest;
-use crate::kind::StageError;
+use crate::kind::{ROW, StageError};
 
 /// Rows of a row group. Part of the format: another number gives other bytes.
 const ROW_GROUP: usize = 65_536;
@@ -26,14 +29,38 @@ const ROW_GROUP: usize = 65_536;
 /// Rows of a batch when reading.
 const READ_ROWS: usize = 8_192;
 
-fn properties() -> WriterProperties {
-    WriterProperties::builder()
-        .set_compression(Compression::ZSTD(ZstdLevel::try_new(1).unwrap_or_default()))
+/// Values that are looked at to tell whether a text column repeats itself.
+const SAMPLE: usize = 512;
+
+/// Artifacts are written once and read a few times on the same machine: Snappy, which costs a fraction of Zstandard
+/// (whose contexts the library makes anew for every page), and dictionaries only where texts repeat.
+fn properties(schema: &Schema, first: Option<&RecordBatch>) -> WriterProperties {
+    let mut properties = WriterProperties::builder()
+        .set_compression(Compression::SNAPPY)
+        .set_dictionary_enabled(false)
         .set_max_row_group_row_count(Some(ROW_GROUP))
         .set_statistics_enabled(EnabledStatistics::None)
         // Without the version: an update of the parquet library alone must not change a digest.
-        .set_created_by("flow".to_string())
-        .build()
+        .set_created_by("flow".to_string());
+    for (position, field) in schema.fields().iter().enumerate() {
+        let path = ColumnPath::from(field.name().as_str());
+        if field.name() == ROW {
+            properties = properties.set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
+        } else if first.is_some_and(|batch| repeats(batch.column(position))) {
+            properties = properties.set_column_dictionary_enabled(path, true);
+        }
+    }
+    properties.build()
+}
+
+/// Whether the first texts of a column are mostly the same ones.
+fn repeats(column: &ArrayRef) -> bool {
+    let Some(texts) = column.as_any().downcast_ref::<StringArray>() else {
+        return false;
+    };
+    let sample = texts.len().min(SAMPLE);
+    let distinct: HashSet<Option<&str>> = texts.iter().take(sample).collect();
+    distinct.len() * 2 <= sample
 }
 
 /// What was written.
@@ -76,26 +103,28 @@ pub(crate) fn encode<W: Write + Send>(
         hasher: blake3::Hasher::new(),
         bytes: 0,
     };
-    let mut writer = ArrowWriter::try_new(hashing, schema.clone(), Some(properties()))?;
     let mut rows = 0;
     // Pages end where a batch ends, so the writer must see the same batches whatever came in.
-    let mut coalescer = BatchCoalescer::new(schema.clone(), ROW_GROUP);
-    for batch in batches {
-        rows += batch.num_rows() as u64;
-        if let [only] = batches {
-            for start in (0..only.num_rows()).step_by(ROW_GROUP) {
-                writer.write(&only.slice(start, ROW_GROUP.min(only.num_rows() - start)))?;
-            }
-            break;
+    let mut pieces: Vec<RecordBatch> = Vec::new();
+    if let [only] = batches {
+        rows = only.num_rows() as u64;
+        for start in (0..only.num_rows()).step_by(ROW_GROUP) {
+            pieces.push(only.slice(start, ROW_GROUP.min(only.num_rows() - start)));
         }
-        coalescer.push_batch(batch.clone())?;
-        while let Some(full) = coalescer.next_completed_batch() {
-            writer.write(&full)?;
+    } else {
+        let mut coalescer = BatchCoalescer::new(schema.clone(), ROW_GROUP);
+        for batch in batches {
+            rows += batch.num_rows() as u64;
+            coalescer.push_batch(batch.clone())?;
+            pieces.extend(std::iter::from_fn(|| coalescer.next_completed_batch()));
         }
+        coalescer.finish_buffered_batch()?;
+        pieces.extend(std::iter::from_fn(|| coalescer.next_completed_batch()));
     }
-    coalescer.finish_buffered_batch()?;
-    while let Some(last) = coalescer.next_completed_batch() {
-        writer.write(&last)?;
+    let properties = properties(schema, pieces.first());
+    let mut writer = ArrowWriter::try_new(hashing, schema.clone(), Some(properties))?;
+    for piece in &pieces {
+        writer.write(piece)?;
     }
     let hashing = writer.into_inner()?;
     Ok(Written {
@@ -160,8 +189,16 @@ pub(crate) struct Rows {
     order: Vec<usize>,
 }
 
-/// Opens a data file that should have `bytes` bytes and the columns of `schema`.
-pub(crate) fn open(path: &Path, bytes: u64, schema: &SchemaRef, columns: Option<&[&str]>) -> Result<Rows, StoreError> {
+/// Opens a data file that should have `bytes` bytes and the columns of `schema`. With a selection, only its rows
+/// are read, and the size is that which the selection knows.
+pub(crate) fn open(
+    path: &Path,
+    bytes: u64,
+    schema: &SchemaRef,
+    columns: Option<&[&str]>,
+    selection: Option<&Selection>,
+) -> Result<Rows, StoreError> {
+    let bytes = selection.map_or(bytes, |selection| selection.file_bytes);
     let (chosen, positions) = project(schema, columns).map_err(|detail| StoreError::Damaged {
         path: path.to_path_buf(),
         detail,
@@ -197,11 +234,23 @@ pub(crate) fn open(path: &Path, bytes: u64, schema: &SchemaRef, columns: Option<
         .map(|root| read.binary_search(root).unwrap_or_default())
         .collect();
     let mask = ProjectionMask::roots(builder.parquet_schema(), read);
-    let reader = builder
-        .with_projection(mask)
-        .with_batch_size(READ_ROWS)
-        .build()
-        .map_err(|e| StoreError::parquet("read", path, e))?;
+    let mut builder = builder.with_projection(mask).with_batch_size(READ_ROWS);
+    if let Some(selection) = selection {
+        let rows = usize::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or_default();
+        if rows as u64 != selection.file_rows {
+            let detail = format!("it has {rows} rows, a selection says {}", selection.file_rows);
+            return Err(StoreError::Damaged {
+                path: path.to_path_buf(),
+                detail,
+            });
+        }
+        let ranges = selection
+            .ranges
+            .iter()
+            .map(|&(start, length)| start as usize..(start + length) as usize);
+        builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(ranges, rows));
+    }
+    let reader = builder.build().map_err(|e| StoreError::parquet("read", path, e))?;
     Ok(Rows {
         reader,
         path: path.to_path_buf(),

@@ -10,7 +10,7 @@ use crate::event::ReasonCount;
 use crate::partition::Partition;
 
 /// Version of the record files.
-pub(crate) const RECORD_VERSION: u32 = 1;
+pub(crate) const RECORD_VERSION: u32 = 2;
 
 /// One partition of one stage, committed.
 ///
@@ -38,13 +38,93 @@ pub struct Record {
 }
 
 /// The committed data of one port of one partition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortRecord {
-    /// BLAKE3 of the file's bytes.
+    /// BLAKE3 of the file's bytes; of a selection, of the digest of what it selects from and the rows.
     pub digest: Digest,
     pub rows: u64,
+    /// Size of the file; 0 for a selection, which has none.
     pub bytes: u64,
+    /// The rows of another artifact's partition that these are, where they were not written once more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selection: Option<Arc<Selection>>,
+}
+
+/// Rows of a data file that another recipe wrote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Selection {
+    /// The data file, relative to the state directory.
+    pub file: String,
+    /// Size and rows of the data file.
+    pub file_bytes: u64,
+    pub file_rows: u64,
+    /// BLAKE3 of the data file.
+    pub file_digest: Digest,
+    /// Ranges of rows by their place in the file: the first, and how many. Ascending, with gaps between them.
+    pub ranges: Vec<(u32, u32)>,
+}
+
+impl Selection {
+    pub fn rows(&self) -> u64 {
+        self.ranges.iter().map(|(_, length)| u64::from(*length)).sum()
+    }
+
+    pub fn digest(&self) -> Digest {
+        let numbers = self.ranges.iter().flat_map(|(start, length)| [*start, *length]);
+        let numbers: Vec<u8> = numbers.flat_map(u32::to_le_bytes).collect();
+        Digest::of_parts([b"selection".as_slice(), self.file_digest.as_bytes(), &numbers])
+    }
+
+    /// Whether the ranges are as they should be: ascending, apart, within the file.
+    pub(crate) fn is_valid(&self) -> bool {
+        let mut end = 0u64;
+        let mut first = true;
+        self.ranges.iter().all(|&(start, length)| {
+            let apart = first || u64::from(start) > end;
+            first = false;
+            end = u64::from(start) + u64::from(length);
+            apart && length > 0 && end <= self.file_rows
+        })
+    }
+
+    /// Those of the selected rows that are at these ascending places among them.
+    pub(crate) fn narrowed(&self, ranges: &[(u32, u32)]) -> Vec<(u32, u32)> {
+        let mut narrowed = Ranges::default();
+        let mut own = self.ranges.iter().copied();
+        let (mut current, mut before) = (own.next(), 0u32);
+        for &(start, length) in ranges {
+            let (mut start, mut left) = (start, length);
+            while left > 0
+                && let Some((own_start, own_length)) = current
+            {
+                if start >= before + own_length {
+                    before += own_length;
+                    current = own.next();
+                    continue;
+                }
+                let offset = start - before;
+                let taken = left.min(own_length - offset);
+                narrowed.push(own_start + offset, taken);
+                (start, left) = (start + taken, left - taken);
+            }
+        }
+        narrowed.0
+    }
+}
+
+/// Ranges in the making: what follows the last one is joined to it.
+#[derive(Default)]
+pub(crate) struct Ranges(pub Vec<(u32, u32)>);
+
+impl Ranges {
+    pub fn push(&mut self, start: u32, length: u32) {
+        match self.0.last_mut() {
+            Some((last, count)) if *last + *count == start => *count += length,
+            _ => self.0.push((start, length)),
+        }
+    }
 }
 
 /// The rejects of one partition. Without rejects there is no file, and the digest is that of no bytes.
@@ -87,6 +167,7 @@ impl Record {
         let ports = self
             .ports
             .iter()
+            .filter(|(_, port)| port.selection.is_none())
             .map(|(name, port)| (data_file(&self.key, name, &port.digest), port.bytes));
         let rejects =
             (self.rejects.rows > 0).then(|| (data_file(&self.key, REJECTS, &self.rejects.digest), self.rejects.bytes));

@@ -242,7 +242,7 @@ impl RejectPart {
             RejectData::Memory(rejects) => Ok(rejects.clone()),
             RejectData::File { path, bytes } => {
                 let mut rejects = Vec::new();
-                for batch in parquet_file::open(path, *bytes, &SCHEMA, None)? {
+                for batch in parquet_file::open(path, *bytes, &SCHEMA, None, None)? {
                     rejects.extend(from_batch(&batch?)?);
                 }
                 Ok(rejects)

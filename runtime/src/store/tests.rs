@@ -81,6 +81,7 @@ fn port(name: &str, batches: Vec<RecordBatch>) -> PortRows {
         name: name.into(),
         schema: schema(),
         batches,
+        selection: None,
     }
 }
 
@@ -297,6 +298,7 @@ fn rows_that_do_not_fit_their_port_are_refused() {
         name: "rows".into(),
         schema: other,
         batches: vec![rows(1, 2)],
+        selection: None,
     };
     let error = writer
         .write_partition(&"p".into(), key(1), vec![], vec![wrong], vec![], counts)
@@ -324,6 +326,7 @@ fn rows_that_do_not_fit_their_port_are_refused() {
             name: "rows".into(),
             schema: strict.clone(),
             batches: vec![batch],
+            selection: None,
         };
         assert_eq!(
             writer

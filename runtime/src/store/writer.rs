@@ -14,7 +14,7 @@ use super::decide;
 use super::kill::{self, Point};
 use super::read_back;
 use super::record::{
-    Counts, Group, GroupName, Index, PortRecord, RECORD_VERSION, REJECTS, Record, RejectRecord, data_file,
+    Counts, Group, GroupName, Index, PortRecord, RECORD_VERSION, REJECTS, Record, RejectRecord, Selection, data_file,
 };
 use super::{parquet_file, rejects};
 use crate::digest::Digest;
@@ -26,6 +26,8 @@ pub struct PortRows {
     pub name: String,
     pub schema: SchemaRef,
     pub batches: Vec<RecordBatch>,
+    /// Where the rows are rows of a partition that stands already: which. `batches` are then empty.
+    pub selection: Option<Selection>,
 }
 
 /// Writes the partitions of one recipe. Cheap to clone and shared by the workers: all clones, and all that
@@ -160,19 +162,36 @@ impl ArtifactWriter {
             Ok::<_, StoreError>(written)
         };
         let mut port_records = BTreeMap::new();
-        for PortRows { name, schema, batches } in ports {
+        for PortRows {
+            name,
+            schema,
+            batches,
+            selection,
+        } in ports
+        {
             check_port_name(&name)?;
             let misfit = |detail: String| StoreError::Rows {
                 port: name.clone(),
                 partition: partition.to_string(),
                 detail,
             };
-            let batches = parquet_file::conform(&schema, batches).map_err(|e| misfit(e.to_string()))?;
-            let written = write(&name, &schema, &batches)?;
-            let record = PortRecord {
-                digest: written.digest,
-                rows: written.rows,
-                bytes: written.bytes,
+            let record = match selection {
+                Some(selection) => PortRecord {
+                    digest: selection.digest(),
+                    rows: selection.rows(),
+                    bytes: 0,
+                    selection: Some(Arc::new(selection)),
+                },
+                None => {
+                    let batches = parquet_file::conform(&schema, batches).map_err(|e| misfit(e.to_string()))?;
+                    let written = write(&name, &schema, &batches)?;
+                    PortRecord {
+                        digest: written.digest,
+                        rows: written.rows,
+                        bytes: written.bytes,
+                        selection: None,
+                    }
+                }
             };
             if port_records.insert(name.clone(), record).is_some() {
                 return Err(misfit("it is given twice".to_string()));

@@ -13,8 +13,8 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type};
 use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Global, Input, Kind, Log, Operator, Out, Partition, Port,
-    Progress, Reads, RejectClass, RejectSet, Role, Round, Shape, Source, SourcePartition, StageError, Standing,
+    Artifact, Body, Conservation, Context, Export, ExportSet, Fate, Global, Input, Kind, Log, Operator, Out, Partition,
+    Port, Progress, Reads, RejectClass, RejectSet, Role, Round, Shape, Source, SourcePartition, StageError, Standing,
 };
 use serde::{Deserialize, Serialize};
 
@@ -466,10 +466,9 @@ impl Global for DedupBody {
     fn apply(
         &mut self,
         partition: &Partition,
-        rows: RecordBatch,
+        rows: &UInt32Array,
         decisions: &RecordBatch,
-        out: &mut Out,
-    ) -> Result<(), StageError> {
+    ) -> Result<Vec<Fate>, StageError> {
         note(&self.noted, "apply", partition);
         let gone: BTreeMap<u32, String> = decisions
             .column(0)
@@ -485,18 +484,15 @@ impl Global for DedupBody {
                     .map(|text| text.unwrap().to_string()),
             )
             .collect();
-        let (mut kept, mut values) = (Vec::new(), Vec::new());
-        for (at, (row, value)) in each(&rows).into_iter().enumerate() {
-            match gone.get(&row) {
-                None => {
-                    kept.push(row);
-                    values.push(value);
-                }
-                Some(original) => out.reject_rows(&rows, &[at], "duplicate", RejectClass::Rule, original)?,
-            }
-        }
-        out.send(0, self::rows(&kept, &values));
-        Ok(())
+        let fate = |row: &u32| match gone.get(row) {
+            None => Fate::Port(0),
+            Some(original) => Fate::Refused {
+                reason: "duplicate",
+                class: RejectClass::Rule,
+                detail: original.clone(),
+            },
+        };
+        Ok(rows.values().iter().map(fate).collect())
     }
 }
 

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt8Array};
-use arrow::compute::filter_record_batch;
+use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Global, Input, Kind, Out, Partition, Port, ROW, Reads, RejectClass, Role, Round,
+    Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, RejectClass, Role, Round,
     Shape, StageError,
 };
 use schemars::JsonSchema;
@@ -114,6 +113,22 @@ impl Global for Deduplicator {
         decision_schema()
     }
 
+    fn key_columns(&self) -> Option<Vec<String>> {
+        let settings = &self.settings;
+        let names = [
+            &settings.segment_id,
+            &settings.tar_member_name,
+            &settings.quality,
+            &settings.norm,
+            &settings.audio_hash,
+        ];
+        Some(
+            std::iter::once(ROW.to_string())
+                .chain(names.map(String::clone))
+                .collect(),
+        )
+    }
+
     fn keys(&mut self, _: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError> {
         let settings = &self.settings;
         let keys = RecordBatch::try_new(
@@ -155,35 +170,31 @@ impl Global for Deduplicator {
     fn apply(
         &mut self,
         partition: &Partition,
-        rows: RecordBatch,
+        rows: &UInt32Array,
         decisions: &RecordBatch,
-        out: &mut Out,
-    ) -> Result<(), StageError> {
-        let numbers = columns::rows(&rows)?;
+    ) -> Result<Vec<Fate>, StageError> {
         let gone = columns::rows(decisions)?;
         let why = duplicates(decisions)?;
         let kept: &StringArray = columns::text(decisions, "kept")?;
         let mut next = 0;
-        let mut stays = Vec::with_capacity(rows.num_rows());
-        for (position, number) in numbers.values().iter().enumerate() {
-            let goes = next < gone.len() && gone.value(next) == *number;
-            stays.push(!goes);
-            if goes {
-                let duplicate = Duplicate::of_number(why.value(next)).ok_or_else(|| {
-                    StageError::failed(format!(
-                        "decisions of {partition} hold {}, which is no decision",
-                        why.value(next)
-                    ))
-                })?;
-                out.reject_rows(
-                    &rows,
-                    &[position],
-                    duplicate.reason(),
-                    RejectClass::Rule,
-                    &format!("kept {}", kept.value(next)),
-                )?;
-                next += 1;
+        let mut fates = Vec::with_capacity(rows.len());
+        for number in rows.values() {
+            if next == gone.len() || gone.value(next) != *number {
+                fates.push(Fate::Port(0));
+                continue;
             }
+            let duplicate = Duplicate::of_number(why.value(next)).ok_or_else(|| {
+                StageError::failed(format!(
+                    "decisions of {partition} hold {}, which is no decision",
+                    why.value(next)
+                ))
+            })?;
+            fates.push(Fate::Refused {
+                reason: duplicate.reason(),
+                class: RejectClass::Rule,
+                detail: format!("kept {}", kept.value(next)),
+            });
+            next += 1;
         }
         if next < gone.len() {
             return Err(StageError::failed(format!(
@@ -191,15 +202,7 @@ impl Global for Deduplicator {
                 gone.value(next)
             )));
         }
-        out.send(
-            0,
-            if next == 0 {
-                rows
-            } else {
-                filter_record_batch(&rows, &BooleanArray::from(stays))?
-            },
-        );
-        Ok(())
+        Ok(fates)
     }
 }
 

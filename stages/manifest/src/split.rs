@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, BooleanArray, RecordBatch, StringArray, UInt64Array};
-use arrow::compute::{filter_record_batch, not};
+use arrow::array::{Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Global, Input, Kind, Out, Partition, Port, ROW, Reads, Role, Round, Shape, StageError,
+    Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, Role, Round, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -123,6 +122,13 @@ impl Global for Splitter {
         decision_schema()
     }
 
+    fn key_columns(&self) -> Option<Vec<String>> {
+        let settings = &self.settings;
+        let recording = (settings.split_by == SplitBy::Recording).then_some(&settings.recording_id);
+        let names = [&settings.lang, &settings.norm].into_iter().chain(recording);
+        Some(std::iter::once(ROW.to_string()).chain(names.cloned()).collect())
+    }
+
     fn keys(&mut self, _: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError> {
         let settings = &self.settings;
         let rows = columns::rows(batch)?.clone();
@@ -186,17 +192,16 @@ impl Global for Splitter {
     fn apply(
         &mut self,
         partition: &Partition,
-        rows: RecordBatch,
+        rows: &UInt32Array,
         decisions: &RecordBatch,
-        out: &mut Out,
-    ) -> Result<(), StageError> {
+    ) -> Result<Vec<Fate>, StageError> {
         let chosen = columns::rows(decisions)?;
         let mut next = 0;
-        let mut validation = Vec::with_capacity(rows.num_rows());
-        for number in columns::rows(&rows)?.values() {
+        let mut fates = Vec::with_capacity(rows.len());
+        for number in rows.values() {
             let val = next < chosen.len() && chosen.value(next) == *number;
             next += usize::from(val);
-            validation.push(val);
+            fates.push(Fate::Port(usize::from(val)));
         }
         if next < chosen.len() {
             return Err(StageError::failed(format!(
@@ -204,9 +209,6 @@ impl Global for Splitter {
                 chosen.value(next)
             )));
         }
-        let validation = BooleanArray::from(validation);
-        out.send(0, filter_record_batch(&rows, &not(&validation)?)?);
-        out.send(1, filter_record_batch(&rows, &validation)?);
-        Ok(())
+        Ok(fates)
     }
 }

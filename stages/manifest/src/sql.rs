@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, UInt32Array};
-use arrow::compute::{cast, concat_batches, filter_record_batch, not, prep_null_mask_filter, take_record_batch};
+use arrow::buffer::BooleanBuffer;
+use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
     Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, ROW, RejectClass, Shape,
@@ -375,42 +376,68 @@ impl Rule {
         })
     }
 
-    /// Refuses rows of `batch` and gives back the rest.
-    fn apply(&self, batch: RecordBatch, out: &mut Out) -> Result<RecordBatch, StageError> {
+    /// The rows of `batch` that the rule refuses; none if it refuses none.
+    fn refused(&self, batch: &RecordBatch) -> Result<Option<BooleanBuffer>, StageError> {
         let truth = self
             .when
-            .evaluate(&batch)
+            .evaluate(batch)
             .map_err(|e| StageError::failed(format!("{}: {e}", self.when_path)))?;
         let Some(truth) = truth.as_any().downcast_ref::<BooleanArray>() else {
-            return Ok(batch);
-        }; // All null.
-        let refused = if truth.null_count() > 0 {
-            prep_null_mask_filter(truth)
-        } else {
-            truth.clone()
+            return Ok(None); // All null.
         };
-        if refused.true_count() == 0 {
-            return Ok(batch);
-        }
-        match &self.detail {
-            None => {
-                let positions: Vec<usize> = refused.values().set_indices().collect();
-                out.reject_rows(&batch, &positions, &self.reason, self.class, "")?;
-            }
-            Some(detail) => {
-                let gone = filter_record_batch(&batch, &refused)?;
-                let details: ArrayRef = cast(&detail.evaluate(&gone)?, &DataType::Utf8)?;
-                let details = details.as_any().downcast_ref::<StringArray>();
-                for position in 0..gone.num_rows() {
-                    let detail = details
-                        .filter(|d| d.is_valid(position))
-                        .map_or("", |d| d.value(position));
-                    out.reject_rows(&gone, &[position], &self.reason, self.class, detail)?;
-                }
-            }
-        }
-        Ok(filter_record_batch(&batch, &not(&refused)?)?)
+        let refused = match truth.nulls() {
+            Some(nulls) => truth.values() & nulls.inner(),
+            None => truth.values().clone(),
+        };
+        Ok((refused.count_set_bits() > 0).then_some(refused))
     }
+
+    /// Puts rows into the rejects.
+    fn refuse(&self, batch: &RecordBatch, refused: &BooleanBuffer, out: &mut Out) -> Result<(), StageError> {
+        let Some(detail) = &self.detail else {
+            let positions: Vec<usize> = refused.set_indices().collect();
+            return out.reject_rows(batch, &positions, &self.reason, self.class, "");
+        };
+        let gone = filter_record_batch(batch, &BooleanArray::from(refused.clone()))?;
+        let details: ArrayRef = cast(&detail.evaluate(&gone)?, &DataType::Utf8)?;
+        let details = details.as_any().downcast_ref::<StringArray>();
+        for position in 0..gone.num_rows() {
+            let detail = details
+                .filter(|d| d.is_valid(position))
+                .map_or("", |d| d.value(position));
+            out.reject_rows(&gone, &[position], &self.reason, self.class, detail)?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses rows of `batch`, each by the first rule that says so, and gives back the rest. Rows are copied once,
+/// whatever the number of rules.
+fn refuse(rules: &[Rule], batch: RecordBatch, out: &mut Out) -> Result<RecordBatch, StageError> {
+    let mut left = BooleanBuffer::new_set(batch.num_rows());
+    for (place, rule) in rules.iter().enumerate() {
+        let refused = match rule.refused(&batch) {
+            Ok(refused) => refused,
+            // It may be a row that an earlier rule refused (a text that is no number, say) which cannot be
+            // computed: the rules from here on see only the rows that are left.
+            Err(_) if left.count_set_bits() < batch.num_rows() => {
+                let rest = filter_record_batch(&batch, &BooleanArray::from(left))?;
+                return refuse(&rules[place..], rest, out);
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(refused) = refused {
+            let refused = &refused & &left;
+            if refused.count_set_bits() > 0 {
+                rule.refuse(&batch, &refused, out)?;
+                left = &left & &!&refused;
+            }
+        }
+    }
+    if left.count_set_bits() == batch.num_rows() {
+        return Ok(batch);
+    }
+    Ok(filter_record_batch(&batch, &BooleanArray::from(left))?)
 }
 
 struct Transformer {
@@ -471,11 +498,9 @@ impl Operator for Transformer {
                 joined
             }
         };
-        for rule in &plans.rules {
-            for batch in &mut input {
-                let whole = std::mem::replace(batch, RecordBatch::new_empty(batch.schema()));
-                *batch = rule.apply(whole, out)?;
-            }
+        for batch in &mut input {
+            let whole = std::mem::replace(batch, RecordBatch::new_empty(batch.schema()));
+            *batch = refuse(&plans.rules, whole, out)?;
         }
         input.retain(|batch| batch.num_rows() > 0);
         let before = if plans.rows == RowRule::Keep {

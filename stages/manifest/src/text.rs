@@ -5,10 +5,12 @@
 //! manifests that teams hold today were made with it.
 
 use std::borrow::Cow;
+use std::sync::{Arc, LazyLock};
 
 use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use unicode_normalization::char::canonical_combining_class;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 /// Tags that [`TextRules`] deletes unless told otherwise: `[...]` and `<...>` within one line, shortest first.
@@ -41,10 +43,26 @@ impl Default for TextSettings {
 pub struct TextRules {
     /// `None` for the default pattern, which has a faster way.
     tags: Option<Regex>,
-    /// Bit set for code points below 128.
-    ascii: u128,
-    /// The others, sorted.
-    others: Vec<char>,
+    /// What cleaning does with each code point below [`TABLE`].
+    table: Arc<[Action]>,
+    /// Deleted characters beyond the table, sorted.
+    beyond: Vec<char>,
+    /// Whether a bracket that opens no tag is deleted as punctuation.
+    deletes_square: bool,
+    deletes_angle: bool,
+}
+
+/// Code points that tables cover: every script of the bundled language table, and general punctuation.
+const TABLE: usize = 0x3100;
+
+/// What cleaning does with a character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Keep,
+    Delete,
+    Space,
+    /// `[` or `<`, where tags are those of the default pattern.
+    Open,
 }
 
 impl Default for TextRules {
@@ -66,57 +84,101 @@ impl TextRules {
     }
 
     fn of(tags: Option<Regex>, punctuation: &str) -> Self {
-        let mut ascii = 0u128;
-        let mut others = Vec::new();
+        let mut table = vec![Action::Keep; TABLE];
+        let mut beyond = Vec::new();
         for c in punctuation.chars() {
-            if c.is_ascii() {
-                ascii |= 1 << u32::from(c);
-            } else {
-                others.push(c);
+            match table.get_mut(c as usize) {
+                Some(action) => *action = Action::Delete,
+                None => beyond.push(c),
             }
         }
-        others.sort_unstable();
-        others.dedup();
-        TextRules { tags, ascii, others }
+        beyond.sort_unstable();
+        beyond.dedup();
+        for (code, action) in (0u32..).zip(&mut table) {
+            if char::from_u32(code).is_some_and(is_space) {
+                *action = Action::Space;
+            }
+        }
+        if tags.is_none() {
+            for open in ['[', '<'] {
+                table[open as usize] = Action::Open;
+            }
+        }
+        TextRules {
+            tags,
+            table: table.into(),
+            beyond,
+            deletes_square: punctuation.contains('['),
+            deletes_angle: punctuation.contains('<'),
+        }
     }
 
-    fn deletes(&self, c: char) -> bool {
-        if c.is_ascii() {
-            self.ascii >> u32::from(c) & 1 == 1
-        } else {
-            self.others.binary_search(&c).is_ok()
+    fn action(&self, c: char) -> Action {
+        match self.table.get(c as usize) {
+            Some(action) => *action,
+            None if self.beyond.binary_search(&c).is_ok() => Action::Delete,
+            None if is_space(c) => Action::Space,
+            None => Action::Keep,
         }
     }
 
     /// Deletes tags, then punctuation, and makes every run of white space one space, none at either end.
     /// Neither case nor normalisation form changes.
     pub fn clean(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        self.clean_into(text, &mut out);
+        out
+    }
+
+    /// [`TextRules::clean`], added to the end of `out`.
+    pub fn clean_into(&self, text: &str, out: &mut String) {
         let text = match &self.tags {
             Some(tags) => tags.replace_all(text, ""),
             None => Cow::Borrowed(text),
         };
-        let mut out = Spaced::with_capacity(text.len());
+        let text: &str = &text;
+        let start = out.len();
         let mut tags = OneLineTags {
-            text: &text,
+            text,
             no_square_before: 0,
             no_angle_before: 0,
         };
-        let mut position = 0;
+        let mut pending = false;
+        // Characters that stay are copied in runs: from `run` to the character in hand.
+        let (mut run, mut position) = (0, 0);
         while let Some(c) = text[position..].chars().next() {
-            if self.tags.is_none()
-                && let Some(after) = tags.after_tag(position, c)
-            {
-                position = after;
-                continue;
+            let mut action = self.action(c);
+            let mut next = position + c.len_utf8();
+            if action == Action::Open {
+                // A bracket that opens no tag is punctuation like any other, or stays.
+                action = match tags.after_tag(position, c) {
+                    Some(after) => {
+                        next = after;
+                        Action::Delete
+                    }
+                    None if c == '<' && self.deletes_angle => Action::Delete,
+                    None if c == '[' && self.deletes_square => Action::Delete,
+                    None => Action::Keep,
+                };
             }
-            position += c.len_utf8();
-            if is_space(c) {
-                out.space();
-            } else if !self.deletes(c) {
-                out.push(c);
+            if action != Action::Keep {
+                flush(out, start, &mut pending, &text[run..position]);
+                run = next;
+                pending |= action == Action::Space;
             }
+            position = next;
         }
-        out.text
+        flush(out, start, &mut pending, &text[run..]);
+    }
+}
+
+/// Adds characters that stay, with one space before them where white space came since the last.
+fn flush(out: &mut String, start: usize, pending: &mut bool, run: &str) {
+    if !run.is_empty() {
+        if std::mem::take(pending) && out.len() > start {
+            out.push(' ');
+        }
+        out.push_str(run);
     }
 }
 
@@ -154,35 +216,6 @@ impl OneLineTags<'_> {
     }
 }
 
-/// A text in the making whose white space is single spaces between words.
-struct Spaced {
-    text: String,
-    pending: bool,
-}
-
-impl Spaced {
-    fn with_capacity(bytes: usize) -> Self {
-        Spaced {
-            text: String::with_capacity(bytes),
-            pending: false,
-        }
-    }
-
-    fn space(&mut self) {
-        self.pending = true;
-    }
-
-    fn push(&mut self, c: char) {
-        if self.pending {
-            self.pending = false;
-            if !self.text.is_empty() {
-                self.text.push(' ');
-            }
-        }
-        self.text.push(c);
-    }
-}
-
 /// Cleans with the default rules; see [`TextRules::clean`].
 pub fn clean_text(text: &str) -> String {
     thread_local! {
@@ -194,26 +227,118 @@ pub fn clean_text(text: &str) -> String {
 /// The key under which two clean texts count as the same words, for deduplication and split; never written
 /// into a manifest. Zero-width characters go, then NFC, lower case, single spaces.
 pub fn norm_text(clean: &str) -> String {
-    let visible: Cow<str> = if clean.is_ascii() || !clean.contains(is_zero_width) {
-        Cow::Borrowed(clean)
-    } else {
-        Cow::Owned(clean.chars().filter(|&c| !is_zero_width(c)).collect())
-    };
-    let composed: Cow<str> = if visible.is_ascii() || is_nfc_quick(visible.chars()) == IsNormalized::Yes {
-        visible
-    } else {
-        Cow::Owned(visible.nfc().collect())
-    };
-    let lower = composed.to_lowercase();
-    let mut out = Spaced::with_capacity(lower.len());
-    for c in lower.chars() {
-        if is_space(c) {
-            out.space();
+    let mut out = String::with_capacity(clean.len());
+    norm_into(clean, &mut out);
+    out
+}
+
+/// [`norm_text`], added to the end of `out`.
+pub fn norm_into(clean: &str, out: &mut String) {
+    let start = out.len();
+    if !norm_plain(clean, out) {
+        out.truncate(start);
+        norm_any(clean, out);
+    }
+}
+
+/// What normalisation does with a character that needs no look at its neighbours but for their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Plain {
+    step: Step,
+    /// Canonical combining class: marks in a row must not descend.
+    class: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Keep,
+    Drop,
+    Space,
+    /// ASCII capital.
+    Lower,
+    /// Composes, decomposes, or has another lower case: a matter for the general way.
+    General,
+}
+
+static PLAIN: LazyLock<Vec<Plain>> = LazyLock::new(|| {
+    let plain = |code: u32| {
+        let Some(c) = char::from_u32(code) else {
+            return Plain {
+                step: Step::General,
+                class: 0,
+            };
+        };
+        let step = if is_zero_width(c) {
+            Step::Drop
+        } else if is_space(c) {
+            Step::Space
+        } else if c.is_ascii_uppercase() {
+            Step::Lower
+        } else if is_nfc_quick(std::iter::once(c)) != IsNormalized::Yes || !c.to_lowercase().eq(std::iter::once(c)) {
+            Step::General
         } else {
-            out.push(c);
+            Step::Keep
+        };
+        Plain {
+            step,
+            class: canonical_combining_class(c),
+        }
+    };
+    (0..TABLE as u32).map(plain).collect()
+});
+
+/// Normalises a text of plain characters; false, with part of the text added, if it is none.
+fn norm_plain(clean: &str, out: &mut String) -> bool {
+    let table: &[Plain] = &PLAIN;
+    let start = out.len();
+    let (mut pending, mut class) = (false, 0);
+    let mut run = 0;
+    for (position, c) in clean.char_indices() {
+        let Some(plain) = table.get(c as usize) else {
+            return false;
+        };
+        // A mark of a lower class than the one before it would move.
+        if plain.class != 0 && plain.class < class {
+            return false;
+        }
+        if plain.step == Step::Keep {
+            class = plain.class;
+            continue;
+        }
+        flush(out, start, &mut pending, &clean[run..position]);
+        run = position + c.len_utf8();
+        match plain.step {
+            Step::General => return false,
+            // Marks before and after it meet.
+            Step::Drop => {}
+            Step::Space => {
+                pending = true;
+                class = 0;
+            }
+            Step::Lower => {
+                if std::mem::take(&mut pending) && out.len() > start {
+                    out.push(' ');
+                }
+                out.push(c.to_ascii_lowercase());
+                class = 0;
+            }
+            Step::Keep => {}
         }
     }
-    out.text
+    flush(out, start, &mut pending, &clean[run..]);
+    true
+}
+
+/// The rules step by step, for any text.
+fn norm_any(clean: &str, out: &mut String) {
+    let composed: String = clean.chars().filter(|&c| !is_zero_width(c)).nfc().collect();
+    let lower = composed.to_lowercase();
+    let start = out.len();
+    let mut pending = false;
+    for word in lower.split(is_space) {
+        flush(out, start, &mut pending, word);
+        pending = true;
+    }
 }
 
 /// Whether nothing but white space is in `text`.
@@ -294,8 +419,13 @@ mod tests {
             Just("e\u{301}".to_string()),
             DEFAULT_PUNCTUATION.chars().prop_map_into_strings(),
             any::<char>().prop_map(|c| c.to_string()),
+            Just("\u{94d}".to_string()),
+            Just("\u{93c}".to_string()),
+            Just("\u{9be}".to_string()),
+            Just("\u{9c7}".to_string()),
             "[a-zA-Z]{1,4}",
             "[क-ह]{1,3}",
+            "[অ-হ]{1,3}",
         ];
         prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
     }

@@ -10,7 +10,7 @@ use datafusion::prelude::SessionContext;
 
 use crate::language::Languages;
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
-use crate::text::{TextRules, is_blank, make_text, norm_text, python_strip};
+use crate::text::{TextRules, is_blank, make_text, norm_into, python_strip};
 
 /// The functions and what they go by. Each gives null where an argument is null.
 ///
@@ -35,8 +35,8 @@ impl Default for Functions {
 impl Functions {
     pub(super) fn register(&self, context: &SessionContext) {
         let text = Arc::clone(&self.text);
-        texts(context, "clean_text", move |[t], out| out.push_str(&text.clean(t)));
-        texts(context, "norm_text", |[t], out| out.push_str(&norm_text(t)));
+        texts(context, "clean_text", move |[t], out| text.clean_into(t, out));
+        texts(context, "norm_text", |[t], out| norm_into(t, out));
         texts(context, "py_strip", |[t], out| out.push_str(python_strip(t)));
         texts(context, "strip_dot_slash", |[n], out| out.push_str(strip_dot_slash(n)));
         texts(context, "tagged_text", |[clean, lang], out| {
