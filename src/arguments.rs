@@ -27,6 +27,8 @@ pub enum Command {
     Check(CheckArguments),
     /// Show the rows that stages refused, counted by stage and reason
     Rejects(RejectsArguments),
+    /// Show what became of a segment: where it went on, where it was refused and why, with its values
+    Lineage(LineageArguments),
     /// Show the stage kinds and their settings
     Kinds(KindsArguments),
     /// Draw a pipeline's stages and edges
@@ -136,7 +138,7 @@ pub struct CheckArguments {
 }
 
 /// Which run to look at.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct LookArguments {
     /// Look at runs of this pipeline only
     pub pipeline: Option<PathBuf>,
@@ -160,6 +162,14 @@ pub struct RejectsArguments {
     /// Write the rejects to this parquet file instead
     #[arg(long, value_name = "FILE")]
     pub export: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct LineageArguments {
+    /// The segment, as LANG/SHARD/SEGMENT, or SEGMENT alone to look in all partitions
+    pub segment: String,
+    #[command(flatten)]
+    pub look: LookArguments,
 }
 
 #[derive(Args, Debug)]

@@ -78,6 +78,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Plan(arguments) => commands::plan::plan(&arguments, &registry, out),
         Command::Check(arguments) => commands::check::check(&arguments, &registry, out),
         Command::Rejects(arguments) => commands::rejects::rejects(&arguments, out),
+        Command::Lineage(arguments) => commands::lineage::lineage(&arguments, out),
         Command::Kinds(arguments) => commands::kinds::kinds(&arguments, &registry, out),
         Command::Graph(arguments) => commands::graph::graph(&arguments, &registry, out),
         Command::Status(arguments) => commands::status::status(&arguments, out),

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod graph;
 pub mod kinds;
+pub mod lineage;
 pub mod log;
 pub mod past_run;
 pub mod plan;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use flow_runtime::RejectSet;
-use flow_runtime::plan::Plan;
-use flow_runtime::store::Store;
+use flow_runtime::plan::{Plan, StagePlan};
+use flow_runtime::store::{Record, Store};
 
 use super::past_run::PastRun;
 use crate::arguments::RejectsArguments;
@@ -46,7 +46,7 @@ fn stage_names(plan: &Plan) -> Vec<&str> {
 }
 
 /// The parts of a global stage (`dedup:apply`) belong to the stage.
-fn stage_of(part: &str) -> &str {
+pub(super) fn stage_of(part: &str) -> &str {
     part.split(':').next().unwrap_or(part)
 }
 
@@ -58,25 +58,30 @@ fn of_run(store: &Store, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, 
         .iter()
         .filter(|planned| stage.is_none_or(|stage| stage_of(&planned.stage) == stage))
     {
-        let records = store.records(&planned.recipe)?;
-        // Where the plan could not know the partitions yet, all that were committed count.
-        let standing = if planned.partitions.is_empty() {
-            records
-                .partitions()
-                .filter_map(|partition| records.latest(partition))
-                .map(Arc::clone)
-                .collect()
-        } else {
-            planned
-                .partitions
-                .iter()
-                .filter_map(|one| records.latest(&one.partition))
-                .map(Arc::clone)
-                .collect()
-        };
+        let standing = latest_records(store, planned)?;
         stages.push((stage_of(&planned.stage).to_string(), planned.recipe, standing));
     }
     Ok(store.reject_set(&stages))
+}
+
+/// The records of a stage of a plan, as they were committed last.
+pub(super) fn latest_records(store: &Store, planned: &StagePlan) -> Result<Vec<Arc<Record>>, Failure> {
+    let records = store.records(&planned.recipe)?;
+    // Where the plan could not know the partitions yet, all that were committed count.
+    Ok(if planned.partitions.is_empty() {
+        records
+            .partitions()
+            .filter_map(|partition| records.latest(partition))
+            .map(Arc::clone)
+            .collect()
+    } else {
+        planned
+            .partitions
+            .iter()
+            .filter_map(|one| records.latest(&one.partition))
+            .map(Arc::clone)
+            .collect()
+    })
 }
 
 fn count(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
@@ -125,7 +130,7 @@ fn list(set: &RejectSet, reason: Option<&str>, out: &mut dyn Write) -> Result<()
 }
 
 /// Tabs, ends of lines and other control characters (which come from the user's data) made visible.
-fn on_one_line(text: &str) -> String {
+pub(super) fn on_one_line(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
             if c.is_control() {

@@ -25,6 +25,7 @@ mod crash;
 mod decide;
 mod error;
 mod export;
+mod find;
 mod kill;
 mod lock;
 mod parquet_file;
@@ -41,6 +42,7 @@ pub use atomic::write_atomically;
 pub use collect::Collected;
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
+pub use find::FoundRow;
 pub(crate) use record::Ranges;
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, Selection};
 pub use rejects::{RejectSet, add_up};
@@ -282,7 +284,6 @@ impl Store {
         schema: SchemaRef,
         records: impl IntoIterator<Item = &'a Arc<Record>>,
     ) -> Result<Artifact, StoreError> {
-        let data = writer::data_folder(&self.recipe_folder(recipe));
         let mut parts = BTreeMap::new();
         for record in records {
             let Some(stored) = record.ports.get(port) else {
@@ -295,26 +296,30 @@ impl Store {
                 rows: stored.rows,
                 bytes: stored.bytes,
             };
-            let data = match &stored.selection {
-                None => Data::File {
-                    path: data.join(record::data_file(&record.key, port, &stored.digest)),
-                    selection: None,
-                },
-                Some(selection) => {
-                    let path = self.inner.dir.join(&selection.file);
-                    if !selection.is_valid() {
-                        let detail = format!("partition {} selects rows that it cannot have", record.partition);
-                        return Err(StoreError::Damaged { path, detail });
-                    }
-                    Data::File {
-                        path,
-                        selection: Some(Arc::clone(selection)),
-                    }
-                }
-            };
+            let data = self.data_of(recipe, record, port, stored)?;
             parts.insert(record.partition.clone(), Part { written, data });
         }
         Ok(Artifact::new(schema, parts))
+    }
+
+    /// Where the rows of a port of a record are.
+    fn data_of(&self, recipe: &Digest, record: &Record, port: &str, stored: &PortRecord) -> Result<Data, StoreError> {
+        let Some(selection) = &stored.selection else {
+            let data = writer::data_folder(&self.recipe_folder(recipe));
+            return Ok(Data::File {
+                path: data.join(record::data_file(&record.key, port, &stored.digest)),
+                selection: None,
+            });
+        };
+        let path = self.inner.dir.join(&selection.file);
+        if !selection.is_valid() {
+            let detail = format!("partition {} selects rows that it cannot have", record.partition);
+            return Err(StoreError::Damaged { path, detail });
+        }
+        Ok(Data::File {
+            path,
+            selection: Some(Arc::clone(selection)),
+        })
     }
 
     /// The rejects of several stages: for each its name, its recipe and its records.

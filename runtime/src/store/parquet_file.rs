@@ -259,6 +259,13 @@ pub(crate) fn open(
     })
 }
 
+/// The schema that a data file has.
+pub(crate) fn schema_of(path: &Path) -> Result<SchemaRef, StoreError> {
+    let file = File::open(path).map_err(|e| StoreError::io("read", path, e))?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| StoreError::parquet("read", path, e))?;
+    Ok(builder.schema().clone())
+}
+
 /// The schema of the chosen columns, and their positions.
 pub(crate) fn project(schema: &SchemaRef, columns: Option<&[&str]>) -> Result<(SchemaRef, Vec<usize>), String> {
     let Some(columns) = columns else {

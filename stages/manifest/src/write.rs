@@ -8,7 +8,8 @@ use arrow::array::{Array, ArrayRef, RecordBatch, StringArray, StringBuilder, UIn
 use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError,
+    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Partition, Reads, RejectSet, Role, Shape,
+    StageError,
 };
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
@@ -33,6 +34,9 @@ const REJECTS: &str = "rejects.parquet";
 /// give the same bytes however they are spread over partitions.
 const ROW_GROUP: usize = 65_536;
 const CHUNK: usize = 8_192;
+
+/// Batches that are read ahead of the writer.
+const AHEAD: usize = 8;
 
 /// Writes manifests into a folder.
 ///
@@ -151,27 +155,48 @@ pub fn write_manifest(artifact: &Artifact, shards: &str, path: &Path) -> Result<
     let mut file = ChunkedFile::create(path, manifest_schema())?;
     let mut partitions: Vec<_> = artifact.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
-    for partition in partitions {
-        for batch in artifact.read(partition, Some(&MANIFEST_COLUMNS))? {
-            let batch = batch?;
-            let mut arrays: Vec<ArrayRef> = Vec::with_capacity(MANIFEST_COLUMNS.len());
-            for (name, array) in MANIFEST_COLUMNS.iter().zip(batch.columns()) {
-                if array.null_count() > 0 {
-                    return Err(StageError::failed(format!(
-                        "`{name}` is null in {} rows of {partition}; a manifest has no nulls",
-                        array.null_count()
-                    )));
+    // Reading goes on while what was read is written.
+    std::thread::scope(|scope| {
+        let (give, take) = std::sync::mpsc::sync_channel::<Result<RecordBatch, StageError>>(AHEAD);
+        scope.spawn(move || {
+            let read = || -> Result<(), StageError> {
+                for partition in partitions {
+                    for batch in artifact.read(partition, Some(&MANIFEST_COLUMNS))? {
+                        if give.send(Ok(manifest_rows(&batch?, partition, shards)?)).is_err() {
+                            return Ok(()); // The writer has failed, and says so.
+                        }
+                    }
                 }
-                arrays.push(if *name == "tar_path" {
-                    prefixed(columns::text(&batch, name)?, shards)
-                } else {
-                    Arc::clone(array)
-                });
+                Ok(())
+            };
+            if let Err(error) = read() {
+                let _ = give.send(Err(error));
             }
-            file.push(RecordBatch::try_new(manifest_schema(), arrays)?)?;
+        });
+        for batch in take {
+            file.push(batch?)?;
         }
+        file.close()
+    })
+}
+
+/// The columns of a manifest, with the folder of shards before `tar_path`.
+fn manifest_rows(batch: &RecordBatch, partition: &Partition, shards: &str) -> Result<RecordBatch, StageError> {
+    let mut arrays: Vec<ArrayRef> = Vec::with_capacity(MANIFEST_COLUMNS.len());
+    for (name, array) in MANIFEST_COLUMNS.iter().zip(batch.columns()) {
+        if array.null_count() > 0 {
+            return Err(StageError::failed(format!(
+                "`{name}` is null in {} rows of {partition}; a manifest has no nulls",
+                array.null_count()
+            )));
+        }
+        arrays.push(if *name == "tar_path" {
+            prefixed(columns::text(batch, name)?, shards)
+        } else {
+            Arc::clone(array)
+        });
     }
-    file.close()
+    Ok(RecordBatch::try_new(manifest_schema(), arrays)?)
 }
 
 fn prefixed(paths: &StringArray, shards: &str) -> ArrayRef {

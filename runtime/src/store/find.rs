@@ -1,0 +1,75 @@
+//! Looking for a segment in what is committed.
+
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::DataType;
+
+use super::artifact::Data;
+use super::record::Record;
+use super::{Store, parquet_file};
+use crate::digest::Digest;
+use crate::kind::StageError;
+use crate::reject::RejectClass;
+use crate::row_json;
+
+/// A committed row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundRow {
+    /// `_row`, where the rows have it.
+    pub row: Option<u32>,
+    /// The other columns as a JSON object, in the order of the file.
+    pub values: String,
+}
+
+impl Store {
+    /// The rows of a segment (by the column `segment_id`) that a record holds on a port; none where the port has no
+    /// such column.
+    ///
+    /// # Errors
+    /// If the data file cannot be read or is not what its record says.
+    pub fn find_segment(
+        &self,
+        recipe: &Digest,
+        record: &Record,
+        port: &str,
+        segment_id: &str,
+    ) -> Result<Vec<FoundRow>, StageError> {
+        let Some(stored) = record.ports.get(port) else {
+            return Ok(Vec::new());
+        };
+        let Data::File { path, selection } = self.data_of(recipe, record, port, stored)? else {
+            return Ok(Vec::new());
+        };
+        let schema = parquet_file::schema_of(&path)?;
+        if schema.field_with_name("segment_id").is_err() {
+            return Ok(Vec::new());
+        }
+        let mut found = Vec::new();
+        for batch in parquet_file::open(&path, stored.bytes, &schema, None, selection.as_deref())? {
+            let batch = batch?;
+            let matching = matching(&batch, segment_id)?;
+            if matching.true_count() == 0 {
+                continue;
+            }
+            let rows = filter_record_batch(&batch, &matching)?;
+            let all: Vec<usize> = (0..rows.num_rows()).collect();
+            let shown = row_json::rejects(&rows, &all, "", RejectClass::Rule, "")?;
+            found.extend(shown.into_iter().map(|row| FoundRow {
+                row: row.row,
+                values: row.values,
+            }));
+        }
+        Ok(found)
+    }
+}
+
+fn matching(batch: &RecordBatch, segment_id: &str) -> Result<BooleanArray, StageError> {
+    let ids = batch
+        .column_by_name("segment_id")
+        .ok_or_else(|| StageError::failed("the rows have no column `segment_id`"))?;
+    let ids = arrow::compute::cast(ids, &DataType::Utf8)?;
+    let ids = ids.as_string::<i32>();
+    Ok((0..ids.len())
+        .map(|row| Some(ids.is_valid(row) && ids.value(row) == segment_id))
+        .collect())
+}
