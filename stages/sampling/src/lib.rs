@@ -3,6 +3,9 @@
 pub mod collate;
 pub mod dataset;
 pub mod error;
+mod falling_order;
+pub mod figures;
+pub mod languages;
 pub mod load;
 pub mod manifest_rows;
 pub mod mt19937;

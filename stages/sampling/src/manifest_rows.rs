@@ -11,7 +11,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::error::SamplingError;
-use crate::plan::Languages;
+use crate::languages::Languages;
 
 /// What a plan needs of a manifest, in its row order.
 #[derive(Clone, Debug, Default)]
@@ -19,9 +19,31 @@ pub struct ManifestRows {
     /// In seconds.
     pub durations: Vec<f64>,
     pub languages: Languages,
+    /// Characters (Unicode code points) of each text, its language tag included. Empty where the texts were not
+    /// read.
+    pub text_lengths: Vec<u32>,
 }
 
 impl ManifestRows {
+    /// Finds what cannot be packed.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        let rows = self.durations.len();
+        if rows != self.languages.len() || u32::try_from(rows).is_err() {
+            return Err(SamplingError::Rows {
+                durations: rows,
+                languages: self.languages.len(),
+            });
+        }
+        let wrong = |seconds: &f64| !(seconds.is_finite() && *seconds > 0.0);
+        match self.durations.iter().position(wrong) {
+            None => Ok(()),
+            Some(row) => Err(SamplingError::Duration {
+                row,
+                seconds: self.durations[row],
+            }),
+        }
+    }
+
     /// Adds the rows of a batch with the columns `duration` and `lang`.
     pub fn push(&mut self, batch: &RecordBatch) -> Result<(), SamplingError> {
         let durations = column(batch, "duration", &DataType::Float64)?;

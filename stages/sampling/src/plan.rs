@@ -11,6 +11,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::SamplingError;
+use crate::falling_order::falling_order;
+use crate::manifest_rows::ManifestRows;
 use crate::mt19937::Mt19937;
 
 /// How rows are made into batches.
@@ -67,78 +69,6 @@ impl Packing {
     }
 }
 
-/// The languages of all rows: a code per row, codes in order of first appearance.
-#[derive(Clone, Debug, Default)]
-pub struct Languages {
-    names: Vec<String>,
-    codes: Vec<u16>,
-    by_name: std::collections::HashMap<String, u16>,
-}
-
-impl Languages {
-    /// Adds the next row.
-    pub fn push(&mut self, name: &str) -> Result<(), SamplingError> {
-        let code = match self.by_name.get(name) {
-            Some(&code) => code,
-            None => {
-                let code = u16::try_from(self.names.len()).map_err(|_| SamplingError::TooManyLanguages)?;
-                self.names.push(name.to_owned());
-                self.by_name.insert(name.to_owned(), code);
-                code
-            }
-        };
-        self.codes.push(code);
-        Ok(())
-    }
-
-    /// Names by code.
-    pub fn names(&self) -> &[String] {
-        &self.names
-    }
-
-    /// The language of a row.
-    pub fn of_row(&self, row: usize) -> Option<&str> {
-        self.names.get(usize::from(*self.codes.get(row)?)).map(String::as_str)
-    }
-
-    pub fn len(&self) -> usize {
-        self.codes.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.codes.is_empty()
-    }
-
-    fn counts(&self) -> Vec<u64> {
-        let mut counts = vec![0; self.names.len()];
-        for &code in &self.codes {
-            counts[usize::from(code)] += 1;
-        }
-        counts
-    }
-
-    /// The weight of a row of each language (by code): the share that `count^temperature` gives it over its
-    /// share of the rows. Summed in order of first appearance, as Python's dictionary does.
-    pub fn weights(&self, temperature: f64) -> Vec<f64> {
-        let counts = self.counts();
-        let total = self.codes.len() as f64;
-        let powers: Vec<f64> = if temperature <= 0.0 {
-            vec![1.0; counts.len()]
-        } else {
-            counts.iter().map(|&count| (count as f64).powf(temperature)).collect()
-        };
-        let mut sum = 0.0;
-        for power in &powers {
-            sum += power;
-        }
-        powers
-            .iter()
-            .zip(&counts)
-            .map(|(power, &count)| (power / sum) / (count as f64 / total))
-            .collect()
-    }
-}
-
 /// The batches of one epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchPlan {
@@ -154,77 +84,72 @@ pub struct BatchPlan {
 }
 
 impl BatchPlan {
-    /// Plans `epoch` for rows of these durations (seconds) and languages. Uses the threads of the current
-    /// rayon pool; the result does not depend on them.
-    pub fn new(
-        durations: &[f64],
-        languages: &Languages,
-        packing: &Packing,
-        epoch: u64,
-    ) -> Result<BatchPlan, SamplingError> {
+    /// Plans `epoch`. Uses the threads of the current rayon pool; the result does not depend on them.
+    pub fn new(rows: &ManifestRows, packing: &Packing, epoch: u64) -> Result<BatchPlan, SamplingError> {
         packing
             .check()
             .map_err(|(name, why)| SamplingError::Setting { name, why })?;
-        if durations.len() != languages.len() || u32::try_from(durations.len()).is_err() {
-            return Err(SamplingError::Rows {
-                durations: durations.len(),
-                languages: languages.len(),
-            });
-        }
-        if let Some(row) = durations
-            .iter()
-            .position(|&seconds| !(seconds.is_finite() && seconds > 0.0))
-        {
-            return Err(SamplingError::Duration {
-                row,
-                seconds: durations[row],
-            });
-        }
+        let (durations, languages) = (&rows.durations, &rows.languages);
+        rows.check()?;
         let mut rng = Mt19937::new(i128::from(packing.seed) + i128::from(epoch));
         let exponents: Vec<f64> = languages
             .weights(packing.temperature)
             .iter()
             .map(|weight| 1.0 / weight.max(1e-12))
             .collect();
-        let mut packer = Packer {
-            max_seconds: packing.max_batch_seconds,
-            rows: Vec::new(),
-            batches: Vec::new(),
-        };
-        packer.rows.reserve_exact(durations.len());
-        for bucket in buckets(durations, &packing.boundaries) {
-            let mut keyed: Vec<(f64, u32)> = bucket.iter().map(|&row| (rng.random(), row)).collect();
-            // 0 <= U < 1 and a positive exponent: keys are never NaN, and never -0.0.
-            keyed.par_iter_mut().with_min_len(4096).for_each(|(key, row)| {
-                let exponent = exponents[usize::from(languages.codes[*row as usize])];
-                *key = key.powf(exponent);
-            });
-            keyed.par_sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-            packer.pack(&keyed, durations);
+        let buckets: Vec<Vec<u32>> = buckets(rows, packing);
+        let drawn: Vec<(Vec<u32>, Vec<f64>)> = buckets
+            .into_iter()
+            .map(|bucket| {
+                let draws = bucket.iter().map(|_| rng.random()).collect();
+                (bucket, draws)
+            })
+            .collect();
+        let packed: Vec<PackedBucket> = drawn
+            .into_par_iter()
+            .map(|(bucket, mut keys)| {
+                let raise = |(key, row): (&mut f64, &u32)| {
+                    // 0 <= U < 1 and a positive exponent: keys are from 0 to 1.
+                    *key = key.powf(exponents[usize::from(languages.codes()[*row as usize])]);
+                };
+                keys.par_iter_mut().zip(&bucket).with_min_len(1 << 14).for_each(raise);
+                let mut order = falling_order(&keys);
+                drop(keys);
+                order.iter_mut().for_each(|place| *place = bucket[*place as usize]);
+                PackedBucket::new(order, durations, packing.max_batch_seconds)
+            })
+            .collect();
+        Ok(BatchPlan::dealt(packed, packing, &mut rng))
+    }
+
+    /// Sorts the batches by cost, deals them to the ranks, and shuffles.
+    fn dealt(packed: Vec<PackedBucket>, packing: &Packing, rng: &mut Mt19937) -> BatchPlan {
+        let batches: usize = packed.iter().map(|bucket| bucket.batches.len()).sum();
+        let mut starts: Vec<u32> = Vec::with_capacity(batches + 1);
+        let mut by_cost: Vec<(f64, u32)> = Vec::with_capacity(batches);
+        let mut end = 0;
+        starts.push(end);
+        for batch in packed.iter().flat_map(|bucket| &bucket.batches) {
+            by_cost.push((batch.cost(), by_cost.len() as u32));
+            end += batch.rows;
+            starts.push(end);
         }
-        let Packer { rows, batches, .. } = packer;
-        let mut by_cost: Vec<u32> = (0..batches.len() as u32).collect();
-        // Stable: equal costs stay in the order of packing.
-        let cost = |batch: &u32| batches[*batch as usize].cost();
-        by_cost.sort_by(|a, b| cost(b).total_cmp(&cost(a)));
-        let mut per_rank = batches.len() as u32 / packing.world_size;
+        // Equal costs stay in the order of packing.
+        by_cost.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let mut per_rank = batches as u32 / packing.world_size;
         if packing.grad_accum > 1 {
             per_rank -= per_rank % packing.grad_accum;
         }
         let mut shuffled: Vec<u32> = (0..per_rank).collect();
         rng.shuffle(&mut shuffled);
-        let mut starts: Vec<u32> = Vec::with_capacity(batches.len() + 1);
-        starts.push(0);
-        for batch in &batches {
-            starts.push(starts[starts.len() - 1] + batch.rows);
-        }
-        Ok(BatchPlan {
-            rows,
+        let rows: Vec<Vec<u32>> = packed.into_iter().map(|bucket| bucket.rows).collect();
+        BatchPlan {
+            rows: rows.concat(),
             starts,
-            by_cost,
+            by_cost: by_cost.into_iter().map(|(_, batch)| batch).collect(),
             shuffled,
             world_size: packing.world_size,
-        })
+        }
     }
 
     /// Micro-batches that every rank has in this epoch; a multiple of `grad_accum`.
@@ -258,96 +183,29 @@ impl BatchPlan {
     pub fn rank(&self, rank: u32) -> impl Iterator<Item = &[u32]> {
         (0..self.batches_per_rank()).filter_map(move |place| self.batch(rank, place))
     }
-
-    /// What the plan comes to.
-    pub fn figures(&self, durations: &[f64], languages: &Languages) -> PlanFigures {
-        let mut seconds = 0.0;
-        let mut padded = 0.0;
-        let mut rows = 0u64;
-        let mut per_language = vec![0u64; languages.names.len()];
-        let mut longest_batch = 0.0f64;
-        for batch in (0..self.world_size).flat_map(|rank| self.rank(rank)) {
-            let sum: f64 = batch.iter().map(|&row| durations[row as usize]).sum();
-            let longest = batch.iter().map(|&row| durations[row as usize]).fold(0.0, f64::max);
-            seconds += sum;
-            padded += longest * batch.len() as f64;
-            rows += batch.len() as u64;
-            longest_batch = longest_batch.max(sum);
-            for &row in batch {
-                per_language[usize::from(languages.codes[row as usize])] += 1;
-            }
-        }
-        let batches = self.batches_per_rank() as u64 * u64::from(self.world_size);
-        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-        let counts = languages.counts();
-        let mut shares: Vec<LanguageShare> = languages
-            .names
-            .iter()
-            .enumerate()
-            .map(|(code, name)| LanguageShare {
-                language: name.clone(),
-                rows: counts[code],
-                rows_in_batches: per_language[code],
-                share_of_rows: share(counts[code] as f64, languages.len() as f64),
-                share_in_batches: share(per_language[code] as f64, rows as f64),
-            })
-            .collect();
-        shares.sort_by(|a, b| a.language.cmp(&b.language));
-        PlanFigures {
-            rows: languages.len() as u64,
-            rows_in_batches: rows,
-            batches,
-            batches_per_rank: self.batches_per_rank() as u64,
-            seconds_per_batch: share(seconds, batches as f64),
-            longest_batch_seconds: longest_batch,
-            rows_per_batch: share(rows as f64, batches as f64),
-            padding_waste: if padded > 0.0 { 1.0 - seconds / padded } else { 0.0 },
-            languages: shares,
-        }
-    }
-}
-
-/// What a plan comes to.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PlanFigures {
-    pub rows: u64,
-    /// Rows that some rank gets. The rest fell off when the batches were dealt and cut.
-    pub rows_in_batches: u64,
-    pub batches: u64,
-    pub batches_per_rank: u64,
-    /// Mean seconds of audio in a batch.
-    pub seconds_per_batch: f64,
-    pub longest_batch_seconds: f64,
-    pub rows_per_batch: f64,
-    /// Share of the padded batches that is padding, 0 to 1.
-    pub padding_waste: f64,
-    /// By language code.
-    pub languages: Vec<LanguageShare>,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LanguageShare {
-    pub language: String,
-    pub rows: u64,
-    pub rows_in_batches: u64,
-    pub share_of_rows: f64,
-    pub share_in_batches: f64,
 }
 
 /// Row numbers of each bucket, buckets in order of first appearance.
-fn buckets(durations: &[f64], boundaries: &[f64]) -> Vec<Vec<u32>> {
-    let mut rows: Vec<Vec<u32>> = vec![Vec::new(); boundaries.len() + 1];
+fn buckets(rows: &ManifestRows, packing: &Packing) -> Vec<Vec<u32>> {
+    let edges = &packing.boundaries;
+    let mut buckets: Vec<Vec<u32>> = vec![Vec::new(); edges.len() + 1];
     let mut appeared: Vec<usize> = Vec::new();
-    for (row, seconds) in durations.iter().enumerate() {
-        let bucket = boundaries.partition_point(|edge| edge <= seconds);
-        if rows[bucket].is_empty() {
-            appeared.push(bucket);
+    for (row, seconds) in rows.durations.iter().enumerate() {
+        // A search guesses wrong at every other edge; a few comparisons without branches are faster.
+        let number = if edges.len() <= 32 {
+            edges.iter().map(|edge| usize::from(edge <= seconds)).sum()
+        } else {
+            edges.partition_point(|edge| edge <= seconds)
+        };
+        let bucket = &mut buckets[number];
+        if bucket.is_empty() {
+            appeared.push(number);
         }
-        rows[bucket].push(row as u32);
+        bucket.push(row as u32);
     }
     appeared
         .into_iter()
-        .map(|bucket| std::mem::take(&mut rows[bucket]))
+        .map(|number| std::mem::take(&mut buckets[number]))
         .collect()
 }
 
@@ -362,32 +220,33 @@ impl Packed {
     }
 }
 
-struct Packer {
-    max_seconds: f64,
+struct PackedBucket {
     rows: Vec<u32>,
+    /// One after the other over `rows`.
     batches: Vec<Packed>,
 }
 
-impl Packer {
-    /// Packs one bucket; what is left at its end is a batch.
-    fn pack(&mut self, keyed: &[(f64, u32)], durations: &[f64]) {
-        let mut open = Packed { rows: 0, longest: 0.0 };
+impl PackedBucket {
+    /// Packs the rows of one bucket in their order; what is left at its end is a batch.
+    fn new(rows: Vec<u32>, durations: &[f64], max_seconds: f64) -> Self {
+        let empty = || Packed { rows: 0, longest: 0.0 };
+        let mut batches = Vec::new();
+        let mut open = empty();
         let mut seconds = 0.0;
-        for &(_, row) in keyed {
+        for &row in &rows {
             let duration = durations[row as usize];
-            if seconds + duration > self.max_seconds && open.rows > 0 {
-                self.batches
-                    .push(std::mem::replace(&mut open, Packed { rows: 0, longest: 0.0 }));
+            if seconds + duration > max_seconds && open.rows > 0 {
+                batches.push(std::mem::replace(&mut open, empty()));
                 seconds = 0.0;
             }
             open.rows += 1;
             open.longest = open.longest.max(duration);
             seconds += duration;
-            self.rows.push(row);
         }
         if open.rows > 0 {
-            self.batches.push(open);
+            batches.push(open);
         }
+        PackedBucket { rows, batches }
     }
 }
 

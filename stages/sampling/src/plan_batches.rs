@@ -14,8 +14,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::SamplingError;
+use crate::figures::PlanFigures;
 use crate::manifest_rows::ManifestRows;
-use crate::plan::{BatchPlan, Packing, PlanFigures};
+use crate::plan::{BatchPlan, Packing};
 
 /// Plans which rows of a manifest make which batch of an epoch.
 ///
@@ -203,14 +204,8 @@ impl Source for Planner {
             (ManifestRows::from_artifact(input)?, input.digest().to_hex())
         };
         let packing = self.settings.packing();
-        let plan = BatchPlan::new(
-            &rows.durations,
-            &rows.languages,
-            &packing,
-            u64::from(self.settings.epoch),
-        )
-        .map_err(StageError::failed)?;
-        let figures = plan.figures(&rows.durations, &rows.languages);
+        let plan = BatchPlan::new(&rows, &packing, u64::from(self.settings.epoch)).map_err(StageError::failed)?;
+        let figures = PlanFigures::of(&plan, &rows);
         if plan.batches_per_rank() == 0 {
             let message = format!(
                 "no batches: {} rows do not fill one step of {} ranks x {} micro-batches of {} s; lower `max_batch_seconds`, \

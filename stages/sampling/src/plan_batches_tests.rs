@@ -24,16 +24,17 @@ fn planned(settings: PlanSettings) -> Output {
 fn the_manifest_is_read_planned_and_written() {
     let output = planned(settings("train_manifest_v2.parquet"));
     let batches = output.rows("batches", "epoch-000000");
-    let mut languages = crate::plan::Languages::default();
-    let rows = train_rows("mini");
-    rows.iter().for_each(|row| languages.push(&row.lang).unwrap());
-    let durations: Vec<f64> = rows.iter().map(|row| row.duration).collect();
+    let mut rows = ManifestRows::default();
+    for row in train_rows("mini") {
+        rows.durations.push(row.duration);
+        rows.languages.push(&row.lang).unwrap();
+    }
     let packing = Packing {
         max_batch_seconds: 12.0,
         world_size: 2,
         ..Packing::default()
     };
-    let expected = BatchPlan::new(&durations, &languages, &packing, 0).unwrap();
+    let expected = BatchPlan::new(&rows, &packing, 0).unwrap();
     assert_eq!(batches.num_rows(), expected.batches_per_rank() * 2);
     let lists = batches["rows"].as_list::<i32>();
     for (row, batch) in (0..2).flat_map(|rank| expected.rank(rank)).enumerate() {

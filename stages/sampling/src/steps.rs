@@ -111,7 +111,7 @@ impl Steps {
         if let Some((_, plan)) = state.recent.iter().find(|(of, _)| *of == epoch) {
             return Ok((plan.clone(), steps_of(plan)));
         }
-        let plan = Arc::new(BatchPlan::new(&rows.durations, &rows.languages, &self.packing, epoch)?);
+        let plan = Arc::new(BatchPlan::new(rows, &self.packing, epoch)?);
         let steps = steps_of(&plan);
         if steps == 0 {
             return Err(SamplingError::NoBatch {
@@ -181,7 +181,7 @@ mod tests {
         let steps = Steps::new(packing(), "data", None);
         let mut number = 0;
         for epoch in 0..3 {
-            let plan = BatchPlan::new(&rows.durations, &rows.languages, &packing(), epoch).unwrap();
+            let plan = BatchPlan::new(&rows, &packing(), epoch).unwrap();
             for in_epoch in 0..plan.batches_per_rank() / 3 {
                 let step = steps.step(&rows, number).unwrap();
                 assert_eq!((step.epoch, step.in_epoch), (epoch, in_epoch as u64));
