@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use flow_sampling::manifest_rows::ManifestRows;
-use flow_sampling::plan::{BatchPlan, Packing};
+use flow_sampling::plan::{Balance, BatchPlan, Packing};
 use flow_sampling::steps::Steps;
 use sha2::{Digest, Sha256};
 
@@ -123,6 +123,16 @@ fn main() {
     }
     let first = first.expect("three were made");
     println!("{} batches per rank", first.batches_per_rank());
+
+    let quota = Packing {
+        balance: Balance::Quota,
+        ..packing.clone()
+    };
+    let (made, cpu, wall) = measured(|| BatchPlan::new(&rows, &quota, 7).expect("rows that can be packed"));
+    println!(
+        "with `balance: quota`, epoch 7: {cpu:.3} CPU s, {wall:.3} s, {} batches per rank",
+        made.batches_per_rank()
+    );
 
     let steps = || {
         let notes = std::env::temp_dir().join(format!("flow-bench-plan-{}", std::process::id()));

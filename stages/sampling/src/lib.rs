@@ -11,6 +11,8 @@ pub mod manifest_rows;
 pub mod mt19937;
 pub mod plan;
 pub mod plan_batches;
+mod plan_tables;
+pub mod quota;
 pub mod steps;
 #[cfg(test)]
 mod test_data;

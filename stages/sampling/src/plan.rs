@@ -4,7 +4,7 @@
 //! over in mid-project: duration buckets, weighted order within a bucket, greedy packing, batches sorted by
 //! cost and dealt over the ranks, cut to whole accumulations, shuffled. The order of all random draws is part
 //! of that. The weights order rows within a bucket and so decide which clips share a batch; they do not change
-//! how often a language comes, since every row is packed.
+//! how often a language comes, since every row is packed. [`Balance::Quota`] does change it.
 
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -14,6 +14,30 @@ use crate::error::SamplingError;
 use crate::falling_order::falling_order;
 use crate::manifest_rows::ManifestRows;
 use crate::mt19937::Mt19937;
+use crate::quota;
+
+/// What the temperature does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Balance {
+    /// Every row comes once in an epoch. The temperature decides which clips share a batch, and not how often a language
+    /// comes. The batches are those of the Python `DurationBucketBatchSampler`.
+    #[default]
+    Order,
+    /// Every language gets a share of the epoch's time proportional to (its seconds)^temperature. An epoch is as long as
+    /// the manifest: rare languages are repeated, common ones are left out in part, and what is left out in one epoch
+    /// comes first in the next.
+    Quota,
+}
+
+impl Balance {
+    pub fn name(self) -> &'static str {
+        match self {
+            Balance::Order => "order",
+            Balance::Quota => "quota",
+        }
+    }
+}
 
 /// How rows are made into batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -22,12 +46,16 @@ pub struct Packing {
     pub world_size: u32,
     /// Micro-batches that make one optimizer step on a rank.
     pub grad_accum: u32,
-    /// Exponent of a language's number of rows in its weight; 0 gives every language the same weight.
+    pub balance: Balance,
+    /// With [`Balance::Order`] the exponent of a language's number of rows in its weight, with [`Balance::Quota`] that
+    /// of its seconds in its share of time. 0 or less makes all languages equal.
     pub temperature: f64,
     /// Most seconds of audio in a batch. A longer clip is a batch of its own.
     pub max_batch_seconds: f64,
     /// Upper edges of the duration buckets, in seconds; a clip on an edge falls into the bucket above it.
     pub boundaries: Vec<f64>,
+    /// Upper edges by which each duration bucket is split, in characters of the text.
+    pub token_boundaries: Vec<u32>,
     pub seed: i64,
 }
 
@@ -36,9 +64,11 @@ impl Default for Packing {
         Packing {
             world_size: 1,
             grad_accum: 1,
+            balance: Balance::Order,
             temperature: 0.3,
             max_batch_seconds: 90.0,
             boundaries: vec![3.0, 5.0, 8.0, 12.0, 16.0],
+            token_boundaries: Vec::new(),
             seed: 42,
         }
     }
@@ -65,6 +95,9 @@ impl Packing {
         if !self.boundaries.iter().all(|edge| edge.is_finite()) || !self.boundaries.is_sorted() {
             return Err(("boundaries", "finite numbers in rising order are needed".into()));
         }
+        if !self.token_boundaries.is_sorted() {
+            return Err(("token_boundaries", "numbers in rising order are needed".into()));
+        }
         Ok(())
     }
 }
@@ -89,15 +122,26 @@ impl BatchPlan {
         packing
             .check()
             .map_err(|(name, why)| SamplingError::Setting { name, why })?;
-        let (durations, languages) = (&rows.durations, &rows.languages);
         rows.check()?;
+        if !packing.token_boundaries.is_empty() && rows.text_lengths.len() != rows.durations.len() {
+            return Err(SamplingError::Setting {
+                name: "token_boundaries",
+                why: "the rows have no column `text` to measure".into(),
+            });
+        }
+        let times = match packing.balance {
+            Balance::Order => None,
+            Balance::Quota => Some(quota::times(rows, packing, epoch)?),
+        };
+        let weighted = packing.balance == Balance::Order;
+        let (durations, languages) = (&rows.durations, &rows.languages);
         let mut rng = Mt19937::new(i128::from(packing.seed) + i128::from(epoch));
         let exponents: Vec<f64> = languages
             .weights(packing.temperature)
             .iter()
             .map(|weight| 1.0 / weight.max(1e-12))
             .collect();
-        let buckets: Vec<Vec<u32>> = buckets(rows, packing);
+        let buckets: Vec<Vec<u32>> = buckets(rows, packing, times.as_deref());
         let drawn: Vec<(Vec<u32>, Vec<f64>)> = buckets
             .into_iter()
             .map(|bucket| {
@@ -112,7 +156,10 @@ impl BatchPlan {
                     // 0 <= U < 1 and a positive exponent: keys are from 0 to 1.
                     *key = key.powf(exponents[usize::from(languages.codes()[*row as usize])]);
                 };
-                keys.par_iter_mut().zip(&bucket).with_min_len(1 << 14).for_each(raise);
+                // Under quotas the languages of a bucket are mixed evenly.
+                if weighted {
+                    keys.par_iter_mut().zip(&bucket).with_min_len(1 << 14).for_each(raise);
+                }
                 let mut order = falling_order(&keys);
                 drop(keys);
                 order.iter_mut().for_each(|place| *place = bucket[*place as usize]);
@@ -185,28 +232,38 @@ impl BatchPlan {
     }
 }
 
-/// Row numbers of each bucket, buckets in order of first appearance.
-fn buckets(rows: &ManifestRows, packing: &Packing) -> Vec<Vec<u32>> {
-    let edges = &packing.boundaries;
-    let mut buckets: Vec<Vec<u32>> = vec![Vec::new(); edges.len() + 1];
+/// Row numbers of each bucket, in rising order, buckets in order of first appearance. A row comes `times` times, or
+/// once.
+fn buckets(rows: &ManifestRows, packing: &Packing, times: Option<&[u32]>) -> Vec<Vec<u32>> {
+    let text_edges = &packing.token_boundaries;
+    let mut buckets: Vec<Vec<u32>> = vec![Vec::new(); (packing.boundaries.len() + 1) * (text_edges.len() + 1)];
     let mut appeared: Vec<usize> = Vec::new();
-    for (row, seconds) in rows.durations.iter().enumerate() {
-        // A search guesses wrong at every other edge; a few comparisons without branches are faster.
-        let number = if edges.len() <= 32 {
-            edges.iter().map(|edge| usize::from(edge <= seconds)).sum()
-        } else {
-            edges.partition_point(|edge| edge <= seconds)
-        };
+    for (row, &seconds) in rows.durations.iter().enumerate() {
+        let mut number = bucket_of(&packing.boundaries, seconds);
+        if !text_edges.is_empty() {
+            number = number * (text_edges.len() + 1) + bucket_of(text_edges, rows.text_lengths[row]);
+        }
+        let times = times.map_or(1, |times| times[row]);
         let bucket = &mut buckets[number];
-        if bucket.is_empty() {
+        if bucket.is_empty() && times > 0 {
             appeared.push(number);
         }
-        bucket.push(row as u32);
+        (0..times).for_each(|_| bucket.push(row as u32));
     }
     appeared
         .into_iter()
         .map(|number| std::mem::take(&mut buckets[number]))
         .collect()
+}
+
+/// How many edges a length has reached.
+fn bucket_of<T: PartialOrd + Copy>(edges: &[T], length: T) -> usize {
+    // A search guesses wrong at every other edge; a few comparisons without branches are faster.
+    if edges.len() <= 32 {
+        edges.iter().map(|&edge| usize::from(edge <= length)).sum()
+    } else {
+        edges.partition_point(|&edge| edge <= length)
+    }
 }
 
 struct Packed {
