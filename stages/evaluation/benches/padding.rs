@@ -55,7 +55,7 @@ fn uniform(state: &mut u64) -> f64 {
     ((*state >> 11) + 1) as f64 / (1u64 << 53) as f64
 }
 
-/// Clips whose speakers say 8 to 20 characters in a second, most of them some 13.
+/// Clips whose speakers say 6 to 29 characters in a second, most of them some 13.
 fn synthetic(count: usize, texts: &[Row]) -> Vec<Row> {
     let mut state = 5;
     (0..count)

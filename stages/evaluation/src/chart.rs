@@ -104,8 +104,8 @@ pub fn columns(title: &str, bars: &[(String, f64)]) -> Markup {
 /// Pairs of horizontal bars, one above the other, with a label before and `show` of each value behind. `names` are those of
 /// the first and the second bar of every pair.
 pub fn pairs(title: &str, names: [&str; 2], rows: &[(String, [f64; 2])], show: fn(f64) -> String) -> Markup {
-    const ROW: f64 = 34.0;
-    const BAR: f64 = 11.0;
+    const ROW: f64 = 37.0;
+    const BAR: f64 = 12.5;
     let finite = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
     let most = rows.iter().flat_map(|row| row.1).map(finite).fold(0.0, f64::max);
     if most <= 0.0 {
@@ -123,13 +123,13 @@ pub fn pairs(title: &str, names: [&str; 2], rows: &[(String, [f64; 2])], show: f
             svg viewBox={ "0 0 " (WIDTH) " " (short(height)) } role="img" aria-label=(title) {
                 @for (index, (label, values)) in rows.iter().enumerate() {
                     @let y = 6.0 + ROW * index as f64;
-                    text.name x=(LEFT - 8.0) y=(short(y + BAR + 4.5)) text-anchor="end" { (label) }
+                    text.name x=(LEFT - 8.0) y=(short(y + BAR + 5.0)) text-anchor="end" { (label) }
                     @for (bar, value) in values.iter().enumerate() {
                         @let top = y + (BAR + 1.0) * bar as f64;
                         rect class={ "b" (bar) } x=(LEFT) width=(short(width_of(*value))) y=(short(top)) height=(BAR) {
                             title { (label) ", " (names[bar]) ": " (show(*value)) }
                         }
-                        text x=(short(LEFT + width_of(*value) + 6.0)) y=(short(top + 9.5)) { (show(*value)) }
+                        text x=(short(LEFT + width_of(*value) + 6.0)) y=(short(top + 10.2)) { (show(*value)) }
                     }
                 }
             }

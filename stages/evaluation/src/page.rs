@@ -241,7 +241,7 @@ fn corpus(data: &PageData) -> Markup {
                     tr.total { td { "all" } td.n { (count(utterances)) } td.n { (format!("{:.1}", seconds / 60.0)) } td.n {} }
                 }
             }
-            div.charts { (columns("Utterances by duration, seconds", &data.durations.iter().map(|(label, n)| (label.clone(), *n as f64)).collect::<Vec<_>>())) }
+            div.charts.wide { (columns("Utterances by duration, seconds", &data.durations.iter().map(|(label, n)| (label.clone(), *n as f64)).collect::<Vec<_>>())) }
         }
     }
 }

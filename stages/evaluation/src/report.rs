@@ -382,3 +382,7 @@ fn read_curves(path: &Path) -> Curves {
     }
     curves
 }
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;
