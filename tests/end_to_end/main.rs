@@ -6,4 +6,5 @@ mod manifests;
 mod mistakes;
 mod planted;
 mod reuse;
+mod sampling;
 mod training;

@@ -101,6 +101,42 @@ pub fn columns(title: &str, bars: &[(String, f64)]) -> Markup {
     }
 }
 
+/// Pairs of horizontal bars, one above the other, with a label before and `show` of each value behind. `names` are those of
+/// the first and the second bar of every pair.
+pub fn pairs(title: &str, names: [&str; 2], rows: &[(String, [f64; 2])], show: fn(f64) -> String) -> Markup {
+    const ROW: f64 = 37.0;
+    const BAR: f64 = 12.5;
+    let finite = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
+    let most = rows.iter().flat_map(|row| row.1).map(finite).fold(0.0, f64::max);
+    if most <= 0.0 {
+        return html! { p.quiet { (title) ": no figures" } };
+    }
+    let height = ROW * rows.len() as f64 + 8.0;
+    // Room for the figure behind the longest bar.
+    let width_of = |value: f64| finite(value) / most * (WIDTH - LEFT - 64.0);
+    html! {
+        figure {
+            figcaption {
+                (title)
+                @for (index, name) in names.iter().enumerate() { span class={ "key b" (index) } { (name) } }
+            }
+            svg viewBox={ "0 0 " (WIDTH) " " (short(height)) } role="img" aria-label=(title) {
+                @for (index, (label, values)) in rows.iter().enumerate() {
+                    @let y = 6.0 + ROW * index as f64;
+                    text.name x=(LEFT - 8.0) y=(short(y + BAR + 5.0)) text-anchor="end" { (label) }
+                    @for (bar, value) in values.iter().enumerate() {
+                        @let top = y + (BAR + 1.0) * bar as f64;
+                        rect class={ "b" (bar) } x=(LEFT) width=(short(width_of(*value))) y=(short(top)) height=(BAR) {
+                            title { (label) ", " (names[bar]) ": " (show(*value)) }
+                        }
+                        text x=(short(LEFT + width_of(*value) + 6.0)) y=(short(top + 10.2)) { (show(*value)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// At most some 600 points, each the mean of its neighbours: more than the eye can tell apart makes a page
 /// slow.
 fn thin(points: Points) -> Points {
@@ -188,5 +224,14 @@ mod tests {
             assert!(!drawn.contains("NaN") && !drawn.contains("inf\""), "{drawn}");
         }
         assert!(columns("n", &[]).into_string().contains("no figures"));
+        let show = |value: f64| format!("{value}");
+        assert!(pairs("n", ["a", "b"], &[], show).into_string().contains("no figures"));
+        let odd = [
+            ("x".to_string(), [f64::NAN, f64::INFINITY]),
+            ("<y>".to_string(), [1.0, -1.0]),
+        ];
+        let drawn = pairs("n", ["a", "b"], &odd, show).into_string();
+        assert!(!drawn.contains("width=\"NaN") && !drawn.contains("width=\"inf") && !drawn.contains("width=\"-"));
+        assert!(drawn.contains("&lt;y&gt;"));
     }
 }

@@ -2,7 +2,7 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::chart::{Points, columns, count, lines};
+use crate::chart::{Points, columns, count, lines, pairs};
 use crate::wer::{EditCounts, Score, Scores};
 
 /// All that the page shows.
@@ -15,8 +15,28 @@ pub struct PageData {
     pub languages: Vec<(String, u64, f64)>,
     /// Train rows by duration: label and utterances.
     pub durations: Vec<(String, u64)>,
+    /// What the sampler's plan of an epoch emits.
+    pub mixture: Option<Mixture>,
     /// Rejects: stage, reason, class, rows.
     pub rejects: Vec<(String, String, String, u64)>,
+}
+
+/// What an epoch emits of each language, beside what the manifest holds.
+#[derive(Clone, Debug, Default)]
+pub struct Mixture {
+    pub epoch: i64,
+    pub balance: String,
+    pub temperature: f64,
+    pub languages: Vec<MixtureShare>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct MixtureShare {
+    pub language: String,
+    pub rows: i64,
+    pub seconds: f64,
+    pub rows_in_batches: i64,
+    pub seconds_in_batches: f64,
 }
 
 /// The checkpoint that was evaluated.
@@ -85,6 +105,7 @@ pub fn page(data: &PageData) -> String {
                     @for set in &data.sets { (set_section(set)) }
                     (curves(&data.curves))
                     (corpus(data))
+                    @if let Some(mixture) = &data.mixture { (mixture_section(mixture)) }
                     (rejects(data))
                 }
             }
@@ -220,7 +241,50 @@ fn corpus(data: &PageData) -> Markup {
                     tr.total { td { "all" } td.n { (count(utterances)) } td.n { (format!("{:.1}", seconds / 60.0)) } td.n {} }
                 }
             }
-            div.charts { (columns("Utterances by duration, seconds", &data.durations.iter().map(|(label, n)| (label.clone(), *n as f64)).collect::<Vec<_>>())) }
+            div.charts.wide { (columns("Utterances by duration, seconds", &data.durations.iter().map(|(label, n)| (label.clone(), *n as f64)).collect::<Vec<_>>())) }
+        }
+    }
+}
+
+/// Languages that the mixture draws; the table of the training data has them all.
+const DRAWN: usize = 40;
+
+fn mixture_section(mixture: &Mixture) -> Markup {
+    let sum = |of: fn(&MixtureShare) -> f64| mixture.languages.iter().map(of).sum::<f64>();
+    let (held, emitted) = (sum(|l| l.seconds), sum(|l| l.seconds_in_batches));
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    let mut languages: Vec<&MixtureShare> = mixture.languages.iter().collect();
+    languages.sort_by(|a, b| {
+        b.seconds
+            .total_cmp(&a.seconds)
+            .then_with(|| a.language.cmp(&b.language))
+    });
+    let bars: Vec<(String, [f64; 2])> = languages
+        .iter()
+        .take(DRAWN)
+        .map(|l| {
+            (
+                l.language.clone(),
+                [share(l.seconds, held), share(l.seconds_in_batches, emitted)],
+            )
+        })
+        .collect();
+    let times = |l: &&MixtureShare| share(l.rows_in_batches as f64, l.rows as f64);
+    let most = languages.iter().max_by(|a, b| times(a).total_cmp(&times(b)));
+    html! {
+        section {
+            h2 { "Languages in an epoch" }
+            p.quiet {
+                @if mixture.balance == "quota" {
+                    "Balance by quota: each language gets a share of the epoch's time proportional to its seconds to the power of " (mixture.temperature) ". "
+                    @if let Some(most) = most { "The rows of " (most.language) " come most often, " (format!("{:.1}", times(most))) " times on average. " }
+                } @else {
+                    "Balance by order: every row comes once, and the temperature of " (mixture.temperature) " decides only which clips share a batch. What the manifest holds little of stays rare. "
+                }
+                "Epoch " (mixture.epoch) ": " (format!("{:.2} h", emitted / 3600.0)) " of " (format!("{:.2} h", held / 3600.0)) " in the manifest."
+            }
+            div.charts.wide { (pairs("Share of time", ["in the manifest", "in the epoch"], &bars, percent)) }
+            @if languages.len() > DRAWN { p.quiet { "The " (DRAWN) " languages with most speech; " (count((languages.len() - DRAWN) as u64)) " more are not drawn." } }
         }
     }
 }
@@ -280,6 +344,7 @@ figure { margin: 0; } figcaption { font-size: 13.5px; font-weight: 560; margin-b
 .key { margin-left: 12px; font-weight: 400; color: var(--quiet); } .key::before { content: ''; display: inline-block; width: 12px; height: 3px; margin-right: 5px; vertical-align: middle; background: var(--accent); } .key.s1::before { background: var(--second); }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--quiet); }
 .grid { stroke: var(--line); stroke-width: 1; } .line { fill: none; stroke: var(--accent); stroke-width: 1.6; stroke-linejoin: round; } .line.s1 { stroke: var(--second); } .dot { fill: var(--accent); } .dot.s1 { fill: var(--second); } .bar { fill: #7ea9d6; }
+.charts.wide { grid-template-columns: minmax(0, 760px); } .b0 { fill: #b8c2cd; } .b1 { fill: var(--accent); } .key.b0::before { background: #b8c2cd; height: 8px; } .key.b1::before { height: 8px; } svg text.name { font-size: 12.5px; fill: var(--ink); }
 @media (max-width: 520px) { .charts { grid-template-columns: 1fr; } main { padding: 20px 12px; } }
 ";
 
@@ -317,6 +382,41 @@ mod tests {
         assert!(page.contains("ek &lt;b&gt;do") && !page.contains("<b>do"));
         assert!(page.contains("hi → ur"));
         assert!(!page.contains("<script") && !page.contains("http"));
+    }
+
+    #[test]
+    fn the_mixture_shows_what_is_held_and_what_is_emitted() {
+        let language = |language: &str, seconds: f64, seconds_in_batches: f64, rows_in_batches: i64| MixtureShare {
+            language: language.into(),
+            rows: 10,
+            seconds,
+            rows_in_batches,
+            seconds_in_batches,
+        };
+        let mut mixture = Mixture {
+            epoch: 3,
+            balance: "quota".into(),
+            temperature: 0.3,
+            languages: vec![language("as", 10.0, 40.0, 40), language("en", 90.0, 60.0, 7)],
+        };
+        let drawn = mixture_section(&mixture).into_string();
+        for figure in [
+            "10.0 %",
+            "40.0 %",
+            "90.0 %",
+            "60.0 %",
+            "rows of as",
+            "4.0 times",
+            "Epoch 3",
+        ] {
+            assert!(drawn.contains(figure), "{figure}: {drawn}");
+        }
+        // The most speech stands on top.
+        assert!(drawn.find(">en<") < drawn.find(">as<"));
+        mixture.balance = "order".into();
+        assert!(mixture_section(&mixture).into_string().contains("every row comes once"));
+        mixture.languages.clear();
+        assert!(mixture_section(&mixture).into_string().contains("no figures"));
     }
 
     #[test]

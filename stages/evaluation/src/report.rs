@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::page::{Curves, ModelFigures, PageData, SetFigures, Worst, page, percent};
+use crate::page::{Curves, Mixture, MixtureShare, ModelFigures, PageData, SetFigures, Worst, page, percent};
 use crate::wer::{Score, score};
 
 /// Name of the page within the folder.
@@ -26,17 +26,18 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 /// # What it does
 ///
 /// Takes any number of inputs and knows them by their columns: transcripts of `evaluation.decode`, the
-/// `model` of `training.train` (whose curves are read from `metrics.jsonl` beside the checkpoint), and train
-/// rows with `text`, `duration` and `lang`. The page `report.html` shows error rates by language, the worst
-/// utterances, the curves, language shares, durations, padding, and what was rejected where and why. The
-/// table of error rates is also told to the screen.
+/// `model` of `training.train` (whose curves are read from `metrics.jsonl` beside the checkpoint), train
+/// rows with `text`, `duration` and `lang`, and the port `languages` of `sampling.plan`. The page `report.html` shows
+/// error rates by language, the worst utterances, the curves, language shares, what an epoch emits of each language
+/// beside what the manifest holds, durations, padding, and what was rejected where and why. The table of error rates is
+/// also told to the screen.
 ///
 /// # Example
 ///
 /// ```yaml
 /// report:
 ///   uses: evaluation.report
-///   from: {validation: decode, model: train, train: manifest/split.train}
+///   from: {validation: decode, model: train, train: manifest/split.train, mixture: plan.languages}
 ///   with: {out: work/mini/report}
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -58,7 +59,7 @@ pub struct EvaluationReport;
 
 impl Kind for EvaluationReport {
     const NAME: &'static str = "evaluation.report";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = ReportSettings;
 
     fn shape(settings: &ReportSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -69,7 +70,7 @@ impl Kind for EvaluationReport {
             if part_of(&input.schema).is_none() {
                 return Err(StageError::Input {
                     name: input.name.clone(),
-                    message: "it is neither transcripts of evaluation.decode, nor the model of training.train, nor rows with text, duration and lang".into(),
+                    message: "it is neither transcripts of evaluation.decode, nor the model of training.train, nor rows with text, duration and lang, nor the port languages of sampling.plan".into(),
                     help: None,
                 });
             }
@@ -110,6 +111,7 @@ enum Part {
     Transcripts,
     Model,
     Rows,
+    Mixture,
 }
 
 fn part_of(schema: &Schema) -> Option<Part> {
@@ -120,6 +122,8 @@ fn part_of(schema: &Schema) -> Option<Part> {
         Some(Part::Model)
     } else if has(&["text", "duration", "lang"]) {
         Some(Part::Rows)
+    } else if has(&["balance", "language", "seconds", "seconds_in_batches"]) {
+        Some(Part::Mixture)
     } else {
         None
     }
@@ -142,6 +146,7 @@ impl Export for ReportBody {
                 Some(Part::Transcripts) => data.sets.extend(read_sets(input, self.settings.worst)?),
                 Some(Part::Model) => data.model = read_model(input)?,
                 Some(Part::Rows) => read_rows(input, &mut data)?,
+                Some(Part::Mixture) => data.mixture = read_mixture(input)?,
                 None => {}
             }
         }
@@ -314,6 +319,40 @@ fn read_rows(input: &Artifact, data: &mut PageData) -> Result<(), StageError> {
     Ok(())
 }
 
+/// What a `sampling.plan` says about an epoch; nothing where it planned no rows.
+fn read_mixture(input: &Artifact) -> Result<Option<Mixture>, StageError> {
+    let mut mixture: Option<Mixture> = None;
+    for item in input.batches(None) {
+        let (_, batch) = item?;
+        let number = |name: &str| -> Result<arrow::array::Int64Array, StageError> {
+            let column = batch.column_by_name(name);
+            let column = column.ok_or_else(|| StageError::failed(format!("column {name} is missing")))?;
+            let cast = arrow::compute::cast(column, &arrow::datatypes::DataType::Int64)?;
+            Ok(cast.as_primitive::<Int64Type>().clone())
+        };
+        let (epochs, rows, rows_in_batches) = (number("epoch")?, number("rows")?, number("rows_in_batches")?);
+        let (balances, names) = (text(&batch, "balance")?, text(&batch, "language")?);
+        let (temperatures, seconds) = (float(&batch, "temperature")?, float(&batch, "seconds")?);
+        let seconds_in_batches = float(&batch, "seconds_in_batches")?;
+        for row in 0..batch.num_rows() {
+            let mixture = mixture.get_or_insert_with(|| Mixture {
+                epoch: epochs.value(row),
+                balance: balances.value(row).to_owned(),
+                temperature: temperatures.value(row),
+                languages: Vec::new(),
+            });
+            mixture.languages.push(MixtureShare {
+                language: names.value(row).to_owned(),
+                rows: rows.value(row),
+                seconds: seconds.value(row),
+                rows_in_batches: rows_in_batches.value(row),
+                seconds_in_batches: seconds_in_batches.value(row),
+            });
+        }
+    }
+    Ok(mixture)
+}
+
 /// Reads the training figures. A file that is not there, or a line that was cut off, leaves gaps.
 fn read_curves(path: &Path) -> Curves {
     let mut curves = Curves::default();
@@ -343,3 +382,7 @@ fn read_curves(path: &Path) -> Curves {
     }
     curves
 }
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;

@@ -299,7 +299,7 @@ fn ranges_of(members: &Artifact, partition: &Partition) -> Result<Ranges, StageE
 }
 
 /// For each row of the artifact whether it is among the `count` whose (partition, segment id) hash lowest.
-fn lowest_hashes(rows: &Artifact, count: u64) -> Result<Vec<bool>, StageError> {
+pub(crate) fn lowest_hashes(rows: &Artifact, count: u64) -> Result<Vec<bool>, StageError> {
     let mut hashes: Vec<(u64, u32)> = Vec::new();
     for partition in manifest_order(rows) {
         for batch in rows.read(partition, Some(&["segment_id"]))? {

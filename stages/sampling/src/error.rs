@@ -22,6 +22,11 @@ pub enum SamplingError {
         ranks: u32,
         grad_accum: u32,
     },
+    #[error(
+        "`balance: quota` would give the {rows} rows of `{language}` {times} times in an epoch; raise `temperature`, or \
+         leave `{language}` out"
+    )]
+    Repeats { language: String, rows: u64, times: u64 },
     #[error("{path}: {why}")]
     Manifest { path: PathBuf, why: String },
     #[error("column `{column}` {why}")]

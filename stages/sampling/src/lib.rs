@@ -3,11 +3,16 @@
 pub mod collate;
 pub mod dataset;
 pub mod error;
+mod falling_order;
+pub mod figures;
+pub mod languages;
 pub mod load;
 pub mod manifest_rows;
 pub mod mt19937;
 pub mod plan;
 pub mod plan_batches;
+mod plan_tables;
+pub mod quota;
 pub mod steps;
 #[cfg(test)]
 mod test_data;

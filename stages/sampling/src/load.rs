@@ -21,9 +21,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::dataset::{AudioColumns, Dataset, Utterance};
-use crate::error::SamplingError;
-use crate::plan::Packing;
-use crate::plan_batches::needs;
+use crate::plan::{Balance, Packing};
+use crate::plan_batches::{needs, refused};
 use crate::steps::Steps;
 
 /// Loads the micro-batches of training, step by step.
@@ -34,7 +33,9 @@ use crate::steps::Steps;
 /// `audio.extract` gives it), or `tar_path` (below `shards`), `offset` and `size`, or `tar_member_name`, which is
 /// looked up in input 1, the port `members` of an `audio.probe`. Partition `step-000000012` is optimizer step 12
 /// (the first is 0): `grad_accum` micro-batches for each of `ranks` ranks. Batches are planned epoch after epoch
-/// as `sampling.plan` does; epoch e uses `seed + e`.
+/// as `sampling.plan` does; epoch e uses `seed + e`. With `balance: order` (the default) every row comes once in an
+/// epoch and languages come as often as the manifest holds them, whatever the temperature; with `balance: quota`
+/// each language gets its share of the epoch's time.
 ///
 /// One row per utterance: `_row, rank, micro, epoch, segment_id, lang, duration, text, signal`; `signal` is
 /// 16 kHz mono, a list of float32. Rows come by rank, micro-batch, and place within it. A recording that cannot be
@@ -60,12 +61,19 @@ pub struct LoadSettings {
     pub ranks: u32,
     /// Micro-batches that make one optimizer step on a rank.
     pub grad_accum: u32,
-    /// Exponent of a language's number of rows in its weight; 0 gives every language the same weight.
+    /// What the temperature does: `order` (default) or `quota`.
+    pub balance: Balance,
+    /// With `balance: order` the exponent of a language's number of rows in its weight, which decides which clips share a
+    /// batch; with `balance: quota` the exponent of its seconds in its share of an epoch's time: 1 for the manifest's own
+    /// shares, 0.3 to 0.5 to lift rare languages, 0 for equal shares.
     pub temperature: f64,
     /// Most seconds of audio in a micro-batch. A longer clip is a micro-batch of its own.
     pub max_batch_seconds: f64,
     /// Upper edges of the duration buckets, in seconds; a clip on an edge falls into the bucket above it.
     pub boundaries: Vec<f64>,
+    /// Upper edges by which each duration bucket is split again, in characters (Unicode code points) of the text with its
+    /// language tag, so that a batch holds texts of like length too: `[40, 80, 120]`. Empty: durations alone count.
+    pub token_boundaries: Vec<u32>,
     /// Seed of the random order. Epoch e uses `seed + e`.
     pub seed: i64,
     /// Speeds at which a recording may be played, one of which is drawn for each utterance in each epoch; `[0.9, 1.0,
@@ -85,9 +93,11 @@ impl Default for LoadSettings {
             steps: 0,
             ranks: 1,
             grad_accum: packing.grad_accum,
+            balance: packing.balance,
             temperature: packing.temperature,
             max_batch_seconds: packing.max_batch_seconds,
             boundaries: packing.boundaries,
+            token_boundaries: packing.token_boundaries,
             seed: packing.seed,
             speeds: vec![1.0],
             max_samples: None,
@@ -100,9 +110,11 @@ impl LoadSettings {
         Packing {
             world_size: self.ranks,
             grad_accum: self.grad_accum,
+            balance: self.balance,
             temperature: self.temperature,
             max_batch_seconds: self.max_batch_seconds,
             boundaries: self.boundaries.clone(),
+            token_boundaries: self.token_boundaries.clone(),
             seed: self.seed,
         }
     }
@@ -253,16 +265,6 @@ impl LoadBody {
     }
 }
 
-fn refused(error: SamplingError) -> StageError {
-    match error {
-        error @ SamplingError::NoBatch { .. } => StageError::Refused {
-            message: error.to_string(),
-            help: Some("lower `max_batch_seconds`, `grad_accum` or `ranks`, or give more rows".into()),
-        },
-        other => StageError::failed(other),
-    }
-}
-
 fn step_name(step: u64) -> String {
     format!("step-{step:09}")
 }
@@ -276,7 +278,7 @@ impl Source for LoadBody {
         // A plan that gives a rank nothing is refused before anything runs.
         let loader = self.loader()?;
         let pool = &self.pool;
-        pool.install(|| loader.steps.step(&loader.data.rows, 0))
+        pool.install(|| loader.steps.check(&loader.data.rows))
             .map_err(refused)?;
         let partition = |step| SourcePartition {
             name: Partition::from(step_name(step)),

@@ -125,23 +125,23 @@ fn every_step_holds_the_planned_utterances_with_their_samples() {
     let output = harness.run().unwrap();
     assert_eq!(output.partitions.len(), 4);
     let train: Vec<_> = train().rows.into_values().flatten().collect();
-    let mut languages = crate::plan::Languages::default();
-    train.iter().for_each(|row| languages.push(&row.3).unwrap());
-    let durations: Vec<f64> = train.iter().map(|row| row.2).collect();
+    let mut rows = crate::manifest_rows::ManifestRows::default();
+    train.iter().for_each(|row| rows.languages.push(&row.3).unwrap());
+    rows.durations = train.iter().map(|row| row.2).collect();
     let mut number = 0;
     for epoch in 0.. {
-        let plan = BatchPlan::new(&durations, &languages, &settings.packing(), epoch).unwrap();
+        let plan = BatchPlan::new(&rows, &settings.packing(), epoch).unwrap();
         for in_epoch in 0..plan.batches_per_rank() / 2 {
             if number == 4 {
                 return;
             }
-            let rows = output.rows("batches", &step_name(number));
+            let loaded = output.rows("batches", &step_name(number));
             let mut at = 0;
             for (rank, micro) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                 for &row in plan.batch(rank, in_epoch * 2 + micro).unwrap() {
                     let expected = &train[row as usize];
-                    let int = |name: &str| rows[name].as_primitive::<Int32Type>().value(at);
-                    let text = |name: &str| rows[name].as_string::<i32>().value(at);
+                    let int = |name: &str| loaded[name].as_primitive::<Int32Type>().value(at);
+                    let text = |name: &str| loaded[name].as_string::<i32>().value(at);
                     assert_eq!(
                         (int("rank"), int("micro"), int("epoch")),
                         (rank as i32, micro as i32, epoch as i32)
@@ -150,7 +150,7 @@ fn every_step_holds_the_planned_utterances_with_their_samples() {
                         (text("segment_id"), text("text"), text("lang")),
                         (&*expected.0, &*expected.1, &*expected.3)
                     );
-                    let signal = rows["signal"].as_list::<i32>().value(at);
+                    let signal = loaded["signal"].as_list::<i32>().value(at);
                     let signal = signal.as_primitive::<Float32Type>();
                     // The manifest's duration is within 0.1 s of the audio's.
                     assert!((signal.len() as f64 / 16_000.0 - expected.2).abs() <= 0.1 + 1e-4);
@@ -158,7 +158,7 @@ fn every_step_holds_the_planned_utterances_with_their_samples() {
                     at += 1;
                 }
             }
-            assert_eq!(rows.num_rows(), at);
+            assert_eq!(loaded.num_rows(), at);
             number += 1;
         }
     }

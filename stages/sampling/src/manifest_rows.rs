@@ -3,15 +3,16 @@
 use std::fs::File;
 use std::path::Path;
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::compute::cast;
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
+use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, Float64Type};
-use flow_runtime::{Artifact, Partition};
+use flow_runtime::{Artifact, Partition, StageError};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
+use crate::dataset::lowest_hashes;
 use crate::error::SamplingError;
-use crate::plan::Languages;
+use crate::languages::Languages;
 
 /// What a plan needs of a manifest, in its row order.
 #[derive(Clone, Debug, Default)]
@@ -19,10 +20,32 @@ pub struct ManifestRows {
     /// In seconds.
     pub durations: Vec<f64>,
     pub languages: Languages,
+    /// Characters (Unicode code points) of each text, its language tag included. Empty where the texts were not
+    /// read.
+    pub text_lengths: Vec<u32>,
 }
 
 impl ManifestRows {
-    /// Adds the rows of a batch with the columns `duration` and `lang`.
+    /// Finds what cannot be packed.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        let rows = self.durations.len();
+        if rows != self.languages.len() || u32::try_from(rows).is_err() {
+            return Err(SamplingError::Rows {
+                durations: rows,
+                languages: self.languages.len(),
+            });
+        }
+        let wrong = |seconds: &f64| !(seconds.is_finite() && *seconds > 0.0);
+        match self.durations.iter().position(wrong) {
+            None => Ok(()),
+            Some(row) => Err(SamplingError::Duration {
+                row,
+                seconds: self.durations[row],
+            }),
+        }
+    }
+
+    /// Adds the rows of a batch with the columns `duration` and `lang`, and the length of `text` where there is one.
     pub fn push(&mut self, batch: &RecordBatch) -> Result<(), SamplingError> {
         let durations = column(batch, "duration", &DataType::Float64)?;
         let languages = column(batch, "lang", &DataType::Utf8)?;
@@ -30,6 +53,14 @@ impl ManifestRows {
             .extend_from_slice(durations.as_primitive::<Float64Type>().values());
         for language in languages.as_string::<i32>().iter().flatten() {
             self.languages.push(language)?;
+        }
+        if let Some(texts) = batch.column_by_name("text").filter(|texts| is_text(texts.data_type())) {
+            let texts = cast(texts, &DataType::Utf8).map_err(|error| SamplingError::Column {
+                column: "text".into(),
+                why: format!("cannot be read: {error}"),
+            })?;
+            let length = |text: Option<&str>| text.map_or(0, |text| text.chars().count() as u32);
+            self.text_lengths.extend(texts.as_string::<i32>().iter().map(length));
         }
         Ok(())
     }
@@ -52,7 +83,7 @@ impl ManifestRows {
         };
         let file = File::open(path).map_err(|error| failed(&error))?;
         let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| failed(&error))?;
-        let wanted = ProjectionMask::columns(reader.parquet_schema(), ["duration", "lang"]);
+        let wanted = ProjectionMask::columns(reader.parquet_schema(), ["duration", "lang", "text"]);
         let mut rows = ManifestRows::default();
         for batch in reader
             .with_projection(wanted)
@@ -66,12 +97,23 @@ impl ManifestRows {
         Ok(rows)
     }
 
-    /// Reads all rows of an artifact in [`manifest_order`].
-    pub fn from_artifact(rows: &Artifact) -> Result<Self, flow_runtime::StageError> {
+    /// Reads the rows of an artifact in [`manifest_order`]: all, or `max_samples` of them, as [`crate::dataset`] does.
+    pub fn from_artifact(rows: &Artifact, max_samples: Option<u64>) -> Result<Self, StageError> {
+        let chosen = max_samples.map(|count| lowest_hashes(rows, count)).transpose()?;
+        let has_text = rows.schema().column_with_name("text").is_some();
+        let columns = ["duration", "lang", "text"];
         let mut all = ManifestRows::default();
+        let mut row = 0;
         for partition in manifest_order(rows) {
-            for batch in rows.read(partition, Some(&["duration", "lang"]))? {
-                all.push(&batch?).map_err(flow_runtime::StageError::failed)?;
+            for batch in rows.read(partition, Some(&columns[..2 + usize::from(has_text)]))? {
+                let mut batch = batch?;
+                let count = batch.num_rows();
+                if let Some(chosen) = &chosen {
+                    let keep = BooleanArray::from(chosen[row..row + count].to_vec());
+                    batch = filter_record_batch(&batch, &keep)?;
+                }
+                row += count;
+                all.push(&batch).map_err(StageError::failed)?;
             }
         }
         Ok(all)
@@ -100,4 +142,12 @@ pub(crate) fn column(batch: &RecordBatch, name: &str, to: &DataType) -> Result<a
         return Err(wrong(format!("is {}, not a number", found.data_type())));
     }
     cast(found, to).map_err(|error| wrong(format!("cannot be read as {to}: {error}")))
+}
+
+fn is_text(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+        DataType::Dictionary(_, values) => is_text(values),
+        _ => false,
+    }
 }

@@ -8,6 +8,8 @@ const M: usize = 397;
 #[derive(Clone)]
 pub struct Mt19937 {
     state: [u32; N],
+    /// What `state` gives out, made for all of it at once.
+    tempered: [u32; N],
     next: usize,
 }
 
@@ -21,7 +23,11 @@ impl Mt19937 {
             key.push(rest as u32);
             rest >>= 32;
         }
-        let mut generator = Mt19937 { state: [0; N], next: N };
+        let mut generator = Mt19937 {
+            state: [0; N],
+            tempered: [0; N],
+            next: N,
+        };
         generator.seed_by_number(19_650_218);
         generator.seed_by_key(&key);
         generator
@@ -67,11 +73,25 @@ impl Mt19937 {
     }
 
     fn renew(&mut self) {
+        let twist = |this: u32, next: u32, far: u32| {
+            let y = (this & 0x8000_0000) | (next & 0x7fff_ffff);
+            far ^ (y >> 1) ^ (0u32.wrapping_sub(y & 1) & 0x9908_b0df)
+        };
         let state = &mut self.state;
-        for i in 0..N {
-            let y = (state[i] & 0x8000_0000) | (state[(i + 1) % N] & 0x7fff_ffff);
-            let odd = if y & 1 == 1 { 0x9908_b0df } else { 0 };
-            state[i] = state[(i + M) % N] ^ (y >> 1) ^ odd;
+        // Three loops in place of one over indices modulo N, so that they become vector instructions.
+        for i in 0..N - M {
+            state[i] = twist(state[i], state[i + 1], state[i + M]);
+        }
+        for i in N - M..N - 1 {
+            state[i] = twist(state[i], state[i + 1], state[i + M - N]);
+        }
+        state[N - 1] = twist(state[N - 1], state[0], state[M - 1]);
+        for (tempered, &state) in self.tempered.iter_mut().zip(state.iter()) {
+            let mut y = state;
+            y ^= y >> 11;
+            y ^= (y << 7) & 0x9d2c_5680;
+            y ^= (y << 15) & 0xefc6_0000;
+            *tempered = y ^ (y >> 18);
         }
         self.next = 0;
     }
@@ -81,12 +101,9 @@ impl Mt19937 {
         if self.next == N {
             self.renew();
         }
-        let mut y = self.state[self.next];
+        let bits = self.tempered[self.next];
         self.next += 1;
-        y ^= y >> 11;
-        y ^= (y << 7) & 0x9d2c_5680;
-        y ^= (y << 15) & 0xefc6_0000;
-        y ^ (y >> 18)
+        bits
     }
 
     /// `random()`: in [0, 1), 53 bits.

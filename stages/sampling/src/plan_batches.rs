@@ -14,8 +14,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::SamplingError;
+use crate::figures::{LanguageShare, PlanFigures};
 use crate::manifest_rows::ManifestRows;
-use crate::plan::{BatchPlan, Packing, PlanFigures};
+use crate::plan::{Balance, BatchPlan, Packing};
+use crate::plan_tables::tables;
 
 /// Plans which rows of a manifest make which batch of an epoch.
 ///
@@ -25,13 +27,20 @@ use crate::plan::{BatchPlan, Packing, PlanFigures};
 /// one. Rows fall into buckets by duration, are put into a weighted random order within each, and are packed
 /// greedily into batches of at most `max_batch_seconds`; batches are sorted by cost, dealt over `world_size`
 /// ranks, cut to whole steps of `grad_accum` micro-batches and shuffled. For a seed the batches are those of the
-/// Python `DurationBucketBatchSampler`. The temperature decides which clips share a batch and not how often a
-/// language comes, since every row is packed.
+/// Python `DurationBucketBatchSampler`.
+///
+/// What the temperature does depends on `balance`. With `order` (the default, as in Python) it decides which clips
+/// share a batch and not how often a language comes, since every row is packed once. With `quota` each language gets a
+/// share of the epoch's time proportional to (its seconds)^temperature: rare languages are repeated, each row as often
+/// as any other or once more; common ones are left out in part, and what is left out comes first in the next epoch.
+/// An epoch is about as long as the manifest, and follows from `seed` and `epoch` alone.
 ///
 /// Port `batches`: `_row, rank, batch, rows`, one row per batch in the order in which a rank takes them; `rows`
 /// are row numbers of the manifest. Port `summary`, one row: `_row, manifest_digest` (BLAKE3 of the file, or
 /// the digest of the input), `rows, rows_in_batches, batches, batches_per_rank, seconds_per_batch,
-/// padding_waste`.
+/// padding_waste`. Port `languages`, one row per language: `_row, epoch, balance, temperature, language, rows, seconds`
+/// (of the manifest), `rows_in_batches, seconds_in_batches`; `evaluation.report` draws it. The screen shows batches,
+/// padding and language shares of both ways to balance.
 ///
 /// # Example
 ///
@@ -47,7 +56,11 @@ pub struct PlanSettings {
     pub world_size: u32,
     /// Micro-batches that make one optimizer step on a rank.
     pub grad_accum: u32,
-    /// Exponent of a language's number of rows in its weight; 0 gives every language the same weight.
+    /// What the temperature does: `order` (default) or `quota`.
+    pub balance: Balance,
+    /// With `balance: order` the exponent of a language's number of rows in its weight, which decides which clips share a
+    /// batch; with `balance: quota` the exponent of its seconds in its share of an epoch's time: 1 for the manifest's own
+    /// shares, 0.3 to 0.5 to lift rare languages, 0 for equal shares.
     pub temperature: f64,
     /// Which epoch to plan; the first is 0.
     pub epoch: u32,
@@ -55,8 +68,14 @@ pub struct PlanSettings {
     pub max_batch_seconds: f64,
     /// Upper edges of the duration buckets, in seconds; a clip on an edge falls into the bucket above it.
     pub boundaries: Vec<f64>,
+    /// Upper edges by which each duration bucket is split again, in characters (Unicode code points) of the text with its
+    /// language tag, so that a batch holds texts of like length too: `[40, 80, 120]`. Empty: durations alone count.
+    pub token_boundaries: Vec<u32>,
     /// Seed of the random order. Epoch e uses `seed + e`.
     pub seed: i64,
+    /// Plan for so many rows only, the same ones that `sampling.load` takes with this setting; row numbers then count
+    /// these. Needs an input. Left out: all.
+    pub max_samples: Option<u64>,
 }
 
 impl Default for PlanSettings {
@@ -66,11 +85,14 @@ impl Default for PlanSettings {
             manifest: PathBuf::new(),
             world_size: packing.world_size,
             grad_accum: packing.grad_accum,
+            balance: packing.balance,
             temperature: packing.temperature,
             epoch: 0,
             max_batch_seconds: packing.max_batch_seconds,
             boundaries: packing.boundaries,
+            token_boundaries: packing.token_boundaries,
             seed: packing.seed,
+            max_samples: None,
         }
     }
 }
@@ -80,9 +102,11 @@ impl PlanSettings {
         Packing {
             world_size: self.world_size,
             grad_accum: self.grad_accum,
+            balance: self.balance,
             temperature: self.temperature,
             max_batch_seconds: self.max_batch_seconds,
             boundaries: self.boundaries.clone(),
+            token_boundaries: self.token_boundaries.clone(),
             seed: self.seed,
         }
     }
@@ -96,7 +120,7 @@ pub struct Plan;
 
 impl Kind for Plan {
     const NAME: &'static str = "sampling.plan";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = PlanSettings;
 
     fn shape(settings: &PlanSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -104,6 +128,12 @@ impl Kind for Plan {
             .packing()
             .check()
             .map_err(|(name, why)| StageError::setting(name, format!("`{name}`: {why}")))?;
+        if settings.max_samples.is_some() && inputs.is_empty() {
+            return Err(StageError::setting(
+                "max_samples",
+                "`max_samples` needs an input; a `manifest` is planned whole",
+            ));
+        }
         match (inputs, settings.has_file()) {
             ([], true) => {}
             ([], false) => return Err(StageError::setting("manifest", "`manifest` or an input is needed")),
@@ -127,7 +157,11 @@ impl Kind for Plan {
             name: name.into(),
             schema,
         };
-        let outputs = vec![port("batches", batches_schema()), port("summary", summary_schema())];
+        let outputs = vec![
+            port("batches", batches_schema()),
+            port("summary", summary_schema()),
+            port("languages", languages_schema()),
+        ];
         Ok(Shape {
             reads: vec![flow_runtime::Reads::Whole; inputs.len()],
             ..Shape::source(outputs)
@@ -143,7 +177,11 @@ impl Kind for Plan {
 
     /// The manifest is known by its contents, not by its path.
     fn identity(settings: &PlanSettings) -> serde_json::Value {
-        serde_json::json!({"packing": settings.packing(), "epoch": settings.epoch})
+        serde_json::json!({
+            "packing": settings.packing(),
+            "epoch": settings.epoch,
+            "max_samples": settings.max_samples,
+        })
     }
 }
 
@@ -200,17 +238,15 @@ impl Source for Planner {
                 .context
                 .input(0)
                 .ok_or_else(|| StageError::failed("the input was not given whole"))?;
-            (ManifestRows::from_artifact(input)?, input.digest().to_hex())
+            (
+                ManifestRows::from_artifact(input, self.settings.max_samples)?,
+                input.digest().to_hex(),
+            )
         };
         let packing = self.settings.packing();
-        let plan = BatchPlan::new(
-            &rows.durations,
-            &rows.languages,
-            &packing,
-            u64::from(self.settings.epoch),
-        )
-        .map_err(StageError::failed)?;
-        let figures = plan.figures(&rows.durations, &rows.languages);
+        let epoch = u64::from(self.settings.epoch);
+        let plan = BatchPlan::new(&rows, &packing, epoch).map_err(refused)?;
+        let figures = PlanFigures::of(&plan, &rows);
         if plan.batches_per_rank() == 0 {
             let message = format!(
                 "no batches: {} rows do not fill one step of {} ranks x {} micro-batches of {} s; lower `max_batch_seconds`, \
@@ -223,11 +259,50 @@ impl Source for Planner {
             });
         }
         self.context.report(serde_json::to_value(&figures).unwrap_or_default());
+        self.show(&rows, &packing, &figures);
         for batch in batches_of(&plan)? {
             out.send(0, batch);
         }
         out.send(1, summary(&figures, &digest)?);
+        out.send(2, languages(&figures, &self.settings)?);
         Ok(())
+    }
+}
+
+impl Planner {
+    /// Shows the plan beside what the other way to balance would give.
+    fn show(&self, rows: &ManifestRows, packing: &Packing, figures: &PlanFigures) {
+        let balance = match packing.balance {
+            Balance::Order => Balance::Quota,
+            Balance::Quota => Balance::Order,
+        };
+        let other = Packing {
+            balance,
+            ..packing.clone()
+        };
+        let epoch = self.settings.epoch;
+        let mut plans = vec![(packing.balance.name(), figures)];
+        let other_figures = BatchPlan::new(rows, &other, u64::from(epoch)).map(|plan| PlanFigures::of(&plan, rows));
+        match &other_figures {
+            Ok(figures) => plans.push((balance.name(), figures)),
+            Err(error) => self.context.report(serde_json::json!({"notice": error.to_string()})),
+        }
+        for table in tables(epoch, &plans) {
+            self.context.report(table);
+        }
+    }
+}
+
+/// What a user can change stands at its setting.
+pub(crate) fn refused(error: SamplingError) -> StageError {
+    match error {
+        SamplingError::Setting { name, why } => StageError::setting(name, format!("`{name}`: {why}")),
+        error @ SamplingError::Repeats { .. } => StageError::setting("temperature", error.to_string()),
+        error @ SamplingError::NoBatch { .. } => StageError::Refused {
+            message: error.to_string(),
+            help: Some("lower `max_batch_seconds`, `grad_accum` or `ranks`, or give more rows".into()),
+        },
+        other => StageError::failed(other),
     }
 }
 
@@ -285,6 +360,48 @@ pub fn summary_schema() -> SchemaRef {
         field("seconds_per_batch", DataType::Float64),
         field("padding_waste", DataType::Float64),
     ]))
+}
+
+/// Schema of the port `languages`.
+pub fn languages_schema() -> SchemaRef {
+    let field = |name: &str, data_type| Field::new(name, data_type, false);
+    Arc::new(Schema::new(vec![
+        field(ROW, DataType::UInt32),
+        field("epoch", DataType::Int32),
+        field("balance", DataType::Utf8),
+        field("temperature", DataType::Float64),
+        field("language", DataType::Utf8),
+        field("rows", DataType::Int64),
+        field("seconds", DataType::Float64),
+        field("rows_in_batches", DataType::Int64),
+        field("seconds_in_batches", DataType::Float64),
+    ]))
+}
+
+fn languages(figures: &PlanFigures, settings: &PlanSettings) -> Result<RecordBatch, StageError> {
+    let each = &figures.languages;
+    let long = |of: fn(&LanguageShare) -> u64| -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values(
+            each.iter().map(|language| of(language) as i64),
+        ))
+    };
+    let float =
+        |of: fn(&LanguageShare) -> f64| -> ArrayRef { Arc::new(Float64Array::from_iter_values(each.iter().map(of))) };
+    let epoch = i32::try_from(settings.epoch).unwrap_or(i32::MAX);
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from_iter_values(0..each.len() as u32)),
+        Arc::new(Int32Array::from(vec![epoch; each.len()])),
+        Arc::new(StringArray::from(vec![settings.balance.name(); each.len()])),
+        Arc::new(Float64Array::from(vec![settings.temperature; each.len()])),
+        Arc::new(StringArray::from_iter_values(
+            each.iter().map(|language| &language.language),
+        )),
+        long(|language| language.rows),
+        float(|language| language.seconds),
+        long(|language| language.rows_in_batches),
+        float(|language| language.seconds_in_batches),
+    ];
+    Ok(RecordBatch::try_new(languages_schema(), columns)?)
 }
 
 /// One batch per rank.

@@ -1,7 +1,9 @@
 use arrow::array::AsArray;
-use arrow::datatypes::Int64Type;
+use arrow::datatypes::{Float64Type, Int64Type};
 use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use serde_json::Value;
 
 use super::*;
 use crate::test_data::{golden, train_rows};
@@ -24,16 +26,17 @@ fn planned(settings: PlanSettings) -> Output {
 fn the_manifest_is_read_planned_and_written() {
     let output = planned(settings("train_manifest_v2.parquet"));
     let batches = output.rows("batches", "epoch-000000");
-    let mut languages = crate::plan::Languages::default();
-    let rows = train_rows("mini");
-    rows.iter().for_each(|row| languages.push(&row.lang).unwrap());
-    let durations: Vec<f64> = rows.iter().map(|row| row.duration).collect();
+    let mut rows = ManifestRows::default();
+    for row in train_rows("mini") {
+        rows.durations.push(row.duration);
+        rows.languages.push(&row.lang).unwrap();
+    }
     let packing = Packing {
         max_batch_seconds: 12.0,
         world_size: 2,
         ..Packing::default()
     };
-    let expected = BatchPlan::new(&durations, &languages, &packing, 0).unwrap();
+    let expected = BatchPlan::new(&rows, &packing, 0).unwrap();
     assert_eq!(batches.num_rows(), expected.batches_per_rank() * 2);
     let lists = batches["rows"].as_list::<i32>();
     for (row, batch) in (0..2).flat_map(|rank| expected.rank(rank)).enumerate() {
@@ -100,6 +103,87 @@ fn the_manifest_is_read_planned_and_written() {
     assert!(out.with_file_name("other.parquet.flow.json").is_file());
 }
 
+/// What the screen shows, and the port `languages`, for the chosen balance and the other one.
+#[test]
+fn both_ways_to_balance_are_shown_and_the_chosen_one_is_told_on() {
+    for (balance, names) in [
+        (Balance::Order, ["order", "quota"]),
+        (Balance::Quota, ["quota", "order"]),
+    ] {
+        let output = planned(PlanSettings {
+            balance,
+            world_size: 1,
+            ..settings("train_manifest_v2.parquet")
+        });
+        let figures = |name: &str| {
+            let of = |event: &Event| match event {
+                Event::StageFigures { figures, .. } => figures.pointer(name).cloned(),
+                _ => None,
+            };
+            output.events.iter().filter_map(of).collect::<Vec<_>>()
+        };
+        let tables = figures("/table/rows");
+        assert_eq!(tables.len(), 2);
+        assert_eq!(tables[0][0][0], format!("{} (chosen)", names[0]));
+        assert_eq!(tables[0][1][0], names[1]);
+        // The texts of this manifest were measured.
+        assert!(tables[0][0][8].as_str().unwrap().ends_with(" %"));
+        let columns = &figures("/table/columns")[1];
+        assert_eq!(
+            (&columns[4], &columns[5]),
+            (&Value::from(names[0]), &Value::from(names[1]))
+        );
+
+        let languages = output.rows("languages", "epoch-000000");
+        assert_eq!((languages.num_rows(), tables[1].as_array().unwrap().len()), (13, 13));
+        let float = |name: &str| languages[name].as_primitive::<Float64Type>().values().to_vec();
+        let (held, emitted) = (float("seconds"), float("seconds_in_batches"));
+        if balance == Balance::Order {
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-9;
+            assert!(held.iter().zip(&emitted).all(near));
+            continue;
+        }
+        let sum: f64 = held.iter().map(|seconds| seconds.powf(0.3)).sum();
+        let total: f64 = held.iter().sum();
+        let in_batches: f64 = emitted.iter().sum();
+        for (row, (held, emitted)) in held.iter().zip(&emitted).enumerate() {
+            let quota = total * held.powf(0.3) / sum;
+            assert!((emitted - quota).abs() <= 20.0, "{row}: {emitted} s, {quota} s");
+            assert_eq!(tables[1][row][4], format!("{:.2} %", emitted / in_batches * 100.0));
+        }
+    }
+}
+
+#[test]
+fn token_boundaries_need_texts_and_split_the_buckets() {
+    let with_edges = |token_boundaries: Vec<u32>| PlanSettings {
+        token_boundaries,
+        ..settings("train_manifest_v2.parquet")
+    };
+    let waste = |settings: PlanSettings| {
+        let of = |event: &Event| match event {
+            Event::StageFigures { figures, .. } => figures["text_padding_waste"].as_f64(),
+            _ => None,
+        };
+        planned(settings).events.iter().find_map(of).unwrap()
+    };
+    assert!(waste(with_edges(vec![20, 25, 30])) < waste(with_edges(Vec::new())) - 0.05);
+    let wrong = Harness::<Plan>::new(with_edges(vec![30, 20])).run().unwrap_err();
+    assert!(
+        matches!(&wrong, StageError::Setting { path, .. } if path == "token_boundaries"),
+        "{wrong}"
+    );
+    let without_texts = PlanSettings {
+        manifest: golden("sampler_synth").join("input.parquet"),
+        ..with_edges(vec![20])
+    };
+    let wrong = Harness::<Plan>::new(without_texts).run().unwrap_err();
+    assert!(
+        matches!(&wrong, StageError::Setting { path, .. } if path == "token_boundaries"),
+        "{wrong}"
+    );
+}
+
 #[test]
 fn too_few_rows_give_an_empty_plan_and_a_warning() {
     let output = planned(PlanSettings {
@@ -154,9 +238,10 @@ fn wrong_manifests_and_settings_are_named() {
 #[test]
 fn version_guards_the_output() {
     let output = planned(settings("train_manifest_v2.parquet"));
-    let rows = format!("{:?}", output.rows("batches", "epoch-000000"));
+    let ports = ["batches", "summary", "languages"];
+    let rows = format!("{:?}", ports.map(|port| output.rows(port, "epoch-000000")));
     assert_eq!(
         (Plan::VERSION, blake3::hash(rows.as_bytes()).to_hex().as_str()),
-        (1, "5684154482040d8f49af718efb1a031b9a250133f2692017f6c03ab253860630")
+        (2, "0e24dae3b36e33d9342e9f8418443cc8b9a3607c71e026a8fbb582e4adc4e53f")
     );
 }

@@ -1,12 +1,11 @@
 use std::collections::BTreeMap;
 
-use arrow::array::{Array, AsArray};
-use arrow::datatypes::Float64Type;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::*;
+use crate::figures::PlanFigures;
 use crate::test_data::{golden, train_rows};
 
 #[derive(serde::Deserialize)]
@@ -25,7 +24,7 @@ struct Configuration {
     last: Option<Vec<Vec<Vec<u32>>>>,
 }
 
-fn compare(corpus: &str, durations: &[f64], languages: &Languages, count: usize) {
+fn compare(corpus: &str, rows: &ManifestRows, count: usize) {
     let text = std::fs::read_to_string(golden(corpus).join("batches.jsonl")).unwrap();
     let cases: Vec<Configuration> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(cases.len(), count);
@@ -39,16 +38,16 @@ fn compare(corpus: &str, durations: &[f64], languages: &Languages, count: usize)
             ..Packing::default()
         };
         let name = format!("{corpus} {packing:?} epoch {}", case.epoch);
-        let weights = languages.weights(case.temperature);
+        let weights = rows.languages.weights(case.temperature);
         assert_eq!(weights.len(), case.weights.len());
-        for (language, weight) in languages.names().iter().zip(weights) {
+        for (language, weight) in rows.languages.names().iter().zip(weights) {
             assert_eq!(
                 weight.to_bits(),
                 case.weights[language].parse::<f64>().unwrap().to_bits(),
                 "{name} {language}"
             );
         }
-        let plan = BatchPlan::new(durations, languages, &packing, case.epoch).unwrap();
+        let plan = BatchPlan::new(rows, &packing, case.epoch).unwrap();
         assert_eq!(plan.batches_per_rank(), case.batches_per_rank, "{name}");
         let ranks: Vec<Vec<Vec<u32>>> = (0..case.world_size)
             .map(|rank| plan.rank(rank).map(<[u32]>::to_vec).collect())
@@ -69,23 +68,22 @@ fn compare(corpus: &str, durations: &[f64], languages: &Languages, count: usize)
     }
 }
 
-fn languages<'a>(names: impl IntoIterator<Item = &'a str>) -> Languages {
-    let mut languages = Languages::default();
-    for name in names {
-        languages.push(name).unwrap();
+fn manifest<'a>(each: impl IntoIterator<Item = (f64, &'a str)>) -> ManifestRows {
+    let mut rows = ManifestRows::default();
+    for (seconds, language) in each {
+        rows.durations.push(seconds);
+        rows.languages.push(language).unwrap();
     }
-    languages
+    rows
 }
 
 #[test]
 fn equals_python_on_the_corpora() {
     for corpus in ["micro", "mini"] {
         let rows = train_rows(corpus);
-        let durations: Vec<f64> = rows.iter().map(|row| row.duration).collect();
         compare(
             corpus,
-            &durations,
-            &languages(rows.iter().map(|row| row.lang.as_str())),
+            &manifest(rows.iter().map(|row| (row.duration, row.lang.as_str()))),
             72,
         );
     }
@@ -94,48 +92,52 @@ fn equals_python_on_the_corpora() {
 #[test]
 fn equals_python_on_twenty_thousand_rows() {
     let file = std::fs::File::open(golden("sampler_synth").join("input.parquet")).unwrap();
-    let mut durations = Vec::new();
-    let mut langs = Languages::default();
+    let mut rows = ManifestRows::default();
     for batch in ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap() {
         let batch = batch.unwrap();
-        durations.extend_from_slice(batch["duration"].as_primitive::<Float64Type>().values());
-        for name in batch["lang"].as_string::<i32>() {
-            langs.push(name.unwrap()).unwrap();
-        }
-        assert_eq!(batch["lang"].null_count(), 0);
+        rows.push(&batch).unwrap();
     }
-    assert_eq!(durations.len(), 20_000);
-    compare("sampler_synth", &durations, &langs, 36);
+    assert_eq!(rows.durations.len(), 20_000);
+    compare("sampler_synth", &rows, 36);
 }
 
 #[test]
 fn figures_add_up() {
-    let durations = [1.0, 2.0, 2.0, 10.0];
-    let langs = languages(["en", "hi", "en", "hi"]);
+    let mut rows = manifest([(1.0, "en"), (2.0, "hi"), (2.0, "en"), (10.0, "hi")]);
     let packing = Packing {
         max_batch_seconds: 5.0,
         ..Packing::default()
     };
-    let figures = BatchPlan::new(&durations, &langs, &packing, 0)
-        .unwrap()
-        .figures(&durations, &langs);
+    let plan = BatchPlan::new(&rows, &packing, 0).unwrap();
+    let figures = PlanFigures::of(&plan, &rows);
     assert_eq!((figures.rows, figures.rows_in_batches, figures.batches), (4, 4, 2));
     assert_eq!((figures.seconds_per_batch, figures.longest_batch_seconds), (7.5, 10.0));
     // 1 s of padding in 6 + 10 s.
     assert_eq!(figures.padding_waste, 1.0 - 15.0 / 16.0);
-    assert_eq!(figures.languages[1].share_in_batches, 0.5);
+    assert_eq!(figures.text_padding_waste, None);
+    let hindi = &figures.languages[1];
+    assert_eq!((hindi.language.as_str(), hindi.rows_in_batches), ("hi", 2));
+    assert_eq!((hindi.seconds_in_batches, hindi.share_in_batches), (12.0, 0.8));
+    rows.text_lengths = vec![5, 10, 9, 20];
+    // 6 characters of padding in 30 + 20.
+    assert_eq!(
+        PlanFigures::of(&plan, &rows).text_padding_waste,
+        Some(1.0 - 44.0 / 50.0)
+    );
 }
 
 #[test]
 fn what_cannot_be_packed_is_refused() {
-    let langs = languages(["en", "en"]);
     let packing = Packing::default();
     for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
-        let error = BatchPlan::new(&[1.0, bad], &langs, &packing, 0).unwrap_err();
+        let error = BatchPlan::new(&manifest([(1.0, "en"), (bad, "en")]), &packing, 0).unwrap_err();
         assert!(matches!(error, SamplingError::Duration { row: 1, .. }), "{error}");
     }
+    let good = manifest([(1.0, "en"), (1.0, "en")]);
+    let mut uneven = good.clone();
+    uneven.durations.pop();
     assert!(matches!(
-        BatchPlan::new(&[1.0], &langs, &packing, 0),
+        BatchPlan::new(&uneven, &packing, 0),
         Err(SamplingError::Rows { .. })
     ));
     let wrong = Packing {
@@ -143,11 +145,11 @@ fn what_cannot_be_packed_is_refused() {
         ..Packing::default()
     };
     assert!(matches!(
-        BatchPlan::new(&[1.0, 1.0], &langs, &wrong, 0),
+        BatchPlan::new(&good, &wrong, 0),
         Err(SamplingError::Setting { name: "boundaries", .. })
     ));
     assert_eq!(
-        BatchPlan::new(&[], &Languages::default(), &packing, 0)
+        BatchPlan::new(&ManifestRows::default(), &packing, 0)
             .unwrap()
             .batches_per_rank(),
         0
@@ -165,16 +167,16 @@ proptest! {
         seed in any::<i64>(),
         epoch in 0u64..1000,
     ) {
-        let durations: Vec<f64> = rows.iter().map(|(ms, _)| f64::from(*ms) / 1000.0).collect();
-        let langs = languages(rows.iter().map(|(_, code)| ["en", "hi", "ta", "bn", "as"][*code]));
+        let names = ["en", "hi", "ta", "bn", "as"];
+        let rows = manifest(rows.iter().map(|(ms, code)| (f64::from(*ms) / 1000.0, names[*code])));
         let packing = Packing { world_size, grad_accum, temperature, max_batch_seconds: 20.0, seed, ..Packing::default() };
-        let plan = BatchPlan::new(&durations, &langs, &packing, epoch).unwrap();
+        let plan = BatchPlan::new(&rows, &packing, epoch).unwrap();
         prop_assert_eq!(plan.batches_per_rank() % grad_accum as usize, 0);
-        let mut seen = vec![false; rows.len()];
+        let mut seen = vec![false; rows.durations.len()];
         for rank in 0..world_size {
             prop_assert_eq!(plan.rank(rank).count(), plan.batches_per_rank());
             for batch in plan.rank(rank) {
-                let seconds: f64 = batch.iter().map(|&row| durations[row as usize]).sum();
+                let seconds: f64 = batch.iter().map(|&row| rows.durations[row as usize]).sum();
                 prop_assert!(!batch.is_empty() && (batch.len() == 1 || seconds <= 20.0 + 1e-9));
                 for &row in batch {
                     prop_assert!(!std::mem::replace(&mut seen[row as usize], true));
