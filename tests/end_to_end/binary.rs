@@ -212,6 +212,7 @@ pub struct RejectRow {
     pub segment_id: Option<String>,
     pub reason: String,
     pub class: String,
+    pub detail: String,
     pub values: String,
 }
 
@@ -229,6 +230,7 @@ pub fn read_rejects(path: &Path) -> Vec<RejectRow> {
                 segment_id: text("segment_id", row),
                 reason: text("reason", row).unwrap(),
                 class: text("class", row).unwrap(),
+                detail: text("detail", row).unwrap(),
                 values: text("values", row).unwrap_or_default(),
             });
         }

@@ -2,6 +2,7 @@
 
 mod binary;
 mod crash;
+mod edits;
 mod manifests;
 mod mistakes;
 mod planted;

@@ -8,6 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use flow_sampling::plan::Balance;
+
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
 use crate::optimizer::AdamWConfig;
@@ -124,6 +126,10 @@ pub struct TrainSettings {
     /// As given to `sampling.load`; only recorded.
     pub temperature: f64,
     /// As given to `sampling.load`; only recorded.
+    pub balance: Balance,
+    /// As given to `sampling.load`; only recorded.
+    pub token_boundaries: Vec<u32>,
+    /// As given to `sampling.load`; only recorded.
     pub speeds: Vec<f64>,
     /// As given to `sampling.load`; only recorded.
     pub max_samples: Option<u64>,
@@ -168,6 +174,8 @@ impl Default for TrainSettings {
             on_change: OnChange::Refuse,
             max_batch_seconds: 90.0,
             temperature: 0.3,
+            balance: Balance::default(),
+            token_boundaries: Vec::new(),
             speeds: vec![1.0],
             max_samples: None,
         }
@@ -522,7 +530,8 @@ impl TrainSettings {
             "schedule": self.schedule, "min_lr": self.min_lr, "weight_decay": self.weight_decay, "betas": self.betas, "clip": self.clip, "average_decay": self.average_decay,
             "grad_accum": self.grad_accum, "spec_augment": self.spec_augment, "dropout": self.dropout, "max_tokens": self.max_tokens,
             "optimizer": self.optimizer, "precision": self.precision, "max_batch_seconds": self.max_batch_seconds,
-            "temperature": self.temperature, "max_samples": self.max_samples, "speeds": self.speeds,
+            "temperature": self.temperature, "max_samples": self.max_samples, "speeds": self.speeds, "balance": self.balance,
+            "token_boundaries": self.token_boundaries,
         });
         match fields {
             Value::Object(map) => map.into_iter().collect(),
