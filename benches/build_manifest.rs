@@ -1,0 +1,328 @@
+//! Building manifests of a metadata-only corpus (scan, filter, clean, correct tags, deduplicate, split, write), beside
+//! the same work in polars and pandas, each as a process of its own on the same machine.
+//!
+//! `cargo bench --bench build_manifest -- ROWS SHARDS` (500,000 rows in 200 shards if not said). The corpus is made
+//! from a seed below `work/bench` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages.
+//! Prints wall and CPU seconds, peak memory, rows kept, and the ratio to `flow`.
+
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+
+/// Languages with their share of the rows, and the range of code points that their words are made of.
+const LANGUAGES: [(&str, u32, u32, u32); 13] = [
+    ("en", 340, 0x61, 0x7A),
+    ("hi", 260, 0x915, 0x94C),
+    ("ta", 80, 0xB95, 0xBCC),
+    ("bn", 80, 0x995, 0x9B0),
+    ("te", 70, 0xC15, 0xC4C),
+    ("mr", 50, 0x915, 0x94C),
+    ("gu", 30, 0xA95, 0xAC5),
+    ("kn", 30, 0xC95, 0xCC4),
+    ("ml", 25, 0xD15, 0xD44),
+    ("pa", 15, 0xA15, 0xA39),
+    ("ur", 10, 0x627, 0x64A),
+    ("as", 6, 0x995, 0x9B0),
+    ("or", 4, 0xB15, 0xB39),
+];
+
+/// SplitMix64.
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        (self.next() % count as u64) as usize
+    }
+
+    /// Uniform in [0, 1).
+    fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn words(draw: &mut Draw, first: u32, last: u32) -> Vec<String> {
+    let word = |draw: &mut Draw| -> String {
+        let letters = 2 + draw.below(6);
+        (0..letters)
+            .filter_map(|_| char::from_u32(first + draw.below((last - first + 1) as usize) as u32))
+            .collect()
+    };
+    (0..600).map(|_| word(draw)).collect()
+}
+
+fn sentence(draw: &mut Draw, words: &[String], language: &str) -> String {
+    let mut text = String::new();
+    if draw.share() < 0.05 {
+        text.push_str(["[laugh] ", "[music] ", "<unk> "][draw.below(3)]);
+    }
+    for place in 0..4 + draw.below(14) {
+        if place > 0 {
+            text.push_str(if draw.share() < 0.06 { ", " } else { " " });
+        }
+        text.push_str(&words[draw.below(words.len())]);
+    }
+    if draw.share() < 0.3 {
+        text.push(if language == "en" { '.' } else { '।' });
+    }
+    if language == "en" && draw.share() < 0.3 {
+        text[..1].make_ascii_uppercase();
+    }
+    text
+}
+
+fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
+    let batch = RecordBatch::try_from_iter(columns).expect("columns of one length");
+    let zstd = Compression::ZSTD(ZstdLevel::try_new(1).expect("level 1"));
+    let properties = WriterProperties::builder().set_compression(zstd).build();
+    let file = File::create(path).expect("a file of the corpus");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).expect("a parquet file");
+    writer.write(&batch).expect("rows");
+    writer.close().expect("the end of the file");
+}
+
+/// One shard. Some 4 % of the rows have a wrong tag, 2 % words and audio of another, 4 % a low quality, 1 % no usable
+/// text or number.
+fn shard(folder: &Path, language: usize, name: &str, rows: usize, words: &[String], seed: u64) {
+    std::fs::create_dir_all(folder).expect("a folder of the corpus");
+    let mut draw = Draw(seed);
+    let (code, ..) = LANGUAGES[language];
+    let (mut texts, mut durations, mut qualities, mut tags, mut hashes) = (vec![], vec![], vec![], vec![], vec![]);
+    for _ in 0..rows {
+        let twin = (draw.share() < 0.02).then(|| draw.below(4096) as u64 + 10_000 * language as u64);
+        let mut own = Draw(twin.unwrap_or_else(|| draw.next()));
+        let text = sentence(&mut own, words, code);
+        let odd = draw.share();
+        texts.push(if odd < 0.002 {
+            None
+        } else if odd < 0.004 {
+            Some("  ".to_string())
+        } else if odd < 0.005 {
+            Some("[music] ...".to_string())
+        } else {
+            Some(text)
+        });
+        hashes.push(format!("{:016x}{:016x}", own.next(), own.next()));
+        let seconds = 1.0 - 2.6 * (draw.share().max(1e-12) * draw.share().max(1e-12)).ln();
+        let odd = draw.share();
+        durations.push(if odd < 0.0005 {
+            f64::NAN
+        } else if odd < 0.01 {
+            0.4
+        } else {
+            (seconds.min(26.0) * 1000.0).round() / 1000.0
+        });
+        let quality = 1.0 - 0.3 * draw.share() * draw.share();
+        qualities.push(match draw.share() {
+            odd if odd < 0.0005 => f64::NAN,
+            odd if odd < 0.04 => quality * 0.5,
+            _ => quality,
+        });
+        tags.push(match draw.share() {
+            odd if odd < 0.03 => Some(if code == "en" { "hi" } else { "en" }),
+            odd if odd < 0.035 => Some(if code == "ta" { "bn" } else { "ta" }),
+            odd if odd < 0.04 => None,
+            _ => Some(code),
+        });
+    }
+    let ids: ArrayRef = Arc::new(StringArray::from_iter_values(
+        (0..rows).map(|row| format!("{name}_{row:06}")),
+    ));
+    write(
+        &folder.join("metadata.parquet"),
+        vec![
+            ("segment_id", Arc::clone(&ids)),
+            ("duration_s", Arc::new(Float64Array::from(durations))),
+            ("transcription_native", Arc::new(StringArray::from(texts))),
+            ("tx_quality_score", Arc::new(Float64Array::from(qualities))),
+            ("segment_language", Arc::new(StringArray::from(tags))),
+        ],
+    );
+    write(
+        &folder.join("audio_index.parquet"),
+        vec![
+            ("segment_id", ids),
+            (
+                "tar_member_name",
+                Arc::new(StringArray::from_iter_values(
+                    (0..rows).map(|row| format!("{name}_{row:06}.flac")),
+                )),
+            ),
+            ("audio_hash", Arc::new(StringArray::from(hashes))),
+        ],
+    );
+}
+
+fn corpus(folder: &Path, rows: usize, shards: usize) {
+    if folder.join("whole").exists() {
+        return;
+    }
+    let all: u32 = LANGUAGES.iter().map(|language| language.1).sum();
+    let mut jobs = Vec::new();
+    for (language, (code, share, ..)) in LANGUAGES.iter().enumerate() {
+        let count = (shards as u32 * share / all).max(1);
+        jobs.extend((0..count).map(|number| (language, format!("{code}_{number:05}"))));
+    }
+    let each = rows / jobs.len();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let jobs = &jobs;
+            scope.spawn(move || {
+                let vocabulary: Vec<Vec<String>> = (0u64..)
+                    .zip(&LANGUAGES)
+                    .map(|(seed, (_, _, first, last))| words(&mut Draw(seed), *first, *last))
+                    .collect();
+                for (number, (language, name)) in jobs.iter().enumerate().skip(thread).step_by(threads) {
+                    let (code, ..) = LANGUAGES[*language];
+                    let path = folder.join("shards").join(code).join(name);
+                    shard(&path, *language, name, each, &vocabulary[*language], number as u64 + 1);
+                }
+            });
+        }
+    });
+    File::create(folder.join("whole")).expect("the mark of a whole corpus");
+}
+
+struct Measured {
+    wall: f64,
+    cpu: f64,
+    mebibytes: f64,
+    said: String,
+}
+
+/// Runs a process to its end; none if it fails.
+fn measure(mut command: Command) -> Option<Measured> {
+    let begun = Instant::now();
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().ok()?;
+    let id = child.id() as i32;
+    let mut output = child.stdout?;
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut output, &mut said).ok()?;
+    let mut status = 0;
+    // SAFETY: `rusage` is plain numbers, for which zeros are values; wait4 writes to the two places that it is given,
+    // which live until it returns, and the child is waited for by nobody else (its handle is gone).
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        if libc::wait4(id, &mut status, 0, &mut usage) != id {
+            return None;
+        }
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    std::process::ExitStatus::from_raw(status).success().then(|| Measured {
+        wall: begun.elapsed().as_secs_f64(),
+        cpu: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        mebibytes: usage.ru_maxrss as f64 / 1024.0,
+        said: said.trim().lines().last().unwrap_or_default().to_string(),
+    })
+}
+
+fn rows_of(path: &Path) -> i64 {
+    let file = File::open(path).expect("the manifest");
+    let reader = parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(file).expect("parquet");
+    reader.metadata().file_metadata().num_rows()
+}
+
+fn show(name: &str, of: &Measured, base: Option<&Measured>) {
+    let ratio = base.map_or(String::new(), |flow| {
+        format!(
+            "; {:.2} times the wall time of flow, {:.2} times its CPU time, {:.2} times its memory",
+            of.wall / flow.wall,
+            of.cpu / flow.cpu,
+            of.mebibytes / flow.mebibytes
+        )
+    });
+    println!(
+        "{name:24} {:8.2} s wall {:8.2} s CPU {:8.0} MiB{ratio}",
+        of.wall, of.cpu, of.mebibytes
+    );
+}
+
+fn main() {
+    let numbers: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let (rows, shards) = (
+        numbers.first().copied().unwrap_or(500_000),
+        numbers.get(1).copied().unwrap_or(200),
+    );
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let work: PathBuf = root.join("work/bench").join(format!("{rows}-{shards}"));
+    corpus(&work, rows, shards);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    println!(
+        "{rows} rows in {shards} shards; load of the machine before: {}",
+        load.trim()
+    );
+
+    let (state, out) = (work.join("state"), work.join("out"));
+    for folder in [&state, &out] {
+        // Left from the last time, or not there.
+        let _ = std::fs::remove_dir_all(folder);
+    }
+    let flow = |_: &str| {
+        let mut flow = Command::new(env!("CARGO_BIN_EXE_flow"));
+        flow.current_dir(root)
+            .args(["run", "benches/build_metadata_only.yaml", "--progress", "none"]);
+        flow.arg("--state").arg(&state);
+        flow.arg("--set")
+            .arg(format!("shards={}", work.join("shards").display()));
+        flow.arg("--set").arg(format!("out={}", out.display()));
+        flow
+    };
+    let first = measure(flow("first")).expect("flow runs");
+    show("flow", &first, None);
+    show(
+        "flow, nothing changed",
+        &measure(flow("again")).expect("flow runs"),
+        Some(&first),
+    );
+    let touched = work.join("shards/en/en_00000");
+    let vocabulary = words(&mut Draw(0), LANGUAGES[0].2, LANGUAGES[0].3);
+    let each = rows_of(&touched.join("metadata.parquet")) as usize;
+    shard(&touched, 0, "en_00000", each, &vocabulary, 999_999);
+    show(
+        "flow, one shard changed",
+        &measure(flow("changed")).expect("flow runs"),
+        Some(&first),
+    );
+    let kept = rows_of(&out.join("train_manifest_v2.parquet")) + rows_of(&out.join("val_manifest_v2.parquet"));
+
+    let python = std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into());
+    for peer in ["polars", "pandas"] {
+        let installed = Command::new(&python)
+            .args(["-c", &format!("import {peer}")])
+            .stderr(Stdio::null())
+            .status();
+        if !installed.is_ok_and(|status| status.success()) {
+            println!("{peer}: not installed for {python}; left out");
+            continue;
+        }
+        let mut command = Command::new(&python);
+        command.current_dir(root).env("POLARS_MAX_THREADS", "2");
+        command
+            .arg(format!("benches/peers/build_{peer}.py"))
+            .arg(&work)
+            .arg(work.join(peer));
+        match measure(command) {
+            Some(measured) => {
+                show(peer, &measured, Some(&first));
+                println!("{:24} rows kept: {}, flow: {kept}", "", measured.said);
+            }
+            None => println!("{peer}: failed"),
+        }
+    }
+}
