@@ -2,6 +2,7 @@
 
 mod binary;
 mod crash;
+mod from_manifests;
 mod manifests;
 mod mistakes;
 mod planted;

@@ -24,5 +24,6 @@ pub mod text;
 pub mod validation;
 pub mod write;
 pub mod write_lines;
+pub mod written_form;
 
 pub use error::ManifestError;

@@ -11,19 +11,25 @@ use crate::columns;
 use crate::error::ManifestError;
 use crate::keys::partition_order;
 
-/// Stands for all languages together. No language is called so: tags have letters.
-const ALL: &str = "*";
-
-/// The file: by set (`master`, `train`, `val`) and language, `*` for all.
+/// The file: by set, that is `master`, `train` and `val`.
 #[derive(Debug, Serialize)]
 struct Statistics {
     version: u32,
-    sets: BTreeMap<String, BTreeMap<String, Figures>>,
-    /// Share of the rows of train and val that are in val, by language.
-    val_share: BTreeMap<String, f64>,
+    sets: BTreeMap<String, Languages<Figures>>,
+    /// Share of the rows of train and val that are in val.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    val_share: Option<Languages<f64>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Something of all rows together, and of those of each language.
+#[derive(Debug, Serialize)]
+pub struct Languages<T> {
+    pub all: T,
+    pub languages: BTreeMap<String, T>,
+}
+
+/// All zero where there are no rows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
     pub rows: usize,
     pub hours: f64,
@@ -35,20 +41,20 @@ pub struct Figures {
 }
 
 impl Figures {
-    fn of(mut durations: Vec<f64>) -> Option<Figures> {
+    fn of(mut durations: Vec<f64>) -> Figures {
         let rows = durations.len();
         if rows == 0 {
-            return None;
+            return Figures::default();
         }
         let seconds: f64 = durations.iter().sum();
         durations.sort_unstable_by(f64::total_cmp);
-        Some(Figures {
+        Figures {
             rows,
             hours: seconds / 3600.0,
             mean: seconds / rows as f64,
             median: (durations[(rows - 1) / 2] + durations[rows / 2]) / 2.0,
             p95: durations[(rows * 95).div_ceil(100) - 1],
-        })
+        }
     }
 }
 
@@ -56,7 +62,7 @@ impl Figures {
 ///
 /// # Errors
 /// When rows cannot be read.
-pub fn figures(rows: &Artifact) -> Result<BTreeMap<String, Figures>, StageError> {
+pub fn figures(rows: &Artifact) -> Result<Languages<Figures>, StageError> {
     let mut durations: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut partitions: Vec<_> = rows.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
@@ -75,11 +81,11 @@ pub fn figures(rows: &Artifact) -> Result<BTreeMap<String, Figures>, StageError>
         }
     }
     let all = durations.values().flatten().copied().collect();
-    durations.insert(ALL.into(), all);
-    Ok(durations
-        .into_iter()
-        .filter_map(|(lang, durations)| Some((lang, Figures::of(durations)?)))
-        .collect())
+    let of_language = |(lang, durations)| (lang, Figures::of(durations));
+    Ok(Languages {
+        all: Figures::of(all),
+        languages: durations.into_iter().map(of_language).collect(),
+    })
 }
 
 /// Writes the figures of named sets of rows.
@@ -90,18 +96,21 @@ pub fn write_statistics(sets: &[(&str, &Artifact)], path: &Path) -> Result<(), S
     let mut statistics = Statistics {
         version: 1,
         sets: BTreeMap::new(),
-        val_share: BTreeMap::new(),
+        val_share: None,
     };
     for (name, rows) in sets {
         statistics.sets.insert((*name).to_string(), figures(rows)?);
     }
     if let (Some(train), Some(val)) = (statistics.sets.get("train"), statistics.sets.get("val")) {
-        let rows = |set: &BTreeMap<String, Figures>, lang: &str| set.get(lang).map_or(0, |figures| figures.rows);
-        for lang in train.keys().chain(val.keys()) {
-            let (train, val) = (rows(train, lang), rows(val, lang));
-            let share = val as f64 / (train + val) as f64;
-            statistics.val_share.insert(lang.clone(), share);
-        }
+        let share = |train: usize, val: usize| val as f64 / (train + val).max(1) as f64;
+        let rows = |set: &Languages<Figures>, lang: &str| set.languages.get(lang).map_or(0, |figures| figures.rows);
+        let langs = train.languages.keys().chain(val.languages.keys());
+        statistics.val_share = Some(Languages {
+            all: share(train.all.rows, val.all.rows),
+            languages: langs
+                .map(|lang| (lang.clone(), share(rows(train, lang), rows(val, lang))))
+                .collect(),
+        });
     }
     let mut json = serde_json::to_vec_pretty(&statistics).map_err(StageError::failed)?;
     json.push(b'\n');
@@ -115,13 +124,16 @@ mod tests {
 
     #[test]
     fn figures_are_those_of_the_durations() {
-        assert_eq!(Figures::of(Vec::new()), None);
+        assert_eq!(Figures::of(Vec::new()), Figures::default());
         let hundred = (1..=100).rev().map(f64::from).collect();
-        let figures = Figures::of(hundred).unwrap();
-        assert_eq!((figures.rows, figures.mean, figures.median, figures.p95), (100, 50.5, 50.5, 95.0));
+        let figures = Figures::of(hundred);
+        assert_eq!(
+            (figures.rows, figures.mean, figures.median, figures.p95),
+            (100, 50.5, 50.5, 95.0)
+        );
         assert_eq!(figures.hours, 5050.0 / 3600.0);
-        let one = Figures::of(vec![2.0]).unwrap();
+        let one = Figures::of(vec![2.0]);
         assert_eq!((one.median, one.p95), (2.0, 2.0));
-        assert_eq!(Figures::of(vec![3.0, 1.0, 8.0]).unwrap().median, 3.0);
+        assert_eq!(Figures::of(vec![3.0, 1.0, 8.0]).median, 3.0);
     }
 }

@@ -47,7 +47,7 @@ const CHUNK: usize = 8_192;
 /// out. `tar_path` gets `shards` before it. Rows are in the order of language, shard and row.
 ///
 /// `rejects.parquet` holds the rejects of all stages before this one: `partition, row, segment_id, stage, reason, class, detail`,
-/// and the row's `values` as JSON. `statistics.json` holds, for each manifest and language (`*` for all), `rows`, `hours`, and
+/// and the row's `values` as JSON. `statistics.json` holds, for each manifest, `all` of it and each of its `languages`, `rows`, `hours`, and
 /// `mean`, `median` and `p95` of the durations in seconds, and the share of each language's rows that is in `val`.
 ///
 /// With `jsonl`, each manifest is also written as NeMo reads it, one JSON object to a line: `audio_filepath, duration, text,
@@ -172,7 +172,12 @@ impl Export for Writer {
             write_manifest(artifact, shards, &set.file(&format!("{file}.parquet"))?)?;
             if self.settings.jsonl {
                 let path = set.file(&format!("{file}.jsonl"))?;
-                write_lines(artifact, |path| prefixed(path, shards), &Extracted { audio, out }, &path)?;
+                write_lines(
+                    artifact,
+                    |path| prefixed(path, shards),
+                    &Extracted { audio, out },
+                    &path,
+                )?;
             }
             named.push((*name, artifact));
         }

@@ -103,7 +103,10 @@ pub fn write_lines(
                     source: sources.value(row),
                 };
                 if !line.duration.is_finite() {
-                    let message = format!("{partition}: the duration of {} is {} s", line.segment_id, line.duration);
+                    let message = format!(
+                        "{partition}: the duration of {} is {} s",
+                        line.segment_id, line.duration
+                    );
                     return Err(StageError::failed(message));
                 }
                 serde_json::to_writer(&mut file, &line).map_err(StageError::failed)?;
@@ -132,7 +135,13 @@ mod tests {
         assert_eq!(call("./audio", "./out"), "../audio/hi/hi_1/a/b.flac");
         assert_eq!(call("/data/audio", "out"), "/data/audio/hi/hi_1/a/b.flac");
         let here = std::env::current_dir().unwrap();
-        assert_eq!(call("audio", "/out"), here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap());
-        assert_eq!(call("audio", "../out"), here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap());
+        assert_eq!(
+            call("audio", "/out"),
+            here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
+        );
+        assert_eq!(
+            call("audio", "../out"),
+            here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
+        );
     }
 }

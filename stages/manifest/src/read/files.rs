@@ -1,6 +1,6 @@
 //! The files that a manifest consists of: lists and ranges in braces, and what kind of file each is.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -74,7 +74,9 @@ fn choices(inner: &str) -> Option<Vec<String>> {
             (to..=from).rev().map(name).collect()
         });
     }
-    inner.contains(',').then(|| inner.split(',').map(str::to_string).collect())
+    inner
+        .contains(',')
+        .then(|| inner.split(',').map(str::to_string).collect())
 }
 
 /// The format of a path under `auto`.
@@ -94,7 +96,6 @@ pub fn label(place: usize, path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     format!("{place:05}-{stem}")
 }
-
 
 /// The number at the end of a file's stem: `audio_12.tar` is 12.
 pub fn trailing_number(path: &Path) -> Option<u64> {

@@ -66,7 +66,10 @@ impl AudioFolder {
                 if blocks.is_empty() {
                     return Err(ManifestError::Manifest {
                         path: root.to_path_buf(),
-                        why: format!("the folder holds no recording ({}) and no metadata.csv or .tsv", AUDIO.join(", ")),
+                        why: format!(
+                            "the folder holds no recording ({}) and no metadata.csv or .tsv",
+                            AUDIO.join(", ")
+                        ),
                     });
                 }
                 Contents::Files(blocks)
@@ -96,7 +99,10 @@ impl AudioFolder {
                 .iter()
                 .map(|(name, files)| SourcePartition {
                     name: name.clone(),
-                    files: files.iter().map(|file| self.root.join(file).with_extension("txt")).collect(),
+                    files: files
+                        .iter()
+                        .map(|file| self.root.join(file).with_extension("txt"))
+                        .collect(),
                     extra: sizes(&mut files.iter().map(String::as_str)),
                 })
                 .collect(),
@@ -110,9 +116,11 @@ impl AudioFolder {
                 .map(|(name, range)| SourcePartition {
                     name: name.clone(),
                     files: vec![path.clone()],
-                    extra: sizes(&mut records[range.clone()].iter().filter_map(|record| {
-                        record.fields.get(columns.file).map(String::as_str)
-                    })),
+                    extra: sizes(
+                        &mut records[range.clone()]
+                            .iter()
+                            .filter_map(|record| record.fields.get(columns.file).map(String::as_str)),
+                    ),
                 })
                 .collect(),
         }
@@ -150,7 +158,10 @@ impl AudioFolder {
         }
         if record.fields.len() != columns.count {
             let (found, wanted) = (record.fields.len(), columns.count);
-            return Err(refuse("bad_line", format!("{found} fields under a heading of {wanted}")));
+            return Err(refuse(
+                "bad_line",
+                format!("{found} fields under a heading of {wanted}"),
+            ));
         }
         let field = |place: Option<usize>| {
             let field = place.and_then(|place| record.fields.get(place)).map(String::as_str);
@@ -159,7 +170,11 @@ impl AudioFolder {
         let file = field(Some(columns.file)).ok_or_else(|| refuse("missing_field", "the recording's file"))?;
         let duration = match field(columns.duration) {
             None => None,
-            Some(text) => Some(text.trim().parse().map_err(|_| refuse("bad_type", format!("duration {text:?}")))?),
+            Some(text) => Some(
+                text.trim()
+                    .parse()
+                    .map_err(|_| refuse("bad_type", format!("duration {text:?}")))?,
+            ),
         };
         let text = field(Some(columns.text)).unwrap_or_default().to_string();
         Ok(self.row(file, text, field(columns.lang), field(columns.id), duration))
@@ -182,7 +197,9 @@ impl AudioFolder {
         let bare = file.rsplit_once('.').map_or(file, |(bare, _)| bare);
         ManifestRow {
             segment_id: id.unwrap_or(bare).to_string(),
-            shard_id: file.rsplit_once('/').map_or_else(|| file_stem(&self.root), |(folder, _)| folder.to_string()),
+            shard_id: file
+                .rsplit_once('/')
+                .map_or_else(|| file_stem(&self.root), |(folder, _)| folder.to_string()),
             text,
             duration,
             lang,
@@ -209,12 +226,21 @@ fn transcript(path: &Path) -> Result<String, Refusal> {
     }
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(missing)?;
-    file.take(LONGEST_TRANSCRIPT + 1).read_to_end(&mut bytes).map_err(missing)?;
+    file.take(LONGEST_TRANSCRIPT + 1)
+        .read_to_end(&mut bytes)
+        .map_err(missing)?;
     if bytes.len() as u64 > LONGEST_TRANSCRIPT {
-        return Err(refuse("line_too_long", format!("{} has more than 1 MiB", path.display())));
+        return Err(refuse(
+            "line_too_long",
+            format!("{} has more than 1 MiB", path.display()),
+        ));
     }
     let text = String::from_utf8(bytes).map_err(|error| refuse("not_utf8", error.to_string()))?;
-    Ok(text.trim_start_matches('\u{feff}').split_whitespace().collect::<Vec<_>>().join(" "))
+    Ok(text
+        .trim_start_matches('\u{feff}')
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" "))
 }
 
 /// Recordings below a folder, by the folder they are in and then by name, in blocks. Links to folders are not
@@ -228,8 +254,14 @@ fn list(root: &Path) -> Result<Vec<(Partition, Vec<String>)>, ManifestError> {
         for entry in fs::read_dir(&folder).map_err(|e| ManifestError::io(&folder, e))? {
             let entry = entry.map_err(|e| ManifestError::io(&folder, e))?;
             // A manifest cannot name what is not UTF-8.
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            let path = if below.is_empty() { name } else { format!("{below}/{name}") };
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let path = if below.is_empty() {
+                name
+            } else {
+                format!("{below}/{name}")
+            };
             let kind = entry.file_type().map_err(|e| ManifestError::io(&folder, e))?;
             let extension = Path::new(&path).extension().and_then(|found| found.to_str());
             if kind.is_dir() {
@@ -240,9 +272,12 @@ fn list(root: &Path) -> Result<Vec<(Partition, Vec<String>)>, ManifestError> {
         }
         files.sort_unstable();
         let name = if below.is_empty() { "." } else { &below };
-        blocks.extend(files.chunks(BLOCK).enumerate().map(|(number, files)| {
-            (Partition::from(format!("{name}/{number:06}")), files.to_vec())
-        }));
+        blocks.extend(
+            files
+                .chunks(BLOCK)
+                .enumerate()
+                .map(|(number, files)| (Partition::from(format!("{name}/{number:06}")), files.to_vec())),
+        );
     }
     blocks.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(blocks)
@@ -267,7 +302,11 @@ fn read_table(path: PathBuf) -> Result<Contents, ManifestError> {
     let mut records = records(text.trim_start_matches('\u{feff}'), quoted).into_iter();
     let heading = records.next().map(|record| record.fields).unwrap_or_default();
     let find = |names: &[&str]| {
-        let is = |name: &str| heading.iter().position(|heading| heading.trim().eq_ignore_ascii_case(name));
+        let is = |name: &str| {
+            heading
+                .iter()
+                .position(|heading| heading.trim().eq_ignore_ascii_case(name))
+        };
         names.iter().find_map(|name| is(name))
     };
     let needed = |names: &[&str], what: &str| {

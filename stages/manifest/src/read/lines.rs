@@ -124,7 +124,10 @@ impl LineManifest {
             let mut extra = String::new();
             if self.look {
                 let mut first = None;
-                let start = Block { end: block.start + 1, ..*block };
+                let start = Block {
+                    end: block.start + 1,
+                    ..*block
+                };
                 self.each_line(start, |line| {
                     first = line.ok().and_then(|line| self.row(line, block.file).ok());
                     Ok(())
@@ -162,7 +165,13 @@ impl LineManifest {
         let path = &self.files[file];
         let mut rules = self.rules.clone();
         rules.places.folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
-        row_of(line, &rules, &file_stem(path), |shard| self.tars.of(file, shard), !matches!(self.tars, Tars::None))
+        row_of(
+            line,
+            &rules,
+            &file_stem(path),
+            |shard| self.tars.of(file, shard),
+            !matches!(self.tars, Tars::None),
+        )
     }
 
     /// Gives each line that begins within the block; one that is too long or not UTF-8 with what is wrong with it.
@@ -187,7 +196,11 @@ impl LineManifest {
                 if !whole {
                     length += reader.skip_until(b'\n')? as u64;
                 }
-                let bytes = if at == 0 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line) } else { &line };
+                let bytes = if at == 0 {
+                    line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line)
+                } else {
+                    &line
+                };
                 at += length;
                 let lossy = || String::from_utf8_lossy(bytes).into_owned();
                 each(match std::str::from_utf8(bytes) {
@@ -237,8 +250,13 @@ pub fn row_of<'t>(
     };
     let fields = Fields { line, fields };
     let word = |key| Ok(fields.text(key)?.unwrap_or_default().to_string());
-    let text = fields.text("text")?.ok_or_else(|| refuse("missing_field", "text"))?.to_string();
-    let duration = fields.number("duration")?.ok_or_else(|| refuse("missing_field", "duration"))?;
+    let text = fields
+        .text("text")?
+        .ok_or_else(|| refuse("missing_field", "text"))?
+        .to_string();
+    let duration = fields
+        .number("duration")?
+        .ok_or_else(|| refuse("missing_field", "duration"))?;
     let start = fields.number("offset")?.filter(|&start| start != 0.0);
     let shard = match fields.fields.get("shard_id") {
         Some(Value::Number(number)) => Some(number.to_string()),
@@ -270,7 +288,10 @@ pub fn row_of<'t>(
         Some(path) if tarred => {
             let number = shard.as_deref().and_then(|shard| shard.parse().ok());
             let tar = tar(number).ok_or_else(|| {
-                refuse("missing_audio", format!("no tar has the number of shard {:?}", row.shard_id))
+                refuse(
+                    "missing_audio",
+                    format!("no tar has the number of shard {:?}", row.shard_id),
+                )
             })?;
             row.wanted.member = Some((tar.to_path_buf(), path.to_string()));
             row.tar_path = tar.display().to_string();
@@ -323,7 +344,10 @@ impl Fields<'_> {
                 let written = written_value(self.line, key).and_then(|written| written.parse().ok());
                 Ok(written.or_else(|| number.as_f64()))
             }
-            Some(other) => Err(refuse("bad_type", format!("`{key}` is {}, not a number", kind_of(other)))),
+            Some(other) => Err(refuse(
+                "bad_type",
+                format!("`{key}` is {}, not a number", kind_of(other)),
+            )),
         }
     }
 }

@@ -174,8 +174,10 @@ impl Kind for Read {
         }
         match inputs.first() {
             Some(input) => Ok(Shape::local(1, port(input.schema.clone()))),
-            None => Err(StageError::setting("manifest", "`manifest` is empty, and there is no input to stand in")
-                .with_help("name a file or a folder")),
+            None => Err(
+                StageError::setting("manifest", "`manifest` is empty, and there is no input to stand in")
+                    .with_help("name a file or a folder"),
+            ),
         }
     }
 
@@ -263,7 +265,11 @@ impl ReadSettings {
                 });
             }
             if file.is_dir() != (found == Format::Folder) {
-                let why = if file.is_dir() { "it is a folder, not a file" } else { "it is a file, not a folder" };
+                let why = if file.is_dir() {
+                    "it is a folder, not a file"
+                } else {
+                    "it is a file, not a folder"
+                };
                 return Err(ManifestError::Manifest {
                     path: file.clone(),
                     why: why.into(),
@@ -280,7 +286,11 @@ impl ReadSettings {
         match (format, files.as_slice()) {
             (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self)?)),
             (Format::Nemo, _) => {
-                let tars = if self.tars.is_empty() { Vec::new() } else { existing(&self.tars, "the tar")? };
+                let tars = if self.tars.is_empty() {
+                    Vec::new()
+                } else {
+                    existing(&self.tars, "the tar")?
+                };
                 Ok(Manifest::Lines(LineManifest::open(files, tars, self)?))
             }
             (_, [root]) => Ok(Manifest::Folder(AudioFolder::open(root, self)?)),

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{
-    ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder, UInt32Builder,
-};
+use arrow::array::{ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder, UInt32Builder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 

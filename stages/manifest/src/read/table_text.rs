@@ -27,7 +27,9 @@ pub fn records(text: &str, quoted: bool) -> Vec<Record> {
 }
 
 fn record(fields: Vec<String>, line: &str, broken: Option<&'static str>) -> Record {
-    let not_utf8 = line.contains(char::REPLACEMENT_CHARACTER).then_some("the line is not UTF-8");
+    let not_utf8 = line
+        .contains(char::REPLACEMENT_CHARACTER)
+        .then_some("the line is not UTF-8");
     Record {
         fields,
         line: line.trim_end_matches(['\n', '\r']).to_string(),
@@ -38,7 +40,10 @@ fn record(fields: Vec<String>, line: &str, broken: Option<&'static str>) -> Reco
 fn tab_record(rest: &str) -> (Record, usize) {
     let length = rest.find('\n').map_or(rest.len(), |end| end + 1);
     let line = rest[..length].trim_end_matches(['\n', '\r']);
-    (record(line.split('\t').map(str::to_string).collect(), line, None), length)
+    (
+        record(line.split('\t').map(str::to_string).collect(), line, None),
+        length,
+    )
 }
 
 fn comma_record(rest: &str) -> (Record, usize) {
@@ -50,7 +55,10 @@ fn comma_record(rest: &str) -> (Record, usize) {
                 let Some((field, length)) = quoted_field(inner) else {
                     // Nobody knows where the field was to end: the line is lost, those after it need not be.
                     let length = rest.find('\n').map_or(rest.len(), |end| end + 1);
-                    return (record(Vec::new(), &rest[..length], Some("a quote is not closed")), length);
+                    return (
+                        record(Vec::new(), &rest[..length], Some("a quote is not closed")),
+                        length,
+                    );
                 };
                 (field, at + 1 + length)
             }

@@ -99,7 +99,11 @@ impl TableManifest {
     pub fn partitions(&self) -> Vec<SourcePartition> {
         let partition = |(name, shard): (&Partition, &Shard)| SourcePartition {
             name: name.clone(),
-            files: shard.runs.iter().map(|(file, _)| self.files[*file].path.clone()).collect(),
+            files: shard
+                .runs
+                .iter()
+                .map(|(file, _)| self.files[*file].path.clone())
+                .collect(),
             extra: match shard.runs.first() {
                 Some((file, _)) if self.look && !shard.tar_path.is_empty() => {
                     self.places[*file].folders_there(&shard.tar_path)
@@ -115,7 +119,9 @@ impl TableManifest {
         let shard = shard.ok_or_else(|| StageError::failed(format!("the manifest has no shard {partition}")))?;
         for (file, runs) in &shard.runs {
             let table = &self.files[*file];
-            let mut reader = sheltered(&table.path, || table.rows(&[&TEXTS[..], &NUMBERS[..]].concat(), Some(runs)))?;
+            let mut reader = sheltered(&table.path, || {
+                table.rows(&[&TEXTS[..], &NUMBERS[..]].concat(), Some(runs))
+            })?;
             while let Some(batch) = sheltered(&table.path, || table.next(&mut reader))? {
                 let columns = Columns::of(&batch)?;
                 for row in 0..batch.num_rows() {
@@ -155,7 +161,10 @@ impl Table {
         for name in REQUIRED {
             if schema.field_with_name(name).is_err() {
                 let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-                return Err(table.wrong(format!("it has no column `{name}`; its columns are {}", names.join(", "))));
+                return Err(table.wrong(format!(
+                    "it has no column `{name}`; its columns are {}",
+                    names.join(", ")
+                )));
             }
         }
         for name in TEXTS.into_iter().chain(NUMBERS) {
@@ -306,14 +315,7 @@ impl Columns {
         })
     }
 
-    fn row(
-        &self,
-        row: usize,
-        places: &Places,
-        lang: &str,
-        source: &str,
-        file: &Path,
-    ) -> Result<ManifestRow, Refusal> {
+    fn row(&self, row: usize, places: &Places, lang: &str, source: &str, file: &Path) -> Result<ManifestRow, Refusal> {
         for (name, column) in TEXTS.iter().zip(&self.texts) {
             if REQUIRED.contains(name) && column.is_null(row) {
                 return Err(refuse("missing_field", *name));
@@ -337,7 +339,10 @@ impl Columns {
             wanted.member = in_shard.member;
         }
         if wanted == Wanted::default() {
-            return Err(refuse("missing_field", "neither audio_path, nor tar_path and tar_member_name"));
+            return Err(refuse(
+                "missing_field",
+                "neither audio_path, nor tar_path and tar_member_name",
+            ));
         }
         Ok(ManifestRow {
             segment_id: of(0),
