@@ -126,7 +126,7 @@ impl Kind for Write {
 
     /// Where the files go does not matter; what stands before `tar_path` is part of them.
     fn identity(settings: &WriteSettings) -> serde_json::Value {
-        let lines = settings.jsonl.then(|| (&settings.audio, &settings.out));
+        let lines = settings.jsonl.then_some((&settings.audio, &settings.out));
         serde_json::json!({"shards": settings.shards, "jsonl": lines, "unless": !settings.unless.is_empty()})
     }
 }

@@ -373,3 +373,7 @@ fn lowest_hashes(rows: &Artifact, count: u64) -> Result<Vec<bool>, StageError> {
     }
     Ok(chosen)
 }
+
+#[cfg(test)]
+#[path = "dataset_tests.rs"]
+mod tests;

@@ -34,6 +34,9 @@ pub struct Found {
     pub duration: f64,
 }
 
+/// A file and, where that is a tar, offset and size in it.
+type Place = (PathBuf, Option<(i64, i64)>);
+
 /// Members of a tar by name: offset and size.
 struct Members {
     by_name: HashMap<String, (i64, i64)>,
@@ -77,7 +80,7 @@ impl Recordings {
         }))
     }
 
-    fn place(&mut self, wanted: &Wanted) -> Result<Result<(PathBuf, Option<(i64, i64)>), Refusal>, StageError> {
+    fn place(&mut self, wanted: &Wanted) -> Result<Result<Place, Refusal>, StageError> {
         // What only a tar has must be looked up there in any case.
         let look = self.look || wanted.files.is_empty();
         for file in &wanted.files {
