@@ -3,6 +3,7 @@
 mod binary;
 mod crash;
 mod edits;
+mod from_manifests;
 mod manifests;
 mod mistakes;
 mod planted;

@@ -21,7 +21,7 @@ const SMALL: [&str; 10] = [
     "train.eval_samples_per_language=1",
 ];
 
-fn finetune(place: &Workplace, settings: &[&str]) -> Command {
+pub fn finetune(place: &Workplace, settings: &[&str]) -> Command {
     let mut all: Vec<String> = SMALL.iter().map(ToString::to_string).collect();
     for name in ["checkpoints", "report", "audio"] {
         all.push(format!("{name}={}", place.path(name).display()));
@@ -32,7 +32,7 @@ fn finetune(place: &Workplace, settings: &[&str]) -> Command {
 }
 
 /// The bytes of the weights and optimizer state in the last checkpoint.
-fn last_checkpoint(place: &Workplace, step: u64) -> BTreeMap<String, Vec<u8>> {
+pub fn last_checkpoint(place: &Workplace, step: u64) -> BTreeMap<String, Vec<u8>> {
     let folder = find(&place.path("checkpoints"), &format!("step-{step:09}"));
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(&folder).unwrap() {

@@ -54,6 +54,7 @@ fn copies_what_rows_name_and_refuses_the_rest() {
     let probed = Harness::<Probe>::new(ProbeSettings {
         shards: shards.clone(),
         audio_from: AudioFrom::Tar,
+        unless: String::new(),
     })
     .run()
     .unwrap();

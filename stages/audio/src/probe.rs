@@ -59,6 +59,9 @@ pub struct ProbeSettings {
     /// Where the recordings are: `tar`, `files` (in the shard's folder) or `auto` (the tar if there is one).
     #[serde(default)]
     pub audio_from: AudioFrom,
+    /// Where this is not empty, no shard is read: give it the parameter that names manifests to start from instead.
+    #[serde(default)]
+    pub unless: String,
 }
 
 pub struct Probe;
@@ -133,6 +136,9 @@ impl Prober {
 
 impl Source for Prober {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        if !self.settings.unless.is_empty() {
+            return Ok(Vec::new());
+        }
         let listed = shards::list(&self.settings.shards).map_err(|error| {
             StageError::setting("shards", error).with_help("`shards` is the folder of `<lang>/<shard_id>/`")
         })?;

@@ -10,10 +10,14 @@ use crate::member_name::{is_unsafe, strip_dot_slash};
 use crate::test_data::{corpus, golden};
 
 fn probe(shards: PathBuf, audio_from: AudioFrom) -> Output {
-    Harness::<Probe>::new(ProbeSettings { shards, audio_from })
-        .threads(2)
-        .run()
-        .unwrap()
+    Harness::<Probe>::new(ProbeSettings {
+        shards,
+        audio_from,
+        unless: String::new(),
+    })
+    .threads(2)
+    .run()
+    .unwrap()
 }
 
 /// (partition, name) -> row of `members`.
@@ -237,6 +241,7 @@ fn a_wrong_folder_is_a_wrong_setting() {
     let settings = ProbeSettings {
         shards: "/no/such/folder".into(),
         audio_from: AudioFrom::Tar,
+        unless: String::new(),
     };
     let error = Harness::<Probe>::new(settings).run().unwrap_err();
     assert!(

@@ -27,6 +27,9 @@ pub enum ManifestError {
         path: PathBuf,
         source: parquet::errors::ParquetError,
     },
+    /// A manifest that exists is not what it has to be.
+    #[error("{}: {why}", path.display())]
+    Manifest { path: PathBuf, why: String },
     /// The rows are not what they have to be. `row` is the `_row` to blame.
     #[error("{message}")]
     Rows { message: String, row: Option<u32> },

@@ -2,7 +2,7 @@
 //! written.
 //!
 //! The modules [`text`], [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
-//! functions; [`scan`], [`sql`], [`dedup`], [`split`] and [`write`] are the stage kinds over them.
+//! functions; [`scan`], [`mod@read`], [`sql`], [`dedup`], [`split`] and [`write`] are the stage kinds over them.
 
 pub mod columns;
 pub mod dedup;
@@ -13,13 +13,17 @@ pub mod language;
 pub mod names;
 #[cfg(test)]
 mod parity;
+pub mod read;
 pub mod scan;
 pub mod session;
 pub mod shard;
 pub mod split;
 pub mod sql;
+pub mod statistics;
 pub mod text;
 pub mod validation;
 pub mod write;
+pub mod write_lines;
+pub mod written_form;
 
 pub use error::ManifestError;

@@ -20,15 +20,18 @@ use serde::{Deserialize, Serialize};
 use crate::columns::{self, MANIFEST_COLUMNS, manifest_schema};
 use crate::error::ManifestError;
 use crate::keys::partition_order;
+use crate::statistics::write_statistics;
+use crate::write_lines::{Extracted, write_lines};
 
-/// The inputs that can be given, and the file that each becomes.
+/// The inputs that can be given, and the file that each becomes, less its extension.
 const FILES: [(&str, &str); 3] = [
-    ("master", "master_manifest.parquet"),
-    ("train", "train_manifest_v2.parquet"),
-    ("val", "val_manifest_v2.parquet"),
+    ("master", "master_manifest"),
+    ("train", "train_manifest_v2"),
+    ("val", "val_manifest_v2"),
 ];
 
 const REJECTS: &str = "rejects.parquet";
+const STATISTICS: &str = "statistics.json";
 
 /// Rows to a row group, and rows that are handed to the writer at a time: both fixed, so that the same rows
 /// give the same bytes however they are spread over partitions.
@@ -48,7 +51,14 @@ const AHEAD: usize = 8;
 /// out. `tar_path` gets `shards` before it. Rows are in the order of language, shard and row.
 ///
 /// `rejects.parquet` holds the rejects of all stages before this one: `partition, row, segment_id, stage, reason, class, detail`,
-/// and the row's `values` as JSON. The set is written as a whole, with `flow.json` in the end.
+/// and the row's `values` as JSON. `statistics.json` holds, for each manifest, `all` of it and each of its `languages`, `rows`, `hours`, and
+/// `mean`, `median` and `p95` of the durations in seconds, and the share of each language's rows that is in `val`.
+///
+/// With `jsonl`, each manifest is also written as NeMo reads it, one JSON object to a line: `audio_filepath, duration, text,
+/// lang, segment_id, shard_id, tar_member_name, tar_path, source`. `audio_filepath` is where `audio.extract` places the
+/// recording; it is relative to `out` where `audio` (or `shards`) is relative.
+///
+/// The set is written as a whole, with `flow.json` in the end.
 ///
 /// # Example
 ///
@@ -66,13 +76,22 @@ pub struct WriteSettings {
     /// The folder of shards, which stands before `tar_path`. Nothing is added where it is empty.
     #[serde(default)]
     pub shards: String,
+    /// Write the manifests as JSON lines too.
+    #[serde(default)]
+    pub jsonl: bool,
+    /// Folder of the extracted recordings, for `audio_filepath` in JSON lines; empty for beside the tars.
+    #[serde(default)]
+    pub audio: PathBuf,
+    /// Where this is not empty, nothing is written: give it the parameter that names manifests to start from instead.
+    #[serde(default)]
+    pub unless: String,
 }
 
 pub struct Write;
 
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = WriteSettings;
 
     fn shape(_: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -104,21 +123,23 @@ impl Kind for Write {
         let files = context.from.iter().map(file_of).collect::<Result<Vec<_>, _>>()?;
         Ok(Body::Export(Box::new(Writer {
             settings: settings.clone(),
+            unused: context.scratch.join("unused"),
             files,
         })))
     }
 
     /// Where the files go does not matter; what stands before `tar_path` is part of them.
     fn identity(settings: &WriteSettings) -> serde_json::Value {
-        serde_json::json!({"shards": settings.shards})
+        let lines = settings.jsonl.then_some((&settings.audio, &settings.out));
+        serde_json::json!({"shards": settings.shards, "jsonl": lines, "unless": !settings.unless.is_empty()})
     }
 }
 
-fn file_of(input: &Input) -> Result<&'static str, StageError> {
+fn file_of(input: &Input) -> Result<(&'static str, &'static str), StageError> {
     FILES
         .iter()
         .find(|(name, _)| *name == input.name)
-        .map(|(_, file)| *file)
+        .copied()
         .ok_or_else(|| StageError::Input {
             name: input.name.clone(),
             message: format!("manifest.write has no use for an input named `{}`", input.name),
@@ -130,19 +151,41 @@ fn file_of(input: &Input) -> Result<&'static str, StageError> {
 
 struct Writer {
     settings: WriteSettings,
-    /// By input.
-    files: Vec<&'static str>,
+    /// Receives an empty set where nothing is to be written.
+    unused: PathBuf,
+    /// By input: its name, and its file.
+    files: Vec<(&'static str, &'static str)>,
 }
 
 impl Export for Writer {
     fn folder(&self) -> PathBuf {
-        self.settings.out.clone()
+        if self.settings.unless.is_empty() {
+            self.settings.out.clone()
+        } else {
+            self.unused.clone()
+        }
     }
 
     fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
-        for (artifact, file) in inputs.iter().zip(&self.files) {
-            write_manifest(artifact, &self.settings.shards, &set.file(file)?)?;
+        if !self.settings.unless.is_empty() {
+            return Ok(());
         }
+        let WriteSettings { shards, audio, out, .. } = &self.settings;
+        let mut named = Vec::new();
+        for (artifact, (name, file)) in inputs.iter().zip(&self.files) {
+            write_manifest(artifact, shards, &set.file(&format!("{file}.parquet"))?)?;
+            if self.settings.jsonl {
+                let path = set.file(&format!("{file}.jsonl"))?;
+                write_lines(
+                    artifact,
+                    |path| prefixed(path, shards),
+                    &Extracted { audio, out },
+                    &path,
+                )?;
+            }
+            named.push((*name, artifact));
+        }
+        write_statistics(&named, &set.file(STATISTICS)?)?;
         write_rejects(rejects, &set.file(REJECTS)?)
     }
 }
@@ -191,7 +234,8 @@ fn manifest_rows(batch: &RecordBatch, partition: &Partition, shards: &str) -> Re
             )));
         }
         arrays.push(if *name == "tar_path" {
-            prefixed(columns::text(batch, name)?, shards)
+            let paths = columns::text(batch, name)?.iter().flatten();
+            Arc::new(StringArray::from_iter_values(paths.map(|path| prefixed(path, shards))))
         } else {
             Arc::clone(array)
         });
@@ -199,16 +243,15 @@ fn manifest_rows(batch: &RecordBatch, partition: &Partition, shards: &str) -> Re
     Ok(RecordBatch::try_new(manifest_schema(), arrays)?)
 }
 
-fn prefixed(paths: &StringArray, shards: &str) -> ArrayRef {
+/// A path below the folder of shards.
+fn prefixed(path: &str, shards: &str) -> String {
     let prefix = match shards {
         "" => "",
         root if root.chars().all(|c| c == '/') => "/",
         other => other.trim_end_matches('/'),
     };
     let slash = if prefix.is_empty() || prefix == "/" { "" } else { "/" };
-    Arc::new(StringArray::from_iter_values(
-        paths.iter().flatten().map(|path| format!("{prefix}{slash}{path}")),
-    ))
+    format!("{prefix}{slash}{path}")
 }
 
 fn rejects_schema() -> SchemaRef {

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use arrow::array::{Array, AsArray, BooleanArray, Int64Array, RecordBatch, StringArray};
+use arrow::array::{Array, AsArray, BooleanArray, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::compute::{cast, filter_record_batch};
-use arrow::datatypes::{DataType, Int64Type, Schema};
+use arrow::datatypes::{DataType, Float64Type, Int64Type, Schema};
 use flow_audio::AudioError;
-use flow_audio::decode::{decode, read_file, read_range};
+use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
 use flow_audio::member_name::{safe_components, strip_dot_slash};
 use flow_audio::shards::Shard;
 use flow_runtime::{Artifact, Partition, StageError};
@@ -19,6 +19,9 @@ use crate::manifest_rows::{ManifestRows, column, manifest_order};
 pub enum AudioColumns {
     /// `audio_path`: a file, as `audio.extract` gives it.
     Path,
+    /// `audio_path`, and `offset` and `size` where that is a tar, `start` where the row begins later in the recording, as
+    /// `manifest.read` gives it.
+    PathRange,
     /// `tar_path` (below `shards`), `offset` and `size`.
     TarRange,
     /// `tar_member_name`, to be looked up in the port `members` of an `audio.probe`.
@@ -29,7 +32,9 @@ impl AudioColumns {
     /// What a schema offers; `members` says whether there is an input to look names up in.
     pub fn of(schema: &Schema, members: bool) -> Option<Self> {
         let has = |name: &str| schema.field_with_name(name).is_ok();
-        if has("audio_path") {
+        if has("audio_path") && has("offset") && has("size") && has("start") {
+            Some(AudioColumns::PathRange)
+        } else if has("audio_path") {
             Some(AudioColumns::Path)
         } else if has("tar_path") && has("offset") && has("size") {
             Some(AudioColumns::TarRange)
@@ -43,6 +48,7 @@ impl AudioColumns {
     fn names(self) -> &'static [&'static str] {
         match self {
             AudioColumns::Path => &["audio_path"],
+            AudioColumns::PathRange => &["audio_path", "offset", "size", "start"],
             AudioColumns::TarRange => &["tar_path", "offset", "size"],
             AudioColumns::MemberName => &["tar_member_name"],
         }
@@ -67,6 +73,8 @@ enum Audio {
     Files(StringArray),
     /// Ranges of files below the folder; null where the row's member was not found.
     Ranges(Box<FileRanges>),
+    /// Files; where offset and size are not null, ranges of them. And where in the recording a row begins.
+    FilesOrRanges(Box<FileRanges>, Float64Array),
 }
 
 struct FileRanges {
@@ -85,7 +93,12 @@ pub struct Utterance<'a> {
     /// In seconds.
     pub duration: f64,
     pub place: Option<Place>,
+    /// Where the utterance begins in the recording, in seconds; none where it is the whole recording.
+    pub start: Option<f64>,
 }
+
+/// Longest recording that utterances are cut from.
+const LONGEST_CUT_SECONDS: f64 = 4.0 * 3600.0;
 
 /// Where a recording is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +115,17 @@ impl Utterance<'_> {
             Some(Place::Range { file, offset, size }) => read_range(file, *offset, *size)?,
             None => return Err(AudioError::Decode("the row's member is not in the tar".into())),
         };
-        decode(&bytes, self.duration * 2.0 + 30.0)
+        let Some(start) = self.start else {
+            return decode(&bytes, self.duration * 2.0 + 30.0);
+        };
+        let mut signal = decode(&bytes, LONGEST_CUT_SECONDS)?;
+        // Negative and NaN become 0.
+        let sample = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)).round() as usize;
+        signal.truncate(sample(start + self.duration));
+        if sample(start) >= signal.len() {
+            return Err(AudioError::Decode(format!("the recording ends before {start} s")));
+        }
+        Ok(signal.split_off(sample(start)))
     }
 }
 
@@ -160,15 +183,28 @@ impl Dataset {
             let found = column(batch, name, &DataType::Utf8).map_err(StageError::failed)?;
             Ok(found.as_string::<i32>().clone())
         };
+        let number = |name: &str| -> Result<Int64Array, StageError> {
+            let found = batch
+                .column_by_name(name)
+                .ok_or_else(|| StageError::failed(format!("no column {name}")))?;
+            Ok(cast(found, &DataType::Int64)?.as_primitive::<Int64Type>().clone())
+        };
         let audio = match audio_columns {
             AudioColumns::Path => Audio::Files(text("audio_path")?),
-            AudioColumns::TarRange => {
-                let number = |name: &str| -> Result<Int64Array, StageError> {
-                    let found = batch
-                        .column_by_name(name)
-                        .ok_or_else(|| StageError::failed(format!("no column {name}")))?;
-                    Ok(cast(found, &DataType::Int64)?.as_primitive::<Int64Type>().clone())
+            AudioColumns::PathRange => {
+                let starts = batch
+                    .column_by_name("start")
+                    .ok_or_else(|| StageError::failed("no column start"))?;
+                let starts = cast(starts, &DataType::Float64)?.as_primitive::<Float64Type>().clone();
+                let ranges = FileRanges {
+                    folder: PathBuf::new(),
+                    files: text("audio_path")?,
+                    offsets: number("offset")?,
+                    sizes: number("size")?,
                 };
+                Audio::FilesOrRanges(Box::new(ranges), starts)
+            }
+            AudioColumns::TarRange => {
                 let (offsets, sizes) = (number("offset")?, number("size")?);
                 Audio::Ranges(Box::new(FileRanges {
                     folder: shards.to_owned(),
@@ -227,15 +263,26 @@ impl Dataset {
             lang: self.rows.languages.of_row(row)?,
             duration,
             place: chunk.audio.place(at),
+            start: chunk.audio.start(at),
         })
     }
 }
 
 impl Audio {
+    fn start(&self, at: usize) -> Option<f64> {
+        match self {
+            Audio::FilesOrRanges(_, starts) if starts.is_valid(at) => Some(starts.value(at)),
+            _ => None,
+        }
+    }
+
     fn place(&self, at: usize) -> Option<Place> {
         match self {
             Audio::Files(paths) => Some(Place::File(paths.value(at).into())),
-            Audio::Ranges(ranges) => {
+            Audio::FilesOrRanges(ranges, _) if ranges.offsets.is_null(at) || ranges.sizes.is_null(at) => {
+                Some(Place::File(ranges.files.value(at).into()))
+            }
+            Audio::Ranges(ranges) | Audio::FilesOrRanges(ranges, _) => {
                 let FileRanges {
                     folder,
                     files,
@@ -326,3 +373,7 @@ pub(crate) fn lowest_hashes(rows: &Artifact, count: u64) -> Result<Vec<bool>, St
     }
     Ok(chosen)
 }
+
+#[cfg(test)]
+#[path = "dataset_tests.rs"]
+mod tests;

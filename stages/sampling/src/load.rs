@@ -30,7 +30,7 @@ use crate::steps::Steps;
 /// # What it does
 ///
 /// Input 0 are the train rows: `segment_id, text, duration, lang`, and where their audio is: `audio_path` (as
-/// `audio.extract` gives it), or `tar_path` (below `shards`), `offset` and `size`, or `tar_member_name`, which is
+/// `audio.extract` and `manifest.read` give it), or `tar_path` (below `shards`), `offset` and `size`, or `tar_member_name`, which is
 /// looked up in input 1, the port `members` of an `audio.probe`. Partition `step-000000012` is optimizer step 12
 /// (the first is 0): `grad_accum` micro-batches for each of `ranks` ranks. Batches are planned epoch after epoch
 /// as `sampling.plan` does; epoch e uses `seed + e`. With `balance: order` (the default) every row comes once in an
@@ -165,7 +165,7 @@ impl Kind for Load {
                     help: Some(help.into()),
                 });
             }
-            Some(AudioColumns::Path) => {}
+            Some(AudioColumns::Path | AudioColumns::PathRange) => {}
             Some(_) if settings.shards.as_os_str().is_empty() => {
                 return Err(StageError::setting("shards", "`shards` is needed to read from tars"));
             }
@@ -451,6 +451,7 @@ fn micro_batch(
             lang: "",
             duration: 0.0,
             place: None,
+            start: None,
         },
         vec![0.0],
     )];

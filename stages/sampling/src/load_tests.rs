@@ -92,6 +92,7 @@ fn probed() -> Output {
     let settings = ProbeSettings {
         shards: corpus("micro").join("shards"),
         audio_from: AudioFrom::Tar,
+        unless: String::new(),
     };
     Harness::<Probe>::new(settings).threads(2).run().unwrap()
 }

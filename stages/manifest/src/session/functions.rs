@@ -11,10 +11,12 @@ use datafusion::prelude::SessionContext;
 use crate::language::Languages;
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
 use crate::text::{TextRules, is_blank, make_text, norm_into, python_strip};
+use crate::written_form::{nfc, strip_zero_width};
 
 /// The functions and what they go by. Each gives null where an argument is null.
 ///
 /// - `clean_text(text)`, `norm_text(clean)`, `tagged_text(clean, lang)`, `py_strip(text)`, `is_blank(text)`
+/// - `nfc(text)`, `strip_zero_width(text)`
 /// - `correct_language(clean, tag, path_lang)`
 /// - `unsafe_name(name)`, `names_shard_file(name, shard_id)`, `strip_dot_slash(name)`
 #[derive(Clone)]
@@ -38,6 +40,10 @@ impl Functions {
         texts(context, "clean_text", move |[t], out| text.clean_into(t, out));
         texts(context, "norm_text", |[t], out| norm_into(t, out));
         texts(context, "py_strip", |[t], out| out.push_str(python_strip(t)));
+        texts(context, "nfc", |[t], out| out.push_str(&nfc(t)));
+        texts(context, "strip_zero_width", |[t], out| {
+            out.push_str(&strip_zero_width(t))
+        });
         texts(context, "strip_dot_slash", |[n], out| out.push_str(strip_dot_slash(n)));
         texts(context, "tagged_text", |[clean, lang], out| {
             out.push_str(&make_text(clean, lang))

@@ -1,0 +1,407 @@
+//! NeMo's manifests: one JSON object to a line.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use flow_runtime::{Partition, SourcePartition, StageError};
+use serde_json::{Map, Value};
+
+use super::files::{label, trailing_number};
+use super::places::{Places, folders_there};
+use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
+use super::{ReadSettings, file_stem};
+use crate::error::ManifestError;
+
+/// Lines that make a partition, and bytes that end one sooner.
+const BLOCK_LINES: u64 = 8_192;
+const BLOCK_BYTES: u64 = 64 << 20;
+/// Longest line that is read.
+const LONGEST_LINE: u64 = 1 << 20;
+
+/// Keys that name the language, the first that is there counts.
+const LANGUAGE_KEYS: [&str; 4] = ["lang", "language", "target_lang", "source_lang"];
+
+/// Manifests of lines, cut into blocks.
+pub struct LineManifest {
+    files: Vec<PathBuf>,
+    blocks: Vec<(Partition, Block)>,
+    rules: LineRules,
+    tars: Tars,
+    /// Whether recordings are looked for.
+    look: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    file: usize,
+    start: u64,
+    end: u64,
+}
+
+/// What a line does not say itself.
+#[derive(Clone, Debug, Default)]
+pub struct LineRules {
+    pub places: Places,
+    pub lang: String,
+    pub source: String,
+}
+
+/// The tars of a tarred manifest.
+enum Tars {
+    None,
+    /// One for each manifest file.
+    ByFile(Vec<PathBuf>),
+    /// By the number in their name, which is a line's `shard_id`.
+    ByNumber(HashMap<u64, PathBuf>),
+}
+
+impl Tars {
+    fn new(tars: Vec<PathBuf>, manifests: usize) -> Result<Tars, ManifestError> {
+        if tars.is_empty() {
+            return Ok(Tars::None);
+        }
+        if tars.len() == manifests {
+            return Ok(Tars::ByFile(tars));
+        }
+        let number = |tar: PathBuf| {
+            let number = trailing_number(&tar).ok_or_else(|| ManifestError::Manifest {
+                path: tar.clone(),
+                why: format!(
+                    "{manifests} manifests need as many tars, or tars with a number at the end of their names, which is \
+                     then the `shard_id` of a line"
+                ),
+            })?;
+            Ok::<_, ManifestError>((number, tar))
+        };
+        Ok(Tars::ByNumber(tars.into_iter().map(number).collect::<Result<_, _>>()?))
+    }
+
+    fn of(&self, file: usize, shard: Option<u64>) -> Option<&Path> {
+        match self {
+            Tars::None => None,
+            Tars::ByFile(tars) => tars.get(file),
+            Tars::ByNumber(tars) => tars.get(&shard?),
+        }
+        .map(PathBuf::as_path)
+    }
+}
+
+impl LineManifest {
+    /// # Errors
+    /// When a file cannot be read, or the tars do not fit the manifests.
+    pub fn open(files: Vec<PathBuf>, tars: Vec<PathBuf>, settings: &ReadSettings) -> Result<Self, ManifestError> {
+        let tars = Tars::new(tars, files.len())?;
+        let mut blocks = Vec::new();
+        for (file, path) in files.iter().enumerate() {
+            let label = label(file, path);
+            let found = blocks_of(path).map_err(|e| ManifestError::io(path, e))?;
+            blocks.extend(found.into_iter().enumerate().map(|(number, (start, end))| {
+                let name = Partition::from(format!("{label}/{number:06}"));
+                (name, Block { file, start, end })
+            }));
+        }
+        let rules = LineRules {
+            places: settings.places(Path::new("")),
+            lang: settings.lang.clone(),
+            source: settings.source.clone(),
+        };
+        Ok(LineManifest {
+            files,
+            blocks,
+            rules,
+            tars,
+            look: settings.check_audio,
+        })
+    }
+
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+        let mut partitions = Vec::with_capacity(self.blocks.len());
+        for (name, block) in &self.blocks {
+            let mut extra = String::new();
+            if self.look {
+                let mut first = None;
+                let start = Block {
+                    end: block.start + 1,
+                    ..*block
+                };
+                self.each_line(start, |line| {
+                    first = line.ok().and_then(|line| self.row(line, block.file).ok());
+                    Ok(())
+                })?;
+                extra = first.map_or_else(String::new, |row: ManifestRow| folders_there(&row.wanted));
+            }
+            partitions.push(SourcePartition {
+                name: name.clone(),
+                files: vec![self.files[block.file].clone()],
+                extra,
+            });
+        }
+        Ok(partitions)
+    }
+
+    pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+        let found = self.blocks.iter().find(|(name, _)| name == partition);
+        let &(_, block) = found.ok_or_else(|| StageError::failed(format!("the manifest has no block {partition}")))?;
+        let mut failed = None;
+        self.each_line(block, |line| {
+            let pushed = match line {
+                Ok(line) if line.trim().is_empty() => return Ok(()),
+                Ok(line) => rows.push(self.row(line, block.file), || line_values(line)),
+                Err((refusal, line)) => rows.push(Err(refusal), || line_values(&line)),
+            };
+            pushed.map_err(|error| {
+                failed = Some(error);
+                io::Error::other("stopped")
+            })
+        })
+        .map_err(|error| failed.take().unwrap_or_else(|| error.into()))
+    }
+
+    fn row(&self, line: &str, file: usize) -> Result<ManifestRow, Refusal> {
+        let path = &self.files[file];
+        let mut rules = self.rules.clone();
+        rules.places.folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        row_of(
+            line,
+            &rules,
+            &file_stem(path),
+            |shard| self.tars.of(file, shard),
+            !matches!(self.tars, Tars::None),
+        )
+    }
+
+    /// Gives each line that begins within the block; one that is too long or not UTF-8 with what is wrong with it.
+    fn each_line(
+        &self,
+        block: Block,
+        mut each: impl FnMut(Result<&str, (Refusal, String)>) -> io::Result<()>,
+    ) -> Result<(), ManifestError> {
+        let path = &self.files[block.file];
+        let mut read = || -> io::Result<()> {
+            let mut reader = BufReader::with_capacity(1 << 16, File::open(path)?);
+            reader.seek(SeekFrom::Start(block.start))?;
+            let mut at = block.start;
+            let mut line = Vec::new();
+            while at < block.end {
+                line.clear();
+                let mut length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)? as u64;
+                if length == 0 {
+                    break;
+                }
+                let whole = line.last() == Some(&b'\n') || length < LONGEST_LINE;
+                if !whole {
+                    length += reader.skip_until(b'\n')? as u64;
+                }
+                let bytes = if at == 0 {
+                    line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line)
+                } else {
+                    &line
+                };
+                at += length;
+                let lossy = || String::from_utf8_lossy(bytes).into_owned();
+                each(match std::str::from_utf8(bytes) {
+                    _ if !whole => Err((refuse("line_too_long", format!("{length} bytes")), lossy())),
+                    Ok(text) => Ok(text.trim_end_matches(['\n', '\r'])),
+                    Err(error) => Err((refuse("not_utf8", error.to_string()), lossy())),
+                })?;
+            }
+            Ok(())
+        };
+        read().map_err(|e| ManifestError::io(path, e))
+    }
+}
+
+/// Byte ranges of whole lines.
+fn blocks_of(path: &Path) -> io::Result<Vec<(u64, u64)>> {
+    let mut reader = BufReader::with_capacity(1 << 20, File::open(path)?);
+    let (mut blocks, mut start, mut at, mut lines) = (Vec::new(), 0, 0, 0);
+    loop {
+        let length = reader.skip_until(b'\n')? as u64;
+        if length > 0 {
+            at += length;
+            lines += 1;
+        }
+        if at > start && (length == 0 || lines == BLOCK_LINES || at - start >= BLOCK_BYTES) {
+            blocks.push((start, at));
+            (start, lines) = (at, 0);
+        }
+        if length == 0 {
+            return Ok(blocks);
+        }
+    }
+}
+
+/// The row that a line stands for. `tar` finds the tar of a `shard_id`; `tarred` says whether there are any.
+pub fn row_of<'t>(
+    line: &str,
+    rules: &LineRules,
+    stem: &str,
+    tar: impl Fn(Option<u64>) -> Option<&'t Path>,
+    tarred: bool,
+) -> Result<ManifestRow, Refusal> {
+    let fields = match serde_json::from_str(line) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) => return Err(refuse("bad_json", "the line is no JSON object")),
+        Err(error) => return Err(refuse("bad_json", error.to_string())),
+    };
+    let fields = Fields { line, fields };
+    let word = |key| Ok(fields.text(key)?.unwrap_or_default().to_string());
+    let text = fields
+        .text("text")?
+        .ok_or_else(|| refuse("missing_field", "text"))?
+        .to_string();
+    let duration = fields
+        .number("duration")?
+        .ok_or_else(|| refuse("missing_field", "duration"))?;
+    let start = fields.number("offset")?.filter(|&start| start != 0.0);
+    let shard = match fields.fields.get("shard_id") {
+        Some(Value::Number(number)) => Some(number.to_string()),
+        _ => fields.text("shard_id")?.map(str::to_string),
+    };
+    let mut lang = None;
+    for key in LANGUAGE_KEYS {
+        lang = lang.or(fields.text(key)?.filter(|lang| !lang.is_empty()));
+    }
+    let lang = match lang {
+        Some(lang) => lang.to_string(),
+        None if !rules.lang.is_empty() => rules.lang.clone(),
+        None => tag_of(&text).unwrap_or_default().to_string(),
+    };
+    let (tar_path, member) = (word("tar_path")?, word("tar_member_name")?);
+    let path = fields.text("audio_filepath")?.filter(|path| !path.is_empty());
+    let shard_id = shard.clone().unwrap_or_else(|| stem.to_string());
+    let mut row = ManifestRow {
+        segment_id: word("segment_id")?,
+        shard_id,
+        text,
+        duration: Some(duration),
+        lang,
+        source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
+        start,
+        ..ManifestRow::default()
+    };
+    match path {
+        Some(path) if tarred => {
+            let number = shard.as_deref().and_then(|shard| shard.parse().ok());
+            let tar = tar(number).ok_or_else(|| {
+                refuse(
+                    "missing_audio",
+                    format!("no tar has the number of shard {:?}", row.shard_id),
+                )
+            })?;
+            row.wanted.member = Some((tar.to_path_buf(), path.to_string()));
+            row.tar_path = tar.display().to_string();
+            row.tar_member_name = path.to_string();
+        }
+        _ => {
+            if let Some(path) = path {
+                row.wanted = rules.places.of_path(path);
+            }
+            if !tar_path.is_empty() && !member.is_empty() {
+                let in_shard = rules.places.of_member(&tar_path, &member, &row.shard_id)?;
+                row.wanted.files.extend(in_shard.files);
+                row.wanted.member = in_shard.member;
+            }
+            row.tar_path = tar_path;
+            row.tar_member_name = member;
+        }
+    }
+    if path.is_none() && row.wanted.files.is_empty() {
+        return Err(refuse("missing_field", "audio_filepath"));
+    }
+    if row.segment_id.is_empty() {
+        row.segment_id = file_stem(Path::new(path.unwrap_or(&row.tar_member_name)));
+        if let Some(start) = row.start {
+            row.segment_id.push_str(&format!("@{start}"));
+        }
+    }
+    Ok(row)
+}
+
+struct Fields<'l> {
+    line: &'l str,
+    fields: Map<String, Value>,
+}
+
+impl Fields<'_> {
+    fn text(&self, key: &str) -> Result<Option<&str>, Refusal> {
+        match self.fields.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(refuse("bad_type", format!("`{key}` is {}, not text", kind_of(other)))),
+        }
+    }
+
+    /// The number as it is written: the JSON reader may be off by the last bit.
+    fn number(&self, key: &str) -> Result<Option<f64>, Refusal> {
+        match self.fields.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Number(number)) => {
+                let written = written_value(self.line, key).and_then(|written| written.parse().ok());
+                Ok(written.or_else(|| number.as_f64()))
+            }
+            Some(other) => Err(refuse(
+                "bad_type",
+                format!("`{key}` is {}, not a number", kind_of(other)),
+            )),
+        }
+    }
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The text of a number in a line that is a valid JSON object: what stands behind the last `"key":` of the outermost
+/// object.
+fn written_value<'l>(line: &'l str, key: &str) -> Option<&'l str> {
+    let bytes = line.as_bytes();
+    let (mut at, mut depth, mut found) = (0, 0, None);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth -= 1,
+            b'"' => {
+                let begin = at + 1;
+                at = begin;
+                while at < bytes.len() && bytes[at] != b'"' {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+                let rest = line.get(at + 1..)?.trim_start();
+                if depth == 1
+                    && line.get(begin..at) == Some(key)
+                    && let Some(value) = rest.strip_prefix(':')
+                {
+                    let value = value.trim_start();
+                    let end = value.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E'));
+                    found = Some(&value[..end.unwrap_or(value.len())]);
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    found
+}
+
+/// The language in a tag that a text begins with: `<|hi|> ...`.
+pub fn tag_of(text: &str) -> Option<&str> {
+    let (tag, _) = text.strip_prefix("<|")?.split_once("|>")?;
+    let plain = !tag.is_empty() && tag.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+    plain.then_some(tag)
+}
+
+#[cfg(test)]
+#[path = "lines_tests.rs"]
+mod tests;

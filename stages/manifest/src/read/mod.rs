@@ -1,0 +1,353 @@
+//! The kind `manifest.read`.
+
+mod files;
+mod folder;
+mod lines;
+mod places;
+mod recordings;
+mod rows;
+mod table_text;
+mod tables;
+
+use std::path::{Path, PathBuf};
+
+use arrow::array::RecordBatch;
+use flow_runtime::{
+    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, Reads, Shape, Source,
+    SourcePartition, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use files::Format;
+pub use places::shard_folders;
+pub use rows::read_schema;
+
+use crate::error::ManifestError;
+use files::{expand, format_of};
+use folder::AudioFolder;
+use lines::LineManifest;
+use places::Places;
+use recordings::Recordings;
+use rows::Rows;
+use tables::TableManifest;
+
+/// Starts from a manifest that exists.
+///
+/// # What it does
+///
+/// Reads one of three forms:
+///
+/// - parquet: files with the columns that `manifest.write` writes (`segment_id, text, duration` are needed, `lang,
+///   shard_id, tar_member_name, tar_path, source, audio_path` or `audio_filepath` read if they are there, others left
+///   out; dictionaries and other widths of text and numbers are read as text and float64). A shard is a partition,
+///   `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file.
+/// - nemo: one JSON object to a line with `audio_filepath, duration, text`, a language (`lang`, `language`,
+///   `target_lang` or `source_lang`) and perhaps `offset` (seconds into the recording), `segment_id`, `shard_id`,
+///   `source`, `tar_path` and `tar_member_name`. `audio_filepath` is relative to the manifest's folder, or else to the
+///   current one. With `tars` it is a member of a tar. 8,192 lines are a partition.
+/// - folder: a folder of recordings (flac, wav, mp3, m4a, ogg), each with a `.txt` beside it, or with a `metadata.csv`
+///   or `.tsv` whose first line names a column for the file (`file_name`, `path`, ...) and one for the text (`text`,
+///   `sentence`, ...), perhaps `lang` and `duration`. Where no duration is given, recordings are decoded to measure
+///   them. The language is that of the table, else `lang`, else the first folder below if it is named like one.
+///
+/// A row without a language gets `lang`, else the one in a tag that its text begins with (`<|hi|> ...`). An empty text is
+/// taken as it is.
+///
+/// Columns out: `_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source, audio_path, start,
+/// offset, size`. `audio_path` is the recording's file; where `offset` and `size` are not null, it is the tar that holds the
+/// recording, at that offset in bytes. `start`, where it is not null, is where the row begins in the recording, in seconds. So
+/// `sampling.load`, `training.train` and `evaluation.decode` read these rows without an extraction.
+///
+/// A recording named by `tar_path` and `tar_member_name` is looked for below `audio`
+/// (`<audio>/<lang>/<shard_id>/<member>`), then beside the tar, then in it.
+///
+/// Rows are refused (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`,
+/// `bad_type`, `duration_invalid`, `offset_invalid`, `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
+/// original. A recording that turns up later in a folder that was there is not noticed; `--force` this stage.
+///
+/// With an input and an empty `manifest`, the rows of the input go on as they are: so one pipeline starts from shards or from
+/// manifests.
+///
+/// # Example
+///
+/// ```yaml
+/// train_rows:
+///   uses: manifest.read
+///   with: {manifest: /data/train_manifest.jsonl}
+/// tarred:
+///   uses: manifest.read
+///   with: {manifest: "/data/manifest__OP_0..127_CL_.json", tars: "/data/audio__OP_0..127_CL_.tar", lang: en}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReadSettings {
+    /// The file or folder. Several files as a range or list: `m_{0..15}.json`, `{a,b}.parquet`, or as NeMo writes it,
+    /// `m__OP_0..15_CL_.json`.
+    pub manifest: String,
+    /// What kind of manifest it is.
+    pub format: Format,
+    /// Folder of extracted recordings, `<audio>/<lang>/<shard_id>/<member>`, as `audio.extract` makes it.
+    pub audio: PathBuf,
+    /// Stands before a relative `tar_path`.
+    pub shards: PathBuf,
+    /// Tars that hold the recordings of a NeMo manifest, written like `manifest`: as many as manifests, or with the
+    /// number at the end of their names that a line gives as `shard_id`.
+    pub tars: String,
+    /// Language of rows that name none.
+    pub lang: String,
+    /// What the column `source` says where the manifest does not.
+    pub source: String,
+    /// Look whether each recording is there, and refuse the row as `missing_audio` if not.
+    pub check_audio: bool,
+    /// Where this is not empty, `manifest` must not be either: the other half of a pair of parameters.
+    pub required_with: String,
+}
+
+impl Default for ReadSettings {
+    fn default() -> Self {
+        ReadSettings {
+            manifest: String::new(),
+            format: Format::default(),
+            audio: PathBuf::new(),
+            shards: PathBuf::new(),
+            tars: String::new(),
+            lang: String::new(),
+            source: "manifest".into(),
+            check_audio: true,
+            required_with: String::new(),
+        }
+    }
+}
+
+impl ReadSettings {
+    fn places(&self, folder: &Path) -> Places {
+        Places {
+            folder: folder.to_path_buf(),
+            audio: self.audio.clone(),
+            shards: self.shards.clone(),
+        }
+    }
+}
+
+/// The name of a file without its extension.
+fn file_stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+pub struct Read;
+
+impl Kind for Read {
+    const NAME: &'static str = "manifest.read";
+    const VERSION: u32 = 1;
+    type Settings = ReadSettings;
+
+    fn shape(settings: &ReadSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if let Some(second) = inputs.get(1) {
+            return Err(StageError::Input {
+                name: second.name.clone(),
+                message: format!("manifest.read takes one input at most, not {}", inputs.len()),
+                help: Some("the input stands in where `manifest` is empty".into()),
+            });
+        }
+        let port = |schema| {
+            vec![Port {
+                name: "rows".into(),
+                schema,
+            }]
+        };
+        if !settings.manifest.is_empty() {
+            let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
+            for (name, pattern) in patterns {
+                expand(pattern).map_err(|why| StageError::setting(name, why))?;
+            }
+            return Ok(Shape {
+                reads: vec![Reads::Whole; inputs.len()],
+                conservation: Conservation::Rows,
+                ..Shape::source(port(read_schema()))
+            });
+        }
+        if !settings.required_with.is_empty() {
+            let message = format!("a manifest is needed to go with {:?}", settings.required_with);
+            return Err(StageError::setting("manifest", message)
+                .with_help("manifests for training and for validation are given together"));
+        }
+        match inputs.first() {
+            Some(input) => Ok(Shape::local(1, port(input.schema.clone()))),
+            None => Err(
+                StageError::setting("manifest", "`manifest` is empty, and there is no input to stand in")
+                    .with_help("name a file or a folder"),
+            ),
+        }
+    }
+
+    fn open(settings: &ReadSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(if settings.manifest.is_empty() {
+            Body::Local(Box::new(PassOn))
+        } else {
+            Body::Source(Box::new(Reader {
+                settings: settings.clone(),
+                context: context.clone(),
+                manifest: None,
+            }))
+        })
+    }
+
+    /// Paths are what this stage gives, so they count.
+    fn identity(settings: &ReadSettings) -> serde_json::Value {
+        if settings.manifest.is_empty() {
+            return serde_json::json!({"from": "input"});
+        }
+        let mut settings = settings.clone();
+        settings.required_with.clear();
+        serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
+    }
+}
+
+/// Gives the rows of the input as they are.
+struct PassOn;
+
+impl Operator for PassOn {
+    fn batch(&mut self, _: usize, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+        out.send(0, batch);
+        Ok(())
+    }
+
+    fn partition_complete(&mut self, _: &Partition, _: &mut Out) -> Result<Progress, StageError> {
+        Ok(Progress::Done)
+    }
+}
+
+enum Manifest {
+    Tables(TableManifest),
+    Lines(LineManifest),
+    Folder(AudioFolder),
+}
+
+struct Reader {
+    settings: ReadSettings,
+    context: Context,
+    manifest: Option<Manifest>,
+}
+
+impl Reader {
+    fn manifest(&mut self) -> Result<&Manifest, StageError> {
+        if self.manifest.is_none() {
+            self.manifest = Some(self.settings.open().map_err(|error| match error {
+                error @ (ManifestError::Manifest { .. } | ManifestError::Parquet { .. } | ManifestError::Io { .. }) => {
+                    StageError::setting("manifest", error)
+                }
+                other => other.into(),
+            })?);
+        }
+        self.manifest
+            .as_ref()
+            .ok_or_else(|| StageError::failed("the manifest was not opened"))
+    }
+}
+
+impl ReadSettings {
+    fn open(&self) -> Result<Manifest, ManifestError> {
+        let files = existing(&self.manifest, "the manifest")?;
+        let mut format = self.format;
+        for file in &files {
+            let found = match self.format {
+                Format::Auto => format_of(file).ok_or_else(|| ManifestError::Manifest {
+                    path: file.clone(),
+                    why: "its name does not tell its format; say `format: parquet`, `nemo` or `folder`".into(),
+                })?,
+                given => given,
+            };
+            if format != Format::Auto && format != found {
+                return Err(ManifestError::Manifest {
+                    path: file.clone(),
+                    why: "it has another format than the files before it".into(),
+                });
+            }
+            if file.is_dir() != (found == Format::Folder) {
+                let why = if file.is_dir() {
+                    "it is a folder, not a file"
+                } else {
+                    "it is a file, not a folder"
+                };
+                return Err(ManifestError::Manifest {
+                    path: file.clone(),
+                    why: why.into(),
+                });
+            }
+            format = found;
+        }
+        if !self.tars.is_empty() && format != Format::Nemo {
+            return Err(ManifestError::Manifest {
+                path: self.tars.clone().into(),
+                why: "`tars` belongs to manifests of JSON lines".into(),
+            });
+        }
+        match (format, files.as_slice()) {
+            (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self)?)),
+            (Format::Nemo, _) => {
+                let tars = if self.tars.is_empty() {
+                    Vec::new()
+                } else {
+                    existing(&self.tars, "the tar")?
+                };
+                Ok(Manifest::Lines(LineManifest::open(files, tars, self)?))
+            }
+            (_, [root]) => Ok(Manifest::Folder(AudioFolder::open(root, self)?)),
+            (_, [_, second, ..]) => Err(ManifestError::Manifest {
+                path: second.clone(),
+                why: "only one folder can be read".into(),
+            }),
+            (_, []) => Err(ManifestError::Manifest {
+                path: self.manifest.clone().into(),
+                why: "it stands for no file".into(),
+            }),
+        }
+    }
+}
+
+/// The files of a pattern, all of which have to be there.
+fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
+    // The pattern was checked with the pipeline.
+    let files = expand(pattern).map_err(|why| ManifestError::Manifest {
+        path: pattern.into(),
+        why,
+    })?;
+    let files: Vec<PathBuf> = files.into_iter().map(PathBuf::from).collect();
+    match files.iter().find(|file| !(file.is_file() || file.is_dir())) {
+        None => Ok(files),
+        Some(missing) => Err(ManifestError::Manifest {
+            path: missing.clone(),
+            why: format!("{what} is not there (paths are relative to the current directory)"),
+        }),
+    }
+}
+
+impl Source for Reader {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let mut partitions = match self.manifest()? {
+            Manifest::Tables(tables) => tables.partitions(),
+            Manifest::Lines(lines) => lines.partitions()?,
+            Manifest::Folder(folder) => folder.partitions(),
+        };
+        partitions.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(partitions)
+    }
+
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        if self.context.cancel.is_set() {
+            return Err(StageError::failed("stopped"));
+        }
+        let mut recordings = Recordings::new(self.settings.check_audio);
+        let mut rows = Rows::new(out, &mut recordings);
+        match self.manifest()? {
+            Manifest::Tables(tables) => tables.read(partition, &mut rows)?,
+            Manifest::Lines(lines) => lines.read(partition, &mut rows)?,
+            Manifest::Folder(folder) => folder.read(partition, &mut rows)?,
+        }
+        rows.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! Finds the recordings that manifests name: as files, or as members of a tar.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
+use flow_audio::tar::{self, MemberKind};
+use flow_runtime::StageError;
+
+use super::rows::{ManifestRow, Refusal, refuse};
+
+/// Longest recording whose length is measured.
+const LONGEST_SECONDS: f64 = 4.0 * 3600.0;
+
+/// Where a row's recording may be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wanted {
+    /// Files, tried in this order.
+    pub files: Vec<PathBuf>,
+    /// A tar and the name of a member, if it is none of the files.
+    pub member: Option<(PathBuf, String)>,
+}
+
+/// Where it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// The file, or the tar.
+    pub audio_path: String,
+    /// Offset and size in bytes within a tar.
+    pub range: Option<(i64, i64)>,
+    /// In seconds.
+    pub duration: f64,
+}
+
+/// A file and, where that is a tar, offset and size in it.
+type Place = (PathBuf, Option<(i64, i64)>);
+
+/// Members of a tar by name: offset and size.
+struct Members {
+    by_name: HashMap<String, (i64, i64)>,
+    /// By the last part of the name.
+    by_file_name: HashMap<String, (i64, i64)>,
+}
+
+/// Looks for recordings. Remembers the tar it listed last.
+pub struct Recordings {
+    /// Whether files are looked for; otherwise the first place is believed.
+    look: bool,
+    listed: Option<(PathBuf, Result<Members, String>)>,
+}
+
+impl Recordings {
+    pub fn new(look: bool) -> Self {
+        Recordings { look, listed: None }
+    }
+
+    /// # Errors
+    /// When a tar that is there cannot be read.
+    pub fn find(&mut self, row: &ManifestRow) -> Result<Result<Found, Refusal>, StageError> {
+        let (path, range) = match self.place(&row.wanted)? {
+            Ok(place) => place,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let Some(audio_path) = path.to_str() else {
+            return Ok(Err(refuse("unsafe_name", "the path is not UTF-8")));
+        };
+        let duration = match row.duration {
+            Some(seconds) => seconds,
+            None => match measure(&path, range) {
+                Ok(seconds) => seconds,
+                Err(why) => return Ok(Err(refuse("decode_error", why))),
+            },
+        };
+        Ok(Ok(Found {
+            audio_path: audio_path.to_string(),
+            range,
+            duration,
+        }))
+    }
+
+    fn place(&mut self, wanted: &Wanted) -> Result<Result<Place, Refusal>, StageError> {
+        // What only a tar has must be looked up there in any case.
+        let look = self.look || wanted.files.is_empty();
+        for file in &wanted.files {
+            // Links are followed: folders of recordings are often made of them.
+            if !look || std::fs::metadata(file).is_ok_and(|metadata| metadata.is_file()) {
+                return Ok(Ok((file.clone(), None)));
+            }
+        }
+        let mut tried: Vec<String> = wanted.files.iter().map(|file| file.display().to_string()).collect();
+        if let Some((tar, member)) = &wanted.member {
+            match self.members(tar)? {
+                Ok(members) => match members.find(member) {
+                    Some(range) => return Ok(Ok((tar.clone(), Some(range)))),
+                    None => tried.push(format!("{member:?} in {}", tar.display())),
+                },
+                Err(why) => tried.push(format!("{member:?} in {} ({why})", tar.display())),
+            }
+        }
+        Ok(Err(match tried.as_slice() {
+            [] => refuse("missing_audio", "the row names no recording"),
+            tried => refuse("missing_audio", format!("not there: {}", tried.join(", "))),
+        }))
+    }
+
+    fn members(&mut self, tar: &Path) -> Result<Result<&Members, &str>, StageError> {
+        if self.listed.as_ref().is_none_or(|(path, _)| path != tar) {
+            self.listed = Some((tar.to_path_buf(), list(tar)?));
+        }
+        match &self.listed {
+            Some((_, Ok(members))) => Ok(Ok(members)),
+            Some((_, Err(why))) => Ok(Err(why)),
+            None => Ok(Err("not listed")),
+        }
+    }
+}
+
+impl Members {
+    /// By its whole name, or by its file name: tarring tools leave folders out.
+    fn find(&self, name: &str) -> Option<(i64, i64)> {
+        let bare = crate::names::strip_dot_slash(name);
+        let file_name = bare.rsplit('/').next().unwrap_or(bare);
+        let found = self.by_name.get(bare).or_else(|| self.by_file_name.get(file_name));
+        found.copied()
+    }
+}
+
+/// The inner error says why there is nothing to find in the tar.
+fn list(path: &Path) -> Result<Result<Members, String>, StageError> {
+    let length = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => metadata.len(),
+        Ok(_) => return Ok(Err("not a file".into())),
+        Err(_) => return Ok(Err("no such tar".into())),
+    };
+    let failed = |error: std::io::Error| StageError::failed(format!("{}: {error}", path.display()));
+    let mut reader = BufReader::new(File::open(path).map_err(failed)?);
+    let listing = tar::list(&mut reader, length).map_err(failed)?;
+    let mut members = Members {
+        by_name: HashMap::new(),
+        by_file_name: HashMap::new(),
+    };
+    for member in listing.last_of_each_name() {
+        let (Ok(offset), Ok(size)) = (i64::try_from(member.offset), i64::try_from(member.size)) else {
+            continue;
+        };
+        if member.kind != MemberKind::Regular || member.truncated {
+            continue;
+        }
+        let file_name = member.name.rsplit('/').next().unwrap_or(&member.name);
+        members.by_file_name.insert(file_name.to_string(), (offset, size));
+        members.by_name.insert(member.name.clone(), (offset, size));
+    }
+    Ok(Ok(members))
+}
+
+/// The length of a recording in seconds, by decoding it.
+fn measure(path: &Path, range: Option<(i64, i64)>) -> Result<f64, String> {
+    let bytes = match range.map(|(offset, size)| (u64::try_from(offset), u64::try_from(size))) {
+        None => read_file(path),
+        Some((Ok(offset), Ok(size))) => read_range(path, offset, size),
+        Some(_) => return Err("a negative offset".into()),
+    };
+    let signal = bytes
+        .and_then(|bytes| decode(&bytes, LONGEST_SECONDS))
+        .map_err(|error| error.to_string())?;
+    if signal.is_empty() {
+        return Err("no frames".into());
+    }
+    Ok(signal.len() as f64 / f64::from(SAMPLE_RATE))
+}

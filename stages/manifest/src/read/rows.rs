@@ -1,0 +1,213 @@
+//! Rows as `manifest.read` gives them, and lines that it refuses.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder, UInt32Builder};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
+
+use super::recordings::{Found, Recordings, Wanted};
+
+/// Rows that are handed on at a time.
+const CHUNK: usize = 8_192;
+/// Bytes of a refused line that are kept.
+const KEPT_OF_A_LINE: usize = 64 << 10;
+
+const TEXTS: [&str; 8] = [
+    "segment_id",
+    "shard_id",
+    "text",
+    "lang",
+    "tar_member_name",
+    "tar_path",
+    "source",
+    "audio_path",
+];
+
+/// `_row`, the columns of a manifest, and where the recording is.
+pub fn read_schema() -> SchemaRef {
+    let field = |name: &str, data_type, nullable| Field::new(name, data_type, nullable);
+    let mut fields = vec![field(ROW, DataType::UInt32, false)];
+    fields.extend(TEXTS.map(|name| field(name, DataType::Utf8, false)));
+    fields.insert(4, field("duration", DataType::Float64, false));
+    fields.push(field("start", DataType::Float64, true));
+    fields.push(field("offset", DataType::Int64, true));
+    fields.push(field("size", DataType::Int64, true));
+    Arc::new(Schema::new(fields))
+}
+
+/// Why a row is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    pub reason: &'static str,
+    pub detail: String,
+}
+
+pub fn refuse(reason: &'static str, detail: impl Into<String>) -> Refusal {
+    Refusal {
+        reason,
+        detail: detail.into(),
+    }
+}
+
+/// One row of a manifest, before its recording was looked for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ManifestRow {
+    pub segment_id: String,
+    pub shard_id: String,
+    pub text: String,
+    /// In seconds; none where the recording has to tell.
+    pub duration: Option<f64>,
+    pub lang: String,
+    pub tar_member_name: String,
+    pub tar_path: String,
+    pub source: String,
+    /// Where the row begins in its recording, in seconds; none for the whole recording.
+    pub start: Option<f64>,
+    pub wanted: Wanted,
+}
+
+impl ManifestRow {
+    fn check(&self) -> Result<(), Refusal> {
+        if let Some(seconds) = self.duration
+            && !(seconds.is_finite() && seconds > 0.0)
+        {
+            return Err(refuse("duration_invalid", format!("{seconds} s")));
+        }
+        if let Some(start) = self.start
+            && !(start.is_finite() && start >= 0.0)
+        {
+            return Err(refuse("offset_invalid", format!("{start} s")));
+        }
+        if self.lang.trim().is_empty() {
+            return Err(refuse("missing_field", "lang"));
+        }
+        Ok(())
+    }
+}
+
+/// Collects the rows of one partition and hands them on.
+pub struct Rows<'a> {
+    out: &'a mut Out,
+    recordings: &'a mut Recordings,
+    texts: [StringBuilder; TEXTS.len()],
+    rows: UInt32Builder,
+    durations: Float64Builder,
+    starts: Float64Builder,
+    offsets: Int64Builder,
+    sizes: Int64Builder,
+    waiting: usize,
+    /// Number of the next row.
+    next: u32,
+}
+
+impl<'a> Rows<'a> {
+    pub fn new(out: &'a mut Out, recordings: &'a mut Recordings) -> Self {
+        Rows {
+            out,
+            recordings,
+            texts: Default::default(),
+            rows: UInt32Builder::new(),
+            durations: Float64Builder::new(),
+            starts: Float64Builder::new(),
+            offsets: Int64Builder::new(),
+            sizes: Int64Builder::new(),
+            waiting: 0,
+            next: 0,
+        }
+    }
+
+    /// Takes the next row of the manifest, or what is wrong with it. `values` gives it as JSON, for the reject.
+    ///
+    /// # Errors
+    /// Where a partition has more rows than `_row` can count, or a tar cannot be read.
+    pub fn push(
+        &mut self,
+        row: Result<ManifestRow, Refusal>,
+        values: impl FnOnce() -> String,
+    ) -> Result<(), StageError> {
+        let number = self.next;
+        self.next = number
+            .checked_add(1)
+            .ok_or_else(|| StageError::failed("a partition has more rows than `_row` can count"))?;
+        self.out.read(1);
+        let segment_id = row.as_ref().ok().map(|row| row.segment_id.clone());
+        let found = match row {
+            Ok(row) => match row.check() {
+                Ok(()) => self.recordings.find(&row)?.map(|found| (row, found)),
+                Err(refusal) => Err(refusal),
+            },
+            Err(refusal) => Err(refusal),
+        };
+        match found {
+            Ok((row, found)) => self.append(number, &row, &found)?,
+            Err(Refusal { reason, detail }) => self.out.reject(Reject {
+                row: Some(number),
+                segment_id: segment_id.filter(|id| !id.is_empty()),
+                reason: reason.into(),
+                class: RejectClass::Fault,
+                detail,
+                values: values(),
+            }),
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, number: u32, row: &ManifestRow, found: &Found) -> Result<(), StageError> {
+        self.rows.append_value(number);
+        let texts = [
+            &row.segment_id,
+            &row.shard_id,
+            &row.text,
+            &row.lang,
+            &row.tar_member_name,
+            &row.tar_path,
+            &row.source,
+            &found.audio_path,
+        ];
+        for (builder, text) in self.texts.iter_mut().zip(texts) {
+            builder.append_value(text);
+        }
+        self.durations.append_value(found.duration);
+        self.starts.append_option(row.start);
+        self.offsets.append_option(found.range.map(|(offset, _)| offset));
+        self.sizes.append_option(found.range.map(|(_, size)| size));
+        self.waiting += 1;
+        if self.waiting == CHUNK {
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<(), StageError> {
+        if self.waiting == 0 {
+            return Ok(());
+        }
+        self.waiting = 0;
+        let mut columns: Vec<ArrayRef> = vec![Arc::new(self.rows.finish())];
+        columns.extend(self.texts.iter_mut().map(|text| Arc::new(text.finish()) as ArrayRef));
+        columns.insert(4, Arc::new(self.durations.finish()));
+        columns.push(Arc::new(self.starts.finish()));
+        columns.push(Arc::new(self.offsets.finish()));
+        columns.push(Arc::new(self.sizes.finish()));
+        self.out.send(0, RecordBatch::try_new(read_schema(), columns)?);
+        Ok(())
+    }
+
+    /// No more rows will come.
+    ///
+    /// # Errors
+    /// Only where memory for them is lacking.
+    pub fn finish(mut self) -> Result<(), StageError> {
+        self.send()
+    }
+}
+
+/// A line as the values of a reject.
+pub fn line_values(line: &str) -> String {
+    let mut end = line.len().min(KEPT_OF_A_LINE);
+    while !line.is_char_boundary(end) {
+        end -= 1;
+    }
+    serde_json::json!({ "line": &line[..end] }).to_string()
+}

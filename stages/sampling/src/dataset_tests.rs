@@ -1,0 +1,74 @@
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, UInt32Array};
+use arrow::datatypes::Field;
+
+use super::*;
+use crate::test_data::corpus;
+
+/// Rows as `manifest.read` gives them: a file, a part of a file, a member of a tar, and a part past the end.
+#[test]
+fn files_parts_and_members_of_tars_are_read() {
+    let tar = corpus("micro").join("shards/hi/hi_0001/hi_0001.tar");
+    let mut reader = std::fs::File::open(&tar).unwrap();
+    let length = reader.metadata().unwrap().len();
+    let listing = flow_audio::tar::list(&mut reader, length).unwrap();
+    let whole_tar = std::fs::read(&tar).unwrap();
+    let bytes = |member: &flow_audio::tar::Member| {
+        whole_tar[member.offset as usize..(member.offset + member.size) as usize].to_vec()
+    };
+    let member = listing
+        .members
+        .iter()
+        .find(|member| bytes(member).starts_with(b"fLaC"))
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.flac");
+    std::fs::write(&file, bytes(member)).unwrap();
+    let (file, tar) = (file.to_str().unwrap(), tar.to_str().unwrap());
+    let (offset, size) = (Some(member.offset as i64), Some(member.size as i64));
+
+    let rows = [
+        (file, None, None, None, 1.0),
+        (file, None, None, Some(0.25), 0.125),
+        (tar, offset, size, None, 1.0),
+        (tar, offset, size, Some(0.25), 0.125),
+        (file, None, None, Some(1000.0), 1.0),
+    ];
+    let count = rows.len();
+    let text = |value: &str| -> ArrayRef { Arc::new(StringArray::from(vec![value; count])) };
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("_row", Arc::new(UInt32Array::from_iter_values(0..count as u32))),
+        ("segment_id", text("s")),
+        ("text", text("x")),
+        ("lang", text("hi")),
+        (
+            "audio_path",
+            Arc::new(rows.iter().map(|row| Some(row.0)).collect::<StringArray>()),
+        ),
+        ("offset", Arc::new(rows.iter().map(|row| row.1).collect::<Int64Array>())),
+        ("size", Arc::new(rows.iter().map(|row| row.2).collect::<Int64Array>())),
+        (
+            "start",
+            Arc::new(rows.iter().map(|row| row.3).collect::<Float64Array>()),
+        ),
+        (
+            "duration",
+            Arc::new(rows.iter().map(|row| Some(row.4)).collect::<Float64Array>()),
+        ),
+    ];
+    let field = |(name, column): &(&str, ArrayRef)| Field::new(*name, column.data_type().clone(), true);
+    let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Vec<_>>()));
+    assert_eq!(AudioColumns::of(&schema, false), Some(AudioColumns::PathRange));
+    let batch = RecordBatch::try_new(schema.clone(), columns.into_iter().map(|column| column.1).collect()).unwrap();
+    let artifact = Artifact::in_memory(schema, vec![(Partition::new("hi/hi_0001"), vec![batch])]).unwrap();
+    let data = Dataset::read(&artifact, None, Path::new(""), None).unwrap();
+    let signal = |row: u32| data.utterance(row).unwrap().signal();
+
+    let whole = decode(&bytes(member), 60.0).unwrap();
+    assert_eq!(signal(0).unwrap(), whole);
+    assert_eq!(signal(2).unwrap(), whole);
+    assert_eq!(signal(1).unwrap(), whole[4_000..6_000]);
+    assert_eq!(signal(3).unwrap(), whole[4_000..6_000]);
+    assert!(signal(4).unwrap_err().to_string().contains("ends before 1000 s"));
+}

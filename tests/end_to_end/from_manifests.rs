@@ -1,0 +1,167 @@
+//! Training starts from manifests that exist: the tars are gone, and so is the rest of the corpus.
+
+use std::fs;
+use std::path::Path;
+
+use crate::binary::{Workplace, expect_code, read_manifest, read_rejects, stderr};
+use crate::training::{finetune, last_checkpoint};
+
+/// A place that has no corpus, only what `from` made.
+fn without_corpus() -> Workplace {
+    let folder = tempfile::tempdir().unwrap();
+    let shards = folder.path().join("no/such/corpus");
+    Workplace { folder, shards }
+}
+
+fn setting(name: &str, path: &Path) -> String {
+    format!("{name}={}", path.display())
+}
+
+fn train_from(place: &Workplace, train: &Path, val: &Path, audio: &Path) -> std::process::Output {
+    let settings = [
+        "train.max_steps=2".to_string(),
+        setting("train_manifest", train),
+        setting("val_manifest", val),
+        setting("audio", audio),
+    ];
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    finetune(place, &settings).output().unwrap()
+}
+
+/// Manifests and recordings made once from shards, then the shards deleted. The same rows in the same order are the
+/// same training: the checkpoints are equal to the bit.
+#[test]
+fn manifests_and_recordings_alone_give_the_same_model() {
+    let first = Workplace::with_copy("micro");
+    expect_code(&finetune(&first, &["train.max_steps=2"]).output().unwrap(), 0);
+    let audio = first.path("audio");
+    // Made from what is committed; the recordings are where training had them.
+    first.build_manifests(&["jsonl=true", &setting("audio", &audio)]);
+    fs::remove_dir_all(&first.shards).unwrap();
+    fs::remove_dir_all(first.path("state")).unwrap();
+
+    let file = |name: &str| first.out().join(name);
+    for (train, val) in [
+        ("train_manifest_v2.parquet", "val_manifest_v2.parquet"),
+        ("train_manifest_v2.jsonl", "val_manifest_v2.jsonl"),
+    ] {
+        let before = fs::read(file("flow.json")).unwrap();
+        let place = without_corpus();
+        let output = train_from(&place, &file(train), &file(val), &audio);
+        expect_code(&output, 0);
+        assert!(
+            last_checkpoint(&place, 2) == last_checkpoint(&first, 2),
+            "{train} gave another model"
+        );
+        assert!(!place.out().exists(), "manifests were written though they were given");
+        assert_eq!(fs::read(file("flow.json")).unwrap(), before);
+
+        let again = train_from(&place, &file(train), &file(val), &audio);
+        expect_code(&again, 0);
+        assert!(stderr(&again).contains("nothing to do"), "{}", stderr(&again));
+    }
+
+    // One recording less, and one line that is broken: two rows less, and the run goes on.
+    let rows = read_manifest(&file("train_manifest_v2.parquet"));
+    let lost = &rows[3];
+    let lang = lost.tar_path.rsplit('/').nth(2).unwrap();
+    fs::remove_file(audio.join(lang).join(&lost.shard_id).join(&lost.tar_member_name)).unwrap();
+    let lines = fs::read_to_string(file("train_manifest_v2.jsonl")).unwrap();
+    let broken = first.path("broken.jsonl");
+    fs::write(&broken, lines.replacen("{\"audio_filepath\"", "\"audio_filepath\"", 1)).unwrap();
+    let place = without_corpus();
+    expect_code(&train_from(&place, &broken, &file("val_manifest_v2.jsonl"), &audio), 0);
+    let mut flow = crate::binary::program();
+    flow.args(["rejects", "pipelines/finetune.yaml", "--state"])
+        .arg(place.path("state"));
+    let rejects = flow
+        .arg("--export")
+        .arg(place.path("rejects.parquet"))
+        .output()
+        .unwrap();
+    expect_code(&rejects, 0);
+    let mut reasons: Vec<String> = read_rejects(&place.path("rejects.parquet"))
+        .into_iter()
+        .map(|reject| reject.reason)
+        .collect();
+    reasons.sort();
+    assert_eq!(reasons, ["bad_json", "missing_audio"]);
+}
+
+#[test]
+fn half_a_pair_of_manifests_and_a_missing_one_are_refused() {
+    let place = without_corpus();
+    let output = finetune(&place, &["train_manifest=some.parquet"]).output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("val_manifest"), "{}", stderr(&output));
+    let output = train_from(
+        &place,
+        Path::new("none/a.jsonl"),
+        Path::new("none/b.jsonl"),
+        Path::new(""),
+    );
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("none/a.jsonl"), "{}", stderr(&output));
+}
+
+#[test]
+fn json_lines_and_statistics_say_what_the_tables_say() {
+    let place = Workplace::new("micro");
+    place.build_manifests(&["jsonl=true"]);
+    let statistics: serde_json::Value =
+        serde_json::from_slice(&fs::read(place.out().join("statistics.json")).unwrap()).unwrap();
+    for (set, name) in [
+        ("master", "master_manifest"),
+        ("train", "train_manifest_v2"),
+        ("val", "val_manifest_v2"),
+    ] {
+        let rows = read_manifest(&place.out().join(format!("{name}.parquet")));
+        let lines = fs::read_to_string(place.out().join(format!("{name}.jsonl"))).unwrap();
+        assert_eq!(lines.lines().count(), rows.len());
+        for (line, row) in lines.lines().zip(&rows) {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert_eq!(line["text"], row.text.as_str());
+            assert_eq!(line["lang"], row.lang.as_str());
+            assert_eq!(line["segment_id"], row.segment_id.as_str());
+            assert!((line["duration"].as_f64().unwrap() - row.duration).abs() < 1e-12);
+            let beside = Path::new(&row.tar_path).parent().unwrap();
+            let member = row.tar_member_name.trim_start_matches("./");
+            assert_eq!(line["audio_filepath"], beside.join(member).to_str().unwrap());
+        }
+        let hindi: Vec<f64> = rows
+            .iter()
+            .filter(|row| row.lang == "hi")
+            .map(|row| row.duration)
+            .collect();
+        let figures = &statistics["sets"][set]["languages"]["hi"];
+        assert_eq!(figures["rows"], hindi.len());
+        assert!((figures["hours"].as_f64().unwrap() - hindi.iter().sum::<f64>() / 3600.0).abs() < 1e-12);
+        assert_eq!(statistics["sets"][set]["all"]["rows"], rows.len());
+    }
+    let share = statistics["val_share"]["all"].as_f64().unwrap();
+    assert!((share - 9.0 / 129.0).abs() < 1e-12, "{share}");
+}
+
+/// Another way of writing changes texts, not which rows stay.
+#[test]
+fn texts_are_composed_and_stripped_when_asked() {
+    let texts = |settings: &[&str]| {
+        let place = Workplace::new("micro");
+        place.build_manifests(settings);
+        let rows = read_manifest(&place.out().join("train_manifest_v2.parquet"));
+        rows.into_iter()
+            .map(|row| (row.segment_id, row.text))
+            .collect::<Vec<_>>()
+    };
+    let invisible = |text: &str| text.contains(['\u{200b}', '\u{200c}', '\u{200d}', '\u{feff}']);
+    let (plain, other) = (texts(&[]), texts(&["nfc=true", "strip_zero_width=true"]));
+    assert!(plain.iter().any(|(_, text)| invisible(text)));
+    assert!(!other.iter().any(|(_, text)| invisible(text)));
+    let ids = |rows: &[(String, String)]| rows.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&plain), ids(&other));
+    assert!(plain != other);
+    assert!(
+        texts(&["nfc=true"]) != plain,
+        "the corpus holds texts that are not composed"
+    );
+}
