@@ -72,6 +72,23 @@ fn a_new_threshold_decodes_no_audio_again() {
 }
 
 #[test]
+fn a_setting_changed_back_shows_the_rejects_of_before() {
+    let place = Workplace::new("micro");
+    let rejects = || {
+        let mut flow = crate::binary::program();
+        flow.arg("rejects").arg("--state").arg(place.path("state"));
+        String::from_utf8(flow.output().unwrap().stdout).unwrap()
+    };
+    place.build_manifests(&[]);
+    let before = rejects();
+    place.build_manifests(&["min_quality=0.8"]);
+    assert_ne!(rejects(), before);
+    let ran = partitions_run(&place, &[]);
+    assert_eq!(ran["cleaned"].0, 0, "{ran:?}");
+    assert_eq!(rejects(), before);
+}
+
+#[test]
 fn adding_changing_and_removing_a_shard_equals_a_build_from_nothing() {
     let place = Workplace::with_copy("micro");
     let shard = place.shards.join("ta/ta_0000");

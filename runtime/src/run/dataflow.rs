@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::RunError;
 use super::job::{node_job, region_job};
-use super::region::{Ran, failed, started};
+use super::region::{Ran, failed, started, writer};
 use crate::dataflow::job::{KeyPart, Signals};
 use crate::dataflow::run_region;
 use crate::partition::Partition;
@@ -13,7 +13,7 @@ use crate::plan::Action;
 use crate::plan::decide::{Decided, NodeVerdict, Verdict};
 use crate::plan::graph::{Flow, KeyInput};
 use crate::plan::ledger::Ledger;
-use crate::store::ArtifactWriter;
+use crate::store::{ArtifactWriter, Record};
 
 pub(super) fn run(
     ledger: &mut Ledger,
@@ -85,6 +85,9 @@ pub(super) fn run(
             ran.add(*node, 0, reused);
         }
     }
+    for (own, node) in decided.iter().zip(nodes) {
+        make_latest(ledger, *node, own)?;
+    }
     if runs.is_empty() {
         return Ok(());
     }
@@ -152,6 +155,32 @@ pub(super) fn run(
         (Some(signal), Some(_)) => Err(RunError::Interrupted { signal }),
         (None, Some(message)) => Err(RunError::Internal { message }),
     }
+}
+
+/// Marks records that are reused, though others were committed after them (a setting was changed and changed back), as
+/// the latest: `flow rejects` and `--only` look at those.
+fn make_latest(ledger: &mut Ledger, node: usize, decided: &[Decided]) -> Result<(), RunError> {
+    if !ledger.selection.selected[node] {
+        return Ok(());
+    }
+    let records = ledger.records(node)?;
+    let settled = &ledger.nodes[node].settled;
+    let older: Vec<Arc<Record>> = decided
+        .iter()
+        .filter(|one| one.action == Action::Reuse)
+        .filter_map(|one| settled.get(&one.partition))
+        .filter(|record| {
+            records
+                .latest(&record.partition)
+                .is_some_and(|latest| latest.key != record.key)
+        })
+        .cloned()
+        .collect();
+    if !older.is_empty() {
+        writer(ledger, node)?.make_latest(older)?;
+        ledger.nodes[node].records = None;
+    }
+    Ok(())
 }
 
 /// The parts of a running partition's key. A source that runs it digests its files as it reads them.

@@ -69,6 +69,17 @@ impl State {
             }
         }
     }
+
+    /// Puts a record after all others.
+    fn put_last(&mut self, record: Arc<Record>) {
+        self.records
+            .retain(|other| (&other.partition, other.key) != (&record.partition, record.key));
+        self.records.push(record);
+        self.places = (0..)
+            .zip(&self.records)
+            .map(|(at, record)| ((record.partition.clone(), record.key), at))
+            .collect();
+    }
 }
 
 /// A partition whose data lies under temporary names; nothing is committed yet. Dropping it removes them.
@@ -231,9 +242,7 @@ impl ArtifactWriter {
     /// all or none. Gives the records that stand now, in the order of `group`. Partitions for which the same
     /// record stands already cost nothing.
     pub fn commit(&self, group: Vec<Pending>) -> Result<Vec<Arc<Record>>, StoreError> {
-        let Shared {
-            files, recipe, folder, ..
-        } = &*self.shared;
+        let Shared { files, folder, .. } = &*self.shared;
         let mut state = self.lock();
         let mut result = Vec::with_capacity(group.len());
         let mut fresh: Vec<Arc<Record>> = Vec::new();
@@ -274,6 +283,28 @@ impl ArtifactWriter {
         if !temporary.is_empty() {
             files.sync_folder(&data_folder(folder))?;
         }
+        self.write_group(&mut state, &fresh)?;
+        for record in fresh {
+            state.put(record);
+        }
+        Ok(result)
+    }
+
+    /// Notes standing records once more, so that they are the latest of their partitions.
+    pub fn make_latest(&self, records: Vec<Arc<Record>>) -> Result<(), StoreError> {
+        let mut state = self.lock();
+        self.write_group(&mut state, &records)?;
+        for record in records {
+            state.put_last(record);
+        }
+        Ok(())
+    }
+
+    /// Writes one group of records: all of them stand when this returns.
+    fn write_group(&self, state: &mut State, records: &[Arc<Record>]) -> Result<(), StoreError> {
+        let Shared {
+            files, recipe, folder, ..
+        } = &*self.shared;
         let name = GroupName {
             generation: state.generation,
             number: state.next_group,
@@ -282,7 +313,7 @@ impl ArtifactWriter {
         let record_file = Group {
             version: RECORD_VERSION,
             recipe: *recipe,
-            records: fresh.clone(),
+            records: records.to_vec(),
         };
         let prepared = files.prepare(&path, &read_back::to_json(&path, &record_file)?)?;
         kill::pass(Point::RecordWritten);
@@ -302,10 +333,7 @@ impl ArtifactWriter {
         kill::pass(Point::RecordLinked);
         state.next_group += 1;
         state.groups.push(name);
-        for record in fresh {
-            state.put(record);
-        }
-        Ok(result)
+        Ok(())
     }
 
     /// Ends the artifact: one index file takes the place of the group records. `planned` are the partitions and
