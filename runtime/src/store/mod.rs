@@ -31,6 +31,7 @@ mod parquet_file;
 mod read_back;
 mod record;
 mod rejects;
+mod removed;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -43,6 +44,7 @@ pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord};
 pub use rejects::{RejectSet, add_up};
+pub use removed::{REMOVED_SUFFIX, remove_source, was_removed};
 pub use sources::SourceDigests;
 pub use writer::{ArtifactWriter, Pending, PortRows};
 

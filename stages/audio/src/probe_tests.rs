@@ -10,10 +10,14 @@ use crate::member_name::{is_unsafe, strip_dot_slash};
 use crate::test_data::{corpus, golden};
 
 fn probe(shards: PathBuf, audio_from: AudioFrom) -> Output {
-    Harness::<Probe>::new(ProbeSettings { shards, audio_from })
-        .threads(2)
-        .run()
-        .unwrap()
+    Harness::<Probe>::new(ProbeSettings {
+        shards,
+        audio_from,
+        formats: only_flac(),
+    })
+    .threads(2)
+    .run()
+    .unwrap()
 }
 
 /// (partition, name) -> row of `members`.
@@ -207,9 +211,14 @@ fn files_give_the_same_verdicts_as_the_tar() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("metadata.parquet"), b"not audio").unwrap();
     std::fs::create_dir_all(folder.join("deep")).unwrap();
-    let from_tar = examine::tar_of(&tar, &rayon::ThreadPoolBuilder::new().build().unwrap(), &|| false)
-        .unwrap()
-        .unwrap();
+    let from_tar = examine::tar_of(
+        &tar,
+        &only_flac(),
+        &rayon::ThreadPoolBuilder::new().build().unwrap(),
+        &|| false,
+    )
+    .unwrap()
+    .unwrap();
     for found in &from_tar.recordings {
         let bytes = crate::decode::read_range(&tar, found.offset, found.size).unwrap();
         std::fs::write(folder.join("deep").join(&found.name), bytes).unwrap();
@@ -220,7 +229,7 @@ fn files_give_the_same_verdicts_as_the_tar() {
         assert_eq!(members.rows.len(), from_tar.recordings.len());
         for found in &from_tar.recordings {
             let (batch, row) = members.find("as/as_0000", &format!("deep/{}", found.name)).unwrap();
-            let hash = found.verdict.as_ref().map(|verdict| verdict.audio_hash.as_str());
+            let hash = found.verdict.as_ref().map(|(_, verdict)| verdict.audio_hash.as_str());
             assert_eq!(batch["audio_hash"].as_string::<i32>().value(row), hash.unwrap());
             assert_eq!(batch["stored"].as_string::<i32>().value(row), "file");
         }
@@ -237,6 +246,7 @@ fn a_wrong_folder_is_a_wrong_setting() {
     let settings = ProbeSettings {
         shards: "/no/such/folder".into(),
         audio_from: AudioFrom::Tar,
+        formats: only_flac(),
     };
     let error = Harness::<Probe>::new(settings).run().unwrap_err();
     assert!(
