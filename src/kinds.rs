@@ -13,6 +13,8 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_manifest::write::Write>(),
         kind::<flow_audio::Probe>(),
         kind::<flow_audio::Extract>(),
+        kind::<flow_audio::DeleteTars>(),
+        kind::<flow_audio::WebDataset>(),
         kind::<flow_sampling::Plan>(),
         kind::<flow_sampling::WritePlan>(),
         kind::<flow_sampling::Load>(),

@@ -4,6 +4,7 @@
 //! JSON schema), a [`Shape`] computed from settings and input schemas, and a [`Body`]. The runtime calls
 //! the body on timely's workers; a test calls the same body through [`crate::harness`] without timely.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use arrow::array::{RecordBatch, UInt32Array};
@@ -41,6 +42,17 @@ pub trait Kind: Send + Sync + 'static {
     fn identity(settings: &Self::Settings) -> serde_json::Value {
         // Settings are plain data; a map with non-string keys would be the only way to fail.
         serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
+    }
+
+    /// Looks after what a local stage left outside the state directory, say files in a folder of the user's.
+    /// `committed` are the rows of its first port that a run would reuse. Names the partitions whose files are
+    /// gone or changed, with the reason; they run again. Called when a run is planned; changes nothing.
+    fn gone(
+        _settings: &Self::Settings,
+        _committed: &Artifact,
+        _threads: usize,
+    ) -> Result<BTreeMap<Partition, String>, StageError> {
+        Ok(BTreeMap::new())
     }
 }
 

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use crate::context::Context;
 use crate::kind::{Body, Input, Kind, Shape, StageError};
+use crate::partition::Partition;
 use crate::spec::near::did_you_mean;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
+use crate::store::Artifact;
 
 /// A stage kind without its type: what the list in the binary holds.
 pub trait AnyKind: Send + Sync {
@@ -29,6 +31,8 @@ pub trait AnySettings: Send + Sync {
     fn identity(&self) -> serde_json::Value;
     /// All settings, defaults filled in, with the keys of every map sorted.
     fn all(&self) -> serde_json::Value;
+    /// See [`Kind::gone`].
+    fn gone(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError>;
 }
 
 /// Makes a kind ready for a list of kinds: `kind::<ManifestScan>()`.
@@ -89,6 +93,10 @@ impl<K: Kind> AnySettings for TypedSettings<K> {
 
     fn all(&self) -> serde_json::Value {
         sorted(serde_json::to_value(&self.0).unwrap_or(serde_json::Value::Null))
+    }
+
+    fn gone(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+        K::gone(&self.0, committed, threads)
     }
 }
 

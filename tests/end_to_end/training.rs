@@ -160,3 +160,28 @@ fn a_corrupt_checkpoint_is_named() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("model.safetensors"), "{}", stderr(&output));
 }
+
+#[test]
+fn training_from_tars_gives_the_same_bits_as_from_files() {
+    let files = Workplace::new("micro");
+    expect_code(&finetune(&files, &["train.max_steps=2"]).output().unwrap(), 0);
+    let tars = Workplace::new("micro");
+    expect_code(
+        &finetune(&tars, &["train.max_steps=2", "store=tar"]).output().unwrap(),
+        0,
+    );
+    assert!(files.path("audio").is_dir() && !tars.path("audio").exists());
+    assert!(
+        last_checkpoint(&files, 2) == last_checkpoint(&tars, 2),
+        "recordings in tars gave other bits than the same ones in files"
+    );
+    let deleting = finetune(&tars, &["train.max_steps=2", "store=tar", "delete_tars=true"])
+        .output()
+        .unwrap();
+    expect_code(&deleting, 2);
+    assert!(
+        stderr(&deleting).contains("leaves its recordings in the tars"),
+        "{}",
+        stderr(&deleting)
+    );
+}

@@ -8,7 +8,7 @@ use arrow::array::RecordBatch;
 use arrow::ipc::writer::StreamWriter;
 
 use super::Action;
-use super::graph::{KeyInput, RegionKind};
+use super::graph::{KeyInput, Part, RegionKind};
 use super::ledger::{Ledger, RESULT, guarded};
 use super::reason::{self, Identity};
 use crate::digest::Digest;
@@ -200,8 +200,30 @@ impl Ledger {
                 inputs,
             });
         }
+        settled &= self.run_what_is_gone(node, &mut decided)?;
         self.nodes[node].all_settled = settled;
         Ok(Verdict::Partitions(decided))
+    }
+
+    /// Partitions whose files outside the state directory are not as they were left run again. Says whether
+    /// there are none.
+    fn run_what_is_gone(&mut self, node: usize, decided: &mut [Decided]) -> Result<bool, RunError> {
+        let described = &self.graph.nodes[node];
+        let kept = described.kept.first() == Some(&true);
+        if described.part != Part::Whole || described.role != Role::Local || !kept || !self.selection.selected[node] {
+            return Ok(true);
+        }
+        let committed = self.artifact(node, 0)?;
+        let gone = guarded(|| self.stage(node).settings.gone(&committed, self.threads()))
+            .map_err(|error| self.failed(node, None, error))?;
+        for decided in decided.iter_mut().filter(|decided| decided.action == Action::Reuse) {
+            if let Some(reason) = gone.get(&decided.partition) {
+                decided.action = Action::Run;
+                decided.reason.clone_from(reason);
+                self.nodes[node].unsettle(&decided.partition);
+            }
+        }
+        Ok(gone.is_empty())
     }
 
     /// Which input is not settled yet.

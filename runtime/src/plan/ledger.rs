@@ -50,6 +50,13 @@ impl NodeState {
         self.decided = None;
         self.settled.insert(partition.clone(), record);
     }
+
+    /// Takes a partition back: it is made again.
+    pub fn unsettle(&mut self, partition: &Partition) {
+        self.whole.clear();
+        self.decided = None;
+        self.settled.remove(partition);
+    }
 }
 
 pub(crate) struct Ledger {

@@ -32,6 +32,7 @@ mod parquet_file;
 mod read_back;
 mod record;
 mod rejects;
+mod removed;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -46,6 +47,7 @@ pub use find::FoundRow;
 pub(crate) use record::Ranges;
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, Selection};
 pub use rejects::{RejectSet, add_up};
+pub use removed::{REMOVED_SUFFIX, remove_source, was_removed};
 pub use sources::SourceDigests;
 pub use writer::{ArtifactWriter, Pending, PortRows};
 

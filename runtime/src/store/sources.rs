@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::atomic::{self, Files};
 use super::read_back;
+use super::removed;
 use crate::digest::Digest;
 
 /// Version of `sources.json`.
@@ -85,6 +86,11 @@ impl SourceDigests {
         Digest::of_parts([b"flow: absent file".as_slice(), b""])
     }
 
+    /// What a file counts as that is not there: as it was, if it was deleted by [`super::remove_source`].
+    fn of_absent(path: &Path) -> Result<Digest, StoreError> {
+        Ok(removed::digest(path)?.unwrap_or_else(Self::absent))
+    }
+
     pub(super) fn load(path: &Path) -> Result<Self, StoreError> {
         let notes = match atomic::read(path)? {
             None => BTreeMap::new(),
@@ -121,7 +127,7 @@ impl SourceDigests {
     /// If the file cannot be looked at, or is no file.
     pub fn known(&self, path: &Path) -> Result<Option<Digest>, StoreError> {
         let Some(metadata) = look(path)? else {
-            return Ok(Some(Self::absent()));
+            return Self::of_absent(path).map(Some);
         };
         Ok(self.noted(path, &metadata))
     }
@@ -134,7 +140,7 @@ impl SourceDigests {
         // A file that somebody is just replacing gets a second chance.
         for _ in 0..2 {
             let Some(before) = look(path)? else {
-                return Ok(Self::absent());
+                return Self::of_absent(path);
             };
             if let Some(digest) = self.noted(path, &before) {
                 return Ok(digest);

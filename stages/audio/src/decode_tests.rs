@@ -1,7 +1,8 @@
 use serde::Deserialize;
 
 use super::*;
-use crate::test_data::{golden, member};
+use crate::flac;
+use crate::test_data::{golden, member, wav};
 
 #[derive(Deserialize)]
 struct Clip {
@@ -54,25 +55,6 @@ fn equals_the_reference_at_every_rate_width_and_number_of_channels() {
         );
         assert!(worst <= TOLERANCE, "{}: {worst:e}", clip.file);
     }
-}
-
-fn wav(rate: u32, channels: u16, samples: &[i16]) -> Vec<u8> {
-    let data = (samples.len() * 2) as u32;
-    let mut bytes = Vec::new();
-    bytes.extend(b"RIFF");
-    bytes.extend((36 + data).to_le_bytes());
-    bytes.extend(b"WAVEfmt ");
-    bytes.extend(16u32.to_le_bytes());
-    bytes.extend(1u16.to_le_bytes());
-    bytes.extend(channels.to_le_bytes());
-    bytes.extend(rate.to_le_bytes());
-    bytes.extend((rate * u32::from(channels) * 2).to_le_bytes());
-    bytes.extend((channels * 2).to_le_bytes());
-    bytes.extend(16u16.to_le_bytes());
-    bytes.extend(b"data");
-    bytes.extend(data.to_le_bytes());
-    bytes.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
-    bytes
 }
 
 #[test]

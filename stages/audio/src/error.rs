@@ -19,6 +19,15 @@ pub enum AudioError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
+    #[error(
+        "{path}: {needed} bytes are to be written ({margin} of them to spare), and its file system has {free} bytes free"
+    )]
+    NoSpace {
+        path: PathBuf,
+        needed: u64,
+        margin: u64,
+        free: u64,
+    },
     #[error("{path} cannot be written safely: {why}")]
     UnsafePath { path: PathBuf, why: String },
 }
@@ -27,6 +36,9 @@ impl AudioError {
     /// True where this one recording is to blame, false where reading or writing itself failed and would
     /// fail again for the next one.
     pub fn is_fault_of_the_data(&self) -> bool {
-        !matches!(self, AudioError::Read { .. } | AudioError::Write { .. })
+        !matches!(
+            self,
+            AudioError::Read { .. } | AudioError::Write { .. } | AudioError::NoSpace { .. }
+        )
     }
 }

@@ -9,7 +9,9 @@ use rayon::prelude::*;
 
 use crate::decode::{MAX_RECORDING_BYTES, read_file, read_open_range};
 use crate::error::AudioError;
-use crate::flac::{self, Verdict};
+use crate::flac::{Status, Verdict};
+use crate::format::Format;
+use crate::recording;
 use crate::shards::{self, Shard};
 use crate::tar::{self, End, MemberKind};
 
@@ -18,7 +20,7 @@ use crate::tar::{self, End, MemberKind};
 pub struct Examined {
     /// Without leading `./`.
     pub name: String,
-    /// `ok`, `not_regular_file`, `tar_truncated`, or a [`flac::Status`].
+    /// `ok`, `not_regular_file`, `tar_truncated`, or a [`Status`].
     pub status: &'static str,
     /// What is wrong, in words; empty where nothing is.
     pub detail: String,
@@ -26,7 +28,7 @@ pub struct Examined {
     pub offset: u64,
     pub size: u64,
     /// Only with `ok`.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<(Format, Verdict)>,
 }
 
 /// What was found of a shard.
@@ -41,10 +43,11 @@ pub struct ExaminedShard {
     pub members: u64,
 }
 
-/// Decodes every recording of a tar once, on the threads of `pool`. `stop` is asked before each recording; once
+/// Decodes every recording of a tar that is of one of `formats` once, on the threads of `pool`. `stop` is asked before each recording; once
 /// true, the rest is left out and `None` given.
 pub fn tar_of(
     path: &Path,
+    formats: &[Format],
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<ExaminedShard>, AudioError> {
@@ -70,7 +73,9 @@ pub fn tar_of(
                 None,
             ),
             MemberKind::Regular if member.truncated => ("tar_truncated", "the tar ends within it".to_owned(), None),
-            MemberKind::Regular => judge(member.size, || read_open_range(&file, path, member.offset, member.size))?,
+            MemberKind::Regular => judge(member.size, formats, || {
+                read_open_range(&file, path, member.offset, member.size)
+            })?,
         };
         Ok(Examined {
             name: member.name.clone(),
@@ -99,12 +104,13 @@ pub fn tar_of(
 /// Decodes every file of a shard's folder that may be a recording; otherwise like [`tar_of`].
 pub fn files_of(
     shard: &Shard,
+    formats: &[Format],
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<ExaminedShard>, AudioError> {
     let files = shards::recordings(shard)?;
     let look = |(name, size): &(String, u64)| {
-        let (status, detail, verdict) = judge(*size, || read_file(&shard.folder.join(name)))?;
+        let (status, detail, verdict) = judge(*size, formats, || read_file(&shard.folder.join(name)))?;
         Ok(Examined {
             name: name.clone(),
             status,
@@ -135,25 +141,29 @@ fn missing(detail: &str) -> ExaminedShard {
     }
 }
 
-type Judged = (&'static str, String, Option<Verdict>);
+pub(crate) type Judged = (&'static str, String, Option<(Format, Verdict)>);
 
-fn judge(size: u64, read: impl FnOnce() -> Result<Vec<u8>, AudioError>) -> Result<Judged, AudioError> {
+pub(crate) fn judge(
+    size: u64,
+    formats: &[Format],
+    read: impl FnOnce() -> Result<Vec<u8>, AudioError>,
+) -> Result<Judged, AudioError> {
     if size > MAX_RECORDING_BYTES {
         let detail = format!("{size} bytes are more than one recording may have ({MAX_RECORDING_BYTES})");
-        return Ok((flac::Status::DecodeError.as_str(), detail, None));
+        return Ok((Status::DecodeError.as_str(), detail, None));
     }
-    match flac::probe(&read()?) {
-        Ok(verdict) => Ok((flac::Status::Ok.as_str(), String::new(), Some(verdict))),
+    match recording::probe(&read()?, formats) {
+        Ok(verdict) => Ok((Status::Ok.as_str(), String::new(), Some(verdict))),
         Err(fault) => Ok((fault.status.as_str(), fault.detail, None)),
     }
 }
 
-fn each<T: Sync>(
+pub(crate) fn each<T: Sync, R: Send>(
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
     items: &[T],
-    look: impl Fn(&T) -> Result<Examined, AudioError> + Sync,
-) -> Result<Option<Vec<Examined>>, AudioError> {
+    look: impl Fn(&T) -> Result<R, AudioError> + Sync,
+) -> Result<Option<Vec<R>>, AudioError> {
     let one = |item: &T| if stop() { Ok(None) } else { look(item).map(Some) };
     // Results keep the order of the items, whichever thread made them.
     pool.install(|| items.par_iter().with_max_len(1).map(one).collect())

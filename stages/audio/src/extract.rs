@@ -1,26 +1,31 @@
 //! The kind `audio.extract`.
 
-use std::collections::HashMap;
-use std::fs::File;
+mod gone;
+mod placing;
+mod wanted;
+
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, StringArray};
 use arrow::compute::{concat_batches, filter_record_batch};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, RejectClass, Shape, StageError,
+    Artifact, Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, RejectClass, Shape,
+    StageError,
 };
 use rayon::ThreadPool;
-use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::AudioError;
-use crate::member_name::{safe_components, strip_dot_slash};
-use crate::place::{Placed, Range, Target};
+use crate::place::Target;
 use crate::probe::decoding_pool;
 use crate::shards::Shard;
+use placing::{Kept, Place};
+use wanted::Refusal;
+pub(crate) use wanted::{Member, members_by_name};
 
 /// Copies the recordings of the wanted rows out of their tars.
 ///
@@ -30,13 +35,20 @@ use crate::shards::Shard;
 /// `audio.probe`. The bytes of each row's member are copied, unchanged, to
 /// `<audio>/<lang>/<shard_id>/<member>`, or beside the tar where `audio` is empty. A file with the same bytes
 /// is left as it is. Members that no row names are not copied. Nothing is written outside the target folder,
-/// and no link below it is followed.
+/// and no link below it is followed. Before a shard's first file is written, the file system must have room for
+/// all of them and 64 MiB to spare.
 ///
-/// The rows go on with the column `audio_path`, the path of the file. Rows are refused (class `fault`) as
+/// With `store: flac`, recordings of other formats become FLAC files, `<member>.flac`, whose samples are checked
+/// to be those that `audio.probe` hashed; FLAC members are copied. With `store: tar` nothing is written at all:
+/// the rows say where in the tar their recordings are, and training reads them there.
+///
+/// The rows go on with the columns `audio_path`, the path of the file, and `audio_bytes`, its size (with
+/// `store: tar`, with `tar_path`, `offset` and `size` in bytes). Rows are refused (class `fault`) as
 /// `unsafe_name` (also a member named like one of the shard's own files), `missing_member`, `unsafe_path` (a
-/// folder or a link is in the way), or with the status that `audio.probe` gave the member.
+/// folder or a link is in the way), `name_taken` (two recordings would have one file), `missing_tar` (the tar was
+/// deleted after an extraction that did not want this row), or with the status that `audio.probe` gave the member.
 ///
-/// A file deleted later is not noticed; `--force` this stage to write it again.
+/// Each run looks whether the files are still there with their sizes; a shard that lost some is done again.
 ///
 /// # Example
 ///
@@ -54,6 +66,29 @@ pub struct ExtractSettings {
     /// Folder that receives the recordings; empty for beside the tars.
     #[serde(default)]
     pub audio: PathBuf,
+    /// How recordings are kept: `as_is`, `flac` (others are encoded) or `tar` (in their tars, nothing is written).
+    #[serde(default)]
+    pub store: Store,
+    /// Whether each run looks if the files are still there (about a second for every few hundred thousand files).
+    #[serde(default = "yes")]
+    pub watch: bool,
+}
+
+/// How recordings are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Store {
+    /// As files with the bytes of the members.
+    #[default]
+    AsIs,
+    /// As FLAC files: members of other formats are encoded.
+    Flac,
+    /// In their tars: nothing is written.
+    Tar,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl ExtractSettings {
@@ -64,19 +99,33 @@ impl ExtractSettings {
             &self.audio
         }
     }
+
+    /// The columns that rows get, of which each takes the place of one of its name.
+    fn columns(&self) -> Vec<Field> {
+        let field = |name: &str, data_type| Field::new(name, data_type, false);
+        match self.store {
+            Store::Tar => vec![
+                field("tar_path", DataType::Utf8),
+                field("offset", DataType::Int64),
+                field("size", DataType::Int64),
+            ],
+            Store::AsIs | Store::Flac => vec![field(PATH_COLUMN, DataType::Utf8), field(BYTES_COLUMN, DataType::Int64)],
+        }
+    }
 }
 
 const NAME_COLUMN: &str = "tar_member_name";
 const PATH_COLUMN: &str = "audio_path";
+const BYTES_COLUMN: &str = "audio_bytes";
 
 pub struct Extract;
 
 impl Kind for Extract {
     const NAME: &'static str = "audio.extract";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = ExtractSettings;
 
-    fn shape(_: &ExtractSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &ExtractSettings, inputs: &[Input]) -> Result<Shape, StageError> {
         let [rows, members] = inputs else {
             let message = format!("audio.extract takes two inputs, it was given {}", inputs.len());
             let help = Some("rows first, then the port `members` of an audio.probe".into());
@@ -95,6 +144,11 @@ impl Kind for Extract {
                     ("status", DataType::Utf8),
                     ("offset", DataType::Int64),
                     ("size", DataType::Int64),
+                    ("audio_hash", DataType::Utf8),
+                    ("format", DataType::Utf8),
+                    ("frames", DataType::Int64),
+                    ("channels", DataType::Int32),
+                    ("bits", DataType::Int32),
                     ("stored", DataType::Utf8),
                 ][..],
             ),
@@ -112,7 +166,7 @@ impl Kind for Extract {
                 }
             }
         }
-        if rows.schema.field_with_name(PATH_COLUMN).is_ok() {
+        if settings.store != Store::Tar && rows.schema.field_with_name(PATH_COLUMN).is_ok() {
             let message = format!("`{}` has a column `{PATH_COLUMN}` already", rows.name);
             return Err(StageError::Input {
                 name: rows.name.clone(),
@@ -122,7 +176,7 @@ impl Kind for Extract {
         }
         let port = Port {
             name: "rows".into(),
-            schema: with_path(&rows.schema),
+            schema: with_columns(&rows.schema, settings),
         };
         Ok(Shape {
             dear: true,
@@ -143,13 +197,30 @@ impl Kind for Extract {
 
     /// Where the files go is what this stage does, so the folder counts.
     fn identity(settings: &ExtractSettings) -> serde_json::Value {
-        serde_json::json!({"into": settings.target()})
+        match settings.store {
+            Store::Tar => serde_json::json!({"store": settings.store}),
+            _ => serde_json::json!({"into": settings.target(), "store": settings.store}),
+        }
+    }
+
+    fn gone(
+        settings: &ExtractSettings,
+        committed: &Artifact,
+        threads: usize,
+    ) -> Result<BTreeMap<Partition, String>, StageError> {
+        if settings.watch && settings.store != Store::Tar {
+            gone::gone(committed, threads)
+        } else {
+            Ok(BTreeMap::new())
+        }
     }
 }
 
-fn with_path(schema: &Schema) -> SchemaRef {
+fn with_columns(schema: &Schema, settings: &ExtractSettings) -> SchemaRef {
+    let new = settings.columns();
     let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
-    fields.push(Arc::new(Field::new(PATH_COLUMN, DataType::Utf8, false)));
+    fields.retain(|field| new.iter().all(|new| new.name() != field.name()));
+    fields.extend(new.into_iter().map(Arc::new));
     Arc::new(Schema::new(fields))
 }
 
@@ -166,18 +237,6 @@ struct Extractor {
     target: Option<Target>,
     pending: HashMap<Partition, Waiting>,
 }
-
-/// What `audio.probe` says of one member.
-#[derive(Clone)]
-struct Member {
-    status: String,
-    offset: u64,
-    size: u64,
-    in_tar: bool,
-}
-
-/// Why a row cannot have a file: reason and detail.
-type Refusal = (String, String);
 
 impl Operator for Extractor {
     fn batch(
@@ -206,27 +265,74 @@ impl Operator for Extractor {
         let rows = concat_batches(&first.schema(), &rows)?;
         let shard = Shard::named(&self.settings.shards, partition.as_str())
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
-        let target = match self.target.take() {
-            Some(target) => target,
-            None => Target::open(self.settings.target()).map_err(cannot_write)?,
+        let members = wanted::members_by_name(&members)?;
+        let wanted = wanted::find(&rows, &members, &shard, self.settings.store)?;
+        let kept = if self.settings.store == Store::Tar {
+            placing::point_into_tar(&wanted.jobs, &shard)
+        } else {
+            let target = match self.target.take() {
+                Some(target) => target,
+                None => Target::open(self.settings.target()).map_err(cannot_write)?,
+            };
+            let target = self.target.insert(target);
+            let place = Place {
+                shard: &shard,
+                target,
+                settings: &self.settings,
+            };
+            self.pool.install(|| place.all(&wanted.jobs)).map_err(cannot_write)?
         };
-        let target = self.target.insert(target);
-        let placed = place_all(
-            &rows,
-            &members_by_name(&members)?,
-            &shard,
-            target,
-            &self.settings,
-            &self.pool,
-        )?;
-        send(rows, placed, out)?;
+        let of_row: Vec<Result<&Kept, &Refusal>> = wanted
+            .rows
+            .iter()
+            .map(|row| row.as_ref().and_then(|&job| kept[job].as_ref()))
+            .collect();
+        self.send(&rows, &of_row, out)?;
         Ok(Progress::Done)
     }
 }
 
+impl Extractor {
+    fn send(&self, rows: &RecordBatch, of_row: &[Result<&Kept, &Refusal>], out: &mut Out) -> Result<(), StageError> {
+        for (position, refused) in of_row.iter().enumerate() {
+            if let Err((reason, detail)) = refused {
+                out.reject_rows(rows, &[position], reason, RejectClass::Fault, detail)?;
+            }
+        }
+        let keep = BooleanArray::from_iter(of_row.iter().map(|result| Some(result.is_ok())));
+        let left = filter_record_batch(rows, &keep)?;
+        let kept: Vec<&Kept> = of_row
+            .iter()
+            .filter_map(|result| result.as_ref().ok().copied())
+            .collect();
+        let paths: ArrayRef = Arc::new(StringArray::from_iter_values(kept.iter().map(|kept| &kept.path)));
+        // Offsets and sizes of files are below 2^63.
+        let offsets: ArrayRef = Arc::new(Int64Array::from_iter_values(kept.iter().map(|kept| kept.offset as i64)));
+        let sizes: ArrayRef = Arc::new(Int64Array::from_iter_values(kept.iter().map(|kept| kept.size as i64)));
+        let schema = with_columns(&rows.schema(), &self.settings);
+        let columns = schema.fields().iter().map(|field| match field.name().as_str() {
+            PATH_COLUMN => Some(&paths),
+            BYTES_COLUMN => Some(&sizes),
+            "tar_path" if self.settings.store == Store::Tar => Some(&paths),
+            "offset" if self.settings.store == Store::Tar => Some(&offsets),
+            "size" if self.settings.store == Store::Tar => Some(&sizes),
+            name => left.column_by_name(name),
+        });
+        let columns: Option<Vec<ArrayRef>> = columns.map(|column| column.cloned()).collect();
+        let columns = columns.ok_or_else(|| StageError::failed("a column of the rows was lost"))?;
+        out.send(0, RecordBatch::try_new(schema, columns)?);
+        Ok(())
+    }
+}
+
 fn cannot_write(error: AudioError) -> StageError {
-    StageError::failed(error)
-        .with_help("check the space, the permissions and the quota of the folder; a rerun goes on here")
+    let help = match &error {
+        AudioError::NoSpace { .. } => {
+            "make room, or set `audio` to a folder on another file system; nothing of this shard was written, and a rerun goes on here"
+        }
+        _ => "check the space, the permissions and the quota of the folder; a rerun goes on here",
+    };
+    StageError::failed(error).with_help(help)
 }
 
 fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a StringArray, StageError> {
@@ -234,154 +340,6 @@ fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a StringArray, Sta
         .column_by_name(name)
         .and_then(|column| column.as_string_opt::<i32>())
         .ok_or_else(|| StageError::failed(format!("a batch has no text column `{name}`")))
-}
-
-fn members_by_name(batches: &[RecordBatch]) -> Result<HashMap<String, Member>, StageError> {
-    let mut members = HashMap::new();
-    for batch in batches {
-        let (names, statuses, stored) = (
-            column(batch, "name")?,
-            column(batch, "status")?,
-            column(batch, "stored")?,
-        );
-        let number = |name: &str| {
-            let found = batch
-                .column_by_name(name)
-                .and_then(|column| column.as_primitive_opt::<Int64Type>());
-            found.ok_or_else(|| StageError::failed(format!("a batch has no number column `{name}`")))
-        };
-        let (offsets, sizes) = (number("offset")?, number("size")?);
-        for row in 0..batch.num_rows() {
-            let unsigned =
-                |value: i64| u64::try_from(value).map_err(|_| StageError::failed("a negative offset or size"));
-            let member = Member {
-                status: statuses.value(row).to_owned(),
-                offset: unsigned(offsets.value(row))?,
-                size: unsigned(sizes.value(row))?,
-                in_tar: stored.value(row) == "tar",
-            };
-            members.insert(names.value(row).to_owned(), member);
-        }
-    }
-    Ok(members)
-}
-
-/// For each row the path of its file, or why it has none.
-fn place_all(
-    rows: &RecordBatch,
-    members: &HashMap<String, Member>,
-    shard: &Shard,
-    target: &Target,
-    settings: &ExtractSettings,
-    pool: &ThreadPool,
-) -> Result<Vec<Result<String, Refusal>>, StageError> {
-    let names = column(rows, NAME_COLUMN)?;
-    let mut tar: Option<File> = None;
-    // A member that several rows name is placed once.
-    let mut wanted: HashMap<&str, usize> = HashMap::new();
-    let mut jobs: Vec<(Vec<&str>, &Member)> = Vec::new();
-    let mut of_row: Vec<Result<usize, Refusal>> = Vec::with_capacity(rows.num_rows());
-    for row in 0..rows.num_rows() {
-        let name = if names.is_null(row) { "" } else { names.value(row) };
-        of_row.push(
-            match (
-                safe_components(name, &shard.shard_id),
-                members.get(strip_dot_slash(name)),
-            ) {
-                (None, _) => Err(("unsafe_name".into(), format!("{name:?}"))),
-                (_, None) => Err(("missing_member".into(), format!("{name:?}"))),
-                (_, Some(member)) if member.status != "ok" => Err((member.status.clone(), format!("{name:?}"))),
-                (Some(components), Some(member)) => Ok(*wanted.entry(strip_dot_slash(name)).or_insert_with(|| {
-                    jobs.push((components, member));
-                    jobs.len() - 1
-                })),
-            },
-        );
-    }
-    let tar_path = shard.tar();
-    if jobs.iter().any(|(_, member)| member.in_tar) {
-        let open = File::open(&tar_path);
-        tar = Some(open.map_err(|source| {
-            StageError::failed(AudioError::Read {
-                path: tar_path.clone(),
-                source,
-            })
-        })?);
-    }
-    let beside = settings.target() == settings.shards;
-    let place = |(components, member): &(Vec<&str>, &Member)| -> Result<(String, Option<Placed>), AudioError> {
-        let below: Vec<&str> = [shard.lang.as_str(), shard.shard_id.as_str()]
-            .iter()
-            .chain(components)
-            .copied()
-            .collect();
-        let path = settings.target().join(below.join("/")).to_string_lossy().into_owned();
-        if let Some(tar) = tar.as_ref().filter(|_| member.in_tar) {
-            let from = Range {
-                file: tar,
-                path: &tar_path,
-                offset: member.offset,
-                size: member.size,
-            };
-            return Ok((path, Some(target.place(&below, from)?)));
-        }
-        if beside {
-            return Ok((path, None));
-        }
-        let source_path = shard.folder.join(components.join("/"));
-        let file = File::open(&source_path).map_err(|source| AudioError::Read {
-            path: source_path.clone(),
-            source,
-        })?;
-        let from = Range {
-            file: &file,
-            path: &source_path,
-            offset: 0,
-            size: member.size,
-        };
-        Ok((path, Some(target.place(&below, from)?)))
-    };
-    let placed: Vec<Result<(String, Option<Placed>), AudioError>> =
-        pool.install(|| jobs.par_iter().map(place).collect());
-    let mut written = false;
-    let mut paths: Vec<Result<String, Refusal>> = Vec::with_capacity(placed.len());
-    for result in placed {
-        paths.push(match result {
-            Ok((path, how)) => {
-                written |= how == Some(Placed::Written);
-                Ok(path)
-            }
-            Err(error @ AudioError::UnsafePath { .. }) => Err(("unsafe_path".into(), error.to_string())),
-            Err(error) => return Err(cannot_write(error)),
-        });
-    }
-    if written {
-        // What is committed must outlive a power cut.
-        target.sync().map_err(cannot_write)?;
-    }
-    Ok(of_row
-        .into_iter()
-        .map(|job| job.and_then(|job| paths[job].clone()))
-        .collect())
-}
-
-fn send(rows: RecordBatch, placed: Vec<Result<String, Refusal>>, out: &mut Out) -> Result<(), StageError> {
-    for (position, refused) in placed.iter().enumerate() {
-        if let Err((reason, detail)) = refused {
-            out.reject_rows(&rows, &[position], reason, RejectClass::Fault, detail)?;
-        }
-    }
-    let keep = BooleanArray::from_iter(placed.iter().map(|result| Some(result.is_ok())));
-    let kept = filter_record_batch(&rows, &keep)?;
-    let paths: StringArray = placed
-        .iter()
-        .filter_map(|result| result.as_ref().ok())
-        .map(Some)
-        .collect();
-    let mut columns = kept.columns().to_vec();
-    columns.push(Arc::new(paths));
-    out.send(0, RecordBatch::try_new(with_path(&rows.schema()), columns)?);
-    Ok(())
 }
 
 #[cfg(test)]

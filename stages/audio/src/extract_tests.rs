@@ -2,11 +2,14 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use arrow::array::{Int32Array, Int64Array, UInt32Array};
+use arrow::datatypes::Int64Type;
 use flow_runtime::harness::{Harness, Output};
 
 use super::*;
+use crate::format::Format;
 use crate::probe::{AudioFrom, Probe, ProbeSettings, members_schema};
-use crate::test_data::{corpus, member};
+use crate::recording;
+use crate::test_data::{corpus, member, tar_of, tone, wav};
 
 fn rows_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
@@ -27,6 +30,25 @@ fn rows(names: &[&str]) -> RecordBatch {
         ],
     )
     .unwrap()
+}
+
+fn as_is(shards: PathBuf, audio: PathBuf) -> ExtractSettings {
+    ExtractSettings {
+        shards,
+        audio,
+        store: Store::AsIs,
+        watch: true,
+    }
+}
+
+/// The port `members` of a shard, with every format allowed.
+fn probed(shards: &Path, shard: &str) -> RecordBatch {
+    let settings = ProbeSettings {
+        shards: shards.to_owned(),
+        audio_from: AudioFrom::Tar,
+        formats: Format::ALL.to_vec(),
+    };
+    Harness::<Probe>::new(settings).run().unwrap().rows("members", shard)
 }
 
 fn extract(settings: &ExtractSettings, names: &[&str], members: RecordBatch) -> Output {
@@ -51,14 +73,7 @@ fn reasons(output: &Output) -> Vec<(Option<u32>, &str)> {
 #[test]
 fn copies_what_rows_name_and_refuses_the_rest() {
     let shards = corpus("micro").join("shards");
-    let probed = Harness::<Probe>::new(ProbeSettings {
-        shards: shards.clone(),
-        audio_from: AudioFrom::Tar,
-        unless: String::new(),
-    })
-    .run()
-    .unwrap();
-    let members = probed.rows("members", "hi/hi_0000");
+    let members = probed(&shards, "hi/hi_0000");
     let (names, statuses) = (column(&members, "name").unwrap(), column(&members, "status").unwrap());
     let first_with = |status: &str, from: usize| {
         (from..members.num_rows())
@@ -69,10 +84,7 @@ fn copies_what_rows_name_and_refuses_the_rest() {
     let other = first_with("ok", 5).unwrap();
     let link = first_with("not_regular_file", 0).unwrap();
     let temp = tempfile::tempdir().unwrap();
-    let settings = ExtractSettings {
-        shards,
-        audio: temp.path().join("audio"),
-    };
+    let settings = as_is(shards, temp.path().join("audio"));
     let dotted = format!("./{other}");
     let wanted = [
         &good,
@@ -142,16 +154,14 @@ fn beside_the_tar_and_past_its_end() {
                 ints(),
                 Arc::new(Int64Array::from(vec![None; count])),
                 Arc::new(StringArray::from(vec![None::<&str>; count])),
+                Arc::new(StringArray::from(vec![None::<&str>; count])),
                 texts("tar"),
                 texts(""),
             ],
         )
         .unwrap()
     };
-    let settings = ExtractSettings {
-        shards: shards.clone(),
-        audio: PathBuf::new(),
-    };
+    let settings = as_is(shards.clone(), PathBuf::new());
     let output = extract(
         &settings,
         &["a", "planted/passwd"],
@@ -159,6 +169,27 @@ fn beside_the_tar_and_past_its_end() {
     );
     assert_eq!(fs::read(folder.join("a")).unwrap(), b"234");
     assert_eq!(reasons(&output), [(Some(1), "unsafe_path")]);
+    // More than any disk holds: refused before anything is written, the small one included.
+    let huge: Vec<String> = (0..64).map(|number| format!("huge{number}")).collect();
+    let mut ranges: Vec<(&str, i64, i64)> = huge.iter().map(|name| (name.as_str(), 0, 1 << 50)).collect();
+    ranges.push(("small", 0, 1));
+    let error = Harness::<Extract>::new(settings.clone())
+        .input("rows", rows_schema())
+        .input("members", members_schema())
+        .feed(
+            "rows",
+            "hi/hi_0000",
+            rows(&ranges.iter().map(|range| range.0).collect::<Vec<_>>()),
+        )
+        .feed("members", "hi/hi_0000", members(&ranges))
+        .run()
+        .unwrap_err();
+    let said = error.to_string();
+    assert!(
+        said.contains(&((64u64 << 50) + 1 + (64 << 20)).to_string()) && said.contains("bytes free"),
+        "{said}"
+    );
+    assert!(!folder.join("small").exists());
     // The tar changed since it was probed: not this row's fault.
     let error = Harness::<Extract>::new(settings)
         .input("rows", rows_schema())
@@ -172,10 +203,7 @@ fn beside_the_tar_and_past_its_end() {
 
 #[test]
 fn inputs_are_checked_before_a_run() {
-    let settings = ExtractSettings {
-        shards: "s".into(),
-        audio: "a".into(),
-    };
+    let settings = as_is("s".into(), "a".into());
     let input = |name: &str, schema| Input {
         name: name.into(),
         schema,
@@ -190,4 +218,154 @@ fn inputs_are_checked_before_a_run() {
     );
     let shape = shape(&[input("rows", rows_schema()), input("members", members_schema())]).unwrap();
     assert_eq!(shape.outputs[0].schema.field(3).name(), PATH_COLUMN);
+}
+
+/// A shard with a tar of its own.
+fn shard_of(shards: &Path, members: &[(&str, &[u8])]) -> PathBuf {
+    let folder = shards.join("hi/hi_0000");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("hi_0000.tar"), tar_of(members)).unwrap();
+    folder
+}
+
+#[test]
+fn other_formats_become_flac_files_with_the_same_samples() {
+    let temp = tempfile::tempdir().unwrap();
+    let shards = temp.path().join("shards");
+    let flac = member("hi", "hi_0001", "rec_hi_0002_000.flac");
+    let (wav, mp3) = (wav(44_100, 2, &[5, -5, 700, 9, i16::MAX, i16::MIN]), tone("tone.mp3"));
+    shard_of(
+        &shards,
+        &[
+            ("a.flac", &flac),
+            ("b", &wav),
+            ("deep/c.mp3", &mp3),
+            ("d.ogg", &tone("tone.ogg")),
+            ("e.opus", &tone("tone.opus")),
+            // What becomes of `b` would have the name of this one.
+            ("b.flac", &flac),
+        ],
+    );
+    let members = probed(&shards, "hi/hi_0000");
+    let settings = ExtractSettings {
+        store: Store::Flac,
+        ..as_is(shards, temp.path().join("audio"))
+    };
+    let wanted = ["a.flac", "b", "deep/c.mp3", "./d.ogg", "e.opus", "b.flac", "b"];
+    let output = extract(&settings, &wanted, members.clone());
+    assert_eq!(
+        reasons(&output),
+        [(Some(4), "unsupported_format"), (Some(5), "name_taken")]
+    );
+    let folder = temp.path().join("audio/hi/hi_0000");
+    let kept = output.rows("rows", "hi/hi_0000");
+    let (paths, sizes) = (
+        column(&kept, PATH_COLUMN).unwrap(),
+        kept[BYTES_COLUMN].as_primitive::<Int64Type>(),
+    );
+    let names = ["a.flac", "b.flac", "deep/c.mp3.flac", "d.ogg.flac", "b.flac"];
+    assert_eq!(kept.num_rows(), names.len());
+    let hashes: Vec<String> = [&wav, &mp3]
+        .iter()
+        .map(|bytes| recording::probe(bytes, &Format::ALL).unwrap().1.audio_hash)
+        .collect();
+    for (row, name) in names.iter().enumerate() {
+        let path = folder.join(name);
+        assert_eq!(paths.value(row), path.to_string_lossy());
+        assert_eq!(fs::metadata(&path).unwrap().len() as i64, sizes.value(row));
+    }
+    assert_eq!(fs::read(folder.join("a.flac")).unwrap(), flac);
+    let hash = |name: &str| {
+        crate::flac::probe(&fs::read(folder.join(name)).unwrap())
+            .unwrap()
+            .audio_hash
+    };
+    assert_eq!([hash("b.flac"), hash("deep/c.mp3.flac")], hashes[..]);
+    // A file with other samples in its place is replaced, the others stay.
+    let before = fs::metadata(folder.join("b.flac")).unwrap().modified().unwrap();
+    fs::copy(folder.join("a.flac"), folder.join("d.ogg.flac")).unwrap();
+    let again = extract(&settings, &wanted, members);
+    assert_eq!(again.rows("rows", "hi/hi_0000"), kept);
+    assert_ne!(hash("d.ogg.flac"), hash("a.flac"));
+    assert_eq!(fs::metadata(folder.join("b.flac")).unwrap().modified().unwrap(), before);
+}
+
+#[test]
+fn rows_can_point_into_the_tar() {
+    let shards = corpus("micro").join("shards");
+    let members = probed(&shards, "hi/hi_0000");
+    let (names, statuses) = (column(&members, "name").unwrap(), column(&members, "status").unwrap());
+    let good: Vec<usize> = (0..members.num_rows())
+        .filter(|&row| statuses.value(row) == "ok")
+        .collect();
+    let temp = tempfile::tempdir().unwrap();
+    let settings = ExtractSettings {
+        store: Store::Tar,
+        ..as_is(shards.clone(), temp.path().join("audio"))
+    };
+    let wanted: Vec<&str> = good.iter().map(|&row| names.value(row)).chain(["none"]).collect();
+    let output = extract(&settings, &wanted, members.clone());
+    assert_eq!(reasons(&output), [(Some(good.len() as u32), "missing_member")]);
+    let kept = output.rows("rows", "hi/hi_0000");
+    for (row, &member_row) in good.iter().enumerate() {
+        let number = |name: &str| kept[name].as_primitive::<Int64Type>().value(row) as u64;
+        let path = shards.join(column(&kept, "tar_path").unwrap().value(row));
+        let bytes = crate::decode::read_range(&path, number("offset"), number("size")).unwrap();
+        assert_eq!(bytes, member("hi", "hi_0000", names.value(member_row)));
+    }
+    assert!(!temp.path().join("audio").exists());
+}
+
+/// The rows that a run would take for done.
+fn committed(output: &Output) -> Artifact {
+    let rows = output.rows("rows", "hi/hi_0000");
+    Artifact::in_memory(rows.schema(), vec![("hi/hi_0000".into(), vec![rows])]).unwrap()
+}
+
+#[test]
+fn files_that_went_or_changed_are_named() {
+    let temp = tempfile::tempdir().unwrap();
+    let shards = temp.path().join("shards");
+    let flac = member("hi", "hi_0001", "rec_hi_0002_000.flac");
+    let folder = shard_of(&shards, &[("a", &flac), ("b", &flac), ("c", &flac)]);
+    let members = probed(&shards, "hi/hi_0000");
+    let settings = as_is(shards, PathBuf::new());
+    let done = committed(&extract(&settings, &["a", "b", "c"], members.clone()));
+    let gone = || Extract::gone(&settings, &done, 2).unwrap();
+    assert_eq!(gone(), BTreeMap::new());
+    fs::remove_file(folder.join("b")).unwrap();
+    fs::write(folder.join("c"), b"short").unwrap();
+    let reason = gone().remove(&"hi/hi_0000".into()).unwrap();
+    assert!(reason.contains("/b is gone (and 1 others)"), "{reason}");
+    let unwatched = ExtractSettings {
+        watch: false,
+        ..settings.clone()
+    };
+    assert_eq!(Extract::gone(&unwatched, &done, 2).unwrap(), BTreeMap::new());
+    extract(&settings, &["a", "b", "c"], members);
+    assert_eq!(gone(), BTreeMap::new());
+}
+
+#[test]
+fn without_the_tar_what_was_extracted_stands_and_the_rest_is_refused() {
+    let temp = tempfile::tempdir().unwrap();
+    let shards = temp.path().join("shards");
+    let flac = member("hi", "hi_0001", "rec_hi_0002_000.flac");
+    let wav = wav(16_000, 1, &[3; 500]);
+    let folder = shard_of(&shards, &[("a", &flac), ("b", &flac), ("c.wav", &wav)]);
+    let members = probed(&shards, "hi/hi_0000");
+    let settings = ExtractSettings {
+        store: Store::Flac,
+        ..as_is(shards, PathBuf::new())
+    };
+    let before = extract(&settings, &["a", "c.wav"], members.clone());
+    fs::remove_file(folder.join("hi_0000.tar")).unwrap();
+    let after = extract(&settings, &["a", "c.wav"], members.clone());
+    assert_eq!(after.rows("rows", "hi/hi_0000"), before.rows("rows", "hi/hi_0000"));
+    // `b` was never wanted, and `a` is damaged now: there is nothing to take them from.
+    let mut damaged = flac.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(folder.join("a"), damaged).unwrap();
+    let output = extract(&settings, &["a", "b", "c.wav"], members);
+    assert_eq!(reasons(&output), [(Some(0), "missing_tar"), (Some(1), "missing_tar")]);
 }

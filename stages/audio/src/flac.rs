@@ -31,6 +31,8 @@ pub enum Status {
     DecodeError,
     /// Nothing after the last metadata block, or no frames.
     NoAudio,
+    /// Of a format that is not allowed, or that cannot be decoded.
+    UnsupportedFormat,
 }
 
 impl Status {
@@ -42,11 +44,12 @@ impl Status {
             Status::NotFlac => "not_flac",
             Status::DecodeError => "decode_error",
             Status::NoAudio => "no_audio",
+            Status::UnsupportedFormat => "unsupported_format",
         }
     }
 }
 
-/// What `STREAMINFO` says.
+/// What `STREAMINFO` says, or what another format has in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamInfo {
     /// In Hz.
@@ -68,11 +71,29 @@ pub struct Fault {
     pub detail: String,
 }
 
-fn broken(detail: impl ToString) -> Fault {
+pub(crate) fn fault(status: Status, detail: impl ToString) -> Fault {
     Fault {
-        status: Status::DecodeError,
+        status,
         detail: detail.to_string(),
     }
+}
+
+fn broken(detail: impl ToString) -> Fault {
+    fault(Status::DecodeError, detail)
+}
+
+/// The hash of [`Verdict::audio_hash`] before the first sample.
+pub(crate) fn new_hash(info: &StreamInfo) -> Sha256 {
+    let mut hash = Sha256::new();
+    hash.update(format!("{}:{}:", info.sample_rate, info.channels));
+    hash
+}
+
+/// Adds left-justified samples to the hash; `buffer` is used again and again.
+pub(crate) fn add_to_hash(hash: &mut Sha256, samples: &[i32], buffer: &mut Vec<u8>) {
+    buffer.clear();
+    buffer.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
+    hash.update(buffer);
 }
 
 /// A recording that decodes from beginning to end.
@@ -90,14 +111,11 @@ pub struct Verdict {
 pub fn probe(bytes: &[u8]) -> Result<Verdict, Fault> {
     let stream = Stream::open(bytes)?;
     let info = stream.info.clone();
-    let mut hash = Sha256::new();
-    hash.update(format!("{}:{}:", info.sample_rate, info.channels));
+    let mut hash = new_hash(&info);
     let mut little_endian: Vec<u8> = Vec::new();
     let mut checked = Checked::new(&info);
     stream.decode(|samples| {
-        little_endian.clear();
-        little_endian.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
-        hash.update(&little_endian);
+        add_to_hash(&mut hash, samples, &mut little_endian);
         checked.take(samples)
     })?;
     let frames = checked.finish()?;
@@ -194,10 +212,7 @@ impl<'a> Checked<'a> {
             )));
         }
         if self.frames == 0 {
-            return Err(Fault {
-                status: Status::NoAudio,
-                detail: "no frames".into(),
-            });
+            return Err(fault(Status::NoAudio, "no frames"));
         }
         if self.info.md5 != [0; 16] && self.md5.finalize()[..] != self.info.md5 {
             return Err(broken("the MD5 of the samples is not that of STREAMINFO"));
@@ -218,16 +233,10 @@ struct Stream<'a> {
 impl<'a> Stream<'a> {
     fn open(bytes: &'a [u8]) -> Result<Self, Fault> {
         if bytes.is_empty() {
-            return Err(Fault {
-                status: Status::EmptyFile,
-                detail: "0 bytes".into(),
-            });
+            return Err(fault(Status::EmptyFile, "0 bytes"));
         }
         let Some(mut rest) = bytes.strip_prefix(MARKER) else {
-            return Err(Fault {
-                status: Status::NotFlac,
-                detail: "does not begin with `fLaC`".into(),
-            });
+            return Err(fault(Status::NotFlac, "does not begin with `fLaC`"));
         };
         let mut info_bytes: Option<[u8; 34]> = None;
         loop {
@@ -249,10 +258,7 @@ impl<'a> Stream<'a> {
         }
         let info_bytes = info_bytes.ok_or_else(|| broken("no STREAMINFO"))?;
         if rest.is_empty() {
-            return Err(Fault {
-                status: Status::NoAudio,
-                detail: "nothing after the metadata".into(),
-            });
+            return Err(fault(Status::NoAudio, "nothing after the metadata"));
         }
         Ok(Stream {
             info: StreamInfo::parse(&info_bytes)?,

@@ -1,19 +1,27 @@
 //! Audio: tars of recordings, their verdicts, their extraction, and decoding to 16 kHz mono.
 
 pub mod decode;
+pub mod delete_tars;
 pub mod error;
 pub mod examine;
 pub mod extract;
 pub mod flac;
+pub mod flac_encode;
+pub mod format;
 pub mod member_name;
 pub mod place;
 pub mod probe;
+pub mod recording;
 pub mod resample;
 pub mod shards;
+pub mod space;
 pub mod tar;
 #[cfg(test)]
 mod test_data;
+pub mod webdataset;
 
+pub use delete_tars::DeleteTars;
 pub use error::AudioError;
 pub use extract::Extract;
 pub use probe::Probe;
+pub use webdataset::WebDataset;

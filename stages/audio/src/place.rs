@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::decode::read_open_range;
 use crate::error::AudioError;
 
 /// How the names of files in the making begin.
@@ -42,6 +43,33 @@ pub struct Range<'a> {
     pub size: u64,
 }
 
+/// What a file is to hold.
+#[derive(Clone, Copy)]
+pub enum Content<'a> {
+    Copy(Range<'a>),
+    Bytes(&'a [u8]),
+}
+
+impl Content<'_> {
+    fn size(&self) -> u64 {
+        match self {
+            Content::Copy(range) => range.size,
+            Content::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Gives the bytes piece by piece until `take` returns false.
+    fn each_piece(&self, mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>) -> Result<(), AudioError> {
+        match self {
+            Content::Copy(range) => each_piece(*range, take),
+            Content::Bytes(bytes) => bytes
+                .chunks(PIECE)
+                .try_fold(true, |go_on, piece| if go_on { take(piece) } else { Ok(false) })
+                .map(|_| ()),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
     Written,
@@ -66,9 +94,9 @@ impl Target {
         })
     }
 
-    /// Copies a range to the file of that name (plain components, no `..`), unless the same bytes are there
+    /// Writes the file of that name (plain components, no `..`), unless the same bytes are there
     /// already. The file appears whole or not at all.
-    pub fn place(&self, components: &[&str], from: Range<'_>) -> Result<Placed, AudioError> {
+    pub fn place(&self, components: &[&str], content: Content<'_>) -> Result<Placed, AudioError> {
         let Some((name, folders)) = components.split_last() else {
             return Err(AudioError::UnsafePath {
                 path: self.path.clone(),
@@ -77,7 +105,7 @@ impl Target {
         };
         let folder = self.folder(folders)?;
         let path = self.path.join(components.join("/"));
-        if self.stands(&folder, name, &path, from)? {
+        if self.stands(&folder, name, &path, content)? {
             return Ok(Placed::Standing);
         }
         let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -90,7 +118,7 @@ impl Target {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&*folder, &temporary, flags, Mode::from_raw_mode(0o666))
             .map_err(|errno| judged(&path, errno))?;
-        let written = copy(from, File::from(file), &path).and_then(|()| {
+        let written = write(content, File::from(file), &path).and_then(|()| {
             rustix::fs::renameat(&*folder, &temporary, &*folder, *name).map_err(|errno| judged(&path, errno))
         });
         if written.is_err() {
@@ -136,31 +164,39 @@ impl Target {
         Ok(folder)
     }
 
-    /// Whether a plain file with the same bytes is there.
-    fn stands(&self, folder: &OwnedFd, name: &str, path: &Path, from: Range<'_>) -> Result<bool, AudioError> {
-        // Without O_NONBLOCK, a FIFO would wait for a writer for ever.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
-            Ok(file) => file,
-            // A link (LOOP) is replaced by the file, not followed; so is what cannot be read.
-            Err(Errno::NOENT | Errno::LOOP | Errno::ACCESS | Errno::NXIO) => return Ok(false),
-            Err(errno) => return Err(judged(path, errno)),
+    /// The bytes of a plain file, no larger than one recording may be; none if there is none. Makes no folder.
+    pub fn read(&self, components: &[&str]) -> Result<Option<Vec<u8>>, AudioError> {
+        let path = self.path.join(components.join("/"));
+        let Some((name, folders)) = components.split_last() else {
+            return Ok(None);
         };
-        let stat = rustix::fs::fstat(&file).map_err(|errno| judged(path, errno))?;
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        if kind == FileType::Directory {
-            return Err(AudioError::UnsafePath {
-                path: path.to_owned(),
-                why: "a folder is there".into(),
-            });
+        let mut folder = rustix::io::dup(&self.root).map_err(|errno| judged(&path, errno))?;
+        for component in folders {
+            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            folder = match rustix::fs::openat(&folder, *component, flags, Mode::empty()) {
+                Ok(folder) => folder,
+                Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(None),
+                Err(errno) => return Err(judged(&path, errno)),
+            };
         }
-        if kind != FileType::RegularFile || u64::try_from(stat.st_size) != Ok(from.size) {
+        let Some((file, size)) = open_plain(&folder, name, &path)? else {
+            return Ok(None);
+        };
+        read_open_range(&file, &path, 0, size).map(Some)
+    }
+
+    /// Whether a plain file with the same bytes is there.
+    fn stands(&self, folder: &OwnedFd, name: &str, path: &Path, content: Content<'_>) -> Result<bool, AudioError> {
+        let Some((mut standing, size)) = open_plain(folder, name, path)? else {
+            return Ok(false);
+        };
+        if size != content.size() {
             return Ok(false);
         }
-        let mut standing = File::from(file);
         let mut same = true;
-        each_piece(from, |piece| {
-            let mut there = vec![0u8; piece.len()];
+        let mut there = Vec::new();
+        content.each_piece(|piece| {
+            there.resize(piece.len(), 0);
             same = same && standing.read_exact(&mut there).is_ok() && there == piece;
             Ok(same)
         })?;
@@ -168,8 +204,29 @@ impl Target {
     }
 }
 
-fn copy(from: Range<'_>, mut into: File, path: &Path) -> Result<(), AudioError> {
-    each_piece(from, |piece| {
+/// Opens a plain file, without following a link, and gives its size. None if something else or nothing is there.
+fn open_plain(folder: &OwnedFd, name: &str, path: &Path) -> Result<Option<(File, u64)>, AudioError> {
+    // Without O_NONBLOCK, a FIFO would wait for a writer for ever.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
+        Ok(file) => file,
+        // A link (LOOP) is replaced by the file, not followed; so is what cannot be read.
+        Err(Errno::NOENT | Errno::LOOP | Errno::ACCESS | Errno::NXIO) => return Ok(None),
+        Err(errno) => return Err(judged(path, errno)),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(|errno| judged(path, errno))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Err(AudioError::UnsafePath {
+            path: path.to_owned(),
+            why: "a folder is there".into(),
+        }),
+        FileType::RegularFile => Ok(u64::try_from(stat.st_size).ok().map(|size| (File::from(file), size))),
+        _ => Ok(None),
+    }
+}
+
+fn write(content: Content<'_>, mut into: File, path: &Path) -> Result<(), AudioError> {
+    content.each_piece(|piece| {
         into.write_all(piece)
             .map(|()| true)
             .map_err(|source| AudioError::Write {

@@ -14,12 +14,12 @@ fn copies_replaces_and_leaves_what_is_the_same() {
     let temp = tempfile::tempdir().unwrap();
     let (file, path) = source(temp.path(), b"....hello....");
     let target = Target::open(&temp.path().join("out")).unwrap();
-    let from = Range {
+    let from = Content::Copy(Range {
         file: &file,
         path: &path,
         offset: 4,
         size: 5,
-    };
+    });
     assert_eq!(
         target.place(&["hi", "hi_0001", "a.flac"], from).unwrap(),
         Placed::Written
@@ -36,14 +36,21 @@ fn copies_replaces_and_leaves_what_is_the_same() {
         Placed::Written
     );
     assert_eq!(fs::read(&written).unwrap(), b"hello");
+    // Bytes that came from elsewhere, and what is read back.
+    let name = ["hi", "hi_0001", "a.flac"];
+    assert_eq!(target.place(&name, Content::Bytes(b"hello")).unwrap(), Placed::Standing);
+    assert_eq!(target.place(&name, Content::Bytes(b"hello")).unwrap(), Placed::Standing);
+    assert_eq!(target.read(&name).unwrap().as_deref(), Some(&b"hello"[..]));
+    assert_eq!(target.read(&["hi", "none", "a.flac"]).unwrap(), None);
+    assert!(!temp.path().join("out/hi/none").exists());
     target.sync().unwrap();
     assert_eq!(fs::read_dir(temp.path().join("out/hi/hi_0001")).unwrap().count(), 1);
-    let past = Range {
+    let past = Content::Copy(Range {
         file: &file,
         path: &path,
         offset: 10,
         size: 500,
-    };
+    });
     assert!(matches!(target.place(&["b"], past), Err(AudioError::PastEnd { .. })));
     assert!(!temp.path().join("out/b").exists());
     assert_eq!(
@@ -57,12 +64,12 @@ fn copies_replaces_and_leaves_what_is_the_same() {
 fn links_lead_nowhere() {
     let temp = tempfile::tempdir().unwrap();
     let (file, path) = source(temp.path(), b"hello");
-    let from = Range {
+    let from = Content::Copy(Range {
         file: &file,
         path: &path,
         offset: 0,
         size: 5,
-    };
+    });
     let outside = temp.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("secret"), b"secret").unwrap();
@@ -76,6 +83,8 @@ fn links_lead_nowhere() {
         target.place(&["folder", "x"], from),
         Err(AudioError::UnsafePath { .. })
     ));
+    assert_eq!(target.read(&["folder", "secret"]).unwrap(), None);
+    assert_eq!(target.read(&["file"]).unwrap(), None);
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
     // The link is replaced, what it pointed at stays.
     assert_eq!(target.place(&["file"], from).unwrap(), Placed::Written);

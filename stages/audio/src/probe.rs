@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::store::was_removed;
 use flow_runtime::{Body, Context, Input, Kind, Out, Partition, Port, ROW, Shape, Source, SourcePartition, StageError};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use schemars::JsonSchema;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::examine::{self, Examined, ExaminedShard};
 use crate::flac;
+use crate::format::Format;
 use crate::shards::{self, Shard};
 
 /// Where the recordings of a shard are.
@@ -36,12 +38,17 @@ pub enum AudioFrom {
 /// tar is decoded once in its life. Nothing is written to disk.
 ///
 /// Port `members`, one row per name of a member (the later one of a name counts, a leading `./` is left out):
-/// `_row, name, status, offset, size, sample_rate, channels, bits, frames, audio_hash, stored, detail`.
-/// `status` is `ok`, or what is wrong: `not_regular_file`, `tar_truncated`, `empty_file`, `not_flac`,
-/// `decode_error`, `no_audio`; `detail` says it in words. `offset` and `size` are bytes in the tar, or in the
-/// file where `stored` is `file` instead of `tar`. The columns from `sample_rate` to `audio_hash` are null
+/// `_row, name, status, offset, size, sample_rate, channels, bits, frames, audio_hash, format, stored, detail`.
+/// `status` is `ok`, or what is wrong: `not_regular_file`, `tar_truncated`, `empty_file`, `not_flac` (where
+/// FLAC alone is allowed), `unsupported_format`, `decode_error`, `no_audio`; `detail` says it in words. `offset` and `size` are bytes in the tar, or in the
+/// file where `stored` is `file` instead of `tar`. The columns from `sample_rate` to `format` are null
 /// unless `status` is `ok`. `audio_hash` is the SHA-256 of `"{sample_rate}:{channels}:"` and the samples as
 /// left-justified little-endian 32-bit numbers, so that it does not depend on how they were compressed.
+/// Lossy recordings are taken as the 16-bit numbers nearest to what they decode to, floating-point and 32-bit
+/// WAV as 24-bit ones. (What a lossy recording decodes to may differ in its last bit between processors.)
+///
+/// A tar that `audio.delete_tars` deleted counts as unchanged: what was found in it stays, and only a reason to
+/// decode it again (another setting, a lost state directory) is an error.
 ///
 /// Port `tars`, one row per partition: `_row, status, members, detail`; `status` is `ok`, `tar_truncated` or
 /// `missing_tar`.
@@ -59,19 +66,46 @@ pub struct ProbeSettings {
     /// Where the recordings are: `tar`, `files` (in the shard's folder) or `auto` (the tar if there is one).
     #[serde(default)]
     pub audio_from: AudioFrom,
+    /// Formats to accept, told by content and not by name: `flac`, `wav` (PCM), `mp3`, `m4a` (AAC in MP4), `ogg`
+    /// (Vorbis; there is no decoder for Opus). Others are `unsupported_format`; with `[flac]` alone, `not_flac`.
+    #[serde(default = "only_flac")]
+    pub formats: Vec<Format>,
     /// Where this is not empty, no shard is read: give it the parameter that names manifests to start from instead.
     #[serde(default)]
     pub unless: String,
+}
+
+pub(crate) fn only_flac() -> Vec<Format> {
+    vec![Format::Flac]
+}
+
+/// Sorted, each once: their order in a pipeline does not matter.
+pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
+    let mut formats = formats.to_vec();
+    formats.sort_unstable();
+    formats.dedup();
+    formats
+}
+
+pub(crate) fn check_formats(formats: &[Format]) -> Result<(), StageError> {
+    if formats.is_empty() {
+        let error = StageError::setting(
+            "formats",
+            "`formats` is empty, so that every recording would be refused",
+        );
+        return Err(error.with_help("say which are allowed, for example `formats: [flac, wav]`"));
+    }
+    Ok(())
 }
 
 pub struct Probe;
 
 impl Kind for Probe {
     const NAME: &'static str = "audio.probe";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = ProbeSettings;
 
-    fn shape(_: &ProbeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &ProbeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
         if let Some(input) = inputs.first() {
             let message = "audio.probe reads folders and takes no input".into();
             return Err(StageError::Input {
@@ -80,6 +114,7 @@ impl Kind for Probe {
                 help: Some("leave out `from`".into()),
             });
         }
+        check_formats(&settings.formats)?;
         let port = |name: &str, schema| Port {
             name: name.into(),
             schema,
@@ -94,7 +129,10 @@ impl Kind for Probe {
     fn open(settings: &ProbeSettings, context: &Context) -> Result<Body, StageError> {
         let pool = decoding_pool(context)?;
         Ok(Body::Source(Box::new(Prober {
-            settings: settings.clone(),
+            settings: ProbeSettings {
+                formats: in_order(&settings.formats),
+                ..settings.clone()
+            },
             context: context.clone(),
             pool,
         })))
@@ -102,7 +140,7 @@ impl Kind for Probe {
 
     /// Recordings are known by their bytes; where they lie does not matter.
     fn identity(settings: &ProbeSettings) -> serde_json::Value {
-        serde_json::json!({"audio_from": settings.audio_from})
+        serde_json::json!({"audio_from": settings.audio_from, "formats": in_order(&settings.formats)})
     }
 }
 
@@ -128,7 +166,9 @@ impl Prober {
             AudioFrom::Files => false,
             // Where there is neither, it is the tar that is missing.
             AudioFrom::Auto => {
-                shard.tar().is_file() || shards::recordings(shard).is_ok_and(|recordings| recordings.is_empty())
+                shard.tar().is_file()
+                    || was_removed(&shard.tar())
+                    || shards::recordings(shard).is_ok_and(|recordings| recordings.is_empty())
             }
         }
     }
@@ -172,10 +212,19 @@ impl Source for Prober {
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
         let stop = || self.context.cancel.is_set();
         let reads_tar = self.reads_tar(&shard);
+        let formats = &self.settings.formats;
         let examined = if reads_tar {
-            examine::tar_of(&shard.tar(), &self.pool, &stop)
+            if was_removed(&shard.tar()) {
+                let message = format!(
+                    "{} has to be decoded again, but was deleted after its recordings were extracted",
+                    shard.tar().display()
+                );
+                let help = "put the tar back, or set `audio_from: files` if the recordings lie beside it";
+                return Err(StageError::failed(message).with_help(help));
+            }
+            examine::tar_of(&shard.tar(), formats, &self.pool, &stop)
         } else {
-            examine::files_of(&shard, &self.pool, &stop)
+            examine::files_of(&shard, formats, &self.pool, &stop)
         };
         // None: the run is being given up, and so is this partition.
         let examined = examined
@@ -204,6 +253,7 @@ pub fn members_schema() -> SchemaRef {
         field("bits", DataType::Int32, true),
         field("frames", DataType::Int64, true),
         field("audio_hash", DataType::Utf8, true),
+        field("format", DataType::Utf8, true),
         field("stored", DataType::Utf8, false),
         field("detail", DataType::Utf8, false),
     ]))
@@ -239,12 +289,20 @@ fn members_batch(recordings: &[Examined], stored: &str) -> Result<RecordBatch, S
         )
     };
     let ints = |number: fn(&flac::StreamInfo) -> u32| -> ArrayRef {
-        let of = |recording: &Examined| recording.verdict.as_ref().map(|verdict| number(&verdict.info) as i32);
+        let of = |recording: &Examined| {
+            recording
+                .verdict
+                .as_ref()
+                .map(|(_, verdict)| number(&verdict.info) as i32)
+        };
         Arc::new(recordings.iter().map(of).collect::<Int32Array>())
     };
     let hashes = recordings
         .iter()
-        .map(|recording| recording.verdict.as_ref().map(|verdict| &verdict.audio_hash));
+        .map(|recording| recording.verdict.as_ref().map(|(_, verdict)| &verdict.audio_hash));
+    let formats = recordings
+        .iter()
+        .map(|recording| recording.verdict.as_ref().map(|(format, _)| format.as_str()));
     let columns: Vec<ArrayRef> = vec![
         Arc::new(UInt32Array::from_iter_values(0..rows)),
         texts(|recording| &recording.name),
@@ -254,8 +312,9 @@ fn members_batch(recordings: &[Examined], stored: &str) -> Result<RecordBatch, S
         ints(|info| info.sample_rate),
         ints(|info| info.channels),
         ints(|info| info.bits),
-        longs(|recording| recording.verdict.as_ref().map(|verdict| verdict.frames)),
+        longs(|recording| recording.verdict.as_ref().map(|(_, verdict)| verdict.frames)),
         Arc::new(hashes.collect::<StringArray>()),
+        Arc::new(formats.collect::<StringArray>()),
         Arc::new(recordings.iter().map(|_| Some(stored)).collect::<StringArray>()),
         texts(|recording| &recording.detail),
     ];

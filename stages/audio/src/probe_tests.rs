@@ -14,6 +14,7 @@ fn probe(shards: PathBuf, audio_from: AudioFrom) -> Output {
         shards,
         audio_from,
         unless: String::new(),
+        formats: only_flac(),
     })
     .threads(2)
     .run()
@@ -211,9 +212,14 @@ fn files_give_the_same_verdicts_as_the_tar() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("metadata.parquet"), b"not audio").unwrap();
     std::fs::create_dir_all(folder.join("deep")).unwrap();
-    let from_tar = examine::tar_of(&tar, &rayon::ThreadPoolBuilder::new().build().unwrap(), &|| false)
-        .unwrap()
-        .unwrap();
+    let from_tar = examine::tar_of(
+        &tar,
+        &only_flac(),
+        &rayon::ThreadPoolBuilder::new().build().unwrap(),
+        &|| false,
+    )
+    .unwrap()
+    .unwrap();
     for found in &from_tar.recordings {
         let bytes = crate::decode::read_range(&tar, found.offset, found.size).unwrap();
         std::fs::write(folder.join("deep").join(&found.name), bytes).unwrap();
@@ -224,7 +230,7 @@ fn files_give_the_same_verdicts_as_the_tar() {
         assert_eq!(members.rows.len(), from_tar.recordings.len());
         for found in &from_tar.recordings {
             let (batch, row) = members.find("as/as_0000", &format!("deep/{}", found.name)).unwrap();
-            let hash = found.verdict.as_ref().map(|verdict| verdict.audio_hash.as_str());
+            let hash = found.verdict.as_ref().map(|(_, verdict)| verdict.audio_hash.as_str());
             assert_eq!(batch["audio_hash"].as_string::<i32>().value(row), hash.unwrap());
             assert_eq!(batch["stored"].as_string::<i32>().value(row), "file");
         }
@@ -242,6 +248,7 @@ fn a_wrong_folder_is_a_wrong_setting() {
         shards: "/no/such/folder".into(),
         audio_from: AudioFrom::Tar,
         unless: String::new(),
+        formats: only_flac(),
     };
     let error = Harness::<Probe>::new(settings).run().unwrap_err();
     assert!(

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use flow_runtime::store::REMOVED_SUFFIX;
+
 use crate::error::AudioError;
 
 /// One shard: `<shards>/<lang>/<shard_id>/`.
@@ -78,7 +80,7 @@ fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
 }
 
 /// Files below a shard's folder that may be recordings: (name relative to the folder, size), by name. The
-/// shard's own files, links, and files that an interrupted extraction left behind are stepped over.
+/// shard's own files, links, and files that an interrupted extraction left behind are stepped over, as are notes of deleted tars.
 pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
     let mut found = Vec::new();
     let mut pending = vec![(shard.folder.clone(), String::new())];
@@ -103,7 +105,8 @@ pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
                 pending.push((entry.path(), format!("{prefix}{name}/")));
             } else if kind.is_file() {
                 let own = prefix.is_empty() && crate::member_name::is_shard_file(&name, &shard.shard_id);
-                if !own && !name.starts_with(crate::place::TEMPORARY_PREFIX) {
+                let ours = name.starts_with(crate::place::TEMPORARY_PREFIX) || name.ends_with(REMOVED_SUFFIX);
+                if !own && !ours {
                     found.push((format!("{prefix}{name}"), entry.metadata().map_err(failed)?.len()));
                 }
             }

@@ -35,3 +35,47 @@ pub fn member(lang: &str, shard: &str, name: &str) -> Vec<u8> {
     let found = found.unwrap_or_else(|| panic!("no member {name} in {}", path.display()));
     decode::read_range(&path, found.offset, found.size).unwrap()
 }
+
+/// A recording of tests/data, which make.py there makes.
+pub fn tone(name: &str) -> Vec<u8> {
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data")).join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A WAV of 16-bit PCM.
+pub fn wav(rate: u32, channels: u16, samples: &[i16]) -> Vec<u8> {
+    let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
+    raw_wav(rate, channels, 1, 16, &data)
+}
+
+/// A WAV with any format tag.
+pub fn raw_wav(rate: u32, channels: u16, format: u16, bits: u16, data: &[u8]) -> Vec<u8> {
+    let block = channels * bits.div_ceil(8);
+    let mut bytes = Vec::new();
+    bytes.extend(b"RIFF");
+    bytes.extend((36 + data.len() as u32).to_le_bytes());
+    bytes.extend(b"WAVEfmt ");
+    bytes.extend(16u32.to_le_bytes());
+    bytes.extend(format.to_le_bytes());
+    bytes.extend(channels.to_le_bytes());
+    bytes.extend(rate.to_le_bytes());
+    bytes.extend((rate * u32::from(block)).to_le_bytes());
+    bytes.extend(block.to_le_bytes());
+    bytes.extend(bits.to_le_bytes());
+    bytes.extend(b"data");
+    bytes.extend((data.len() as u32).to_le_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+/// A tar of these members.
+pub fn tar_of(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut builder = ::tar::Builder::new(Vec::new());
+    for (name, data) in members {
+        let mut header = ::tar::Header::new_ustar();
+        header.set_size(data.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, *data).unwrap();
+    }
+    builder.into_inner().unwrap()
+}

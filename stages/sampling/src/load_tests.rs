@@ -93,6 +93,7 @@ fn probed() -> Output {
         shards: corpus("micro").join("shards"),
         audio_from: AudioFrom::Tar,
         unless: String::new(),
+        formats: vec![flow_audio::format::Format::Flac],
     };
     Harness::<Probe>::new(settings).threads(2).run().unwrap()
 }

@@ -1,0 +1,119 @@
+//! Source files that were deleted on purpose once what they hold was kept elsewhere. A note beside such a file
+//! keeps its digest, so that it counts as unchanged for as long as nobody puts another file in its place.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::StoreError;
+use super::atomic::{self, Files};
+use super::read_back;
+use super::sources::read_digest;
+use crate::digest::Digest;
+
+/// Version of the note.
+const REMOVED_VERSION: u64 = 1;
+/// What the name of the note ends with, after the name of the file.
+pub const REMOVED_SUFFIX: &str = ".flow-removed";
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note {
+    version: u64,
+    digest: Digest,
+    bytes: u64,
+}
+
+impl read_back::Versioned for Note {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+fn note_of(path: &Path) -> Option<PathBuf> {
+    let mut name = path.file_name()?.to_os_string();
+    name.push(REMOVED_SUFFIX);
+    Some(path.with_file_name(name))
+}
+
+/// Whether the file was deleted by [`remove_source`] and nothing has taken its place.
+pub fn was_removed(path: &Path) -> bool {
+    !path.exists() && note_of(path).is_some_and(|note| note.is_file())
+}
+
+/// The digest that a deleted file had; none if it was not deleted by [`remove_source`].
+pub(super) fn digest(path: &Path) -> Result<Option<Digest>, StoreError> {
+    let Some(note) = note_of(path) else { return Ok(None) };
+    match atomic::read(&note)? {
+        Some(bytes) => Ok(Some(
+            read_back::from_json::<Note>(&note, &bytes, REMOVED_VERSION)?.digest,
+        )),
+        None => Ok(None),
+    }
+}
+
+/// Deletes a source file for good. Its digest is noted beside it first, so that whatever was made of it stands.
+/// Gives its size.
+///
+/// # Errors
+/// If the file cannot be read or removed, changes meanwhile, or the note cannot be written: then it stays.
+pub fn remove_source(path: &Path) -> Result<u64, StoreError> {
+    remove_with(&Files::default(), path)
+}
+
+pub(super) fn remove_with(files: &Files, path: &Path) -> Result<u64, StoreError> {
+    let look = || std::fs::metadata(path).map_err(|e| StoreError::io("look at", path, e));
+    let before = look()?;
+    let note = note_of(path).filter(|_| before.is_file());
+    let note = note.ok_or_else(|| StoreError::io("remove", path, io::Error::other("it is not a file")))?;
+    let digest = read_digest(path).map_err(|e| StoreError::io("read", path, e))?;
+    let after = look()?;
+    if after.len() != before.len() || after.modified().ok() != before.modified().ok() {
+        let changing = io::Error::other("it changes while it is read");
+        return Err(StoreError::io("remove", path, changing));
+    }
+    let stored = Note {
+        version: REMOVED_VERSION,
+        digest,
+        bytes: before.len(),
+    };
+    files.replace(&note, &read_back::to_json(&note, &stored)?)?;
+    files.remove(path)?;
+    Ok(before.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SourceDigests;
+
+    #[test]
+    fn a_removed_file_counts_as_unchanged_until_another_takes_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tar");
+        std::fs::write(&path, b"first").unwrap();
+        assert!(!was_removed(&path));
+        assert_eq!(remove_source(&path).unwrap(), 5);
+        assert!(was_removed(&path) && !path.exists());
+        let digests = SourceDigests::default();
+        assert_eq!(digests.known(&path).unwrap(), Some(Digest::of(b"first")));
+        assert_eq!(digests.digest(&path).unwrap(), Digest::of(b"first"));
+        // Another file in its place counts by itself, whatever the note says.
+        std::fs::write(&path, b"second").unwrap();
+        assert!(!was_removed(&path));
+        assert_eq!(digests.digest(&path).unwrap(), Digest::of(b"second"));
+        // A file that was never there, and a folder.
+        assert!(remove_source(&folder.path().join("none")).is_err());
+        assert!(remove_source(folder.path()).is_err());
+    }
+
+    #[test]
+    fn a_damaged_note_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tar");
+        std::fs::write(folder.path().join("a.tar.flow-removed"), b"{\"vers").unwrap();
+        let error = SourceDigests::default().digest(&path).unwrap_err().to_string();
+        assert!(error.contains("a.tar.flow-removed"), "{error}");
+    }
+}

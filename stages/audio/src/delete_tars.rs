@@ -1,0 +1,345 @@
+//! The kind `audio.delete_tars`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use arrow::array::{Array, AsArray};
+use arrow::datatypes::{DataType, Int64Type};
+use flow_runtime::store::{remove_source, was_removed};
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Partition, Reads, RejectSet, Role, Shape,
+    StageError,
+};
+use rayon::ThreadPool;
+use rayon::prelude::*;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::decode::{read_file, read_open_range};
+use crate::extract::{Member, members_by_name};
+use crate::format::Format;
+use crate::member_name::strip_dot_slash;
+use crate::probe::decoding_pool;
+use crate::recording;
+use crate::shards::Shard;
+use crate::tar;
+
+/// Deletes the tars whose wanted recordings were extracted.
+///
+/// # What it does
+///
+/// Input 0 is the port `members` of `audio.probe`; the others are the rows of every `audio.extract` that takes
+/// recordings from those tars (name them all: what an extraction still needs is lost otherwise). It runs when all
+/// of them are committed. A tar is deleted only if
+///
+/// - at least one of its members was extracted, and no row was refused as `unsafe_path` or `name_taken`;
+/// - its members are where `audio.probe` found them;
+/// - every extracted file has the size that was committed, decodes, and has the samples that `audio.probe`
+///   hashed; a copy also has the bytes of its member.
+///
+/// Beside the tar `<shard_id>.tar.flow-removed` is left, which keeps its digest: to `audio.probe` the tar counts
+/// as unchanged, and what was computed from it is not computed again. Members that no row wanted are lost.
+/// With `delete: false`, the default, nothing is looked at and nothing deleted. Rows of an `audio.extract` with
+/// `store: tar` need their tars, so that with them `delete: true` is an error.
+///
+/// `tars.jsonl` in the folder `out` says of each tar whether it is `deleted` or `kept`, and why.
+///
+/// # Example
+///
+/// ```yaml
+/// tars:
+///   uses: audio.delete_tars
+///   from: {members: probe.members, train: train_audio, val: val_audio}
+///   with: {shards: /corpus/shards, out: /data/audio, delete: true}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteTarsSettings {
+    /// Folder that holds `<lang>/<shard_id>/` folders.
+    pub shards: PathBuf,
+    /// Folder that receives `tars.jsonl`.
+    pub out: PathBuf,
+    /// Whether tars are deleted.
+    #[serde(default)]
+    pub delete: bool,
+}
+
+const LIST: &str = "tars.jsonl";
+const EXTRACTED: [(&str, DataType); 3] = [
+    ("tar_member_name", DataType::Utf8),
+    ("audio_path", DataType::Utf8),
+    ("audio_bytes", DataType::Int64),
+];
+
+pub struct DeleteTars;
+
+impl Kind for DeleteTars {
+    const NAME: &'static str = "audio.delete_tars";
+    const VERSION: u32 = 1;
+    type Settings = DeleteTarsSettings;
+
+    fn shape(settings: &DeleteTarsSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        let help = "the port `members` of an audio.probe first, then the rows of each audio.extract";
+        let wrong = |name: &str, message: String| StageError::Input {
+            name: name.into(),
+            message,
+            help: Some(help.into()),
+        };
+        let [members, extracted @ ..] = inputs else {
+            return Err(wrong("from", "audio.delete_tars needs inputs".into()));
+        };
+        if extracted.is_empty() {
+            return Err(wrong(
+                "from",
+                "audio.delete_tars needs the rows of an audio.extract".into(),
+            ));
+        }
+        for name in ["name", "status", "offset", "size", "audio_hash", "stored"] {
+            if members.schema.field_with_name(name).is_err() {
+                return Err(wrong(
+                    &members.name,
+                    format!("`{}` has no column `{name}`", members.name),
+                ));
+            }
+        }
+        for input in extracted {
+            let has = |name: &str| input.schema.field_with_name(name).is_ok();
+            if !has("audio_path") && has("tar_path") && has("offset") {
+                if settings.delete {
+                    let message = format!(
+                        "`delete` is set, but `{}` leaves its recordings in the tars",
+                        input.name
+                    );
+                    return Err(StageError::setting("delete", message));
+                }
+                continue;
+            }
+            for (name, data_type) in &EXTRACTED {
+                let found = input.schema.field_with_name(name).ok();
+                if found.is_none_or(|field| field.data_type() != data_type) {
+                    let message = format!("`{}` has no column `{name}` of type {data_type}", input.name);
+                    return Err(wrong(&input.name, message));
+                }
+            }
+        }
+        Ok(Shape {
+            role: Role::Export,
+            reads: vec![Reads::Whole; inputs.len()],
+            outputs: Vec::new(),
+            dear: false,
+            conservation: Conservation::NewRows,
+        })
+    }
+
+    fn open(settings: &DeleteTarsSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Export(Box::new(Deleter {
+            settings: settings.clone(),
+            pool: decoding_pool(context)?,
+        })))
+    }
+
+    /// Where the tars and the list are does not matter.
+    fn identity(settings: &DeleteTarsSettings) -> serde_json::Value {
+        serde_json::json!({"delete": settings.delete})
+    }
+}
+
+struct Deleter {
+    settings: DeleteTarsSettings,
+    pool: ThreadPool,
+}
+
+/// One extracted file.
+struct Extracted {
+    name: String,
+    path: PathBuf,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    partition: &'a str,
+    status: &'static str,
+    why: String,
+    bytes: u64,
+}
+
+impl Export for Deleter {
+    fn folder(&self) -> PathBuf {
+        self.settings.out.clone()
+    }
+
+    fn manifest(&self) -> String {
+        "tars.json".into()
+    }
+
+    fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        let [members, extracted @ ..] = inputs else {
+            return Err(StageError::failed("audio.delete_tars was given no input"));
+        };
+        let unplaced = if self.settings.delete {
+            unplaced(rejects)?
+        } else {
+            BTreeSet::new()
+        };
+        let path = set.file(LIST).map_err(StageError::failed)?;
+        let failed = |error: std::io::Error| StageError::failed(format!("cannot write {}: {error}", path.display()));
+        let mut list = BufWriter::new(File::create(&path).map_err(failed)?);
+        for partition in members.partitions() {
+            let (status, why, bytes) = self.partition(partition, members, extracted, &unplaced)?;
+            let line = Line {
+                partition: partition.as_str(),
+                status,
+                why,
+                bytes,
+            };
+            serde_json::to_writer(&mut list, &line).map_err(StageError::failed)?;
+            list.write_all(b"\n").map_err(failed)?;
+        }
+        list.flush().map_err(failed)
+    }
+}
+
+/// Partitions with rows whose recordings an extraction could not place.
+fn unplaced(rejects: &RejectSet) -> Result<BTreeSet<Partition>, StageError> {
+    let mut found = BTreeSet::new();
+    for reject in rejects.iter() {
+        let (_, partition, reject) = reject?;
+        if ["unsafe_path", "name_taken"].contains(&reject.reason.as_str()) {
+            found.insert(partition);
+        }
+    }
+    Ok(found)
+}
+
+impl Deleter {
+    fn partition(
+        &self,
+        partition: &Partition,
+        members: &Artifact,
+        extracted: &[Artifact],
+        unplaced: &BTreeSet<Partition>,
+    ) -> Result<(&'static str, String, u64), StageError> {
+        let kept = |why: &str| Ok(("kept", why.to_owned(), 0));
+        if !self.settings.delete {
+            return kept("`delete` is false");
+        }
+        let shard = Shard::named(&self.settings.shards, partition.as_str())
+            .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
+        let tar = shard.tar();
+        if was_removed(&tar) {
+            return Ok(("deleted", "earlier".into(), 0));
+        }
+        if !tar.is_file() {
+            return kept("there is no tar");
+        }
+        if unplaced.contains(partition) {
+            return kept("a recording could not be placed");
+        }
+        let batches: Vec<_> = members.read(partition, None)?.collect::<Result<_, _>>()?;
+        let found = members_by_name(&batches)?;
+        let files = files_of(partition, extracted)?;
+        if files.is_empty() {
+            return kept("nothing of it was extracted");
+        }
+        if let Some(why) = self.pool.install(|| doubt(&tar, &found, &files)) {
+            return kept(&why);
+        }
+        let bytes = remove_source(&tar).map_err(StageError::failed)?;
+        Ok(("deleted", String::new(), bytes))
+    }
+}
+
+fn files_of(partition: &Partition, extracted: &[Artifact]) -> Result<Vec<Extracted>, StageError> {
+    let mut files: BTreeMap<PathBuf, Extracted> = BTreeMap::new();
+    let columns: Vec<&str> = EXTRACTED.iter().map(|(name, _)| *name).collect();
+    for artifact in extracted {
+        if artifact.rows_of(partition).is_none() {
+            continue;
+        }
+        for batch in artifact.read(partition, Some(&columns))? {
+            let batch = batch?;
+            let (names, paths) = (batch.column(0).as_string::<i32>(), batch.column(1).as_string::<i32>());
+            let sizes = batch.column(2).as_primitive::<Int64Type>();
+            for row in 0..batch.num_rows() {
+                let name = if names.is_null(row) { "" } else { names.value(row) };
+                let path = PathBuf::from(paths.value(row));
+                let extracted = Extracted {
+                    name: strip_dot_slash(name).to_owned(),
+                    path: path.clone(),
+                    bytes: u64::try_from(sizes.value(row)).unwrap_or_default(),
+                };
+                files.insert(path, extracted);
+            }
+        }
+    }
+    Ok(files.into_values().collect())
+}
+
+/// Why the tar is still needed; none if it is not.
+fn doubt(tar_path: &Path, members: &HashMap<String, Member>, files: &[Extracted]) -> Option<String> {
+    let cannot_read = |error: std::io::Error| Some(format!("it cannot be read: {error}"));
+    let tar = match File::open(tar_path) {
+        Ok(tar) => tar,
+        Err(error) => return cannot_read(error),
+    };
+    let listed = tar.metadata().and_then(|about| {
+        let mut reader = BufReader::with_capacity(512, &tar);
+        tar::list(&mut reader, about.len())
+    });
+    let listing = match listed {
+        Ok(listing) => listing,
+        Err(error) => return cannot_read(error),
+    };
+    let last = listing.last_of_each_name();
+    let unchanged = last.len() == members.len()
+        && last.iter().all(|member| {
+            let probed = members.get(&member.name);
+            probed.is_some_and(|probed| (probed.offset, probed.size) == (member.offset, member.size))
+        });
+    if !unchanged {
+        return Some("it changed since it was probed".into());
+    }
+    // The first in the order of the files, whichever thread finds one.
+    let doubts: Vec<String> = files
+        .par_iter()
+        .filter_map(|file| file_doubt(&tar, tar_path, members, file))
+        .collect();
+    doubts.into_iter().next()
+}
+
+fn file_doubt(tar: &File, tar_path: &Path, members: &HashMap<String, Member>, file: &Extracted) -> Option<String> {
+    let path = file.path.display();
+    let Some(member) = members.get(&file.name).filter(|member| member.status == "ok") else {
+        return Some(format!("{path}: `audio.probe` knows no good member of its name"));
+    };
+    if !member.in_tar {
+        return Some("its recordings were not taken from the tar".into());
+    }
+    let plain = std::fs::symlink_metadata(&file.path).is_ok_and(|about| about.is_file() && about.len() == file.bytes);
+    if !plain {
+        return Some(format!("{path} is not there with {} bytes", file.bytes));
+    }
+    let bytes = match read_file(&file.path) {
+        Ok(bytes) => bytes,
+        Err(error) => return Some(error.to_string()),
+    };
+    match recording::probe(&bytes, &Format::ALL) {
+        Ok((_, verdict)) if verdict.audio_hash == member.audio_hash => {}
+        Ok(_) => return Some(format!("{path} has other samples than its member")),
+        Err(fault) => return Some(format!("{path}: {fault}")),
+    }
+    // A file that was encoded has other bytes; a copy has the same.
+    let encoded = !member.is_flac && bytes.starts_with(crate::flac::MARKER);
+    match read_open_range(tar, tar_path, member.offset, member.size) {
+        Ok(original) if encoded || original == bytes => None,
+        Ok(_) => Some(format!("{path} has other bytes than its member")),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+#[path = "delete_tars_tests.rs"]
+mod tests;

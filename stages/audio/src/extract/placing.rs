@@ -1,0 +1,209 @@
+//! Puts the wanted recordings of one shard where they belong.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+
+use super::wanted::{Job, Refusal};
+use super::{ExtractSettings, Store};
+use crate::decode::read_open_range;
+use crate::error::AudioError;
+use crate::flac;
+use crate::flac_encode::encode;
+use crate::format::Format;
+use crate::place::{Content, Placed, Range, Target};
+use crate::recording;
+use crate::shards::Shard;
+use crate::space;
+
+/// Where a recording is now.
+pub(super) struct Kept {
+    /// Of the file; below `shards` with `store: tar`.
+    pub path: String,
+    /// 0 for a file of its own.
+    pub offset: u64,
+    pub size: u64,
+}
+
+pub(super) struct Place<'a> {
+    pub shard: &'a Shard,
+    pub target: &'a Target,
+    pub settings: &'a ExtractSettings,
+}
+
+/// Places within the tar (or the files that are there) instead of files.
+pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept, Refusal>> {
+    let tar = shard.tar();
+    let tar_stands = tar.is_file();
+    let point = |job: &Job<'_>| {
+        let (name, offset) = if job.member.in_tar {
+            (format!("{}.tar", shard.shard_id), job.member.offset)
+        } else {
+            (job.components.join("/"), 0)
+        };
+        if job.member.in_tar && !tar_stands {
+            return Err(("missing_tar".into(), tar.display().to_string()));
+        }
+        Ok(Kept {
+            path: format!("{}/{name}", shard.name()),
+            offset,
+            size: job.member.size,
+        })
+    };
+    jobs.iter().map(point).collect()
+}
+
+impl Place<'_> {
+    /// Places all jobs, on the threads of the current pool. An error is one of the disk, not of a recording.
+    pub fn all(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
+        let tar_path = self.shard.tar();
+        let tar = if jobs.iter().any(|job| job.member.in_tar) {
+            match File::open(&tar_path) {
+                Ok(tar) => Some(tar),
+                // Deleted after an extraction: what was wanted then is there.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(source) => return Err(AudioError::Read { path: tar_path, source }),
+            }
+        } else {
+            None
+        };
+        let readable = |job: &Job<'_>| tar.is_some() || !job.member.in_tar;
+        let missing = |job: &Job<'_>| match readable(job) && !self.may_stand(job) {
+            true => self.bound(job),
+            false => 0,
+        };
+        let needed: Vec<u64> = jobs.par_iter().map(missing).collect();
+        let room = space::reserve(
+            self.settings.target(),
+            needed.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
+        )?;
+        let one = |(job, needed): (&Job<'_>, &u64)| {
+            let placed = self.one(job, tar.as_ref(), &tar_path);
+            room.used(*needed);
+            match placed {
+                Err(error @ AudioError::UnsafePath { .. }) => {
+                    Ok((Err(("unsafe_path".into(), error.to_string())), Placed::Standing))
+                }
+                other => other.map(|(kept, how)| (Ok(kept), how)),
+            }
+        };
+        let placed: Vec<(Result<Result<Kept, Refusal>, Refusal>, Placed)> = jobs
+            .par_iter()
+            .zip(&needed)
+            .map(one)
+            .collect::<Result<_, AudioError>>()?;
+        if placed.iter().any(|(_, how)| *how == Placed::Written) {
+            // What is committed must outlive a power cut.
+            self.target.sync()?;
+        }
+        Ok(placed.into_iter().map(|(kept, _)| kept.and_then(|kept| kept)).collect())
+    }
+
+    fn path(&self, job: &Job<'_>) -> PathBuf {
+        let below = [self.shard.lang.as_str(), &self.shard.shard_id, &job.name()].join("/");
+        self.settings.target().join(below)
+    }
+
+    /// Whether a file that may be the right one is there: it costs no room.
+    fn may_stand(&self, job: &Job<'_>) -> bool {
+        let there = std::fs::symlink_metadata(self.path(job));
+        there.is_ok_and(|file| file.is_file() && (job.encode || file.len() == job.member.size))
+    }
+
+    /// Most bytes that the file can have.
+    fn bound(&self, job: &Job<'_>) -> u64 {
+        if job.encode {
+            // Verbatim coding with frame headers, and 16 bits where there are 8.
+            job.member.decoded_bytes.saturating_mul(2).saturating_add(4096)
+        } else {
+            job.member.size
+        }
+    }
+
+    fn one(
+        &self,
+        job: &Job<'_>,
+        tar: Option<&File>,
+        tar_path: &Path,
+    ) -> Result<(Result<Kept, Refusal>, Placed), AudioError> {
+        let path = self.path(job).to_string_lossy().into_owned();
+        let name = job.name();
+        let below: Vec<&str> = [self.shard.lang.as_str(), &self.shard.shard_id]
+            .into_iter()
+            .chain(name.split('/'))
+            .collect();
+        let kept = |size| Kept { path, offset: 0, size };
+        if job.member.in_tar && tar.is_none() {
+            return Ok(match self.standing(job, &below)? {
+                Some(size) => (Ok(kept(size)), Placed::Standing),
+                None => {
+                    let detail = format!("{} was deleted, and {name:?} is not there", tar_path.display());
+                    (Err(("missing_tar".into(), detail)), Placed::Standing)
+                }
+            });
+        }
+        let opened;
+        let source_path;
+        let from = match tar {
+            Some(tar) if job.member.in_tar => Range {
+                file: tar,
+                path: tar_path,
+                offset: job.member.offset,
+                size: job.member.size,
+            },
+            _ => {
+                if self.settings.target() == self.settings.shards && !job.encode {
+                    return Ok((Ok(kept(job.member.size)), Placed::Standing));
+                }
+                source_path = self.shard.folder.join(job.components.join("/"));
+                opened = File::open(&source_path).map_err(|source| AudioError::Read {
+                    path: source_path.clone(),
+                    source,
+                })?;
+                Range {
+                    file: &opened,
+                    path: &source_path,
+                    offset: 0,
+                    size: job.member.size,
+                }
+            }
+        };
+        if !job.encode {
+            let placed = self.target.place(&below, Content::Copy(from))?;
+            return Ok((Ok(kept(from.size)), placed));
+        }
+        if let Some(size) = self.standing(job, &below)? {
+            return Ok((Ok(kept(size)), Placed::Standing));
+        }
+        let bytes = read_open_range(from.file, from.path, from.offset, from.size)?;
+        let encoded = recording::decode(&bytes, u64::MAX).map(|samples| encode(&samples));
+        // Decoded once more, and held against what `audio.probe` found.
+        match encoded {
+            Ok(Some(encoded))
+                if flac::probe(&encoded).is_ok_and(|verdict| verdict.audio_hash == job.member.audio_hash) =>
+            {
+                let placed = self.target.place(&below, Content::Bytes(&encoded))?;
+                Ok((Ok(kept(encoded.len() as u64)), placed))
+            }
+            Ok(_) => {
+                let detail = format!("{name:?} does not hold the samples that were probed");
+                Ok((Err(("decode_error".into(), detail)), Placed::Standing))
+            }
+            Err(fault) => Ok((Err((fault.status.as_str().into(), fault.detail)), Placed::Standing)),
+        }
+    }
+
+    /// The size of the file that is there already, if it holds the very samples.
+    fn standing(&self, job: &Job<'_>, below: &[&str]) -> Result<Option<u64>, AudioError> {
+        let bytes = match self.target.read(below) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) | Err(AudioError::TooLarge { .. } | AudioError::PastEnd { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let found = recording::probe(&bytes, &Format::ALL);
+        let same = found.is_ok_and(|(_, verdict)| verdict.audio_hash == job.member.audio_hash);
+        let as_kept = self.settings.store == Store::Flac || bytes.len() as u64 == job.member.size;
+        Ok((same && as_kept).then_some(bytes.len() as u64))
+    }
+}

@@ -1,0 +1,113 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::flac::{self, StreamInfo};
+use crate::test_data::member;
+
+fn samples(sample_rate: u32, channels: u32, bits: u32, values: &[i32]) -> Samples {
+    let whole = values.len() / channels as usize * channels as usize;
+    Samples {
+        info: StreamInfo {
+            sample_rate,
+            channels,
+            bits,
+            total_frames: 0,
+            md5: [0; 16],
+        },
+        // Kept to the width by shifting out what is above it.
+        interleaved: values[..whole].iter().map(|value| value << (32 - bits)).collect(),
+    }
+}
+
+/// Decoding gives the samples back; the decoder checks both checksums of frames, the count and the MD5.
+#[track_caller]
+fn returns(samples: &Samples) -> Vec<u8> {
+    let file = encode(samples).expect("FLAC can hold them");
+    let decoded = flac::decode(&file, u64::MAX).unwrap();
+    assert_eq!(decoded.interleaved, samples.interleaved);
+    let (got, given) = (&decoded.info, &samples.info);
+    assert_eq!((got.sample_rate, got.channels), (given.sample_rate, given.channels));
+    assert_eq!(got.bits, if given.bits <= 16 { 16 } else { 24 });
+    assert_ne!(got.md5, [0; 16]);
+    file
+}
+
+#[test]
+fn a_recording_stays_the_same_and_small() {
+    let original = member("as", "as_0000", "rec_as_0004_000.flac");
+    let samples = flac::decode(&original, u64::MAX).unwrap();
+    let file = returns(&samples);
+    // The reference encoder predicts better; a quarter more is the price of simplicity.
+    assert!(
+        file.len() * 4 < original.len() * 5,
+        "{} of {}",
+        file.len(),
+        original.len()
+    );
+    assert_eq!(
+        flac::probe(&file).unwrap().audio_hash,
+        flac::probe(&original).unwrap().audio_hash
+    );
+}
+
+#[test]
+fn the_ends_of_every_range() {
+    returns(&samples(1, 1, 16, &[5]));
+    returns(&samples((1 << 20) - 1, 8, 24, &[-1; 8 * 5]));
+    returns(&samples(
+        16_000,
+        1,
+        16,
+        &[i16::MAX.into(), i16::MIN.into()].repeat(5000),
+    ));
+    returns(&samples(
+        16_000,
+        2,
+        24,
+        &[(1 << 23) - 1, -(1 << 23), -(1 << 23), (1 << 23) - 1].repeat(3000),
+    ));
+    // Blocks of exactly one length, and one more frame.
+    for frames in [4095, 4096, 4097, 8192] {
+        let ramp: Vec<i32> = (0..frames).map(|n| n * 7 % 1000 - 500).collect();
+        returns(&samples(16_000, 1, 16, &ramp));
+    }
+    // Frame numbers of one to three bytes.
+    let long: Vec<i32> = (0..4096 * 2100).map(|n: i32| n / 4096 % 3).collect();
+    returns(&samples(48_000, 1, 16, &long));
+}
+
+#[test]
+fn what_flac_cannot_hold_is_refused() {
+    assert!(encode(&samples(16_000, 1, 16, &[])).is_none());
+    assert!(encode(&samples(16_000, 9, 16, &[0; 9])).is_none());
+    assert!(encode(&samples(1 << 20, 1, 16, &[0])).is_none());
+    assert!(encode(&samples(0, 1, 16, &[0])).is_none());
+    assert!(encode(&samples(16_000, 1, 32, &[0])).is_none());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    /// Noise of any width, steps, silence: whatever the signal, it comes back.
+    #[test]
+    fn whatever_goes_in_comes_out(
+        channels in 1u32..=8,
+        bits in 8u32..=24,
+        rate in 1u32..1 << 20,
+        runs in prop::collection::vec((0u32..24, 1usize..3000, any::<u32>()), 1..6),
+    ) {
+        // Runs of noise of different loudness.
+        let mut values = Vec::new();
+        for (loudness, length, seed) in runs {
+            let mut state = u64::from(seed) << 1 | 1;
+            for _ in 0..length {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                values.push((state >> 33) as i32 >> (31 - loudness.min(bits - 1)));
+            }
+        }
+        let samples = samples(rate, channels, bits, &values);
+        prop_assume!(!samples.interleaved.is_empty());
+        let file = encode(&samples).unwrap();
+        prop_assert_eq!(&flac::decode(&file, u64::MAX).unwrap().interleaved, &samples.interleaved);
+        prop_assert_eq!(encode(&samples).unwrap(), file);
+    }
+}

@@ -1,0 +1,136 @@
+//! Tells what a recording is by its first bytes; its name does not matter.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A format of recordings that can be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    Flac,
+    /// RIFF WAVE with linear PCM, floating point, A-law or mu-law.
+    Wav,
+    /// MPEG audio layer III, with or without an ID3 tag before it.
+    Mp3,
+    /// AAC in an MP4 container.
+    M4a,
+    /// Vorbis in Ogg. Not Opus, for which there is no decoder.
+    Ogg,
+}
+
+impl Format {
+    pub const ALL: [Format; 5] = [Format::Flac, Format::Wav, Format::Mp3, Format::M4a, Format::Ogg];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Format::Flac => "flac",
+            Format::Wav => "wav",
+            Format::Mp3 => "mp3",
+            Format::M4a => "m4a",
+            Format::Ogg => "ogg",
+        }
+    }
+}
+
+/// What the first bytes say: a format, or in words what else it is.
+pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
+    if bytes.starts_with(crate::flac::MARKER) {
+        return Ok(Format::Flac);
+    }
+    if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WAVE") {
+        return Ok(Format::Wav);
+    }
+    if bytes.get(4..8) == Some(b"ftyp") {
+        return Ok(Format::M4a);
+    }
+    if bytes.starts_with(b"OggS") {
+        return ogg(bytes);
+    }
+    if bytes.starts_with(b"RF64") || bytes.starts_with(b"BW64") {
+        return Err("a 64-bit WAV (RF64)");
+    }
+    if bytes.starts_with(b"FORM") {
+        return Err("AIFF");
+    }
+    if bytes.starts_with(&[0x1a, 0x45, 0xdf, 0xa3]) {
+        return Err("Matroska or WebM");
+    }
+    mpeg(&bytes[id3_length(bytes)..])
+}
+
+/// Length of the ID3v2 tag at the beginning, 0 if there is none; never more than there are bytes.
+pub fn id3_length(bytes: &[u8]) -> usize {
+    let Some(&[b'I', b'D', b'3', _, _, flags, a, b, c, d]) = bytes.first_chunk() else {
+        return 0;
+    };
+    let size = [a, b, c, d]
+        .iter()
+        .fold(0usize, |size, byte| size << 7 | usize::from(byte & 0x7f));
+    let footer = if flags & 0x10 != 0 { 10 } else { 0 };
+    (10 + size + footer).min(bytes.len())
+}
+
+/// The codec of an Ogg file stands at the beginning of the first page's packet.
+fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
+    let segments = bytes.get(26).map_or(0, |&count| usize::from(count));
+    let packet = bytes.get(27 + segments..).unwrap_or_default();
+    if packet.starts_with(b"\x01vorbis") {
+        Ok(Format::Ogg)
+    } else if packet.starts_with(b"OpusHead") {
+        Err("Opus, for which there is no decoder; convert it to FLAC")
+    } else if packet.starts_with(b"\x7fFLAC") {
+        Err("FLAC within Ogg")
+    } else if packet.starts_with(b"Speex") {
+        Err("Speex")
+    } else {
+        Err("an Ogg file without Vorbis")
+    }
+}
+
+fn mpeg(bytes: &[u8]) -> Result<Format, &'static str> {
+    let Some(&[0xff, second, third]) = bytes.first_chunk() else {
+        return Err("no known audio format");
+    };
+    let (version, layer) = ((second >> 3) & 3, (second >> 1) & 3);
+    match layer {
+        _ if second & 0xe0 != 0xe0 => Err("no known audio format"),
+        0 if second & 0xf6 == 0xf0 => Err("AAC without a container (ADTS)"),
+        // Reserved values: no frame begins like this.
+        0 => Err("no known audio format"),
+        _ if version == 1 || third >> 4 == 15 || (third >> 2) & 3 == 3 => Err("no known audio format"),
+        1 => Ok(Format::Mp3),
+        _ => Err("MPEG audio of layer I or II"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_bytes_tell_and_names_do_not() {
+        let ogg = |packet: &[u8]| [&b"OggS"[..], &[0; 22], &[1, 30], packet].concat();
+        let tagged = |after: &[u8]| [&b"ID3\x04\0\0\0\0\0\x05.tag."[..], after].concat();
+        for (bytes, expected) in [
+            (&b"fLaC"[..], Ok(Format::Flac)),
+            (b"RIFF\x01\x02\x03\x04WAVEfmt ", Ok(Format::Wav)),
+            (b"RIFF\x01\x02\x03\x04AVI ", Err("no known audio format")),
+            (b"\0\0\0\x1cftypisom", Ok(Format::M4a)),
+            (&ogg(b"\x01vorbis"), Ok(Format::Ogg)),
+            (&[0xff, 0xf3, 0x88, 0xc0], Ok(Format::Mp3)),
+            (&tagged(&[0xff, 0xfb, 0x90, 0]), Ok(Format::Mp3)),
+            (&[0xff, 0xf1, 0x50, 0x80], Err("AAC without a container (ADTS)")),
+            (&[0xff, 0xff, 0xff, 0xff], Err("no known audio format")),
+            (&[0xff, 0xfd, 0x90, 0], Err("MPEG audio of layer I or II")),
+            (&tagged(b"fLaC"), Err("no known audio format")),
+            (b"ID3", Err("no known audio format")),
+            (b"", Err("no known audio format")),
+            (b"OggS", Err("an Ogg file without Vorbis")),
+        ] {
+            assert_eq!(recognise(bytes), expected, "{bytes:?}");
+        }
+        assert!(recognise(&ogg(b"OpusHead")).unwrap_err().contains("Opus"));
+        // A tag that claims more than there is.
+        assert_eq!(id3_length(b"ID3\x04\0\0\x7f\x7f\x7f\x7f...."), 14);
+    }
+}

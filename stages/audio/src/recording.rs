@@ -1,0 +1,241 @@
+//! A recording of any format that can be decoded: the verdict on it, and its samples.
+//!
+//! FLAC is judged by [`crate::flac`]. What other formats give is brought to whole numbers once, so that the
+//! samples, their hash, and a FLAC made of them are the same thing: lossy formats, A-law and 16-bit PCM have
+//! 16 bits, wider and floating-point PCM 24.
+
+use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use sha2::{Digest as _, Sha256};
+use symphonia::core::audio::GenericAudioBufferRef;
+use symphonia::core::codecs::audio::AudioDecoderOptions;
+use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_VORBIS};
+use symphonia::core::errors::Error as SymphoniaError;
+use symphonia::core::formats::{FormatOptions, FormatReader, TrackType};
+use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
+use symphonia::default::formats::{IsoMp4Reader, MpaReader, OggReader, WavReader};
+
+use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
+use crate::format::{Format, id3_length, recognise};
+
+/// FLAC holds no more.
+const MOST_CHANNELS: u32 = 8;
+
+/// Decodes the whole recording and checks it, if its format is one of `formats`.
+pub fn probe(bytes: &[u8], formats: &[Format]) -> Result<(Format, Verdict), Fault> {
+    if bytes.is_empty() {
+        return Err(flac::fault(Status::EmptyFile, "0 bytes"));
+    }
+    let found = recognise(bytes);
+    match found {
+        Ok(Format::Flac) if formats.contains(&Format::Flac) => {
+            flac::probe(bytes).map(|verdict| (Format::Flac, verdict))
+        }
+        Ok(format) if formats.contains(&format) => judge(bytes, format).map(|verdict| (format, verdict)),
+        // Where FLAC alone is allowed, everything else is one thing.
+        _ if formats == [Format::Flac] => Err(flac::fault(Status::NotFlac, "does not begin with `fLaC`")),
+        Ok(format) => {
+            let detail = format!("{}, which is not among the allowed `formats`", format.as_str());
+            Err(flac::fault(Status::UnsupportedFormat, detail))
+        }
+        Err(what) => Err(flac::fault(Status::UnsupportedFormat, what)),
+    }
+}
+
+/// Decodes the samples, at most `max_frames` frames of them (more is a fault).
+pub fn decode(bytes: &[u8], max_frames: u64) -> Result<Samples, Fault> {
+    let format = match recognise(bytes) {
+        _ if bytes.is_empty() => return Err(flac::fault(Status::EmptyFile, "0 bytes")),
+        Ok(Format::Flac) => return flac::decode(bytes, max_frames),
+        Ok(format) => format,
+        Err(what) => return Err(flac::fault(Status::UnsupportedFormat, what)),
+    };
+    let mut interleaved = Vec::new();
+    let mut frames = 0;
+    let mut info = None;
+    blocks(bytes, format, &mut |layout, samples| {
+        frames += samples.len() as u64 / u64::from(layout.channels);
+        if frames > max_frames {
+            return Err(broken(format!("more than {max_frames} frames")));
+        }
+        info.get_or_insert_with(|| layout.clone());
+        interleaved.extend_from_slice(samples);
+        Ok(())
+    })?;
+    let mut info = info.ok_or_else(no_frames)?;
+    info.total_frames = frames;
+    Ok(Samples { info, interleaved })
+}
+
+fn judge(bytes: &[u8], format: Format) -> Result<Verdict, Fault> {
+    let mut found: Option<(StreamInfo, Sha256)> = None;
+    let mut little_endian = Vec::new();
+    let mut frames = 0;
+    blocks(bytes, format, &mut |layout, samples| {
+        let (_, hash) = found.get_or_insert_with(|| (layout.clone(), flac::new_hash(layout)));
+        flac::add_to_hash(hash, samples, &mut little_endian);
+        frames += samples.len() as u64 / u64::from(layout.channels);
+        Ok(())
+    })?;
+    let (mut info, hash) = found.ok_or_else(no_frames)?;
+    info.total_frames = frames;
+    let audio_hash = hex::encode(hash.finalize());
+    Ok(Verdict {
+        info,
+        frames,
+        audio_hash,
+    })
+}
+
+fn no_frames() -> Fault {
+    flac::fault(Status::NoAudio, "no frames")
+}
+
+fn broken(detail: impl ToString) -> Fault {
+    flac::fault(Status::DecodeError, detail)
+}
+
+fn failed(error: SymphoniaError) -> Fault {
+    match error {
+        SymphoniaError::Unsupported(what) => flac::fault(Status::UnsupportedFormat, what),
+        SymphoniaError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            broken("it ends before its end")
+        }
+        other => broken(other),
+    }
+}
+
+type Take<'a> = dyn FnMut(&StreamInfo, &[i32]) -> Result<(), Fault> + 'a;
+
+/// Gives the samples block by block, interleaved and left-justified; empty blocks are left out. All blocks have
+/// one layout.
+fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault> {
+    let bytes = if format == Format::Mp3 {
+        // Pictures in a tag may hold what looks like a frame.
+        &bytes[id3_length(bytes)..]
+    } else {
+        bytes
+    };
+    let owned = bytes.to_vec();
+    let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, take)));
+    decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))
+}
+
+fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<(), Fault> {
+    let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), MediaSourceStreamOptions::default());
+    let options = FormatOptions::default();
+    let mut reader: Box<dyn FormatReader> = match format {
+        Format::Flac => return Err(broken("FLAC has a decoder of its own")),
+        Format::Wav => Box::new(WavReader::try_new(source, options).map_err(failed)?),
+        Format::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(failed)?),
+        Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
+        Format::Ogg => Box::new(OggReader::try_new(source, options).map_err(failed)?),
+    };
+    let no_track = || broken("no audio track");
+    let track = reader.default_track(TrackType::Audio).ok_or_else(no_track)?;
+    let (track_id, promised) = (track.id, track.num_frames);
+    let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
+    let parameters = parameters.ok_or_else(no_track)?;
+    let codec = parameters.codec;
+    let expected = match format {
+        Format::Mp3 => codec == CODEC_ID_MP3,
+        Format::M4a => codec == CODEC_ID_AAC,
+        Format::Ogg => codec == CODEC_ID_VORBIS,
+        Format::Wav | Format::Flac => true,
+    };
+    if !expected {
+        let detail = format!("{} with another codec than {}", format.as_str(), codec_of(format));
+        return Err(flac::fault(Status::UnsupportedFormat, detail));
+    }
+    let lossy = format != Format::Wav;
+    let mut decoder = symphonia::default::get_codecs()
+        .make_audio_decoder(parameters, &AudioDecoderOptions::default())
+        .map_err(failed)?;
+    let mut layout: Option<StreamInfo> = None;
+    let (mut floats, mut samples): (Vec<f64>, Vec<i32>) = (Vec::new(), Vec::new());
+    let mut frames = 0u64;
+    while let Some(packet) = reader.next_packet().map_err(failed)? {
+        if packet.track_id != track_id {
+            continue;
+        }
+        let block = decoder.decode(&packet).map_err(failed)?;
+        if block.frames() == 0 {
+            continue;
+        }
+        let bits = bits_of(&block, lossy);
+        let here = StreamInfo {
+            sample_rate: block.spec().rate(),
+            channels: u32::try_from(block.num_planes()).unwrap_or(u32::MAX),
+            bits,
+            total_frames: 0,
+            md5: [0; 16],
+        };
+        let layout = layout.get_or_insert_with(|| here.clone());
+        if *layout != here {
+            return Err(broken("sample rate, channels or width change within the recording"));
+        }
+        if !(1..1 << 20).contains(&here.sample_rate) || !(1..=MOST_CHANNELS).contains(&here.channels) {
+            let detail = format!("{} Hz with {} channels", here.sample_rate, here.channels);
+            return Err(flac::fault(Status::UnsupportedFormat, detail));
+        }
+        match &block {
+            GenericAudioBufferRef::F32(_) | GenericAudioBufferRef::F64(_) => {
+                block.copy_to_vec_interleaved(&mut floats);
+                samples.clear();
+                for &value in &floats {
+                    if !value.is_finite() {
+                        return Err(broken("samples that are no numbers"));
+                    }
+                    samples.push(whole(value, bits));
+                }
+            }
+            _ => {
+                block.copy_to_vec_interleaved(&mut samples);
+                if bits == 24 {
+                    // Wider PCM loses what FLAC with 24 bits cannot hold.
+                    samples.iter_mut().for_each(|sample| *sample &= !0xff);
+                }
+            }
+        }
+        frames += block.frames() as u64;
+        take(layout, &samples)?;
+    }
+    match promised {
+        // An MP4's edit list may name a part; Vorbis and MP3 count what they trim.
+        Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),
+        _ => Ok(()),
+    }
+}
+
+fn codec_of(format: Format) -> &'static str {
+    match format {
+        Format::Flac => "FLAC",
+        Format::Wav => "PCM",
+        Format::Mp3 => "MPEG layer III",
+        Format::M4a => "AAC",
+        Format::Ogg => "Vorbis",
+    }
+}
+
+/// How many bits the samples are brought to.
+fn bits_of(block: &GenericAudioBufferRef<'_>, lossy: bool) -> u32 {
+    match block {
+        _ if lossy => 16,
+        GenericAudioBufferRef::U8(_) | GenericAudioBufferRef::S8(_) => 8,
+        GenericAudioBufferRef::U16(_) | GenericAudioBufferRef::S16(_) => 16,
+        _ => 24,
+    }
+}
+
+/// The nearest whole number of so many bits, left-justified; what is past full scale is cut off.
+fn whole(value: f64, bits: u32) -> i32 {
+    let scale = f64::from(1u32 << (bits - 1));
+    let rounded = (value * scale).round().clamp(-scale, scale - 1.0);
+    // In range after the clamp.
+    (rounded as i32) << (32 - bits)
+}
+
+#[cfg(test)]
+#[path = "recording_tests.rs"]
+mod tests;

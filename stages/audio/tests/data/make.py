@@ -1,0 +1,39 @@
+"""Makes the recordings beside this file: one second of a rising tone, in formats that only other programs write.
+
+    pip install av numpy soundfile && python make.py
+"""
+import av
+import numpy as np
+import soundfile
+
+RATE = 16_000
+t = np.arange(RATE) / RATE
+# From 200 Hz to 1200 Hz, at half of full scale.
+tone = (0.5 * np.sin(2 * np.pi * (200 * t + 500 * t * t)) * 32768).round().astype(np.int16)
+
+for name, codec, rate in [
+    ("tone.mp3", "libmp3lame", RATE),
+    ("tone.m4a", "aac", RATE),
+]:
+    with av.open(name, "w", format={"m4a": "mp4"}.get(name[5:], name[5:])) as out:
+        stream = out.add_stream(codec, rate=rate, layout="mono")
+        stream.bit_rate = 64_000
+        frame = av.AudioFrame.from_ndarray(tone[None, :], format="s16", layout="mono")
+        frame.sample_rate = RATE
+        frame.pts = 0
+        resampler = av.AudioResampler(format=stream.codec_context.format.name, layout="mono", rate=rate, frame_size=0)
+        fifo = av.AudioFifo()
+        for part in resampler.resample(frame) + resampler.resample(None):
+            fifo.write(part)
+        while True:
+            size = stream.codec_context.frame_size or 1024
+            part = fifo.read(size, partial=True)
+            if part is None:
+                break
+            for packet in stream.encode(part):
+                out.mux(packet)
+        for packet in stream.encode(None):
+            out.mux(packet)
+
+for name, subtype in [("tone.ogg", "VORBIS"), ("tone.opus", "OPUS")]:
+    soundfile.write(name, tone, RATE, format="OGG", subtype=subtype)

@@ -1,0 +1,365 @@
+//! Whatever bytes come in, there is a verdict: no panic gets out, memory stays within a bound, and it ends.
+//!
+//! Inputs are good files, damaged by a generator with fixed seeds: flips, cuts, splices, numbers in headers. The
+//! suite tries a few thousand; a million for each format with
+//!
+//! ```text
+//! cargo test --release --workspace --test hostile -- --ignored --nocapture
+//! ```
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::io::Cursor;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use flow_audio::flac::{Samples, StreamInfo};
+use flow_audio::format::Format;
+use flow_audio::{flac_encode, recording, tar};
+
+/// Counts what this thread holds, and the most it held.
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<i64> = const { Cell::new(0) };
+    static MOST: Cell<i64> = const { Cell::new(0) };
+}
+
+fn count(bytes: i64) {
+    // Gone at the very end of a thread, when nobody looks any more.
+    let _ = HELD.try_with(|held| {
+        held.set(held.get() + bytes);
+        let _ = MOST.try_with(|most| most.set(most.get().max(held.get())));
+    });
+}
+
+// SAFETY: every call is handed on to the system's allocator as it is; counting touches plain cells of the
+// thread, which allocate nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-(layout.size() as i64));
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size as i64 - layout.size() as i64);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Most bytes that one input of some ten kilobytes may make us hold.
+const MOST_MEMORY: i64 = 64 << 20;
+/// An input that takes longer than this never ends.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+}
+
+/// One of the good files with one to five damages.
+fn damaged(random: &mut Random, good: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = good[random.below(good.len())].clone();
+    for _ in 0..=random.below(5) {
+        // Headers are where it hurts: half of the damages fall into the first kilobyte.
+        let reach = if random.next() & 1 == 0 {
+            bytes.len().min(1024)
+        } else {
+            bytes.len()
+        };
+        let at = random.below(reach);
+        match random.below(8) {
+            0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
+            1 if !bytes.is_empty() => bytes[at] = random.next() as u8,
+            2 => bytes.truncate(at),
+            3 => {
+                let other = &good[random.below(good.len())];
+                let from = random.below(other.len());
+                bytes.truncate(at);
+                bytes.extend_from_slice(&other[from..]);
+            }
+            4 => {
+                let end = (at + random.below(64)).min(bytes.len());
+                bytes.drain(at..end);
+            }
+            5 => {
+                let length = random.below(64);
+                let piece: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+                bytes.splice(at..at, piece);
+            }
+            6 => {
+                let end = (at + 1 + random.below(16)).min(bytes.len());
+                let value = [0, 0xff, 0x7f, 0x80][random.below(4)];
+                bytes[at..end].fill(value);
+            }
+            _ => {
+                // Numbers that claim much, in either order of bytes.
+                let numbers: [u32; 6] = [u32::MAX, i32::MAX as u32, 1 << 31, 1 << 24, 0, 1];
+                let number = numbers[random.below(numbers.len())];
+                let number = if random.next() & 1 == 0 {
+                    number.to_be_bytes()
+                } else {
+                    number.to_le_bytes()
+                };
+                let end = (at + 4).min(bytes.len());
+                bytes[at..end].copy_from_slice(&number[..end - at]);
+            }
+        }
+    }
+    bytes
+}
+
+fn tone(name: &str) -> Vec<u8> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn samples(sample_rate: u32, channels: u32, bits: u32, frames: usize) -> Samples {
+    let mut random = Random(7);
+    let value = |n: usize| ((n as f64 / 9.0).sin() * 5000.0) as i32 + (random.next() % 64) as i32;
+    let interleaved = (0..frames * channels as usize)
+        .map(value)
+        .map(|x| x << (32 - bits))
+        .collect();
+    Samples {
+        info: StreamInfo {
+            sample_rate,
+            channels,
+            bits,
+            total_frames: 0,
+            md5: [0; 16],
+        },
+        interleaved,
+    }
+}
+
+fn wav(format: u16, channels: u16, bits: u16, data: &[u8]) -> Vec<u8> {
+    let block = channels * bits / 8;
+    let mut bytes = [
+        b"RIFF",
+        &(36 + data.len() as u32).to_le_bytes()[..],
+        b"WAVEfmt ",
+        &16u32.to_le_bytes(),
+    ]
+    .concat();
+    for number in [format, channels] {
+        bytes.extend(number.to_le_bytes());
+    }
+    bytes.extend(16_000u32.to_le_bytes());
+    bytes.extend((16_000 * u32::from(block)).to_le_bytes());
+    bytes.extend(block.to_le_bytes());
+    bytes.extend(bits.to_le_bytes());
+    bytes.extend(b"data");
+    bytes.extend((data.len() as u32).to_le_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+fn tars() -> Vec<Vec<u8>> {
+    let long = "n".repeat(180);
+    let mut files = Vec::new();
+    for (gnu, names) in [
+        (true, vec!["a.flac", &long, "dir/b", "a.flac"]),
+        (false, vec!["./c", "d", &long[..90]]),
+    ] {
+        let mut builder = ::tar::Builder::new(Vec::new());
+        for name in names {
+            let mut header = if gnu {
+                ::tar::Header::new_gnu()
+            } else {
+                ::tar::Header::new_ustar()
+            };
+            header.set_size(600);
+            builder.append_data(&mut header, name, &[1u8; 600][..]).unwrap();
+        }
+        if !gnu {
+            builder
+                .append_pax_extensions([("path", "über/lang".as_bytes()), ("size", b"3")])
+                .unwrap();
+            let mut header = ::tar::Header::new_ustar();
+            header.set_size(3);
+            builder.append_data(&mut header, "short", &b"abc"[..]).unwrap();
+        }
+        files.push(builder.into_inner().unwrap());
+    }
+    files
+}
+
+/// A kind of input: good files, and what is done with a damaged one.
+struct Target {
+    name: &'static str,
+    good: Vec<Vec<u8>>,
+    try_it: fn(&[u8]) -> bool,
+}
+
+fn targets() -> Vec<Target> {
+    let flac = |rate, channels, bits, frames| flac_encode::encode(&samples(rate, channels, bits, frames)).unwrap();
+    let recording = |name, good| Target {
+        name,
+        good,
+        try_it: try_recording,
+    };
+    let noise: Vec<u8> = (0..4000u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let floats: Vec<u8> = (0..1000).flat_map(|n| (n as f32 / 1000.0).to_le_bytes()).collect();
+    vec![
+        Target {
+            name: "tar",
+            good: tars(),
+            try_it: try_tar,
+        },
+        recording(
+            "flac",
+            vec![
+                flac(16_000, 1, 16, 5000),
+                flac(48_000, 2, 24, 700),
+                flac(8_000, 1, 16, 1),
+            ],
+        ),
+        recording(
+            "wav",
+            vec![wav(1, 1, 16, &noise), wav(1, 2, 24, &noise), wav(3, 1, 32, &floats)],
+        ),
+        recording("mp3", vec![tone("tone.mp3")]),
+        recording("m4a", vec![tone("tone.m4a")]),
+        recording("ogg", vec![tone("tone.ogg"), tone("tone.opus")]),
+    ]
+}
+
+/// True where the input was good all the same.
+fn try_recording(bytes: &[u8]) -> bool {
+    let Ok((format, verdict)) = recording::probe(bytes, &Format::ALL) else {
+        return false;
+    };
+    assert!(verdict.frames > 0 && (1..=8).contains(&verdict.info.channels));
+    // What is called good decodes, to that many frames, and no more than are asked for.
+    let samples = recording::decode(bytes, verdict.frames).unwrap_or_else(|fault| panic!("{format:?}: {fault}"));
+    let count = verdict.frames * u64::from(verdict.info.channels);
+    assert_eq!(samples.interleaved.len() as u64, count);
+    assert!(recording::decode(bytes, verdict.frames - 1).is_err());
+    true
+}
+
+fn try_tar(bytes: &[u8]) -> bool {
+    let length = bytes.len() as u64;
+    let listing = tar::list(&mut Cursor::new(bytes), length).expect("reading from memory does not fail");
+    for member in &listing.members {
+        let end = member.offset.checked_add(member.size).filter(|end| *end <= length);
+        assert_eq!(end.is_none(), member.truncated, "{member:?}");
+    }
+    assert!(listing.last_of_each_name().len() <= listing.members.len());
+    matches!(listing.end, tar::End::Whole)
+}
+
+fn attack(target: &Target, inputs: u64) {
+    let trying = Arc::new(AtomicU64::new(0));
+    let watched = trying.clone();
+    let name = target.name;
+    std::thread::spawn(move || {
+        let (mut before, mut since) = (u64::MAX, Instant::now());
+        while Arc::strong_count(&watched) > 1 {
+            std::thread::sleep(Duration::from_millis(200));
+            let now = watched.load(Ordering::Relaxed);
+            if now != before {
+                (before, since) = (now, Instant::now());
+            } else if since.elapsed() > PATIENCE {
+                eprintln!("{name}: input {now} does not end");
+                std::process::abort();
+            }
+        }
+    });
+    // A panic of a decoder is caught and becomes a verdict; its message would only fill the screen.
+    std::panic::set_hook(Box::new(|_| {}));
+    let started = Instant::now();
+    let (mut good, mut most) = (0u64, 0);
+    for number in 0..inputs {
+        trying.store(number, Ordering::Relaxed);
+        let bytes = damaged(&mut Random(number), &target.good);
+        let held = HELD.get();
+        MOST.set(held);
+        let tried = std::panic::catch_unwind(|| (target.try_it)(&bytes));
+        let used = MOST.get() - held;
+        most = most.max(used);
+        match tried {
+            Ok(was_good) => good += u64::from(was_good),
+            Err(panic) => {
+                let _ = std::panic::take_hook();
+                let said = panic.downcast_ref::<String>().map_or("", String::as_str);
+                panic!("{name}: input {number}: {said}");
+            }
+        }
+        if used > MOST_MEMORY {
+            let _ = std::panic::take_hook();
+            panic!("{name}: input {number} of {} bytes took {used} bytes", bytes.len());
+        }
+    }
+    let _ = std::panic::take_hook();
+    println!(
+        "{name}: {inputs} inputs, {good} of them good all the same, at most {:.1} MB each, {:.0} s",
+        most as f64 / 1e6,
+        started.elapsed().as_secs_f64()
+    );
+    // Damage that spares a file, and damage that does not, both occur.
+    assert!(good > 0 && good < inputs);
+}
+
+#[test]
+fn damaged_files_get_a_verdict() {
+    for target in targets() {
+        for good in &target.good {
+            // A tar and each recording are good as they are, but for Opus, which has no decoder.
+            let opus = good.starts_with(b"OggS") && good.windows(8).any(|part| part == b"OpusHead");
+            let found = recording::probe(good, &Format::ALL).map_err(|fault| fault.detail);
+            assert_eq!((target.try_it)(good), !opus, "{}: {found:?}", target.name);
+        }
+        attack(&target, 1500);
+    }
+}
+
+#[test]
+#[ignore = "a million inputs for each format: minutes to an hour"]
+fn a_million_damaged_files_get_a_verdict() {
+    let only = std::env::var("FLOW_HOSTILE").ok();
+    let inputs = std::env::var("FLOW_HOSTILE_INPUTS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1_000_000);
+    for target in targets() {
+        if only.as_deref().is_none_or(|only| only == target.name) {
+            attack(&target, inputs);
+        }
+    }
+}
