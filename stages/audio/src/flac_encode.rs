@@ -6,6 +6,8 @@ use md5::{Digest as _, Md5};
 
 use crate::flac::{MARKER, Samples};
 
+/// Highest sample rate of FLAC, in Hz.
+pub const MOST_RATE: u32 = 655_350;
 /// Frames in a block; the last one may be shorter.
 const BLOCK: usize = 4096;
 const MOST_ORDER: usize = 4;
@@ -15,11 +17,12 @@ const MOST_PARTITION_ORDER: u32 = 6;
 const MOST_RICE: u32 = 30;
 
 /// A FLAC file of the samples: 16 bits wide, or 24 where the samples are wider than 16. `None` where FLAC cannot
-/// hold them: no frames, more than 24 bits or 8 channels, or a sample rate past 1,048,575 Hz.
+/// hold them: no frames, more than 24 bits or 8 channels, or a sample rate past [`MOST_RATE`].
 pub fn encode(samples: &Samples) -> Option<Vec<u8>> {
     let info = &samples.info;
     let channels = info.channels as usize;
-    let fits = (1..=8).contains(&channels) && (1..=24).contains(&info.bits) && (1..1 << 20).contains(&info.sample_rate);
+    let fits =
+        (1..=8).contains(&channels) && (1..=24).contains(&info.bits) && (1..=MOST_RATE).contains(&info.sample_rate);
     let frames = samples.interleaved.len().checked_div(channels)?;
     if !fits || frames == 0 || frames as u64 >= 1 << 36 {
         return None;

@@ -1,5 +1,7 @@
 //! Names of tar members: which are the same, and which may not be written to disk.
 
+use flow_runtime::store::REMOVED_SUFFIX;
+
 /// The name without any leading `./`, which tar writers add or not as they like.
 pub fn strip_dot_slash(name: &str) -> &str {
     let mut rest = name;
@@ -36,6 +38,8 @@ pub fn safe_components<'a>(name: &'a str, shard_id: &str) -> Option<Vec<&'a str>
 
 /// Whether `file_name` is one of the files that make a shard.
 pub fn is_shard_file(file_name: &str, shard_id: &str) -> bool {
+    // The note of a deleted tar is as good as the tar.
+    let file_name = file_name.strip_suffix(REMOVED_SUFFIX).unwrap_or(file_name);
     file_name == "metadata.parquet"
         || file_name == "audio_index.parquet"
         || file_name.strip_suffix(".tar").is_some_and(|stem| stem == shard_id)
@@ -72,7 +76,12 @@ mod tests {
 
     #[test]
     fn a_member_may_not_replace_the_shard_itself() {
-        for name in ["metadata.parquet", "./audio_index.parquet", "hi_0001.tar"] {
+        for name in [
+            "metadata.parquet",
+            "./audio_index.parquet",
+            "hi_0001.tar",
+            "hi_0001.tar.flow-removed",
+        ] {
             assert_eq!(safe_components(name, "hi_0001"), None, "{name}");
         }
         assert!(safe_components("hi_0002.tar", "hi_0001").is_some());

@@ -45,7 +45,8 @@ pub enum AudioFrom {
 /// unless `status` is `ok`. `audio_hash` is the SHA-256 of `"{sample_rate}:{channels}:"` and the samples as
 /// left-justified little-endian 32-bit numbers, so that it does not depend on how they were compressed.
 /// Lossy recordings are taken as the 16-bit numbers nearest to what they decode to, floating-point and 32-bit
-/// WAV as 24-bit ones. (What a lossy recording decodes to may differ in its last bit between processors.)
+/// WAV as 24-bit ones. (What a lossy recording decodes to may differ in its
+/// last bit between processors. An M4A keeps the encoder's delay, mostly 1,024 frames of silence, at its beginning.)
 ///
 /// A tar that `audio.delete_tars` deleted counts as unchanged: what was found in it stays, and only a reason to
 /// decode it again (another setting, a lost state directory) is an error.

@@ -17,6 +17,7 @@ use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
 use symphonia::default::formats::{IsoMp4Reader, MpaReader, OggReader, WavReader};
 
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
+use crate::flac_encode::MOST_RATE;
 use crate::format::{Format, id3_length, recognise};
 
 /// FLAC holds no more.
@@ -175,7 +176,7 @@ fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<()
         if *layout != here {
             return Err(broken("sample rate, channels or width change within the recording"));
         }
-        if !(1..1 << 20).contains(&here.sample_rate) || !(1..=MOST_CHANNELS).contains(&here.channels) {
+        if !(1..=MOST_RATE).contains(&here.sample_rate) || !(1..=MOST_CHANNELS).contains(&here.channels) {
             let detail = format!("{} Hz with {} channels", here.sample_rate, here.channels);
             return Err(flac::fault(Status::UnsupportedFormat, detail));
         }

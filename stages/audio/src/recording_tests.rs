@@ -98,8 +98,8 @@ fn pcm_is_exact_at_every_width() {
     let full = ((1 << 23) - 1) << 8;
     assert_eq!(decoded(&raw(3, 32, &floats)), (24, vec![1 << 30, i32::MIN, full, 0]));
     assert_eq!(status(&raw(3, 32, &f32::NAN.to_le_bytes()), &ALL), Status::DecodeError);
-    // MS ADPCM, for which there is no decoder.
-    assert_eq!(status(&raw(2, 4, &[0; 64]), &ALL), Status::UnsupportedFormat);
+    // MP3 in a WAV.
+    assert_eq!(status(&raw(0x55, 16, &[0; 64]), &ALL), Status::UnsupportedFormat);
 }
 
 #[test]

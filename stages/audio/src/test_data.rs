@@ -21,6 +21,17 @@ pub fn golden(name: &str) -> PathBuf {
     folder("FLOW_TEST_GOLDEN", "golden/data").join(name)
 }
 
+/// The good recordings of a shard.
+pub fn good_members(corpus_name: &str, lang: &str, shard: &str) -> Vec<Vec<u8>> {
+    let path = corpus(corpus_name).join(format!("shards/{lang}/{shard}/{shard}.tar"));
+    let mut file = std::fs::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let length = file.metadata().unwrap().len();
+    let listing = tar::list(&mut file, length).unwrap();
+    let members = listing.last_of_each_name().into_iter();
+    let bytes = members.filter_map(|member| decode::read_range(&path, member.offset, member.size).ok());
+    bytes.filter(|bytes| crate::flac::probe(bytes).is_ok()).collect()
+}
+
 /// The bytes of one member of a shard of the micro corpus.
 pub fn member(lang: &str, shard: &str, name: &str) -> Vec<u8> {
     let path = corpus("micro").join(format!("shards/{lang}/{shard}/{shard}.tar"));

@@ -29,7 +29,7 @@ fn put(shards: &Path, name: &str, tar: &[u8]) {
 }
 
 fn good() -> Vec<u8> {
-    member("hi", "hi_0001", "rec_hi_0002_000.flac")
+    member("as", "as_0000", "rec_as_0004_000.flac")
 }
 
 #[test]
