@@ -8,7 +8,7 @@ use std::process::Command;
 use arrow::array::AsArray;
 use serde_json::Value;
 
-use crate::binary::{Workplace, expect_code, read_manifest, read_parquet, stderr};
+use crate::binary::{Workplace, expect_code, program, read_manifest, read_parquet, stderr};
 
 /// The smallest pipeline that extracts.
 const EXTRACT: &str = r#"
@@ -147,7 +147,13 @@ fn deleted_tars_count_as_unchanged() {
     let name = audio.keys().next().unwrap();
     fs::remove_file(place.path("audio").join(name)).unwrap();
     run(&place, &["delete=true"]);
-    let rejects = command(&place, "rejects", &[]).output().unwrap();
+    let mut rejects = program();
+    rejects
+        .arg("rejects")
+        .arg(place.path("extract.yaml"))
+        .arg("--state")
+        .arg(place.path("state"));
+    let rejects = rejects.output().unwrap();
     expect_code(&rejects, 0);
     let said = String::from_utf8_lossy(&rejects.stdout).into_owned();
     assert!(said.contains("missing_tar"), "{said}");

@@ -34,7 +34,7 @@ use flow_audio::place::{Content, Range, Target};
 use flow_audio::{examine, flac, tar};
 use rayon::prelude::*;
 use sha2::{Digest as _, Sha256};
-use symphonia::core::audio::GenericAudioBufferRef;
+use symphonia::core::audio::{Audio, GenericAudioBufferRef};
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::formats::{FormatOptions, FormatReader};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};

@@ -1,7 +1,7 @@
 //! Whatever bytes come in, there is a verdict: no panic gets out, memory stays within a bound, and it ends.
 //!
 //! Inputs are good files, damaged by a generator with fixed seeds: flips, cuts, splices, numbers in headers. The
-//! suite tries a few thousand; a million for each format with
+//! suite tries a few thousand of each; a million for each format with
 //!
 //! ```text
 //! cargo test --release --workspace --test hostile -- --ignored --nocapture
@@ -345,7 +345,7 @@ fn damaged_files_get_a_verdict() {
             let found = recording::probe(good, &Format::ALL).map_err(|fault| fault.detail);
             assert_eq!((target.try_it)(good), !opus, "{}: {found:?}", target.name);
         }
-        attack(&target, 1500);
+        attack(&target, 3000);
     }
 }
 
