@@ -48,7 +48,8 @@ pub(crate) use wanted::{Member, members_by_name};
 /// folder or a link is in the way), `name_taken` (two recordings would have one file), `missing_tar` (the tar was
 /// deleted after an extraction that did not want this row), or with the status that `audio.probe` gave the member.
 ///
-/// Each run looks whether the files are still there with their sizes; a shard that lost some is done again.
+/// Each run looks whether the files are still there with their sizes; a shard that lost some is done again. (Not
+/// what was refused as `missing_tar`: after a deleted tar was put back, `--force` this stage.)
 ///
 /// # Example
 ///

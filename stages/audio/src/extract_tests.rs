@@ -357,7 +357,7 @@ fn without_the_tar_what_was_extracted_stands_and_the_rest_is_refused() {
         ..as_is(shards, PathBuf::new())
     };
     let before = extract(&settings, &["a", "c.wav"], members.clone());
-    fs::remove_file(folder.join("hi_0000.tar")).unwrap();
+    flow_runtime::store::remove_source(&folder.join("hi_0000.tar")).unwrap();
     let after = extract(&settings, &["a", "c.wav"], members.clone());
     assert_eq!(after.rows("rows", "hi/hi_0000"), before.rows("rows", "hi/hi_0000"));
     // `b` was never wanted, and `a` is damaged now: there is nothing to take them from.
@@ -365,6 +365,17 @@ fn without_the_tar_what_was_extracted_stands_and_the_rest_is_refused() {
     let middle = damaged.len() / 2;
     damaged[middle] ^= 1;
     fs::write(folder.join("a"), damaged).unwrap();
+    let probed_before = members.clone();
     let output = extract(&settings, &["a", "b", "c.wav"], members);
     assert_eq!(reasons(&output), [(Some(0), "missing_tar"), (Some(1), "missing_tar")]);
+    // A tar that somebody else took away may come back: no reason to refuse rows for good.
+    fs::remove_file(folder.join("hi_0000.tar.flow-removed")).unwrap();
+    let error = Harness::<Extract>::new(settings)
+        .input("rows", rows_schema())
+        .input("members", members_schema())
+        .feed("rows", "hi/hi_0000", rows(&["a"]))
+        .feed("members", "hi/hi_0000", probed_before)
+        .run()
+        .unwrap_err();
+    assert!(error.to_string().contains("hi_0000.tar"), "{error}");
 }

@@ -110,14 +110,19 @@ impl Target {
         }
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let temporary = format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id());
-        // Left by a process of the same number that was killed, perhaps.
-        match rustix::fs::unlinkat(&*folder, &temporary, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(judged(&path, errno)),
-        }
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&*folder, &temporary, flags, Mode::from_raw_mode(0o666))
-            .map_err(|errno| judged(&path, errno))?;
+        let create = || {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(&*folder, &temporary, flags, Mode::from_raw_mode(0o666))
+        };
+        let file = match create() {
+            // Left by a process of the same number that was killed, perhaps.
+            Err(Errno::EXIST) => {
+                rustix::fs::unlinkat(&*folder, &temporary, AtFlags::empty()).map_err(|errno| judged(&path, errno))?;
+                create()
+            }
+            other => other,
+        };
+        let file = file.map_err(|errno| judged(&path, errno))?;
         let written = write(content, File::from(file), &path).and_then(|()| {
             rustix::fs::renameat(&*folder, &temporary, &*folder, *name).map_err(|errno| judged(&path, errno))
         });

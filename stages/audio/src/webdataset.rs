@@ -259,7 +259,8 @@ fn tars_below(shards: &Path) -> Result<Vec<String>, AudioError> {
             let kind = entry.file_type().map_err(failed)?;
             let is_tar = entry.path().extension().is_some_and(|extension| extension == "tar");
             let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-            if hidden || (!kind.is_dir() && !(is_tar && entry.path().is_file())) {
+            let wanted = kind.is_dir() || (is_tar && entry.path().is_file());
+            if hidden || !wanted {
                 continue;
             }
             let name = entry.file_name().into_string().map_err(|name| AudioError::Read {

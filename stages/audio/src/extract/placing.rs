@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use flow_runtime::store::was_removed;
 use rayon::prelude::*;
 
 use super::wanted::{Job, Refusal};
@@ -24,6 +25,8 @@ pub(super) struct Kept {
     /// 0 for a file of its own.
     pub offset: u64,
     pub size: u64,
+    /// Not there before.
+    written: bool,
 }
 
 pub(super) struct Place<'a> {
@@ -49,6 +52,7 @@ pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept
             path: format!("{}/{name}", shard.name()),
             offset,
             size: job.member.size,
+            written: false,
         })
     };
     jobs.iter().map(point).collect()
@@ -62,7 +66,7 @@ impl Place<'_> {
             match File::open(&tar_path) {
                 Ok(tar) => Some(tar),
                 // Deleted after an extraction: what was wanted then is there.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(_) if was_removed(&tar_path) => None,
                 Err(source) => return Err(AudioError::Read { path: tar_path, source }),
             }
         } else {
@@ -82,22 +86,20 @@ impl Place<'_> {
             let placed = self.one(job, tar.as_ref(), &tar_path);
             room.used(*needed);
             match placed {
-                Err(error @ AudioError::UnsafePath { .. }) => {
-                    Ok((Err(("unsafe_path".into(), error.to_string())), Placed::Standing))
-                }
-                other => other.map(|(kept, how)| (Ok(kept), how)),
+                Err(error @ AudioError::UnsafePath { .. }) => Ok(Err(("unsafe_path".into(), error.to_string()))),
+                other => other,
             }
         };
-        let placed: Vec<(Result<Result<Kept, Refusal>, Refusal>, Placed)> = jobs
+        let placed: Vec<Result<Kept, Refusal>> = jobs
             .par_iter()
             .zip(&needed)
             .map(one)
             .collect::<Result<_, AudioError>>()?;
-        if placed.iter().any(|(_, how)| *how == Placed::Written) {
+        if placed.iter().flatten().any(|kept| kept.written) {
             // What is committed must outlive a power cut.
             self.target.sync()?;
         }
-        Ok(placed.into_iter().map(|(kept, _)| kept.and_then(|kept| kept)).collect())
+        Ok(placed)
     }
 
     fn path(&self, job: &Job<'_>) -> PathBuf {
@@ -121,25 +123,25 @@ impl Place<'_> {
         }
     }
 
-    fn one(
-        &self,
-        job: &Job<'_>,
-        tar: Option<&File>,
-        tar_path: &Path,
-    ) -> Result<(Result<Kept, Refusal>, Placed), AudioError> {
+    fn one(&self, job: &Job<'_>, tar: Option<&File>, tar_path: &Path) -> Result<Result<Kept, Refusal>, AudioError> {
         let path = self.path(job).to_string_lossy().into_owned();
         let name = job.name();
         let below: Vec<&str> = [self.shard.lang.as_str(), &self.shard.shard_id]
             .into_iter()
             .chain(name.split('/'))
             .collect();
-        let kept = |size| Kept { path, offset: 0, size };
+        let kept = |size, placed| Kept {
+            path,
+            offset: 0,
+            size,
+            written: placed == Placed::Written,
+        };
         if job.member.in_tar && tar.is_none() {
             return Ok(match self.standing(job, &below)? {
-                Some(size) => (Ok(kept(size)), Placed::Standing),
+                Some(size) => Ok(kept(size, Placed::Standing)),
                 None => {
                     let detail = format!("{} was deleted, and {name:?} is not there", tar_path.display());
-                    (Err(("missing_tar".into(), detail)), Placed::Standing)
+                    Err(("missing_tar".into(), detail))
                 }
             });
         }
@@ -154,7 +156,7 @@ impl Place<'_> {
             },
             _ => {
                 if self.settings.target() == self.settings.shards && !job.encode {
-                    return Ok((Ok(kept(job.member.size)), Placed::Standing));
+                    return Ok(Ok(kept(job.member.size, Placed::Standing)));
                 }
                 source_path = self.shard.folder.join(job.components.join("/"));
                 opened = File::open(&source_path).map_err(|source| AudioError::Read {
@@ -171,10 +173,10 @@ impl Place<'_> {
         };
         if !job.encode {
             let placed = self.target.place(&below, Content::Copy(from))?;
-            return Ok((Ok(kept(from.size)), placed));
+            return Ok(Ok(kept(from.size, placed)));
         }
         if let Some(size) = self.standing(job, &below)? {
-            return Ok((Ok(kept(size)), Placed::Standing));
+            return Ok(Ok(kept(size, Placed::Standing)));
         }
         let bytes = read_open_range(from.file, from.path, from.offset, from.size)?;
         let encoded = recording::decode(&bytes, u64::MAX).map(|samples| encode(&samples));
@@ -184,13 +186,13 @@ impl Place<'_> {
                 if flac::probe(&encoded).is_ok_and(|verdict| verdict.audio_hash == job.member.audio_hash) =>
             {
                 let placed = self.target.place(&below, Content::Bytes(&encoded))?;
-                Ok((Ok(kept(encoded.len() as u64)), placed))
+                Ok(Ok(kept(encoded.len() as u64, placed)))
             }
             Ok(_) => {
                 let detail = format!("{name:?} does not hold the samples that were probed");
-                Ok((Err(("decode_error".into(), detail)), Placed::Standing))
+                Ok(Err(("decode_error".into(), detail)))
             }
-            Err(fault) => Ok((Err((fault.status.as_str().into(), fault.detail)), Placed::Standing)),
+            Err(fault) => Ok(Err((fault.status.as_str().into(), fault.detail))),
         }
     }
 
