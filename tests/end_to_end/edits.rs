@@ -188,7 +188,7 @@ fn by_shard(place: &Workplace) -> BTreeMap<String, BTreeSet<String>> {
         shards
             .entry(reject.partition.clone())
             .or_default()
-            .insert(format!("{reject:?}"));
+            .insert(format!("{reject:?} {}", reject.detail));
     }
     shards
 }

@@ -13,9 +13,6 @@ use super::decide::{Listing, TEMPORARY};
 /// into few writes of its journal, so this is about waiting, not about processors.
 const SYNC_THREADS: usize = 16;
 
-/// So many files are brought to the disk by one flush of their file system.
-const MANY: usize = 16;
-
 /// File operations. In tests they can be made to stop after any number of steps, as a crash would.
 #[derive(Clone, Default)]
 pub(crate) struct Files {
@@ -78,9 +75,6 @@ impl Files {
 
     /// Brings the contents of many files to the disk.
     pub(crate) fn sync_all(&self, paths: &[PathBuf]) -> Result<(), StoreError> {
-        if paths.len() >= MANY && !self.is_stepped() && sync_file_system(&paths[0]) {
-            return Ok(());
-        }
         let share = paths.len().div_ceil(SYNC_THREADS).max(1);
         if paths.len() <= 1 || self.is_stepped() {
             return paths.iter().try_for_each(|path| self.sync(path));
@@ -197,17 +191,6 @@ impl Files {
         #[cfg(not(test))]
         false
     }
-}
-
-/// Flushes the file system that a file lies on; false if this system cannot, or says that something was not written.
-#[cfg(target_os = "linux")]
-fn sync_file_system(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| rustix::fs::syncfs(&file).is_ok())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn sync_file_system(_: &Path) -> bool {
-    false
 }
 
 fn folder_of(path: &Path) -> &Path {

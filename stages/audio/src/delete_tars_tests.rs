@@ -85,6 +85,7 @@ impl Place {
 
     fn probe(&self) -> Result<RecordBatch, StageError> {
         let settings = ProbeSettings {
+            unless: String::new(),
             shards: self.shards(),
             audio_from: AudioFrom::Auto,
             formats: Format::ALL.to_vec(),
