@@ -41,7 +41,7 @@ use crate::tar;
 ///
 /// Beside the tar `<shard_id>.tar.flow-removed` is left, which keeps its digest: to `audio.probe` the tar counts
 /// as unchanged, and what was computed from it is not computed again. Members that no row wanted are lost.
-/// With `delete: false`, the default, nothing is looked at and nothing deleted. Rows of an `audio.extract` with
+/// With `delete: false`, the default, nothing is looked at, nothing deleted and nothing written. Rows of an `audio.extract` with
 /// `store: tar` need their tars, so that with them `delete: true` is an error.
 ///
 /// `tars.jsonl` in the folder `out` says of each tar whether it is `deleted` or `kept`, and why.
@@ -136,6 +136,7 @@ impl Kind for DeleteTars {
     fn open(settings: &DeleteTarsSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Export(Box::new(Deleter {
             settings: settings.clone(),
+            unused: context.scratch.join("unused"),
             pool: decoding_pool(context)?,
         })))
     }
@@ -148,6 +149,8 @@ impl Kind for DeleteTars {
 
 struct Deleter {
     settings: DeleteTarsSettings,
+    /// Receives an empty set where nothing is to be deleted.
+    unused: PathBuf,
     pool: ThreadPool,
 }
 
@@ -168,7 +171,11 @@ struct Line<'a> {
 
 impl Export for Deleter {
     fn folder(&self) -> PathBuf {
-        self.settings.out.clone()
+        if self.settings.delete {
+            self.settings.out.clone()
+        } else {
+            self.unused.clone()
+        }
     }
 
     fn manifest(&self) -> String {
@@ -179,11 +186,10 @@ impl Export for Deleter {
         let [members, extracted @ ..] = inputs else {
             return Err(StageError::failed("audio.delete_tars was given no input"));
         };
-        let unplaced = if self.settings.delete {
-            unplaced(rejects)?
-        } else {
-            BTreeSet::new()
-        };
+        if !self.settings.delete {
+            return Ok(());
+        }
+        let unplaced = unplaced(rejects)?;
         let path = set.file(LIST).map_err(StageError::failed)?;
         let failed = |error: std::io::Error| StageError::failed(format!("cannot write {}: {error}", path.display()));
         let mut list = BufWriter::new(File::create(&path).map_err(failed)?);
@@ -223,9 +229,6 @@ impl Deleter {
         unplaced: &BTreeSet<Partition>,
     ) -> Result<(&'static str, String, u64), StageError> {
         let kept = |why: &str| Ok(("kept", why.to_owned(), 0));
-        if !self.settings.delete {
-            return kept("`delete` is false");
-        }
         let shard = Shard::named(&self.settings.shards, partition.as_str())
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
         let tar = shard.tar();
