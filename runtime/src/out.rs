@@ -5,6 +5,7 @@ use arrow::array::RecordBatch;
 use crate::kind::StageError;
 use crate::partition::Partition;
 use crate::reject::{Reject, RejectClass};
+use crate::store::RowRange;
 
 /// Receives what a body produces for the partition in hand.
 ///
@@ -17,7 +18,7 @@ pub struct Out {
     pub(crate) read: Vec<(Partition, u64)>,
     pub(crate) merged: Vec<(Partition, u64)>,
     /// Port, and ranges of rows of the streamed input's partition.
-    pub(crate) selected: Vec<(Partition, usize, Vec<(u32, u32)>)>,
+    pub(crate) selected: Vec<(Partition, usize, Vec<RowRange>)>,
 }
 
 impl Out {
@@ -43,7 +44,7 @@ impl Out {
     }
 
     /// Gives rows of the stage's input as they are, by their places in its partition.
-    pub(crate) fn select(&mut self, port: usize, ranges: Vec<(u32, u32)>) {
+    pub(crate) fn select(&mut self, port: usize, ranges: Vec<RowRange>) {
         self.selected.push((self.partition.clone(), port, ranges));
     }
 

@@ -10,6 +10,7 @@ use crate::kind::{Conservation, Port, ROW, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::Reject;
+use crate::store::RowRange;
 
 /// Batches of the ports that are kept, rejects and counts of one (stage, partition).
 #[derive(Default)]
@@ -23,7 +24,7 @@ pub(crate) struct Collected {
     /// By port; empty for ports that are not kept.
     pub batches: Vec<Vec<RecordBatch>>,
     /// By port, where rows of the input go on as they are: ranges of their places in its partition.
-    pub selected: Vec<Option<Vec<(u32, u32)>>>,
+    pub selected: Vec<Option<Vec<RowRange>>>,
     pub rejects: Vec<Reject>,
 }
 

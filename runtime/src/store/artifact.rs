@@ -9,7 +9,7 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
 use super::parquet_file::{self, Rows, Written};
-use super::record::Selection;
+use super::record::{RowRange, Selection};
 use crate::digest::Digest;
 use crate::kind::StageError;
 use crate::partition::Partition;
@@ -138,7 +138,7 @@ impl Artifact {
 
     /// The rows of one partition at these places (the first of a range and how many; ascending), to be stored
     /// without writing them once more; none where the partition lies in memory or is not there.
-    pub(crate) fn select(&self, partition: &Partition, ranges: &[(u32, u32)], state: &Path) -> Option<Selection> {
+    pub(crate) fn select(&self, partition: &Partition, ranges: &[RowRange], state: &Path) -> Option<Selection> {
         let part = self.inner.parts.get(partition)?;
         let Data::File { path, selection } = &part.data else {
             return None;
@@ -159,7 +159,7 @@ impl Artifact {
     }
 
     /// The rows of one partition at these places, as one batch.
-    pub(crate) fn read_rows(&self, partition: &Partition, ranges: &[(u32, u32)]) -> Result<RecordBatch, StageError> {
+    pub(crate) fn read_rows(&self, partition: &Partition, ranges: &[RowRange]) -> Result<RecordBatch, StageError> {
         let whole = || -> Result<RecordBatch, StageError> {
             let all = self.read_whole(partition, None)?;
             let slices: Vec<RecordBatch> = ranges

@@ -45,7 +45,7 @@ pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
 pub use find::FoundRow;
 pub(crate) use record::Ranges;
-pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, Selection};
+pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
 pub use rejects::{RejectSet, add_up};
 pub use removed::{REMOVED_SUFFIX, remove_source, was_removed};
 pub use sources::SourceDigests;

@@ -51,6 +51,9 @@ pub struct PortRecord {
     pub selection: Option<Arc<Selection>>,
 }
 
+/// The place of the first of some rows, and how many they are.
+pub type RowRange = (u32, u32);
+
 /// Rows of a data file that another recipe wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,7 +66,7 @@ pub struct Selection {
     /// BLAKE3 of the data file.
     pub file_digest: Digest,
     /// Ranges of rows by their place in the file: the first, and how many. Ascending, with gaps between them.
-    pub ranges: Vec<(u32, u32)>,
+    pub ranges: Vec<RowRange>,
 }
 
 impl Selection {
@@ -90,7 +93,7 @@ impl Selection {
     }
 
     /// Those of the selected rows that are at these ascending places among them.
-    pub(crate) fn narrowed(&self, ranges: &[(u32, u32)]) -> Vec<(u32, u32)> {
+    pub(crate) fn narrowed(&self, ranges: &[RowRange]) -> Vec<RowRange> {
         let mut narrowed = Ranges::default();
         let mut own = self.ranges.iter().copied();
         let (mut current, mut before) = (own.next(), 0u32);
@@ -116,7 +119,7 @@ impl Selection {
 
 /// Ranges in the making: what follows the last one is joined to it.
 #[derive(Default)]
-pub(crate) struct Ranges(pub Vec<(u32, u32)>);
+pub(crate) struct Ranges(pub Vec<RowRange>);
 
 impl Ranges {
     pub fn push(&mut self, start: u32, length: u32) {
