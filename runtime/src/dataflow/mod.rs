@@ -63,16 +63,22 @@ pub(crate) fn run_region(job: RegionJob) -> RegionDone {
         partition: None,
         error: StageError::failed(message),
     };
-    match timely::execute(config, move |worker| work(worker, &on_worker)) {
-        Ok(guards) => {
-            for result in guards.join() {
-                if let Err(message) = result {
-                    shared.fail(internal(message));
+    let (at_work, working) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let committing = &shared;
+        scope.spawn(move || commit::while_working(committing, &working));
+        match timely::execute(config, move |worker| work(worker, &on_worker)) {
+            Ok(guards) => {
+                for result in guards.join() {
+                    if let Err(message) = result {
+                        shared.fail(internal(message));
+                    }
                 }
             }
+            Err(message) => shared.fail(internal(format!("the workers cannot be started: {message}"))),
         }
-        Err(message) => shared.fail(internal(format!("the workers cannot be started: {message}"))),
-    }
+        drop(at_work);
+    });
     if let Err((node, error)) = shared.commit() {
         shared.fail_stage(node, None, error);
     }
@@ -226,8 +232,7 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
             streams.push(data);
             done.push(end);
         }
-        let all = scope.concatenate(done).probe_with(&written);
-        commit::build(scope, all, shared);
+        scope.concatenate(done).probe_with(&written);
     });
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Runs `decide` of a global stage: over the key rows of all partitions, in one commit.
 
+use rayon::prelude::*;
+
 use super::RunError;
 use super::region::{Ran, commit_one, started};
 use crate::kind::{Body, Round, StageError};
@@ -99,20 +101,18 @@ fn rounds(keys: &Artifact) -> impl Iterator<Item = Result<Round, StageError>> + 
     let mut partitions = keys.partitions().peekable();
     std::iter::from_fn(move || {
         partitions.peek()?;
-        let mut round = Round {
-            minus: Vec::new(),
-            plus: Vec::new(),
-        };
-        let mut rows = 0;
+        let (mut some, mut rows) = (Vec::new(), 0);
         while rows < ROUND_ROWS
             && let Some(partition) = partitions.next()
         {
             rows += keys.rows_of(partition).unwrap_or(0);
-            match keys.read_whole(partition, None) {
-                Ok(batch) => round.plus.push((partition.clone(), batch)),
-                Err(error) => return Some(Err(error)),
-            }
+            some.push(partition);
         }
-        Some(Ok(round))
+        let read = |partition: &&Partition| Ok(((*partition).clone(), keys.read_whole(partition, None)?));
+        let plus = some.par_iter().map(read).collect::<Result<_, StageError>>();
+        Some(plus.map(|plus| Round {
+            minus: Vec::new(),
+            plus,
+        }))
     })
 }
