@@ -14,6 +14,7 @@ use arrow::array::{
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Partition, ROW};
+use rayon::prelude::*;
 
 use crate::columns;
 use crate::error::ManifestError;
@@ -96,33 +97,18 @@ pub fn decide_duplicates(
     all: &[(Partition, Vec<RecordBatch>)],
 ) -> Result<Vec<(Partition, RecordBatch)>, ManifestError> {
     let mut partitions = all
-        .iter()
+        .par_iter()
         .map(|(partition, batches)| Keys::new(partition, batches))
         .collect::<Result<Vec<_>, _>>()?;
     partitions.sort_by(|a, b| partition_order(&a.partition, &b.partition));
     let all = AllKeys { partitions };
     // Per partition and place: nothing, or why the row goes and which row stays.
-    let mut fate: Vec<Vec<Option<(Duplicate, At)>>> =
-        all.partitions.iter().map(|keys| vec![None; keys.rows.len()]).collect();
-
-    for (partition, keys) in (0u32..).zip(&all.partitions) {
-        let mut best: HashMap<&str, At> = HashMap::with_capacity(keys.rows.len());
-        for (place, id) in (0u32..).zip(&keys.segment_id) {
-            let Some(id) = id else { continue };
-            let this = At { partition, place };
-            let before = best.entry(id).or_insert(this);
-            if *before != this && all.compare(this, *before) == Ordering::Less {
-                *before = this;
-            }
-        }
-        for (place, id) in keys.segment_id.iter().enumerate() {
-            if let Some(&kept) = id.and_then(|id| best.get(id))
-                && kept.place as usize != place
-            {
-                fate[partition as usize][place] = Some((Duplicate::SegmentId, kept));
-            }
-        }
-    }
+    let mut fate: Vec<Vec<Option<(Duplicate, At)>>> = all
+        .partitions
+        .par_iter()
+        .enumerate()
+        .map(|(partition, keys)| all.same_segment(number(partition)?, keys))
+        .collect::<Result<_, ManifestError>>()?;
 
     let mut by_audio: Vec<(Key, At)> = Vec::new();
     for (partition, keys) in (0u32..).zip(&all.partitions) {
@@ -132,13 +118,13 @@ pub fn decide_duplicates(
                     key_at(&keys.audio_hash, place),
                     At {
                         partition,
-                        place: place_number(place)?,
+                        place: number(place)?,
                     },
                 ));
             }
         }
     }
-    by_audio.sort_unstable();
+    by_audio.par_sort_unstable();
     for group in by_audio.chunk_by_mut(|a, b| a.0 == b.0).filter(|group| group.len() > 1) {
         group.sort_unstable_by(|a, b| all.compare(a.1, b.1));
         let kept = group[0].1;
@@ -155,15 +141,15 @@ pub fn decide_duplicates(
         }
     }
     all.partitions
-        .iter()
+        .par_iter()
         .zip(&fate)
         .map(|(keys, fate)| Ok((keys.partition.clone(), all.decisions(keys, fate)?)))
         .collect()
 }
 
-fn place_number(place: usize) -> Result<u32, ManifestError> {
-    u32::try_from(place).map_err(|_| ManifestError::Rows {
-        message: "a partition has more rows than fit in 32 bits".into(),
+fn number(count: usize) -> Result<u32, ManifestError> {
+    u32::try_from(count).map_err(|_| ManifestError::Rows {
+        message: "more partitions, or more rows of one, than fit in 32 bits".into(),
         row: None,
     })
 }
@@ -171,7 +157,7 @@ fn place_number(place: usize) -> Result<u32, ManifestError> {
 impl Keys {
     fn new(partition: &Partition, batches: &[RecordBatch]) -> Result<Self, ManifestError> {
         let batch = concat_batches(&key_schema(), batches)?;
-        place_number(batch.num_rows())?;
+        number(batch.num_rows())?;
         let mut seen = HashSet::with_capacity(batch.num_rows());
         let rows = columns::rows(&batch)?.clone();
         if let Some(twice) = rows.values().iter().find(|row| !seen.insert(**row)) {
@@ -209,6 +195,31 @@ impl AllKeys {
     fn norm(&self, at: At) -> Option<Key> {
         let (keys, place) = self.of(at);
         keys.norm.is_valid(place).then(|| key_at(&keys.norm, place))
+    }
+
+    /// Which rows of a partition give way to a better row with their segment id.
+    fn same_segment(&self, partition: u32, keys: &Keys) -> Result<Vec<Option<(Duplicate, At)>>, ManifestError> {
+        let mut fate = vec![None; keys.rows.len()];
+        let mut best: HashMap<&str, At> = HashMap::with_capacity(keys.rows.len());
+        for (place, id) in keys.segment_id.iter().enumerate() {
+            let Some(id) = id else { continue };
+            let this = At {
+                partition,
+                place: number(place)?,
+            };
+            let before = best.entry(id).or_insert(this);
+            if *before != this && self.compare(this, *before) == Ordering::Less {
+                *before = this;
+            }
+        }
+        for (place, id) in keys.segment_id.iter().enumerate() {
+            if let Some(&kept) = id.and_then(|id| best.get(id))
+                && kept.place as usize != place
+            {
+                fate[place] = Some((Duplicate::SegmentId, kept));
+            }
+        }
+        Ok(fate)
     }
 
     /// The better row is the lesser one.

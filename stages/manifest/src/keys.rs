@@ -2,7 +2,8 @@
 //! after rounds of rows that left and came.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
 
 use arrow::array::{Array, BooleanArray, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray};
 use arrow::compute::filter_record_batch;
@@ -13,6 +14,28 @@ use crate::error::ManifestError;
 
 /// The first 128 bits of a BLAKE3 digest: two texts have the same key only if they are the same text.
 pub type Key = [u8; 16];
+
+/// A map by key. Keys are digests, so their first bytes are as good as any hash of them.
+pub(crate) type ByKey<T> = HashMap<Key, T, BuildHasherDefault<FirstBytes>>;
+
+#[derive(Default)]
+pub(crate) struct FirstBytes(u64);
+
+impl Hasher for FirstBytes {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let mut first = [0; 8];
+        let length = bytes.len().min(8);
+        first[..length].copy_from_slice(&bytes[..length]);
+        self.0 = u64::from_le_bytes(first);
+    }
+
+    /// Arrays say their length before their bytes.
+    fn write_usize(&mut self, _: usize) {}
+}
 
 pub fn key_of(text: &str) -> Key {
     let mut key = [0; 16];

@@ -8,11 +8,13 @@ pub mod columns;
 pub mod dedup;
 pub mod duplicates;
 mod error;
+pub mod identify;
 pub mod keys;
 pub mod language;
 pub mod names;
 #[cfg(test)]
 mod parity;
+mod parquet_file;
 pub mod read;
 pub mod scan;
 pub mod session;

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use unicode_normalization::char::canonical_combining_class;
+use unicode_normalization::char::{canonical_combining_class, compose};
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 /// Tags that [`TextRules`] deletes unless told otherwise: `[...]` and `<...>` within one line, shortest first.
@@ -256,6 +256,8 @@ enum Step {
     Space,
     /// ASCII capital.
     Lower,
+    /// Stays unless it composes with the character before it, as vowel signs of Bengali or Tamil may.
+    Mark,
     /// Composes, decomposes, or has another lower case: a matter for the general way.
     General,
 }
@@ -274,10 +276,14 @@ static PLAIN: LazyLock<Vec<Plain>> = LazyLock::new(|| {
             Step::Space
         } else if c.is_ascii_uppercase() {
             Step::Lower
-        } else if is_nfc_quick(std::iter::once(c)) != IsNormalized::Yes || !c.to_lowercase().eq(std::iter::once(c)) {
+        } else if !c.to_lowercase().eq(std::iter::once(c)) {
             Step::General
         } else {
-            Step::Keep
+            match is_nfc_quick(std::iter::once(c)) {
+                IsNormalized::Yes => Step::Keep,
+                IsNormalized::Maybe => Step::Mark,
+                IsNormalized::No => Step::General,
+            }
         };
         Plain {
             step,
@@ -293,6 +299,8 @@ fn norm_plain(clean: &str, out: &mut String) -> bool {
     let start = out.len();
     let (mut pending, mut class) = (false, 0);
     let mut run = 0;
+    // The last character that normalisation sees.
+    let mut before = None;
     for (position, c) in clean.char_indices() {
         let Some(plain) = table.get(c as usize) else {
             return false;
@@ -301,8 +309,20 @@ fn norm_plain(clean: &str, out: &mut String) -> bool {
         if plain.class != 0 && plain.class < class {
             return false;
         }
-        if plain.step == Step::Keep {
+        if plain.step == Step::Mark {
+            // With another mark before it, it could still compose with what that one stands on; a vowel sign
+            // (class 0) cannot.
+            let apart = before.is_none_or(|before| match (class, plain.class) {
+                (0, _) => compose(before, c).is_none(),
+                (_, own) => own == 0,
+            });
+            if !apart {
+                return false;
+            }
+        }
+        if matches!(plain.step, Step::Keep | Step::Mark) {
             class = plain.class;
+            before = Some(c);
             continue;
         }
         flush(out, start, &mut pending, &clean[run..position]);
@@ -314,6 +334,7 @@ fn norm_plain(clean: &str, out: &mut String) -> bool {
             Step::Space => {
                 pending = true;
                 class = 0;
+                before = Some(c);
             }
             Step::Lower => {
                 if std::mem::take(&mut pending) && out.len() > start {
@@ -321,8 +342,9 @@ fn norm_plain(clean: &str, out: &mut String) -> bool {
                 }
                 out.push(c.to_ascii_lowercase());
                 class = 0;
+                before = Some(c);
             }
-            Step::Keep => {}
+            Step::Keep | Step::Mark => {}
         }
     }
     flush(out, start, &mut pending, &clean[run..]);
@@ -454,6 +476,41 @@ mod tests {
         }
     }
 
+    /// Characters that may compose with what stands before them, what they compose with, marks that come between,
+    /// and what is dropped or ends a word.
+    fn composing() -> Vec<char> {
+        let marks = |c: &char| is_nfc_quick(std::iter::once(*c)) != IsNormalized::Yes;
+        let marks: Vec<char> = (0..0x3100).filter_map(char::from_u32).filter(marks).collect();
+        let parts = marks.iter().flat_map(|c| c.nfd());
+        let between = "aEe\u{93c}\u{94d}\u{9bc}\u{9cd}\u{323}\u{302}\u{200d}\u{ad} \u{1100}\u{1161}\u{11a8}\u{ac00}";
+        let mut all: Vec<char> = parts.chain(marks.iter().copied()).chain(between.chars()).collect();
+        all.extend("\u{9c7}\u{9be}\u{9d7}\u{b47}\u{b3e}\u{bc6}\u{bbe}\u{bd7}\u{cc6}\u{cc2}\u{d46}\u{d3e}".chars());
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        #[test]
+        fn marks_compose_as_in_the_general_way(
+            rare in prop::collection::vec(prop::sample::select(composing()), 0..6),
+            frequent in prop::collection::vec(prop::sample::select("aE ব\u{9be}\u{9c7}\u{9bc}க\u{bc6}\u{bbe}\u{300}\u{323}\u{200d}".chars().collect::<Vec<_>>()), 0..8),
+            mixed in any::<u64>(),
+        ) {
+            let (mut rare, mut frequent) = (rare.into_iter(), frequent.into_iter());
+            let mut text = String::new();
+            for place in 0.. {
+                let next = if mixed >> (place % 64) & 1 == 0 { rare.next().or_else(|| frequent.next()) }
+                    else { frequent.next().or_else(|| rare.next()) };
+                let Some(c) = next else { break };
+                text.push(c);
+            }
+            prop_assert_eq!(norm_text(&text), slow_norm(&text));
+        }
+    }
+
     #[test]
     fn cleans_the_known_hard_cases() {
         for (text, clean) in [
@@ -470,6 +527,12 @@ mod tests {
         }
         assert_eq!(norm_text("\u{95c}"), "\u{921}\u{93c}", "excluded from composition");
         assert_eq!(norm_text("ΟΔΟΣ"), "οδος", "final sigma");
+        let mut plain = String::new();
+        assert!(
+            norm_plain("বাংলা தமிழா", &mut plain),
+            "vowel signs that compose with nothing are plain"
+        );
+        assert!(!norm_plain("\u{9c7}\u{9be}", &mut plain), "these become one sign");
     }
 
     #[test]

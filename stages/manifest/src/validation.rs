@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::columns;
 use crate::error::ManifestError;
-use crate::keys::{Key, key_at, keys, partition_order};
+use crate::keys::{ByKey, Key, key_at, keys, partition_order};
 
 /// What must not be divided between training and validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -96,10 +96,17 @@ struct LanguageNumbers {
     numbers: HashMap<String, u32>,
     names: Vec<String>,
     rows: Vec<u64>,
+    /// That of the row before.
+    last: Option<u32>,
 }
 
 impl LanguageNumbers {
     fn count(&mut self, lang: &str) -> Result<u32, ManifestError> {
+        // Rows of a language mostly stand together.
+        if let Some(last) = self.last.filter(|last| self.names[*last as usize] == lang) {
+            self.rows[last as usize] += 1;
+            return Ok(last);
+        }
         let number = match self.numbers.get(lang) {
             Some(&number) => number,
             None => {
@@ -111,6 +118,7 @@ impl LanguageNumbers {
             }
         };
         self.rows[number as usize] += 1;
+        self.last = Some(number);
         Ok(number)
     }
 
@@ -160,7 +168,7 @@ pub fn decide_split(
 
 fn by_text(all: &[(Partition, Vec<RecordBatch>)], quota: Quota) -> Result<Split, ManifestError> {
     let mut languages = LanguageNumbers::default();
-    let mut numbers: HashMap<Key, u32> = HashMap::new();
+    let mut numbers: ByKey<u32> = ByKey::default();
     let mut words: Vec<Key> = Vec::new();
     let mut groups: Vec<Group> = Vec::new();
     let mut row_groups = Vec::new();
@@ -203,7 +211,7 @@ fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) 
     let mut languages = LanguageNumbers::default();
     let mut ties = Ties::default();
     let mut texts: HashMap<&str, u32> = HashMap::new();
-    let mut recordings: HashMap<Key, u32> = HashMap::new();
+    let mut recordings: ByKey<u32> = ByKey::default();
     let mut rows: Vec<(u32, u32)> = Vec::new(); // text, language
     for batch in all.iter().flat_map(|(_, batches)| batches) {
         let recording = keys(batch, "recording")?;
@@ -281,20 +289,37 @@ fn choose<'a, B: AsRef<[u8]> + ?Sized + 'a>(
         if target == 0 {
             continue;
         }
-        candidates.sort_unstable_by(|&a, &b| {
-            let order = groups[a as usize].order.cmp(&groups[b as usize].order);
-            order.then_with(|| tie_break(a).as_ref().cmp(tie_break(b).as_ref()))
-        });
+        let compare = |a: &u32, b: &u32| {
+            let order = groups[*a as usize].order.cmp(&groups[*b as usize].order);
+            order.then_with(|| tie_break(*a).as_ref().cmp(tie_break(*b).as_ref()))
+        };
+        // The target is a small part of most languages: the first candidates are sorted, and more only if they
+        // do not suffice.
         let mut missing = target;
-        for &number in candidates.iter() {
-            if missing == 0 {
-                break;
+        let mut chosen = Vec::new();
+        let mut rest = candidates.as_mut_slice();
+        let mut some = usize::try_from(target).unwrap_or(usize::MAX).max(64);
+        while missing > 0 && !rest.is_empty() {
+            if some < rest.len() {
+                rest.select_nth_unstable_by(some, compare);
             }
-            let group = &mut groups[number as usize];
-            if group.rows <= missing {
-                group.chosen = true;
-                missing -= group.rows;
+            let (first, later) = rest.split_at_mut(some.min(rest.len()));
+            first.sort_unstable_by(compare);
+            for &number in first.iter() {
+                let rows = groups[number as usize].rows;
+                if rows <= missing {
+                    chosen.push(number);
+                    missing -= rows;
+                    if missing == 0 {
+                        break;
+                    }
+                }
             }
+            rest = later;
+            some = some.saturating_mul(4);
+        }
+        for number in chosen {
+            groups[number as usize].chosen = true;
         }
     }
 }

@@ -1,25 +1,20 @@
 //! The kind `manifest.write`.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, StringArray, StringBuilder, UInt32Array};
-use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Partition, Reads, RejectSet, Role, Shape,
     StageError,
 };
-use parquet::arrow::ArrowWriter;
-use parquet::basic::{Compression, ZstdLevel};
-use parquet::file::properties::WriterProperties;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns::{self, MANIFEST_COLUMNS, manifest_schema};
-use crate::error::ManifestError;
 use crate::keys::partition_order;
+use crate::parquet_file::write_parquet;
 use crate::statistics::write_statistics;
 use crate::write_lines::{Extracted, write_lines};
 
@@ -33,13 +28,8 @@ const FILES: [(&str, &str); 3] = [
 const REJECTS: &str = "rejects.parquet";
 const STATISTICS: &str = "statistics.json";
 
-/// Rows to a row group, and rows that are handed to the writer at a time: both fixed, so that the same rows
-/// give the same bytes however they are spread over partitions.
-const ROW_GROUP: usize = 65_536;
+/// Rejects that are handed to the writer at a time.
 const CHUNK: usize = 8_192;
-
-/// Batches that are read ahead of the writer.
-const AHEAD: usize = 8;
 
 /// Writes manifests into a folder.
 ///
@@ -195,31 +185,15 @@ impl Export for Writer {
 /// # Errors
 /// When a value is null, or the file cannot be written.
 pub fn write_manifest(artifact: &Artifact, shards: &str, path: &Path) -> Result<(), StageError> {
-    let mut file = ChunkedFile::create(path, manifest_schema())?;
     let mut partitions: Vec<_> = artifact.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
-    // Reading goes on while what was read is written.
-    std::thread::scope(|scope| {
-        let (give, take) = std::sync::mpsc::sync_channel::<Result<RecordBatch, StageError>>(AHEAD);
-        scope.spawn(move || {
-            let read = || -> Result<(), StageError> {
-                for partition in partitions {
-                    for batch in artifact.read(partition, Some(&MANIFEST_COLUMNS))? {
-                        if give.send(Ok(manifest_rows(&batch?, partition, shards)?)).is_err() {
-                            return Ok(()); // The writer has failed, and says so.
-                        }
-                    }
-                }
-                Ok(())
-            };
-            if let Err(error) = read() {
-                let _ = give.send(Err(error));
+    write_parquet(path, manifest_schema(), |rows| {
+        for partition in partitions {
+            for batch in artifact.read(partition, Some(&MANIFEST_COLUMNS))? {
+                rows.push(manifest_rows(&batch?, partition, shards)?)?;
             }
-        });
-        for batch in take {
-            file.push(batch?)?;
         }
-        file.close()
+        Ok(())
     })
 }
 
@@ -273,24 +247,24 @@ fn rejects_schema() -> SchemaRef {
 /// # Errors
 /// When rejects cannot be read, or the file cannot be written.
 pub fn write_rejects(rejects: &RejectSet, path: &Path) -> Result<(), StageError> {
-    let mut file = ChunkedFile::create(path, rejects_schema())?;
-    let mut waiting = RejectColumns::default();
-    for reject in rejects.iter() {
-        let (stage, partition, reject) = reject?;
-        waiting.rows.push(reject.row);
-        waiting.texts[0].append_value(partition.as_str());
-        waiting.texts[1].append_option(reject.segment_id.as_deref());
-        waiting.texts[2].append_value(&*stage);
-        waiting.texts[3].append_value(&reject.reason);
-        waiting.texts[4].append_value(reject.class.as_str());
-        waiting.texts[5].append_value(&reject.detail);
-        waiting.texts[6].append_value(&reject.values);
-        if waiting.rows.len() == CHUNK {
-            file.push(waiting.take()?)?;
+    write_parquet(path, rejects_schema(), |rows| {
+        let mut waiting = RejectColumns::default();
+        for reject in rejects.iter() {
+            let (stage, partition, reject) = reject?;
+            waiting.rows.push(reject.row);
+            waiting.texts[0].append_value(partition.as_str());
+            waiting.texts[1].append_option(reject.segment_id.as_deref());
+            waiting.texts[2].append_value(&*stage);
+            waiting.texts[3].append_value(&reject.reason);
+            waiting.texts[4].append_value(reject.class.as_str());
+            waiting.texts[5].append_value(&reject.detail);
+            waiting.texts[6].append_value(&reject.values);
+            if waiting.rows.len() == CHUNK {
+                rows.push(waiting.take()?)?;
+            }
         }
-    }
-    file.push(waiting.take()?)?;
-    file.close()
+        rows.push(waiting.take()?)
+    })
 }
 
 #[derive(Default)]
@@ -310,58 +284,5 @@ impl RejectColumns {
             .collect();
         columns.insert(1, rows);
         Ok(RecordBatch::try_new(rejects_schema(), columns)?)
-    }
-}
-
-/// A parquet file whose bytes depend on its rows alone.
-struct ChunkedFile {
-    path: PathBuf,
-    writer: ArrowWriter<File>,
-    chunks: BatchCoalescer,
-}
-
-impl ChunkedFile {
-    fn create(path: &Path, schema: SchemaRef) -> Result<Self, StageError> {
-        let parquet = |source| ManifestError::Parquet {
-            path: path.to_path_buf(),
-            source,
-        };
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).map_err(parquet)?))
-            .set_max_row_group_row_count(Some(ROW_GROUP))
-            .set_created_by("flow".into())
-            .build();
-        let file = File::create(path).map_err(|e| ManifestError::io(path, e))?;
-        let writer = ArrowWriter::try_new(file, Arc::clone(&schema), Some(properties)).map_err(parquet)?;
-        Ok(ChunkedFile {
-            path: path.to_path_buf(),
-            writer,
-            chunks: BatchCoalescer::new(schema, CHUNK),
-        })
-    }
-
-    fn push(&mut self, batch: RecordBatch) -> Result<(), StageError> {
-        self.chunks.push_batch(batch)?;
-        self.write_chunks()
-    }
-
-    fn write_chunks(&mut self) -> Result<(), StageError> {
-        while let Some(chunk) = self.chunks.next_completed_batch() {
-            self.writer.write(&chunk).map_err(|source| ManifestError::Parquet {
-                path: self.path.clone(),
-                source,
-            })?;
-        }
-        Ok(())
-    }
-
-    fn close(mut self) -> Result<(), StageError> {
-        self.chunks.finish_buffered_batch()?;
-        self.write_chunks()?;
-        self.writer.close().map_err(|source| ManifestError::Parquet {
-            path: self.path,
-            source,
-        })?;
-        Ok(())
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BooleanBuilder, StringArray, StringBuilder};
-use arrow::datatypes::DataType;
+use arrow::array::{Array, ArrayRef, AsArray, BooleanBuilder, StringArray, StringBuilder};
+use arrow::datatypes::{DataType, Float64Type};
 use datafusion::common::{DataFusionError, Result, ScalarValue};
 use datafusion::logical_expr::{ColumnarValue, Volatility, create_udf};
 use datafusion::prelude::SessionContext;
 
+use crate::identify::identify_language;
 use crate::language::Languages;
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
 use crate::text::{TextRules, is_blank, make_text, norm_into, python_strip};
@@ -17,7 +18,7 @@ use crate::written_form::{nfc, strip_zero_width};
 ///
 /// - `clean_text(text)`, `norm_text(clean)`, `tagged_text(clean, lang)`, `py_strip(text)`, `is_blank(text)`
 /// - `nfc(text)`, `strip_zero_width(text)`
-/// - `correct_language(clean, tag, path_lang)`
+/// - `correct_language(clean, tag, path_lang)`, `identify_language(clean, lang, least)`
 /// - `unsafe_name(name)`, `names_shard_file(name, shard_id)`, `strip_dot_slash(name)`
 #[derive(Clone)]
 pub struct Functions {
@@ -52,12 +53,41 @@ impl Functions {
         texts(context, "correct_language", move |[clean, tag, path], out| {
             out.push_str(&languages.correct(clean, tag, path))
         });
+        identification(context);
         truths(context, "is_blank", |[t]| is_blank(t));
         truths(context, "unsafe_name", |[n]| unsafe_name(n));
         truths(context, "names_shard_file", |[n, shard_id]| {
             names_shard_file(n, shard_id)
         });
     }
+}
+
+/// Registers `identify_language(clean, lang, least)`.
+fn identification(context: &SessionContext) {
+    let call = |args: &[ColumnarValue]| -> Result<ColumnarValue> {
+        let arrays = ColumnarValue::values_to_arrays(args)?;
+        let [clean, lang, least] = &arrays[..] else {
+            return Err(DataFusionError::Internal(format!(
+                "{} arguments instead of 3",
+                arrays.len()
+            )));
+        };
+        let (clean, lang) = (clean.as_string::<i32>(), lang.as_string::<i32>());
+        let identified: StringArray = clean
+            .iter()
+            .zip(lang)
+            .zip(least.as_primitive::<Float64Type>())
+            .map(|((clean, lang), least)| Some(identify_language(clean?, lang?, least?)))
+            .collect();
+        Ok(ColumnarValue::Array(Arc::new(identified)))
+    };
+    context.register_udf(create_udf(
+        "identify_language",
+        vec![DataType::Utf8, DataType::Utf8, DataType::Float64],
+        DataType::Utf8,
+        Volatility::Immutable,
+        Arc::new(call),
+    ));
 }
 
 /// Registers a function of N texts that gives a text.
