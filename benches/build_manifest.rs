@@ -1,5 +1,5 @@
 //! Building manifests of a metadata-only corpus (scan, filter, clean, correct tags, deduplicate, split, write), beside
-//! the same work in polars and pandas, each as a process of its own on the same machine.
+//! the same work in polars, DuckDB and pandas, each as a process of its own on the same machine.
 //!
 //! `cargo bench --bench build_manifest -- ROWS SHARDS` (500,000 rows in 200 shards if not said). The corpus is made
 //! from a seed below `work/bench` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages.
@@ -302,7 +302,7 @@ fn main() {
     let kept = rows_of(&out.join("train_manifest_v2.parquet")) + rows_of(&out.join("val_manifest_v2.parquet"));
 
     let python = std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into());
-    for peer in ["polars", "pandas"] {
+    for peer in ["polars", "duckdb", "pandas"] {
         let installed = Command::new(&python)
             .args(["-c", &format!("import {peer}")])
             .stderr(Stdio::null())
