@@ -1,7 +1,7 @@
 //! Whatever bytes come in, there is a verdict: no panic gets out, memory stays within a bound, and it ends.
 //!
-//! Inputs are good files, damaged by a generator with fixed seeds: flips, cuts, splices, numbers in headers. The
-//! suite tries a few thousand of each; a million for each format with
+//! Inputs are good files (recordings, tars, parquet, JSON lines, texts), damaged by a generator with fixed seeds: flips,
+//! cuts, splices, numbers in headers. The suite tries some thousands of each; a million for each format with
 //!
 //! ```text
 //! cargo test --release --workspace --test hostile -- --ignored --nocapture
@@ -10,13 +10,19 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::Cursor;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use flow_audio::flac::{Samples, StreamInfo};
 use flow_audio::format::Format;
 use flow_audio::{flac_encode, recording, tar};
+use flow_manifest::read::{Read, ReadSettings};
+use flow_manifest::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions};
+use flow_manifest::{identify, language, names, text, written_form};
+use flow_runtime::StageError;
+use flow_runtime::harness::Harness;
 
 /// Counts what this thread holds, and the most it held.
 struct Counting;
@@ -139,10 +145,12 @@ fn damaged(random: &mut Random, good: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
 fn tone(name: &str) -> Vec<u8> {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data")
-        .join(name);
+    let path = repository("stages/audio/tests/data").join(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -256,7 +264,136 @@ fn targets() -> Vec<Target> {
         recording("mp3", vec![tone("tone.mp3")]),
         recording("m4a", vec![tone("tone.m4a")]),
         recording("ogg", vec![tone("tone.ogg"), tone("tone.opus")]),
+        Target {
+            name: "metadata",
+            good: vec![SHARD.metadata.clone()],
+            try_it: try_metadata,
+        },
+        Target {
+            name: "index",
+            good: vec![SHARD.index.clone()],
+            try_it: try_index,
+        },
+        Target {
+            name: "lines",
+            good: lines(),
+            try_it: try_lines,
+        },
+        Target {
+            name: "text",
+            good: texts(),
+            try_it: try_text,
+        },
     ]
+}
+
+/// A good shard, and a folder in which damaged ones take its place.
+struct GoodShard {
+    metadata: Vec<u8>,
+    index: Vec<u8>,
+    folder: tempfile::TempDir,
+}
+
+static SHARD: LazyLock<GoodShard> = LazyLock::new(|| {
+    let shard = repository("tests/data/corpus/micro/shards/hi/hi_0001");
+    let read = |name| std::fs::read(shard.join(name)).expect("the bundled corpus");
+    GoodShard {
+        metadata: read(METADATA),
+        index: read(AUDIO_INDEX),
+        folder: tempfile::tempdir().expect("a folder"),
+    }
+});
+
+fn try_metadata(bytes: &[u8]) -> bool {
+    try_shard("metadata", bytes, &SHARD.index)
+}
+
+fn try_index(bytes: &[u8]) -> bool {
+    try_shard("index", &SHARD.metadata, bytes)
+}
+
+fn try_shard(target: &str, metadata: &[u8], index: &[u8]) -> bool {
+    let folder = SHARD.folder.path().join(target);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::write(folder.join(METADATA), metadata).expect("a file");
+    std::fs::write(folder.join(AUDIO_INDEX), index).expect("a file");
+    let Ok(shard) = Shard::read(&folder, "hi", "hi_0001", &ShardOptions::default()) else {
+        return false;
+    };
+    let joined: usize = shard
+        .joined(8192)
+        .map(|batch| batch.map_or(0, |batch| batch.num_rows()))
+        .sum();
+    let unjoined = shard.unjoined().expect("what has no partner can be told");
+    assert!(joined as u64 <= shard.rows());
+    assert!(
+        unjoined.iter().map(|(_, rows)| rows.num_rows()).sum::<usize>() <= shard.metadata_rows() + shard.index_rows()
+    );
+    true
+}
+
+fn lines() -> Vec<Vec<u8>> {
+    let line = r#"{"audio_filepath": "clips/über/a b.flac", "duration": 1.25, "text": "<|hi|> नमस्ते \u0928 \"x\"", "lang": "hi", "offset": 0.5, "shard_id": 3}"#;
+    let odd =
+        r#"{"duration": 1e-3, "text": "", "audio_filepath": "../x.wav", "taskname": {"a": [1, null, {"b": []}]}}"#;
+    vec![
+        format!("{line}\n").into_bytes(),
+        format!("{line}\n{odd}\r\n\n{line}").into_bytes(),
+    ]
+}
+
+/// Good where every line became a row.
+fn try_lines(bytes: &[u8]) -> bool {
+    let file = SHARD.folder.path().join("manifest.json");
+    std::fs::write(&file, bytes).expect("a file");
+    let settings = ReadSettings {
+        manifest: file.to_str().expect("a plain path").into(),
+        check_audio: false,
+        ..ReadSettings::default()
+    };
+    match Harness::<Read>::new(settings).run() {
+        Ok(output) => output.rejects().is_empty() && output.all_rows("rows").num_rows() > 0,
+        Err(StageError::Setting { .. }) => false,
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+fn texts() -> Vec<Vec<u8>> {
+    let texts = [
+        "[laugh] नमस्ते, दुनिया।  <unk> ok - “x” (y)…",
+        "বাংলা \u{9c7}\u{9be} க\u{bc6}\u{bbe} e\u{301}\u{323} \u{1100}\u{1161}\u{11a8} İΣ ﬁ",
+        "\u{feff}a\u{200d}b\u{1c}c\u{a0}d\u{2028}../..//x.flac\0[[<<]>]",
+    ];
+    texts.map(|text| text.as_bytes().to_vec()).to_vec()
+}
+
+/// Good where the bytes are a text.
+fn try_text(bytes: &[u8]) -> bool {
+    let read = String::from_utf8_lossy(bytes);
+    let clean = text::clean_text(&read);
+    assert!(clean.len() <= read.len());
+    assert_eq!(text::is_blank(&clean), clean.is_empty(), "{clean:?}");
+    let norm = text::norm_text(&clean);
+    assert_eq!(text::norm_text(&norm), norm, "{clean:?}");
+    assert!(norm.len() <= 16 * clean.len());
+    let lang = language::correct_language(&clean, &read, "hi");
+    let tagged = text::make_text(&clean, identify::identify_language(&clean, &lang, 0.6));
+    assert!(tagged.ends_with(&clean));
+    assert_eq!(
+        written_form::strip_zero_width(&written_form::nfc(&norm)),
+        written_form::nfc(&norm)
+    );
+    assert!(names::strip_dot_slash(&read).len() <= read.len());
+    if !names::unsafe_name(&read) {
+        let parts = Path::new(read.as_ref()).components();
+        assert!(
+            parts
+                .into_iter()
+                .all(|part| matches!(part, std::path::Component::Normal(_) | std::path::Component::CurDir)),
+            "{read:?}"
+        );
+    }
+    std::str::from_utf8(bytes).is_ok()
 }
 
 /// True where the input was good all the same.

@@ -2,7 +2,7 @@ use serde::Deserialize;
 
 use super::*;
 use crate::flac;
-use crate::test_data::{golden, member, wav};
+use crate::test_data::{member, member_of, parity_corpus, parity_golden, wav};
 
 #[derive(Deserialize)]
 struct Clip {
@@ -21,9 +21,9 @@ const TOLERANCE: f32 = 2e-7;
 
 #[test]
 fn equals_the_reference_at_every_rate_width_and_number_of_channels() {
-    let folder = golden("micro").join("resample");
+    let folder = parity_golden("micro").join("resample");
     let clips: Vec<Clip> = serde_json::from_slice(&std::fs::read(folder.join("index.json")).unwrap()).unwrap();
-    assert_eq!(clips.len(), 8);
+    assert!(!clips.is_empty());
     for clip in clips {
         let expected = std::fs::read(folder.join(&clip.file)).unwrap();
         let expected: Vec<f32> = expected
@@ -31,7 +31,12 @@ fn equals_the_reference_at_every_rate_width_and_number_of_channels() {
             .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
             .collect();
         let lang = &clip.shard_id[..2];
-        let bytes = member(lang, &clip.shard_id, &format!("{}.flac", clip.segment_id));
+        let bytes = member_of(
+            &parity_corpus("micro"),
+            lang,
+            &clip.shard_id,
+            &format!("{}.flac", clip.segment_id),
+        );
         let info = flac::probe(&bytes).unwrap().info;
         assert_eq!(
             (info.sample_rate, info.channels, info.bits),

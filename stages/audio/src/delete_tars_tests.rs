@@ -233,3 +233,19 @@ fn tars_that_are_read_from_are_not_deleted() {
     );
     assert!(DeleteTars::shape(&settings(false), &inputs[..1]).is_err());
 }
+
+/// A change of these lines asks for a higher [`Kind::VERSION`].
+#[test]
+fn version_guards_the_output() {
+    let place = Place::new();
+    let lines = [place.run(true, Some("quality_too_low")), place.run(true, None)].concat();
+    let lines = lines.replace(place.temp.path().to_str().unwrap(), "TEMP");
+    assert_eq!(
+        (
+            DeleteTars::VERSION,
+            flow_runtime::Digest::of(lines.as_bytes()).short().to_string()
+        ),
+        (1, String::new()),
+        "{lines}"
+    );
+}

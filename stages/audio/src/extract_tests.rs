@@ -380,3 +380,47 @@ fn without_the_tar_what_was_extracted_stands_and_the_rest_is_refused() {
         .unwrap_err();
     assert!(error.to_string().contains("hi_0000.tar"), "{error}");
 }
+
+/// A change of these rows, or of the files, asks for a higher [`Kind::VERSION`].
+#[test]
+fn version_guards_the_output() {
+    let shards = corpus("micro").join("shards");
+    let members = probed(&shards, "hi/hi_0000");
+    let names: Vec<String> = column(&members, "name")
+        .unwrap()
+        .iter()
+        .flatten()
+        .map(str::to_string)
+        .collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let temp = tempfile::tempdir().unwrap();
+    let mut seen = Vec::new();
+    for store in [Store::AsIs, Store::Flac, Store::Tar] {
+        let settings = ExtractSettings {
+            store,
+            ..as_is(shards.clone(), temp.path().join("audio"))
+        };
+        let output = extract(&settings, &names, members.clone());
+        let rows = output.rows("rows", "hi/hi_0000");
+        for (field, column) in rows.schema().fields().iter().zip(rows.columns()) {
+            seen.push(format!("{}: {column:?}", field.name()));
+        }
+        seen.extend(
+            output
+                .rejects()
+                .iter()
+                .map(|(_, reject)| format!("{:?} {}", reject.row, reject.reason)),
+        );
+    }
+    let text = seen.join("\n");
+    let text = text
+        .replace(temp.path().to_str().unwrap(), "TEMP")
+        .replace(shards.to_str().unwrap(), "SHARDS");
+    assert_eq!(
+        (
+            Extract::VERSION,
+            flow_runtime::Digest::of(text.as_bytes()).short().to_string()
+        ),
+        (2, String::new())
+    );
+}

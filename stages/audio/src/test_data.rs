@@ -1,24 +1,30 @@
 //! Where the tests find corpora and golden figures.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{decode, tar};
 
-fn folder(variable: &str, bundled: &str) -> PathBuf {
-    match std::env::var_os(variable) {
-        Some(folder) => folder.into(),
-        None => PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data")).join(bundled),
-    }
+fn bundled(folder: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data")).join(folder)
 }
 
-/// `<corpora>/micro` or `<corpora>/mini`.
+/// The bundled corpus `micro` or `mini`.
 pub fn corpus(name: &str) -> PathBuf {
-    folder("FLOW_TEST_CORPUS", "corpus").join(name)
+    bundled("corpus").join(name)
 }
 
-/// Golden figures of a corpus.
-pub fn golden(name: &str) -> PathBuf {
-    folder("FLOW_TEST_GOLDEN", "golden/data").join(name)
+/// For parity: that corpus, or one of its name in the folder that `FLOW_TEST_CORPUS` names.
+pub fn parity_corpus(name: &str) -> PathBuf {
+    std::env::var_os("FLOW_TEST_CORPUS")
+        .map_or_else(|| bundled("corpus"), PathBuf::from)
+        .join(name)
+}
+
+/// The reference's figures of a [`parity_corpus`].
+pub fn parity_golden(name: &str) -> PathBuf {
+    std::env::var_os("FLOW_TEST_GOLDEN")
+        .map_or_else(|| bundled("golden/data"), PathBuf::from)
+        .join(name)
 }
 
 /// The good recordings of a shard.
@@ -32,9 +38,14 @@ pub fn good_members(corpus_name: &str, lang: &str, shard: &str) -> Vec<Vec<u8>> 
     bytes.filter(|bytes| crate::flac::probe(bytes).is_ok()).collect()
 }
 
-/// The bytes of one member of a shard of the micro corpus.
+/// The bytes of one member of a shard of the bundled micro corpus.
 pub fn member(lang: &str, shard: &str, name: &str) -> Vec<u8> {
-    let path = corpus("micro").join(format!("shards/{lang}/{shard}/{shard}.tar"));
+    member_of(&corpus("micro"), lang, shard, name)
+}
+
+/// The bytes of one member of a shard.
+pub fn member_of(corpus: &Path, lang: &str, shard: &str, name: &str) -> Vec<u8> {
+    let path = corpus.join(format!("shards/{lang}/{shard}/{shard}.tar"));
     let mut file = std::fs::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let length = file.metadata().unwrap().len();
     let listing = tar::list(&mut file, length).unwrap();

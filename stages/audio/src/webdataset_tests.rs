@@ -186,3 +186,43 @@ fn settings_and_damaged_tars() {
     let missing = Harness::<WebDataset>::new(settings(Path::new("/no/such/folder"))).run();
     assert!(matches!(missing, Err(StageError::Setting { path, .. }) if path == "shards"));
 }
+
+/// A change of these rows asks for a higher [`Kind::VERSION`].
+#[test]
+fn version_guards_the_output() {
+    let temp = tempfile::tempdir().unwrap();
+    let good = good();
+    put(
+        temp.path(),
+        "train-0001.tar",
+        &tar_of(&[
+            ("a.flac", &good),
+            ("a.txt", b" text "),
+            ("a.json", br#"{"lang": "as"}"#),
+            ("b.flac", &good),
+            ("b.json", br#"{"text": "x"}"#),
+        ]),
+    );
+    let output = read(settings(temp.path()));
+    let mut seen = Vec::new();
+    for partition in &output.partitions {
+        let rows = output.rows("rows", partition.as_str());
+        for (field, column) in rows.schema().fields().iter().zip(rows.columns()) {
+            seen.push(format!("{partition} {}: {column:?}", field.name()));
+        }
+    }
+    seen.extend(
+        output
+            .rejects()
+            .iter()
+            .map(|(_, reject)| format!("{:?} {}", reject.row, reject.reason)),
+    );
+    let text = seen.join("\n").replace(temp.path().to_str().unwrap(), "TEMP");
+    assert_eq!(
+        (
+            WebDataset::VERSION,
+            flow_runtime::Digest::of(text.as_bytes()).short().to_string()
+        ),
+        (1, String::new())
+    );
+}

