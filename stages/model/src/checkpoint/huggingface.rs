@@ -15,7 +15,7 @@ use super::{Format, OpenModel, TOKENIZER_FILE, TensorEntry, WEIGHTS_FILE, broken
 use crate::config::ModelConfig;
 use crate::config::huggingface::{READ_NOTE, WRITE_NOTE};
 use crate::features::LogMel;
-use crate::parameters::ParameterBuilder;
+use crate::parameters::{Parameter, ParameterBuilder};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -117,6 +117,8 @@ pub(super) fn open_huggingface(folder: &Path) -> Result<OpenModel> {
     for entry in &mut tensors {
         entry.name = nemo_name(&entry.name);
     }
+    // Other forms hold the front end's window and filter bank.
+    tensors.extend(front_end(&parsed)?);
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(OpenModel {
         path: folder.to_path_buf(),
@@ -165,7 +167,6 @@ pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<D
         Some(id) => (id as usize, PAD),
         None => (pieces, BLANK),
     };
-    check_front_end(model, &config)?;
     let mut notes = vec![WRITE_NOTE.to_string()];
     let mut tensors: Vec<TensorEntry> = Vec::with_capacity(model.tensors.len());
     for entry in &model.tensors {
@@ -197,6 +198,7 @@ pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<D
         })
     };
     write_json(CONFIG, &config.to_huggingface(padding, dtype_name)?)?;
+    check_front_end(model, &config)?;
     write_json(
         GENERATION,
         &json!({
@@ -238,17 +240,25 @@ pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<D
     Ok(notes)
 }
 
-/// transformers computes window and filter bank anew: a model that has others would hear something else there.
-fn check_front_end(model: &OpenModel, config: &ModelConfig) -> Result<()> {
+/// Window and filter bank as they are computed from the configuration.
+fn front_end(config: &ModelConfig) -> Result<Vec<TensorEntry>> {
     let mut builder = ParameterBuilder::random(DType::F32, Device::Cpu, 0);
     LogMel::new(&config.preprocessor, &mut builder)?;
     let (computed, _) = builder.finish();
-    for (_, parameter) in computed.iter() {
-        let Some(entry) = model.tensors.iter().find(|entry| entry.name == parameter.name) else {
+    let entry = |parameter: &Parameter| TensorEntry::in_memory(parameter.name.clone(), parameter.tensor.clone());
+    Ok(computed.iter().map(|(_, parameter)| entry(parameter)).collect())
+}
+
+/// transformers computes window and filter bank anew: a model that has others would hear something else there.
+fn check_front_end(model: &OpenModel, config: &ModelConfig) -> Result<()> {
+    for computed in front_end(config)? {
+        let Some(entry) = model.tensors.iter().find(|entry| entry.name == computed.name) else {
             continue;
         };
-        let values = |tensor: &candle_core::Tensor| tensor.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>();
-        let (stored, computed) = (values(&entry.load()?)?, values(&parameter.tensor)?);
+        let values = |entry: &TensorEntry| -> Result<Vec<f32>> {
+            Ok(entry.load()?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
+        };
+        let (stored, computed) = (values(entry)?, values(&computed)?);
         let same = stored.len() == computed.len() && stored.iter().zip(&computed).all(|(a, b)| (a - b).abs() <= 1e-5);
         if !same {
             return Err(broken(

@@ -196,17 +196,19 @@ fn weights_are_written_in_half_the_bytes_where_that_is_asked_for() {
                 || entry.name.contains("num_batches");
             assert_eq!(entry.dtype() == dtype, !exact, "{}", entry.name);
             halved += usize::from(!exact);
+            // Window and filter bank of a Hugging Face folder are computed, not stored.
+            let largest = match exact {
+                true if entry.name.starts_with("preprocessor") => 1e-5,
+                true => 0.0,
+                false => largest,
+            };
             for (found, expected) in found.iter().zip(&expected) {
-                let difference = (found - expected).abs();
-                assert!(
-                    if exact {
-                        difference == 0.0
-                    } else {
-                        difference <= largest * expected.abs() + 1e-7
-                    },
-                    "{}",
-                    entry.name
-                );
+                let bound = if largest == 0.0 {
+                    0.0
+                } else {
+                    largest * expected.abs() + 1e-7
+                };
+                assert!((found - expected).abs() <= bound, "{}", entry.name);
             }
         }
         assert!(halved > 60);
@@ -260,9 +262,10 @@ fn a_model_of_transformers_gives_its_outputs() {
     if outputs["notes"].as_object().unwrap().is_empty() {
         let archive = bits(&opened("model.nemo"));
         let copy = bits(&huggingface);
-        assert_eq!(copy.len() + 2, archive.len());
-        for (name, tensor) in copy {
-            assert_eq!(tensor, archive[&name], "{name}");
+        assert_eq!(copy.len(), archive.len());
+        // Window and filter bank are computed; everything else is the same to the bit.
+        for (name, tensor) in copy.iter().filter(|(name, _)| !name.starts_with("preprocessor.")) {
+            assert_eq!(*tensor, archive[name], "{name}");
         }
     }
 }
@@ -303,7 +306,9 @@ fn a_folder_of_transformers_is_written_as_it_writes_it() {
         );
         let back = OpenModel::open(&path).unwrap();
         let (before, after) = (bits(&archive), bits(&back));
-        assert!(after.iter().all(|(name, tensor)| before[name] == *tensor));
+        for (name, tensor) in after.iter().filter(|(name, _)| !name.starts_with("preprocessor.")) {
+            assert_eq!(*tensor, before[name], "{name}");
+        }
         let tokenizer = |model: &OpenModel| Tokenizer::from_bytes(model.tokenizer.as_deref().unwrap()).unwrap();
         let (ours, theirs) = (tokenizer(&back), tokenizer(&archive));
         assert_eq!(ours.pieces(), theirs.pieces());
@@ -344,10 +349,10 @@ fn what_transformers_cannot_express_is_refused() {
     );
     assert!(refused(&config(|config| config.preprocessor.low_frequency = 20.0)).contains("20 to"));
     let other_window = |model: &mut OpenModel| {
-        let window = Tensor::ones(400, DType::F32, &Device::Cpu).unwrap();
-        model
-            .tensors
-            .push(TensorEntry::in_memory("preprocessor.featurizer.window", window));
+        let name = "preprocessor.featurizer.window";
+        let window = model.tensors.iter_mut().find(|entry| entry.name == name).unwrap();
+        let ones = Tensor::ones(window.shape(), DType::F32, &Device::Cpu).unwrap();
+        *window = TensorEntry::in_memory(name, ones);
     };
     assert!(refused(&other_window).contains("featurizer.window"));
     let no_tokenizer = |model: &mut OpenModel| model.tokenizer = None;
