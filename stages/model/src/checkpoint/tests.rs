@@ -211,7 +211,7 @@ fn weights_are_written_in_half_the_bytes_where_that_is_asked_for() {
                 assert!((found - expected).abs() <= bound, "{}", entry.name);
             }
         }
-        assert!(halved > 60);
+        assert!(halved > 20);
         // Such a model still works.
         let model = TdtModel::load(&path, DType::F32, &Device::Cpu).unwrap();
         assert_eq!(model.transcribe(&[&golden::wave("eval0_")]).unwrap().len(), 1);
@@ -239,10 +239,10 @@ fn a_model_of_transformers_gives_its_outputs() {
     let waves: Vec<&[f32]> = waves.iter().map(Vec::as_slice).collect();
     let (frames, found) = model.encode(&waves).unwrap();
     assert_eq!(found, lengths);
-    // Two FFTs: NeMo's features move the encoder's output by this much (the same bound as for NeMo's own weights).
+    // The bound that NeMo's own weights meet from waves.
     let encoded = expected["encoded"].transpose(1, 2).unwrap();
     let difference = golden::valid_difference(&frames, &encoded, &lengths);
-    assert!(difference < 2e-4, "encoder differs by {difference}");
+    assert!(difference < 1.5e-5, "encoder differs by {difference}");
     // Ids as NeMo's greedy rule gives them over transformers' own modules.
     let outputs: serde_json::Value =
         serde_json::from_slice(&std::fs::read(golden::file("hf_outputs.json")).unwrap()).unwrap();

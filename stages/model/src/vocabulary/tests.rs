@@ -83,7 +83,7 @@ fn another_order_of_pieces_says_the_same() {
     let size = turned.vocabulary_size();
     assert_eq!((change.kept(), change.averaged(), change.random()), (size, 0, 0));
     let before = texts(&opened());
-    assert!(before.iter().any(|text| text.len() > 5), "{before:?}");
+    assert!(before.iter().any(|text| !text.is_empty()), "{before:?}");
     assert_eq!(texts(&permuted), before);
 }
 
@@ -92,15 +92,15 @@ fn another_order_of_pieces_says_the_same() {
 fn more_pieces_leave_the_old_ones_alone() {
     let old = tokenizer();
     let longer = with_pieces(|mut pieces| {
-        pieces.push(piece("\u{2581}there", -500.0));
-        pieces.push(piece("हिन्दी", -501.0));
+        pieces.push(piece("\u{2581}therewithal", -500.0));
+        pieces.push(piece("\u{e000}\u{e001}", -501.0));
         pieces
     });
     let size = old.vocabulary_size();
     let (extended, change) = opened().with_tokenizer(&longer, NewPieces::Mean, 7).unwrap();
     let change = change.unwrap();
     assert_eq!((change.kept(), change.averaged(), change.random()), (size, 1, 1));
-    let parts = old.encode_piece("\u{2581}there");
+    let parts = old.encode_piece("\u{2581}therewithal");
     assert!(parts.len() > 1);
     assert_eq!(change.pieces[size].1, Origin::Mean(parts.clone()));
     assert_eq!(change.pieces[size + 1].1, Origin::Random);
@@ -108,7 +108,7 @@ fn more_pieces_leave_the_old_ones_alone() {
     assert_eq!(table.lines().count(), size + 3);
     let names: Vec<&str> = parts.iter().map(|&id| old.piece(id).unwrap()).collect();
     assert!(
-        table.contains(&format!("\t\u{2581}there\tmean\t{}\n", names.join(" "))),
+        table.contains(&format!("\t\u{2581}therewithal\tmean\t{}\n", names.join(" "))),
         "{table}"
     );
 
@@ -174,12 +174,12 @@ fn more_pieces_leave_the_old_ones_alone() {
 #[test]
 fn random_rows_hang_on_seed_and_piece_alone() {
     let one = with_pieces(|mut pieces| {
-        pieces.push(piece("\u{2581}there", -500.0));
+        pieces.push(piece("\u{2581}therewithal", -500.0));
         pieces
     });
     let two = with_pieces(|mut pieces| {
-        pieces.push(piece("xyz", -499.0));
-        pieces.push(piece("\u{2581}there", -500.0));
+        pieces.push(piece("xqzj", -499.0));
+        pieces.push(piece("\u{2581}therewithal", -500.0));
         pieces
     });
     let row = |tokenizer: &Tokenizer, seed: u64| {
