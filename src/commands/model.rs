@@ -277,9 +277,10 @@ fn show(found: &ModelDiff, out: &mut dyn Write) -> Result<(), Failure> {
             writeln!(out, "{line}")?;
         }
     }
-    for (key, first, second) in &found.configuration {
+    for value in &found.configuration {
         let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".into());
-        writeln!(out, "configuration: {key}: {} -> {}", text(first), text(second))?;
+        let (first, second) = (text(&value.first), text(&value.second));
+        writeln!(out, "configuration: {}: {first} -> {second}", value.key)?;
     }
     for line in &found.tokenizer {
         writeln!(out, "tokenizer: {line}")?;

@@ -21,8 +21,7 @@ pub struct ModelDiff {
     pub tensors: Vec<TensorDiff>,
     /// Tensors that both have, in all.
     pub compared: usize,
-    /// Values of the configuration: the path to each, and what stands there (none for nothing).
-    pub configuration: Vec<(String, Option<String>, Option<String>)>,
+    pub configuration: Vec<ConfigurationDiff>,
     /// One line for each way in which the tokenizers differ.
     pub tokenizer: Vec<String>,
 }
@@ -35,6 +34,16 @@ impl ModelDiff {
             && self.configuration.is_empty()
             && self.tokenizer.is_empty()
     }
+}
+
+/// A value of the configuration that differs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConfigurationDiff {
+    /// The path to it, such as `encoder.n_layers`.
+    pub key: String,
+    /// What stands there; none for nothing.
+    pub first: Option<String>,
+    pub second: Option<String>,
 }
 
 /// A tensor that differs.
@@ -122,7 +131,7 @@ fn values(a: &TensorEntry, b: &TensorEntry) -> Result<ValueDiff> {
     Ok(found)
 }
 
-fn configurations(first: &OpenModel, second: &OpenModel) -> Result<Vec<(String, Option<String>, Option<String>)>> {
+fn configurations(first: &OpenModel, second: &OpenModel) -> Result<Vec<ConfigurationDiff>> {
     let flat = |model: &OpenModel| -> Result<BTreeMap<String, String>> {
         let config = ModelConfig::from_nemo_yaml(&model.config_yaml).map_err(|error| broken(&model.path, error))?;
         let mut value = serde_json::to_value(&config).map_err(|error| Error::Config(error.to_string()))?;
@@ -141,7 +150,11 @@ fn configurations(first: &OpenModel, second: &OpenModel) -> Result<Vec<(String, 
     Ok(keys
         .into_iter()
         .filter(|key| left.get(*key) != right.get(*key))
-        .map(|key| (key.clone(), left.get(key).cloned(), right.get(key).cloned()))
+        .map(|key| ConfigurationDiff {
+            key: key.clone(),
+            first: left.get(key).cloned(),
+            second: right.get(key).cloned(),
+        })
         .collect())
 }
 

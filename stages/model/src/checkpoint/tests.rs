@@ -372,7 +372,8 @@ fn a_tokenizer_that_is_no_sentencepiece_model_is_not_guessed() {
     };
     assert!(read(&|_| ()).is_ok());
     let last = json["model"]["merges"].as_array().unwrap().len() - 1;
-    let cases: [(&dyn Fn(&mut serde_json::Value), &str); 7] = [
+    type Change<'a> = &'a dyn Fn(&mut serde_json::Value);
+    let cases: [(Change, &str); 7] = [
         (
             &|json| drop(json["model"]["merges"].as_array_mut().unwrap().remove(last)),
             "does not merge",
