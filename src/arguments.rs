@@ -37,6 +37,85 @@ pub enum Command {
     Status(LookArguments),
     /// Show the events of a run
     Log(LogArguments),
+    /// Look at models on disk, convert and compare them
+    #[command(subcommand)]
+    Model(ModelCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ModelCommand {
+    /// Show a model's sizes, parameters, tokenizer and number types
+    Info(ModelInfoArguments),
+    /// Write a model in another form or number type, or with another vocabulary
+    Convert(ModelConvertArguments),
+    /// Compare two models: exit code 0 if they are the same, 1 if they differ, 2 if one cannot be read
+    Diff(ModelDiffArguments),
+}
+
+#[derive(Args, Debug)]
+pub struct ModelInfoArguments {
+    /// A .nemo archive, a model folder (such as a checkpoint), a Hugging Face folder or a Lightning .ckpt
+    pub model: String,
+    /// Also list every tensor with its type and shape
+    #[arg(long)]
+    pub tensors: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ModelConvertArguments {
+    /// The model: a .nemo archive, a model folder, a Hugging Face folder or a Lightning .ckpt
+    pub from: String,
+    /// What to write. A name that ends in `.nemo` is an archive, one without an ending a model folder
+    pub to: PathBuf,
+    /// The form to write, where the name does not say it
+    #[arg(long, value_name = "FORM")]
+    pub format: Option<ModelFormat>,
+    /// The number type of the weights; as they are stored if not given
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<ModelDtype>,
+    /// A SentencePiece .model file: for a model that holds none, or another vocabulary
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// How pieces begin that the new vocabulary has and the old one has not
+    #[arg(long, value_name = "HOW", default_value = "mean", requires = "tokenizer")]
+    pub new_pieces: NewPieces,
+    /// Seed of what begins at random
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub seed: u64,
+    /// Replace what stands at the target
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ModelDiffArguments {
+    pub first: String,
+    pub second: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelFormat {
+    /// NeMo's archive
+    Nemo,
+    /// A folder as Hugging Face's transformers has it
+    Hf,
+    /// A model folder of our own
+    Flow,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelDtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NewPieces {
+    /// As the mean of the rows of the old pieces they are made of
+    Mean,
+    /// At random, as in a model that begins from nothing
+    Random,
 }
 
 /// Which pipeline, with which values.

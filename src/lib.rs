@@ -83,5 +83,6 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Graph(arguments) => commands::graph::graph(&arguments, &registry, out),
         Command::Status(arguments) => commands::status::status(&arguments, out),
         Command::Log(arguments) => commands::log::log(&arguments, out),
+        Command::Model(command) => commands::model::model(&command, out),
     }
 }

@@ -5,6 +5,7 @@ pub mod graph;
 pub mod kinds;
 pub mod lineage;
 pub mod log;
+pub mod model;
 pub mod past_run;
 pub mod plan;
 pub mod rejects;

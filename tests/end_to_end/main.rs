@@ -7,6 +7,7 @@ mod edits;
 mod from_manifests;
 mod manifests;
 mod mistakes;
+mod models;
 mod planted;
 mod reuse;
 mod sampling;

@@ -74,6 +74,20 @@ pub struct Curves {
     pub cer: Points,
     pub gradient_norm: Points,
     pub skipped: u64,
+    pub vocabulary: Option<VocabularyFigures>,
+}
+
+/// A vocabulary that training began by changing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VocabularyFigures {
+    pub pieces: u64,
+    pub old_pieces: u64,
+    /// Pieces whose rows stayed.
+    pub kept: u64,
+    /// Pieces that began as a mean of old ones.
+    pub mean: u64,
+    /// Pieces that began at random.
+    pub random: u64,
 }
 
 /// A share as a percentage with one digit; a dash where there is none.
@@ -82,6 +96,16 @@ pub fn percent(rate: f64) -> String {
         format!("{:.1} %", rate * 100.0)
     } else {
         "–".into()
+    }
+}
+
+fn vocabulary_section(figures: &VocabularyFigures) -> Markup {
+    html! {
+        p {
+            "The vocabulary was changed from " (count(figures.old_pieces)) " to " (count(figures.pieces)) " pieces: "
+            (count(figures.kept)) " kept their rows, " (count(figures.mean)) " began as a mean of old ones, "
+            (count(figures.random)) " at random. Each piece stands in " code { "vocabulary.tsv" } " beside the checkpoints."
+        }
     }
 }
 
@@ -101,6 +125,7 @@ pub fn page(data: &PageData) -> String {
                     @if let Some(model) = &data.model {
                         p.quiet { code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", model " code { (model.digest.chars().take(16).collect::<String>()) } }
                     }
+                    @if let Some(vocabulary) = &data.curves.vocabulary { (vocabulary_section(vocabulary)) }
                     (tiles(data))
                     @for set in &data.sets { (set_section(set)) }
                     (curves(&data.curves))

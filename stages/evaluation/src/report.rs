@@ -13,7 +13,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::page::{Curves, Mixture, MixtureShare, ModelFigures, PageData, SetFigures, Worst, page, percent};
+use crate::page::{
+    Curves, Mixture, MixtureShare, ModelFigures, PageData, SetFigures, VocabularyFigures, Worst, page, percent,
+};
 use crate::wer::{Score, score};
 
 /// Name of the page within the folder.
@@ -377,6 +379,16 @@ fn read_curves(path: &Path) -> Curves {
                 curves.cer.extend(point("cer"));
             }
             Some("skipped") => curves.skipped += 1,
+            Some("vocabulary") => {
+                let number = |name: &str| value[name].as_u64().unwrap_or(0);
+                curves.vocabulary = Some(VocabularyFigures {
+                    pieces: number("pieces"),
+                    old_pieces: number("old_pieces"),
+                    kept: number("kept"),
+                    mean: number("mean"),
+                    random: number("random"),
+                });
+            }
             _ => {}
         }
     }

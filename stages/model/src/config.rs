@@ -1,5 +1,6 @@
 //! What a model is: the parts of NeMo's `model_config.yaml` that decide its shape and its numbers.
 
+pub mod huggingface;
 mod read;
 mod section;
 #[cfg(test)]

@@ -21,6 +21,7 @@ pub mod parameters;
 pub mod prediction;
 pub mod spec_augment;
 pub mod tokenizer;
+pub mod vocabulary;
 
 pub use config::ModelConfig;
 pub use encoder::Encoder;

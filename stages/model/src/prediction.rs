@@ -10,7 +10,8 @@ use crate::noise::DropMask;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 use crate::{Error, Result};
 
-/// Embedding and LSTM. Its first input is the zero vector, where NeMo's decoding feeds blank, whose row is zero.
+/// Embedding and LSTM. Its first input is the embedding of blank. In NeMo's models that row is zero and stays so; models
+/// that were trained with transformers may have learned another.
 #[derive(Debug, Clone)]
 pub struct Prediction {
     embedding: ParameterId,
@@ -45,7 +46,7 @@ pub struct PredictionSaved {
     layers: Vec<LstmSaved>,
     /// Dropout after each layer.
     masks: Vec<Option<DropMask>>,
-    /// The token that entered at each (step, utterance), step major; none for the zero vector.
+    /// The token that entered at each (step, utterance), step major; none for the first step and for padding.
     tokens: Vec<Option<u32>>,
 }
 
@@ -193,7 +194,7 @@ impl Prediction {
         Ok(x)
     }
 
-    /// Embedding rows, zero where there is no token: (tokens, width).
+    /// Embedding rows, that of blank where there is no token: (tokens, width).
     fn embed(&self, parameters: &Parameters, tokens: &[Option<u32>]) -> Result<Tensor> {
         if let Some(token) = tokens
             .iter()
@@ -211,15 +212,14 @@ impl Prediction {
             let table = slice::<T>(table)?;
             let mut out = vec![0.0 as T; tokens.len() * width];
             for (out, token) in out.chunks_exact_mut(width).zip(tokens) {
-                if let Some(token) = token {
-                    out.copy_from_slice(&table[*token as usize * width..][..width]);
-                }
+                let row = token.map_or(self.vocabulary, |token| token as usize);
+                out.copy_from_slice(&table[row * width..][..width]);
             }
             tensor(out, (tokens.len(), width))
         })
     }
 
-    /// Sums of the rows of `dx` per token. Blank never enters, so its row is zero.
+    /// Sums of the rows of `dx` per token. That of blank is never learned, as in NeMo, so its sum stays zero.
     fn embedding_gradient(&self, dx: &Tensor, tokens: &[Option<u32>]) -> Result<Tensor> {
         let dx = dx.contiguous()?;
         let sums = Tensor::zeros((self.vocabulary + 1, self.width), dx.dtype(), dx.device())?;

@@ -36,7 +36,8 @@ const RESTART: &str = "restart-";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// Sizes of a model that began from nothing; null for one that began from `init`.
+    /// Sizes of a model that began from nothing; for one that began from `init` null, or how new pieces of its
+    /// vocabulary began where that is not the default.
     pub model: Value,
     /// BLAKE3 of the tokenizer file; null where the tokenizer of `init` is used.
     pub tokenizer: Option<String>,

@@ -3,8 +3,10 @@
 pub mod average;
 pub mod checkpoint;
 pub mod error;
+pub mod init;
 pub mod loaded_rows;
 pub mod metrics;
+pub mod model_settings;
 pub mod optimizer;
 pub mod schedule;
 pub mod session;

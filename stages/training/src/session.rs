@@ -7,11 +7,13 @@ use candle_core::{DType, Device};
 use flow_evaluation::wer::Scores;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
+use flow_model::vocabulary::VocabularyChange;
 use serde_json::{Value, json};
 
 use crate::average::Average;
 use crate::checkpoint::{self, CheckpointFolder, Identity, Record, Standing};
 use crate::error::TrainingError;
+use crate::init::{check_init, first_model};
 use crate::metrics::Metrics;
 use crate::optimizer::AdamW;
 use crate::settings::{OnChange, TrainSettings};
@@ -47,7 +49,7 @@ pub fn find_start(settings: &TrainSettings, data: Option<&str>) -> Result<Start,
     let folder = checkpoint::current(root)?;
     let identity = settings.identity()?;
     let Some((standing, record)) = checkpoint::latest(&folder)? else {
-        settings.check_init()?;
+        check_init(settings)?;
         return Ok(Start::Fresh { folder });
     };
     let mut others = checkpoint::identity_changes(&record.identity, &identity);
@@ -106,7 +108,12 @@ pub struct Session {
     shown: Window,
     began: Instant,
     first_step: u64,
+    /// Of the model's vocabulary before its first step.
+    vocabulary_change: Option<VocabularyChange>,
 }
+
+/// Table of what became of each piece of a changed vocabulary, beside the checkpoints.
+pub const VOCABULARY: &str = "vocabulary.tsv";
 
 /// Sums over some steps.
 struct Window {
@@ -171,10 +178,12 @@ impl Session {
         let start = find_start(settings, data)?;
         let identity = settings.identity()?;
         let decay = settings.average_decay;
+        let mut vocabulary_change = None;
         let (folder, model, optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
-                let model = first_model(settings)?;
+                let (model, change) = first_model(settings)?;
+                vocabulary_change = change;
                 let average = (decay > 0.0)
                     .then(|| Average::new(decay, &model.parameters))
                     .transpose()?;
@@ -196,7 +205,15 @@ impl Session {
             data: data.map(str::to_owned).or(record.data),
             ..record
         };
-        let metrics = Metrics::open(folder.folder(), record.step)?;
+        let mut metrics = Metrics::open(folder.folder(), record.step)?;
+        if let Some(change) = &vocabulary_change {
+            let path = folder.folder().join(VOCABULARY);
+            std::fs::write(&path, change.table()).map_err(TrainingError::file(&path))?;
+            metrics.append(&json!({
+                "kind": "vocabulary", "step": 0, "pieces": change.pieces.len(), "old_pieces": change.old_size,
+                "kept": change.kept(), "mean": change.averaged(), "random": change.random(),
+            }))?;
+        }
         let config = settings.trainer_config(model.config.encoder.d_model);
         let trainer = Trainer::new(model, optimizer, config, average);
         Ok(Session {
@@ -212,6 +229,7 @@ impl Session {
             window: Window::new(),
             shown: Window::new(),
             began: Instant::now(),
+            vocabulary_change,
         })
     }
 
@@ -226,6 +244,11 @@ impl Session {
 
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.trainer.model.tokenizer.as_ref()
+    }
+
+    /// What became of the model's vocabulary, where training begins with another one than that of `init`.
+    pub fn vocabulary_change(&self) -> Option<&VocabularyChange> {
+        self.vocabulary_change.as_ref()
     }
 
     /// Does the next optimizer step, and evaluates and writes a checkpoint where one is due (always after
@@ -419,48 +442,6 @@ fn first_record(identity: Identity) -> Record {
         random: "splitmix64(seed, step, rank, micro_batch)".into(),
         files: Default::default(),
     }
-}
-
-fn read_tokenizer(path: &str) -> Result<Tokenizer, TrainingError> {
-    let bytes =
-        std::fs::read(path).map_err(|e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}")))?;
-    Tokenizer::from_bytes(&bytes).map_err(|e| TrainingError::setting("tokenizer", format!("{path}: {e}")))
-}
-
-fn pieces(tokenizer: &Tokenizer) -> Vec<String> {
-    (0..tokenizer.vocabulary_size() as u32)
-        .map(|id| tokenizer.piece(id).unwrap_or_default().to_owned())
-        .collect()
-}
-
-/// The model before its first step.
-fn first_model(settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
-    if settings.init == "none" {
-        let tokenizer = read_tokenizer(&settings.tokenizer)?;
-        let config = settings.model.config(&pieces(&tokenizer))?;
-        return Ok(TdtModel::new(
-            config,
-            Some(tokenizer),
-            settings.seed,
-            DType::F32,
-            &Device::Cpu,
-        )?);
-    }
-    settings.check_init()?;
-    let path = Path::new(&settings.init);
-    let model = TdtModel::load(path, DType::F32, &Device::Cpu)?;
-    let Some(own) = &model.tokenizer else {
-        return Err(TrainingError::setting(
-            "init",
-            format!("{} has no tokenizer", path.display()),
-        ));
-    };
-    if !settings.tokenizer.is_empty() && pieces(&read_tokenizer(&settings.tokenizer)?) != pieces(own) {
-        let message =
-            "it differs from the tokenizer of `init`; changing the vocabulary is not available yet, so leave it empty";
-        return Err(TrainingError::setting("tokenizer", message));
-    }
-    Ok(model)
 }
 
 fn finite(value: f64) -> Option<f64> {

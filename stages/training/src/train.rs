@@ -402,6 +402,16 @@ fn train(
         evaluate,
         Box::new(move |figures| screen.report(figures)),
     )?;
+    if let Some(change) = session.vocabulary_change() {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message: format!(
+                "{} differs from the tokenizer of init: {}",
+                settings.tokenizer,
+                change.summary()
+            ),
+        });
+    }
     loop {
         // A request goes before the steps that wait.
         if let Ok(request) = requests.try_recv()

@@ -1,9 +1,20 @@
-//! Models on disk: NeMo's `.nemo` archives (read) and our own model folders (read and write).
+//! Models on disk: NeMo's `.nemo` archives, the folders of Hugging Face's transformers, our own model folders (all
+//! read and written), and Lightning's `.ckpt` (read).
 
+pub mod diff;
+mod files;
+mod folder;
+mod hf_tokenizer;
+mod huggingface;
+mod lightning;
 mod nemo;
+mod open_model;
 mod pickle;
 mod safetensors;
+mod tensor_entry;
+mod torch;
 mod zip;
+mod zip_write;
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +22,11 @@ use candle_core::Tensor;
 
 use crate::{Error, Result};
 
-pub use nemo::read_nemo;
-pub use safetensors::{
-    CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, read_model_folder, read_safetensors, write_model_folder,
-    write_safetensors,
-};
+pub use candle_core::DType;
+pub use folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model_folder};
+pub use open_model::{Format, OpenModel};
+pub use safetensors::{read_safetensors, write_safetensors};
+pub use tensor_entry::{TensorEntry, dtype_name};
 
 /// What a model on disk consists of.
 pub struct StoredModel {
@@ -27,14 +38,9 @@ pub struct StoredModel {
     pub tensors: Vec<(String, Tensor)>,
 }
 
-/// Reads a `.nemo` archive (a file) or a model folder.
+/// Reads a model of any form that [`OpenModel::open`] knows.
 pub fn read_model(path: &Path) -> Result<StoredModel> {
-    let metadata = std::fs::metadata(path).map_err(|error| broken(path, error))?;
-    if metadata.is_dir() {
-        read_model_folder(path)
-    } else {
-        read_nemo(path)
-    }
+    OpenModel::open(path)?.load()
 }
 
 /// A configuration or tokenizer file larger than this is refused: the largest known is some 5 MB.

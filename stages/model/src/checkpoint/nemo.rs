@@ -3,55 +3,74 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::DType;
 
-use super::pickle::{StoredTensor, read_state_dict};
-use super::zip::{Member, Region, members};
-use super::{MAX_SMALL_FILE, StoredModel, broken};
-use crate::Result;
+use super::tensor_entry::{OpenFile, written_dtype};
+use super::torch::{TorchFile, open_torch};
+use super::zip::{Member, Region};
+use super::{Format, MAX_SMALL_FILE, OpenModel, broken};
+use crate::config::ModelConfig;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
 
-/// Reads a `.nemo` archive. Errors name the file and the member that is at fault.
-pub fn read_nemo(path: &Path) -> Result<StoredModel> {
+const CONFIG_MEMBER: &str = "model_config.yaml";
+const WEIGHTS_MEMBER: &str = "model_weights.ckpt";
+
+/// Opens a `.nemo` archive. Errors name the file and the member that is at fault.
+pub(super) fn open_nemo(path: &Path) -> Result<OpenModel> {
     let wrong = |what: String| broken(path, what);
-    let file = open_tar(path).map_err(|error| broken(path, error))?;
-    let tar = list_tar(&file).map_err(|error| broken(path, format!("is no .nemo archive: {error}")))?;
-    let region = |name: &str| {
-        tar.get(name)
-            .map(|member| Region {
-                file: &file,
-                start: member.offset,
-                length: member.length,
-            })
-            .ok_or_else(|| broken(path, format!("has no member `{name}`")))
-    };
+    let file = Arc::new(OpenFile {
+        path: path.to_path_buf(),
+        file: open_tar(path).map_err(|error| broken(path, error))?,
+    });
+    let tar = list_tar(&file.file).map_err(|error| broken(path, format!("is no .nemo archive: {error}")))?;
     let small = |name: &str| {
-        let region = region(name)?;
-        if region.length > MAX_SMALL_FILE {
+        let member = find(&tar, path, name)?;
+        if member.length > MAX_SMALL_FILE {
             return Err(broken(
                 path,
-                format!("has a member `{name}` of {} bytes", region.length),
+                format!("has a member `{name}` of {} bytes", member.length),
             ));
         }
+        let region = Region {
+            file: &file.file,
+            start: member.offset,
+            length: member.length,
+        };
         region
-            .read(0, region.length)
+            .read(0, member.length)
             .map_err(|what| broken(path, format!("member `{name}` {what}")))
     };
-    let config_yaml = String::from_utf8(small("model_config.yaml")?)
+    let config_yaml = String::from_utf8(small(CONFIG_MEMBER)?)
         .map_err(|_| broken(path, "has a model_config.yaml that is no UTF-8"))?;
     let tokenizer = match tokenizer_member(&config_yaml, &tar).map_err(wrong)? {
         Some(name) => Some(small(&name)?),
         None => None,
     };
-    let tensors = read_torch(&region("model_weights.ckpt")?)
-        .map_err(|what| broken(path, format!("member `model_weights.ckpt` {what}")))?;
-    Ok(StoredModel {
+    let weights = find(&tar, path, WEIGHTS_MEMBER)?;
+    let tensors = open_torch(&file, weights.offset, weights.length, |_, tensors| Ok(tensors))
+        .map_err(|what| broken(path, format!("member `{WEIGHTS_MEMBER}` {what}")))?;
+    Ok(OpenModel {
+        path: path.to_path_buf(),
+        format: Format::Nemo,
         config_yaml,
+        no_tokenizer: tokenizer
+            .is_none()
+            .then(|| format!("{} holds no tokenizer.model", path.display())),
         tokenizer,
         tensors,
+        notes: Vec::new(),
     })
+}
+
+fn find(tar: &BTreeMap<String, Member>, path: &Path, name: &str) -> Result<Member> {
+    tar.get(name)
+        .copied()
+        .ok_or_else(|| broken(path, format!("has no member `{name}`")))
 }
 
 /// The archive as an uncompressed tar: the file itself, or a nameless temporary file with its gunzipped bytes.
@@ -111,65 +130,166 @@ fn tokenizer_member(config_yaml: &str, tar: &BTreeMap<String, Member>) -> std::r
     })
 }
 
-/// Reads the tensors of a PyTorch checkpoint.
-fn read_torch(region: &Region) -> std::result::Result<Vec<(String, Tensor)>, String> {
-    let members = members(region)?;
-    let (pickle_name, &pickle) = members
+/// Writes a `.nemo` archive that NeMo restores. The same model gives the same bytes.
+pub(super) fn write_nemo(file: &mut File, path: &Path, model: &OpenModel, dtype: Option<DType>) -> Result<()> {
+    let mut config = ModelConfig::from_nemo_yaml(&model.config_yaml).map_err(|error| broken(&model.path, error))?;
+    let bytes = model.tokenizer.as_deref().ok_or_else(|| {
+        Error::Tokenizer(format!(
+            "{}; a .nemo archive needs one: give a SentencePiece .model file",
+            model.no_tokenizer.as_deref().unwrap_or("there is none")
+        ))
+    })?;
+    let tokenizer = Tokenizer::from_bytes(bytes)?;
+    let files = [
+        ("tokenizer.model", bytes.to_vec()),
+        ("vocab.txt", vocabulary_text(&tokenizer).into_bytes()),
+        ("tokenizer.vocab", scores_text(&tokenizer)?.into_bytes()),
+    ]
+    .map(|(name, bytes)| (format!("{:032x}_{name}", digest(&bytes)), bytes));
+    if config.labels.is_empty() {
+        config.labels = tokenizer.pieces();
+    }
+    let [model_path, vocab_path, scores_path] = files.each_ref().map(|(name, _)| Some(format!("nemo:{name}")));
+    config.tokenizer.kind = "bpe".into();
+    config.tokenizer.model_path = model_path;
+    config.tokenizer.vocab_path = vocab_path;
+    config.tokenizer.spe_tokenizer_vocab = scores_path;
+    let config_yaml = config.to_nemo_archive_yaml()?;
+
+    let net = if config.joint.dropout > 0.0 { 2 } else { 1 };
+    let tensors = model
+        .tensors
         .iter()
-        .find(|(name, _)| *name == "data.pkl" || name.ends_with("/data.pkl"))
-        .ok_or("has no data.pkl: it is no PyTorch checkpoint")?;
-    let root = pickle_name.strip_suffix("data.pkl").unwrap_or_default();
-    if pickle.length > MAX_SMALL_FILE {
-        return Err(format!("has a data.pkl of {} bytes", pickle.length));
+        .map(|entry| (entry, archive_name(&entry.name, net), written_dtype(entry, dtype)))
+        .collect();
+    let weights = TorchFile::new(tensors)?;
+    let mut out = BufWriter::new(file);
+    let io = |error| broken(path, error);
+    write_member(&mut out, CONFIG_MEMBER, config_yaml.as_bytes()).map_err(io)?;
+    for (name, bytes) in &files {
+        write_member(&mut out, name, bytes).map_err(io)?;
     }
-    if let Some(order) = members.get(&format!("{root}byteorder"))
-        && region.read(order.offset, order.length.min(16))? != b"little"
-    {
-        return Err("was written on a big-endian machine".into());
-    }
-    let listed = read_state_dict(&region.read(pickle.offset, pickle.length)?)?;
-    let mut tensors = Vec::with_capacity(listed.len());
-    for (name, stored) in listed {
-        let member = members
-            .get(&format!("{root}data/{}", stored.key))
-            .ok_or_else(|| format!("lacks the data of tensor `{name}`"))?;
-        let tensor = read_tensor(region, member, &stored).map_err(|what| format!("tensor `{name}` {what}"))?;
-        tensors.push((name, tensor));
-    }
-    Ok(tensors)
+    let length = weights.length();
+    write_header(&mut out, WEIGHTS_MEMBER, length).map_err(io)?;
+    weights.write(&mut out, path)?;
+    write_padding(&mut out, length).map_err(io)?;
+    // Two empty blocks end a tar.
+    out.write_all(&[0; 1024]).and_then(|()| out.flush()).map_err(io)
 }
 
-fn read_tensor(region: &Region, member: &Member, stored: &StoredTensor) -> std::result::Result<Tensor, String> {
-    let dtype = match stored.storage.as_str() {
-        "FloatStorage" => DType::F32,
-        "DoubleStorage" => DType::F64,
-        "HalfStorage" => DType::F16,
-        "BFloat16Storage" => DType::BF16,
-        "LongStorage" => DType::I64,
-        other => return Err(format!("is of the unsupported type {other}")),
+/// NeMo counts the modules of the joint network: its last layer is the third where there is dropout, else the second.
+fn archive_name(name: &str, net: usize) -> String {
+    match name
+        .strip_prefix("joint.joint_net.")
+        .and_then(|rest| rest.split_once('.'))
+    {
+        Some((_, part)) => format!("joint.joint_net.{net}.{part}"),
+        None => name.to_string(),
+    }
+}
+
+fn write_member(out: &mut impl Write, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    write_header(out, name, bytes.len() as u64)?;
+    out.write_all(bytes)?;
+    write_padding(out, bytes.len() as u64)
+}
+
+fn write_header(out: &mut impl Write, name: &str, length: u64) -> std::io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    // NeMo's own archives name their members so; the tar library would drop the dot.
+    let name = format!("./{name}");
+    let field = &mut header.as_old_mut().name;
+    field
+        .get_mut(..name.len())
+        .ok_or_else(|| std::io::Error::other("a member's name is too long"))?
+        .copy_from_slice(name.as_bytes());
+    header.set_size(length);
+    header.set_mode(0o644);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_cksum();
+    out.write_all(header.as_bytes())
+}
+
+fn write_padding(out: &mut impl Write, length: u64) -> std::io::Result<()> {
+    let padding = length.next_multiple_of(512) - length;
+    out.write_all(&[0; 512][..padding as usize])
+}
+
+/// 128 bits of the contents (FNV-1a), where NeMo writes a random number: it only has to differ between files.
+fn digest(bytes: &[u8]) -> u128 {
+    bytes
+        .iter()
+        .fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash: u128, byte| {
+            (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+        })
+}
+
+/// NeMo's `vocab.txt`: pieces without the mark of a space, `##` before those that had none.
+fn vocabulary_text(tokenizer: &Tokenizer) -> String {
+    let line = |piece: String| match piece.strip_prefix('\u{2581}') {
+        Some(rest) => format!("{rest}\n"),
+        None => format!("##{piece}\n"),
     };
-    if stored.strides.len() != stored.shape.len() {
-        return Err("has a damaged shape".into());
+    tokenizer.pieces().into_iter().map(line).collect()
+}
+
+/// SentencePiece's `tokenizer.vocab`: pieces and scores.
+fn scores_text(tokenizer: &Tokenizer) -> Result<String> {
+    let scores = tokenizer.scores()?;
+    let lines = tokenizer.pieces().into_iter().zip(scores);
+    Ok(lines
+        .map(|(piece, score)| format!("{piece}\t{}\n", six_digits(score)))
+        .collect())
+}
+
+/// A number as C++ prints it by default: six significant digits.
+fn six_digits(value: f32) -> String {
+    if value == 0.0 {
+        return if value.is_sign_negative() { "-0" } else { "0" }.into();
     }
-    let mut expected = 1usize;
-    for (&size, &stride) in stored.shape.iter().zip(&stored.strides).rev() {
-        if size != 1 && stride != expected {
-            return Err(format!(
-                "is not stored contiguously (shape {:?}, strides {:?})",
-                stored.shape, stored.strides
-            ));
+    if !value.is_finite() {
+        return value.to_string().to_lowercase();
+    }
+    let scientific = format!("{:.5e}", f64::from(value));
+    let Some((digits, exponent)) = scientific.split_once('e') else {
+        return scientific;
+    };
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let short = |text: &str| match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => text.to_string(),
+    };
+    if (-4..6).contains(&exponent) {
+        let decimals = usize::try_from(5 - exponent).unwrap_or(0);
+        short(&format!("{:.decimals$}", f64::from(value)))
+    } else {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        format!("{}e{sign}{:02}", short(digits), exponent.abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_printed_as_in_sentencepiece_vocabularies() {
+        let cases = [
+            (0.0, "0"),
+            (-0.0, "-0"),
+            (-41.0, "-41"),
+            (-3.456_789_2, "-3.45679"),
+            (-12.5, "-12.5"),
+            (-100_000.0, "-100000"),
+            (-1_234_567.0, "-1.23457e+06"),
+            (0.000_012, "1.2e-05"),
+            (-9.999_999, "-10"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(six_digits(value), text);
         }
-        expected = expected.checked_mul(size).ok_or("has a damaged shape")?;
     }
-    let width = dtype.size_in_bytes() as u64;
-    let length = (expected as u64).checked_mul(width).ok_or("has a damaged shape")?;
-    let start = stored.offset.checked_mul(width).ok_or("has a damaged offset")?;
-    if start.checked_add(length).is_none_or(|end| end > member.length) {
-        return Err(format!(
-            "needs {length} bytes at {start}, but its data have {}",
-            member.length
-        ));
-    }
-    let bytes = region.read(member.offset + start, length)?;
-    Tensor::from_raw_buffer(&bytes, dtype, &stored.shape, &Device::Cpu).map_err(|error| error.to_string())
 }

@@ -1,20 +1,25 @@
-//! The few pickle instructions that PyTorch uses in a state dictionary. Nothing is executed: a call of anything but
-//! the known constructors stays an inert node, and is an error where a tensor is expected.
+//! Pickles as PyTorch and Lightning write them. Nothing is executed: a call of anything but the known constructors
+//! stays an inert node, and is an error where a tensor is expected.
 
 use std::collections::BTreeMap;
+
+use serde_yaml::{Mapping, Value};
 
 /// Nodes refer to each other by index, so that nesting of any depth or shape costs no stack and no copies.
 type NodeId = usize;
 
 enum Node {
     None,
+    Boolean(bool),
     Number(i64),
+    Real(f64),
     Text(String),
     Global(String),
     Sequence(Vec<NodeId>),
     Dictionary(Vec<(NodeId, NodeId)>),
     Persistent(NodeId),
-    Call(NodeId, NodeId),
+    /// What is called, with what, and the attributes that are set on the result.
+    Call(NodeId, NodeId, Option<NodeId>),
     Mark,
 }
 
@@ -31,39 +36,108 @@ pub(super) struct StoredTensor {
     pub strides: Vec<usize>,
 }
 
-struct Pickle<'a> {
+/// A pickle that was read.
+pub(super) struct Pickle<'a> {
     bytes: &'a [u8],
     nodes: Vec<Node>,
     stack: Vec<NodeId>,
     memo: BTreeMap<u32, NodeId>,
+    root: NodeId,
 }
 
-/// Reads `data.pkl`: a dictionary of tensors, or a dictionary with such a one under `state_dict`.
-pub(super) fn read_state_dict(bytes: &[u8]) -> Result<Vec<(String, StoredTensor)>, String> {
-    let mut pickle = Pickle {
-        bytes,
-        nodes: Vec::new(),
-        stack: Vec::new(),
-        memo: BTreeMap::new(),
-    };
-    let root = pickle.run()?;
-    let mut entries = pickle.dictionary(root).ok_or("holds no dictionary of tensors")?;
-    let inner = entries.iter().find(|(key, _)| pickle.text(*key) == Some("state_dict"));
-    if let Some(inner) = inner.and_then(|&(_, value)| pickle.dictionary(value)) {
-        entries = inner;
-    }
-    let mut tensors = Vec::with_capacity(entries.len());
-    for &(key, value) in entries {
-        let name = pickle.text(key).ok_or("has a tensor without a name")?;
-        let tensor = pickle
-            .tensor(value)
-            .ok_or_else(|| format!("holds `{name}`, which is not a plain tensor"))?;
-        tensors.push((name.to_string(), tensor));
-    }
-    Ok(tensors)
-}
+/// Hyper-parameters with more values, or nested deeper, than any model has are refused: a small hostile file can say
+/// the same list a billion times.
+const MAX_VALUES: usize = 1_000_000;
+const MAX_DEPTH: usize = 64;
 
-impl Pickle<'_> {
+impl<'a> Pickle<'a> {
+    /// Reads `data.pkl`.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, String> {
+        let mut pickle = Pickle {
+            bytes,
+            nodes: Vec::new(),
+            stack: Vec::new(),
+            memo: BTreeMap::new(),
+            root: 0,
+        };
+        pickle.root = pickle.run()?;
+        Ok(pickle)
+    }
+
+    /// The tensors of a dictionary of tensors, or of a dictionary with such a one under `state_dict`.
+    pub fn state_dict(&self) -> Result<Vec<(String, StoredTensor)>, String> {
+        let mut entries = self.dictionary(self.root).ok_or("holds no dictionary of tensors")?;
+        if let Some(inner) = self
+            .entry(self.root, "state_dict")
+            .and_then(|node| self.dictionary(node))
+        {
+            entries = inner;
+        }
+        let mut tensors = Vec::with_capacity(entries.len());
+        for &(key, value) in entries {
+            let name = self.text(key).ok_or("has a tensor without a name")?;
+            let tensor = self
+                .tensor(value)
+                .ok_or_else(|| format!("holds `{name}`, which is not a plain tensor"))?;
+            tensors.push((name.to_string(), tensor));
+        }
+        Ok(tensors)
+    }
+
+    /// What Lightning stored as `hyper_parameters`: plain data, or OmegaConf's containers of plain data. Objects in it
+    /// become null. None where there is nothing of that name.
+    pub fn hyper_parameters(&self) -> Result<Option<Value>, String> {
+        let Some(node) = self.entry(self.root, "hyper_parameters") else {
+            return Ok(None);
+        };
+        let mut left = MAX_VALUES;
+        self.plain(node, MAX_DEPTH, &mut left).map(Some)
+    }
+
+    fn plain(&self, node: NodeId, depth: usize, left: &mut usize) -> Result<Value, String> {
+        if depth == 0 || *left == 0 {
+            return Err("has hyper-parameters that are nested too deeply or are too many".into());
+        }
+        *left -= 1;
+        Ok(match &self.nodes[node] {
+            Node::None | Node::Global(_) | Node::Persistent(_) | Node::Mark => Value::Null,
+            Node::Boolean(value) => Value::from(*value),
+            Node::Number(value) => Value::from(*value),
+            Node::Real(value) => Value::from(*value),
+            Node::Text(text) => Value::from(text.as_str()),
+            Node::Sequence(items) => Value::Sequence(
+                items
+                    .iter()
+                    .map(|&item| self.plain(item, depth - 1, left))
+                    .collect::<Result<_, _>>()?,
+            ),
+            Node::Dictionary(entries) => {
+                let mut map = Mapping::new();
+                for &(key, value) in entries {
+                    map.insert(self.plain(key, depth - 1, left)?, self.plain(value, depth - 1, left)?);
+                }
+                Value::Mapping(map)
+            }
+            // OmegaConf's containers hold `_content`, its leaves `_val`.
+            Node::Call(_, _, attributes) => {
+                let held = attributes.and_then(|node| self.entry(node, "_content").or(self.entry(node, "_val")));
+                match held {
+                    Some(held) => self.plain(held, depth - 1, left)?,
+                    None => Value::Null,
+                }
+            }
+        })
+    }
+
+    /// The value of a text key of a dictionary.
+    fn entry(&self, node: NodeId, name: &str) -> Option<NodeId> {
+        let entries = self.dictionary(node)?;
+        entries
+            .iter()
+            .find(|(key, _)| self.text(*key) == Some(name))
+            .map(|&(_, value)| value)
+    }
+
     fn run(&mut self) -> Result<NodeId, String> {
         loop {
             let code = self.take(1)?[0];
@@ -72,30 +146,57 @@ impl Pickle<'_> {
                 b'.' => return self.pop(),
                 b'(' => self.push(Node::Mark),
                 b'N' => self.push(Node::None),
-                0x88 => self.push(Node::Number(1)),
-                0x89 => self.push(Node::Number(0)),
+                0x88 | 0x89 => self.push(Node::Boolean(code == 0x88)),
                 b'K' | b'M' | b'J' | 0x8a => {
                     let number = self.number(code)?;
-                    self.push(Node::Number(number));
+                    self.push(number.map_or(Node::None, Node::Number));
                 }
-                // Floating point numbers occur only beside what is read here.
                 b'G' => {
-                    self.take(8)?;
-                    self.push(Node::None);
+                    let mut bytes = [0; 8];
+                    bytes.copy_from_slice(self.take(8)?);
+                    self.push(Node::Real(f64::from_be_bytes(bytes)));
                 }
-                b'X' => {
-                    let length = self.length()?;
+                b'X' | 0x8c | 0x8d => {
+                    let length = match code {
+                        0x8c => usize::from(self.take(1)?[0]),
+                        0x8d => self.long_length()?,
+                        _ => self.length()?,
+                    };
                     let text = std::str::from_utf8(self.take(length)?).map_err(|_| "has a name that is no UTF-8")?;
                     let text = text.to_string();
                     self.push(Node::Text(text));
+                }
+                // Byte strings: nothing that is read here is one.
+                b'U' | b'T' | b'B' | b'C' | 0x8e => {
+                    let length = match code {
+                        b'U' | b'C' => usize::from(self.take(1)?[0]),
+                        0x8e => self.long_length()?,
+                        _ => self.length()?,
+                    };
+                    self.take(length)?;
+                    self.push(Node::None);
+                }
+                // The length of what follows, which only helps a reader to buffer.
+                0x95 => drop(self.take(8)?),
+                0x94 => {
+                    let top = *self.stack.last().ok_or(DAMAGED)?;
+                    let slot = u32::try_from(self.memo.len()).map_err(|_| DAMAGED)?;
+                    self.memo.insert(slot, top);
                 }
                 b'c' => {
                     let name = format!("{}.{}", self.line()?, self.line()?);
                     self.push(Node::Global(name));
                 }
-                b')' | b']' => self.push(Node::Sequence(Vec::new())),
+                0x93 => {
+                    let (name, module) = (self.pop()?, self.pop()?);
+                    let part = |node| self.text(node).ok_or(DAMAGED);
+                    let name = format!("{}.{}", part(module)?, part(name)?);
+                    self.push(Node::Global(name));
+                }
+                b')' | b']' | 0x8f => self.push(Node::Sequence(Vec::new())),
                 b'}' => self.push(Node::Dictionary(Vec::new())),
-                b't' => {
+                b'0' => drop(self.pop()?),
+                b't' | b'l' | 0x91 => {
                     let items = self.pop_to_mark()?;
                     self.push(Node::Sequence(items));
                 }
@@ -111,9 +212,14 @@ impl Pickle<'_> {
                     let item = self.pop()?;
                     self.append(vec![item])?;
                 }
-                b'e' => {
+                b'e' | 0x90 => {
                     let items = self.pop_to_mark()?;
                     self.append(items)?;
+                }
+                b'd' => {
+                    let items = self.pop_to_mark()?;
+                    self.push(Node::Dictionary(Vec::new()));
+                    self.set_items(&items)?;
                 }
                 b's' => {
                     let (value, key) = (self.pop()?, self.pop()?);
@@ -134,11 +240,17 @@ impl Pickle<'_> {
                     self.push(if ordered {
                         Node::Dictionary(Vec::new())
                     } else {
-                        Node::Call(callable, arguments)
+                        Node::Call(callable, arguments, None)
                     });
                 }
-                // The attributes of an object: only the metadata of an ordered dictionary.
-                b'b' => drop(self.pop()?),
+                // The attributes of an object; those of an ordered dictionary are metadata.
+                b'b' => {
+                    let state = self.pop()?;
+                    let top = *self.stack.last().ok_or(DAMAGED)?;
+                    if let Node::Call(_, _, attributes) = &mut self.nodes[top] {
+                        *attributes = Some(state);
+                    }
+                }
                 b'q' | b'r' => {
                     let slot = if code == b'q' {
                         u32::from(self.take(1)?[0])
@@ -159,7 +271,7 @@ impl Pickle<'_> {
                 }
                 other => {
                     return Err(format!(
-                        "uses pickle instruction 0x{other:02x}, which no state dictionary needs"
+                        "uses pickle instruction 0x{other:02x}, which no checkpoint needs"
                     ));
                 }
             }
@@ -177,8 +289,15 @@ impl Pickle<'_> {
         Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize)
     }
 
-    /// A little-endian integer of the width that the instruction says.
-    fn number(&mut self, code: u8) -> Result<i64, String> {
+    fn long_length(&mut self) -> Result<usize, String> {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(self.take(8)?);
+        usize::try_from(u64::from_le_bytes(bytes)).map_err(|_| DAMAGED.into())
+    }
+
+    /// A little-endian integer of the width that the instruction says; none beyond 64 bits, which only the states of
+    /// random generators have.
+    fn number(&mut self, code: u8) -> Result<Option<i64>, String> {
         let width = match code {
             b'K' => 1,
             b'M' => 2,
@@ -187,15 +306,15 @@ impl Pickle<'_> {
         };
         let bytes = self.take(width)?;
         let mut value = [0; 8];
-        value
-            .get_mut(..width)
-            .ok_or("holds a number of more than 64 bits")?
-            .copy_from_slice(bytes);
+        let Some(low) = value.get_mut(..width) else {
+            return Ok(None);
+        };
+        low.copy_from_slice(bytes);
         let signed = matches!(code, b'J' | 0x8a) && bytes.last().is_some_and(|&top| top >= 0x80);
         if signed {
             value[width..].fill(0xff);
         }
-        Ok(i64::from_le_bytes(value))
+        Ok(Some(i64::from_le_bytes(value)))
     }
 
     fn line(&mut self) -> Result<String, String> {
@@ -229,6 +348,8 @@ impl Pickle<'_> {
         let top = *self.stack.last().ok_or(DAMAGED)?;
         match &mut self.nodes[top] {
             Node::Sequence(list) => list.extend(items),
+            // Items of an object that is not read.
+            Node::Call(..) => {}
             _ => return Err(DAMAGED.into()),
         }
         Ok(())
@@ -240,6 +361,7 @@ impl Pickle<'_> {
             Node::Dictionary(entries) if items.len().is_multiple_of(2) => {
                 entries.extend(items.chunks_exact(2).map(|pair| (pair[0], pair[1])));
             }
+            Node::Call(..) => {}
             _ => return Err(DAMAGED.into()),
         }
         Ok(())
@@ -279,7 +401,7 @@ impl Pickle<'_> {
 
     /// `_rebuild_tensor_v2(storage, offset, shape, strides, ...)`, possibly wrapped in `_rebuild_parameter`.
     fn tensor(&self, node: NodeId) -> Option<StoredTensor> {
-        let Node::Call(callable, arguments) = self.nodes[node] else {
+        let Node::Call(callable, arguments, _) = self.nodes[node] else {
             return None;
         };
         let Node::Global(name) = &self.nodes[callable] else {
@@ -289,7 +411,7 @@ impl Pickle<'_> {
         if name == "torch._utils._rebuild_parameter" {
             let &inner = arguments.first()?;
             // One level only: the inner node of a hostile file could be the node itself.
-            let Node::Call(callable, _) = self.nodes[inner] else {
+            let Node::Call(callable, _, _) = self.nodes[inner] else {
                 return None;
             };
             let Node::Global(name) = &self.nodes[callable] else {

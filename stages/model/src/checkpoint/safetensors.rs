@@ -1,155 +1,176 @@
-//! Model folders: `model.safetensors` with NeMo's names, `model_config.yaml`, and `tokenizer.model`.
+//! Safetensors files, one or several with an index, read tensor by tensor and written likewise.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use candle_core::{DType, Tensor};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use super::{MAX_SMALL_FILE, StoredModel, broken};
+use super::files::{read_small, write_renamed};
+use super::tensor_entry::{OpenFile, TensorEntry};
+use super::{MAX_SMALL_FILE, broken};
 use crate::Result;
-
-pub const WEIGHTS_FILE: &str = "model.safetensors";
-pub const CONFIG_FILE: &str = "model_config.yaml";
-pub const TOKENIZER_FILE: &str = "tokenizer.model";
-
-/// Reads a model folder. Errors name the file that is missing or damaged.
-pub fn read_model_folder(folder: &Path) -> Result<StoredModel> {
-    let config = folder.join(CONFIG_FILE);
-    let config_yaml = String::from_utf8(read_small(&config)?).map_err(|_| broken(&config, "is no UTF-8"))?;
-    let tokenizer = folder.join(TOKENIZER_FILE);
-    let tokenizer = if tokenizer.exists() {
-        Some(read_small(&tokenizer)?)
-    } else {
-        None
-    };
-    let tensors = read_safetensors(&folder.join(WEIGHTS_FILE))?;
-    Ok(StoredModel {
-        config_yaml,
-        tokenizer,
-        tensors,
-    })
-}
-
-/// Writes a model folder, creating it where needed. Each file is written under a temporary name, flushed and renamed,
-/// the weights last.
-pub fn write_model_folder(
-    folder: &Path,
-    config_yaml: &str,
-    tokenizer: Option<&[u8]>,
-    tensors: &[(&str, &Tensor)],
-) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|error| broken(folder, error))?;
-    write_renamed(&folder.join(CONFIG_FILE), |file| file.write_all(config_yaml.as_bytes()))?;
-    if let Some(bytes) = tokenizer {
-        write_renamed(&folder.join(TOKENIZER_FILE), |file| file.write_all(bytes))?;
-    }
-    write_safetensors(&folder.join(WEIGHTS_FILE), tensors)?;
-    File::open(folder)
-        .and_then(|opened| opened.sync_all())
-        .map_err(|error| broken(folder, error))
-}
 
 /// Reads all tensors of a safetensors file to the CPU, in their own types, sorted by name.
 pub fn read_safetensors(path: &Path) -> Result<Vec<(String, Tensor)>> {
-    let bytes = std::fs::read(path).map_err(|error| broken(path, error))?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| broken(path, error))?;
-    let mut tensors = Vec::with_capacity(file.len());
-    for (name, view) in file.iter() {
-        let dtype = candle_dtype(view.dtype()).ok_or_else(|| {
-            broken(
-                path,
-                format!("tensor `{name}` is of the unsupported type {:?}", view.dtype()),
-            )
-        })?;
-        let tensor = Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)
-            .map_err(|error| broken(path, format!("tensor `{name}`: {error}")))?;
-        tensors.push((name.to_string(), tensor));
-    }
-    tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
-    Ok(tensors)
+    open_safetensors(path)?
+        .into_iter()
+        .map(|entry| Ok((entry.name.clone(), entry.load()?)))
+        .collect()
 }
 
 /// Writes tensors as one safetensors file, under a temporary name that is flushed and renamed.
 pub fn write_safetensors(path: &Path, tensors: &[(&str, &Tensor)]) -> Result<()> {
-    let mut views = Vec::with_capacity(tensors.len());
-    for &(name, tensor) in tensors {
-        let dtype = stored_dtype(tensor.dtype()).ok_or_else(|| {
-            broken(
-                path,
-                format!("tensor `{name}` is of the unsupported type {:?}", tensor.dtype()),
-            )
-        })?;
-        let bytes = little_endian(tensor).map_err(|error| broken(path, format!("tensor `{name}`: {error}")))?;
-        views.push((
-            name,
-            StoredView {
-                dtype,
-                shape: tensor.dims().to_vec(),
-                bytes,
-            },
+    let entries: Vec<TensorEntry> = tensors
+        .iter()
+        .map(|&(name, tensor)| TensorEntry::in_memory(name, tensor.clone()))
+        .collect();
+    write_renamed(path, |file| write_entries(file, path, &entries, TensorEntry::dtype))
+}
+
+/// The tensors of a safetensors file, sorted by name. Only the header is read.
+pub(super) fn open_safetensors(path: &Path) -> Result<Vec<TensorEntry>> {
+    let file = File::open(path).map_err(|error| broken(path, error))?;
+    let length = file.metadata().map_err(|error| broken(path, error))?.len();
+    let mut size = [0; 8];
+    file.read_exact_at(&mut size, 0)
+        .map_err(|_| broken(path, "is no safetensors file: it has no header"))?;
+    let size = u64::from_le_bytes(size);
+    if size > MAX_SMALL_FILE || size + 8 > length {
+        return Err(broken(
+            path,
+            format!("is no safetensors file, or is cut off: a header of {size} bytes in {length}"),
         ));
     }
-    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let temporary = temporary_name(path);
-    let written = safetensors::serialize_to_file(views, Some(metadata), &temporary)
-        .map_err(|error| error.to_string())
-        .and_then(|()| {
-            File::open(&temporary)
-                .and_then(|file| file.sync_all())
-                .map_err(|error| error.to_string())
+    let mut header = vec![0; size as usize];
+    file.read_exact_at(&mut header, 8)
+        .map_err(|error| broken(path, error))?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|error| broken(path, format!("has a damaged header: {error}")))?;
+    let begin = 8 + size;
+    if begin + metadata.data_len() as u64 != length {
+        return Err(broken(
+            path,
+            format!(
+                "has {length} bytes, but its header speaks of {}: it is cut off or damaged",
+                begin + metadata.data_len() as u64
+            ),
+        ));
+    }
+    let file = Arc::new(OpenFile {
+        path: path.to_path_buf(),
+        file,
+    });
+    let infos: BTreeMap<String, &TensorInfo> = metadata.tensors().into_iter().collect();
+    infos
+        .into_iter()
+        .map(|(name, info)| {
+            let dtype = candle_dtype(info.dtype).ok_or_else(|| {
+                broken(
+                    path,
+                    format!("tensor `{name}` is of the unsupported type {:?}", info.dtype),
+                )
+            })?;
+            let offset = begin + info.data_offsets.0 as u64;
+            Ok(TensorEntry::in_file(name, dtype, info.shape.clone(), &file, offset))
         })
-        .and_then(|()| std::fs::rename(&temporary, path).map_err(|error| error.to_string()));
-    written.map_err(|error| {
-        // The first error is what the user must see, whether or not the remains can be removed.
-        let _ = std::fs::remove_file(&temporary);
-        broken(path, error)
-    })
+        .collect()
 }
 
-struct StoredView {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
+/// The tensors of a folder: those of `<name>`, or of the files that `<name>.index.json` lists, as large models are
+/// split. Sorted by name.
+pub(super) fn open_tensor_files(folder: &Path, name: &str) -> Result<Vec<TensorEntry>> {
+    let whole = folder.join(name);
+    let index = folder.join(format!("{name}.index.json"));
+    if whole.exists() || !index.exists() {
+        return open_safetensors(&whole);
+    }
+    let parsed: serde_json::Value =
+        serde_json::from_slice(&read_small(&index)?).map_err(|error| broken(&index, format!("is no JSON: {error}")))?;
+    let map = parsed["weight_map"]
+        .as_object()
+        .ok_or_else(|| broken(&index, "has no `weight_map`"))?;
+    let mut wanted: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (tensor, file) in map {
+        let file = file
+            .as_str()
+            .filter(|file| !file.is_empty() && !file.contains(['/', '\\']) && !file.starts_with('.'))
+            .ok_or_else(|| {
+                broken(
+                    &index,
+                    format!("names for tensor `{tensor}` what is no file of this folder"),
+                )
+            })?;
+        wanted.entry(file).or_default().push(tensor);
+    }
+    let mut entries = Vec::with_capacity(map.len());
+    for (file, tensors) in wanted {
+        let path = folder.join(file);
+        let mut found: BTreeMap<String, TensorEntry> = open_safetensors(&path)?
+            .into_iter()
+            .map(|entry| (entry.name.clone(), entry))
+            .collect();
+        for tensor in tensors {
+            entries.push(
+                found
+                    .remove(tensor)
+                    .ok_or_else(|| broken(&path, format!("lacks tensor `{tensor}`, which the index says is in it")))?,
+            );
+        }
+    }
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(entries)
 }
 
-impl View for StoredView {
-    fn dtype(&self) -> Dtype {
-        self.dtype
+/// Writes a safetensors file tensor by tensor: larger types first, then by name, as the format's own library does.
+pub(super) fn write_entries(
+    file: &mut File,
+    path: &Path,
+    entries: &[TensorEntry],
+    dtype: impl Fn(&TensorEntry) -> DType,
+) -> Result<()> {
+    let mut sorted = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let dtype = dtype(entry);
+        let stored = stored_dtype(dtype).ok_or_else(|| {
+            broken(
+                path,
+                format!("tensor `{}` is of the unsupported type {dtype:?}", entry.name),
+            )
+        })?;
+        sorted.push((stored, dtype, entry));
     }
-    fn shape(&self) -> &[usize] {
-        &self.shape
+    sorted.sort_by(|(a, _, left), (b, _, right)| b.cmp(a).then_with(|| left.name.cmp(&right.name)));
+    let mut end = 0;
+    let infos = sorted
+        .iter()
+        .map(|(stored, dtype, entry)| {
+            let begin = end;
+            end += entry.elements() * dtype.size_in_bytes();
+            let info = TensorInfo {
+                dtype: *stored,
+                shape: entry.shape().to_vec(),
+                data_offsets: (begin, end),
+            };
+            (entry.name.clone(), info)
+        })
+        .collect();
+    let about = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let metadata = Metadata::new(Some(about), infos).map_err(|error| broken(path, error))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|error| broken(path, error))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut out = BufWriter::new(file);
+    let mut write = |bytes: &[u8]| out.write_all(bytes).map_err(|error| broken(path, error));
+    write(&(header.len() as u64).to_le_bytes())?;
+    write(&header)?;
+    for (_, dtype, entry) in sorted {
+        write(&entry.bytes_as(dtype)?)?;
     }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-fn little_endian(tensor: &Tensor) -> candle_core::Result<Vec<u8>> {
-    let flat = tensor.flatten_all()?;
-    Ok(match tensor.dtype() {
-        DType::F32 => bytemuck::cast_slice(&flat.to_vec1::<f32>()?).to_vec(),
-        DType::F64 => bytemuck::cast_slice(&flat.to_vec1::<f64>()?).to_vec(),
-        DType::I64 => bytemuck::cast_slice(&flat.to_vec1::<i64>()?).to_vec(),
-        DType::U8 => flat.to_vec1::<u8>()?,
-        DType::F16 => flat
-            .to_vec1::<half::f16>()?
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect(),
-        DType::BF16 => flat
-            .to_vec1::<half::bf16>()?
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect(),
-        other => candle_core::bail!("unsupported type {other:?}"),
-    })
+    out.flush().map_err(|error| broken(path, error))
 }
 
 fn stored_dtype(dtype: DType) -> Option<Dtype> {
@@ -174,28 +195,4 @@ fn candle_dtype(dtype: Dtype) -> Option<DType> {
         Dtype::U8 => DType::U8,
         _ => return None,
     })
-}
-
-fn read_small(path: &Path) -> Result<Vec<u8>> {
-    let length = std::fs::metadata(path).map_err(|error| broken(path, error))?.len();
-    if length > MAX_SMALL_FILE {
-        return Err(broken(path, format!("has {length} bytes, too many for such a file")));
-    }
-    std::fs::read(path).map_err(|error| broken(path, error))
-}
-
-fn temporary_name(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_os_string();
-    name.push(".tmp");
-    PathBuf::from(name)
-}
-
-fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
-    let temporary = temporary_name(path);
-    let written = File::create(&temporary).and_then(|mut file| {
-        write(&mut file)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    });
-    written.map_err(|error| broken(path, error))
 }

@@ -12,19 +12,14 @@ impl ModelConfig {
         let mut root = self.source.clone();
         if root.is_empty() {
             for (section, target) in [
-                ("preprocessor", "modules.AudioToMelSpectrogramPreprocessor"),
-                ("encoder", "modules.ConformerEncoder"),
-                ("decoder", "modules.RNNTDecoder"),
-                ("joint", "modules.RNNTJoint"),
+                ("preprocessor", PREPROCESSOR),
+                ("encoder", ENCODER),
+                ("decoder", DECODER),
+                ("joint", JOINT),
             ] {
-                let target = format!("nemo.collections.asr.{target}");
                 put(&mut root, &[section, "_target_"], target);
             }
-            put(
-                &mut root,
-                &["target"],
-                "nemo.collections.asr.models.rnnt_bpe_models.EncDecRNNTBPEModel",
-            );
+            put(&mut root, &["target"], MODEL);
             put(&mut root, &["decoding", "strategy"], "greedy_batch");
             put(&mut root, &["decoder", "blank_as_pad"], true);
             put(&mut root, &["joint", "log_softmax"], Value::Null);
@@ -157,6 +152,75 @@ impl ModelConfig {
             }
         }
         serde_yaml::to_string(&root).map_err(|error| Error::Config(error.to_string()))
+    }
+
+    /// The document as it stands in a `.nemo` archive: with all that NeMo needs to restore the model, also where we
+    /// have no use for it. What the document says already stays.
+    pub fn to_nemo_archive_yaml(&self) -> Result<String> {
+        let mut root: Mapping =
+            serde_yaml::from_str(&self.to_nemo_yaml()?).map_err(|error| Error::Config(error.to_string()))?;
+        put(&mut root, &["tokenizer", "dir"], Value::Null);
+        let class = self.nemo_class(&root);
+        put(&mut root, &["target"], class);
+        let nothing = Value::Null;
+        for (section, key, value) in [
+            ("preprocessor", "_target_", PREPROCESSOR.into()),
+            ("preprocessor", "frame_splicing", 1.into()),
+            ("encoder", "_target_", ENCODER.into()),
+            ("encoder", "feat_out", (-1).into()),
+            ("encoder", "causal_downsampling", false.into()),
+            ("encoder", "att_context_style", "regular".into()),
+            ("encoder", "pos_emb_max_len", 5000.into()),
+            ("encoder", "conv_context_size", nothing.clone()),
+            ("decoder", "_target_", DECODER.into()),
+            ("decoder", "normalization_mode", nothing.clone()),
+            ("decoder", "random_state_sampling", false.into()),
+            ("decoder", "blank_as_pad", true.into()),
+            ("joint", "_target_", JOINT.into()),
+            ("joint", "log_softmax", nothing.clone()),
+            ("joint", "preserve_memory", false.into()),
+            ("joint", "fuse_loss_wer", false.into()),
+            ("joint", "fused_batch_size", nothing.clone()),
+            ("decoding", "strategy", "greedy_batch".into()),
+            ("optim", "name", "adamw".into()),
+            ("optim", "lr", 1e-4.into()),
+            ("optim", "weight_decay", 1e-3.into()),
+        ] {
+            put_missing(&mut root, &[section, key], value);
+        }
+        put_missing(&mut root, &["optim", "betas"], vec![0.9, 0.98].into());
+        if self.ctc_weight.is_some() {
+            put_missing(&mut root, &["aux_ctc", "decoding", "strategy"], "greedy".into());
+        }
+        serde_yaml::to_string(&root).map_err(|error| Error::Config(error.to_string()))
+    }
+
+    /// NeMo's class of this model. One that has got, or lost, an auxiliary CTC head is of another class than it was.
+    fn nemo_class(&self, root: &Mapping) -> String {
+        let class = if self.ctc_weight.is_some() { HYBRID_MODEL } else { MODEL };
+        match root.get("target").and_then(Value::as_str) {
+            Some(named) if named != MODEL && named != HYBRID_MODEL => named.to_string(),
+            _ => class.to_string(),
+        }
+    }
+}
+
+const MODEL: &str = "nemo.collections.asr.models.rnnt_bpe_models.EncDecRNNTBPEModel";
+const HYBRID_MODEL: &str = "nemo.collections.asr.models.hybrid_rnnt_ctc_bpe_models.EncDecHybridRNNTCTCBPEModel";
+const PREPROCESSOR: &str = "nemo.collections.asr.modules.AudioToMelSpectrogramPreprocessor";
+const ENCODER: &str = "nemo.collections.asr.modules.ConformerEncoder";
+const DECODER: &str = "nemo.collections.asr.modules.RNNTDecoder";
+const JOINT: &str = "nemo.collections.asr.modules.RNNTJoint";
+
+/// Sets the value at a path where nothing stands.
+fn put_missing(map: &mut Mapping, path: &[&str], value: Value) {
+    let mut at = path.iter();
+    let mut found = at.next().and_then(|first| map.get(*first));
+    for part in at {
+        found = found.and_then(|value| value.get(*part));
+    }
+    if found.is_none() {
+        put(map, path, value);
     }
 }
 

@@ -3,7 +3,8 @@
 //! Read from SentencePiece's `.model` file. Normalisation follows the file's own rules (its compiled character map),
 //! not those of a Unicode library: they differ for combining marks, which Indian scripts are full of.
 
-mod model_file;
+mod inside;
+pub(crate) mod model_file;
 mod normaliser;
 
 use std::cmp::Ordering;

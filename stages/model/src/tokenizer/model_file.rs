@@ -2,7 +2,7 @@
 
 /// What a piece is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PieceKind {
+pub(crate) enum PieceKind {
     Normal,
     Unknown,
     Control,
@@ -12,14 +12,14 @@ pub(super) enum PieceKind {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Piece {
+pub(crate) struct Piece {
     pub text: String,
     pub score: f32,
     pub kind: PieceKind,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct ModelFile {
+pub(crate) struct ModelFile {
     pub pieces: Vec<Piece>,
     pub byte_fallback: bool,
     pub spaces_as_suffix: bool,

@@ -1,0 +1,295 @@
+//! `flow model`: models on disk, shown, converted and compared.
+
+use std::io::Write;
+use std::path::Path;
+
+use flow_model::ModelConfig;
+use flow_model::checkpoint::diff::{ModelDiff, diff};
+use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
+use flow_model::config::AttentionContext;
+use flow_model::tokenizer::Tokenizer;
+use flow_model::vocabulary;
+use flow_training::init::resolve_init;
+
+use crate::arguments::{
+    ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat, ModelInfoArguments, NewPieces,
+};
+use crate::failure::{Exit, Failure};
+use crate::table;
+
+pub fn model(command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
+    match command {
+        ModelCommand::Info(arguments) => info(arguments, out),
+        ModelCommand::Convert(arguments) => convert(arguments, out),
+        ModelCommand::Diff(arguments) => compare(arguments, out),
+    }
+}
+
+fn open(model: &str) -> Result<OpenModel, Failure> {
+    let path = resolve_init(model).map_err(Failure::unreadable)?;
+    OpenModel::open(&path).map_err(Failure::unreadable)
+}
+
+fn configuration(model: &OpenModel) -> Result<ModelConfig, Failure> {
+    ModelConfig::from_nemo_yaml(&model.config_yaml)
+        .map_err(|error| Failure::unreadable(format!("{}: {error}", model.path.display())))
+}
+
+fn tokenizer(model: &OpenModel) -> Result<Option<Tokenizer>, Failure> {
+    let read = model.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose();
+    read.map_err(|error| Failure::unreadable(format!("{}: {error}", model.path.display())))
+}
+
+fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let model = open(&arguments.model)?;
+    let config = configuration(&model)?;
+    let tokenizer = tokenizer(&model)?;
+    let (in_config, in_weights, in_tokenizer) = model.format.parts();
+    let mut rows = vec![["what", "value", "from"].map(String::from).to_vec()];
+    let mut row = |what: &str, value: String, from: &str| rows.push(vec![what.into(), value, from.into()]);
+    row("model", model.path.display().to_string(), model.format.name());
+    let count = |number: usize| table::count(number as u64);
+    let trainable = model.tensors.iter().filter(|entry| !entry.is_buffer());
+    let parameters: usize = trainable.map(|entry| entry.elements()).sum();
+    row(
+        "parameters",
+        format!(
+            "{} trainable, in {} tensors",
+            count(parameters),
+            count(model.tensors.len())
+        ),
+        in_weights,
+    );
+    row("number types", number_types(&model), in_weights);
+    let (p, e, d) = (&config.preprocessor, &config.encoder, &config.decoder);
+    row(
+        "features",
+        format!(
+            "{} mel bands, {} Hz, window {} s every {} s, FFT of {}",
+            p.features, p.sample_rate, p.window_size, p.window_stride, p.n_fft
+        ),
+        in_config,
+    );
+    let attention = match e.attention_context {
+        AttentionContext::Full => "full attention".to_string(),
+        AttentionContext::Band(width) => format!("attention over {width} frames to either side"),
+    };
+    row(
+        "encoder",
+        format!(
+            "{} layers of width {}, {} heads, {attention}, convolution of {}, feed-forward x {}{}{}",
+            e.n_layers,
+            e.d_model,
+            e.n_heads,
+            e.conv_kernel_size,
+            e.ff_expansion_factor,
+            if e.use_bias { ", biases" } else { "" },
+            if e.xscaling { ", scaled input" } else { "" },
+        ),
+        in_config,
+    );
+    row(
+        "sub-sampling",
+        format!("x 8, {} channels", e.subsampling_conv_channels),
+        in_config,
+    );
+    row(
+        "prediction network",
+        format!("{} LSTM layers of width {}", d.pred_rnn_layers, d.pred_hidden),
+        in_config,
+    );
+    row(
+        "joint network",
+        format!("width {}", config.joint.joint_hidden),
+        in_config,
+    );
+    row("durations", format!("{:?}", config.loss.durations), in_config);
+    row(
+        "loss",
+        format!(
+            "sigma {}, omega {}, {}{}",
+            config.loss.sigma,
+            config.loss.omega,
+            config.loss.reduction.name(),
+            config
+                .ctc_weight
+                .map_or(String::new(), |weight| format!(", CTC head with weight {weight}"))
+        ),
+        if model.format == Format::HuggingFace {
+            "stock values"
+        } else {
+            in_config
+        },
+    );
+    row(
+        "vocabulary",
+        format!("{} pieces, blank is {}", count(d.vocab_size), d.vocab_size),
+        in_config,
+    );
+    match &tokenizer {
+        Some(tokenizer) => row(
+            "tokenizer",
+            format!("{} pieces", count(tokenizer.vocabulary_size())),
+            in_tokenizer,
+        ),
+        None => row(
+            "tokenizer",
+            format!("none: {}", model.no_tokenizer.as_deref().unwrap_or("")),
+            "-",
+        ),
+    }
+    for line in table::lines(&rows) {
+        writeln!(out, "{line}")?;
+    }
+    for note in &model.notes {
+        writeln!(out, "note: {note}")?;
+    }
+    if arguments.tensors {
+        writeln!(out)?;
+        let mut rows = vec![["tensor", "type", "shape", "values"].map(String::from).to_vec()];
+        rows.extend(model.tensors.iter().map(|entry| {
+            vec![
+                entry.name.clone(),
+                dtype_name(entry.dtype()).to_string(),
+                format!("{:?}", entry.shape()),
+                count(entry.elements()),
+            ]
+        }));
+        for line in table::lines(&rows) {
+            writeln!(out, "{line}")?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// `f32`, or `bf16 (120 tensors), f32 (6)`.
+fn number_types(model: &OpenModel) -> String {
+    let mut counts = std::collections::BTreeMap::new();
+    for entry in &model.tensors {
+        *counts.entry(dtype_name(entry.dtype())).or_insert(0u64) += 1;
+    }
+    let parts: Vec<String> = (counts.into_iter())
+        .map(|(name, tensors)| format!("{name} ({})", table::plural(tensors, "tensor")))
+        .collect();
+    parts.join(", ")
+}
+
+fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let format = match arguments.format {
+        Some(ModelFormat::Nemo) => Format::Nemo,
+        Some(ModelFormat::Hf) => Format::HuggingFace,
+        Some(ModelFormat::Flow) => Format::Folder,
+        None => format_of(&arguments.to)?,
+    };
+    if !arguments.force && arguments.to.symlink_metadata().is_ok() {
+        return Err(Failure::usage(
+            format!("{} is there already", arguments.to.display()),
+            "give another name, or `--force` to replace it",
+        ));
+    }
+    let mut model = open(&arguments.from)?;
+    for note in &model.notes {
+        writeln!(out, "note: {note}")?;
+    }
+    if let Some(path) = &arguments.tokenizer {
+        let tokenizer = Tokenizer::load(path).map_err(Failure::unreadable)?;
+        let how = match arguments.new_pieces {
+            NewPieces::Mean => vocabulary::NewPieces::Mean,
+            NewPieces::Random => vocabulary::NewPieces::Random,
+        };
+        let (changed, change) = model
+            .with_tokenizer(&tokenizer, how, arguments.seed)
+            .map_err(Failure::unreadable)?;
+        model = changed;
+        match change {
+            Some(change) => {
+                write!(out, "{}", change.table())?;
+                writeln!(out, "{}", change.summary())?;
+            }
+            None => writeln!(out, "the tokenizer has the model's own pieces: no row changes")?,
+        }
+    }
+    let dtype = arguments.dtype.map(|dtype| match dtype {
+        ModelDtype::F32 => DType::F32,
+        ModelDtype::F16 => DType::F16,
+        ModelDtype::Bf16 => DType::BF16,
+    });
+    let notes = model
+        .write(&arguments.to, format, dtype, arguments.force)
+        .map_err(Failure::unreadable)?;
+    for note in notes {
+        writeln!(out, "note: {note}")?;
+    }
+    writeln!(out, "{}: {}", arguments.to.display(), format.name())?;
+    Ok(Exit::Done)
+}
+
+/// The form that a name asks for.
+fn format_of(target: &Path) -> Result<Format, Failure> {
+    match target.extension().and_then(|ending| ending.to_str()) {
+        Some("nemo") => Ok(Format::Nemo),
+        None => Ok(Format::Folder),
+        Some(other) => Err(Failure::usage(
+            format!("{} ends in .{other}, which is no form of a model", target.display()),
+            "let it end in .nemo, or say `--format nemo|hf|flow`",
+        )),
+    }
+}
+
+fn compare(arguments: &ModelDiffArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    // What cannot be read must not be taken for a difference.
+    let trouble = |failure: Failure| Failure::usage(failure.to_string(), "give two models that can be read");
+    let first = open(&arguments.first).map_err(trouble)?;
+    let second = open(&arguments.second).map_err(trouble)?;
+    let found = diff(&first, &second).map_err(|error| trouble(Failure::unreadable(error)))?;
+    show(&found, out)?;
+    Ok(if found.is_empty() { Exit::Done } else { Exit::Failed })
+}
+
+fn show(found: &ModelDiff, out: &mut dyn Write) -> Result<(), Failure> {
+    for (which, names) in [("first", &found.only_first), ("second", &found.only_second)] {
+        for name in names {
+            writeln!(out, "only in the {which}: {name}")?;
+        }
+    }
+    if !found.tensors.is_empty() {
+        let head = ["tensor", "type", "shape", "values that differ", "largest", "relative"];
+        let mut rows = vec![head.map(String::from).to_vec()];
+        for tensor in &found.tensors {
+            let both = |a: String, b: String| if a == b { a } else { format!("{a} -> {b}") };
+            let (dtypes, shapes) = (tensor.dtypes, &tensor.shapes);
+            let mut row = vec![
+                tensor.name.clone(),
+                both(dtype_name(dtypes.0).into(), dtype_name(dtypes.1).into()),
+                both(format!("{:?}", shapes.0), format!("{:?}", shapes.1)),
+            ];
+            row.extend(match tensor.values {
+                Some(values) => [
+                    table::count(values.count as u64),
+                    format!("{:.3e}", values.largest),
+                    format!("{:.3e}", values.relative),
+                ],
+                None => ["-", "-", "-"].map(String::from),
+            });
+            rows.push(row);
+        }
+        for line in table::lines(&rows) {
+            writeln!(out, "{line}")?;
+        }
+    }
+    for value in &found.configuration {
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".into());
+        let (first, second) = (text(&value.first), text(&value.second));
+        writeln!(out, "configuration: {}: {first} -> {second}", value.key)?;
+    }
+    for line in &found.tokenizer {
+        writeln!(out, "tokenizer: {line}")?;
+    }
+    let compared = table::plural(found.compared as u64, "tensor");
+    if found.is_empty() {
+        writeln!(out, "the same: {compared}, configuration and tokenizer")?;
+    } else {
+        writeln!(out, "{} of {compared} in both differ", found.tensors.len())?;
+    }
+    Ok(())
+}

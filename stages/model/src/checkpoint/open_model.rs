@@ -1,0 +1,155 @@
+//! A model on disk, opened: what it says of itself, and its tensors, which are read one by one.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use candle_core::DType;
+
+use super::files::{write_folder, write_renamed};
+use super::folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, fill_model_folder, open_model_folder};
+use super::huggingface::{self, fill_huggingface, open_huggingface};
+use super::lightning::open_lightning;
+use super::nemo::{open_nemo, write_nemo};
+use super::{StoredModel, TensorEntry, broken};
+use crate::Result;
+
+/// A form in which models are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// NeMo's archive.
+    Nemo,
+    /// A folder as Hugging Face's transformers has it.
+    HuggingFace,
+    /// Our own folder.
+    Folder,
+    /// Lightning's checkpoint; read only.
+    Lightning,
+}
+
+impl Format {
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Nemo => ".nemo archive",
+            Format::HuggingFace => "Hugging Face folder",
+            Format::Folder => "model folder",
+            Format::Lightning => "Lightning checkpoint",
+        }
+    }
+
+    /// The files within that say what the model is, that hold the weights, and the tokenizer.
+    pub fn parts(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Format::Nemo => ("model_config.yaml", "model_weights.ckpt", "tokenizer.model"),
+            Format::HuggingFace => (huggingface::CONFIG, WEIGHTS_FILE, "tokenizer.json"),
+            Format::Folder => (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE),
+            Format::Lightning => ("hyper_parameters", "state_dict", "-"),
+        }
+    }
+}
+
+/// A model on disk whose tensors are read when they are asked for.
+#[derive(Clone, Debug)]
+pub struct OpenModel {
+    pub path: PathBuf,
+    pub format: Format,
+    /// NeMo's `model_config.yaml`, or what stands for it.
+    pub config_yaml: String,
+    /// The SentencePiece model, where there is one.
+    pub tokenizer: Option<Vec<u8>>,
+    /// Why there is no tokenizer.
+    pub no_tokenizer: Option<String>,
+    pub tensors: Vec<TensorEntry>,
+    /// What the user should know of the reading: values that the form does not carry, and what stands in for them.
+    pub notes: Vec<String>,
+}
+
+impl OpenModel {
+    /// Opens a `.nemo` archive, a Lightning checkpoint, a model folder or a folder of Hugging Face's transformers. What
+    /// it is shows in its contents, not in its name.
+    pub fn open(path: &Path) -> Result<Self> {
+        let metadata = std::fs::metadata(path).map_err(|error| broken(path, error))?;
+        if metadata.is_dir() {
+            if path.join(CONFIG_FILE).exists() {
+                return open_model_folder(path);
+            }
+            if path.join(huggingface::CONFIG).exists() {
+                return open_huggingface(path);
+            }
+            return Err(broken(
+                path,
+                format!(
+                    "is no model folder: it has neither {CONFIG_FILE} nor {}",
+                    huggingface::CONFIG
+                ),
+            ));
+        }
+        let mut magic = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(9).read_to_end(&mut magic))
+            .map_err(|error| broken(path, error))?;
+        if magic.starts_with(b"PK\x03\x04") {
+            return open_lightning(path);
+        }
+        // A safetensors file begins with the length of its header, which is a JSON object.
+        if magic.get(8) == Some(&b'{') && magic[4..8] == [0; 4] {
+            return Err(broken(
+                path,
+                "holds tensors alone; give the folder that it is in, with its configuration",
+            ));
+        }
+        open_nemo(path)
+    }
+
+    /// Reads all tensors.
+    pub fn load(&self) -> Result<StoredModel> {
+        let tensors = self
+            .tensors
+            .iter()
+            .map(|entry| Ok((entry.name.clone(), entry.load()?)))
+            .collect::<Result<_>>()?;
+        Ok(StoredModel {
+            config_yaml: self.config_yaml.clone(),
+            tokenizer: self.tokenizer.clone(),
+            tensors,
+        })
+    }
+
+    /// Writes the model in some form, its weights as `dtype` (or as they are stored), one tensor in memory at a time.
+    /// What stands at `target` is left alone unless `replace`; then it is replaced once the new model is complete. A
+    /// folder is replaced only if it holds nothing but files of a model.
+    ///
+    /// Gives what the user should know: what the form cannot carry.
+    pub fn write(&self, target: &Path, format: Format, dtype: Option<DType>, replace: bool) -> Result<Vec<String>> {
+        if !replace && target.symlink_metadata().is_ok() {
+            return Err(broken(target, "is there already"));
+        }
+        let is_ours = |name: &str| {
+            [CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE].contains(&name) || huggingface::FILES.contains(&name)
+        };
+        match format {
+            Format::Nemo => {
+                if target.is_dir() {
+                    return Err(broken(target, "is a folder, where a .nemo archive is to be written"));
+                }
+                write_renamed(target, |file| write_nemo(file, target, self, dtype))?;
+                Ok(Vec::new())
+            }
+            Format::Folder => {
+                write_folder(target, replace, is_ours, |folder| {
+                    fill_model_folder(folder, self, dtype)
+                })?;
+                Ok(Vec::new())
+            }
+            Format::HuggingFace => {
+                let mut notes = Vec::new();
+                write_folder(target, replace, is_ours, |folder| {
+                    notes = fill_huggingface(folder, self, dtype)?;
+                    Ok(())
+                })?;
+                Ok(notes)
+            }
+            Format::Lightning => Err(broken(target, "Lightning checkpoints are read, not written")),
+        }
+    }
+}

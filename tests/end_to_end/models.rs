@@ -1,0 +1,147 @@
+//! `flow model`, and training that begins from a model with another vocabulary.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use crate::binary::{Workplace, data, expect_code, program, stderr};
+use crate::training::finetune;
+
+fn golden(name: &str) -> PathBuf {
+    data("FLOW_TEST_GOLDEN_MODEL", "tests/data/golden/model", name)
+}
+
+fn model(arguments: &[&str]) -> Output {
+    program().arg("model").args(arguments).output().unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_model_goes_through_all_forms_and_stays_the_same() {
+    let place = Workplace::new("micro");
+    let original = golden("hf");
+    let (nemo, folder, back) = (place.path("model.nemo"), place.path("model"), place.path("hf"));
+    expect_code(&model(&["convert", text(&original), text(&nemo)]), 0);
+    expect_code(&model(&["convert", text(&nemo), text(&folder)]), 0);
+    expect_code(&model(&["convert", text(&folder), text(&back), "--format", "hf"]), 0);
+    let same = model(&["diff", text(&original), text(&back)]);
+    expect_code(&same, 0);
+    assert!(stdout(&same).starts_with("the same: "), "{}", stdout(&same));
+    let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(bytes(&original) == bytes(&back));
+
+    // What stands is left alone until `--force` says otherwise.
+    let refused = model(&["convert", text(&folder), text(&nemo), "--dtype", "bf16"]);
+    expect_code(&refused, 2);
+    assert!(stderr(&refused).contains("--force"), "{}", stderr(&refused));
+    expect_code(&model(&["diff", text(&folder), text(&nemo)]), 0);
+    expect_code(
+        &model(&["convert", text(&folder), text(&nemo), "--dtype", "bf16", "--force"]),
+        0,
+    );
+    let differs = model(&["diff", text(&folder), text(&nemo)]);
+    expect_code(&differs, 1);
+    let table = stdout(&differs);
+    assert!(
+        table.contains("joint.enc.weight") && table.contains("f32 -> bf16"),
+        "{table}"
+    );
+    assert!(
+        !table.contains("configuration:") && !table.contains("running_mean"),
+        "{table}"
+    );
+
+    let info = model(&["info", text(&nemo), "--tensors"]);
+    expect_code(&info, 0);
+    for part in [
+        "bf16 (",
+        "encoder.layers.0.norm_out.weight",
+        "model_weights.ckpt",
+        "trainable",
+    ] {
+        assert!(stdout(&info).contains(part), "{part}: {}", stdout(&info));
+    }
+    // Nothing is left behind, and what is no model is named.
+    assert_eq!(std::fs::read_dir(place.folder.path()).unwrap().count(), 3);
+    std::fs::write(place.path("x.nemo"), b"not an archive").unwrap();
+    for arguments in [["info", "x.nemo", ""], ["diff", "x.nemo", "model"]] {
+        let paths: Vec<String> = arguments[1..]
+            .iter()
+            .filter(|name| !name.is_empty())
+            .map(|name| place.path(name).display().to_string())
+            .collect();
+        let output = program().args(["model", arguments[0]]).args(&paths).output().unwrap();
+        expect_code(&output, if arguments[0] == "info" { 1 } else { 2 });
+        assert!(stderr(&output).contains("x.nemo"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn training_begins_with_another_vocabulary() {
+    let place = Workplace::new("micro");
+    let init = format!("init={}", golden("model.nemo").display());
+    let settings = |steps: &'static str| [init.clone(), steps.to_string()];
+    let run = |settings: &[String]| {
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        finetune(&place, &settings).output().unwrap()
+    };
+    let output = run(&settings("train.max_steps=2"));
+    expect_code(&output, 0);
+    let said = stderr(&output);
+    assert!(said.contains("vocabulary changed from"), "{said}");
+    let table = std::fs::read_to_string(place.path("checkpoints").join("vocabulary.tsv")).unwrap();
+    for fate in ["\tkept\t", "\tmean\t"] {
+        assert!(table.contains(fate), "{table}");
+    }
+    let report = std::fs::read_to_string(place.path("report").join("report.html")).unwrap();
+    assert!(report.contains("The vocabulary was changed from"));
+    let checkpoint = place.path("checkpoints").join("step-000000002");
+    let info = model(&["info", text(&checkpoint)]);
+    expect_code(&info, 0);
+    assert_eq!(
+        stdout(&info)
+            .matches(&format!("{} pieces", thousands(table.lines().count() - 1)))
+            .count(),
+        2
+    );
+    // It goes on from the checkpoint, without a word of the vocabulary.
+    let output = run(&settings("train.max_steps=3"));
+    expect_code(&output, 0);
+    assert!(!stderr(&output).contains("vocabulary changed"), "{}", stderr(&output));
+    // Another way to begin is another run.
+    let mut other = settings("train.max_steps=4").to_vec();
+    other.push("new_pieces=random".into());
+    let output = run(&other);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("new_pieces"), "{}", stderr(&output));
+
+    // The checkpoint as an archive that NeMo could restore, and the same change made by hand.
+    let archive = place.path("trained.nemo");
+    expect_code(&model(&["convert", text(&checkpoint), text(&archive)]), 0);
+    expect_code(&model(&["diff", text(&checkpoint), text(&archive)]), 0);
+    let converted = place.path("converted");
+    let init = golden("model.nemo");
+    let arguments = [
+        "convert",
+        text(&init),
+        text(&converted),
+        "--tokenizer",
+        "configs/tokenizers/mini.model",
+    ];
+    let output = model(&arguments);
+    expect_code(&output, 0);
+    assert!(stdout(&output).starts_with(&table), "{}", stdout(&output));
+}
+
+fn thousands(number: usize) -> String {
+    match number / 1000 {
+        0 => number.to_string(),
+        high => format!("{high},{:03}", number % 1000),
+    }
+}
