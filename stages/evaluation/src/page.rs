@@ -74,6 +74,8 @@ pub struct Curves {
     pub cer: Points,
     pub gradient_norm: Points,
     pub skipped: u64,
+    /// Transcripts with more tokens than training takes.
+    pub long_texts: u64,
 }
 
 /// A share as a percentage with one digit; a dash where there is none.
@@ -136,6 +138,9 @@ fn tiles(data: &PageData) -> Markup {
             div.tile { b { (count(data.rejects.iter().map(|r| r.3).sum())) } span { "rows rejected on the way" } }
             @if data.curves.skipped > 0 {
                 div.tile { b { (count(data.curves.skipped)) } span { "steps skipped, not finite" } }
+            }
+            @if data.curves.long_texts > 0 {
+                div.tile { b { (count(data.curves.long_texts)) } span { "transcripts learned only in part: too many tokens" } }
             }
         }
     }

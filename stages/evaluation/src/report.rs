@@ -377,6 +377,8 @@ fn read_curves(path: &Path) -> Curves {
                 curves.cer.extend(point("cer"));
             }
             Some("skipped") => curves.skipped += 1,
+            // Counted anew each time that training begins.
+            Some("long_texts") => curves.long_texts = value["over"].as_u64().unwrap_or(0),
             _ => {}
         }
     }

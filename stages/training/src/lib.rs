@@ -3,13 +3,17 @@
 pub mod average;
 pub mod checkpoint;
 pub mod error;
+pub mod hub;
 pub mod loaded_rows;
+pub mod long_texts;
 pub mod metrics;
 pub mod optimizer;
 pub mod schedule;
 pub mod session;
 pub mod settings;
 pub mod train;
+pub mod train_tokenizer;
 pub mod trainer;
+pub mod write_tokenizer;
 
 pub use error::TrainingError;

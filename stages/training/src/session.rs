@@ -228,6 +228,12 @@ impl Session {
         self.trainer.model.tokenizer.as_ref()
     }
 
+    /// Appends a line to `metrics.jsonl`, with the number of steps done.
+    pub fn note(&mut self, mut value: Value) -> Result<(), TrainingError> {
+        value["step"] = json!(self.record.step);
+        self.metrics.append(&value)
+    }
+
     /// Does the next optimizer step, and evaluates and writes a checkpoint where one is due (always after
     /// the last step).
     pub fn step(&mut self, micro_batches: &[LoadedBatch]) -> Result<StepReport, TrainingError> {
@@ -421,10 +427,14 @@ fn first_record(identity: Identity) -> Record {
     }
 }
 
-fn read_tokenizer(path: &str) -> Result<Tokenizer, TrainingError> {
-    let bytes =
-        std::fs::read(path).map_err(|e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}")))?;
-    Tokenizer::from_bytes(&bytes).map_err(|e| TrainingError::setting("tokenizer", format!("{path}: {e}")))
+/// The tokenizer that was given; none if that of `init` is meant.
+fn given_tokenizer(settings: &TrainSettings) -> Result<Option<Tokenizer>, TrainingError> {
+    let Some(bytes) = settings.tokenizer_file()? else {
+        return Ok(None);
+    };
+    let read = Tokenizer::from_bytes(&bytes);
+    read.map(Some)
+        .map_err(|e| TrainingError::setting("tokenizer", format!("{} {e}", settings.tokenizer)))
 }
 
 fn pieces(tokenizer: &Tokenizer) -> Vec<String> {
@@ -436,7 +446,8 @@ fn pieces(tokenizer: &Tokenizer) -> Vec<String> {
 /// The model before its first step.
 fn first_model(settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
     if settings.init == "none" {
-        let tokenizer = read_tokenizer(&settings.tokenizer)?;
+        let tokenizer = given_tokenizer(settings)?
+            .ok_or_else(|| TrainingError::setting("tokenizer", "with `init: none` a tokenizer is needed"))?;
         let config = settings.model.config(&pieces(&tokenizer))?;
         return Ok(TdtModel::new(
             config,
@@ -447,7 +458,7 @@ fn first_model(settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
         )?);
     }
     settings.check_init()?;
-    let path = Path::new(&settings.init);
+    let path = settings.init_path();
     let model = TdtModel::load(path, DType::F32, &Device::Cpu)?;
     let Some(own) = &model.tokenizer else {
         return Err(TrainingError::setting(
@@ -455,7 +466,7 @@ fn first_model(settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
             format!("{} has no tokenizer", path.display()),
         ));
     };
-    if !settings.tokenizer.is_empty() && pieces(&read_tokenizer(&settings.tokenizer)?) != pieces(own) {
+    if given_tokenizer(settings)?.is_some_and(|given| pieces(&given) != pieces(own)) {
         let message =
             "it differs from the tokenizer of `init`; changing the vocabulary is not available yet, so leave it empty";
         return Err(TrainingError::setting("tokenizer", message));

@@ -1,7 +1,8 @@
 //! The settings of `training.train`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flow_model::ModelConfig;
 use schemars::JsonSchema;
@@ -12,6 +13,7 @@ use flow_sampling::plan::Balance;
 
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
+use crate::hub::Reference;
 use crate::optimizer::AdamWConfig;
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::TrainerConfig;
@@ -22,9 +24,17 @@ use crate::trainer::TrainerConfig;
 ///
 /// Input 0 is the stream of `sampling.load`: partition `step-000000012` holds the micro-batches of
 /// optimizer step 12. Input 1 is read whole: validation rows, on a sample of which the model is evaluated
-/// while it trains. Two more inputs may follow, in any order: the train rows, whose digest stands in each
+/// while it trains. More inputs may follow, in any order: the train rows, whose digest stands in each
 /// checkpoint, so that changed data is noticed; and the port `members` of an `audio.probe`, in which the audio
-/// of the validation rows is looked up where they say only `tar_member_name`.
+/// of the validation rows is looked up where they say only `tar_member_name`; and the tokenizer of a `tokenizer.train`,
+/// in place of the setting `tokenizer`.
+///
+/// A model of the hub is downloaded into the hub's own cache when training begins, and never before; a download that
+/// breaks off goes on where it was. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,
+/// `HF_HUB_OFFLINE` and the proxy settings of the environment are heeded.
+///
+/// Transcripts with more than `max_tokens` tokens are learned only up to there: they are counted by language in a warning
+/// and in `metrics.jsonl` when training begins.
 ///
 /// Training is a log of checkpoints and not a cached artifact: where it stands is read from the folder
 /// `checkpoints`, and deleting the state directory loses nothing. Output `model` is one row once `max_steps`
@@ -46,10 +56,12 @@ use crate::trainer::TrainerConfig;
 pub struct TrainSettings {
     /// Folder that receives the checkpoints and `metrics.jsonl`. Locked while training runs.
     pub checkpoints: String,
-    /// Where the first weights come from: `none` (random, sized by `model`), a `.nemo` archive, or a model
-    /// folder such as a checkpoint.
+    /// Where the first weights come from: `none` (random, sized by `model`), a `.nemo` archive, a model
+    /// folder such as a checkpoint, or a model of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`: of that its
+    /// `.nemo` archive, else its safetensors.
     pub init: String,
-    /// Path of a SentencePiece `.model`. Needed with `init: none`; otherwise the archive's own is used.
+    /// Path of a SentencePiece `.model`, BPE or unigram. Needed with `init: none`, unless a tokenizer comes as an input;
+    /// otherwise the archive's own is used.
     pub tokenizer: String,
     /// Sizes of a model that begins from nothing. Not used with any other `init`.
     pub model: ModelSettings,
@@ -133,6 +145,13 @@ pub struct TrainSettings {
     pub speeds: Vec<f64>,
     /// As given to `sampling.load`; only recorded.
     pub max_samples: Option<u64>,
+
+    /// The `.model` that came as an input; no setting of the user's.
+    #[serde(skip)]
+    pub tokenizer_input: Option<Arc<[u8]>>,
+    /// Where `init` lies, if it was fetched from the hub; no setting of the user's.
+    #[serde(skip)]
+    pub fetched: Option<PathBuf>,
 }
 
 impl Default for TrainSettings {
@@ -178,6 +197,8 @@ impl Default for TrainSettings {
             token_boundaries: Vec::new(),
             speeds: vec![1.0],
             max_samples: None,
+            tokenizer_input: None,
+            fetched: None,
         }
     }
 }
@@ -374,9 +395,16 @@ impl TrainSettings {
         if self.init.is_empty() {
             return refuse("init", "write `none`, or the path of a .nemo archive or model folder");
         }
-        if self.init == "none" && self.tokenizer.is_empty() {
-            return refuse("tokenizer", "with `init: none` name a SentencePiece .model file");
+        if self.init == "none" && self.tokenizer.is_empty() && self.tokenizer_input.is_none() {
+            return refuse(
+                "tokenizer",
+                "with `init: none` name a SentencePiece .model file, or give a tokenizer.train as input",
+            );
         }
+        if !self.tokenizer.is_empty() && self.tokenizer_input.is_some() {
+            return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
+        }
+        Reference::parse(&self.init).transpose()?;
         if self.optimizer != Optimizer::Adamw {
             return refuse("optimizer", "adamw8bit is not available yet; use adamw");
         }
@@ -436,10 +464,14 @@ impl TrainSettings {
         if self.init == "none" {
             return Ok(());
         }
-        if self.init.starts_with("hf://") || self.init.ends_with(".ckpt") {
+        if Reference::parse(&self.init).transpose()?.is_some() {
+            // Looked for when training begins.
+            return Ok(());
+        }
+        if self.init.ends_with(".ckpt") {
             return Err(TrainingError::setting(
                 "init",
-                "only `none`, a .nemo archive or a model folder can be used yet",
+                "only `none`, a .nemo archive, a model folder or hf://OWNER/NAME can be used yet",
             ));
         }
         if !Path::new(&self.init).exists() {
@@ -497,17 +529,28 @@ impl TrainSettings {
         }
     }
 
+    /// The bytes of the SentencePiece model that was given, as an input or by its path.
+    pub fn tokenizer_file(&self) -> Result<Option<Vec<u8>>, TrainingError> {
+        if let Some(bytes) = &self.tokenizer_input {
+            return Ok(Some(bytes.to_vec()));
+        }
+        if self.tokenizer.is_empty() {
+            return Ok(None);
+        }
+        let failed = |e| TrainingError::setting("tokenizer", format!("{} cannot be read: {e}", self.tokenizer));
+        std::fs::read(&self.tokenizer).map(Some).map_err(failed)
+    }
+
+    /// Where the first weights lie.
+    pub fn init_path(&self) -> &Path {
+        self.fetched.as_deref().unwrap_or(Path::new(&self.init))
+    }
+
     /// What the training run is; see [`Identity`].
     pub fn identity(&self) -> Result<Identity, TrainingError> {
         let fresh = self.init == "none";
-        let tokenizer = if self.tokenizer.is_empty() {
-            None
-        } else {
-            let path = Path::new(&self.tokenizer);
-            let bytes = std::fs::read(path)
-                .map_err(|e| TrainingError::setting("tokenizer", format!("{} cannot be read: {e}", path.display())))?;
-            Some(blake3::hash(&bytes).to_hex().to_string())
-        };
+        let tokenizer = self.tokenizer_file()?;
+        let tokenizer = tokenizer.map(|bytes| blake3::hash(&bytes).to_hex().to_string());
         let model = if fresh {
             serde_json::to_value(&self.model).unwrap_or(Value::Null)
         } else {

@@ -150,6 +150,15 @@ impl Tokenizer {
         ids
     }
 
+    /// The number of tokens of a text, if there are more than `limit`. Most texts need not be cut for that: a token has at
+    /// least a byte.
+    pub fn tokens_over(&self, text: &str, limit: usize) -> Option<usize> {
+        if self.normaliser.normalise(text).len() <= limit {
+            return None;
+        }
+        Some(self.encode(text).len()).filter(|&tokens| tokens > limit)
+    }
+
     /// The text of ids, as SentencePiece's `DecodeIds`: leading spaces are dropped, an unknown becomes ` U+2047 `,
     /// control pieces nothing. An id outside the vocabulary is an error.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
