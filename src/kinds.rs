@@ -18,6 +18,8 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_sampling::Plan>(),
         kind::<flow_sampling::WritePlan>(),
         kind::<flow_sampling::Load>(),
+        kind::<flow_training::train_tokenizer::TrainTokenizer>(),
+        kind::<flow_training::write_tokenizer::WriteTokenizer>(),
         kind::<flow_training::train::TrainingTrain>(),
         kind::<flow_evaluation::decode::EvaluationDecode>(),
         kind::<flow_evaluation::report::EvaluationReport>(),

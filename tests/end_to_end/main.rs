@@ -11,4 +11,5 @@ mod models;
 mod planted;
 mod reuse;
 mod sampling;
+mod tokenizer;
 mod training;

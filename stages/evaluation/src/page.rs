@@ -75,6 +75,8 @@ pub struct Curves {
     pub gradient_norm: Points,
     pub skipped: u64,
     pub vocabulary: Option<VocabularyFigures>,
+    /// Transcripts with more tokens than training takes.
+    pub long_texts: u64,
 }
 
 /// A vocabulary that training began by changing.
@@ -161,6 +163,9 @@ fn tiles(data: &PageData) -> Markup {
             div.tile { b { (count(data.rejects.iter().map(|r| r.3).sum())) } span { "rows rejected on the way" } }
             @if data.curves.skipped > 0 {
                 div.tile { b { (count(data.curves.skipped)) } span { "steps skipped, not finite" } }
+            }
+            @if data.curves.long_texts > 0 {
+                div.tile { b { (count(data.curves.long_texts)) } span { "transcripts learned only in part: too many tokens" } }
             }
         }
     }

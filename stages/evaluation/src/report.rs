@@ -389,6 +389,8 @@ fn read_curves(path: &Path) -> Curves {
                     random: number("random"),
                 });
             }
+            // Counted anew each time that training begins.
+            Some("long_texts") => curves.long_texts = value["over"].as_u64().unwrap_or(0),
             _ => {}
         }
     }

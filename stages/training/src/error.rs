@@ -27,6 +27,9 @@ pub enum TrainingError {
     File { path: PathBuf, source: std::io::Error },
     #[error("{message}")]
     Data { message: String },
+    /// A model could not be had from the hub.
+    #[error("{message}")]
+    Hub { message: String, help: String },
     /// Too many steps had no finite loss or gradient.
     #[error("{message}")]
     NotFinite { message: String },
@@ -60,6 +63,7 @@ impl From<TrainingError> for StageError {
         match error {
             TrainingError::Setting { path, .. } => StageError::setting(path, message),
             TrainingError::Refused { help, .. } => StageError::Refused { message, help },
+            TrainingError::Hub { help, .. } => StageError::failed(message).with_help(help),
             TrainingError::Damaged { help, .. } => StageError::failed(message).with_help(help),
             TrainingError::Locked { .. } => StageError::Refused { message, help: Some("wait for it, or give another folder as `checkpoints`".into()) },
             TrainingError::NotFinite { .. } => StageError::failed(message).with_help("lower the rate, raise the warm-up, or look at the segments that are named; `max_bad_steps` sets the limit"),

@@ -10,26 +10,33 @@ use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
 
 use crate::error::TrainingError;
+use crate::hub::{Hub, Reference};
 use crate::settings::TrainSettings;
 
-/// The file or folder on this machine that `init` names.
-pub fn resolve_init(init: &str) -> Result<PathBuf, TrainingError> {
-    if init.starts_with("hf://") {
-        return Err(TrainingError::setting(
-            "init",
-            format!("{init}: models cannot be downloaded yet; give the path of a folder that holds it"),
-        ));
-    }
-    Ok(PathBuf::from(init))
+/// The file or folder on this machine that a model goes by. One of the hub is downloaded into the hub's cache first;
+/// `tell` hears how that goes.
+///
+/// # Errors
+/// When the hub does not give it.
+pub fn local_model(model: &str, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, TrainingError> {
+    let Some(reference) = Reference::parse(model).transpose()? else {
+        return Ok(PathBuf::from(model));
+    };
+    let fetched = Hub::from_environment()?.fetch(&reference, &mut |line| {
+        tell(line);
+        true
+    })?;
+    // None comes only from a `tell` that says no.
+    Ok(fetched.unwrap_or_else(|| PathBuf::from(model)))
 }
 
 /// Whether the first weights can be had, without reading them. Matters only where no checkpoint stands.
 pub fn check_init(settings: &TrainSettings) -> Result<(), TrainingError> {
-    if settings.init == "none" {
+    // A model of the hub is looked for when training begins.
+    if settings.init == "none" || Reference::parse(&settings.init).transpose()?.is_some() {
         return Ok(());
     }
-    let path = resolve_init(&settings.init)?;
-    if !path.exists() {
+    if !Path::new(&settings.init).exists() {
         return Err(TrainingError::setting(
             "init",
             format!("{} is not there", settings.init),
@@ -40,21 +47,17 @@ pub fn check_init(settings: &TrainSettings) -> Result<(), TrainingError> {
 
 /// The model before its first step, and what became of the vocabulary where it is another than that of `init`.
 pub fn first_model(settings: &TrainSettings) -> Result<(TdtModel, Option<VocabularyChange>), TrainingError> {
-    let given = if settings.tokenizer.is_empty() {
-        None
-    } else {
-        Some(read_tokenizer(&settings.tokenizer)?)
-    };
+    let given = given_tokenizer(settings)?;
     if settings.init == "none" {
         let tokenizer = given
-            .ok_or_else(|| TrainingError::setting("tokenizer", "with `init: none` name a SentencePiece .model file"))?;
+            .ok_or_else(|| TrainingError::setting("tokenizer", "with `init: none` a tokenizer is needed"))?;
         let config = settings.model.config(&tokenizer.pieces())?;
         let model = TdtModel::new(config, Some(tokenizer), settings.seed, DType::F32, &Device::Cpu)?;
         return Ok((model, None));
     }
     check_init(settings)?;
-    let path = resolve_init(&settings.init)?;
-    let opened = OpenModel::open(&path)?;
+    let path = settings.init_path();
+    let opened = OpenModel::open(path)?;
     let (opened, change) = match given {
         Some(tokenizer) => opened
             .with_tokenizer(&tokenizer, settings.new_pieces.into(), settings.seed)
@@ -71,7 +74,7 @@ pub fn first_model(settings: &TrainSettings) -> Result<(TdtModel, Option<Vocabul
     let wrong = |error: flow_model::Error| match error {
         flow_model::Error::File { .. } | flow_model::Error::Io { .. } => TrainingError::from(error),
         other => TrainingError::from(flow_model::Error::File {
-            path: path.clone(),
+            path: path.to_path_buf(),
             what: other.to_string(),
         }),
     };
@@ -80,6 +83,12 @@ pub fn first_model(settings: &TrainSettings) -> Result<(TdtModel, Option<Vocabul
     Ok((model, change))
 }
 
-fn read_tokenizer(path: &str) -> Result<Tokenizer, TrainingError> {
-    Tokenizer::load(Path::new(path)).map_err(|error| TrainingError::setting("tokenizer", error))
+/// The tokenizer that was given; none if that of `init` is meant.
+fn given_tokenizer(settings: &TrainSettings) -> Result<Option<Tokenizer>, TrainingError> {
+    let Some(bytes) = settings.tokenizer_file()? else {
+        return Ok(None);
+    };
+    let read = Tokenizer::from_bytes(&bytes);
+    read.map(Some)
+        .map_err(|e| TrainingError::setting("tokenizer", format!("{} {e}", settings.tokenizer)))
 }

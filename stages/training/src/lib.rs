@@ -3,8 +3,10 @@
 pub mod average;
 pub mod checkpoint;
 pub mod error;
+pub mod hub;
 pub mod init;
 pub mod loaded_rows;
+pub mod long_texts;
 pub mod metrics;
 pub mod model_settings;
 pub mod optimizer;
@@ -12,6 +14,8 @@ pub mod schedule;
 pub mod session;
 pub mod settings;
 pub mod train;
+pub mod train_tokenizer;
 pub mod trainer;
+pub mod write_tokenizer;
 
 pub use error::TrainingError;

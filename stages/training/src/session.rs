@@ -251,6 +251,12 @@ impl Session {
         self.vocabulary_change.as_ref()
     }
 
+    /// Appends a line to `metrics.jsonl`, with the number of steps done.
+    pub fn note(&mut self, mut value: Value) -> Result<(), TrainingError> {
+        value["step"] = json!(self.record.step);
+        self.metrics.append(&value)
+    }
+
     /// Does the next optimizer step, and evaluates and writes a checkpoint where one is due (always after
     /// the last step).
     pub fn step(&mut self, micro_batches: &[LoadedBatch]) -> Result<StepReport, TrainingError> {

@@ -1,7 +1,8 @@
 //! The settings of `training.train`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,7 @@ use flow_sampling::plan::Balance;
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
 pub use crate::model_settings::{ModelSettings, NewPieces};
+use crate::hub::Reference;
 use crate::optimizer::AdamWConfig;
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::TrainerConfig;
@@ -22,9 +24,17 @@ use crate::trainer::TrainerConfig;
 ///
 /// Input 0 is the stream of `sampling.load`: partition `step-000000012` holds the micro-batches of
 /// optimizer step 12. Input 1 is read whole: validation rows, on a sample of which the model is evaluated
-/// while it trains. Two more inputs may follow, in any order: the train rows, whose digest stands in each
+/// while it trains. More inputs may follow, in any order: the train rows, whose digest stands in each
 /// checkpoint, so that changed data is noticed; and the port `members` of an `audio.probe`, in which the audio
-/// of the validation rows is looked up where they say only `tar_member_name`.
+/// of the validation rows is looked up where they say only `tar_member_name`; and the tokenizer of a `tokenizer.train`,
+/// in place of the setting `tokenizer`.
+///
+/// A model of the hub is downloaded into the hub's own cache when training begins, and never before; a download that
+/// breaks off goes on where it was. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,
+/// `HF_HUB_OFFLINE` and the proxy settings of the environment are heeded.
+///
+/// Transcripts with more than `max_tokens` tokens are learned only up to there: they are counted by language in a warning
+/// and in `metrics.jsonl` when training begins.
 ///
 /// Training is a log of checkpoints and not a cached artifact: where it stands is read from the folder
 /// `checkpoints`, and deleting the state directory loses nothing. Output `model` is one row once `max_steps`
@@ -47,12 +57,13 @@ pub struct TrainSettings {
     /// Folder that receives the checkpoints and `metrics.jsonl`. Locked while training runs.
     pub checkpoints: String,
     /// Where the first weights come from: `none` (random, sized by `model`), a `.nemo` archive, a model folder
-    /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), or a Lightning `.ckpt`.
+    /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model
+    /// of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`: of that its `.nemo` archive, else its safetensors.
     pub init: String,
-    /// Path of a SentencePiece `.model`. Needed with `init: none`, and with an `init` that holds none (a `.ckpt`);
-    /// empty: that of `init`. Where it has other pieces than that of `init`, the vocabulary is changed: encoder,
-    /// LSTM, durations and the rows of all pieces that both have stay, others begin as `new_pieces` says. What
-    /// became of each piece is written to `vocabulary.tsv` beside the checkpoints.
+    /// Path of a SentencePiece `.model`, BPE or unigram. Needed with `init: none`, unless a tokenizer comes as an input,
+    /// and with an `init` that holds none (a `.ckpt`); empty: that of `init`. Where it has other pieces than that of `init`,
+    /// the vocabulary is changed: encoder, LSTM, durations and the rows of all pieces that both have stay, others begin
+    /// as `new_pieces` says. What became of each piece is written to `vocabulary.tsv` beside the checkpoints.
     pub tokenizer: String,
     /// How pieces begin that `tokenizer` has and that of `init` has not.
     pub new_pieces: NewPieces,
@@ -138,6 +149,13 @@ pub struct TrainSettings {
     pub speeds: Vec<f64>,
     /// As given to `sampling.load`; only recorded.
     pub max_samples: Option<u64>,
+
+    /// The `.model` that came as an input; no setting of the user's.
+    #[serde(skip)]
+    pub tokenizer_input: Option<Arc<[u8]>>,
+    /// Where `init` lies, if it was fetched from the hub; no setting of the user's.
+    #[serde(skip)]
+    pub fetched: Option<PathBuf>,
 }
 
 impl Default for TrainSettings {
@@ -184,6 +202,8 @@ impl Default for TrainSettings {
             token_boundaries: Vec::new(),
             speeds: vec![1.0],
             max_samples: None,
+            tokenizer_input: None,
+            fetched: None,
         }
     }
 }
@@ -236,9 +256,16 @@ impl TrainSettings {
                 "write `none`, or the path of a .nemo archive, a model folder or a .ckpt",
             );
         }
-        if self.init == "none" && self.tokenizer.is_empty() {
-            return refuse("tokenizer", "with `init: none` name a SentencePiece .model file");
+        if self.init == "none" && self.tokenizer.is_empty() && self.tokenizer_input.is_none() {
+            return refuse(
+                "tokenizer",
+                "with `init: none` name a SentencePiece .model file, or give a tokenizer.train as input",
+            );
         }
+        if !self.tokenizer.is_empty() && self.tokenizer_input.is_some() {
+            return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
+        }
+        Reference::parse(&self.init).transpose()?;
         if self.optimizer != Optimizer::Adamw {
             return refuse("optimizer", "adamw8bit is not available yet; use adamw");
         }
@@ -342,17 +369,28 @@ impl TrainSettings {
         }
     }
 
+    /// The bytes of the SentencePiece model that was given, as an input or by its path.
+    pub fn tokenizer_file(&self) -> Result<Option<Vec<u8>>, TrainingError> {
+        if let Some(bytes) = &self.tokenizer_input {
+            return Ok(Some(bytes.to_vec()));
+        }
+        if self.tokenizer.is_empty() {
+            return Ok(None);
+        }
+        let failed = |e| TrainingError::setting("tokenizer", format!("{} cannot be read: {e}", self.tokenizer));
+        std::fs::read(&self.tokenizer).map(Some).map_err(failed)
+    }
+
+    /// Where the first weights lie.
+    pub fn init_path(&self) -> &Path {
+        self.fetched.as_deref().unwrap_or(Path::new(&self.init))
+    }
+
     /// What the training run is; see [`Identity`].
     pub fn identity(&self) -> Result<Identity, TrainingError> {
         let fresh = self.init == "none";
-        let tokenizer = if self.tokenizer.is_empty() {
-            None
-        } else {
-            let path = Path::new(&self.tokenizer);
-            let bytes = std::fs::read(path)
-                .map_err(|e| TrainingError::setting("tokenizer", format!("{} cannot be read: {e}", path.display())))?;
-            Some(blake3::hash(&bytes).to_hex().to_string())
-        };
+        let tokenizer = self.tokenizer_file()?;
+        let tokenizer = tokenizer.map(|bytes| blake3::hash(&bytes).to_hex().to_string());
         let model = if fresh {
             serde_json::to_value(&self.model).unwrap_or(Value::Null)
         } else if tokenizer.is_some() && self.new_pieces != NewPieces::default() {

@@ -21,9 +21,12 @@ use flow_runtime::{
 
 use crate::checkpoint;
 use crate::error::TrainingError;
+use crate::hub::{Hub, Reference};
 use crate::loaded_rows::{micro_batches, missing_column};
+use crate::long_texts::LongTexts;
 use crate::session::{Evaluate, Session, Start, find_start};
 use crate::settings::TrainSettings;
+use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
 
 /// The kind `training.train`.
 pub struct TrainingTrain;
@@ -44,11 +47,16 @@ impl Kind for TrainingTrain {
     type Settings = TrainSettings;
 
     fn shape(settings: &TrainSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        let mut settings = settings.clone();
+        if inputs.iter().skip(2).any(|input| is_tokenizer(&input.schema)) {
+            // Its bytes are not there yet; that they will come is enough.
+            settings.tokenizer_input = Some(Arc::from([]));
+        }
         settings.validate()?;
         let [batches, validation, rest @ ..] = inputs else {
             return Err(StageError::Input {
                 name: "from".into(),
-                message: "training needs the micro-batches of sampling.load, then validation rows; then, in any order, the train rows and the port `members` of an audio.probe".into(),
+                message: "training needs the micro-batches of sampling.load, then validation rows; then, in any order, the train rows, the port `members` of an audio.probe and a tokenizer.train".into(),
                 help: Some("from: {batches: load, validation: ..., train: ..., members: ...}".into()),
             });
         };
@@ -65,7 +73,7 @@ impl Kind for TrainingTrain {
                 return Err(StageError::Input {
                     name: input.name.clone(),
                     message:
-                        "further inputs of training are one set of train rows, and one port `members` of an audio.probe"
+                        "further inputs of training are one set of train rows, one port `members` of an audio.probe, and one tokenizer.train"
                             .into(),
                     help: None,
                 });
@@ -97,8 +105,12 @@ impl Kind for TrainingTrain {
     }
 
     fn open(settings: &TrainSettings, context: &Context) -> Result<Body, StageError> {
+        let mut settings = settings.clone();
+        if let Some(tokenizer) = further(context, Further::Tokenizer) {
+            settings.tokenizer_input = Some(read_tokenizer_files(tokenizer)?.0.into());
+        }
         Ok(Body::Log(Box::new(TrainBody {
-            settings: settings.clone(),
+            settings,
             context: context.clone(),
             arriving: BTreeMap::new(),
             ready: BTreeMap::new(),
@@ -113,10 +125,13 @@ impl Kind for TrainingTrain {
 enum Further {
     TrainRows,
     Members,
+    Tokenizer,
 }
 
 fn role_of(schema: &Schema) -> Option<Further> {
-    if is_members(schema) {
+    if is_tokenizer(schema) {
+        Some(Further::Tokenizer)
+    } else if is_members(schema) {
         Some(Further::Members)
     } else {
         ["segment_id", "text", "duration"]
@@ -394,6 +409,9 @@ fn train(
     requests: &Receiver<Request>,
     done: &Sender<Result<Partition, StageError>>,
 ) -> Result<(), StageError> {
+    let Some(settings) = &with_init(settings, context, data, requests)? else {
+        return Ok(());
+    };
     let screen = context.clone();
     let evaluate = validation(settings, context)?;
     let mut session = Session::begin(
@@ -412,6 +430,7 @@ fn train(
             ),
         });
     }
+    tell_long_texts(settings, context, &mut session)?;
     loop {
         // A request goes before the steps that wait.
         if let Ok(request) = requests.try_recv()
@@ -439,6 +458,52 @@ fn train(
             },
         }
     }
+}
+
+/// The settings with the path of a model of the hub, which is downloaded if training begins from it. None: the run is to
+/// end.
+fn with_init(
+    settings: &TrainSettings,
+    context: &Context,
+    data: Option<&str>,
+    requests: &Receiver<Request>,
+) -> Result<Option<TrainSettings>, StageError> {
+    let mut settings = settings.clone();
+    let Some(reference) = Reference::parse(&settings.init).transpose()? else {
+        return Ok(Some(settings));
+    };
+    if !matches!(find_start(&settings, data)?, Start::Fresh { .. }) {
+        return Ok(Some(settings));
+    }
+    let hub = Hub::from_environment()?;
+    let mut stopped = false;
+    let fetched = hub.fetch(&reference, &mut |line| {
+        context.report(serde_json::json!({ "line": line }));
+        if let Ok(request) = requests.try_recv() {
+            // There is nothing to checkpoint yet. Whoever asked may be gone.
+            let _ = request.reply.send(Ok(()));
+            stopped |= request.stop;
+        }
+        !stopped && !context.cancel.is_set()
+    })?;
+    settings.fetched = fetched;
+    Ok(settings.fetched.is_some().then_some(settings))
+}
+
+/// Says which transcripts are learned only in part.
+fn tell_long_texts(settings: &TrainSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
+    let (Some(rows), Some(tokenizer)) = (further(context, Further::TrainRows), session.tokenizer()) else {
+        return Ok(());
+    };
+    let long = LongTexts::count(rows, tokenizer, settings.max_tokens)?;
+    if let Some(message) = long.warning() {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
+        session.note(long.figures())?;
+    }
+    Ok(())
 }
 
 /// Whether the thread is to end.

@@ -19,12 +19,12 @@ impl Tokenizer {
     /// without normalisation. What this tokenizer does not know is left out.
     pub fn encode_piece(&self, piece: &str) -> Vec<u32> {
         let mut ids = Vec::new();
-        self.segment(piece, |part| match self.id(part) {
-            Some(id) if id != self.unknown => ids.push(id),
-            _ if self.file.byte_fallback => {
+        self.segment(piece, |id, part| {
+            if id != self.unknown {
+                ids.push(id);
+            } else if self.file.byte_fallback {
                 ids.extend(part.bytes().filter_map(|byte| self.id(&format!("<0x{byte:02X}>"))));
             }
-            _ => {}
         });
         ids
     }

@@ -1,24 +1,29 @@
-//! SentencePiece BPE tokenizers, exactly as NeMo uses them: plain text to ids, no begin or end token.
+//! SentencePiece tokenizers (BPE and unigram), exactly as NeMo uses them: plain text to ids, no begin or end token.
 //!
 //! Read from SentencePiece's `.model` file. Normalisation follows the file's own rules (its compiled character map),
 //! not those of a Unicode library: they differ for combining marks, which Indian scripts are full of.
 
+mod bpe;
 mod inside;
 pub(crate) mod model_file;
 mod normaliser;
+mod piece_trie;
+pub mod train;
+mod unigram;
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 
 use crate::{Error, Result};
+pub use model_file::Algorithm;
 use model_file::{ModelFile, PieceKind, read_model_file};
 use normaliser::Normaliser;
+use unigram::Unigram;
 
 /// SentencePiece's mark of a space.
 const SPACE: char = '\u{2581}';
 
-/// A byte-pair tokenizer.
+/// A tokenizer as SentencePiece has them.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     bytes: Vec<u8>,
@@ -29,10 +34,12 @@ pub struct Tokenizer {
     /// Ids of control, unknown and byte pieces.
     reserved: HashMap<String, u32>,
     unknown: u32,
+    /// None for a BPE model.
+    unigram: Option<Unigram>,
 }
 
 impl Tokenizer {
-    /// Reads a SentencePiece model. Only BPE models are supported.
+    /// Reads a SentencePiece model, BPE or unigram.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut file = read_model_file(bytes).map_err(Error::Tokenizer)?;
         let mut ids = HashMap::new();
@@ -63,6 +70,7 @@ impl Tokenizer {
         let unknown = unknown.ok_or_else(|| Error::Tokenizer("has no unknown piece".into()))?;
         let map = std::mem::take(&mut file.character_map);
         let normaliser = Normaliser::new(&map, user_defined, &file).map_err(Error::Tokenizer)?;
+        let unigram = (file.algorithm == Algorithm::Unigram).then(|| Unigram::new(&file, unknown));
         Ok(Tokenizer {
             bytes: bytes.to_vec(),
             file,
@@ -70,6 +78,7 @@ impl Tokenizer {
             ids,
             reserved,
             unknown,
+            unigram,
         })
     }
 
@@ -120,24 +129,40 @@ impl Tokenizer {
         let normalised = self.normaliser.normalise(text);
         let mut ids = Vec::new();
         let mut after_unknown = false;
-        self.segment(&normalised, |part| {
-            let id = self.id(part).unwrap_or(self.unknown);
+        let mut emit = |id: u32, part: &str| {
             let is_unknown = id == self.unknown;
             if is_unknown && self.file.byte_fallback {
                 for byte in part.bytes() {
-                    ids.push(
-                        self.reserved
-                            .get(&format!("<0x{byte:02X}>"))
-                            .copied()
-                            .unwrap_or(self.unknown),
-                    );
+                    let piece = self.reserved.get(&format!("<0x{byte:02X}>"));
+                    ids.push(piece.copied().unwrap_or(self.unknown));
                 }
             } else if !(is_unknown && after_unknown) {
                 ids.push(id);
             }
             after_unknown = is_unknown;
-        });
+        };
+        self.segment(&normalised, &mut emit);
         ids
+    }
+
+    /// Calls `emit` with the ids of a normalised text, and what of the text each stands for.
+    fn segment(&self, normalised: &str, mut emit: impl FnMut(u32, &str)) {
+        match &self.unigram {
+            Some(unigram) => unigram.segment(&self.file, normalised, emit),
+            None => bpe::segment(&self.file, &self.ids, &self.normaliser, normalised, |part, unused| {
+                let id = self.id(part).filter(|_| !unused);
+                emit(id.unwrap_or(self.unknown), part);
+            }),
+        }
+    }
+
+    /// The number of tokens of a text, if there are more than `limit`. Most texts need not be cut for that: a token has at
+    /// least a byte.
+    pub fn tokens_over(&self, text: &str, limit: usize) -> Option<usize> {
+        if self.normaliser.normalise(text).len() <= limit {
+            return None;
+        }
+        Some(self.encode(text).len()).filter(|&tokens| tokens > limit)
     }
 
     /// The text of ids, as SentencePiece's `DecodeIds`: leading spaces are dropped, an unknown becomes ` U+2047 `,
@@ -157,7 +182,7 @@ impl Tokenizer {
                 pending.push(byte);
                 continue;
             }
-            text.push_str(&String::from_utf8_lossy(&std::mem::take(&mut pending)));
+            push_bytes(&mut text, &std::mem::take(&mut pending));
             match piece.kind {
                 PieceKind::Control => {}
                 PieceKind::Unknown => text.push_str(&self.file.unknown_surface),
@@ -174,139 +199,29 @@ impl Tokenizer {
                 }
             }
         }
-        text.push_str(&String::from_utf8_lossy(&pending));
+        push_bytes(&mut text, &pending);
         Ok(text)
     }
+}
 
-    /// Byte-pair merges: always the pair whose union has the best score, the leftmost of equals.
-    fn segment(&self, text: &str, mut emit: impl FnMut(&str)) {
-        let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
-        let mut at = 0;
-        while at < text.len() {
-            let (length, frozen) = self.normaliser.symbol_length(&text[at..]);
-            let index = symbols.len();
-            symbols.push(Symbol {
-                start: at,
-                end: at + length,
-                previous: index.checked_sub(1),
-                next: None,
-                frozen,
-            });
-            if let Some(before) = index.checked_sub(1) {
-                symbols[before].next = Some(index);
+/// Appends the characters that bytes make; each byte that belongs to none becomes U+FFFD.
+fn push_bytes(text: &mut String, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        let valid = match std::str::from_utf8(bytes) {
+            Ok(valid) => valid.len(),
+            Err(error) => error.valid_up_to(),
+        };
+        let (good, rest) = bytes.split_at(valid);
+        text.push_str(&String::from_utf8_lossy(good));
+        bytes = match rest.split_first() {
+            Some((_, rest)) => {
+                text.push(char::REPLACEMENT_CHARACTER);
+                rest
             }
-            at += length;
-        }
-        let mut agenda = BinaryHeap::new();
-        // How an unused piece was merged, so that it can be taken apart again.
-        let mut parts: HashMap<(usize, usize), usize> = HashMap::new();
-        let mut consider =
-            |symbols: &[Symbol], left: Option<usize>, right: Option<usize>, agenda: &mut BinaryHeap<Pair>| {
-                let (Some(left), Some(right)) = (left, right) else {
-                    return;
-                };
-                let (a, b) = (&symbols[left], &symbols[right]);
-                if a.frozen || b.frozen {
-                    return;
-                }
-                if let Some(&id) = self.ids.get(&text[a.start..b.end]) {
-                    let piece = &self.file.pieces[id as usize];
-                    agenda.push(Pair {
-                        score: piece.score,
-                        left,
-                        right,
-                        end: b.end,
-                        start: a.start,
-                    });
-                    if piece.kind == PieceKind::Unused {
-                        parts.insert((a.start, b.end), a.end);
-                    }
-                }
-            };
-        for index in 1..symbols.len() {
-            consider(&symbols, Some(index - 1), Some(index), &mut agenda);
-        }
-        while let Some(pair) = agenda.pop() {
-            let (left, right) = (&symbols[pair.left], &symbols[pair.right]);
-            let stale = left.is_gone() || right.is_gone() || left.start != pair.start || right.end != pair.end;
-            if stale || left.end != right.start {
-                continue;
-            }
-            let (end, next) = (right.end, right.next);
-            symbols[pair.left].end = end;
-            symbols[pair.left].next = next;
-            symbols[pair.right].end = symbols[pair.right].start;
-            if let Some(next) = next {
-                symbols[next].previous = Some(pair.left);
-            }
-            let previous = symbols[pair.left].previous;
-            consider(&symbols, previous, Some(pair.left), &mut agenda);
-            consider(&symbols, Some(pair.left), next, &mut agenda);
-        }
-        let mut current = if symbols.is_empty() { None } else { Some(0) };
-        while let Some(index) = current {
-            let symbol = &symbols[index];
-            let mut stack = vec![(symbol.start, symbol.end)];
-            while let Some((start, end)) = stack.pop() {
-                let unused = |id: &u32| self.file.pieces[*id as usize].kind == PieceKind::Unused;
-                match parts.get(&(start, end)) {
-                    Some(&middle) if self.ids.get(&text[start..end]).is_some_and(unused) => {
-                        stack.push((middle, end));
-                        stack.push((start, middle));
-                    }
-                    _ => emit(&text[start..end]),
-                }
-            }
-            current = symbol.next;
-        }
+            None => rest,
+        };
     }
 }
-
-#[derive(Debug)]
-struct Symbol {
-    start: usize,
-    end: usize,
-    previous: Option<usize>,
-    next: Option<usize>,
-    /// A user-defined symbol, which is never merged.
-    frozen: bool,
-}
-
-impl Symbol {
-    fn is_gone(&self) -> bool {
-        self.start == self.end
-    }
-}
-
-/// Two neighbouring symbols that make a piece.
-#[derive(Debug)]
-struct Pair {
-    score: f32,
-    left: usize,
-    right: usize,
-    start: usize,
-    end: usize,
-}
-
-impl Ord for Pair {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.score.total_cmp(&other.score).then(other.left.cmp(&self.left))
-    }
-}
-
-impl PartialOrd for Pair {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Pair {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Pair {}
 
 /// The byte of a piece such as `<0x0A>`.
 fn byte_value(piece: &str) -> Option<u8> {
@@ -318,5 +233,7 @@ fn byte_value(piece: &str) -> Option<u8> {
     }
 }
 
+#[cfg(test)]
+mod golden_tests;
 #[cfg(test)]
 mod tests;

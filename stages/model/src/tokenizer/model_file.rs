@@ -18,8 +18,16 @@ pub(crate) struct Piece {
     pub kind: PieceKind,
 }
 
+/// How a text is cut into pieces. Numbers are those of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    Unigram = 1,
+    Bpe = 2,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ModelFile {
+    pub algorithm: Algorithm,
     pub pieces: Vec<Piece>,
     pub byte_fallback: bool,
     pub spaces_as_suffix: bool,
@@ -29,6 +37,23 @@ pub(crate) struct ModelFile {
     pub add_dummy_prefix: bool,
     pub remove_extra_spaces: bool,
     pub escape_spaces: bool,
+}
+
+/// The format's defaults.
+impl Default for ModelFile {
+    fn default() -> Self {
+        ModelFile {
+            algorithm: Algorithm::Unigram,
+            pieces: Vec::new(),
+            byte_fallback: false,
+            spaces_as_suffix: false,
+            unknown_surface: " \u{2047} ".into(),
+            character_map: Vec::new(),
+            add_dummy_prefix: true,
+            remove_extra_spaces: true,
+            escape_spaces: true,
+        }
+    }
 }
 
 enum Value<'a> {
@@ -99,18 +124,7 @@ impl<'a> Fields<'a> {
 
 /// Field numbers and defaults are those of `sentencepiece_model.proto`.
 pub(super) fn read_model_file(bytes: &[u8]) -> Result<ModelFile, String> {
-    let mut file = ModelFile {
-        pieces: Vec::new(),
-        byte_fallback: false,
-        spaces_as_suffix: false,
-        unknown_surface: " \u{2047} ".into(),
-        character_map: Vec::new(),
-        add_dummy_prefix: true,
-        remove_extra_spaces: true,
-        escape_spaces: true,
-    };
-    // Unigram is the format's default.
-    let mut algorithm = 1;
+    let mut file = ModelFile::default();
     for field in Fields(bytes) {
         match field? {
             (1, Value::Bytes(piece)) => {
@@ -120,7 +134,13 @@ pub(super) fn read_model_file(bytes: &[u8]) -> Result<ModelFile, String> {
             (2, Value::Bytes(trainer)) => {
                 for field in Fields(trainer) {
                     match field? {
-                        (3, Value::Number(value)) => algorithm = value,
+                        (3, Value::Number(1)) => file.algorithm = Algorithm::Unigram,
+                        (3, Value::Number(2)) => file.algorithm = Algorithm::Bpe,
+                        (3, Value::Number(other)) => {
+                            return Err(format!(
+                                "is of SentencePiece's kind {other}; BPE and unigram models are supported"
+                            ));
+                        }
                         (24, Value::Number(value)) => file.spaces_as_suffix = value != 0,
                         (35, Value::Number(value)) => file.byte_fallback = value != 0,
                         (44, Value::Bytes(value)) => file.unknown_surface = String::from_utf8_lossy(value).into_owned(),
@@ -145,13 +165,7 @@ pub(super) fn read_model_file(bytes: &[u8]) -> Result<ModelFile, String> {
     if file.pieces.is_empty() {
         return Err("has no pieces".into());
     }
-    match algorithm {
-        2 => Ok(file),
-        1 => Err("is a unigram model; only SentencePiece BPE models are supported".into()),
-        other => Err(format!(
-            "is of SentencePiece's kind {other}; only BPE models are supported"
-        )),
-    }
+    Ok(file)
 }
 
 fn read_piece(bytes: &[u8]) -> Result<Piece, String> {

@@ -45,6 +45,12 @@ impl Normaliser {
         })
     }
 
+    /// With SentencePiece's default treatment of spaces, and no symbols of the user's.
+    pub fn for_training(character_map: &[u8]) -> Result<Self, String> {
+        let defaults = ModelFile::default();
+        Normaliser::new(character_map, Vec::new(), &defaults)
+    }
+
     /// The normalised text, with spaces written as the model's pieces have them.
     pub fn normalise(&self, text: &str) -> String {
         let mut rest = text;

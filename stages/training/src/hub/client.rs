@@ -1,0 +1,397 @@
+//! Questions to the hub, and what its refusals mean.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use ureq::http::{HeaderMap, Response};
+use ureq::{Agent, Body};
+
+use super::reference::{Reference, is_commit, is_inside, plain_name};
+use super::{Hub, Token};
+use crate::error::TrainingError;
+
+/// Redirections to follow at most.
+const REDIRECTIONS: usize = 8;
+/// Longest list of files that is read.
+const LONGEST_LIST: u64 = 16 << 20;
+
+pub(super) struct Client {
+    agent: Agent,
+    endpoint: String,
+    token: Option<Token>,
+    patience: Duration,
+}
+
+/// A repository at a commit.
+pub(super) struct Remote {
+    pub commit: String,
+    pub files: Vec<String>,
+}
+
+/// A file before it is downloaded.
+pub(super) struct Described {
+    /// Name of the blob. For large files it is the SHA-256 of their bytes.
+    pub etag: String,
+    pub size: Option<u64>,
+    /// Where the bytes are.
+    address: String,
+}
+
+impl Described {
+    /// The SHA-256 that the bytes must have.
+    pub fn sha256(&self) -> Option<&str> {
+        (self.etag.len() == 64).then_some(self.etag.as_str())
+    }
+}
+
+/// Why the hub gave nothing.
+pub(super) struct Refusal {
+    pub message: String,
+    pub help: String,
+    /// To try again may help; until then what the cache holds may be used.
+    pub passing: bool,
+}
+
+impl From<Refusal> for TrainingError {
+    fn from(refusal: Refusal) -> Self {
+        TrainingError::Hub {
+            message: refusal.message,
+            help: refusal.help,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Listing {
+    sha: Option<String>,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+impl Client {
+    pub fn new(hub: &Hub) -> Self {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_resolve(Some(hub.patience))
+            .timeout_connect(Some(hub.patience))
+            .timeout_recv_response(Some(hub.patience))
+            // A download is cut off after so long and goes on where it was: a silent one is found out.
+            .timeout_recv_body(Some(hub.patience))
+            .user_agent(concat!("flow/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Client {
+            agent: config.into(),
+            endpoint: hub.endpoint.clone(),
+            token: hub.token.clone(),
+            patience: hub.patience,
+        }
+    }
+
+    /// The commit and the files of a revision.
+    pub fn list(&self, reference: &Reference) -> Result<Remote, Refusal> {
+        let address = format!(
+            "{}/api/models/{}/revision/{}",
+            self.endpoint,
+            reference.repository(),
+            reference.revision
+        );
+        let mut response = self.get(&address, reference, None)?;
+        let strange = |what: String| Refusal {
+            message: format!("{address} does not answer as the hub does: {what}"),
+            help: "check HF_ENDPOINT, and whether a proxy stands between".into(),
+            passing: false,
+        };
+        let body = response.body_mut().with_config().limit(LONGEST_LIST).read_to_vec();
+        let body = body.map_err(|error| self.unreachable(&address, &error))?;
+        let listing: Listing = serde_json::from_slice(&body).map_err(|error| strange(error.to_string()))?;
+        let commit = listing.sha.filter(|sha| is_commit(sha));
+        let commit = commit.ok_or_else(|| strange("it names no commit".into()))?;
+        let files = listing.siblings.into_iter().map(|sibling| sibling.rfilename);
+        // A name that leads elsewhere is nobody's to ask for.
+        let mut files: Vec<String> = files.filter(|file| is_inside(file)).collect();
+        files.sort();
+        Ok(Remote { commit, files })
+    }
+
+    /// Size, checksum and whereabouts of a file.
+    pub fn describe(&self, reference: &Reference, commit: &str, file: &str) -> Result<Described, Refusal> {
+        let mut address = format!(
+            "{}/{}/resolve/{commit}/{}",
+            self.endpoint,
+            reference.repository(),
+            encoded(file)
+        );
+        let mut found: Option<(String, Option<u64>)> = None;
+        for _ in 0..REDIRECTIONS {
+            let response = self.ask(&address, reference, Some(file), true, None)?;
+            let headers = response.headers();
+            let etag = text(headers, "x-linked-etag").or_else(|| text(headers, "etag"));
+            let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
+            if found.is_none()
+                && let Some(etag) = etag.filter(|etag| plain_name(etag))
+            {
+                let size = text(headers, "x-linked-size").or_else(|| {
+                    let length = text(headers, "content-length");
+                    length.filter(|_| !response.status().is_redirection())
+                });
+                found = Some((etag, size.and_then(|size| size.parse().ok())));
+            }
+            if !response.status().is_redirection() {
+                let Some((etag, size)) = found else { break };
+                return Ok(Described { etag, size, address });
+            }
+            let to = self.redirected(&address, &response)?;
+            if let Some((etag, size)) = &found
+                && origin(&to) != origin(&self.endpoint)
+            {
+                // Where the bytes are: such addresses are good for a GET only.
+                return Ok(Described {
+                    etag: etag.clone(),
+                    size: *size,
+                    address: to,
+                });
+            }
+            address = to;
+        }
+        Err(Refusal {
+            message: format!("{address} does not answer as the hub does: no etag, or too many redirections"),
+            help: "check HF_ENDPOINT, and whether a proxy stands between".into(),
+            passing: false,
+        })
+    }
+
+    /// The bytes of a file from `from` on. The status says whether the server began there (206) or at the first (200).
+    pub fn open(
+        &self,
+        reference: &Reference,
+        file: &str,
+        described: &Described,
+        from: u64,
+    ) -> Result<Response<Body>, Refusal> {
+        let range = (from > 0).then(|| format!("bytes={from}-"));
+        let mut address = described.address.clone();
+        for _ in 0..REDIRECTIONS {
+            let response = self.ask(&address, reference, Some(file), false, range.as_deref())?;
+            if !response.status().is_redirection() {
+                return Ok(response);
+            }
+            address = self.redirected(&address, &response)?;
+        }
+        Err(Refusal {
+            message: format!("{address}: too many redirections"),
+            help: "try again later".into(),
+            passing: false,
+        })
+    }
+
+    fn get(&self, address: &str, reference: &Reference, file: Option<&str>) -> Result<Response<Body>, Refusal> {
+        let mut address = address.to_owned();
+        for _ in 0..REDIRECTIONS {
+            let response = self.ask(&address, reference, file, false, None)?;
+            if !response.status().is_redirection() {
+                return Ok(response);
+            }
+            address = self.redirected(&address, &response)?;
+        }
+        Err(Refusal {
+            message: format!("{address}: too many redirections"),
+            help: "check HF_ENDPOINT".into(),
+            passing: false,
+        })
+    }
+
+    fn redirected(&self, address: &str, response: &Response<Body>) -> Result<String, Refusal> {
+        let to = text(response.headers(), "location").unwrap_or_default();
+        if to.starts_with("http://") || to.starts_with("https://") {
+            return Ok(to.to_owned());
+        }
+        if to.starts_with('/') {
+            return Ok(format!("{}{to}", origin(address)));
+        }
+        Err(Refusal {
+            message: format!("{address} leads to `{to}`, which is no address"),
+            help: "check HF_ENDPOINT".into(),
+            passing: false,
+        })
+    }
+
+    /// One request. The token goes to the hub alone, not to where it redirects.
+    fn ask(
+        &self,
+        address: &str,
+        reference: &Reference,
+        file: Option<&str>,
+        head: bool,
+        range: Option<&str>,
+    ) -> Result<Response<Body>, Refusal> {
+        let mut request = if head {
+            self.agent.head(address)
+        } else {
+            self.agent.get(address)
+        };
+        request = request.header("accept-encoding", "identity");
+        let ours = origin(address) == origin(&self.endpoint);
+        if let Some(token) = self.token.as_ref().filter(|_| ours) {
+            request = request.header("authorization", format!("Bearer {}", token.secret));
+        }
+        if let Some(range) = range {
+            request = request.header("range", range);
+        }
+        let response = request.call().map_err(|error| self.unreachable(address, &error))?;
+        let status = response.status();
+        if status.is_success() || status.is_redirection() || status.as_u16() == 416 {
+            return Ok(response);
+        }
+        Err(self.refused(status.as_u16(), response.headers(), reference, file))
+    }
+
+    fn unreachable(&self, address: &str, error: &ureq::Error) -> Refusal {
+        let host = origin(address);
+        let (what, help) = match error {
+            ureq::Error::Timeout(_) => (
+                format!("{host} does not answer within {} s", self.patience.as_secs()),
+                "try again; behind a firewall set HTTPS_PROXY, or HF_ENDPOINT to a mirror",
+            ),
+            ureq::Error::HostNotFound => (
+                format!("{host} is not known: there is no such name, or no network"),
+                "check the network and HF_ENDPOINT; a machine without network needs HF_HUB_OFFLINE=1 and a filled cache",
+            ),
+            ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => (
+                format!("{host} refuses the connection"),
+                "check HF_ENDPOINT and the proxy settings; a machine without network needs HF_HUB_OFFLINE=1 and a filled cache",
+            ),
+            ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut => (
+                format!("{host} does not answer within {} s", self.patience.as_secs()),
+                "try again; behind a firewall set HTTPS_PROXY, or HF_ENDPOINT to a mirror",
+            ),
+            other => (
+                format!("{host} cannot be reached: {other}"),
+                "check the network and the proxy settings, and try again",
+            ),
+        };
+        Refusal {
+            message: what,
+            help: help.into(),
+            passing: true,
+        }
+    }
+
+    /// A refusal in words. The hub's error code tells what is meant; without one the status and whether there is a token.
+    fn refused(&self, status: u16, headers: &HeaderMap, reference: &Reference, file: Option<&str>) -> Refusal {
+        let repository = reference.repository();
+        let page = format!("{}/{repository}", self.endpoint);
+        let code = text(headers, "x-error-code").unwrap_or_default();
+        let token = self.token.as_ref().map(|token| token.from.as_str());
+        let login = "make a token at https://huggingface.co/settings/tokens and set HF_TOKEN to it";
+        let (message, help) = match (status, code, token) {
+            (401 | 403, "GatedRepo", None) => (
+                format!(
+                    "{repository} is given only to those who are logged in and have accepted its conditions, and there is no token"
+                ),
+                format!("open {page}, accept the conditions, then {login}"),
+            ),
+            (401 | 403, "GatedRepo", Some(from)) => (
+                format!(
+                    "{repository} is given only to those who have accepted its conditions; the account of the token from {from} has not, or is not let in yet"
+                ),
+                format!("open {page} with that account and accept the conditions, or use the token of another account"),
+            ),
+            (401 | 404, "RepoNotFound", None) => (
+                format!("there is no {repository} on {}, or it is private", self.endpoint),
+                format!("check the name; if it is private, {login}"),
+            ),
+            (401 | 404, "RepoNotFound", Some(from)) => (
+                format!(
+                    "there is no {repository} on {}, or it is private and the account of the token from {from} may not see it",
+                    self.endpoint
+                ),
+                "check the name, and whose token that is".into(),
+            ),
+            (401, _, Some(from)) => (
+                format!("{} does not accept the token from {from}", self.endpoint),
+                format!("it may have been revoked or cut: {login}, or remove it if {repository} is public"),
+            ),
+            (401, _, None) => (
+                format!("{repository} is not given without a login, or is not there"),
+                format!("check the name; if it is private, {login}"),
+            ),
+            (403, _, _) => (
+                format!("{} forbids access to {repository}", self.endpoint),
+                "the token may lack the right to read this repository: look at its permissions".into(),
+            ),
+            (404, "RevisionNotFound", _) => (
+                format!("{repository} has no revision {}", reference.revision),
+                format!(
+                    "look for branches and tags at {page}/tree/main, or leave `@{}` out",
+                    reference.revision
+                ),
+            ),
+            (404, _, _) if file.is_some() => (
+                format!(
+                    "there is no file {} in {repository} at {}",
+                    file.unwrap_or_default(),
+                    reference.revision
+                ),
+                format!("look for its name at {page}/tree/{}", reference.revision),
+            ),
+            (404, _, _) => (
+                format!("there is no {repository} on {}", self.endpoint),
+                "check the name".into(),
+            ),
+            (429, _, _) => (
+                format!(
+                    "{} answers only so many requests, and had enough of ours",
+                    self.endpoint
+                ),
+                "wait some minutes and run again; what is downloaded stays".into(),
+            ),
+            (500.., _, _) => (
+                format!("{} has a fault of its own (status {status})", self.endpoint),
+                "run again later; what is downloaded stays".into(),
+            ),
+            _ => (
+                format!("{} answers with status {status} for {reference}", self.endpoint),
+                text(headers, "x-error-message")
+                    .unwrap_or("check HF_ENDPOINT")
+                    .to_owned(),
+            ),
+        };
+        Refusal {
+            message,
+            help,
+            passing: status == 429 || status >= 500,
+        }
+    }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// `https://host:port` of an address.
+fn origin(address: &str) -> &str {
+    let host = address.find("://").map_or(0, |at| at + 3);
+    let end = address[host..].find('/').map_or(address.len(), |at| host + at);
+    &address[..end]
+}
+
+/// A path in an address.
+fn encoded(file: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~' | b'/');
+    let mut out = String::with_capacity(file.len());
+    for byte in file.bytes() {
+        if plain(byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}

@@ -1,0 +1,88 @@
+//! `hf://OWNER/NAME[@REVISION][/FILE]`.
+
+use std::fmt;
+
+use crate::error::TrainingError;
+
+/// A model on the hub, or one file of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reference {
+    pub owner: String,
+    pub name: String,
+    /// A branch, a tag or a commit; `main` if none was named.
+    pub revision: String,
+    pub file: Option<String>,
+}
+
+impl Reference {
+    /// What comes after `hf://`; none for other texts.
+    pub fn parse(text: &str) -> Option<Result<Self, TrainingError>> {
+        let rest = text.strip_prefix("hf://")?;
+        Some(Self::read(rest).ok_or_else(|| {
+            TrainingError::setting(
+                "init",
+                format!("`{text}` names no model of the hub; write hf://OWNER/NAME, hf://OWNER/NAME@REVISION or hf://OWNER/NAME/FILE"),
+            )
+        }))
+    }
+
+    fn read(rest: &str) -> Option<Self> {
+        let (owner, rest) = rest.split_once('/')?;
+        let (head, file) = match rest.split_once('/') {
+            Some((head, file)) => (head, Some(file)),
+            None => (rest, None),
+        };
+        let (name, revision) = head.split_once('@').unwrap_or((head, "main"));
+        if ![owner, name].into_iter().all(plain_name) || !plain_name(revision) {
+            return None;
+        }
+        if file.is_some_and(|file| !is_inside(file)) {
+            return None;
+        }
+        Some(Reference {
+            owner: owner.to_owned(),
+            name: name.to_owned(),
+            revision: revision.to_owned(),
+            file: file.map(str::to_owned),
+        })
+    }
+
+    /// `OWNER/NAME`.
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.owner, self.name)
+    }
+
+    /// Whether the revision is a commit, which never changes.
+    pub fn is_commit(&self) -> bool {
+        is_commit(&self.revision)
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hf://{}/{}", self.owner, self.name)?;
+        if self.revision != "main" {
+            write!(f, "@{}", self.revision)?;
+        }
+        match &self.file {
+            Some(file) => write!(f, "/{file}"),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(super) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Letters, digits, `-`, `_` and `.`, but not only points.
+pub(super) fn plain_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    !text.is_empty() && text.len() <= 200 && text.bytes().all(allowed) && !text.starts_with('.')
+}
+
+/// Whether a file of a repository stays in it: no empty, `.` or `..` part, nothing that a path or an address reads otherwise.
+pub(super) fn is_inside(file: &str) -> bool {
+    let odd = |c: char| c.is_control() || c == '\\';
+    !file.contains(odd) && file.len() <= 1000 && file.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}

@@ -1,0 +1,127 @@
+//! Transcripts with more tokens than training takes.
+
+use std::collections::BTreeMap;
+
+use arrow::array::{Array, AsArray, StringArray};
+use arrow::compute::cast;
+use arrow::datatypes::DataType;
+use flow_model::tokenizer::Tokenizer;
+use flow_runtime::{Artifact, StageError};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+/// Examples that are kept for each language.
+const EXAMPLES: usize = 3;
+
+/// How many transcripts are over the limit, by language.
+#[derive(Debug, Default, PartialEq)]
+pub struct LongTexts {
+    pub texts: u64,
+    pub limit: usize,
+    pub languages: BTreeMap<String, Language>,
+}
+
+/// Those of one language.
+#[derive(Debug, Default, PartialEq)]
+pub struct Language {
+    pub count: u64,
+    /// Most tokens in one of them.
+    pub longest: usize,
+    /// Segments, the first ones in the order of the rows.
+    pub examples: Vec<String>,
+}
+
+impl LongTexts {
+    /// Counts the rows of a manifest. Columns `segment_id` and `text` are needed; `lang` is used where it is.
+    pub fn count(rows: &Artifact, tokenizer: &Tokenizer, limit: usize) -> Result<Self, StageError> {
+        let mut long = LongTexts {
+            limit,
+            ..LongTexts::default()
+        };
+        let columns = ["segment_id", "text", "lang"].into_iter();
+        let columns: Vec<&str> = columns
+            .filter(|name| rows.schema().column_with_name(name).is_some())
+            .collect();
+        for item in rows.batches(Some(&columns)) {
+            let (_, batch) = item?;
+            let strings = |name: &str| -> Result<Option<StringArray>, StageError> {
+                let Some(column) = batch.column_by_name(name) else {
+                    return Ok(None);
+                };
+                Ok(cast(column, &DataType::Utf8)?.as_string_opt::<i32>().cloned())
+            };
+            let (Some(texts), Some(segments)) = (strings("text")?, strings("segment_id")?) else {
+                return Err(StageError::failed("the train rows have no `text` and `segment_id`"));
+            };
+            let languages = strings("lang")?;
+            let over: Vec<(usize, usize)> = (0..batch.num_rows())
+                .into_par_iter()
+                .filter(|row| !texts.is_null(*row))
+                .filter_map(|row| Some((row, tokenizer.tokens_over(texts.value(row), limit)?)))
+                .collect();
+            long.texts += batch.num_rows() as u64;
+            for (row, tokens) in over {
+                let language = languages.as_ref().filter(|column| !column.is_null(row));
+                let language = language.map_or("", |column| column.value(row));
+                let language = long.languages.entry(language.to_owned()).or_default();
+                language.count += 1;
+                language.longest = language.longest.max(tokens);
+                if language.examples.len() < EXAMPLES {
+                    language.examples.push(segments.value(row).to_owned());
+                }
+            }
+        }
+        Ok(long)
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.languages.values().map(|language| language.count).sum()
+    }
+
+    /// What a person should know; none if all texts fit.
+    pub fn warning(&self) -> Option<String> {
+        if self.languages.is_empty() {
+            return None;
+        }
+        let each: Vec<String> = self
+            .languages
+            .iter()
+            .map(|(name, language)| {
+                let more = if language.count > language.examples.len() as u64 {
+                    ", ..."
+                } else {
+                    ""
+                };
+                format!(
+                    "{} {} (up to {} tokens: {}{more})",
+                    if name.is_empty() { "no language" } else { name },
+                    language.count,
+                    language.longest,
+                    language.examples.join(", ")
+                )
+            })
+            .collect();
+        Some(format!(
+            "{} of {} transcripts have more than {} tokens, and are learned only up to there (`max_tokens`): {}",
+            self.total(),
+            self.texts,
+            self.limit,
+            each.join("; ")
+        ))
+    }
+
+    /// A line for `metrics.jsonl` and the report.
+    pub fn figures(&self) -> Value {
+        let languages: BTreeMap<&str, Value> = self
+            .languages
+            .iter()
+            .map(|(name, language)| {
+                let value =
+                    json!({ "count": language.count, "longest": language.longest, "examples": language.examples });
+                (name.as_str(), value)
+            })
+            .collect();
+        json!({ "kind": "long_texts", "limit": self.limit, "texts": self.texts, "over": self.total(), "languages": languages })
+    }
+}

@@ -1,0 +1,418 @@
+//! The kind `tokenizer.train`.
+
+use std::collections::{BTreeSet, BinaryHeap};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int32Array, RecordBatch, StringArray, UInt32Array};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_model::tokenizer::train::{self, Normalisation, Recipe};
+use flow_model::tokenizer::{Algorithm, Tokenizer};
+use flow_runtime::event::Event;
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reads, Role, Shape, Source,
+    SourcePartition, StageError,
+};
+use rayon::ThreadPoolBuilder;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainingError;
+
+/// Languages at most; more are no languages.
+const MOST_LANGUAGES: usize = 1000;
+
+/// Trains a SentencePiece tokenizer on the texts of a manifest.
+///
+/// # What it does
+///
+/// Reads the column `text` of every input and learns pieces by SentencePiece's algorithms. The output `tokenizer` is one row:
+/// `model` (the bytes of a `.model` file, which SentencePiece and NeMo read), `vocabulary` (the text of a `.vocab` file),
+/// `pieces` (their number) and `digest`. Give it to `training.train` as a further input, and to `tokenizer.write`, which puts
+/// the files into a folder.
+///
+/// Piece 0 is `<unk>`, then come those of `special`, the language tags, those of `reserve`, and the learned ones. A language
+/// tag is what stands at the beginning of a text in the form `<|hi|>`; each that is seen becomes a piece that stays whole.
+///
+/// The same rows give the same bytes, in whatever order they come and whatever the number of threads. BPE gives the pieces
+/// that SentencePiece gives; unigram follows its published steps, and cuts texts into about as many tokens.
+///
+/// # Example
+///
+/// ```yaml
+/// tokenizer:
+///   uses: tokenizer.train
+///   from: manifest/split.train
+///   with: {type: bpe, vocab_size: 1024}
+/// train:
+///   uses: training.train
+///   from: {batches: load, validation: manifest/split.val, tokenizer: tokenizer}
+///   with: {checkpoints: work/checkpoints}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainTokenizerSettings {
+    /// `bpe` merges the most frequent neighbours; `unigram` keeps the pieces that make the texts most probable.
+    pub r#type: TokenizerType,
+    /// Number of pieces, all kinds together. Too few for the characters of the texts, or more than they give, is an error
+    /// that names what is possible.
+    pub vocab_size: u32,
+    /// Share of all characters, counted as often as they come, that get a piece: 1.0 for all, 0.9995 where there are
+    /// thousands of rare ones. The others become `<unk>`.
+    pub character_coverage: f64,
+    /// Make a piece of each language tag (`<|hi|>`) that a text begins with.
+    pub languages: bool,
+    /// Pieces that text never becomes, such as `<pad>`.
+    pub special: Vec<String>,
+    /// More pieces that stay whole in any text, such as tags of languages that are to come: `["<|fr|>"]`.
+    pub reserve: Vec<String>,
+    /// Characters without a piece become bytes, for which 256 pieces are added.
+    pub byte_fallback: bool,
+    /// `nmt_nfkc` (SentencePiece's default, as in NVIDIA's models) or `identity`.
+    pub normalisation: NormalisationSetting,
+    /// Learn from so many texts at most, chosen by a hash of `segment_id` and text. Bounds the memory.
+    pub max_sentences: u64,
+    /// Longer texts, in bytes, are not learned from.
+    pub max_sentence_bytes: u64,
+}
+
+impl Default for TrainTokenizerSettings {
+    fn default() -> Self {
+        TrainTokenizerSettings {
+            r#type: TokenizerType::Bpe,
+            vocab_size: 1024,
+            character_coverage: 1.0,
+            languages: true,
+            special: Vec::new(),
+            reserve: Vec::new(),
+            byte_fallback: false,
+            normalisation: NormalisationSetting::NmtNfkc,
+            max_sentences: 1_000_000,
+            max_sentence_bytes: 4192,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenizerType {
+    Bpe,
+    Unigram,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NormalisationSetting {
+    NmtNfkc,
+    Identity,
+}
+
+impl TrainTokenizerSettings {
+    fn recipe(&self, languages: &BTreeSet<String>) -> Recipe {
+        let mut user_defined: Vec<String> = languages.iter().cloned().collect();
+        user_defined.extend(self.reserve.iter().filter(|piece| !languages.contains(*piece)).cloned());
+        Recipe {
+            algorithm: match self.r#type {
+                TokenizerType::Bpe => Algorithm::Bpe,
+                TokenizerType::Unigram => Algorithm::Unigram,
+            },
+            vocabulary_size: self.vocab_size as usize,
+            character_coverage: self.character_coverage,
+            control: self.special.clone(),
+            user_defined,
+            byte_fallback: self.byte_fallback,
+            normalisation: match self.normalisation {
+                NormalisationSetting::NmtNfkc => Normalisation::NmtNfkc,
+                NormalisationSetting::Identity => Normalisation::Identity,
+            },
+        }
+    }
+
+    fn check(&self) -> Result<(), StageError> {
+        let refuse = |name: &str, why: &str| Err(StageError::setting(name, format!("`{name}` {why}")));
+        if !(2..=1_000_000).contains(&self.vocab_size) {
+            return refuse("vocab_size", "is from 2 to 1,000,000");
+        }
+        if !(0.9..=1.0).contains(&self.character_coverage) {
+            return refuse("character_coverage", "is from 0.9 to 1");
+        }
+        if self.max_sentences == 0 || self.max_sentence_bytes == 0 {
+            return refuse("max_sentences", "and `max_sentence_bytes` are at least 1");
+        }
+        let recipe = self.recipe(&BTreeSet::new());
+        recipe.check().map_err(|error| StageError::setting("special", error))
+    }
+}
+
+/// Columns of the output.
+pub fn tokenizer_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("model", DataType::Binary, false),
+        Field::new("vocabulary", DataType::Utf8, false),
+        Field::new("pieces", DataType::Int32, false),
+        Field::new("digest", DataType::Utf8, false),
+    ]))
+}
+
+/// Whether rows are those of a `tokenizer.train`.
+pub fn is_tokenizer(schema: &Schema) -> bool {
+    schema
+        .column_with_name("model")
+        .is_some_and(|(_, field)| *field.data_type() == DataType::Binary)
+        && schema.column_with_name("vocabulary").is_some()
+}
+
+/// The `.model` and the `.vocab` of a `tokenizer.train`.
+pub fn read_tokenizer_files(artifact: &Artifact) -> Result<(Vec<u8>, String), StageError> {
+    let missing = || StageError::failed("the tokenizer's stage gave no row");
+    for item in artifact.batches(Some(&["model", "vocabulary"])) {
+        let (_, batch) = item?;
+        if batch.num_rows() == 0 {
+            continue;
+        }
+        let model = batch
+            .column_by_name("model")
+            .and_then(|column| column.as_binary_opt::<i32>());
+        let vocabulary = batch
+            .column_by_name("vocabulary")
+            .and_then(|column| column.as_string_opt::<i32>());
+        let (Some(model), Some(vocabulary)) = (model, vocabulary) else {
+            return Err(missing());
+        };
+        return Ok((model.value(0).to_vec(), vocabulary.value(0).to_owned()));
+    }
+    Err(missing())
+}
+
+/// The kind `tokenizer.train`.
+pub struct TrainTokenizer;
+
+impl Kind for TrainTokenizer {
+    const NAME: &'static str = "tokenizer.train";
+    const VERSION: u32 = 1;
+    type Settings = TrainTokenizerSettings;
+
+    fn shape(settings: &TrainTokenizerSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        settings.check()?;
+        if inputs.is_empty() {
+            return Err(StageError::Input {
+                name: "from".into(),
+                message: "tokenizer.train learns from rows, and was given no input".into(),
+                help: Some("from: manifest/split.train".into()),
+            });
+        }
+        for input in inputs {
+            let text = input
+                .schema
+                .column_with_name("text")
+                .map(|(_, field)| field.data_type());
+            let is_text = |kind: &DataType| match kind {
+                DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+                DataType::Dictionary(_, value) => **value == DataType::Utf8,
+                _ => false,
+            };
+            if !text.is_some_and(is_text) {
+                return Err(StageError::Input {
+                    name: input.name.clone(),
+                    message: "it has no column `text` of texts to learn from".into(),
+                    help: None,
+                });
+            }
+        }
+        Ok(Shape {
+            role: Role::Source,
+            reads: vec![Reads::Whole; inputs.len()],
+            outputs: vec![Port {
+                name: "tokenizer".into(),
+                schema: tokenizer_schema(),
+            }],
+            dear: true,
+            conservation: Conservation::NewRows,
+        })
+    }
+
+    fn open(settings: &TrainTokenizerSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(TrainTokenizerBody {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
+    }
+}
+
+struct TrainTokenizerBody {
+    settings: TrainTokenizerSettings,
+    context: Context,
+}
+
+impl Source for TrainTokenizerBody {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        Ok(vec![SourcePartition {
+            name: Partition::from("tokenizer".to_owned()),
+            files: Vec::new(),
+            extra: String::new(),
+        }])
+    }
+
+    fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let mut sample = Sample::new(&self.settings);
+        for input in self.context.inputs.iter().flatten() {
+            sample.add_rows(input, &self.context)?;
+        }
+        if sample.too_long > 0 {
+            self.warn(format!(
+                "{} texts of more than {} bytes are not learned from; `max_sentence_bytes` sets the limit",
+                sample.too_long, self.settings.max_sentence_bytes
+            ));
+        }
+        if sample.languages.len() > MOST_LANGUAGES {
+            return Err(StageError::failed(format!(
+                "more than {MOST_LANGUAGES} different language tags stand before the texts"
+            ))
+            .with_help("set `languages: false`, or correct the texts"));
+        }
+        let languages = sample.languages.clone();
+        let recipe = self.settings.recipe(&languages);
+        let failed = |error| StageError::from(TrainingError::from(error));
+        let mut words = recipe.words().map_err(failed)?;
+        let (seen, used) = (sample.seen, sample.chosen.len());
+        for chosen in sample.chosen.into_vec() {
+            words.add(&chosen.1);
+        }
+        if words.skipped() > 0 {
+            self.warn(format!(
+                "{} texts hold U+2585, which SentencePiece keeps for itself, and are not learned from",
+                words.skipped()
+            ));
+        }
+        self.context.report(serde_json::json!({ "line": format!("learning from {used} of {seen} texts, {} languages", languages.len()) }));
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(self.context.threads.max(1))
+            .build()
+            .map_err(|error| StageError::failed(format!("cannot start threads: {error}")))?;
+        let (context, cancel) = (&self.context, &self.context.cancel);
+        let mut tell = |line: String| {
+            context.report(serde_json::json!({ "line": line }));
+            if cancel.is_set() {
+                return Err(flow_model::Error::Tokenizer("stopped".into()));
+            }
+            Ok(())
+        };
+        let bytes = pool.install(|| recipe.train(words, &mut tell)).map_err(failed)?;
+        let tokenizer = Tokenizer::from_bytes(&bytes).map_err(failed)?;
+        let vocabulary = train::vocabulary_text(&tokenizer);
+        let digest = blake3::hash(&bytes).to_hex().to_string();
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(UInt32Array::from(vec![0])),
+            Arc::new(BinaryArray::from(vec![bytes.as_slice()])),
+            Arc::new(StringArray::from(vec![vocabulary])),
+            Arc::new(Int32Array::from(vec![tokenizer.vocabulary_size() as i32])),
+            Arc::new(StringArray::from(vec![digest])),
+        ];
+        out.send(0, RecordBatch::try_new(tokenizer_schema(), columns)?);
+        Ok(())
+    }
+}
+
+impl TrainTokenizerBody {
+    fn warn(&self, message: String) {
+        self.context.events.send(Event::Warning {
+            stage: Some(self.context.stage.clone()),
+            message,
+        });
+    }
+}
+
+/// The texts with the smallest hashes, at most so many.
+struct Sample {
+    most: usize,
+    longest: usize,
+    tags: bool,
+    /// The largest hash on top.
+    chosen: BinaryHeap<([u8; 16], String)>,
+    seen: u64,
+    too_long: u64,
+    languages: BTreeSet<String>,
+}
+
+impl Sample {
+    fn new(settings: &TrainTokenizerSettings) -> Self {
+        Sample {
+            most: usize::try_from(settings.max_sentences).unwrap_or(usize::MAX),
+            longest: usize::try_from(settings.max_sentence_bytes).unwrap_or(usize::MAX),
+            tags: settings.languages,
+            chosen: BinaryHeap::new(),
+            seen: 0,
+            too_long: 0,
+            languages: BTreeSet::new(),
+        }
+    }
+
+    fn add_rows(&mut self, rows: &Artifact, context: &Context) -> Result<(), StageError> {
+        let columns = ["text", "segment_id"].into_iter();
+        let columns: Vec<&str> = columns
+            .filter(|name| rows.schema().column_with_name(name).is_some())
+            .collect();
+        for item in rows.batches(Some(&columns)) {
+            let (_, batch) = item?;
+            if context.cancel.is_set() {
+                return Err(StageError::failed("stopped"));
+            }
+            let texts = |name: &str| -> Result<Option<StringArray>, StageError> {
+                let Some(column) = batch.column_by_name(name) else {
+                    return Ok(None);
+                };
+                Ok(cast(column, &DataType::Utf8)?.as_string_opt::<i32>().cloned())
+            };
+            let Some(text) = texts("text")? else { continue };
+            let ids = texts("segment_id")?;
+            for row in (0..batch.num_rows()).filter(|row| !text.is_null(*row)) {
+                let id = ids
+                    .as_ref()
+                    .filter(|ids| !ids.is_null(row))
+                    .map_or("", |ids| ids.value(row));
+                self.add(id, text.value(row));
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, id: &str, text: &str) {
+        if text.trim().is_empty() {
+            return;
+        }
+        self.seen += 1;
+        if self.tags
+            && self.languages.len() <= MOST_LANGUAGES
+            && let Some(tag) = leading_tag(text)
+            && !self.languages.contains(tag)
+        {
+            self.languages.insert(tag.to_owned());
+        }
+        if text.len() > self.longest {
+            self.too_long += 1;
+            return;
+        }
+        let mut hash = blake3::Hasher::new();
+        hash.update(&(id.len() as u64).to_le_bytes());
+        hash.update(id.as_bytes());
+        hash.update(text.as_bytes());
+        let mut key = [0; 16];
+        key.copy_from_slice(&hash.finalize().as_bytes()[..16]);
+        if self.chosen.len() < self.most {
+            self.chosen.push((key, text.to_owned()));
+        } else if self.chosen.peek().is_some_and(|(largest, _)| key < *largest) {
+            self.chosen.pop();
+            self.chosen.push((key, text.to_owned()));
+        }
+    }
+}
+
+/// `<|hi|>` at the beginning of a text.
+fn leading_tag(text: &str) -> Option<&str> {
+    let inner = text.strip_prefix("<|")?;
+    let end = inner.find("|>")?;
+    let code = &inner[..end];
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    (!code.is_empty() && code.len() <= 16 && code.bytes().all(plain)).then(|| &text[..end + 4])
+}
