@@ -10,4 +10,5 @@ mod mistakes;
 mod planted;
 mod reuse;
 mod sampling;
+mod synthesize;
 mod training;
