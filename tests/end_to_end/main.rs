@@ -12,4 +12,5 @@ mod planted;
 mod reuse;
 mod sampling;
 mod tokenizer;
+mod synthesize;
 mod training;

@@ -30,6 +30,14 @@ pub enum AudioError {
     },
     #[error("{path} cannot be written safely: {why}")]
     UnsafePath { path: PathBuf, why: String },
+    #[error("{path}: {why}")]
+    Sentences { path: PathBuf, why: String },
+    #[error("{path}: {why}")]
+    Manifest { path: PathBuf, why: String },
+    #[error("{program}: {why}")]
+    Espeak { program: PathBuf, why: String },
+    #[error("cannot make a shard: {0}")]
+    Shard(String),
 }
 
 impl AudioError {
@@ -38,7 +46,11 @@ impl AudioError {
     pub fn is_fault_of_the_data(&self) -> bool {
         !matches!(
             self,
-            AudioError::Read { .. } | AudioError::Write { .. } | AudioError::NoSpace { .. }
+            AudioError::Read { .. }
+                | AudioError::Write { .. }
+                | AudioError::NoSpace { .. }
+                | AudioError::Espeak { .. }
+                | AudioError::Shard(_)
         )
     }
 }

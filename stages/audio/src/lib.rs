@@ -15,6 +15,7 @@ pub mod recording;
 pub mod resample;
 pub mod shards;
 pub mod space;
+pub mod synthesize;
 pub mod tar;
 #[cfg(test)]
 mod test_data;
@@ -24,4 +25,5 @@ pub use delete_tars::DeleteTars;
 pub use error::AudioError;
 pub use extract::Extract;
 pub use probe::Probe;
+pub use synthesize::Synthesize;
 pub use webdataset::WebDataset;

@@ -1,0 +1,383 @@
+//! The kind `audio.synthesize`.
+
+mod clip;
+mod espeak;
+mod gone;
+mod plan;
+mod random;
+mod rows;
+mod sentences;
+mod settings;
+mod shard_files;
+mod sound;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use flow_runtime::{
+    Artifact, Body, Context, Input, Kind, Out, Partition, Port, Reject, RejectClass, Shape, Source, SourcePartition,
+    StageError,
+};
+use rayon::ThreadPool;
+
+use crate::error::AudioError;
+use crate::examine;
+use crate::place::{Content, Target};
+use crate::probe::decoding_pool;
+use crate::{shards, space};
+use clip::{Clip, Maker, Refused};
+use espeak::Espeak;
+use plan::PlannedShard;
+use sentences::{Choice, Language, Side};
+pub use settings::{HeldOut, NoiseSettings, RoomSettings, SynthesizeSettings};
+use words::Excluded;
+
+/// Faults that a shard may have besides as many as it has clips.
+const FEW_FAULTS: usize = 10;
+/// Most clips that are made ahead of knowing whether they are wanted.
+const WAVE: u32 = 256;
+
+pub struct Synthesize;
+
+impl Kind for Synthesize {
+    const NAME: &'static str = "audio.synthesize";
+    const VERSION: u32 = 1;
+    type Settings = SynthesizeSettings;
+
+    fn shape(settings: &SynthesizeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if let Some(input) = inputs.first() {
+            return Err(StageError::Input {
+                name: input.name.clone(),
+                message: "audio.synthesize makes what it gives and takes no input".into(),
+                help: Some("leave out `from`".into()),
+            });
+        }
+        settings.check()?;
+        let port = |name: &str, schema| Port {
+            name: name.into(),
+            schema,
+        };
+        let outputs = vec![
+            port("files", rows::files_schema()),
+            port("train", rows::clips_schema()),
+            port("val", rows::clips_schema()),
+        ];
+        Ok(Shape {
+            dear: true,
+            ..Shape::source(outputs)
+        })
+    }
+
+    fn open(settings: &SynthesizeSettings, context: &Context) -> Result<Body, StageError> {
+        let settings = settings.in_order();
+        let limit = Duration::try_from_secs_f64(settings.time_limit).map_err(StageError::failed)?;
+        Ok(Body::Source(Box::new(Synthesizer {
+            espeak: Espeak::new(&settings.program, limit),
+            settings,
+            context: context.clone(),
+            pool: decoding_pool(context)?,
+            known: None,
+        })))
+    }
+
+    /// What every shard depends on. What one shard depends on (its length, its language) is said with the shard.
+    fn identity(settings: &SynthesizeSettings) -> serde_json::Value {
+        let settings = settings.in_order();
+        serde_json::json!({
+            "seed": settings.seed,
+            "held_out": {"voices": settings.held_out.voices, "sentences": settings.held_out.sentences},
+            "variants": settings.variants,
+            "speed": settings.speed,
+            "pitch": settings.pitch,
+            "gain": settings.gain,
+            "silence": settings.silence,
+            "min_duration": settings.min_duration,
+            "max_duration": settings.max_duration,
+            "noise": settings.noise,
+            "room": settings.room,
+        })
+    }
+
+    fn gone(
+        settings: &SynthesizeSettings,
+        committed: &Artifact,
+        _: usize,
+    ) -> Result<BTreeMap<Partition, String>, StageError> {
+        gone::gone(&settings.out, committed)
+    }
+}
+
+/// What is read once, before the first shard.
+struct Known {
+    shards: BTreeMap<String, PlannedShard>,
+    languages: BTreeMap<String, Language>,
+    excluded: Excluded,
+}
+
+struct Synthesizer {
+    settings: SynthesizeSettings,
+    espeak: Espeak,
+    context: Context,
+    pool: ThreadPool,
+    known: Option<Arc<Known>>,
+}
+
+impl Source for Synthesizer {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let known = self.known()?;
+        let version = self.check_program(&known)?;
+        self.refuse_other_shards(&known.shards)?;
+        let excluded = known.excluded.digest();
+        let mut partitions = Vec::with_capacity(known.shards.len());
+        for (name, shard) in &known.shards {
+            let Some(language) = known.languages.get(&shard.lang) else {
+                continue;
+            };
+            let decided_by = serde_json::json!({
+                "espeak": version,
+                "language": language.digest(),
+                "excluded": excluded,
+                "side": shard.side.name(),
+                "seconds": shard.seconds,
+            });
+            partitions.push(SourcePartition {
+                name: Partition::new(name),
+                files: Vec::new(),
+                extra: decided_by.to_string(),
+            });
+        }
+        Ok(partitions)
+    }
+
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let known = self.known()?;
+        let unknown = || StageError::failed(format!("`{partition}` is no shard of these settings"));
+        let shard = known.shards.get(partition.as_str()).ok_or_else(unknown)?;
+        let language = known.languages.get(&shard.lang).ok_or_else(unknown)?;
+        let [train, val] = self.settings.variants_of_sides();
+        let maker = Maker {
+            settings: &self.settings,
+            language,
+            choice: Choice {
+                side: shard.side,
+                held_out: self.settings.held_out.sentences,
+                excluded: &known.excluded,
+            },
+            shard_id: &shard.shard_id,
+            variants: if shard.side == Side::Val { &val } else { &train },
+            espeak: &self.espeak,
+        };
+        let (clips, refused) = self.speak(&maker, shard.seconds)?;
+        for refused in refused {
+            out.reject(Reject {
+                row: Some(refused.number),
+                segment_id: Some(refused.segment_id),
+                reason: refused.why.reason.into(),
+                class: if refused.by_rule {
+                    RejectClass::Rule
+                } else {
+                    RejectClass::Fault
+                },
+                detail: refused.why.detail,
+                values: refused.values,
+            });
+        }
+        self.write(shard, &clips, out)
+    }
+}
+
+impl Synthesizer {
+    fn known(&mut self) -> Result<Arc<Known>, StageError> {
+        if let Some(known) = &self.known {
+            return Ok(Arc::clone(known));
+        }
+        let shards = plan::shards(&self.settings)?;
+        let names: BTreeSet<&String> = shards.values().map(|shard| &shard.lang).collect();
+        let mut languages = BTreeMap::new();
+        for name in names {
+            let language = Language::read(&self.settings.texts, name).map_err(|error| {
+                let help = "see the page of audio.synthesize for what such a file holds";
+                StageError::setting("texts", error).with_help(help)
+            })?;
+            languages.insert(name.clone(), language);
+        }
+        let mut excluded = Excluded::default();
+        for (number, path) in self.settings.exclude.iter().enumerate() {
+            excluded.read(path).map_err(|error| {
+                let help = "`exclude` names manifests, as parquet or JSON lines, with a column `text`";
+                StageError::setting(format!("exclude[{number}]"), error).with_help(help)
+            })?;
+        }
+        let known = Arc::new(Known {
+            shards,
+            languages,
+            excluded,
+        });
+        self.known = Some(Arc::clone(&known));
+        Ok(known)
+    }
+
+    /// Looks whether the program is there and has the voices; gives its version.
+    fn check_program(&self, known: &Known) -> Result<String, StageError> {
+        let failed = |error: AudioError| StageError::setting("program", error).with_help(espeak::INSTALL);
+        let version = self.espeak.version().map_err(failed)?;
+        let voices = self.espeak.voices().map_err(failed)?;
+        for language in known.languages.values() {
+            if !voices.contains(language.voice()) {
+                let message = format!(
+                    "{version} has no voice `{}`, which speaks `{}`",
+                    language.voice(),
+                    language.name
+                );
+                let help = "see `espeak-ng --voices`; install a newer espeak-ng (and espeak-ng-data), or name another voice in the language's file";
+                return Err(StageError::setting("texts", message).with_help(help));
+            }
+        }
+        let variants = self.espeak.variants().map_err(failed)?;
+        if let Some(number) = self.settings.variants.iter().position(|name| !variants.contains(name)) {
+            // espeak-ng itself would speak with the plain voice, and not say so.
+            let message = format!("{version} has no variant `{}`", self.settings.variants[number]);
+            let help = "see `espeak-ng --voices=variant`: what follows `!v/` there can be named";
+            return Err(StageError::setting("variants", message).with_help(help));
+        }
+        Ok(version)
+    }
+
+    /// Shards that these settings do not make would be read with the others, and may say what is held out.
+    fn refuse_other_shards(&self, planned: &BTreeMap<String, PlannedShard>) -> Result<(), StageError> {
+        let out = &self.settings.out;
+        if !out.exists() {
+            return Ok(());
+        }
+        let standing = shards::list(out).map_err(|error| StageError::setting("out", error))?;
+        let others: Vec<String> = standing.iter().map(shards::Shard::name).collect();
+        let others: Vec<&String> = others.iter().filter(|name| !planned.contains_key(*name)).collect();
+        let Some(first) = others.first() else {
+            return Ok(());
+        };
+        let message = format!(
+            "{} holds {} shards that these settings do not make, such as {first}",
+            out.display(),
+            others.len()
+        );
+        Err(StageError::Refused {
+            message,
+            help: Some("choose another `out`, or delete them: who reads the folder would read them too".into()),
+        })
+    }
+
+    /// Speaks until there are so many seconds. Clips are made several at a time and counted in their order, so that it
+    /// does not matter how many that is.
+    fn speak(&self, maker: &Maker<'_>, seconds: f64) -> Result<(Vec<Clip>, Vec<Refused>), StageError> {
+        let stop = || self.context.cancel.is_set();
+        let (mut clips, mut refused) = (Vec::new(), Vec::new());
+        let (mut spoken, mut next, mut faults) = (0.0, 0u32, 0usize);
+        // What rounding leaves of a millisecond is not worth a clip.
+        while spoken < seconds - 1e-3 {
+            // Twice as many as are likely needed, at least where that is few.
+            let ahead = ((seconds - spoken) / plan::CLIP_SECONDS * 1.2) as u32 + self.context.threads as u32;
+            let numbers: Vec<u32> = (next..next.saturating_add(ahead.clamp(1, WAVE))).collect();
+            next = next.saturating_add(numbers.len() as u32);
+            let made = examine::each(&self.pool, &stop, &numbers, |number| maker.make(*number));
+            // None: the run is being given up, and so is this shard.
+            let made = made.map_err(not_spoken)?.ok_or_else(|| StageError::failed("stopped"))?;
+            for clip in made {
+                if spoken >= seconds - 1e-3 {
+                    break;
+                }
+                match clip {
+                    None => return Err(nothing_left(maker)),
+                    Some(Ok(clip)) => {
+                        spoken += clip.duration();
+                        clips.push(clip);
+                    }
+                    Some(Err(why)) => {
+                        faults += usize::from(!why.by_rule);
+                        refused.push(why);
+                    }
+                }
+                if let Some(last) = refused.last()
+                    && (faults > FEW_FAULTS + clips.len() || refused.len() > 20 * (FEW_FAULTS + clips.len()))
+                {
+                    let message = format!(
+                        "{} clips were refused and {} spoken; the last one: {}: {}",
+                        refused.len(),
+                        clips.len(),
+                        last.why.reason,
+                        last.why.detail
+                    );
+                    let help = "look whether espeak-ng speaks this language, and at `max_duration` and `time_limit`";
+                    return Err(StageError::failed(message).with_help(help));
+                }
+            }
+        }
+        Ok((clips, refused))
+    }
+
+    /// Writes the files of a shard, `metadata.parquet` last: without it a shard is none.
+    fn write(&self, shard: &PlannedShard, clips: &[Clip], out: &mut Out) -> Result<(), StageError> {
+        let names: Vec<String> = clips.iter().map(Clip::member).collect();
+        let members = names
+            .iter()
+            .zip(clips)
+            .map(|(name, clip)| (name.as_str(), clip.flac.as_slice()));
+        let (tar, offsets) = shard_files::tar(members).map_err(StageError::failed)?;
+        let (train, val) = match shard.side {
+            Side::Train => (clips, &[][..]),
+            Side::Val => (&[][..], clips),
+        };
+        let (train, val) = (rows::clips(shard, train, &offsets)?, rows::clips(shard, val, &offsets)?);
+        let tar_name = format!("{}.tar", shard.shard_id);
+        let files = [
+            (tar_name.as_str(), tar),
+            (
+                "audio_index.parquet",
+                shard_files::audio_index(clips).map_err(StageError::failed)?,
+            ),
+            (
+                "metadata.parquet",
+                shard_files::metadata(clips, &shard.lang).map_err(StageError::failed)?,
+            ),
+        ];
+        let target = Target::open(&self.settings.out).map_err(not_written)?;
+        let bytes = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let _room = space::reserve(&self.settings.out, bytes).map_err(not_written)?;
+        for (name, bytes) in &files {
+            let components = [shard.lang.as_str(), shard.shard_id.as_str(), name];
+            target.place(&components, Content::Bytes(bytes)).map_err(not_written)?;
+        }
+        target.sync().map_err(not_written)?;
+        let sizes: Vec<(&str, u64)> = files.iter().map(|(name, bytes)| (*name, bytes.len() as u64)).collect();
+        out.send(0, rows::files(&shard.name(), &sizes)?);
+        out.send(1, train);
+        out.send(2, val);
+        Ok(())
+    }
+}
+
+fn nothing_left(maker: &Maker<'_>) -> StageError {
+    let held_out = match maker.choice.side {
+        Side::Val => "among those that are held out",
+        Side::Train => "among those that are not held out",
+    };
+    let message = format!(
+        "no sentence of `{}` is left to say {held_out}, in thousands of draws",
+        maker.language.name
+    );
+    StageError::failed(message).with_help("add words and templates to its file, or exclude less")
+}
+
+fn not_spoken(error: AudioError) -> StageError {
+    StageError::failed(error).with_help(espeak::INSTALL)
+}
+
+fn not_written(error: AudioError) -> StageError {
+    let help = "check the space, the permissions and the quota of `out`; a rerun goes on here";
+    StageError::failed(error).with_help(help)
+}
+
+#[cfg(test)]
+#[path = "synthesize_tests.rs"]
+mod tests;
