@@ -166,6 +166,7 @@ pub(super) fn sentencepiece_model(json: &Value, blank: usize) -> std::result::Re
     }
     put_scores(&mut pieces, &model["merges"])?;
     let file = ModelFile {
+        algorithm: Algorithm::Bpe,
         pieces,
         byte_fallback: bytes > 0 && model["byte_fallback"].as_bool() == Some(true),
         spaces_as_suffix: false,

@@ -6,6 +6,9 @@ use super::piece_trie::PieceTrie;
 /// How much worse than the worst piece an unknown character is.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
+/// How much worse than a certain piece one of the user's is: so it is taken wherever it stands.
+const USER_DEFINED_PENALTY: f32 = 0.1;
+
 #[derive(Debug, Clone)]
 pub(super) struct Unigram {
     trie: PieceTrie,
@@ -45,9 +48,9 @@ impl Unigram {
         }
     }
 
-    /// Calls `emit` with every piece of the text, in order: its id and its text. Sums are taken and compared in the widths of
-    /// the library (the sum in 64 bits only at a user-defined piece), since ties decide; of equals the way that was
-    /// found first stays, whose last piece begins earlier.
+    /// Calls `emit` with every piece of the text, in order: its id and its text. Sums are taken in 32 bits, as
+    /// the library has them, since ties decide. Of equals the way that was found first stays, whose last piece begins
+    /// earlier.
     pub fn segment<'t>(&self, file: &ModelFile, text: &'t str, mut emit: impl FnMut(u32, &'t str)) {
         let none = Way {
             score: 0.0,
@@ -63,14 +66,14 @@ impl Unigram {
                 let piece = &file.pieces[id as usize];
                 let sum = match piece.kind {
                     PieceKind::Unused => return,
-                    PieceKind::UserDefined => f64::from(length as f32 * self.best_score) - 0.1 + f64::from(here),
-                    _ => f64::from(piece.score + here),
+                    PieceKind::UserDefined => length as f32 * self.best_score - USER_DEFINED_PENALTY + here,
+                    _ => piece.score + here,
                 };
                 improve(&mut ways[start + length], sum, start, id);
                 has_single |= length == single;
             });
             if !has_single {
-                let sum = f64::from(self.unknown_score + here);
+                let sum = self.unknown_score + here;
                 improve(&mut ways[start + single], sum, start, self.unknown);
             }
         }
@@ -87,12 +90,8 @@ impl Unigram {
     }
 }
 
-fn improve(way: &mut Way, sum: f64, start: usize, id: u32) {
-    if way.start == usize::MAX || sum > f64::from(way.score) {
-        *way = Way {
-            score: sum as f32,
-            start,
-            id,
-        };
+fn improve(way: &mut Way, sum: f32, start: usize, id: u32) {
+    if way.start == usize::MAX || sum > way.score {
+        *way = Way { score: sum, start, id };
     }
 }
