@@ -7,7 +7,7 @@ use flow_model::kernels::batch_norm::{Normaliser, column_statistics, normalise_s
 use flow_model::kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
 use flow_model::kernels::elementwise::{silu, silu_backward};
 use flow_model::kernels::glu::{glu, glu_backward};
-use flow_model::kernels::layer_norm::{layer_norm, layer_norm_backward, layer_norm_backward_weights};
+use flow_model::kernels::layer_norm::{layer_norm, layer_norm_backward};
 use flow_model::kernels::lstm::{LstmWeights, lstm, lstm_backward};
 use flow_model::layers::Frames;
 use flow_model::layers::attention::PositionTable;
@@ -77,8 +77,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
     let (weight, bias) = (random(&[d])?, random(&[d])?);
     compare("layer norm 1200x256", torch, "layer_norm 1200 256", || {
         let (_, statistics) = layer_norm(&x, &weight, &bias)?;
-        layer_norm_backward(&x, &statistics, &weight, &dy, None)?;
-        layer_norm_backward_weights(&x, &statistics, &dy).map(drop)
+        layer_norm_backward(&x, &statistics, &weight, &dy, None).map(drop)
     })?;
     let (content, position) = (
         random(&[heads, batch, time, time])?,
