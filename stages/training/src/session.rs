@@ -171,7 +171,7 @@ impl Session {
         let start = find_start(settings, data)?;
         let identity = settings.identity()?;
         let decay = settings.average_decay;
-        let (folder, model, optimizer, average, record) = match start {
+        let (folder, mut model, optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
                 let model = first_model(settings)?;
@@ -191,6 +191,7 @@ impl Session {
                 (folder, model, optimizer, average, *record)
             }
         };
+        model.set_recompute(settings.recompute);
         let record = Record {
             settings: settings.recorded(),
             data: data.map(str::to_owned).or(record.data),

@@ -15,6 +15,9 @@ pub mod layer_norm;
 pub mod lstm;
 pub mod subsample;
 
+#[cfg(test)]
+mod not_a_number;
+
 use std::array::from_fn;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -255,6 +258,10 @@ pub(crate) fn two_by_rows<T: Float>(
     widths: [usize; 2],
     fill: impl Fn(usize, &mut [T], &mut [T]) + Sync,
 ) -> (Vec<T>, Vec<T>) {
+    if widths.contains(&0) {
+        // Nothing to cut into rows.
+        return (vec![T::zero(); rows * widths[0]], vec![T::zero(); rows * widths[1]]);
+    }
     let per_piece = rows_per_piece(widths[0].max(widths[1]));
     let (mut one, mut other) = (Vec::new(), Vec::new());
     one.reserve_exact(rows * widths[0]);
@@ -264,7 +271,7 @@ pub(crate) fn two_by_rows<T: Float>(
         .zip(other.spare_capacity_mut()[..rows * widths[1]].par_chunks_mut((per_piece * widths[1]).max(1)))
         .enumerate()
         .for_each(|(number, (one, other))| fill(number * per_piece, zeroed(one), zeroed(other)));
-    // SAFETY: as many pieces of each as there are, all initialised by `zeroed`; widths of zero leave nothing to write.
+    // SAFETY: both have the same number of pieces, as no width is zero, and `zeroed` initialised each.
     unsafe {
         one.set_len(rows * widths[0]);
         other.set_len(rows * widths[1]);
@@ -280,6 +287,10 @@ pub(crate) fn rows_and_sums<T: Float>(
     sums: usize,
     fill: impl Fn(Range<usize>, &mut [T], &mut [T]) + Sync,
 ) -> (Vec<T>, Vec<T>) {
+    if width == 0 || sums == 0 {
+        // Nothing to cut into rows.
+        return (vec![T::zero(); rows * width], vec![T::zero(); sums]);
+    }
     let piece = rows.div_ceil(32).max(16);
     let count = rows.div_ceil(piece).max(1);
     let block = rows_per_piece(width);

@@ -281,7 +281,7 @@ pub fn relu_backward(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
         let out = by_pieces(ys.len(), PIECE, |number, out: &mut [T]| widest!({
             let start = number * PIECE;
             for ((out, &y), &dy) in out.iter_mut().zip(&ys[start..]).zip(&dys[start..]) {
-                *out = if y > 0.0 { dy } else { 0.0 };
+                *out = if y <= 0.0 { 0.0 } else { dy };
             }
         }));
         tensor(out, y.shape())
