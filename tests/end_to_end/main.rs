@@ -11,6 +11,6 @@ mod models;
 mod planted;
 mod reuse;
 mod sampling;
-mod tokenizer;
 mod synthesize;
+mod tokenizer;
 mod training;

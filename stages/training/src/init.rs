@@ -49,8 +49,8 @@ pub fn check_init(settings: &TrainSettings) -> Result<(), TrainingError> {
 pub fn first_model(settings: &TrainSettings) -> Result<(TdtModel, Option<VocabularyChange>), TrainingError> {
     let given = given_tokenizer(settings)?;
     if settings.init == "none" {
-        let tokenizer = given
-            .ok_or_else(|| TrainingError::setting("tokenizer", "with `init: none` a tokenizer is needed"))?;
+        let tokenizer =
+            given.ok_or_else(|| TrainingError::setting("tokenizer", "with `init: none` a tokenizer is needed"))?;
         let config = settings.model.config(&tokenizer.pieces())?;
         let model = TdtModel::new(config, Some(tokenizer), settings.seed, DType::F32, &Device::Cpu)?;
         return Ok((model, None));
@@ -90,5 +90,5 @@ fn given_tokenizer(settings: &TrainSettings) -> Result<Option<Tokenizer>, Traini
     };
     let read = Tokenizer::from_bytes(&bytes);
     read.map(Some)
-        .map_err(|e| TrainingError::setting("tokenizer", format!("{} {e}", settings.tokenizer)))
+        .map_err(|e| TrainingError::setting("tokenizer", format!("{} {e}", settings.tokenizer_path())))
 }

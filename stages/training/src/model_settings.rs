@@ -33,6 +33,8 @@ impl From<NewPieces> for vocabulary::NewPieces {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSettings {
+    /// Path of a SentencePiece `.model`, where `tokenizer` is empty and none comes as an input.
+    pub tokenizer: String,
     /// Mel bands.
     pub mels: usize,
     /// Width of the encoder.
@@ -83,6 +85,7 @@ pub struct ModelSettings {
 impl Default for ModelSettings {
     fn default() -> Self {
         ModelSettings {
+            tokenizer: String::new(),
             mels: 80,
             d_model: 144,
             layers: 4,

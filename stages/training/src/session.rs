@@ -179,7 +179,7 @@ impl Session {
         let identity = settings.identity()?;
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
-        let (folder, model, optimizer, average, record) = match start {
+        let (folder, mut model, optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
                 let (model, change) = first_model(settings)?;
@@ -200,6 +200,7 @@ impl Session {
                 (folder, model, optimizer, average, *record)
             }
         };
+        model.set_recompute(settings.recompute);
         let record = Record {
             settings: settings.recorded(),
             data: data.map(str::to_owned).or(record.data),

@@ -12,8 +12,8 @@ use flow_sampling::plan::Balance;
 
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
-pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::hub::Reference;
+pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::TrainerConfig;
@@ -60,8 +60,8 @@ pub struct TrainSettings {
     /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model
     /// of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`: of that its `.nemo` archive, else its safetensors.
     pub init: String,
-    /// Path of a SentencePiece `.model`, BPE or unigram. Needed with `init: none`, unless a tokenizer comes as an input,
-    /// and with an `init` that holds none (a `.ckpt`); empty: that of `init`. Where it has other pieces than that of `init`,
+    /// Path of a SentencePiece `.model`, BPE or unigram. Needed with an `init` that holds none (a `.ckpt`). Empty: that of
+    /// `init`, and with `init: none` the one that `model.tokenizer` names. Where it has other pieces than that of `init`,
     /// the vocabulary is changed: encoder, LSTM, durations and the rows of all pieces that both have stay, others begin
     /// as `new_pieces` says. What became of each piece is written to `vocabulary.tsv` beside the checkpoints.
     pub tokenizer: String,
@@ -114,7 +114,8 @@ pub struct TrainSettings {
     pub optimizer: Optimizer,
     /// Number type of weights and activations. Only `f32` so far.
     pub precision: Precision,
-    /// Compute activations again in the backward pass instead of keeping them. Not available yet.
+    /// Keep only the input of each encoder layer for the backward pass, and compute the layer again there: much less
+    /// memory, about a third more time, the same result to the bit. May be changed between runs.
     pub recompute: bool,
     /// Keep the optimizer's state in host memory. Not available yet.
     pub offload: bool,
@@ -256,7 +257,7 @@ impl TrainSettings {
                 "write `none`, or the path of a .nemo archive, a model folder or a .ckpt",
             );
         }
-        if self.init == "none" && self.tokenizer.is_empty() && self.tokenizer_input.is_none() {
+        if self.init == "none" && self.tokenizer_path().is_empty() && self.tokenizer_input.is_none() {
             return refuse(
                 "tokenizer",
                 "with `init: none` name a SentencePiece .model file, or give a tokenizer.train as input",
@@ -271,9 +272,6 @@ impl TrainSettings {
         }
         if self.precision != Precision::F32 {
             return refuse("precision", "bf16 is not available yet; use f32");
-        }
-        if self.recompute {
-            return refuse("recompute", "it is not available yet; use false");
         }
         if self.offload {
             return refuse("offload", "it is not available yet; use false");
@@ -369,16 +367,26 @@ impl TrainSettings {
         }
     }
 
+    /// Path of the tokenizer that is given, by this setting or for a model that begins from nothing; empty if none is.
+    pub fn tokenizer_path(&self) -> &str {
+        if self.tokenizer.is_empty() && self.init == "none" {
+            &self.model.tokenizer
+        } else {
+            &self.tokenizer
+        }
+    }
+
     /// The bytes of the SentencePiece model that was given, as an input or by its path.
     pub fn tokenizer_file(&self) -> Result<Option<Vec<u8>>, TrainingError> {
         if let Some(bytes) = &self.tokenizer_input {
             return Ok(Some(bytes.to_vec()));
         }
-        if self.tokenizer.is_empty() {
+        let path = self.tokenizer_path();
+        if path.is_empty() {
             return Ok(None);
         }
-        let failed = |e| TrainingError::setting("tokenizer", format!("{} cannot be read: {e}", self.tokenizer));
-        std::fs::read(&self.tokenizer).map(Some).map_err(failed)
+        let failed = |e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}"));
+        std::fs::read(path).map(Some).map_err(failed)
     }
 
     /// Where the first weights lie.
@@ -392,7 +400,12 @@ impl TrainSettings {
         let tokenizer = self.tokenizer_file()?;
         let tokenizer = tokenizer.map(|bytes| blake3::hash(&bytes).to_hex().to_string());
         let model = if fresh {
-            serde_json::to_value(&self.model).unwrap_or(Value::Null)
+            let mut model = serde_json::to_value(&self.model).unwrap_or(Value::Null);
+            if let Some(sizes) = model.as_object_mut() {
+                // What stands in the file counts, not where it lies.
+                sizes.remove("tokenizer");
+            }
+            model
         } else if tokenizer.is_some() && self.new_pieces != NewPieces::default() {
             json!({ "new_pieces": self.new_pieces })
         } else {

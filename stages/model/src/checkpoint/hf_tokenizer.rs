@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde_json::{Value, json};
 
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::model_file::{ModelFile, Piece, PieceKind};
+use crate::tokenizer::message::Message;
+use crate::tokenizer::model_file::{Algorithm, ModelFile, Piece, PieceKind};
 use crate::{Error, Result};
 
 const SPACE: &str = "\u{2581}";
@@ -26,6 +27,9 @@ pub(super) fn tokenizer_json(tokenizer: &Tokenizer) -> Result<Value> {
             "{what}, which a tokenizer.json cannot say; write a .nemo archive or a model folder instead"
         )))
     };
+    if file.algorithm != Algorithm::Bpe {
+        return refuse("is a unigram model");
+    }
     if file.spaces_as_suffix || !file.remove_extra_spaces || !file.escape_spaces {
         return refuse("treats spaces in another way than SentencePiece does by default");
     }
@@ -279,12 +283,11 @@ fn prepends_space(step: &Value) -> std::result::Result<bool, String> {
 
 /// SentencePiece's `.model` file of a BPE model; field numbers are those of `sentencepiece_model.proto`.
 fn model_bytes(file: &ModelFile) -> Vec<u8> {
-    let mut out = Vec::new();
+    let mut model = Message::default();
     for piece in &file.pieces {
-        let mut message = Vec::new();
-        put_bytes(&mut message, 1, piece.text.as_bytes());
-        message.push(2 << 3 | 5);
-        message.extend(piece.score.to_le_bytes());
+        let mut message = Message::default();
+        message.bytes(1, piece.text.as_bytes());
+        message.float(2, piece.score);
         let kind = match piece.kind {
             PieceKind::Normal => 1,
             PieceKind::Unknown => 2,
@@ -293,46 +296,27 @@ fn model_bytes(file: &ModelFile) -> Vec<u8> {
             PieceKind::Unused => 5,
             PieceKind::Byte => 6,
         };
-        put_number(&mut message, 3, kind);
-        put_bytes(&mut out, 1, &message);
+        message.number(3, kind);
+        model.bytes(1, message.as_slice());
     }
     let unknown = file.pieces.iter().position(|piece| piece.kind == PieceKind::Unknown);
-    let mut trainer = Vec::new();
-    put_number(&mut trainer, 3, 2);
-    put_number(&mut trainer, 4, file.pieces.len() as u64);
-    put_number(&mut trainer, 35, u64::from(file.byte_fallback));
-    put_number(&mut trainer, 40, unknown.unwrap_or(0) as u64);
-    // No begin, end or padding piece: -1.
+    let mut trainer = Message::default();
+    trainer.number(3, file.algorithm as i64);
+    trainer.number(4, file.pieces.len() as i64);
+    trainer.number(35, i64::from(file.byte_fallback));
+    trainer.number(40, unknown.unwrap_or(0) as i64);
+    // No begin, end or padding piece.
     for field in 41..=43 {
-        put_number(&mut trainer, field, u64::MAX);
+        trainer.number(field, -1);
     }
-    put_bytes(&mut out, 2, &trainer);
-    let mut normaliser = Vec::new();
-    put_bytes(&mut normaliser, 2, &file.character_map);
-    put_number(&mut normaliser, 3, u64::from(file.add_dummy_prefix));
-    put_number(&mut normaliser, 4, u64::from(file.remove_extra_spaces));
-    put_number(&mut normaliser, 5, u64::from(file.escape_spaces));
-    put_bytes(&mut out, 3, &normaliser);
-    out
-}
-
-fn put_variable(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn put_number(out: &mut Vec<u8>, field: u64, value: u64) {
-    put_variable(out, field << 3);
-    put_variable(out, value);
-}
-
-fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
-    put_variable(out, field << 3 | 2);
-    put_variable(out, bytes.len() as u64);
-    out.extend(bytes);
+    model.bytes(2, trainer.as_slice());
+    let mut normaliser = Message::default();
+    normaliser.bytes(2, &file.character_map);
+    normaliser.number(3, i64::from(file.add_dummy_prefix));
+    normaliser.number(4, i64::from(file.remove_extra_spaces));
+    normaliser.number(5, i64::from(file.escape_spaces));
+    model.bytes(3, normaliser.as_slice());
+    model.into_bytes()
 }
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

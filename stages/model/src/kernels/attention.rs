@@ -6,7 +6,7 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, dispatch, slice, sum_of, tensor};
+use super::{Float, by_pieces, dispatch, rows_per_piece, slice, sum_of, tensor, two_by_rows, widest};
 use crate::error::Result;
 
 /// (rows, H * k) -> (H, rows, k), plus the head's bias (H, k) where given.
@@ -117,8 +117,8 @@ pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<T
         let (ac, bd) = (slice::<T>(&content)?, slice::<T>(&position)?);
         let (ac, bd): (&[T], &[T]) = (&ac, &bd);
         let scale = T::of(scores.scale);
-        let mut out = vec![0.0 as T; heads * batch * time * time];
-        out.par_chunks_mut(time).enumerate().with_min_len(8).for_each(|(row, out)| {
+        let rows = rows_per_piece(time);
+        let one = |row: usize, out: &mut [T]| {
             let i = row % time;
             let keys = scores.keys(row / time % batch, i);
             if keys.is_empty() {
@@ -136,11 +136,16 @@ pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<T
             for out in out.iter_mut() {
                 *out = (*out - largest).exp_quick();
             }
-            let factor = sum_of(out.len(), |j| out[j]).recip();
+            let factor = sum_of([out], |[weight]| weight).recip();
             for out in out.iter_mut() {
                 *out *= factor;
             }
-        });
+        };
+        let out = by_pieces(heads * batch * time * time, rows * time, |number, out: &mut [T]| widest!({
+            for (offset, out) in out.chunks_exact_mut(time).enumerate() {
+                one(number * rows + offset, out);
+            }
+        }));
         tensor(out, (heads, batch, time, time))
     })
 }
@@ -154,27 +159,24 @@ pub fn weights_backward(p: &Tensor, dp: &Tensor, scores: &Scores) -> Result<(Ten
         let (ps, dps) = (slice::<T>(&p)?, slice::<T>(&dp)?);
         let (ps, dps): (&[T], &[T]) = (&ps, &dps);
         let scale = T::of(scores.scale);
-        let mut content = vec![0.0 as T; heads * batch * time * time];
-        let mut position = vec![0.0 as T; heads * batch * time * span];
-        content
-            .par_chunks_mut(time)
-            .zip(position.par_chunks_mut(span))
-            .enumerate()
-            .with_min_len(8)
-            .for_each(|(row, (content, position))| {
+        let rows = heads * batch * time;
+        let (content, position) = two_by_rows(rows, [time, span], |first, content: &mut [T], position: &mut [T]| widest!({
+            let pairs = content.chunks_exact_mut(time).zip(position.chunks_exact_mut(span));
+            for (row, (content, position)) in (first..).zip(pairs) {
                 let i = row % time;
                 let keys = scores.keys(row / time % batch, i);
                 let p = &ps[row * time..][keys.clone()];
                 let dp = &dps[row * time..][keys.clone()];
-                let along = sum_of(p.len(), |j| p[j] * dp[j]);
+                let along = sum_of([p, dp], |[p, dp]| p * dp);
                 let content = &mut content[keys.clone()];
                 let position = &mut position[time - 1 - i + keys.start..][..keys.len()];
-                for j in 0..p.len() {
-                    let ds = p[j] * (dp[j] - along) * scale;
-                    content[j] = ds;
-                    position[j] = ds;
+                for ((content, position), (&p, &dp)) in content.iter_mut().zip(position).zip(p.iter().zip(dp)) {
+                    let ds = p * (dp - along) * scale;
+                    *content = ds;
+                    *position = ds;
                 }
-            });
+            }
+        }));
         Ok((
             tensor(content, (heads, batch, time, time))?,
             tensor(position, (heads, batch, time, span))?,

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use rayon::prelude::*;
 
 use super::elementwise::silu_slope;
-use super::{Float, dispatch, rows_per_piece, slice, sum_over_rows, tensor};
+use super::{Float, by_pieces, dispatch, rows_and_sums, rows_per_piece, slice, sum_over_rows, tensor, widest};
 use crate::error::Result;
 
 /// Mean and biased variance of every column of `x` (.., C), each (C), summed in f64.
@@ -14,30 +14,40 @@ pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     dispatch!(x.dtype(), T => {
         let xs = slice::<T>(&x)?;
         let xs: &[T] = &xs;
-        let rows = xs.len() / width;
-        let mean: Vec<f64> = sum_over_rows::<f64>(rows, width, |rows, sums| {
-            for row in xs[rows.start * width..rows.end * width].chunks_exact(width) {
-                for (sum, &x) in sums.iter_mut().zip(row) {
-                    *sum += x.wide();
-                }
-            }
-        })
-        .iter()
-        .map(|sum| sum / rows as f64)
-        .collect();
-        let variance = sum_over_rows::<f64>(rows, width, |rows, sums| {
-            for row in xs[rows.start * width..rows.end * width].chunks_exact(width) {
-                for ((sum, &x), &mean) in sums.iter_mut().zip(row).zip(&mean) {
-                    let centred = x.wide() - mean;
-                    *sum += centred * centred;
-                }
-            }
-        })
-        .iter()
-        .map(|sum| sum / rows as f64)
-        .collect();
+        let mean = column_means(xs, width, |_, x| x);
+        let rounded: Vec<T> = mean.iter().map(|&mean| T::of(mean)).collect();
+        let rounded = &rounded[..width];
+        let squares = column_means(xs, width, |column, x| (x - rounded[column]) * (x - rounded[column]));
+        // About the mean as T has it; the rest of the mean is taken off.
+        let variance = squares
+            .iter()
+            .zip(mean.iter().zip(rounded))
+            .map(|(square, (mean, rounded))| square - (mean - rounded.wide()).powi(2))
+            .collect();
         Ok((mean, variance))
     })
+}
+
+/// Means of `f(column, x)` per column: short runs of rows are added in T, as the tensor has them, and those in f64.
+fn column_means<T: Float>(xs: &[T], width: usize, f: impl Fn(usize, T) -> T + Sync) -> Vec<f64> {
+    let rows = xs.len() / width;
+    let sums = sum_over_rows::<f64>(rows, width, |rows, sums| {
+        widest!({
+            let mut short = vec![T::zero(); width];
+            for run in xs[rows.start * width..rows.end * width].chunks(8 * width) {
+                short.fill(T::zero());
+                for row in run.chunks_exact(width) {
+                    for (column, (sum, &x)) in short.iter_mut().zip(row).enumerate() {
+                        *sum += f(column, x);
+                    }
+                }
+                for (sum, &short) in sums.iter_mut().zip(&short) {
+                    *sum += short.wide();
+                }
+            }
+        })
+    });
+    sums.iter().map(|sum| sum / rows as f64).collect()
 }
 
 /// What normalises a column: `z = (x - mean) * inverse * weight + bias`; all (C).
@@ -57,16 +67,16 @@ pub fn normalise_silu(x: &Tensor, by: &Normaliser) -> Result<Tensor> {
         let xs = slice::<T>(&x)?;
         let xs: &[T] = &xs;
         let (factor, offset) = affine::<T>(by)?;
+        let (factor, offset) = (&factor[..width], &offset[..width]);
         let piece = rows_per_piece(width) * width;
-        let mut out = vec![0.0 as T; xs.len()];
-        out.par_chunks_mut(piece).zip(xs.par_chunks(piece)).for_each(|(out, xs)| {
-            for (out, x) in out.chunks_exact_mut(width).zip(xs.chunks_exact(width)) {
-                for i in 0..width {
-                    let z = x[i] * factor[i] + offset[i];
-                    out[i] = z * z.sigmoid();
+        let out = by_pieces(xs.len(), piece, |number, out| widest!({
+            for (out, x) in out.chunks_exact_mut(width).zip(xs[number * piece..].chunks_exact(width)) {
+                for (((out, &x), &factor), &offset) in out.iter_mut().zip(x).zip(factor).zip(offset) {
+                    let z = x * factor + offset;
+                    *out = z * z.sigmoid();
                 }
             }
-        });
+        }));
         tensor(out, x.shape())
     })
 }
@@ -104,50 +114,43 @@ pub fn normalise_silu_backward(
         let (xs, dys): (&[T], &[T]) = (&xs, &dys);
         let (factor, offset) = affine::<T>(by)?;
         let (mean, inverse) = (slice::<T>(by.mean)?, slice::<T>(by.inverse)?);
-        let (mean, inverse): (&[T], &[T]) = (&mean, &inverse);
-        let piece = rows_per_piece(width) * width;
-        // dz first, in the place of dx.
-        let mut out = vec![0.0 as T; xs.len()];
-        out.par_chunks_mut(piece).zip(xs.par_chunks(piece)).zip(dys.par_chunks(piece)).for_each(
-            |((out, xs), dys)| {
-                for ((out, x), dy) in out
-                    .chunks_exact_mut(width)
-                    .zip(xs.chunks_exact(width))
-                    .zip(dys.chunks_exact(width))
-                {
-                    for i in 0..width {
-                        out[i] = dy[i] * silu_slope(x[i] * factor[i] + offset[i]);
-                    }
-                }
-            },
-        );
+        let (mean, inverse): (&[T], &[T]) = (&mean[..width], &inverse[..width]);
+        let (factor, offset) = (&factor[..width], &offset[..width]);
         let rows = xs.len() / width;
-        let sums = sum_over_rows::<T>(rows, 2 * width, |rows, sums| {
+        // dz first, in the place of dx; and the sums of dz (x - mean) and dz.
+        let (mut out, sums) = rows_and_sums(rows, width, 2 * width, |rows, out: &mut [T], sums| widest!({
             let (dw, db) = sums.split_at_mut(width);
-            for row in rows {
-                let (x, dz) = (&xs[row * width..][..width], &out[row * width..][..width]);
+            let dw = &mut dw[..width];
+            for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+                let (x, dy) = (&xs[row * width..][..width], &dys[row * width..][..width]);
                 for i in 0..width {
-                    dw[i] += dz[i] * (x[i] - mean[i]) * inverse[i];
-                    db[i] += dz[i];
+                    let dz = dy[i] * silu_slope(x[i] * factor[i] + offset[i]);
+                    out[i] = dz;
+                    dw[i] += dz * (x[i] - mean[i]);
+                    db[i] += dz;
                 }
             }
-        });
+        }));
         let (dw, db) = sums.split_at(width);
+        let dw: Vec<T> = dw.iter().zip(inverse).map(|(&dw, &inverse)| dw * inverse).collect();
         let n = T::of(rows as f64);
+        let (level, slope): (Vec<T>, Vec<T>) = if batch_statistics {
+            db.iter().zip(dw.iter().zip(inverse)).map(|(&db, (&dw, &inverse))| (db / n, dw * inverse / n)).unzip()
+        } else {
+            (vec![0.0; width], vec![0.0; width])
+        };
+        let (level, slope) = (&level[..width], &slope[..width]);
+        let piece = rows_per_piece(width) * width;
         out.par_chunks_mut(piece).zip(xs.par_chunks(piece)).for_each(|(out, xs)| {
-            for (out, x) in out.chunks_exact_mut(width).zip(xs.chunks_exact(width)) {
-                if batch_statistics {
+            widest!({
+                for (out, x) in out.chunks_exact_mut(width).zip(xs.chunks_exact(width)) {
+                    let (out, x) = (&mut out[..width], &x[..width]);
                     for i in 0..width {
-                        let normal = (x[i] - mean[i]) * inverse[i];
-                        out[i] = factor[i] * (out[i] - (db[i] + normal * dw[i]) / n);
-                    }
-                } else {
-                    for i in 0..width {
-                        out[i] *= factor[i];
+                        out[i] = factor[i] * (out[i] - level[i] - (x[i] - mean[i]) * slope[i]);
                     }
                 }
-            }
+            })
         });
-        Ok((tensor(out, x.shape())?, tensor(dw.to_vec(), width)?, tensor(db.to_vec(), width)?))
+        Ok((tensor(out, x.shape())?, tensor(dw, width)?, tensor(db.to_vec(), width)?))
     })
 }

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{dispatch, modify, rows_per_piece, slice, sum_over_rows, tensor};
+use super::{dispatch, modify, rows_per_piece, slice, sum_over_rows, tensor, widest};
 use crate::error::Result;
 
 /// `y[.., c] += bias[c]`, in place.
@@ -31,13 +31,13 @@ pub fn column_sum(dy: &Tensor) -> Result<Tensor> {
     dispatch!(dy.dtype(), T => {
         let dys = slice::<T>(&dy)?;
         let dys: &[T] = &dys;
-        let sums = sum_over_rows::<T>(dys.len() / width.max(1), width, |rows, sums| {
+        let sums = sum_over_rows::<T>(dys.len() / width.max(1), width, |rows, sums| widest!({
             for row in dys[rows.start * width..rows.end * width].chunks_exact(width) {
                 for (sum, &dy) in sums.iter_mut().zip(row) {
                     *sum += dy;
                 }
             }
-        });
+        }));
         tensor(sums, width)
     })
 }

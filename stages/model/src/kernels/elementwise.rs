@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, dispatch, modify, slice, tensor};
+use super::{Float, by_pieces, dispatch, modify, slice, tensor, widest};
 use crate::error::Result;
 use crate::noise::DropMask;
 
@@ -71,9 +71,8 @@ pub fn residual(x: &Tensor, y: &Tensor, factor: f64, mask: Option<DropMask>) -> 
     dispatch!(x.dtype(), T => {
         let (xs, ys) = (slice::<T>(&x)?, slice::<T>(&y)?);
         let (xs, ys): (&[T], &[T]) = (&xs, &ys);
-        let mut out = vec![0.0 as T; xs.len()];
         let keep = factor * mask.map_or(1.0, |m| m.keep_factor);
-        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+        let out = by_pieces(xs.len(), PIECE, |piece, out: &mut [T]| widest!({
             let start = piece * PIECE;
             let (xs, ys) = (&xs[start..start + out.len()], &ys[start..start + out.len()]);
             let keep = T::of(keep);
@@ -89,7 +88,7 @@ pub fn residual(x: &Tensor, y: &Tensor, factor: f64, mask: Option<DropMask>) -> 
                     }
                 }
             }
-        });
+        }));
         tensor(out, x.shape())
     })
 }
@@ -104,9 +103,8 @@ pub fn drop_scaled(x: &Tensor, factor: f64, mask: Option<DropMask>) -> Result<Te
     dispatch!(x.dtype(), T => {
         let xs = slice::<T>(&x)?;
         let xs: &[T] = &xs;
-        let mut out = vec![0.0 as T; xs.len()];
         let keep = factor * mask.map_or(1.0, |m| m.keep_factor);
-        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+        let out = by_pieces(xs.len(), PIECE, |piece, out: &mut [T]| widest!({
             let start = piece * PIECE;
             let xs = &xs[start..start + out.len()];
             let keep = T::of(keep);
@@ -122,7 +120,7 @@ pub fn drop_scaled(x: &Tensor, factor: f64, mask: Option<DropMask>) -> Result<Te
                     }
                 }
             }
-        });
+        }));
         tensor(out, x.shape())
     })
 }
@@ -133,8 +131,7 @@ pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     dispatch!(h.dtype(), T => {
         let hs = slice::<T>(&h)?;
         let hs: &[T] = &hs;
-        let mut out = vec![0.0 as T; hs.len()];
-        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+        let out = by_pieces(hs.len(), PIECE, |piece, out: &mut [T]| widest!({
             let start = piece * PIECE;
             let hs = &hs[start..start + out.len()];
             for (out, &h) in out.iter_mut().zip(hs) {
@@ -146,7 +143,7 @@ pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
                     *out = dropped(*out, start + i, keep, mask);
                 }
             }
-        });
+        }));
         tensor(out, h.shape())
     })
 }
@@ -157,8 +154,7 @@ pub fn silu_backward(h: &Tensor, dy: &Tensor, mask: Option<DropMask>) -> Result<
     dispatch!(h.dtype(), T => {
         let (hs, dys) = (slice::<T>(&h)?, slice::<T>(&dy)?);
         let (hs, dys): (&[T], &[T]) = (&hs, &dys);
-        let mut out = vec![0.0 as T; hs.len()];
-        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+        let out = by_pieces(hs.len(), PIECE, |piece, out: &mut [T]| widest!({
             let start = piece * PIECE;
             let (hs, dys) = (&hs[start..start + out.len()], &dys[start..start + out.len()]);
             for ((out, &h), &dy) in out.iter_mut().zip(hs).zip(dys) {
@@ -170,7 +166,7 @@ pub fn silu_backward(h: &Tensor, dy: &Tensor, mask: Option<DropMask>) -> Result<
                     *out = dropped(*out, start + i, keep, mask);
                 }
             }
-        });
+        }));
         tensor(out, h.shape())
     })
 }

@@ -1,9 +1,8 @@
 //! Gated linear unit of the convolution module, with padded frames set to zero.
 
 use candle_core::Tensor;
-use rayon::prelude::*;
 
-use super::{Float, dispatch, slice, tensor};
+use super::{Float, by_pieces, dispatch, rows_per_piece, slice, tensor, widest};
 use crate::error::Result;
 
 /// `h` (B, T, 2d) -> (B, T, d): first half times sigmoid of the second; frames at or past an utterance's length are 0.
@@ -14,20 +13,19 @@ pub fn glu(h: &Tensor, lengths: &[usize]) -> Result<Tensor> {
     dispatch!(h.dtype(), T => {
         let hs = slice::<T>(&h)?;
         let hs: &[T] = &hs;
-        let mut out = vec![0.0 as T; batch * time * d];
-        out.par_chunks_mut(d)
-            .zip(hs.par_chunks(2 * d))
-            .enumerate()
-            .with_min_len(16)
-            .for_each(|(row, (out, h))| {
+        let rows = rows_per_piece(d);
+        let out = by_pieces(batch * time * d, rows * d, |number, out| widest!({
+            for (offset, out) in out.chunks_exact_mut(d.max(1)).enumerate() {
+                let row = number * rows + offset;
                 if row % time >= lengths[row / time] {
-                    return;
+                    continue;
                 }
-                let (value, gate) = h.split_at(d);
+                let (value, gate) = hs[row * 2 * d..][..2 * d].split_at(d);
                 for ((out, &value), &gate) in out.iter_mut().zip(value).zip(gate) {
                     *out = value * gate.sigmoid();
                 }
-            });
+            }
+        }));
         tensor(out, (batch, time, d))
     })
 }
@@ -40,24 +38,24 @@ pub fn glu_backward(h: &Tensor, dy: &Tensor, lengths: &[usize]) -> Result<Tensor
     dispatch!(h.dtype(), T => {
         let (hs, dys) = (slice::<T>(&h)?, slice::<T>(&dy)?);
         let (hs, dys): (&[T], &[T]) = (&hs, &dys);
-        let mut out = vec![0.0 as T; batch * time * 2 * d];
-        out.par_chunks_mut(2 * d)
-            .zip(hs.par_chunks(2 * d))
-            .zip(dys.par_chunks(d))
-            .enumerate()
-            .with_min_len(16)
-            .for_each(|(row, ((out, h), dy))| {
+        let rows = rows_per_piece(2 * d);
+        let out = by_pieces(batch * time * 2 * d, rows * 2 * d, |number, out| widest!({
+            for (offset, out) in out.chunks_exact_mut((2 * d).max(1)).enumerate() {
+                let row = number * rows + offset;
                 if row % time >= lengths[row / time] {
-                    return;
+                    continue;
                 }
-                let (value, gate) = h.split_at(d);
+                let (value, gate) = hs[row * 2 * d..][..2 * d].split_at(d);
+                let dy = &dys[row * d..][..d];
                 let (d_value, d_gate) = out.split_at_mut(d);
-                for i in 0..d {
-                    let s = gate[i].sigmoid();
-                    d_value[i] = dy[i] * s;
-                    d_gate[i] = dy[i] * value[i] * s * (1.0 - s);
+                let inputs = dy.iter().zip(value).zip(gate);
+                for ((d_value, d_gate), ((&dy, &value), &gate)) in d_value.iter_mut().zip(d_gate).zip(inputs) {
+                    let s = gate.sigmoid();
+                    *d_value = dy * s;
+                    *d_gate = dy * value * s * (1.0 - s);
                 }
-            });
+            }
+        }));
         tensor(out, (batch, time, 2 * d))
     })
 }

@@ -1,9 +1,11 @@
 //! Element-wise parts of the joint network and its loss, over lists of lattice cells.
 
+use std::array::from_fn;
+
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, dispatch, modify, rows_per_piece, slice, tensor};
+use super::{Float, LANES, by_pieces, dispatch, modify, rows_per_piece, slice, sum_of, tensor, widest};
 use crate::error::Result;
 use crate::noise::DropMask;
 
@@ -48,10 +50,9 @@ pub fn hidden(f: &Tensor, g: &Tensor, cells: &[Cell], mask: Option<DropMask>) ->
     dispatch!(f.dtype(), T => {
         let (f, g) = (slice::<T>(f)?, slice::<T>(g)?);
         let (f, g): (&[T], &[T]) = (&f, &g);
-        let mut out = vec![0.0 as T; cells.len() * width];
         let rows = rows_per_piece(width);
-        out.par_chunks_mut((rows * width).max(1)).zip(cells.par_chunks(rows)).for_each(|(out, cells)| {
-            for (out, cell) in out.chunks_exact_mut(width).zip(cells) {
+        let out = by_pieces(cells.len() * width, rows * width, |number, out: &mut [T]| widest!({
+            for (out, cell) in out.chunks_exact_mut(width).zip(&cells[number * rows..]) {
                 let f = &f[cell.frame * width..][..width];
                 let g = &g[cell.state * width..][..width];
                 for ((out, &f), &g) in out.iter_mut().zip(f).zip(g) {
@@ -66,7 +67,7 @@ pub fn hidden(f: &Tensor, g: &Tensor, cells: &[Cell], mask: Option<DropMask>) ->
                     }
                 }
             }
-        });
+        }));
         tensor(out, (cells.len(), width))
     })
 }
@@ -92,7 +93,7 @@ pub fn cell_terms(
             .zip(cells.par_chunks(rows))
             .zip(terms.par_chunks_mut(rows))
             .zip(durations.par_chunks_mut((rows * duration_count).max(1)))
-            .for_each(|(((logits, cells), terms), durations)| {
+            .for_each(|(((logits, cells), terms), durations)| widest!({
                 let rows = logits.chunks_exact(width).zip(cells).zip(terms);
                 for (((logits, cell), terms), durations) in rows.zip(durations.chunks_exact_mut(duration_count.max(1))) {
                     let (token_logits, duration_logits) = logits.split_at(tokens);
@@ -105,24 +106,22 @@ pub fn cell_terms(
                         *log = (logit + bias).wide() - normaliser;
                     }
                 }
-            });
+            }));
         Ok(())
     })
 }
 
-/// Independent partial results per row, so that the compiler can use vectors.
-const LANES: usize = 16;
-
 /// `ln(sum(exp(logits + bias)))`.
+#[inline(always)]
 fn log_sum_exp<T: Float>(logits: &[T], bias: &[T]) -> f64 {
-    let mut largest = [T::neg_infinity(); LANES];
     let (blocks, bias_blocks) = (logits.chunks_exact(LANES), bias.chunks_exact(LANES));
     let (rest, bias_rest) = (blocks.remainder(), bias_blocks.remainder());
+    let mut largest = [T::neg_infinity(); LANES];
     for (logits, bias) in blocks.zip(bias_blocks) {
-        for lane in 0..LANES {
+        largest = from_fn(|lane| {
             let value = logits[lane] + bias[lane];
-            largest[lane] = if value > largest[lane] { value } else { largest[lane] };
-        }
+            if value > largest[lane] { value } else { largest[lane] }
+        });
     }
     let rest_values = rest.iter().zip(bias_rest).map(|(&logit, &bias)| logit + bias);
     let top = largest
@@ -130,16 +129,8 @@ fn log_sum_exp<T: Float>(logits: &[T], bias: &[T]) -> f64 {
         .copied()
         .chain(rest_values)
         .fold(T::neg_infinity(), |a, b| if b > a { b } else { a });
-    let mut sums = [T::zero(); LANES];
-    for (logits, bias) in logits.chunks_exact(LANES).zip(bias.chunks_exact(LANES)) {
-        for lane in 0..LANES {
-            sums[lane] += (logits[lane] + bias[lane] - top).exp_quick();
-        }
-    }
-    for (lane, (&logit, &bias)) in rest.iter().zip(bias_rest).enumerate() {
-        sums[lane] += (logit + bias - top).exp_quick();
-    }
-    top.wide() + sums.iter().map(|sum| sum.wide()).sum::<f64>().ln()
+    let sum = sum_of([logits, bias], |[logit, bias]| (logit + bias - top).exp_quick());
+    top.wide() + sum.wide().ln()
 }
 
 /// Gradient of the loss with respect to the logits of some cells: (cells, tokens + durations).
@@ -162,10 +153,9 @@ pub fn logit_gradient(
     dispatch!(logits.dtype(), T => {
         let (logits, bias) = (slice::<T>(logits)?, slice::<T>(bias)?);
         let (logits, bias): (&[T], &[T]) = (&logits, &bias);
-        let mut out = vec![0.0 as T; cells.len() * width];
         let piece = rows_per_piece(width);
         let tokens = width - duration_count;
-        out.par_chunks_mut((piece * width).max(1)).enumerate().for_each(|(number, out)| {
+        let out = by_pieces(cells.len() * width, piece * width, |number, out: &mut [T]| widest!({
             for (offset, out) in out.chunks_exact_mut(width).enumerate() {
                 let i = number * piece + offset;
                 let gradient = &gradients[i];
@@ -204,7 +194,7 @@ pub fn logit_gradient(
                     *out = T::of((total * log.exp() - posterior) * gradient.factor);
                 }
             }
-        });
+        }));
         tensor(out, (cells.len(), width))
     })
 }

@@ -2,9 +2,8 @@
 //! variance.
 
 use candle_core::Tensor;
-use rayon::prelude::*;
 
-use super::{Float, dispatch, rows_per_piece, slice, sum_of, sum_over_rows, tensor};
+use super::{Float, dispatch, rows_and_sums, slice, sum_of, tensor, two_by_rows, widest};
 use crate::error::Result;
 
 const EPSILON: f64 = 1e-5;
@@ -15,43 +14,34 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor,
     let d = weight.elem_count();
     dispatch!(x.dtype(), T => {
         let (xs, weight, bias) = (slice::<T>(&x)?, slice::<T>(weight)?, slice::<T>(bias)?);
-        let (xs, weight, bias): (&[T], &[T], &[T]) = (&xs, &weight, &bias);
+        let (xs, weight, bias): (&[T], &[T], &[T]) = (&xs, &weight[..d], &bias[..d]);
         let rows = xs.len() / d;
-        let piece = rows_per_piece(d);
-        let mut out = vec![0.0 as T; xs.len()];
-        let mut statistics = vec![0.0 as T; rows * 2];
-        out.par_chunks_mut(piece * d)
-            .zip(statistics.par_chunks_mut(piece * 2))
-            .zip(xs.par_chunks(piece * d))
-            .for_each(|((out, statistics), xs)| {
-                for ((out, statistics), x) in out
-                    .chunks_exact_mut(d)
-                    .zip(statistics.chunks_exact_mut(2))
-                    .zip(xs.chunks_exact(d))
-                {
-                    let n = T::of(d as f64);
-                    let mean = sum_of(d, |i| x[i]) / n;
-                    let variance = sum_of(d, |i| (x[i] - mean) * (x[i] - mean)) / n;
-                    let inverse = (variance + T::of(EPSILON)).sqrt().recip();
-                    statistics[0] = mean;
-                    statistics[1] = inverse;
-                    for i in 0..d {
-                        out[i] = (x[i] - mean) * inverse * weight[i] + bias[i];
-                    }
+        let n = T::of(d as f64);
+        let (out, statistics) = two_by_rows(rows, [d, 2], |first, out, statistics| widest!({
+            let xs = xs[first * d..].chunks_exact(d);
+            for ((out, statistics), x) in out.chunks_exact_mut(d).zip(statistics.chunks_exact_mut(2)).zip(xs) {
+                let mean = sum_of([x], |[x]| x) / n;
+                let variance = sum_of([x], |[x]| (x - mean) * (x - mean)) / n;
+                let inverse = (variance + T::of(EPSILON)).sqrt().recip();
+                statistics.copy_from_slice(&[mean, inverse]);
+                for (((out, &x), &weight), &bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+                    *out = (x - mean) * inverse * weight + bias;
                 }
-            });
+            }
+        }));
         Ok((tensor(out, x.shape())?, tensor(statistics, (rows, 2))?))
     })
 }
 
-/// Gradient with respect to `x`, plus `residual` where given (the gradient that goes round the block).
+/// Gradients with respect to `x`, plus `residual` where given (the gradient that goes round the block), and to weight
+/// and bias, each (d).
 pub fn layer_norm_backward(
     x: &Tensor,
     statistics: &Tensor,
     weight: &Tensor,
     dy: &Tensor,
     residual: Option<&Tensor>,
-) -> Result<Tensor> {
+) -> Result<(Tensor, Tensor, Tensor)> {
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let residual = residual.map(Tensor::contiguous).transpose()?;
     let d = weight.elem_count();
@@ -59,57 +49,55 @@ pub fn layer_norm_backward(
         let (xs, dys) = (slice::<T>(&x)?, slice::<T>(&dy)?);
         let (xs, dys): (&[T], &[T]) = (&xs, &dys);
         let (statistics, weight) = (slice::<T>(statistics)?, slice::<T>(weight)?);
-        let (statistics, weight): (&[T], &[T]) = (&statistics, &weight);
-        let mut out = match &residual {
-            Some(residual) => slice::<T>(residual)?.to_vec(),
-            None => vec![0.0 as T; xs.len()],
-        };
-        let piece = rows_per_piece(d);
-        out.par_chunks_mut(piece * d)
-            .zip(xs.par_chunks(piece * d))
-            .zip(dys.par_chunks(piece * d))
-            .zip(statistics.par_chunks(piece * 2))
-            .for_each(|(((out, xs), dys), statistics)| {
-                for (((out, x), dy), statistics) in out
-                    .chunks_exact_mut(d)
-                    .zip(xs.chunks_exact(d))
-                    .zip(dys.chunks_exact(d))
-                    .zip(statistics.chunks_exact(2))
-                {
-                    let (mean, inverse) = (statistics[0], statistics[1]);
-                    let n = T::of(d as f64);
-                    let weight = &weight[..d];
-                    let sum = sum_of(d, |i| dy[i] * weight[i]) / n;
-                    let along = sum_of(d, |i| dy[i] * weight[i] * (x[i] - mean)) * inverse / n;
-                    for i in 0..d {
-                        let normal = (x[i] - mean) * inverse;
-                        out[i] += inverse * (dy[i] * weight[i] - sum - normal * along);
-                    }
-                }
-            });
-        tensor(out, x.shape())
-    })
-}
-
-/// Gradients of weight and bias, each (d).
-pub fn layer_norm_backward_weights(x: &Tensor, statistics: &Tensor, dy: &Tensor) -> Result<(Tensor, Tensor)> {
-    let (x, dy) = (x.contiguous()?, dy.contiguous()?);
-    let d = x.dims().last().copied().unwrap_or(1);
-    dispatch!(x.dtype(), T => {
-        let (xs, dys, statistics) = (slice::<T>(&x)?, slice::<T>(&dy)?, slice::<T>(statistics)?);
-        let (xs, dys, statistics): (&[T], &[T], &[T]) = (&xs, &dys, &statistics);
-        let sums = sum_over_rows::<T>(xs.len() / d, 2 * d, |rows, sums| {
+        let (statistics, weight): (&[T], &[T]) = (&statistics, &weight[..d]);
+        let residual = residual.as_ref().map(slice::<T>).transpose()?;
+        let residual: Option<&[T]> = residual.as_deref();
+        let n = T::of(d as f64);
+        let (out, sums) = rows_and_sums(xs.len() / d, d, 2 * d, |rows, out: &mut [T], sums| widest!({
             let (dw, db) = sums.split_at_mut(d);
-            for row in rows {
+            let dw = &mut dw[..d];
+            if let Some(residual) = residual {
+                out.copy_from_slice(&residual[rows.start * d..rows.end * d]);
+            }
+            for (row, out) in rows.zip(out.chunks_exact_mut(d)) {
                 let (x, dy) = (&xs[row * d..][..d], &dys[row * d..][..d]);
                 let (mean, inverse) = (statistics[2 * row], statistics[2 * row + 1]);
+                let sum = sum_of([dy, weight], |[dy, w]| dy * w) / n;
+                let along = sum_of([dy, weight, x], |[dy, w, x]| dy * w * (x - mean)) * inverse / n;
                 for i in 0..d {
-                    dw[i] += dy[i] * (x[i] - mean) * inverse;
+                    let normal = (x[i] - mean) * inverse;
+                    out[i] += inverse * (dy[i] * weight[i] - sum - normal * along);
+                    dw[i] += dy[i] * normal;
                     db[i] += dy[i];
                 }
             }
-        });
+        }));
         let (dw, db) = sums.split_at(d);
-        Ok((tensor(dw.to_vec(), d)?, tensor(db.to_vec(), d)?))
+        Ok((tensor(out, x.shape())?, tensor(dw.to_vec(), d)?, tensor(db.to_vec(), d)?))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{check_gradient, max_difference, normal};
+    use crate::noise::Noise;
+
+    #[test]
+    fn gradients_agree_with_finite_differences_with_and_without_residual() {
+        let mut noise = Noise::new(41);
+        for (rows, d) in [(3, 5), (40, 16), (2, 50)] {
+            let x = normal(&[rows, d], &mut noise);
+            let (weight, bias) = (normal(&[d], &mut noise), normal(&[d], &mut noise));
+            let (factors, round) = (normal(&[rows, d], &mut noise), normal(&[rows, d], &mut noise));
+            let (_, statistics) = layer_norm(&x, &weight, &bias).unwrap();
+            let (dx, dw, db) = layer_norm_backward(&x, &statistics, &weight, &factors, None).unwrap();
+            let run = |x: &Tensor, w: &Tensor, b: &Tensor| Ok(layer_norm(x, w, b)?.0);
+            check_gradient("x", &x, &factors, &dx, |x| run(x, &weight, &bias));
+            check_gradient("weight", &weight, &factors, &dw, |w| run(&x, w, &bias));
+            check_gradient("bias", &bias, &factors, &db, |b| run(&x, &weight, b));
+            let (with, _, _) = layer_norm_backward(&x, &statistics, &weight, &factors, Some(&round)).unwrap();
+            assert!(max_difference(&with, &(dx + round).unwrap()) < 1e-13);
+        }
+    }
 }

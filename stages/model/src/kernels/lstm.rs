@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use rayon::prelude::*;
 
 use super::bias::column_sum;
-use super::{Float, dispatch, rows_per_piece, slice, tensor};
+use super::{Float, by_pieces, dispatch, rows_per_piece, slice, tensor, widest};
 use crate::error::{Error, Result};
 
 /// The parameters of a layer: (4H, I), (4H, H), (4H) and (4H).
@@ -48,25 +48,55 @@ pub struct LstmGradients {
 fn tanh<T: Float>(x: T) -> T {
     let e = (-(x.abs() + x.abs())).exp_quick();
     let y = (T::one() - e) / (T::one() + e);
-    if x < T::zero() { -y } else { y }
+    y.copysign(x)
 }
 
 /// Activates one row of gates in place and advances the cell: `c' = f c + i g`, `h = o tanh(c')`.
 #[inline(always)]
-fn activate<T: Float>(gates: &mut [T], before: Option<&[T]>, cell: &mut [T], hidden: &mut [T]) {
+fn activate<T: Float>(gates: &mut [T], before: &[T], cell: &mut [T], hidden: &mut [T]) {
     let width = cell.len();
     let (input, rest) = gates.split_at_mut(width);
     let (forget, rest) = rest.split_at_mut(width);
     let (candidate, output) = rest.split_at_mut(width);
-    for j in 0..width {
-        input[j] = input[j].sigmoid();
-        forget[j] = forget[j].sigmoid();
-        candidate[j] = tanh(candidate[j]);
-        output[j] = output[j].sigmoid();
-        let kept = before.map_or(T::zero(), |before| forget[j] * before[j]);
-        cell[j] = kept + input[j] * candidate[j];
-        hidden[j] = output[j] * tanh(cell[j]);
+    // Short loops over few slices, as the compiler makes vector code of those only.
+    for (input, forget) in input.iter_mut().zip(forget.iter_mut()) {
+        *input = input.sigmoid();
+        *forget = forget.sigmoid();
     }
+    for (candidate, output) in candidate.iter_mut().zip(output.iter_mut()) {
+        *candidate = tanh(*candidate);
+        *output = output.sigmoid();
+    }
+    let (kept, added) = (forget.iter().zip(before), input.iter().zip(candidate.iter()));
+    for (cell, ((&forget, &before), (&input, &candidate))) in cell.iter_mut().zip(kept.zip(added)) {
+        *cell = forget * before + input * candidate;
+    }
+    for (hidden, (&output, &cell)) in hidden.iter_mut().zip(output.iter().zip(cell.iter())) {
+        *hidden = output * tanh(cell);
+    }
+}
+
+/// A matrix (rows, columns) with rows and columns exchanged, in memory too. Matrix products with few rows need not copy
+/// it then.
+fn transposed(x: &Tensor) -> Result<Tensor> {
+    const TILE: usize = 16;
+    let (rows, columns) = x.dims2()?;
+    dispatch!(x.dtype(), T => {
+        let xs = slice::<T>(x)?;
+        let xs: &[T] = &xs;
+        let out = by_pieces(rows * columns, TILE * rows, |number, out| {
+            let first = number * TILE;
+            for from in (0..rows).step_by(TILE) {
+                let to = (from + TILE).min(rows);
+                for (column, out) in out.chunks_exact_mut(rows.max(1)).enumerate() {
+                    for (out, row) in out[from..to].iter_mut().zip(from..to) {
+                        *out = xs[row * columns + first + column];
+                    }
+                }
+            }
+        });
+        tensor(out, (columns, rows))
+    })
 }
 
 /// The layer over a sequence from a zero state: (steps, batch, inputs) to (steps, batch, H).
@@ -75,7 +105,11 @@ pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
     let width = weights.hidden.dim(1)?;
     let x = x.contiguous()?.reshape((steps * batch, inputs))?;
     let projected = x.matmul(&weights.input.t()?)?;
-    let recurrent = weights.hidden.t()?;
+    let recurrent = if steps > 4 {
+        transposed(&weights.hidden.contiguous()?)?
+    } else {
+        weights.hidden.t()?
+    };
     dispatch!(x.dtype(), T => {
         let mut gates = slice::<T>(&projected)?.to_vec();
         {
@@ -88,6 +122,7 @@ pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
         let mut cells = vec![0.0 as T; steps * batch * width];
         let mut hidden = vec![0.0 as T; steps * batch * width];
         let rows = rows_per_piece(4 * width);
+        let nothing = vec![0.0 as T; batch * width];
         for step in 0..steps {
             let at = step * batch * width;
             let gates = &mut gates[4 * at..4 * (at + batch * width)];
@@ -98,19 +133,18 @@ pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
                 gates.iter_mut().zip(product.iter()).for_each(|(gate, &product)| *gate += product);
             }
             let (before, cells) = cells.split_at_mut(at);
-            let before = if step > 0 { &before[at - batch * width..] } else { &[] };
+            let before = if step > 0 { &before[at - batch * width..] } else { &nothing[..] };
             gates
                 .par_chunks_mut((rows * 4 * width).max(1))
                 .zip(cells[..batch * width].par_chunks_mut((rows * width).max(1)))
                 .zip(hidden[at..at + batch * width].par_chunks_mut((rows * width).max(1)))
                 .enumerate()
-                .for_each(|(piece, ((gates, cells), hidden))| {
+                .for_each(|(piece, ((gates, cells), hidden))| widest!({
                     let rows_here = gates.chunks_exact_mut(4 * width).zip(cells.chunks_exact_mut(width));
                     for (row, ((gates, cell), hidden)) in rows_here.zip(hidden.chunks_exact_mut(width)).enumerate() {
-                        let before = before.get((piece * rows + row) * width..).and_then(|rest| rest.get(..width));
-                        activate(gates, before, cell, hidden);
+                        activate(gates, &before[(piece * rows + row) * width..], cell, hidden);
                     }
-                });
+                }));
         }
         let hidden = tensor(hidden, (steps * batch, width))?;
         let y = hidden.reshape((steps, batch, width))?;
@@ -137,45 +171,61 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
         let size = batch * width;
         let mut d_gates = vec![0.0 as T; steps * size * 4];
         let mut d_cell = vec![0.0 as T; size];
+        let nothing = vec![0.0 as T; size];
         // What the step after says about this step's output.
-        let mut d_later: Option<Vec<T>> = None;
+        let mut d_later = nothing.clone();
         let rows = rows_per_piece(4 * width);
         for step in (0..steps).rev() {
             let at = step * size;
-            let later = d_later.as_deref();
-            let before = if step > 0 { Some(&cells[at - size..at]) } else { None };
+            let later = &d_later[..];
+            let before = if step > 0 { &cells[at - size..at] } else { &nothing[..] };
             d_gates[4 * at..4 * (at + size)]
                 .par_chunks_mut((rows * 4 * width).max(1))
                 .zip(d_cell.par_chunks_mut((rows * width).max(1)))
                 .enumerate()
-                .for_each(|(piece, (d_gates, d_cell))| {
+                .for_each(|(piece, (d_gates, d_cell))| widest!({
                     let rows_here = d_gates.chunks_exact_mut(4 * width).zip(d_cell.chunks_exact_mut(width));
                     for (row, (d_gates, d_cell)) in rows_here.enumerate() {
                         let row = (piece * rows + row) * width;
                         let gates = &gates[4 * (at + row)..][..4 * width];
                         let (input, forget) = (&gates[..width], &gates[width..2 * width]);
                         let (candidate, output) = (&gates[2 * width..3 * width], &gates[3 * width..]);
+                        let (candidate, output) = (&candidate[..width], &output[..width]);
                         let cell = &cells[at + row..][..width];
                         let dy = &dy[at + row..][..width];
-                        let later = later.map(|later| &later[row..][..width]);
-                        let before = before.map(|before| &before[row..][..width]);
+                        let (later, before) = (&later[row..][..width], &before[row..][..width]);
+                        let (d_input, rest) = d_gates.split_at_mut(width);
+                        let (d_forget, rest) = rest.split_at_mut(width);
+                        let (d_candidate, d_output) = rest.split_at_mut(width);
+                        let (d_output, d_cell) = (&mut d_output[..width], &mut d_cell[..width]);
+                        let (d_forget, d_candidate) = (&mut d_forget[..width], &mut d_candidate[..width]);
                         let one = T::of(1.0);
+                        // Short loops over few slices, as in `activate`; `d_output` holds the gradient of the output
+                        // of the layer first, `d_cell` that of the cell.
+                        for (d_output, (&dy, &later)) in d_output.iter_mut().zip(dy.iter().zip(later)) {
+                            *d_output = dy + later;
+                        }
+                        let gradients = d_output.iter_mut().zip(d_cell.iter_mut());
+                        for ((d_output, d_cell), (&cell, &output)) in gradients.zip(cell.iter().zip(output)) {
+                            let bent = tanh(cell);
+                            *d_cell += *d_output * output * (one - bent * bent);
+                            *d_output = *d_output * bent * output * (one - output);
+                        }
                         for j in 0..width {
-                            let d_hidden = dy[j] + later.map_or(0.0, |later| later[j]);
-                            let bent = tanh(cell[j]);
-                            let d = d_cell[j] + d_hidden * output[j] * (one - bent * bent);
-                            d_gates[j] = d * candidate[j] * input[j] * (one - input[j]);
-                            d_gates[width + j] =
-                                d * before.map_or(0.0, |before| before[j]) * forget[j] * (one - forget[j]);
-                            d_gates[2 * width + j] = d * input[j] * (one - candidate[j] * candidate[j]);
-                            d_gates[3 * width + j] = d_hidden * bent * output[j] * (one - output[j]);
-                            d_cell[j] = d * forget[j];
+                            d_input[j] = d_cell[j] * candidate[j] * input[j] * (one - input[j]);
+                        }
+                        for j in 0..width {
+                            d_candidate[j] = d_cell[j] * input[j] * (one - candidate[j] * candidate[j]);
+                        }
+                        for j in 0..width {
+                            d_forget[j] = d_cell[j] * before[j] * forget[j] * (one - forget[j]);
+                            d_cell[j] *= forget[j];
                         }
                     }
-                });
+                }));
             if step > 0 {
                 let d_step = Tensor::from_slice(&d_gates[4 * at..4 * (at + size)], (batch, 4 * width), saved.gates.device())?;
-                d_later = Some(slice::<T>(&d_step.matmul(weights.hidden)?)?.to_vec());
+                d_later.copy_from_slice(&slice::<T>(&d_step.matmul(weights.hidden)?)?);
             }
         }
         let d_gates = tensor(d_gates, (steps * batch, 4 * width))?;
@@ -211,7 +261,7 @@ pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeight
                 *gate += a + b;
             }
             let at = row * width..(row + 1) * width;
-            activate(gates, Some(&before[at.clone()]), &mut cells[at.clone()], &mut outputs[at]);
+            activate(gates, &before[at.clone()], &mut cells[at.clone()], &mut outputs[at]);
         }
         Ok((tensor(outputs, (batch, width))?, tensor(cells, (batch, width))?))
     })

@@ -15,7 +15,12 @@ pub mod layer_norm;
 pub mod lstm;
 pub mod subsample;
 
+#[cfg(test)]
+mod not_a_number;
+
+use std::array::from_fn;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, Range};
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
@@ -222,6 +227,93 @@ pub(crate) fn sum_over_rows<T: Float>(
         .for_each(|(index, sums)| {
             add(index * piece..((index + 1) * piece).min(rows), sums);
         });
+    total(&partial, width)
+}
+
+/// Zeros where nothing was written yet.
+///
+/// Whoever fills a new tensor does so piece by piece, with the piece zeroed just before: the zeros are then still in
+/// the cache when they are overwritten, where `vec![0.0; n]` would send them through memory.
+fn zeroed<T: Float>(piece: &mut [MaybeUninit<T>]) -> &mut [T] {
+    piece.fill(MaybeUninit::new(T::zero()));
+    // SAFETY: every element was written just now, and `MaybeUninit<T>` has the layout of `T`.
+    unsafe { &mut *(piece as *mut [MaybeUninit<T>] as *mut [T]) }
+}
+
+/// `len` values, cut into pieces of `piece` (the last may be shorter): `fill(number, piece)` changes each from zeros.
+pub(crate) fn by_pieces<T: Float>(len: usize, piece: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
+    let mut out = Vec::with_capacity(len);
+    out.spare_capacity_mut()[..len]
+        .par_chunks_mut(piece.max(1))
+        .enumerate()
+        .for_each(|(number, piece)| fill(number, zeroed(piece)));
+    // SAFETY: the pieces are all of the first `len` elements, and each was initialised by `zeroed`.
+    unsafe { out.set_len(len) };
+    out
+}
+
+/// Two results of `rows` rows, `widths` wide, made together: `fill(first row, rows of one, rows of other)`.
+pub(crate) fn two_by_rows<T: Float>(
+    rows: usize,
+    widths: [usize; 2],
+    fill: impl Fn(usize, &mut [T], &mut [T]) + Sync,
+) -> (Vec<T>, Vec<T>) {
+    if widths.contains(&0) {
+        // Nothing to cut into rows.
+        return (vec![T::zero(); rows * widths[0]], vec![T::zero(); rows * widths[1]]);
+    }
+    let per_piece = rows_per_piece(widths[0].max(widths[1]));
+    let (mut one, mut other) = (Vec::new(), Vec::new());
+    one.reserve_exact(rows * widths[0]);
+    other.reserve_exact(rows * widths[1]);
+    one.spare_capacity_mut()[..rows * widths[0]]
+        .par_chunks_mut((per_piece * widths[0]).max(1))
+        .zip(other.spare_capacity_mut()[..rows * widths[1]].par_chunks_mut((per_piece * widths[1]).max(1)))
+        .enumerate()
+        .for_each(|(number, (one, other))| fill(number * per_piece, zeroed(one), zeroed(other)));
+    // SAFETY: both have the same number of pieces, as no width is zero, and `zeroed` initialised each.
+    unsafe {
+        one.set_len(rows * widths[0]);
+        other.set_len(rows * widths[1]);
+    }
+    (one, other)
+}
+
+/// A result of `rows` rows of `width`, and sums over rows that are found on the way: `fill(rows, their part of the
+/// result, sums)` adds to `sums`, which are `sums` long. Pieces are those of [`sum_over_rows`].
+pub(crate) fn rows_and_sums<T: Float>(
+    rows: usize,
+    width: usize,
+    sums: usize,
+    fill: impl Fn(Range<usize>, &mut [T], &mut [T]) + Sync,
+) -> (Vec<T>, Vec<T>) {
+    if width == 0 || sums == 0 {
+        // Nothing to cut into rows.
+        return (vec![T::zero(); rows * width], vec![T::zero(); sums]);
+    }
+    let piece = rows.div_ceil(32).max(16);
+    let count = rows.div_ceil(piece).max(1);
+    let block = rows_per_piece(width);
+    let mut partial = vec![T::zero(); count * sums];
+    let mut out = Vec::with_capacity(rows * width);
+    out.spare_capacity_mut()[..rows * width]
+        .par_chunks_mut((piece * width).max(1))
+        .zip(partial.par_chunks_mut(sums.max(1)))
+        .enumerate()
+        .for_each(|(number, (out, sums))| {
+            for (at, out) in out.chunks_mut((block * width).max(1)).enumerate() {
+                let first = number * piece + at * block;
+                let here = first..first + out.len() / width.max(1);
+                fill(here, zeroed(out), sums);
+            }
+        });
+    // SAFETY: there is a piece of `partial` for each piece of `out`, so `zeroed` initialised all of it.
+    unsafe { out.set_len(rows * width) };
+    (out, total(&partial, sums))
+}
+
+/// Partial sums of `width` each, added in order.
+fn total<T: Float>(partial: &[T], width: usize) -> Vec<T> {
     let mut total = partial[..width].to_vec();
     for sums in partial[width..].chunks_exact(width.max(1)) {
         for (total, &sum) in total.iter_mut().zip(sums) {
@@ -231,23 +323,74 @@ pub(crate) fn sum_over_rows<T: Float>(
     total
 }
 
-/// Sum of `f(i)` for `i` below `count`, in eight interleaved sums so that it can be vectorised.
+/// Independent partial sums of a reduction: enough for a vector of any processor.
+pub(crate) const LANES: usize = 16;
+
+/// Sum of `f` over the elements of slices of one length, in interleaved sums so that it can be vectorised.
 #[inline(always)]
-pub(crate) fn sum_of<T: Float>(count: usize, f: impl Fn(usize) -> T) -> T {
-    let mut sums = [T::zero(); 8];
-    let whole = count / 8 * 8;
-    let mut start = 0;
-    while start < whole {
-        for (lane, sum) in sums.iter_mut().enumerate() {
-            *sum += f(start + lane);
+pub(crate) fn sum_of<T: Float, const N: usize>(slices: [&[T]; N], f: impl Fn([T; N]) -> T) -> T {
+    // Arrays by value: the compiler keeps those in registers.
+    let (mut even, mut odd) = ([T::zero(); LANES], [T::zero(); LANES]);
+    let mut rest = slices;
+    while rest[0].len() >= 2 * LANES {
+        let block = rest.map(|slice| &slice[..2 * LANES]);
+        rest = rest.map(|slice| &slice[2 * LANES..]);
+        even = from_fn(|lane| even[lane] + f(block.map(|slice| slice[lane])));
+        odd = from_fn(|lane| odd[lane] + f(block.map(|slice| slice[LANES + lane])));
+    }
+    let mut sums: [T; LANES] = from_fn(|lane| even[lane] + odd[lane]);
+    for i in 0..rest[0].len() {
+        sums[i % LANES] += f(rest.map(|slice| slice[i]));
+    }
+    sum_lanes(sums)
+}
+
+/// Sum of all lanes, in a fixed order.
+#[inline(always)]
+pub(crate) fn sum_lanes<T: Float>(lanes: [T; LANES]) -> T {
+    let eight: [T; 8] = from_fn(|lane| lanes[lane] + lanes[lane + 8]);
+    let four: [T; 4] = from_fn(|lane| eight[lane] + eight[lane + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// Runs a block with the widest vectors that the processor has. What it computes is the same to the bit: the order of
+/// sums is written out in the code, and no multiplication is contracted with an addition unless the code says so.
+///
+/// The block stands twice in the program, so that each copy is compiled for its processor.
+macro_rules! widest {
+    ($body:expr) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            if $crate::kernels::has_avx512() {
+                // SAFETY: the processor has what the function is compiled for.
+                unsafe { $crate::kernels::with_avx512(|| $body) }
+            } else {
+                $body
+            }
         }
-        start += 8;
-    }
-    let mut total = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-    for i in whole..count {
-        total += f(i);
-    }
-    total
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            $body
+        }
+    }};
+}
+pub(crate) use widest;
+
+/// Whether [`with_avx512`] may be called.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+/// Calls `work`, which is inlined and so compiled for AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(crate) fn with_avx512<R>(work: impl FnOnce() -> R) -> R {
+    work()
 }
 
 #[cfg(test)]
@@ -330,6 +473,39 @@ pub(crate) mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_cover_results_of_any_size_and_start_at_zero() {
+        for (rows, width) in [(0, 3), (1, 1), (17, 5), (100, 3), (1000, 7), (5, 20_000), (40, 0)] {
+            let add_one = |values: &mut [f64]| values.iter_mut().for_each(|value| *value += 1.0);
+            let ones = vec![1.0; rows * width];
+            assert_eq!(by_pieces(rows * width, 13, |_, piece| add_one(piece)), ones);
+            let (one, other) = two_by_rows(rows, [width, 2], |first, one, other| {
+                add_one(one);
+                let here = other.chunks_exact_mut(2).enumerate();
+                here.for_each(|(row, other)| other[1] = (first + row) as f64);
+            });
+            assert_eq!(one, ones);
+            assert_eq!(other.len(), 2 * rows);
+            let numbered = |(row, pair): (usize, &[f64])| pair == [0.0, row as f64];
+            assert!(width == 0 || other.chunks_exact(2).enumerate().all(numbered));
+            let (out, sums) = rows_and_sums(rows, width, 2, |rows, out: &mut [f64], sums| {
+                assert_eq!(out.len(), rows.len() * width);
+                add_one(out);
+                sums[0] += rows.len() as f64;
+                sums[1] += rows.sum::<usize>() as f64;
+            });
+            assert_eq!(out, ones);
+            if width > 0 {
+                assert_eq!(sums, [rows as f64, (0..rows).sum::<usize>() as f64]);
+            }
+        }
+        for count in [0, 1, 31, 32, 33, 100] {
+            let values: Vec<f64> = (0..count).map(|i| i as f64).collect();
+            let expected: f64 = values.iter().map(|x| x * x).sum();
+            assert_eq!(sum_of([&values, &values], |[a, b]| a * b), expected);
+        }
+    }
 
     #[test]
     fn quick_exponential_is_close_and_keeps_nan() {

@@ -6,8 +6,11 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, dispatch, modify, slice, sum_over_rows, tensor};
+use super::{Float, by_pieces, dispatch, modify, slice, sum_over_rows, tensor, widest};
 use crate::error::Result;
+
+/// Elements per piece of element-wise work.
+const PIECE: usize = 8192;
 
 /// Size of an axis after a convolution of stride 2: half, rounded up.
 pub fn halved(size: usize) -> usize {
@@ -62,8 +65,7 @@ pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &[usize]
         let (xs, bias) = (slice::<T>(&x)?, slice::<T>(bias)?);
         let (xs, bias): (&[T], &[T]) = (&xs, &bias);
         let taps = by_tap::<T>(&slice::<T>(weight)?);
-        let mut out = vec![0.0 as T; batch * time_out * bands_out * channels];
-        out.par_chunks_mut(bands_out * channels).enumerate().for_each(|(row, out)| {
+        let out = by_pieces(batch * time_out * bands_out * channels, bands_out * channels, |row, out| widest!({
             let (b, t) = (row / time_out, row % time_out);
             if t >= lengths[b] {
                 return;
@@ -81,7 +83,7 @@ pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &[usize]
                     *out = relu(*out);
                 }
             }
-        });
+        }));
         tensor(out, (batch, time_out, bands_out, channels))
     })
 }
@@ -111,7 +113,7 @@ pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Resul
     dispatch!(x.dtype(), T => {
         let (xs, dzs) = (slice::<T>(&x)?, slice::<T>(&dz)?);
         let (xs, dzs): (&[T], &[T]) = (&xs, &dzs);
-        let sums = sum_over_rows::<T>(batch * time_out, 10 * channels, |rows, sums| {
+        let sums = sum_over_rows::<T>(batch * time_out, 10 * channels, |rows, sums| widest!({
             for row in rows {
                 let (b, t) = (row / time_out, row % time_out);
                 if t >= halved(input_lengths[b]) {
@@ -132,7 +134,7 @@ pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Resul
                     }
                 }
             }
-        });
+        }));
         weight_and_bias::<T>(&sums, channels)
     })
 }
@@ -146,8 +148,7 @@ pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &[usize]) 
         let (xs, bias) = (slice::<T>(&x)?, slice::<T>(bias)?);
         let (xs, bias): (&[T], &[T]) = (&xs, &bias);
         let taps = by_tap::<T>(&slice::<T>(weight)?);
-        let mut out = vec![0.0 as T; batch * time_out * bands_out * channels];
-        out.par_chunks_mut(bands_out * channels).enumerate().for_each(|(row, out)| {
+        let out = by_pieces(batch * time_out * bands_out * channels, bands_out * channels, |row, out| widest!({
             let (b, t) = (row / time_out, row % time_out);
             if t >= lengths[b] {
                 return;
@@ -166,7 +167,7 @@ pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &[usize]) 
                     }
                 }
             }
-        });
+        }));
         tensor(out, (batch, time_out, bands_out, channels))
     })
 }
@@ -181,11 +182,8 @@ pub fn depthwise_backward(x: &Tensor, weight: &Tensor, dy: &Tensor) -> Result<Te
         let (xs, dys) = (slice::<T>(&x)?, slice::<T>(&dy)?);
         let (xs, dys): (&[T], &[T]) = (&xs, &dys);
         let taps = by_tap::<T>(&slice::<T>(weight)?);
-        let mut out = vec![0.0 as T; xs.len()];
-        out.par_chunks_mut(bands * channels)
-            .zip(xs.par_chunks(bands * channels))
-            .enumerate()
-            .for_each(|(row, (out, x))| {
+        let out = by_pieces(xs.len(), bands * channels, |row, out| widest!({
+                let x = &xs[row * bands * channels..][..bands * channels];
                 let (b, t) = (row / time, row % time);
                 for (f, (out, x)) in
                     out.chunks_exact_mut(channels).zip(x.chunks_exact(channels)).enumerate()
@@ -206,7 +204,7 @@ pub fn depthwise_backward(x: &Tensor, weight: &Tensor, dy: &Tensor) -> Result<Te
                         *out = if x > 0.0 { *out } else { 0.0 };
                     }
                 }
-            });
+            }));
         tensor(out, x.shape())
     })
 }
@@ -226,7 +224,7 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Ten
     dispatch!(x.dtype(), T => {
         let (xs, dys) = (slice::<T>(&x)?, slice::<T>(&dy)?);
         let (xs, dys): (&[T], &[T]) = (&xs, &dys);
-        let sums = sum_over_rows::<T>(batch * time_out, 10 * channels, |rows, sums| {
+        let sums = sum_over_rows::<T>(batch * time_out, 10 * channels, |rows, sums| widest!({
             for row in rows {
                 let (b, t) = (row / time_out, row % time_out);
                 let dy = &dys[row * bands_out * channels..][..bands_out * channels];
@@ -247,7 +245,7 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Ten
                     }
                 }
             }
-        });
+        }));
         weight_and_bias::<T>(&sums, channels)
     })
 }
@@ -280,15 +278,12 @@ pub fn relu_backward(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
     dispatch!(y.dtype(), T => {
         let (ys, dys) = (slice::<T>(&y)?, slice::<T>(&dy)?);
         let (ys, dys): (&[T], &[T]) = (&ys, &dys);
-        let mut out = vec![0.0 as T; ys.len()];
-        out.par_chunks_mut(8192)
-            .zip(ys.par_chunks(8192))
-            .zip(dys.par_chunks(8192))
-            .for_each(|((out, y), dy)| {
-                for ((out, &y), &dy) in out.iter_mut().zip(y).zip(dy) {
-                    *out = if y > 0.0 { dy } else { 0.0 };
-                }
-            });
+        let out = by_pieces(ys.len(), PIECE, |number, out: &mut [T]| widest!({
+            let start = number * PIECE;
+            for ((out, &y), &dy) in out.iter_mut().zip(&ys[start..]).zip(&dys[start..]) {
+                *out = if y <= 0.0 { 0.0 } else { dy };
+            }
+        }));
         tensor(out, y.shape())
     })
 }

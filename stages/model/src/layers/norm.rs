@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::kernels::layer_norm::{layer_norm, layer_norm_backward, layer_norm_backward_weights};
+use crate::kernels::layer_norm::{layer_norm, layer_norm_backward};
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// Layer norm over the last dimension.
@@ -50,12 +50,10 @@ impl LayerNorm {
         residual: Option<&Tensor>,
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
-        if gradients.wants(self.weight) || gradients.wants(self.bias) {
-            let (dw, db) = layer_norm_backward_weights(&saved.x, &saved.statistics, dy)?;
-            gradients.add(self.weight, dw)?;
-            gradients.add(self.bias, db)?;
-        }
         let weight = parameters.get(self.weight);
-        layer_norm_backward(&saved.x, &saved.statistics, weight, dy, residual)
+        let (dx, dw, db) = layer_norm_backward(&saved.x, &saved.statistics, weight, dy, residual)?;
+        gradients.add(self.weight, dw)?;
+        gradients.add(self.bias, db)?;
+        Ok(dx)
     }
 }

@@ -384,9 +384,14 @@ fn a_frozen_encoder_has_no_gradient_and_keeps_its_statistics() {
 }
 
 #[test]
-fn recomputed_layers_give_the_same_gradients() {
+fn recomputed_layers_give_the_same_gradients_and_statistics() {
+    // The archive's rates are zero, and a second pass must draw the same masks.
+    let (mut config, tensors) = golden::model();
+    let encoder = &mut config.encoder;
+    (encoder.dropout, encoder.dropout_pre_encoder, encoder.dropout_att) = (0.2, 0.1, 0.1);
     let run = |recompute: bool| {
-        let mut model = model(DType::F32);
+        let builder = ParameterBuilder::from_tensors(DType::F32, Device::Cpu, tensors.clone());
+        let mut model = TdtModel::build(config.clone(), None, builder).unwrap();
         model.set_recompute(recompute);
         let mut gradients = Gradients::new(&model.parameters);
         let options = TrainOptions {
@@ -396,12 +401,26 @@ fn recomputed_layers_give_the_same_gradients() {
         model
             .train_micro_batch(&train_batch(0..4), &options, &mut gradients)
             .unwrap();
-        gradients
-            .iter()
-            .map(|(_, gradient)| values(gradient))
-            .collect::<Vec<_>>()
+        let gradients: Vec<_> = gradients.iter().map(|(_, gradient)| values(gradient)).collect();
+        let parameters: Vec<_> = model.parameters.iter().map(|(_, p)| values(&p.tensor)).collect();
+        (gradients, parameters)
     };
-    assert!(run(false) == run(true));
+    let (kept, again) = (run(false), run(true));
+    assert!(kept == again);
+    let before = TdtModel::build(
+        config.clone(),
+        None,
+        ParameterBuilder::from_tensors(DType::F32, Device::Cpu, tensors.clone()),
+    );
+    let before = before.unwrap();
+    for (id, parameter) in before
+        .parameters
+        .iter()
+        .filter(|(_, p)| p.name.ends_with("num_batches_tracked"))
+    {
+        let moved = again.1[id.index()][0] - values(&parameter.tensor)[0];
+        assert_eq!(moved, 1.0, "{}", parameter.name);
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod bpe;
 mod inside;
+pub(crate) mod message;
 pub(crate) mod model_file;
 mod normaliser;
 mod piece_trie;

@@ -1,38 +1,8 @@
 //! Writes SentencePiece's `.model` file.
 
+use super::super::message::Message;
 use super::super::model_file::PieceKind;
 use super::Recipe;
-
-/// A protocol buffer's message, field by field.
-#[derive(Default)]
-struct Message(Vec<u8>);
-
-impl Message {
-    fn variable(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    fn number(&mut self, field: u32, value: i64) {
-        self.variable(u64::from(field) << 3);
-        // Negative numbers have ten bytes, in 32 bits too.
-        self.variable(value as u64);
-    }
-
-    fn float(&mut self, field: u32, value: f32) {
-        self.variable(u64::from(field) << 3 | 5);
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn bytes(&mut self, field: u32, value: &[u8]) {
-        self.variable(u64::from(field) << 3 | 2);
-        self.variable(value.len() as u64);
-        self.0.extend(value);
-    }
-}
 
 /// The file. Field numbers are those of `sentencepiece_model.proto`.
 pub(super) fn model(recipe: &Recipe, pieces: &[(String, f32, PieceKind)], character_map: &[u8]) -> Vec<u8> {
@@ -49,7 +19,7 @@ pub(super) fn model(recipe: &Recipe, pieces: &[(String, f32, PieceKind)], charac
             PieceKind::Unused => piece.number(3, 5),
             PieceKind::Byte => piece.number(3, 6),
         }
-        file.bytes(1, &piece.0);
+        file.bytes(1, piece.as_slice());
     }
     let mut trainer = Message::default();
     trainer.number(3, recipe.algorithm as i64);
@@ -69,15 +39,15 @@ pub(super) fn model(recipe: &Recipe, pieces: &[(String, f32, PieceKind)], charac
     for (field, text) in [(40, "<unk>"), (41, "<s>"), (42, "</s>"), (43, "<pad>")] {
         trainer.number(field, id(text));
     }
-    file.bytes(2, &trainer.0);
+    file.bytes(2, trainer.as_slice());
     let mut normaliser = Message::default();
     normaliser.bytes(1, recipe.normalisation.name().as_bytes());
     normaliser.bytes(2, character_map);
     for field in [3, 4, 5] {
         normaliser.number(field, 1);
     }
-    file.bytes(3, &normaliser.0);
-    file.0
+    file.bytes(3, normaliser.as_slice());
+    file.into_bytes()
 }
 
 /// A score as SentencePiece's `.vocab` has it: six digits that count.

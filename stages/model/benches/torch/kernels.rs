@@ -1,0 +1,199 @@
+//! Matrix products, the kernels around them, and one whole layer of the encoder.
+
+use candle_core::{DType, Device, Tensor};
+use flow_model::config::{AttentionContext, EncoderConfig};
+use flow_model::kernels::attention::{Scores, weights, weights_backward};
+use flow_model::kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
+use flow_model::kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
+use flow_model::kernels::elementwise::{silu, silu_backward};
+use flow_model::kernels::glu::{glu, glu_backward};
+use flow_model::kernels::layer_norm::{layer_norm, layer_norm_backward};
+use flow_model::kernels::lstm::{LstmWeights, lstm, lstm_backward};
+use flow_model::layers::Frames;
+use flow_model::layers::attention::PositionTable;
+use flow_model::layers::conformer_layer::ConformerLayer;
+use flow_model::{BufferUpdates, Gradients, Mode, Noise, ParameterBuilder, Result};
+
+use crate::peer::{Peer, compare};
+
+pub fn random(shape: &[usize]) -> Result<Tensor> {
+    let mut noise = Noise::new(shape.len() as u64);
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| noise.normal() as f32).collect();
+    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
+}
+
+/// Products of the block's sizes: x W^T and its two gradients, products per head, the joint network's last layer, and
+/// the prediction network's steps.
+pub fn products(torch: &mut Peer) -> Result<()> {
+    for (name, layout, [m, k, n]) in [
+        ("feed-forward 1", "nt", [1200, 256, 1024]),
+        ("feed-forward 1, dx", "nn", [1200, 1024, 256]),
+        ("feed-forward 1, dW", "tn", [1024, 1200, 256]),
+        ("feed-forward 2", "nt", [1200, 1024, 256]),
+        ("feed-forward 2, dW", "tn", [256, 1200, 1024]),
+        ("projection", "nt", [1200, 256, 256]),
+        ("positions, one head", "nt", [1200, 32, 299]),
+        ("joint", "nt", [512, 320, 1030]),
+        ("joint, dh", "nn", [512, 1030, 320]),
+        ("joint, dW", "tn", [1030, 512, 320]),
+        ("1024 cubed", "nn", [1024, 1024, 1024]),
+        ("feed-forward 1, d 1024, 15 s", "nt", [188, 1024, 4096]),
+        ("LSTM step of 8", "nt", [8, 640, 2560]),
+        ("LSTM step of 1", "nt", [1, 640, 2560]),
+    ] {
+        let of = |letter: u8, rows: usize, columns: usize| -> Result<Tensor> {
+            Ok(if letter == b'n' {
+                random(&[rows, columns])?
+            } else {
+                random(&[columns, rows])?.t()?
+            })
+        };
+        let (a, b) = (of(layout.as_bytes()[0], m, k)?, of(layout.as_bytes()[1], k, n)?);
+        compare(
+            &format!("{name} {m}x{k}x{n}"),
+            torch,
+            &format!("matmul {layout} {m} {k} {n}"),
+            || Ok(a.matmul(&b).map(drop)?),
+        )?;
+    }
+    for [batch, m, k, n] in [[64, 150, 32, 150], [64, 150, 150, 32]] {
+        let (a, b) = (random(&[batch, m, k])?, random(&[batch, k, n])?);
+        compare(
+            &format!("{batch} of {m}x{k}x{n}"),
+            torch,
+            &format!("batched {batch} {m} {k} {n}"),
+            || Ok(a.matmul(&b).map(drop)?),
+        )?;
+    }
+    Ok(())
+}
+
+/// Forward and backward of everything in a layer that is no matrix product, and the LSTM.
+pub fn around(torch: &mut Peer) -> Result<()> {
+    let (batch, time, d, heads) = (8, 150, 256, 8);
+    let rows = batch * time;
+    let lengths = vec![time; batch];
+    let (x, dy) = (random(&[rows, d])?, random(&[rows, d])?);
+    let (weight, bias) = (random(&[d])?, random(&[d])?);
+    compare("layer norm 1200x256", torch, "layer_norm 1200 256", || {
+        let (_, statistics) = layer_norm(&x, &weight, &bias)?;
+        layer_norm_backward(&x, &statistics, &weight, &dy, None).map(drop)
+    })?;
+    let (content, position) = (
+        random(&[heads, batch, time, time])?,
+        random(&[heads, batch, time, 2 * time - 1])?,
+    );
+    let scores = Scores {
+        lengths: &lengths,
+        scale: 0.17,
+        band: None,
+    };
+    compare("softmax, relative shift 8x8x150", torch, "softmax 8 8 150", || {
+        let p = weights(&content, &position, &scores)?;
+        weights_backward(&p, &content, &scores).map(drop)
+    })?;
+    let (x3, dy3) = (x.reshape((batch, time, d))?, dy.reshape((batch, time, d))?);
+    let kernel = random(&[d, 1, 9])?;
+    compare("depthwise convolution k 9", torch, "depthwise 8 150 256 9", || {
+        depthwise(&x3, &kernel, None)?;
+        depthwise_backward(&dy3, &kernel)?;
+        depthwise_backward_weight(&x3, &dy3, 9).map(drop)
+    })?;
+    let doubled = random(&[batch, time, 2 * d])?;
+    compare("GLU 8x150x256", torch, "glu 8 150 256", || {
+        glu(&doubled, &lengths)?;
+        glu_backward(&doubled, &dy3, &lengths).map(drop)
+    })?;
+    let (h, dh) = (random(&[rows, 4 * d])?, random(&[rows, 4 * d])?);
+    compare("SiLU 1200x1024", torch, "silu 1200 1024", || {
+        silu(&h, None)?;
+        silu_backward(&h, &dh, None).map(drop)
+    })?;
+    compare("batch norm, SiLU 1200x256", torch, "batch_norm_silu 8 150 256", || {
+        let (mean, variance) = column_statistics(&x)?;
+        let vector = |values: Vec<f64>| Tensor::from_vec(values, d, &Device::Cpu)?.to_dtype(DType::F32);
+        let inverse = variance.iter().map(|v| 1.0 / (v + 1e-5).sqrt()).collect();
+        let (mean, inverse) = (vector(mean)?, vector(inverse)?);
+        let by = Normaliser {
+            mean: &mean,
+            inverse: &inverse,
+            weight: &weight,
+            bias: &bias,
+        };
+        normalise_silu(&x, &by)?;
+        normalise_silu_backward(&x, &by, &dy, true).map(drop)
+    })?;
+    for (steps, batch, width) in [(41, 8, 640), (41, 9, 320)] {
+        let (x, dy) = (random(&[steps, batch, width])?, random(&[steps, batch, width])?);
+        let small = |shape: &[usize]| -> Result<Tensor> { Ok((random(shape)? * 0.03)?) };
+        let (input, hidden) = (small(&[4 * width, width])?, small(&[4 * width, width])?);
+        let (input_bias, hidden_bias) = (small(&[4 * width])?, small(&[4 * width])?);
+        let weights = LstmWeights {
+            input: &input,
+            hidden: &hidden,
+            input_bias: &input_bias,
+            hidden_bias: &hidden_bias,
+        };
+        compare(
+            &format!("LSTM {steps} steps, {batch}, {width}"),
+            torch,
+            &format!("lstm {steps} {batch} {width}"),
+            || {
+                let (_, saved) = lstm(&x, weights)?;
+                lstm_backward(&dy, &saved, weights).map(drop)
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Forward and backward of one layer, d 256, 8 heads, 8 utterances of 150 frames.
+pub fn block(torch: &mut Peer) -> Result<()> {
+    let (batch, time, d, heads) = (8, 150, 256, 8);
+    let config = EncoderConfig {
+        d_model: d,
+        n_heads: heads,
+        ..layer_config()
+    };
+    let mut builder = ParameterBuilder::random(DType::F32, Device::Cpu, 1);
+    let layer = ConformerLayer::new("layer", &config, &mut builder)?;
+    let (parameters, _) = builder.finish();
+    let frames = Frames {
+        batch,
+        time,
+        lengths: vec![time; batch],
+    };
+    let positions = PositionTable::new(d).rows(time, DType::F32, &Device::Cpu)?;
+    let (x, dy) = (random(&[batch * time, d])?, random(&[batch * time, d])?);
+    let mut noise = Noise::new(1);
+    let mut gradients = Gradients::new(&parameters);
+    compare("layer d 256, 8 x 150 frames", torch, "block 256 8 8 150", || {
+        gradients.clear();
+        let updates = &mut BufferUpdates::default();
+        let mut mode = Mode::Train(&mut noise);
+        let (_, saved) = layer.forward(&parameters, &x, &positions, &frames, &mut mode, updates)?;
+        layer
+            .backward(&parameters, &saved, &frames, &dy, &mut gradients)
+            .map(drop)
+    })?;
+    Ok(())
+}
+
+fn layer_config() -> EncoderConfig {
+    EncoderConfig {
+        feat_in: 80,
+        n_layers: 1,
+        d_model: 0,
+        n_heads: 0,
+        subsampling_conv_channels: 8,
+        ff_expansion_factor: 4,
+        conv_kernel_size: 9,
+        use_bias: false,
+        xscaling: false,
+        attention_context: AttentionContext::Full,
+        dropout: 0.0,
+        dropout_pre_encoder: 0.0,
+        dropout_emb: 0.0,
+        dropout_att: 0.0,
+    }
+}

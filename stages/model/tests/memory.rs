@@ -1,0 +1,80 @@
+//! The joint network and its loss never hold all logits of a batch.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use candle_core::{DType, Device, Tensor};
+use flow_model::joint::{Joint, JointSizes};
+use flow_model::loss::TdtLoss;
+use flow_model::{Gradients, Mode, Noise, ParameterBuilder};
+
+/// The system's allocator, counting what is in use and the most that was.
+struct Counting;
+
+static USED: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; counting does not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        MOST.fetch_max(USED.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        USED.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn loss_and_gradients_need_a_small_part_of_the_logits_memory() {
+    let (batch, frames, tokens, vocabulary, width) = (4, 60, 100, 4096, 32);
+    let mut builder = ParameterBuilder::random(DType::F32, Device::Cpu, 1);
+    let sizes = JointSizes {
+        encoder: width,
+        prediction: width,
+        hidden: width,
+        vocabulary,
+        durations: 5,
+        dropout: 0.1,
+    };
+    let joint = Joint::new(&sizes, "joint", &mut builder).unwrap();
+    let (parameters, _) = builder.finish();
+    let encoded = Tensor::ones((batch, frames, width), DType::F32, &Device::Cpu).unwrap();
+    let predicted = Tensor::ones((batch, tokens + 1, width), DType::F32, &Device::Cpu).unwrap();
+    let targets: Vec<Vec<u32>> = vec![(0..tokens as u32).collect(); batch];
+    let settings = TdtLoss {
+        durations: vec![0, 1, 2, 3, 4],
+        sigma: 0.02,
+        fastemit: 0.0,
+        clamp: -1.0,
+        rnnt: false,
+    };
+    let mut gradients = Gradients::new(&parameters);
+    let before = USED.load(Relaxed);
+    MOST.store(before, Relaxed);
+    let loss = joint
+        .loss(
+            &parameters,
+            &settings,
+            (&encoded, &[frames; 4]),
+            (&predicted, &targets),
+            Mode::Train(&mut Noise::new(1)),
+        )
+        .unwrap();
+    joint
+        .backward(&parameters, &settings, &loss, &[0.25; 4], false, &mut gradients)
+        .unwrap();
+    let most = MOST.load(Relaxed) - before;
+    // 397 MB of logits. What is kept of them has a fixed limit of 32 MiB; the rest are some chunks of 512 cells (8 MB
+    // each) and some hundred bytes per cell.
+    let logits = batch * frames * (tokens + 1) * (vocabulary + 6) * 4;
+    assert!(most > 1 << 20, "nothing was counted");
+    assert!(most * 5 < logits, "{most} bytes beside {logits} of logits");
+}
