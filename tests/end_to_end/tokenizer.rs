@@ -29,7 +29,7 @@ fn a_tokenizer_is_trained_from_shards_and_from_their_manifest_alike() {
                 format!("shards={}", place.shards.display()),
                 format!("manifests={}", place.out().display()),
                 format!("type={kind}"),
-                "vocab_size=520".into(),
+                "vocab_size=380".into(),
                 "special=[<pad>]".into(),
             ];
             for setting in all.iter().map(String::as_str).chain(settings.iter().copied()) {
@@ -42,7 +42,7 @@ fn a_tokenizer_is_trained_from_shards_and_from_their_manifest_alike() {
         let output = run(&[&format!("out={}", first.display())]);
         expect_code(&output, 0);
         let tokenizer = Tokenizer::from_bytes(&model(&first)).unwrap();
-        assert_eq!((tokenizer.vocabulary_size(), tokenizer.id("<pad>")), (520, Some(1)));
+        assert_eq!((tokenizer.vocabulary_size(), tokenizer.id("<pad>")), (380, Some(1)));
         let texts = texts(&place);
         assert!(texts.len() > 50);
         for text in &texts {
