@@ -120,10 +120,11 @@ impl Espeak {
         let arguments = [
             "-b", "1", "-v", &voice, "-s", &speed, "-p", &pitch, "--stdin", "--stdout",
         ];
-        let mut ended = self.run(&arguments, text, self.limit)?;
+        let text = as_it_reads(text);
+        let mut ended = self.run(&arguments, &text, self.limit)?;
         // A machine that is short of memory or time may be to blame: once more.
         if matches!(ended, Ended::Badly { killed: true, .. } | Ended::TooLate) {
-            ended = self.run(&arguments, text, self.limit)?;
+            ended = self.run(&arguments, &text, self.limit)?;
         }
         let unspoken = |reason, detail| Ok(Err(Unspoken { reason, detail }));
         match ended {
@@ -196,6 +197,14 @@ impl Espeak {
             why: format!("{status}: {complaint}"),
         })
     }
+}
+
+/// The spelling that espeak-ng reads rightly. Normal form C writes the Bengali letters rra, rha and yya as two code points,
+/// which version 1.51 takes for a letter and a sign that it names: it knows them as one.
+fn as_it_reads(text: &str) -> String {
+    text.replace("\u{9a1}\u{9bc}", "\u{9dc}")
+        .replace("\u{9a2}\u{9bc}", "\u{9dd}")
+        .replace("\u{9af}\u{9bc}", "\u{9df}")
 }
 
 /// Hands the text to the program and hears it out, on threads that end when its pipes do.
@@ -289,6 +298,15 @@ fn sound_of(wav: &[u8]) -> Result<Sound, String> {
 mod tests {
     use super::*;
     use crate::test_data::{raw_wav, wav};
+
+    #[test]
+    fn letters_are_handed_over_as_espeak_knows_them() {
+        assert_eq!(
+            as_it_reads("\u{99b}\u{9af}\u{9bc} \u{997}\u{9be}\u{9a1}\u{9bc}\u{9bf}"),
+            "\u{99b}\u{9df} \u{997}\u{9be}\u{9dc}\u{9bf}"
+        );
+        assert_eq!(as_it_reads("बड\u{93c}ा"), "बड\u{93c}ा");
+    }
 
     #[test]
     fn a_wav_from_a_pipe_is_read_to_its_end() {
