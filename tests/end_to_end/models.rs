@@ -86,9 +86,8 @@ fn a_model_goes_through_all_forms_and_stays_the_same() {
 fn training_begins_with_another_vocabulary() {
     let place = Workplace::new("micro");
     let init = format!("init={}", golden("model.nemo").display());
-    let settings = |steps: &'static str| {
-        [init.as_str(), "tokenizer=configs/tokenizers/mini.model", steps].map(String::from)
-    };
+    let settings =
+        |steps: &'static str| [init.as_str(), "tokenizer=configs/tokenizers/mini.model", steps].map(String::from);
     let run = |settings: &[String]| {
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
         finetune(&place, &settings).output().unwrap()

@@ -2,7 +2,7 @@ use serde::Deserialize;
 
 use super::*;
 use crate::flac;
-use crate::test_data::{member, member_of, parity_corpus, parity_golden, wav};
+use crate::test_data::{member_of, parity_corpus, parity_golden, wav};
 
 #[derive(Deserialize)]
 struct Clip {

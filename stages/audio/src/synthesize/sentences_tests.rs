@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::*;
-use crate::test_data::golden;
+use crate::test_data::parity_golden;
 
 const SHIPPED: [&str; 13] = [
     "as", "bn", "en", "gu", "hi", "kn", "ml", "mr", "or", "pa", "ta", "te", "ur",
@@ -112,7 +112,9 @@ fn every_shipped_language_gives_thousands_of_sentences_in_its_own_letters() {
 #[test]
 fn sentences_are_the_same_again_and_none_is_excluded_or_on_both_sides() {
     let mut excluded = Excluded::default();
-    excluded.read(&golden("mini").join("manifest_v1.parquet")).unwrap();
+    excluded
+        .read(&parity_golden("mini").join("manifest_v1.parquet"))
+        .unwrap();
     let side = |side, held_out| Choice {
         side,
         held_out,
