@@ -44,7 +44,7 @@ pub trait Kind: Send + Sync + 'static {
         serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
     }
 
-    /// Looks after what a local stage left outside the state directory, say files in a folder of the user's.
+    /// Looks after what a local stage or a source left outside the state directory, say files in a folder of the user's.
     /// `committed` are the rows of its first port that a run would reuse. Names the partitions whose files are
     /// gone or changed, with the reason; they run again. Called when a run is planned; changes nothing.
     fn gone(

@@ -210,7 +210,8 @@ impl Ledger {
     fn run_what_is_gone(&mut self, node: usize, decided: &mut [Decided]) -> Result<bool, RunError> {
         let described = &self.graph.nodes[node];
         let kept = described.kept.first() == Some(&true);
-        if described.part != Part::Whole || described.role != Role::Local || !kept || !self.selection.selected[node] {
+        let may_leave_files = described.part == Part::Whole && matches!(described.role, Role::Local | Role::Source);
+        if !may_leave_files || !kept || !self.selection.selected[node] {
             return Ok(true);
         }
         let committed = self.artifact(node, 0)?;
