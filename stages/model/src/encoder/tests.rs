@@ -138,6 +138,7 @@ fn biases_and_xscaling_equal_nemo() {
     let variant: serde_yaml::Value = serde_yaml::from_slice(&variant).unwrap();
     config["encoder"] = variant["encoder"].clone();
     config["preprocessor"]["features"] = variant["mels"].clone();
+    config["joint"]["jointnet"]["encoder_hidden"] = variant["encoder"]["d_model"].clone();
     let config = ModelConfig::from_nemo_yaml(&serde_yaml::to_string(&config).unwrap())
         .unwrap()
         .encoder;
