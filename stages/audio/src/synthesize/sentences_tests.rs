@@ -286,7 +286,7 @@ proptest! {
     /// Whatever words and templates say, an error names the place where they stand.
     #[test]
     fn wrong_words_are_named(word in "\\PC{0,6}", number in 0usize..3) {
-        let mut words = vec!["एक".to_owned(), "दो".to_owned(), "तीन".to_owned()];
+        let mut words = ["एक".to_owned(), "दो".to_owned(), "तीन".to_owned()];
         words[number] = word;
         let quoted: Vec<String> = words.iter().map(|word| serde_json::to_string(word).unwrap()).collect();
         let text = format!("voice: hi\nwords: {{a: [{}]}}\ntemplates: [\"{{a}} {{a}}\"]\n", quoted.join(", "));
