@@ -193,7 +193,7 @@ fn what_cannot_be_learned_from_is_told() {
         "{warnings:?}"
     );
 
-    let error = |settings, rows: &[(String, String)]| train(settings, &[rows], 1).err().expect("refused").to_string();
+    let error = |settings, rows: &[(String, String)]| train(settings, &[rows], 1).expect_err("refused").to_string();
     let with = |vocab_size| TrainTokenizerSettings {
         vocab_size,
         ..settings(TokenizerType::Unigram)
