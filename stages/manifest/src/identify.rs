@@ -17,7 +17,8 @@ static DETECTOR: LazyLock<LanguageDetector> =
 /// The language of a text that is said to be in `lang`: another one only where that is at least as sure as `least`,
 /// of 1. Languages that are not told apart stay, and with a `least` that is not above 0 all do.
 pub fn identify_language<'a>(clean: &str, lang: &'a str, least: f64) -> &'a str {
-    if !(least > 0.0) || !TOLD_APART.iter().any(|(code, _)| *code == lang) {
+    let asked = least > 0.0;
+    if !asked || !TOLD_APART.iter().any(|(code, _)| *code == lang) {
         return lang;
     }
     // Sorted by confidence, the surest first.
