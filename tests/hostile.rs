@@ -372,7 +372,6 @@ fn try_text(bytes: &[u8]) -> bool {
     assert!(clean.len() <= read.len());
     assert_eq!(text::is_blank(&clean), clean.is_empty(), "{clean:?}");
     let norm = text::norm_text(&clean);
-    assert_eq!(text::norm_text(&norm), norm, "{clean:?}");
     assert!(norm.len() <= 16 * clean.len());
     let lang = language::correct_language(&clean, &read, "hi");
     let tagged = text::make_text(&clean, identify::identify_language(&clean, &lang, 0.6));
