@@ -82,6 +82,9 @@ pub struct ModelConvertArguments {
     /// Seed of what begins at random
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub seed: u64,
+    /// Leave out the auxiliary CTC head, which serves training alone
+    #[arg(long)]
+    pub without_ctc: bool,
     /// Replace what stands at the target
     #[arg(long)]
     pub force: bool,

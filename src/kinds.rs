@@ -22,6 +22,7 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_training::train_tokenizer::TrainTokenizer>(),
         kind::<flow_training::write_tokenizer::WriteTokenizer>(),
         kind::<flow_training::train::TrainingTrain>(),
+        kind::<flow_training::write_model::WriteModel>(),
         kind::<flow_evaluation::decode::EvaluationDecode>(),
         kind::<flow_evaluation::report::EvaluationReport>(),
     ]

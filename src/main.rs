@@ -1,8 +1,8 @@
 use std::process::ExitCode;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+mod allocator;
 
 fn main() -> ExitCode {
+    allocator::keep_freed_memory();
     flow::main(flow::kinds::all())
 }

@@ -401,6 +401,22 @@ fn regions_and_what_is_kept() {
         "2 after [\"rows\", \"odd\"]",
     ]
     "#);
+    // A log that waits for more than its feed does: the feed waits with it, and nothing of it is stored.
+    place.pipeline(&TRAINING.replace(
+        "train: {uses: toy.train, from: steps,",
+        "late: {uses: toy.dedup, from: scan}\n  train: {uses: toy.train, from: [steps, late],",
+    ));
+    insta::assert_debug_snapshot!(shown(&place.plan(&[&log])), @r#"
+    [
+        "0 scan [\"rows\"]",
+        "3 steps []",
+        "0 late:keys [\"keys\"]",
+        "1 late:decide [\"decisions\", \"digests\"]",
+        "2 late:apply [\"rows\"]",
+        "3 train [\"result\"]",
+        "4 after [\"rows\", \"odd\"]",
+    ]
+    "#);
     // Nothing else may hang on the stream of a log.
     place.pipeline(&TRAINING.replace(
         "after: {uses: toy.double, from: train}",

@@ -209,6 +209,9 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
             None => writeln!(out, "the tokenizer has the model's own pieces: no row changes")?,
         }
     }
+    if arguments.without_ctc {
+        model = model.without_ctc().map_err(Failure::unreadable)?;
+    }
     let dtype = arguments.dtype.map(|dtype| match dtype {
         ModelDtype::F32 => DType::F32,
         ModelDtype::F16 => DType::F16,

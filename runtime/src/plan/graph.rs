@@ -238,6 +238,7 @@ impl Graph {
             }
             self.nodes[index].level = level;
         }
+        self.lift_feeds();
         for index in 0..self.nodes.len() {
             for place in 0..self.nodes[index].inputs.len() {
                 let NodeInput { node, port, flow, .. } = self.nodes[index].inputs[place];
@@ -260,6 +261,35 @@ impl Graph {
             // What nobody reads is what the pipeline was run for.
             if dear || !read || node.role == Role::Log {
                 node.kept.fill(true);
+            }
+        }
+    }
+
+    /// Puts what only feeds a log on the level of that log. Its rows are the signals of a whole training run: they
+    /// have to stream, also where the log waits for an artifact that its feed does without.
+    fn lift_feeds(&mut self) {
+        let mut readers: Vec<Vec<(usize, bool)>> = vec![Vec::new(); self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            for input in &node.inputs {
+                readers[input.node].push((index, input.flow == Flow::Stream));
+            }
+        }
+        // Readers come after what they read, so theirs is settled first.
+        let mut feeds: Vec<Option<usize>> = vec![None; self.nodes.len()];
+        for index in (0..self.nodes.len()).rev() {
+            let node = &self.nodes[index];
+            feeds[index] = if node.role == Role::Log {
+                Some(node.level)
+            } else {
+                let level = readers[index].first().and_then(|(reader, _)| feeds[*reader]);
+                level.filter(|_| {
+                    readers[index]
+                        .iter()
+                        .all(|(reader, streams)| *streams && feeds[*reader] == level)
+                })
+            };
+            if let Some(level) = feeds[index] {
+                self.nodes[index].level = level;
             }
         }
     }

@@ -657,7 +657,9 @@ impl Kind for Train {
     fn shape(_: &TrainSettings, inputs: &[Input]) -> Result<Shape, StageError> {
         Ok(Shape {
             role: Role::Log,
-            reads: vec![Reads::Streamed; inputs.len()],
+            reads: (0..inputs.len())
+                .map(|index| if index == 0 { Reads::Streamed } else { Reads::Whole })
+                .collect(),
             ..Shape::source(vec![port("result")])
         })
     }

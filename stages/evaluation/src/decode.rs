@@ -1,6 +1,6 @@
 //! The kind `evaluation.decode`: transcribes a manifest with a trained model and scores it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
@@ -31,8 +31,9 @@ const BATCH_SECONDS: f64 = 120.0;
 /// # What it does
 ///
 /// Input 0 are rows with `segment_id`, `lang`, `text`, `duration` and the place of their audio, as
-/// `sampling.load` takes them; input 1 is the `model` of `training.train`; input 2, where rows say only
-/// `tar_member_name`, is the port `members` of an `audio.probe`. All are read whole. The output holds one row per utterance: what was said and what was heard, with the language tags apart,
+/// `sampling.load` takes them; input 1 is the `model` of `training.train`, or left out where the setting `model` names
+/// one; the last input, where rows say only `tar_member_name`, is the port `members` of an `audio.probe`. All are read
+/// whole. The output holds one row per utterance: what was said and what was heard, with the language tags apart,
 /// and the counts of words, characters and errors in each. The reference is scored as NeMo does: encoded and
 /// decoded by the model's tokenizer (as it is where the tokenizer does not know a character). Utterances
 /// whose audio cannot be read are rejects.
@@ -57,6 +58,34 @@ pub struct DecodeSettings {
     /// Utterances per language to transcribe, always the same ones; 0 for all.
     #[serde(default)]
     pub samples_per_language: usize,
+    /// The model to transcribe with, where none comes from a `training.train`: a `.nemo` archive, a model folder such as
+    /// a checkpoint, or a Hugging Face folder.
+    #[serde(default)]
+    pub model: String,
+    /// The number type in which the matrices of linear layers, nearly all of a model, are kept in memory. `bf16` and
+    /// `f16` halve it; all is computed in 32 bits.
+    #[serde(default)]
+    pub weights: Weights,
+}
+
+/// A number type of weights in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Weights {
+    #[default]
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<Weights> for DType {
+    fn from(wanted: Weights) -> Self {
+        match wanted {
+            Weights::F32 => DType::F32,
+            Weights::F16 => DType::F16,
+            Weights::Bf16 => DType::BF16,
+        }
+    }
 }
 
 fn default_set() -> String {
@@ -89,30 +118,36 @@ pub fn transcript_schema() -> SchemaRef {
 
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = DecodeSettings;
 
-    fn shape(_: &DecodeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &DecodeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        let named = !settings.model.trim().is_empty();
         let (rows, model, members) = match inputs {
-            [rows, model] => (rows, model, false),
-            [rows, model, members] if is_members(&members.schema) => (rows, model, true),
+            [rows] if named => (rows, None, false),
+            [rows, members] if named && is_members(&members.schema) => (rows, None, true),
+            [rows, model] if !named => (rows, Some(model), false),
+            [rows, model, members] if !named && is_members(&members.schema) => (rows, Some(model), true),
             _ => {
                 return Err(StageError::Input {
                     name: "from".into(),
-                    message: "decoding needs rows, the model of training.train and, to read from tars, the port `members` of an audio.probe".into(),
+                    message: "decoding needs rows, a model (of a training.train, or by the setting `model`, not both) and, to read from tars, the port `members` of an audio.probe".into(),
                     help: Some("from: {rows: ..., model: train, members: probe.members}".into()),
                 });
             }
         };
         check_rows(rows, members)?;
         for name in ["path", "step", "digest"] {
-            if model.schema.column_with_name(name).is_none() {
+            if let Some(model) = model.filter(|model| model.schema.column_with_name(name).is_none()) {
                 return Err(StageError::Input {
                     name: model.name.clone(),
                     message: format!("it has no column {name}: it must be the model of training.train"),
                     help: None,
                 });
             }
+        }
+        if named && !Path::new(&settings.model).exists() {
+            return Err(StageError::setting("model", format!("{} is not there", settings.model)));
         }
         let outputs = vec![Port {
             name: "transcripts".into(),
@@ -136,7 +171,12 @@ impl Kind for EvaluationDecode {
 
     /// Where the tars are does not decide what they hold.
     fn identity(settings: &DecodeSettings) -> Value {
-        json!({ "set": settings.set, "samples_per_language": settings.samples_per_language })
+        json!({
+            "set": settings.set,
+            "samples_per_language": settings.samples_per_language,
+            "named": !settings.model.is_empty(),
+            "weights": settings.weights,
+        })
     }
 }
 
@@ -153,24 +193,59 @@ impl DecodeBody {
     }
 }
 
+/// The files that a model consists of, sorted.
+fn files_of(model: &Path) -> Result<Vec<PathBuf>, StageError> {
+    if !model.is_dir() {
+        return Ok(vec![model.to_path_buf()]);
+    }
+    let failed = |error: std::io::Error| StageError::failed(format!("{}: {error}", model.display()));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(model).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
 impl Source for DecodeBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let files = match self.settings.model.as_str() {
+            "" => Vec::new(),
+            model => files_of(Path::new(model))?,
+        };
         Ok(vec![SourcePartition {
             name: Partition::new(ALL),
-            files: Vec::new(),
+            files,
             extra: String::new(),
         }])
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
-        let model = read_model(self.input(1)?)?.ok_or_else(|| StageError::failed("there is no trained model"))?;
+        let named = !self.settings.model.is_empty();
+        let model = if named {
+            self.settings.model.clone()
+        } else {
+            let model = read_model(self.input(1)?)?;
+            model
+                .ok_or_else(|| StageError::failed("there is no trained model"))?
+                .path
+        };
         let rows = AudioRows::read(
             self.input(0)?,
-            self.context.input(2),
+            self.context.input(if named { 1 } else { 2 }),
             &self.settings.shards,
             self.settings.samples_per_language,
         )?;
-        let model = TdtModel::load(Path::new(&model.path), DType::F32, &Device::Cpu).map_err(EvaluationError::from)?;
+        let weights = self.settings.weights.into();
+        let model = TdtModel::load_storing(Path::new(&model), DType::F32, weights, &Device::Cpu)
+            .map_err(EvaluationError::from)?;
+        if model.tokenizer.is_none() {
+            return Err(StageError::failed("the model holds no tokenizer")
+                .with_help("flow model convert MODEL OUT.nemo --tokenizer FILE.model"));
+        }
         let cancel = self.context.cancel.clone();
         let outcomes = transcribe(
             &model,

@@ -1,5 +1,7 @@
 //! The report page: one HTML file without scripts or other files.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::chart::{Points, columns, count, lines, pairs};
@@ -73,10 +75,22 @@ pub struct Curves {
     pub wer: Points,
     pub cer: Points,
     pub gradient_norm: Points,
+    /// What each evaluation while training found, in order.
+    pub evaluations: Vec<Evaluated>,
     pub skipped: u64,
     pub vocabulary: Option<VocabularyFigures>,
     /// Transcripts with more tokens than training takes.
     pub long_texts: u64,
+}
+
+/// Word error rates of one evaluation while training.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluated {
+    pub step: u64,
+    /// Whether the encoder was frozen in the steps before; none before the first step.
+    pub frozen: Option<bool>,
+    pub overall: f64,
+    pub languages: BTreeMap<String, f64>,
 }
 
 /// A vocabulary that training began by changing.
@@ -130,6 +144,7 @@ pub fn page(data: &PageData) -> String {
                     @if let Some(vocabulary) = &data.curves.vocabulary { (vocabulary_section(vocabulary)) }
                     (tiles(data))
                     @for set in &data.sets { (set_section(set)) }
+                    (course(&data.curves.evaluations))
                     (curves(&data.curves))
                     (corpus(data))
                     @if let Some(mixture) = &data.mixture { (mixture_section(mixture)) }
@@ -227,6 +242,53 @@ fn score_row(name: &str, score: &Score) -> Markup {
             td.n { (count(score.words.substitutions)) }
             td.n { (percent(score.characters.rate())) }
             td.n { (count(score.wrong_tags)) }
+        }
+    }
+}
+
+/// At most so many evaluations are columns of a table.
+const COLUMNS: usize = 7;
+
+/// The first, the last, and some between, evenly.
+pub fn chosen(evaluations: &[Evaluated]) -> Vec<&Evaluated> {
+    let last = evaluations.len().saturating_sub(1);
+    let count = evaluations.len().min(COLUMNS);
+    (0..count)
+        .filter_map(|n| evaluations.get(n * last / (count - 1).max(1)))
+        .collect()
+}
+
+/// `before`, or the step.
+pub fn when(evaluated: &Evaluated) -> String {
+    if evaluated.step == 0 {
+        "before".into()
+    } else {
+        format!("step {}", count(evaluated.step))
+    }
+}
+
+/// Error rates by language from before the first step to the last.
+fn course(evaluations: &[Evaluated]) -> Markup {
+    if evaluations.is_empty() {
+        return html! {};
+    }
+    let columns = chosen(evaluations);
+    let languages: BTreeSet<&String> = columns.iter().flat_map(|e| e.languages.keys()).collect();
+    let rate = |rate: Option<&f64>| rate.map_or("–".to_owned(), |rate| percent(*rate));
+    html! {
+        section {
+            h2 { "Word error rate while training" }
+            table {
+                thead { tr { th { "Language" } @for e in &columns { th.n { (when(e)) } } } }
+                tbody {
+                    @for lang in languages {
+                        tr { td { (lang) } @for e in &columns { td.n { (rate(e.languages.get(lang))) } } }
+                    }
+                    tr.total { td { "all" } @for e in &columns { td.n { (percent(e.overall)) } } }
+                    tr { td.quiet { "encoder" } @for e in &columns { td.n.quiet { (match e.frozen { None => "", Some(true) => "frozen", Some(false) => "learned" }) } } }
+                }
+            }
+            p.quiet { "Of the validation sample that training is evaluated on." }
         }
     }
 }

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::page::{
-    Curves, Mixture, MixtureShare, ModelFigures, PageData, SetFigures, VocabularyFigures, Worst, page, percent,
+    Curves, Evaluated, Mixture, MixtureShare, ModelFigures, PageData, SetFigures, VocabularyFigures, Worst, chosen,
+    page, percent, when,
 };
 use crate::wer::{Score, score};
 
@@ -190,7 +191,29 @@ fn tables(data: &PageData) -> Vec<Value> {
             rows.push(row("all", &set.scores.overall));
             json!({ "table": { "title": format!("Error rates: {}", set.name), "columns": ["language", "utterances", "words", "WER", "CER", "wrong tag"], "rows": rows } })
         })
+        .chain(course(&data.curves.evaluations))
         .collect()
+}
+
+/// How the word error rate of each language went, where training began from a model.
+fn course(evaluations: &[Evaluated]) -> Option<Value> {
+    let columns = chosen(evaluations);
+    let first = columns.first().filter(|first| first.step == 0)?;
+    let head: Vec<String> = ["language".to_owned()]
+        .into_iter()
+        .chain(columns.iter().map(|e| when(e)))
+        .collect();
+    let row = |name: &str, rate: &dyn Fn(&Evaluated) -> f64| {
+        let rates = columns.iter().map(|e| percent(rate(e)).into());
+        Value::Array([Value::from(name)].into_iter().chain(rates).collect())
+    };
+    let of = |lang: &str| {
+        let lang = lang.to_owned();
+        move |e: &Evaluated| e.languages.get(&lang).copied().unwrap_or(f64::NAN)
+    };
+    let mut rows: Vec<Value> = first.languages.keys().map(|lang| row(lang, &of(lang))).collect();
+    rows.push(row("all", &|e| e.overall));
+    Some(json!({ "table": { "title": "Word error rate while training", "columns": head, "rows": rows } }))
 }
 
 fn text<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a arrow::array::StringArray, StageError> {
@@ -358,6 +381,7 @@ fn read_mixture(input: &Artifact) -> Result<Option<Mixture>, StageError> {
 /// Reads the training figures. A file that is not there, or a line that was cut off, leaves gaps.
 fn read_curves(path: &Path) -> Curves {
     let mut curves = Curves::default();
+    let mut frozen = None;
     let Ok(file) = std::fs::File::open(path) else {
         return curves;
     };
@@ -373,10 +397,20 @@ fn read_curves(path: &Path) -> Curves {
                 curves.rate.extend(point("lr"));
                 curves.padding.extend(point("padding"));
                 curves.gradient_norm.extend(point("grad_norm"));
+                frozen = value["encoder_frozen"].as_bool();
             }
             Some("evaluation") => {
                 curves.wer.extend(point("wer"));
                 curves.cer.extend(point("cer"));
+                let languages = value["languages"].as_object().into_iter().flatten();
+                curves.evaluations.push(Evaluated {
+                    step: step as u64,
+                    frozen,
+                    overall: value["wer"].as_f64().unwrap_or(f64::NAN),
+                    languages: languages
+                        .filter_map(|(lang, score)| Some((lang.clone(), score["wer"].as_f64()?)))
+                        .collect(),
+                });
             }
             Some("skipped") => curves.skipped += 1,
             Some("vocabulary") => {

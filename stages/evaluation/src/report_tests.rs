@@ -68,3 +68,50 @@ fn what_an_epoch_emits_is_drawn_from_the_plan() {
     assert!(quota.contains("83.3 %") && quota.contains("50.0 %"));
     assert!(quota.contains("The rows of as come most often, 3.0 times on average."));
 }
+
+#[test]
+fn the_course_of_training_is_told_from_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let evaluation = |step: u64, hi: f64, all: f64| json!({ "kind": "evaluation", "step": step, "wer": all, "cer": 0.1, "languages": { "hi": { "wer": hi } } });
+    let train =
+        |step: u64, frozen: bool| json!({ "kind": "train", "step": step, "loss": 1.0, "encoder_frozen": frozen });
+    let lines = [
+        evaluation(0, 1.25, 1.125),
+        train(10, true),
+        evaluation(10, 0.75, 0.625),
+        train(20, false),
+        evaluation(20, 0.375, 0.5),
+    ];
+    let text: Vec<String> = lines.iter().map(Value::to_string).collect();
+    std::fs::write(folder.path().join("metrics.jsonl"), text.join("\n")).unwrap();
+    let curves = read_curves(&folder.path().join("metrics.jsonl"));
+    let told: Vec<(u64, Option<bool>)> = curves.evaluations.iter().map(|e| (e.step, e.frozen)).collect();
+    assert_eq!(told, [(0, None), (10, Some(true)), (20, Some(false))]);
+    let table = course(&curves.evaluations).unwrap();
+    assert_eq!(
+        table["table"]["rows"],
+        json!([
+            ["hi", "125.0 %", "75.0 %", "37.5 %"],
+            ["all", "112.5 %", "62.5 %", "50.0 %"]
+        ])
+    );
+    assert_eq!(
+        table["table"]["columns"],
+        json!(["language", "before", "step 10", "step 20"])
+    );
+    let page = page(&PageData {
+        curves,
+        ..PageData::default()
+    });
+    assert!(page.contains("frozen") && page.contains("learned") && page.contains("112.5 %"));
+    // Nothing is said of a run that began from nothing, and of many evaluations the first and the last are shown.
+    assert_eq!(course(&[]), None);
+    let many: Vec<Evaluated> = (0..100u64)
+        .map(|step| Evaluated {
+            step,
+            ..Evaluated::default()
+        })
+        .collect();
+    let steps: Vec<u64> = chosen(&many).iter().map(|e| e.step).collect();
+    assert_eq!(steps, [0, 16, 33, 49, 66, 82, 99]);
+}

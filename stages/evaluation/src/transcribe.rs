@@ -68,7 +68,8 @@ pub fn transcribe(
         if signals.is_empty() {
             continue;
         }
-        let hypotheses = model.transcribe(&signals)?;
+        // On a worker of the pool, which its parallel pieces then need not be handed to from outside.
+        let hypotheses = rayon::scope(|_| model.transcribe(&signals))?;
         for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
             let reference = scored_reference(&utterances[index].text, model.tokenizer.as_ref());
             let score = score(&reference, &hypothesis.text);

@@ -1,5 +1,7 @@
 //! Time of the fused joint network and loss, of the prediction network, and of greedy decoding, for the sizes of a
-//! small model: `cargo bench -p flow-model --bench loss`.
+//! small model: `cargo bench --workspace --bench loss`. With `-- long`, time and memory of the loss of a batch of four
+//! utterances of 20 s with 512 tokens each over the vocabulary of parakeet-tdt-0.6b-v3, which a joint network that
+//! holds its logits and their gradient needs 33.6 GB for.
 
 use std::time::Instant;
 
@@ -31,7 +33,76 @@ fn best(runs: usize, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(best)
 }
 
+/// A figure of `/proc/self/status`, in MB; none where there is no such file.
+fn status(name: &str) -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0 / 1e6)
+}
+
+/// Loss and gradients of 4 x 20 s, 512 tokens each, 8,192 pieces, blank and 5 durations.
+fn long() -> Result<()> {
+    let (batch, frames, tokens, width, vocabulary) = (4, 250, 512, 640, 8192);
+    let mut builder = ParameterBuilder::random(DType::F32, Device::Cpu, 1);
+    let sizes = JointSizes {
+        encoder: 1024,
+        prediction: width,
+        hidden: width,
+        vocabulary,
+        durations: 5,
+        dropout: 0.0,
+    };
+    let joint = Joint::new(&sizes, "joint", &mut builder)?;
+    let (parameters, _) = builder.finish();
+    let mut noise = Noise::new(2);
+    let encoded = random(&[batch, frames, 1024], &mut noise)?;
+    let predicted = random(&[batch, tokens + 1, width], &mut noise)?;
+    let targets: Vec<Vec<u32>> = (0..batch)
+        .map(|_| (0..tokens).map(|_| (noise.bits() % vocabulary as u64) as u32).collect())
+        .collect();
+    let settings = TdtLoss {
+        durations: vec![0, 1, 2, 3, 4],
+        sigma: 0.02,
+        fastemit: 0.0,
+        clamp: -1.0,
+        rnnt: false,
+    };
+    // The highest figure so far is forgotten.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+    let before = status("VmRSS").unwrap_or(f64::NAN);
+    let start = Instant::now();
+    let lengths = vec![frames; batch];
+    let loss = joint.loss(
+        &parameters,
+        &settings,
+        (&encoded, &lengths),
+        (&predicted, &targets),
+        Mode::Evaluate,
+    )?;
+    let forward = start.elapsed().as_secs_f64();
+    let mut gradients = Gradients::new(&parameters);
+    joint.backward(&parameters, &settings, &loss, &vec![1.0; batch], false, &mut gradients)?;
+    let peak = status("VmHWM").unwrap_or(f64::NAN) - before;
+    let cells = (batch * frames * (tokens + 1)) as f64;
+    let whole = 2.0 * cells * (vocabulary + 6) as f64 * 4.0 / 1e6;
+    println!("losses {:?}", loss.losses);
+    println!(
+        "forward {forward:.1} s, forward and backward {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
+    println!(
+        "peak above the inputs, gradients included, {peak:.0} MB; logits and their gradient would be {whole:.0} MB: {:.0} times",
+        whole / peak
+    );
+    Ok(())
+}
+
 fn main() -> Result<()> {
+    if std::env::args().any(|argument| argument == "long") {
+        return long();
+    }
     let mut builder = ParameterBuilder::random(DType::F32, Device::Cpu, 1);
     let sizes = JointSizes {
         encoder: ENCODER,

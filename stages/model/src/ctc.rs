@@ -14,6 +14,9 @@ use crate::layers::linear::Linear;
 use crate::parameters::{Gradients, ParameterBuilder, Parameters};
 use crate::{Error, Result};
 
+/// What the names of the head's tensors begin with, as in NeMo.
+pub const HEAD: &str = "ctc_decoder.";
+
 /// A linear layer from encoder frames to tokens and blank. Named as NeMo's `ConvASRDecoder`.
 #[derive(Debug, Clone)]
 pub struct CtcHead {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::checkpoint::TensorEntry;
 use crate::error::{Error, Result};
 use crate::kernels::elementwise::{add_in_place, scale_in_place};
 use crate::noise::Noise;
@@ -49,7 +50,8 @@ impl Parameters {
         }
     }
 
-    /// Data type of the floating-point tensors.
+    /// Data type that is computed in: that of the floating-point tensors, but for matrices that are stored in a shorter
+    /// one ([`ParameterBuilder::store_matrices_as`]).
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -84,6 +86,11 @@ impl Parameters {
     /// The tensor of a parameter. The id must come from these parameters (or a copy of them).
     pub fn get(&self, id: ParameterId) -> &Tensor {
         &self.list[id.0].tensor
+    }
+
+    /// The tensor of a matrix in the data type that is computed in; it may be stored in a shorter one.
+    pub fn matrix(&self, id: ParameterId) -> Result<Tensor> {
+        Ok(self.get(id).to_dtype(self.dtype)?)
     }
 
     /// The parameter itself.
@@ -295,7 +302,7 @@ pub type MakeValues = Box<dyn FnOnce(&mut Noise) -> Vec<f64>>;
 
 enum Origin {
     Random(Noise),
-    Loaded(BTreeMap<String, Tensor>),
+    Loaded(BTreeMap<String, TensorEntry>),
 }
 
 /// Collects the parameters of a model while its modules are constructed: from a seed, or from loaded tensors.
@@ -304,6 +311,8 @@ enum Origin {
 /// construction.
 pub struct ParameterBuilder {
     parameters: Parameters,
+    /// Data type in which matrices are stored.
+    matrices: DType,
     origin: Origin,
 }
 
@@ -312,16 +321,31 @@ impl ParameterBuilder {
     pub fn random(dtype: DType, device: Device, seed: u64) -> Self {
         Self {
             parameters: Parameters::new(dtype, device),
+            matrices: dtype,
             origin: Origin::Random(Noise::new(seed)),
         }
     }
 
     /// Parameters will be taken from `tensors` by name, converted to `dtype` and moved to `device`.
     pub fn from_tensors(dtype: DType, device: Device, tensors: impl IntoIterator<Item = (String, Tensor)>) -> Self {
+        let entry = |(name, tensor)| TensorEntry::in_memory(name, tensor);
+        Self::from_entries(dtype, device, tensors.into_iter().map(entry))
+    }
+
+    /// The same with tensors that are read when their turn comes, so that no two copies of the model are in memory.
+    pub fn from_entries(dtype: DType, device: Device, entries: impl IntoIterator<Item = TensorEntry>) -> Self {
         Self {
             parameters: Parameters::new(dtype, device),
-            origin: Origin::Loaded(tensors.into_iter().collect()),
+            matrices: dtype,
+            origin: Origin::Loaded(entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect()),
         }
+    }
+
+    /// Stores the matrices of linear layers, which are nearly all of a model, in a shorter data type than is computed
+    /// in: half the memory with bf16 or f16. Each is widened where it is used.
+    pub fn store_matrices_as(mut self, dtype: DType) -> Self {
+        self.matrices = dtype;
+        self
     }
 
     /// Data type of the parameters.
@@ -340,12 +364,17 @@ impl ParameterBuilder {
 
     /// Declares a trainable parameter.
     pub fn parameter(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
-        self.declare(name, shape, initialise, true)
+        self.declare(name, shape, initialise, self.parameters.dtype, true)
+    }
+
+    /// Declares a trainable matrix, to be used through [`Parameters::matrix`].
+    pub fn matrix(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
+        self.declare(name, shape, initialise, self.matrices, true)
     }
 
     /// Declares a buffer of the model's data type.
     pub fn buffer(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
-        self.declare(name, shape, initialise, false)
+        self.declare(name, shape, initialise, self.parameters.dtype, false)
     }
 
     /// Declares a buffer whose values are known: taken from the loaded tensors where it is among them, otherwise made
@@ -371,7 +400,7 @@ impl ParameterBuilder {
         let device = self.parameters.device.clone();
         let tensor = match &mut self.origin {
             Origin::Random(_) => None,
-            Origin::Loaded(tensors) => tensors.remove(name),
+            Origin::Loaded(tensors) => tensors.remove(name).map(|entry| entry.load()).transpose()?,
         };
         let tensor = match tensor {
             Some(tensor) if tensor.elem_count() == 1 => tensor.reshape(())?.to_dtype(DType::I64)?.to_device(&device)?,
@@ -387,22 +416,29 @@ impl ParameterBuilder {
         self.insert(name, tensor, false)
     }
 
-    fn declare(&mut self, name: &str, shape: &[usize], initialise: Initialise, trainable: bool) -> Result<ParameterId> {
-        let (dtype, device) = (self.parameters.dtype, self.parameters.device.clone());
+    fn declare(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        initialise: Initialise,
+        dtype: DType,
+        trainable: bool,
+    ) -> Result<ParameterId> {
+        let device = self.parameters.device.clone();
         let tensor = match &mut self.origin {
             Origin::Loaded(tensors) => {
-                let tensor = tensors.remove(name).ok_or_else(|| Error::MissingTensor {
+                let entry = tensors.remove(name).ok_or_else(|| Error::MissingTensor {
                     name: name.to_string(),
                     shape: shape.to_vec(),
                 })?;
-                if tensor.dims() != shape {
+                if entry.shape() != shape {
                     return Err(Error::TensorShape {
                         name: name.to_string(),
-                        found: tensor.dims().to_vec(),
+                        found: entry.shape().to_vec(),
                         expected: shape.to_vec(),
                     });
                 }
-                tensor.to_dtype(dtype)?.to_device(&device)?.contiguous()?
+                entry.load()?.to_dtype(dtype)?.to_device(&device)?.contiguous()?
             }
             Origin::Random(noise) => {
                 let mut noise = noise.derive(name);

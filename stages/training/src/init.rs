@@ -79,7 +79,7 @@ pub fn first_model(settings: &TrainSettings) -> Result<(TdtModel, Option<Vocabul
         }),
     };
     let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(wrong)?;
-    let model = TdtModel::from_stored(opened.load()?, config, DType::F32, &Device::Cpu).map_err(wrong)?;
+    let model = TdtModel::from_open(opened, config, DType::F32, &Device::Cpu).map_err(wrong)?;
     Ok((model, change))
 }
 

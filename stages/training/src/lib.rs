@@ -16,6 +16,7 @@ pub mod settings;
 pub mod train;
 pub mod train_tokenizer;
 pub mod trainer;
+pub mod write_model;
 pub mod write_tokenizer;
 
 pub use error::TrainingError;

@@ -21,10 +21,14 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Opens the file of a checkpoint folder for going on after `step` steps: lines of later steps, which no
-    /// checkpoint kept, are removed, and so is a line that was cut off.
-    pub fn open(folder: &Path, step: u64) -> Result<Self, TrainingError> {
+    /// Opens the file of a checkpoint folder for going on after a checkpoint of so many steps: lines of later steps,
+    /// which no checkpoint kept, are removed, and so is a line that was cut off. Without a checkpoint it begins empty.
+    pub fn open(folder: &Path, checkpoint: Option<u64>) -> Result<Self, TrainingError> {
         let path = folder.join(METRICS);
+        let Some(step) = checkpoint else {
+            let file = File::create(&path).map_err(TrainingError::file(&path))?;
+            return Ok(Metrics { path, file });
+        };
         if path.exists() {
             let kept: Vec<String> = BufReader::new(File::open(&path).map_err(TrainingError::file(&path))?)
                 .split(b'\n')

@@ -108,6 +108,8 @@ pub struct Session {
     shown: Window,
     began: Instant,
     first_step: u64,
+    /// Whether the model that training begins with is to be evaluated first.
+    evaluate_first: bool,
     /// Of the model's vocabulary before its first step.
     vocabulary_change: Option<VocabularyChange>,
 }
@@ -176,6 +178,10 @@ impl Session {
         let root = Path::new(&settings.checkpoints);
         let lock = checkpoint::lock(root)?;
         let start = find_start(settings, data)?;
+        let resumed = match &start {
+            Start::Fresh { .. } => None,
+            Start::Resume { record, .. } => Some(record.step),
+        };
         let identity = settings.identity()?;
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
@@ -206,7 +212,7 @@ impl Session {
             data: data.map(str::to_owned).or(record.data),
             ..record
         };
-        let mut metrics = Metrics::open(folder.folder(), record.step)?;
+        let mut metrics = Metrics::open(folder.folder(), resumed)?;
         if let Some(change) = &vocabulary_change {
             let path = folder.folder().join(VOCABULARY);
             std::fs::write(&path, change.table()).map_err(TrainingError::file(&path))?;
@@ -230,6 +236,8 @@ impl Session {
             window: Window::new(),
             shown: Window::new(),
             began: Instant::now(),
+            // A model of random numbers says nothing worth hearing.
+            evaluate_first: resumed.is_none() && settings.eval_every > 0 && settings.init != "none",
             vocabulary_change,
         })
     }
@@ -259,8 +267,11 @@ impl Session {
     }
 
     /// Does the next optimizer step, and evaluates and writes a checkpoint where one is due (always after
-    /// the last step).
+    /// the last step). A model that was given is evaluated before its first step too.
     pub fn step(&mut self, micro_batches: &[LoadedBatch]) -> Result<StepReport, TrainingError> {
+        if std::mem::take(&mut self.evaluate_first) {
+            self.evaluate()?;
+        }
         let report = self.trainer.step(self.record.step, micro_batches)?;
         let record = &mut self.record;
         record.step += 1;
@@ -420,7 +431,8 @@ impl Session {
         }))?;
         (self.report)(json!({
                 "notice": format!(
-                    "step {step}: validation WER {:.1} %, CER {:.1} %",
+                    "{}: validation WER {:.1} %, CER {:.1} %",
+                    if step == 0 { "before training".to_owned() } else { format!("step {step}") },
                     100.0 * wer.unwrap_or(f64::NAN),
                     100.0 * cer.unwrap_or(f64::NAN)
                 ),
@@ -429,6 +441,7 @@ impl Session {
         let spent = began.elapsed();
         self.window.since += spent;
         self.shown.since += spent;
+        self.began += spent;
         Ok(())
     }
 }

@@ -424,8 +424,12 @@ fn train(
         context.events.send(Event::Warning {
             stage: Some(context.stage.clone()),
             message: format!(
-                "{} differs from the tokenizer of init: {}",
-                settings.tokenizer,
+                "{} differs from that of init: {}",
+                if settings.tokenizer_input.is_some() {
+                    "the tokenizer that comes as an input"
+                } else {
+                    settings.tokenizer_path()
+                },
                 change.summary()
             ),
         });
@@ -547,7 +551,9 @@ fn one_step(
             message,
         });
     }
-    session.step(&micro_batches)?;
+    // On a worker of the pool itself: each of the thousands of parallel pieces of a step would else be handed to it
+    // from outside, and waited for, by way of the system.
+    rayon::scope(|_| session.step(&micro_batches))?;
     Ok(work.partition)
 }
 

@@ -1,11 +1,13 @@
 //! The kind `tokenizer.train`.
 
 use std::collections::{BTreeSet, BinaryHeap};
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
 use flow_runtime::event::Event;
@@ -68,6 +70,11 @@ pub struct TrainTokenizerSettings {
     pub reserve: Vec<String>,
     /// Characters without a piece become bytes, for which 256 pieces are added.
     pub byte_fallback: bool,
+    /// A BPE tokenizer to learn more pieces for: a SentencePiece `.model`, or the model that holds it (a `.nemo`
+    /// archive, a model folder, a Hugging Face folder), such as the one that is to be fine-tuned. All its pieces stay,
+    /// with their ids, so that the texts it was made for are cut as before; `vocab_size` counts them too. Its
+    /// normalisation, `special` pieces and bytes are its own.
+    pub extend: String,
     /// `nmt_nfkc` (SentencePiece's default, as in NVIDIA's models) or `identity`.
     pub normalisation: NormalisationSetting,
     /// Learn from so many texts at most, chosen by a hash of `segment_id` and text. Bounds the memory.
@@ -86,6 +93,7 @@ impl Default for TrainTokenizerSettings {
             special: Vec::new(),
             reserve: Vec::new(),
             byte_fallback: false,
+            extend: String::new(),
             normalisation: NormalisationSetting::NmtNfkc,
             max_sentences: 1_000_000,
             max_sentence_bytes: 4192,
@@ -108,7 +116,26 @@ pub enum NormalisationSetting {
 }
 
 impl TrainTokenizerSettings {
-    fn recipe(&self, languages: &BTreeSet<String>) -> Recipe {
+    /// The tokenizer that is to be extended, if one is.
+    fn extended(&self) -> Result<Option<Vec<u8>>, StageError> {
+        if self.extend.trim().is_empty() {
+            return Ok(None);
+        }
+        let path = Path::new(&self.extend);
+        let refuse = |why: String| StageError::setting("extend", why);
+        if path.extension().is_some_and(|ending| ending == "model") {
+            let bytes = std::fs::read(path).map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)))?;
+            return Ok(Some(bytes));
+        }
+        let model = OpenModel::open(path).map_err(|error| refuse(error.to_string()))?;
+        let none = model.no_tokenizer.unwrap_or_else(|| "it holds no tokenizer".into());
+        model
+            .tokenizer
+            .map(Some)
+            .ok_or_else(|| refuse(format!("{}: {none}", self.extend)))
+    }
+
+    fn recipe(&self, languages: &BTreeSet<String>, extends: Option<Vec<u8>>) -> Recipe {
         let mut user_defined: Vec<String> = languages.iter().cloned().collect();
         user_defined.extend(self.reserve.iter().filter(|piece| !languages.contains(*piece)).cloned());
         Recipe {
@@ -125,6 +152,7 @@ impl TrainTokenizerSettings {
                 NormalisationSetting::NmtNfkc => Normalisation::NmtNfkc,
                 NormalisationSetting::Identity => Normalisation::Identity,
             },
+            extends,
         }
     }
 
@@ -139,8 +167,10 @@ impl TrainTokenizerSettings {
         if self.max_sentences == 0 || self.max_sentence_bytes == 0 {
             return refuse("max_sentences", "and `max_sentence_bytes` are at least 1");
         }
-        let recipe = self.recipe(&BTreeSet::new());
-        recipe.check().map_err(|error| StageError::setting("special", error))
+        let extends = self.extended()?;
+        let name = if extends.is_some() { "extend" } else { "special" };
+        let recipe = self.recipe(&BTreeSet::new(), extends);
+        recipe.check().map_err(|error| StageError::setting(name, error))
     }
 }
 
@@ -250,7 +280,10 @@ impl Source for TrainTokenizerBody {
         Ok(vec![SourcePartition {
             name: Partition::from("tokenizer".to_owned()),
             files: Vec::new(),
-            extra: String::new(),
+            extra: self
+                .settings
+                .extended()?
+                .map_or(String::new(), |bytes| blake3::hash(&bytes).to_hex().to_string()),
         }])
     }
 
@@ -272,7 +305,7 @@ impl Source for TrainTokenizerBody {
             .with_help("set `languages: false`, or correct the texts"));
         }
         let languages = sample.languages.clone();
-        let recipe = self.settings.recipe(&languages);
+        let recipe = self.settings.recipe(&languages, self.settings.extended()?);
         let failed = |error| StageError::from(TrainingError::from(error));
         let mut words = recipe.words().map_err(failed)?;
         let (seen, used) = (sample.seen, sample.chosen.len());

@@ -363,3 +363,37 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
         "{metrics}"
     );
 }
+
+#[test]
+fn a_model_that_is_given_is_evaluated_before_its_first_step() {
+    let temp = tempfile::tempdir().expect("a folder");
+    let first = train(&settings(&temp.path().join("first"), 3), 0..3);
+    let evaluations = |init: &str, steps: u64| {
+        let folder = temp.path().join("next");
+        let _ = std::fs::remove_dir_all(&folder);
+        let settings = TrainSettings {
+            init: init.into(),
+            eval_every: 2,
+            ..settings(&folder, 4)
+        };
+        // Twice from the beginning: what the first one wrote was kept by no checkpoint.
+        for _ in 0..2 {
+            let score = Box::new(|_: &_| Ok(flow_evaluation::wer::Scores::default()));
+            let mut session =
+                Session::begin(&settings, Some("data"), Some(score), Box::new(|_| {})).expect("a session");
+            for step in 0..steps {
+                session.step(&micro_batches(step)).expect("a step");
+            }
+        }
+        let text = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        lines
+            .filter(|line| line["kind"] == "evaluation")
+            .map(|line| line["step"].as_u64().expect("a step"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(evaluations(&first.to_string_lossy(), 3), [0, 2]);
+    assert_eq!(evaluations("none", 3), [2]);
+}

@@ -7,7 +7,7 @@ use arrow::array::{
     ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use arrow::datatypes::Int64Type;
-use flow_evaluation::decode::{DecodeSettings, EvaluationDecode};
+use flow_evaluation::decode::{DecodeSettings, EvaluationDecode, Weights};
 use flow_evaluation::report::{EvaluationReport, ReportSettings};
 use flow_runtime::event::Event;
 use flow_runtime::harness::{Harness, Output};
@@ -145,6 +145,8 @@ fn a_model_is_trained_decoded_and_reported() {
             set: "validation".into(),
             shards: String::new(),
             samples_per_language: 0,
+            model: String::new(),
+            weights: Weights::default(),
         })
         .input("rows", rows().schema())
         .input("model", model_schema())
@@ -170,6 +172,23 @@ fn a_model_is_trained_decoded_and_reported() {
         transcripts,
         "the same model hears the same"
     );
+
+    // The same checkpoint by its name; in half precision it is nearly the same, so that only the run is looked at.
+    for (weights, same) in [(Weights::F32, true), (Weights::Bf16, false)] {
+        let named = Harness::<EvaluationDecode>::new(DecodeSettings {
+            set: "validation".into(),
+            shards: String::new(),
+            samples_per_language: 0,
+            model: path.to_string_lossy().into_owned(),
+            weights,
+        })
+        .input("rows", rows().schema())
+        .feed("rows", "en/en_0", rows())
+        .run()
+        .expect("decoded");
+        let found = named.rows("transcripts", "all");
+        assert!(found.num_rows() == 3 && (!same || found == transcripts), "{weights:?}");
+    }
 
     let out = folder.path().join("report");
     let reported = Harness::<EvaluationReport>::new(ReportSettings {

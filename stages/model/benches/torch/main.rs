@@ -25,6 +25,8 @@ fn main() -> ExitCode {
             Command::new(program)
                 .args(std::env::args_os().skip(1))
                 .env("RAYON_NUM_THREADS", "1")
+                // As the `flow` binary sets it.
+                .env("MIMALLOC_PURGE_DELAY", "10000")
                 .status()
         });
         return match again {

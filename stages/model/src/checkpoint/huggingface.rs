@@ -170,7 +170,7 @@ pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<D
     let mut notes = vec![WRITE_NOTE.to_string()];
     let mut tensors: Vec<TensorEntry> = Vec::with_capacity(model.tensors.len());
     for entry in &model.tensors {
-        if entry.name.starts_with("preprocessor.") || entry.name.starts_with("ctc_decoder.") {
+        if entry.name.starts_with("preprocessor.") || entry.name.starts_with(crate::ctc::HEAD) {
             continue;
         }
         let mut entry = entry.clone();

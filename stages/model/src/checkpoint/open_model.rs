@@ -13,6 +13,8 @@ use super::lightning::open_lightning;
 use super::nemo::{open_nemo, write_nemo};
 use super::{StoredModel, TensorEntry, broken};
 use crate::Result;
+use crate::config::ModelConfig;
+use crate::ctc::HEAD as CTC_HEAD;
 
 /// A form in which models are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +115,16 @@ impl OpenModel {
             tokenizer: self.tokenizer.clone(),
             tensors,
         })
+    }
+
+    /// Leaves out the auxiliary CTC head, which serves training alone. A model that has none stays as it is.
+    pub fn without_ctc(mut self) -> Result<Self> {
+        let mut config = ModelConfig::from_nemo_yaml(&self.config_yaml).map_err(|error| broken(&self.path, error))?;
+        if config.ctc_weight.take().is_some() {
+            self.config_yaml = config.to_nemo_yaml()?;
+            self.tensors.retain(|entry| !entry.name.starts_with(CTC_HEAD));
+        }
+        Ok(self)
     }
 
     /// Writes the model in some form, its weights as `dtype` (or as they are stored), one tensor in memory at a time.

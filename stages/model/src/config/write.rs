@@ -139,6 +139,8 @@ impl ModelConfig {
             put(&mut root, &decoder("feat_in"), e.d_model);
             put(&mut root, &decoder("num_classes"), d.vocab_size);
             put(&mut root, &decoder("vocabulary"), self.labels.clone());
+        } else {
+            root.remove("aux_ctc");
         }
         let t = &self.tokenizer;
         put(&mut root, &["tokenizer", "type"], t.kind.clone());

@@ -3,10 +3,12 @@
 //! Heads come first, (H, B, T, k): then the products with the positional table, which all utterances share, are one
 //! matrix product per head.
 
+use std::ops::Range;
+
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, by_pieces, dispatch, rows_per_piece, slice, sum_of, tensor, two_by_rows, widest};
+use super::{Float, by_pieces, dispatch, modify, rows_per_piece, slice, sum_of, tensor, two_by_rows, widest};
 use crate::error::Result;
 
 /// (rows, H * k) -> (H, rows, k), plus the head's bias (H, k) where given.
@@ -77,8 +79,40 @@ pub fn head_sum(x: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// Which keys a query sees, and the scale of the scores.
-#[derive(Clone, Copy, Debug)]
+/// The rows `range` of each utterance, of (N, B * T, k): (N, B * R, k).
+pub fn rows_of(x: &Tensor, batch: usize, range: &Range<usize>) -> Result<Tensor> {
+    let (n, rows, k) = x.dims3()?;
+    let time = rows / batch.max(1);
+    if *range == (0..time) {
+        return Ok(x.clone());
+    }
+    let part = x.reshape((n, batch, time, k))?.narrow(2, range.start, range.len())?;
+    Ok(part.contiguous()?.reshape((n, batch * range.len(), k))?)
+}
+
+/// `sum[:, b, first..first + R] += part[:, b]`, in place, for `sum` (N, B * T, k) and `part` (N, B * R, k).
+pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, batch: usize, first: usize) -> Result<()> {
+    let part = part.contiguous()?;
+    let (_, rows, k) = sum.dims3()?;
+    let (time, length) = (rows / batch.max(1), part.dim(1)? / batch.max(1));
+    if time == 0 || length == 0 || k == 0 {
+        return Ok(());
+    }
+    dispatch!(sum.dtype(), T => {
+        let part = slice::<T>(&part)?;
+        let part: &[T] = &part;
+        modify::<T>(sum, |sum| {
+            sum.par_chunks_mut(time * k).zip(part.par_chunks(length * k)).for_each(|(sum, part)| {
+                for (sum, &part) in sum[first * k..].iter_mut().zip(part) {
+                    *sum += part;
+                }
+            });
+        })
+    })
+}
+
+/// Scores of some queries for some keys: which keys a query sees, and the scale.
+#[derive(Clone, Debug)]
 pub struct Scores<'a> {
     /// Valid frames per utterance.
     pub lengths: &'a [usize],
@@ -86,12 +120,17 @@ pub struct Scores<'a> {
     pub scale: f64,
     /// Keys at most this many frames away, if limited.
     pub band: Option<usize>,
+    /// The frames of the queries, and of the keys, which hold all that one of these queries sees.
+    pub queries: Range<usize>,
+    pub keys: Range<usize>,
+    /// Positional scores stand for keys from this many frames before a query to as many after it.
+    pub reach: usize,
 }
 
 impl Scores<'_> {
     /// Keys that query `i` of utterance `b` sees.
     #[inline(always)]
-    fn keys(&self, b: usize, i: usize) -> std::ops::Range<usize> {
+    fn seen(&self, b: usize, i: usize) -> Range<usize> {
         let length = self.lengths[b];
         if i >= length {
             return 0..0;
@@ -101,33 +140,43 @@ impl Scores<'_> {
             Some(width) => i.saturating_sub(width)..length.min(i.saturating_add(width).saturating_add(1)),
         }
     }
+
+    /// For a row of scores, its columns that are seen, and the first column of its positional scores that belongs to
+    /// them; none for a query that sees nothing.
+    #[inline(always)]
+    fn columns(&self, row: usize, batch: usize) -> Option<(Range<usize>, usize)> {
+        let queries = self.queries.len();
+        let i = self.queries.start + row % queries;
+        let seen = self.seen(row / queries % batch, i);
+        (!seen.is_empty()).then(|| {
+            let columns = seen.start - self.keys.start..seen.end - self.keys.start;
+            (columns, seen.start + self.reach - i)
+        })
+    }
 }
 
-/// Attention weights (H, B, T, T) from content scores (H, B, T, T) and positional scores (H, B, T, 2T - 1), whose
-/// column `j - i + T - 1` belongs to key `j` of query `i`. Keys that a query does not see have weight 0; so have all
+/// Attention weights (H, B, Q, K) from content scores (H, B, Q, K) and positional scores (H, B, Q, 2 * reach + 1), whose
+/// column `j - i + reach` belongs to key `j` of query `i`. Keys that a query does not see have weight 0; so have all
 /// keys of padded queries.
 ///
 /// NeMo gives masked keys the score -10000 and sets their weights to 0 after the softmax: the same, as long as some
 /// valid score is far above -10000.
 pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<Tensor> {
     let (content, position) = (content.contiguous()?, position.contiguous()?);
-    let (heads, batch, time, _) = content.dims4()?;
-    let span = 2 * time - 1;
+    let (heads, batch, queries, width) = content.dims4()?;
+    let span = 2 * scores.reach + 1;
     dispatch!(content.dtype(), T => {
         let (ac, bd) = (slice::<T>(&content)?, slice::<T>(&position)?);
         let (ac, bd): (&[T], &[T]) = (&ac, &bd);
         let scale = T::of(scores.scale);
-        let rows = rows_per_piece(time);
+        let rows = rows_per_piece(width);
         let one = |row: usize, out: &mut [T]| {
-            let i = row % time;
-            let keys = scores.keys(row / time % batch, i);
-            if keys.is_empty() {
+            let Some((columns, first)) = scores.columns(row, batch) else {
                 return;
-            }
-            let out = &mut out[keys.clone()];
-            let ac = &ac[row * time..][keys.clone()];
-            let first = row * span + time - 1 - i + keys.start;
-            let bd = &bd[first..][..keys.len()];
+            };
+            let out = &mut out[columns.clone()];
+            let bd = &bd[row * span + first..][..columns.len()];
+            let ac = &ac[row * width..][columns];
             let mut largest = T::NEG_INFINITY;
             for ((out, &ac), &bd) in out.iter_mut().zip(ac).zip(bd) {
                 *out = (ac + bd) * scale;
@@ -141,35 +190,36 @@ pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<T
                 *out *= factor;
             }
         };
-        let out = by_pieces(heads * batch * time * time, rows * time, |number, out: &mut [T]| widest!({
-            for (offset, out) in out.chunks_exact_mut(time).enumerate() {
+        let out = by_pieces(heads * batch * queries * width, rows * width, |number, out: &mut [T]| widest!({
+            for (offset, out) in out.chunks_exact_mut(width).enumerate() {
                 one(number * rows + offset, out);
             }
         }));
-        tensor(out, (heads, batch, time, time))
+        tensor(out, (heads, batch, queries, width))
     })
 }
 
 /// Gradients with respect to content and positional scores, given the weights (before dropout) and their gradient.
 pub fn weights_backward(p: &Tensor, dp: &Tensor, scores: &Scores) -> Result<(Tensor, Tensor)> {
     let (p, dp) = (p.contiguous()?, dp.contiguous()?);
-    let (heads, batch, time, _) = p.dims4()?;
-    let span = 2 * time - 1;
+    let (heads, batch, queries, width) = p.dims4()?;
+    let span = 2 * scores.reach + 1;
     dispatch!(p.dtype(), T => {
         let (ps, dps) = (slice::<T>(&p)?, slice::<T>(&dp)?);
         let (ps, dps): (&[T], &[T]) = (&ps, &dps);
         let scale = T::of(scores.scale);
-        let rows = heads * batch * time;
-        let (content, position) = two_by_rows(rows, [time, span], |first, content: &mut [T], position: &mut [T]| widest!({
-            let pairs = content.chunks_exact_mut(time).zip(position.chunks_exact_mut(span));
+        let rows = heads * batch * queries;
+        let (content, position) = two_by_rows(rows, [width, span], |first, content: &mut [T], position: &mut [T]| widest!({
+            let pairs = content.chunks_exact_mut(width).zip(position.chunks_exact_mut(span));
             for (row, (content, position)) in (first..).zip(pairs) {
-                let i = row % time;
-                let keys = scores.keys(row / time % batch, i);
-                let p = &ps[row * time..][keys.clone()];
-                let dp = &dps[row * time..][keys.clone()];
+                let Some((columns, first)) = scores.columns(row, batch) else {
+                    continue;
+                };
+                let position = &mut position[first..][..columns.len()];
+                let p = &ps[row * width..][columns.clone()];
+                let dp = &dps[row * width..][columns.clone()];
                 let along = sum_of([p, dp], |[p, dp]| p * dp);
-                let content = &mut content[keys.clone()];
-                let position = &mut position[time - 1 - i + keys.start..][..keys.len()];
+                let content = &mut content[columns];
                 for ((content, position), (&p, &dp)) in content.iter_mut().zip(position).zip(p.iter().zip(dp)) {
                     let ds = p * (dp - along) * scale;
                     *content = ds;
@@ -178,8 +228,8 @@ pub fn weights_backward(p: &Tensor, dp: &Tensor, scores: &Scores) -> Result<(Ten
             }
         }));
         Ok((
-            tensor(content, (heads, batch, time, time))?,
-            tensor(position, (heads, batch, time, span))?,
+            tensor(content, (heads, batch, queries, width))?,
+            tensor(position, (heads, batch, queries, span))?,
         ))
     })
 }
@@ -202,6 +252,9 @@ mod tests {
                 lengths: &[5, 3],
                 scale: 0.7,
                 band,
+                queries: 0..time,
+                keys: 0..time,
+                reach: time - 1,
             };
             let p = weights(&content, &position, &scores).unwrap();
             let sums = values(&p.sum(3).unwrap());

@@ -87,6 +87,9 @@ fn it_comes_out_of_every_kernel() {
         lengths: &[3],
         scale: 1.0,
         band: None,
+        queries: 0..3,
+        keys: 0..3,
+        reach: 2,
     };
     let (content, position) = (spoilt(&[1, 1, 3, 3]), ones(&[1, 1, 3, 5]));
     shows("softmax", &weights(&content, &position, &scores).unwrap());

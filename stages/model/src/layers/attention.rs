@@ -1,5 +1,6 @@
 //! Multi-head self-attention with relative positions (Transformer-XL's, as NeMo has it).
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
@@ -8,8 +9,10 @@ use super::linear::Linear;
 use super::{Frames, dropout};
 use crate::config::{AttentionContext, EncoderConfig};
 use crate::error::Result;
-use crate::kernels::attention::{Scores, head_sum, merge_heads, split_heads, weights, weights_backward};
-use crate::kernels::elementwise::drop_scaled;
+use crate::kernels::attention::{
+    Scores, add_rows_in_place, head_sum, merge_heads, rows_of, split_heads, weights, weights_backward,
+};
+use crate::kernels::elementwise::{add_in_place, drop_scaled};
 use crate::noise::DropMask;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 
@@ -76,6 +79,8 @@ pub struct Attention {
     heads: usize,
     scale: f64,
     band: Option<usize>,
+    /// Queries that are computed together where the context is limited.
+    block: usize,
     dropout: f64,
 }
 
@@ -83,17 +88,25 @@ pub struct Attention {
 #[derive(Debug)]
 pub struct Saved {
     x: Tensor,
+    /// (2 * reach + 1, d)
     positions: Tensor,
     query_u: Tensor,
     query_v: Tensor,
     keys: Tensor,
     values: Tensor,
-    /// (H, 2T - 1, k)
+    /// (H, 2 * reach + 1, k)
     projected: Tensor,
-    /// (H, B, T, T), before dropout.
+    blocks: Vec<SavedBlock>,
+    context: Tensor,
+}
+
+#[derive(Debug)]
+struct SavedBlock {
+    queries: Range<usize>,
+    keys: Range<usize>,
+    /// (H, B, Q, K), before dropout.
     weights: Tensor,
     mask: Option<DropMask>,
-    context: Tensor,
 }
 
 impl Attention {
@@ -104,6 +117,10 @@ impl Attention {
         let (query, key) = (linear("q", config.use_bias)?, linear("k", config.use_bias)?);
         let (value, output) = (linear("v", config.use_bias)?, linear("out", config.use_bias)?);
         let position = linear("pos", false)?;
+        let band = match config.attention_context {
+            AttentionContext::Full => None,
+            AttentionContext::Band(width) => Some(width),
+        };
         let mut bias = |part: &str| {
             builder.parameter(
                 &format!("{name}.pos_bias_{part}"),
@@ -121,15 +138,17 @@ impl Attention {
             bias_v: bias("v")?,
             heads,
             scale: 1.0 / ((d / heads) as f64).sqrt(),
-            band: match config.attention_context {
-                AttentionContext::Full => None,
-                AttentionContext::Band(width) => Some(width),
-            },
+            band,
+            // As many keys beside the queries as queries: the matrix products are large, and half of them is used.
+            block: band.unwrap_or(0).saturating_mul(2).clamp(16, 512),
             dropout: config.dropout_att,
         })
     }
 
     /// `x` (rows, d) and the positional table (2T - 1, d) -> (rows, d).
+    ///
+    /// With limited context, queries are taken in blocks, each with the keys that its queries see: time and memory grow
+    /// with the number of frames, not with its square.
     pub fn forward(
         &self,
         parameters: &Parameters,
@@ -141,49 +160,87 @@ impl Attention {
         let d = x.dims2()?.1;
         let (heads, k) = (self.heads, d / self.heads);
         let (batch, time) = (frames.batch, frames.time);
+        let reach = self.reach(time);
+        let positions = positions.narrow(0, positions.dim(0)? / 2 - reach, 2 * reach + 1)?;
         let query = self.query.forward(parameters, x)?;
         let query_u = split_heads(&query, heads, Some(parameters.get(self.bias_u)))?;
         let query_v = split_heads(&query, heads, Some(parameters.get(self.bias_v)))?;
         let keys = split_heads(&self.key.forward(parameters, x)?, heads, None)?;
         let values = split_heads(&self.value.forward(parameters, x)?, heads, None)?;
-        let projected = split_heads(&self.position.forward(parameters, positions)?, heads, None)?;
-        let per_utterance = (heads * batch, time, k);
-        let content = query_u
-            .reshape(per_utterance)?
-            .matmul(&keys.reshape(per_utterance)?.t()?)?
-            .reshape((heads, batch, time, time))?;
-        let position = query_v
-            .matmul(&projected.t()?)?
-            .reshape((heads, batch, time, 2 * time - 1))?;
-        let weights = weights(&content, &position, &self.scores(frames))?;
-        let mask = dropout::draw(self.dropout, mode);
-        let dropped = drop_scaled(&weights, 1.0, mask)?;
-        let context = dropped
-            .reshape((heads * batch, time, time))?
-            .matmul(&values.reshape(per_utterance)?)?
-            .reshape((heads, batch * time, k))?;
-        let context = merge_heads(&context, None)?;
+        let projected = split_heads(&self.position.forward(parameters, &positions)?, heads, None)?;
+        let (mut blocks, mut contexts) = (Vec::new(), Vec::new());
+        for (q, s) in self.blocks(time) {
+            let part = |x: &Tensor, range: &Range<usize>| -> Result<Tensor> {
+                Ok(rows_of(x, batch, range)?.reshape((heads * batch, range.len(), k))?)
+            };
+            let content =
+                part(&query_u, &q)?
+                    .matmul(&part(&keys, &s)?.t()?)?
+                    .reshape((heads, batch, q.len(), s.len()))?;
+            let position = rows_of(&query_v, batch, &q)?.matmul(&projected.t()?)?.reshape((
+                heads,
+                batch,
+                q.len(),
+                2 * reach + 1,
+            ))?;
+            let weights = weights(&content, &position, &self.scores(frames, &q, &s))?;
+            let mask = dropout::draw(self.dropout, mode);
+            let context = drop_scaled(&weights, 1.0, mask)?
+                .reshape((heads * batch, q.len(), s.len()))?
+                .matmul(&part(&values, &s)?)?;
+            contexts.push(context.reshape((heads, batch, q.len(), k))?);
+            blocks.push(SavedBlock {
+                queries: q,
+                keys: s,
+                weights,
+                mask,
+            });
+        }
+        let context = merge_heads(&join(contexts)?.reshape((heads, batch * time, k))?, None)?;
         let y = self.output.forward(parameters, &context)?;
         let saved = Saved {
             x: x.clone(),
-            positions: positions.clone(),
+            positions,
             query_u,
             query_v,
             keys,
             values,
             projected,
-            weights,
-            mask,
+            blocks,
             context,
         };
         Ok((y, saved))
     }
 
-    fn scores<'a>(&self, frames: &'a Frames) -> Scores<'a> {
+    /// Frames to either side that a query may see.
+    fn reach(&self, time: usize) -> usize {
+        let all = time.saturating_sub(1);
+        self.band.map_or(all, |width| width.min(all))
+    }
+
+    /// Queries that are computed together, with the keys that one of them may see.
+    fn blocks(&self, time: usize) -> Vec<(Range<usize>, Range<usize>)> {
+        match self.band {
+            Some(width) if self.block.saturating_add(width) < time => (0..time)
+                .step_by(self.block)
+                .map(|first| {
+                    let queries = first..time.min(first + self.block);
+                    let keys = first.saturating_sub(width)..time.min(queries.end.saturating_add(width));
+                    (queries, keys)
+                })
+                .collect(),
+            _ => vec![(0..time, 0..time)],
+        }
+    }
+
+    fn scores<'a>(&self, frames: &'a Frames, queries: &Range<usize>, keys: &Range<usize>) -> Scores<'a> {
         Scores {
             lengths: &frames.lengths,
             scale: self.scale,
             band: self.band,
+            queries: queries.clone(),
+            keys: keys.clone(),
+            reach: self.reach(frames.time),
         }
     }
 
@@ -198,43 +255,152 @@ impl Attention {
     ) -> Result<Tensor> {
         let (heads, batch, time) = (self.heads, frames.batch, frames.time);
         let (_, rows, k) = saved.keys.dims3()?;
-        let per_utterance = (heads * batch, time, k);
-        let square = (heads * batch, time, time);
-
         let d_context = self.output.backward(parameters, &saved.context, dy, gradients)?;
-        let d_context = split_heads(&d_context, heads, None)?.reshape(per_utterance)?;
-        let dropped = drop_scaled(&saved.weights, 1.0, saved.mask)?.reshape(square)?;
-        let d_values = dropped.t()?.matmul(&d_context)?.reshape((heads, rows, k))?;
-        let d_weights = d_context
-            .matmul(&saved.values.reshape(per_utterance)?.t()?)?
-            .reshape((heads, batch, time, time))?;
-        let d_weights = drop_scaled(&d_weights, 1.0, saved.mask)?;
-        let (d_content, d_position) = weights_backward(&saved.weights, &d_weights, &self.scores(frames))?;
-        let d_content = d_content.reshape(square)?;
-        let d_position = d_position.reshape((heads, rows, 2 * time - 1))?;
-
-        let d_query_u = d_content
-            .matmul(&saved.keys.reshape(per_utterance)?)?
-            .reshape((heads, rows, k))?;
-        let d_keys = d_content
-            .t()?
-            .matmul(&saved.query_u.reshape(per_utterance)?)?
-            .reshape((heads, rows, k))?;
-        let d_query_v = d_position.matmul(&saved.projected)?;
-        let d_projected = d_position.t()?.matmul(&saved.query_v)?;
-
+        let d_context = split_heads(&d_context, heads, None)?;
+        let (mut d_query_u, mut d_query_v) = (Vec::new(), Vec::new());
+        let (mut d_keys, mut d_values, mut d_projected) = (None, None, None);
+        for block in &saved.blocks {
+            let (q, s) = (&block.queries, &block.keys);
+            let part = |x: &Tensor, range: &Range<usize>| -> Result<Tensor> {
+                Ok(rows_of(x, batch, range)?.reshape((heads * batch, range.len(), k))?)
+            };
+            let square = (heads * batch, q.len(), s.len());
+            let d_context = part(&d_context, q)?;
+            let dropped = drop_scaled(&block.weights, 1.0, block.mask)?.reshape(square)?;
+            let from_values = dropped.t()?.matmul(&d_context)?;
+            let d_weights =
+                d_context
+                    .matmul(&part(&saved.values, s)?.t()?)?
+                    .reshape((heads, batch, q.len(), s.len()))?;
+            let d_weights = drop_scaled(&d_weights, 1.0, block.mask)?;
+            let (d_content, d_position) = weights_backward(&block.weights, &d_weights, &self.scores(frames, q, s))?;
+            let d_content = d_content.reshape(square)?;
+            let d_position = d_position.reshape((heads, batch * q.len(), ()))?;
+            let from_keys = d_content.t()?.matmul(&part(&saved.query_u, q)?)?;
+            for (sum, part) in [(&mut d_values, from_values), (&mut d_keys, from_keys)] {
+                let part = part.reshape((heads, batch * s.len(), k))?;
+                if s.len() == time {
+                    *sum = Some(part);
+                    continue;
+                }
+                let sum = match sum {
+                    Some(sum) => sum,
+                    None => sum.insert(Tensor::zeros((heads, rows, k), part.dtype(), part.device())?),
+                };
+                add_rows_in_place(sum, &part, batch, s.start)?;
+            }
+            let shape = (heads, batch, q.len(), k);
+            d_query_u.push(d_content.matmul(&part(&saved.keys, s)?)?.reshape(shape)?);
+            d_query_v.push(d_position.matmul(&saved.projected)?.reshape(shape)?);
+            let part = d_position.t()?.matmul(&rows_of(&saved.query_v, batch, q)?)?;
+            match &d_projected {
+                None => d_projected = Some(part),
+                Some(sum) => add_in_place(sum, &part)?,
+            }
+        }
+        let d_query_u = join(d_query_u)?.reshape((heads, rows, k))?;
+        let d_query_v = join(d_query_v)?.reshape((heads, rows, k))?;
         gradients.add(self.bias_u, head_sum(&d_query_u)?)?;
         gradients.add(self.bias_v, head_sum(&d_query_v)?)?;
-        self.position
-            .backward_weights(&saved.positions, &merge_heads(&d_projected, None)?, gradients)?;
+        if let Some(d_projected) = d_projected {
+            self.position
+                .backward_weights(&saved.positions, &merge_heads(&d_projected, None)?, gradients)?;
+        }
         let d_query = merge_heads(&d_query_u, Some(&d_query_v))?;
         let dx = self.query.backward(parameters, &saved.x, &d_query, gradients)?;
-        let d_keys = merge_heads(&d_keys, None)?;
-        let from_keys = self.key.backward(parameters, &saved.x, &d_keys, gradients)?;
-        crate::kernels::elementwise::add_in_place(&dx, &from_keys)?;
-        let d_values = merge_heads(&d_values, None)?;
-        let from_values = self.value.backward(parameters, &saved.x, &d_values, gradients)?;
-        crate::kernels::elementwise::add_in_place(&dx, &from_values)?;
+        for (linear, d) in [(&self.key, d_keys), (&self.value, d_values)] {
+            if let Some(d) = d {
+                let part = linear.backward(parameters, &saved.x, &merge_heads(&d, None)?, gradients)?;
+                add_in_place(&dx, &part)?;
+            }
+        }
         Ok(dx)
+    }
+}
+
+/// Blocks of queries, (H, B, Q, k), behind each other.
+fn join(mut blocks: Vec<Tensor>) -> Result<Tensor> {
+    match blocks.len() {
+        1 => Ok(blocks.remove(0)),
+        _ => Ok(Tensor::cat(&blocks, 2)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{max_difference, normal};
+    use crate::noise::Noise;
+
+    fn attention(width: usize) -> (Attention, Parameters) {
+        let config = EncoderConfig {
+            feat_in: 8,
+            n_layers: 1,
+            d_model: 8,
+            use_bias: true,
+            subsampling_conv_channels: 4,
+            ff_expansion_factor: 2,
+            n_heads: 2,
+            attention_context: AttentionContext::Band(width),
+            xscaling: false,
+            conv_kernel_size: 3,
+            dropout: 0.0,
+            dropout_pre_encoder: 0.0,
+            dropout_emb: 0.0,
+            dropout_att: 0.0,
+        };
+        let mut builder = ParameterBuilder::random(DType::F64, Device::Cpu, 3);
+        let attention = Attention::new("attention", &config, &mut builder).unwrap();
+        (attention, builder.finish().0)
+    }
+
+    /// Output, gradient of the input and of each parameter.
+    fn run(attention: &Attention, parameters: &Parameters, time: usize) -> (Vec<Tensor>, Saved) {
+        let frames = Frames {
+            batch: 3,
+            time,
+            lengths: vec![time, time / 2, 1],
+        };
+        let mut noise = Noise::new(11);
+        let x = normal(&[3 * time, 8], &mut noise);
+        let dy = normal(&[3 * time, 8], &mut noise);
+        let positions = PositionTable::new(8).rows(time, DType::F64, &Device::Cpu).unwrap();
+        let mode = &mut Mode::Evaluate;
+        let (y, saved) = attention.forward(parameters, &x, &positions, &frames, mode).unwrap();
+        let mut gradients = Gradients::new(parameters);
+        let dx = attention
+            .backward(parameters, &saved, &frames, &dy, &mut gradients)
+            .unwrap();
+        let mut all = vec![y, dx];
+        all.extend(parameters.iter().filter_map(|(id, _)| gradients.get(id).cloned()));
+        (all, saved)
+    }
+
+    #[test]
+    fn blocks_of_queries_give_what_all_queries_at_once_give() {
+        for (width, time) in [(1, 40), (5, 64), (7, 33), (8, 25), (16, 49), (3, 16), (0, 20)] {
+            let (mut attention, parameters) = attention(width);
+            let (found, saved) = run(&attention, &parameters, time);
+            assert_eq!(saved.blocks.len() > 1, attention.block + width < time, "{width} {time}");
+            attention.block = usize::MAX;
+            let (expected, saved) = run(&attention, &parameters, time);
+            assert_eq!((saved.blocks.len(), found.len()), (1, expected.len()));
+            for (found, expected) in found.iter().zip(&expected) {
+                let worst = max_difference(found, expected);
+                assert!(worst < 1e-12, "{width} {time}: {worst}");
+            }
+        }
+    }
+
+    #[test]
+    fn limited_context_keeps_memory_that_grows_with_the_frames() {
+        let (attention, parameters) = attention(4);
+        let kept = |time: usize| {
+            let (_, saved) = run(&attention, &parameters, time);
+            let weights: usize = saved.blocks.iter().map(|block| block.weights.elem_count()).sum();
+            weights + saved.projected.elem_count() + saved.positions.elem_count()
+        };
+        let (short, long) = (kept(160), kept(1600));
+        assert!(long < 11 * short, "{short} {long}");
     }
 }

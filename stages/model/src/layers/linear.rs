@@ -33,7 +33,7 @@ impl Linear {
         builder: &mut ParameterBuilder,
     ) -> Result<Self> {
         let (output, input) = (shape[0], shape[1]);
-        let weight = builder.parameter(&format!("{name}.weight"), &shape, Initialise::Uniform(bound))?;
+        let weight = builder.matrix(&format!("{name}.weight"), &shape, Initialise::Uniform(bound))?;
         let bias = bias
             .then(|| builder.parameter(&format!("{name}.bias"), &[output], Initialise::Uniform(bound)))
             .transpose()?;
@@ -52,7 +52,7 @@ impl Linear {
     }
 
     fn weight(&self, parameters: &Parameters) -> Result<Tensor> {
-        Ok(parameters.get(self.weight).reshape((self.output, self.input))?)
+        Ok(parameters.matrix(self.weight)?.reshape((self.output, self.input))?)
     }
 
     /// (rows, in) -> (rows, out).

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::{StoredModel, broken, read_model, write_model_folder};
+use crate::checkpoint::{OpenModel, StoredModel, broken, write_model_folder};
 use crate::config::ModelConfig;
 use crate::ctc::CtcHead;
 use crate::decoding::{Hypothesis, decode_greedy};
@@ -116,12 +116,31 @@ impl TdtModel {
 
     /// Reads a `.nemo` archive or a model folder (`model.safetensors`, `model_config.yaml`, `tokenizer.model`).
     pub fn load(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
-        let stored = read_model(path)?;
-        let config = ModelConfig::from_nemo_yaml(&stored.config_yaml).map_err(|error| broken(path, error))?;
-        Self::from_stored(stored, config, dtype, device).map_err(|error| match error {
+        Self::load_storing(path, dtype, dtype, device)
+    }
+
+    /// The same with the matrices of linear layers stored in another data type than `dtype`, which is computed in: for
+    /// decoding in half the memory. Such a model is not for training.
+    pub fn load_storing(path: &Path, dtype: DType, matrices: DType, device: &Device) -> Result<Self> {
+        let opened = OpenModel::open(path)?;
+        let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(|error| broken(path, error))?;
+        let load = || {
+            let tokenizer = opened.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
+            let builder = ParameterBuilder::from_entries(dtype, device.clone(), opened.tensors);
+            Self::build(config, tokenizer, builder.store_matrices_as(matrices))
+        };
+        load().map_err(|error| match error {
             Error::File { .. } | Error::Io { .. } => error,
             other => broken(path, other),
         })
+    }
+
+    /// An opened model under a configuration, which is its own or one with other settings (dropout rates, for
+    /// instance). Its tensors are read one by one.
+    pub fn from_open(opened: OpenModel, config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
+        let tokenizer = opened.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
+        let builder = ParameterBuilder::from_entries(dtype, device.clone(), opened.tensors);
+        Self::build(config, tokenizer, builder)
     }
 
     /// A model of stored tensors under a configuration, which is the stored one or one with other settings (dropout

@@ -423,6 +423,42 @@ fn recomputed_layers_give_the_same_gradients_and_statistics() {
     }
 }
 
+/// A model whose matrices are kept in half precision is the model of those matrices, computed in 32 bits.
+#[test]
+fn matrices_in_half_precision_are_computed_in_32_bits() {
+    let path = golden::file("model.nemo");
+    let signals = [golden::wave("eval0_"), golden::wave("eval1_")];
+    let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
+    let whole = model(DType::F32);
+    let size = |model: &TdtModel| -> usize {
+        let tensors = model.parameters.iter().map(|(_, p)| &p.tensor);
+        tensors.map(|t| t.elem_count() * t.dtype().size_in_bytes()).sum()
+    };
+    for half in [DType::BF16, DType::F16] {
+        let stored = TdtModel::load_storing(&path, DType::F32, half, &Device::Cpu).unwrap();
+        let mut rounded = model(DType::F32);
+        let mut matrices = 0;
+        for (id, parameter) in stored.parameters.iter().filter(|(_, p)| p.tensor.dtype() == half) {
+            let tensor = parameter.tensor.to_dtype(DType::F32).unwrap();
+            assert!(relative(&tensor, whole.parameters.get(id)) < 4e-3, "{}", parameter.name);
+            rounded.parameters.set(id, tensor).unwrap();
+            matrices += 1;
+        }
+        // Nine of each layer, and the last one of the sub-sampling.
+        assert!(matrices > 9 * whole.config.encoder.n_layers, "{matrices}");
+        let (found, lengths) = stored.encode(&signals).unwrap();
+        let (expected, _) = rounded.encode(&signals).unwrap();
+        assert_eq!(values(&found), values(&expected), "{half:?}");
+        let worst = golden::valid_difference(&found, &whole.encode(&signals).unwrap().0, &lengths);
+        println!(
+            "{half:?}: {worst:e} from the model in 32 bits, {} of {} bytes",
+            size(&stored),
+            size(&whole)
+        );
+        assert!(worst > 0.0 && size(&stored) < size(&whole) * 3 / 4);
+    }
+}
+
 #[test]
 fn odd_batches_do_not_crash() {
     let mut model = model(DType::F32);

@@ -6,6 +6,7 @@
 
 mod alphabet;
 mod bpe;
+mod extend;
 mod lattice;
 mod script;
 mod seeds;
@@ -34,6 +35,9 @@ pub struct Recipe {
     /// Unknown characters become bytes, for which there are 256 pieces.
     pub byte_fallback: bool,
     pub normalisation: Normalisation,
+    /// A BPE `.model` file whose pieces all stay as they are, with its rules of normalisation: only what
+    /// `vocabulary_size` leaves beside them is learned. `control` and `byte_fallback` are the file's own then.
+    pub extends: Option<Vec<u8>>,
 }
 
 /// How texts are normalised, in training and ever after.
@@ -75,6 +79,12 @@ type Pieces = Vec<(String, f32, PieceKind)>;
 impl Recipe {
     /// Refuses what can be seen to be wrong before any text is.
     pub fn check(&self) -> Result<()> {
+        if let Some(old) = &self.extends {
+            extend::read(old)?;
+            if self.algorithm != Algorithm::Bpe {
+                return Err(Error::Tokenizer("only BPE can extend a tokenizer".into()));
+            }
+        }
         let mut seen = std::collections::BTreeSet::new();
         for (text, _, _) in self.reserved() {
             if text.is_empty() || text.contains(['\0', '\t', '\n', '\r']) {
@@ -103,9 +113,19 @@ impl Recipe {
     /// An empty collection of words, to which the texts are added.
     pub fn words(&self) -> Result<Words> {
         self.check()?;
-        let map = self.normalisation.character_map()?;
+        let mut reserved: Vec<String> = self.reserved().into_iter().map(|(text, _, _)| text).collect();
+        let map = match &self.extends {
+            None => self.normalisation.character_map()?,
+            Some(old) => {
+                let file = extend::read(old)?;
+                let whole = file.pieces.into_iter().filter(|piece| piece.kind != PieceKind::Normal);
+                reserved.extend(whole.map(|piece| piece.text));
+                reserved.sort();
+                reserved.dedup();
+                file.character_map
+            }
+        };
         let normaliser = Normaliser::for_training(&map).map_err(Error::Tokenizer)?;
-        let reserved = self.reserved().into_iter().map(|(text, _, _)| text).collect();
         Ok(Words::new(normaliser, reserved))
     }
 
@@ -116,6 +136,9 @@ impl Recipe {
         let alphabet = alphabet::Alphabet::new(words.counts(), self.character_coverage);
         if alphabet.words.is_empty() {
             return Err(Error::Tokenizer("there is no text to train on".into()));
+        }
+        if let Some(old) = &self.extends {
+            return extend::train(self, old, &alphabet, tell);
         }
         let least = reserved.len() + alphabet.characters.len();
         if self.vocabulary_size < least {

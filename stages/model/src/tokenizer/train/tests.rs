@@ -38,6 +38,7 @@ impl Learned {
             } else {
                 Normalisation::Identity
             },
+            extends: None,
         }
     }
 }
@@ -180,6 +181,100 @@ fn a_vocabulary_that_cannot_be_is_an_error_that_says_what_can() {
     assert!(twice.check().is_err());
 }
 
+#[test]
+fn an_extended_tokenizer_cuts_old_texts_as_before_and_new_ones_into_new_pieces() {
+    let all = texts();
+    let (tamil, others): (Vec<&str>, Vec<&str>) = all
+        .iter()
+        .map(String::as_str)
+        .partition(|text| text.starts_with("<|ta|>"));
+    let mut recipe = learned("bpe")[0].recipe();
+    recipe.user_defined.retain(|piece| piece != "<|ta|>");
+    recipe.vocabulary_size = 460;
+    let old = train(&recipe, others.iter().copied()).unwrap();
+    let extension = Recipe {
+        vocabulary_size: 520,
+        user_defined: vec!["<|ta|>".into(), "<|hi|>".into()],
+        extends: Some(old.clone()),
+        ..recipe.clone()
+    };
+    let new = train(&extension, tamil.iter().copied()).unwrap();
+    let (old, new) = (
+        Tokenizer::from_bytes(&old).unwrap(),
+        Tokenizer::from_bytes(&new).unwrap(),
+    );
+    assert_eq!(new.vocabulary_size(), 520);
+    assert_eq!(new.pieces()[..460], old.pieces());
+    assert_eq!(new.pieces()[460], "<|ta|>");
+    for text in &others {
+        assert_eq!(new.encode(text), old.encode(text), "{text}");
+    }
+    let count = |tokenizer: &Tokenizer| tamil.iter().map(|text| tokenizer.encode(text).len()).sum::<usize>();
+    let fresh = train(
+        &Recipe {
+            vocabulary_size: 520,
+            ..learned("bpe")[0].recipe()
+        },
+        all.iter().map(String::as_str),
+    )
+    .unwrap();
+    // Sixty pieces for Tamil alone do better by it than its share of all the pieces.
+    assert!(
+        count(&new) < count(&Tokenizer::from_bytes(&fresh).unwrap()),
+        "{}",
+        count(&new)
+    );
+    assert!(tamil.iter().all(|text| !new.encode(text).contains(&new.unknown_id())));
+    assert!(tamil.iter().any(|text| old.encode(text).contains(&old.unknown_id())));
+
+    let refused = |extension: Recipe| train(&extension, tamil.iter().copied()).unwrap_err().to_string();
+    assert!(
+        refused(Recipe {
+            vocabulary_size: 461,
+            ..extension.clone()
+        })
+        .contains("too small")
+    );
+    assert!(
+        refused(Recipe {
+            vocabulary_size: 480,
+            ..extension.clone()
+        })
+        .contains("Give at least")
+    );
+    assert!(
+        refused(Recipe {
+            vocabulary_size: 50_000,
+            ..extension.clone()
+        })
+        .contains("too large")
+    );
+    assert!(
+        refused(Recipe {
+            algorithm: Algorithm::Unigram,
+            ..extension.clone()
+        })
+        .contains("only BPE")
+    );
+    let unigram = train(&learned("unigram")[0].recipe(), all.iter().map(String::as_str)).unwrap();
+    assert!(
+        refused(Recipe {
+            extends: Some(unigram),
+            ..extension.clone()
+        })
+        .contains("only a BPE")
+    );
+    assert!(
+        extension.words().is_ok()
+            && Recipe {
+                extends: Some(vec![1, 2, 3]),
+                ..extension
+            }
+            .words()
+            .is_err()
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// Whatever the texts are, a model comes out that cuts them into known pieces, and reserved pieces stay whole.
@@ -193,6 +288,7 @@ proptest! {
             user_defined: vec!["<|hi|>".into()],
             byte_fallback: false,
             normalisation: if identity { Normalisation::Identity } else { Normalisation::NmtNfkc },
+            extends: None,
         };
         let all = || texts.iter().map(String::as_str);
         let error = train(&recipe, all()).unwrap_err().to_string();

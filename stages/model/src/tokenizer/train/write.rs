@@ -8,18 +8,7 @@ use super::Recipe;
 pub(super) fn model(recipe: &Recipe, pieces: &[(String, f32, PieceKind)], character_map: &[u8]) -> Vec<u8> {
     let mut file = Message::default();
     for (text, score, kind) in pieces {
-        let mut piece = Message::default();
-        piece.bytes(1, text.as_bytes());
-        piece.float(2, *score);
-        match kind {
-            PieceKind::Normal => {}
-            PieceKind::Unknown => piece.number(3, 2),
-            PieceKind::Control => piece.number(3, 3),
-            PieceKind::UserDefined => piece.number(3, 4),
-            PieceKind::Unused => piece.number(3, 5),
-            PieceKind::Byte => piece.number(3, 6),
-        }
-        file.bytes(1, piece.as_slice());
+        file.bytes(1, piece(text, *score, *kind).as_slice());
     }
     let mut trainer = Message::default();
     trainer.number(3, recipe.algorithm as i64);
@@ -48,6 +37,22 @@ pub(super) fn model(recipe: &Recipe, pieces: &[(String, f32, PieceKind)], charac
     }
     file.bytes(3, normaliser.as_slice());
     file.into_bytes()
+}
+
+/// One piece.
+pub(super) fn piece(text: &str, score: f32, kind: PieceKind) -> Message {
+    let mut piece = Message::default();
+    piece.bytes(1, text.as_bytes());
+    piece.float(2, score);
+    match kind {
+        PieceKind::Normal => {}
+        PieceKind::Unknown => piece.number(3, 2),
+        PieceKind::Control => piece.number(3, 3),
+        PieceKind::UserDefined => piece.number(3, 4),
+        PieceKind::Unused => piece.number(3, 5),
+        PieceKind::Byte => piece.number(3, 6),
+    }
+    piece
 }
 
 /// A score as SentencePiece's `.vocab` has it: six digits that count.

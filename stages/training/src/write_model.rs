@@ -1,0 +1,272 @@
+//! The kind `model.write`.
+
+use std::path::{Path, PathBuf};
+
+use arrow::array::{AsArray, StringArray};
+use flow_model::checkpoint::{DType, Format, OpenModel};
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::train::model_schema;
+
+/// Writes a trained model as a `.nemo` archive.
+///
+/// # What it does
+///
+/// Takes the output `model` of `training.train` and writes `<name>.nemo` into the folder `out`, with
+/// `<name>.flow.json`, which holds its digest. NeMo restores it, `init` of `training.train` begins from it, and
+/// `flow model convert` makes other forms of it. The auxiliary CTC head of a model that was trained with one is left
+/// out unless `ctc` asks for it.
+///
+/// # Example
+///
+/// ```yaml
+/// write: {uses: model.write, from: train, with: {out: work/model, dtype: f16}}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WriteModelSettings {
+    /// Folder that receives the archive.
+    pub out: String,
+    /// Its name before `.nemo`.
+    #[serde(default = "default_name")]
+    pub name: String,
+    /// The number type of the weights. Half of the size, with three digits, is `f16`; NeMo and `init` read each.
+    #[serde(default)]
+    pub dtype: WeightType,
+    /// Keep the auxiliary CTC head, where there is one: the model is then a hybrid one to NeMo.
+    #[serde(default)]
+    pub ctc: bool,
+}
+
+/// A number type of weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightType {
+    #[default]
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<WeightType> for DType {
+    fn from(wanted: WeightType) -> Self {
+        match wanted {
+            WeightType::F32 => DType::F32,
+            WeightType::F16 => DType::F16,
+            WeightType::Bf16 => DType::BF16,
+        }
+    }
+}
+
+fn default_name() -> String {
+    "model".into()
+}
+
+/// The kind `model.write`.
+pub struct WriteModel;
+
+impl Kind for WriteModel {
+    const NAME: &'static str = "model.write";
+    const VERSION: u32 = 1;
+    type Settings = WriteModelSettings;
+
+    fn shape(settings: &WriteModelSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if settings.out.trim().is_empty() {
+            return Err(StageError::setting("out", "`out` names no folder"));
+        }
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if settings.name.is_empty() || settings.name.starts_with('.') || !settings.name.chars().all(plain) {
+            return Err(StageError::setting(
+                "name",
+                "`name` has letters, digits, `-`, `_` and `.` only",
+            ));
+        }
+        let [input] = inputs else {
+            return Err(StageError::Input {
+                name: "from".into(),
+                message: format!("model.write takes one input, it was given {}", inputs.len()),
+                help: Some("from: the stage of a training.train".into()),
+            });
+        };
+        if input.schema != model_schema() {
+            return Err(StageError::Input {
+                name: input.name.clone(),
+                message: "it is no output of a training.train".into(),
+                help: None,
+            });
+        }
+        Ok(Shape {
+            role: Role::Export,
+            reads: vec![Reads::Whole],
+            outputs: Vec::new(),
+            dear: false,
+            conservation: Conservation::NewRows,
+        })
+    }
+
+    fn open(settings: &WriteModelSettings, _: &Context) -> Result<Body, StageError> {
+        Ok(Body::Export(Box::new(Writer(settings.clone()))))
+    }
+
+    /// The folder is left out: the archive is the same wherever it lies.
+    fn identity(settings: &WriteModelSettings) -> serde_json::Value {
+        serde_json::json!({ "name": settings.name, "dtype": settings.dtype, "ctc": settings.ctc })
+    }
+}
+
+struct Writer(WriteModelSettings);
+
+impl Export for Writer {
+    fn folder(&self) -> PathBuf {
+        PathBuf::from(&self.0.out)
+    }
+
+    fn manifest(&self) -> String {
+        format!("{}.flow.json", self.0.name)
+    }
+
+    fn write(&mut self, inputs: &[Artifact], _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        let [model] = inputs else {
+            return Err(StageError::failed("one input is needed"));
+        };
+        let mut opened = OpenModel::open(&checkpoint(model)?).map_err(StageError::failed)?;
+        if !self.0.ctc {
+            opened = opened.without_ctc().map_err(StageError::failed)?;
+        }
+        let path = set.file(&format!("{}.nemo", self.0.name)).map_err(StageError::failed)?;
+        opened
+            .write(&path, Format::Nemo, Some(self.0.dtype.into()), true)
+            .map_err(StageError::failed)?;
+        Ok(())
+    }
+}
+
+/// The folder of the last checkpoint.
+fn checkpoint(model: &Artifact) -> Result<PathBuf, StageError> {
+    let mut path = None;
+    for item in model.batches(Some(&["path"])) {
+        let (_, batch) = item?;
+        let paths: Option<&StringArray> = batch.column(0).as_string_opt();
+        path = paths
+            .and_then(|paths| paths.iter().flatten().last())
+            .map(PathBuf::from)
+            .or(path);
+    }
+    path.filter(|path| path != Path::new(""))
+        .ok_or_else(|| StageError::failed("training gave no model"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt32Array};
+    use candle_core::Device;
+    use flow_model::ctc::HEAD;
+    use flow_model::model::TdtModel;
+    use flow_model::tokenizer::Tokenizer;
+    use flow_runtime::harness::Harness;
+
+    use super::*;
+    use crate::model_settings::ModelSettings;
+
+    fn trained(path: &Path) -> RecordBatch {
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(UInt32Array::from(vec![0])),
+            Arc::new(StringArray::from(vec![path.display().to_string()])),
+            Arc::new(Int64Array::from(vec![7])),
+            Arc::new(StringArray::from(vec!["digest"])),
+        ];
+        RecordBatch::try_new(model_schema(), columns).unwrap()
+    }
+
+    fn write(settings: &WriteModelSettings, checkpoint: &Path) -> Result<PathBuf, StageError> {
+        Harness::<WriteModel>::new(settings.clone())
+            .input("train", model_schema())
+            .feed("train", "model", trained(checkpoint))
+            .run()?;
+        Ok(Path::new(&settings.out).join(format!("{}.nemo", settings.name)))
+    }
+
+    #[test]
+    fn the_archive_is_the_model_without_its_ctc_head() {
+        let temp = tempfile::tempdir().unwrap();
+        let pieces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/tokenizers/mini.model");
+        let tokenizer = Tokenizer::load(Path::new(pieces)).unwrap();
+        let sizes = ModelSettings {
+            mels: 16,
+            d_model: 16,
+            layers: 1,
+            heads: 2,
+            conv_channels: 4,
+            pred_hidden: 8,
+            joint_hidden: 8,
+            ctc_weight: 0.3,
+            ..ModelSettings::default()
+        };
+        let config = sizes.config(&tokenizer.pieces()).unwrap();
+        let model = TdtModel::new(config, Some(tokenizer), 7, DType::F32, &Device::Cpu).unwrap();
+        let checkpoint = temp.path().join("checkpoint");
+        model.save(&checkpoint).unwrap();
+        let settings = WriteModelSettings {
+            out: temp.path().join("out").display().to_string(),
+            name: "small".into(),
+            dtype: WeightType::F16,
+            ctc: false,
+        };
+        let archive = write(&settings, &checkpoint).unwrap();
+        let read = TdtModel::load(&archive, DType::F32, &Device::Cpu).unwrap();
+        assert_eq!(read.config.ctc_weight, None);
+        let mut expected = 0;
+        for (_, parameter) in model.parameters.iter().filter(|(_, p)| !p.name.starts_with(HEAD)) {
+            let (_, found) = read.parameters.iter().find(|(_, p)| p.name == parameter.name).unwrap();
+            // What the archive holds is the model rounded to half precision, and nothing else; statistics and the
+            // front end are as they were.
+            let mut wanted = parameter.tensor.to_dtype(DType::F32).unwrap();
+            if parameter.trainable {
+                wanted = wanted.to_dtype(DType::F16).unwrap().to_dtype(DType::F32).unwrap();
+            }
+            let difference = (wanted - found.tensor.to_dtype(DType::F32).unwrap()).unwrap();
+            let sum = difference.abs().unwrap().sum_all().unwrap();
+            assert_eq!(sum.to_scalar::<f32>().unwrap(), 0.0, "{}", parameter.name);
+            expected += 1;
+        }
+        assert_eq!(read.parameters.iter().count(), expected);
+
+        // The same model gives the same bytes; with its head it is another one.
+        let bytes = std::fs::read(&archive).unwrap();
+        assert!(std::fs::read(write(&settings, &checkpoint).unwrap()).unwrap() == bytes);
+        let hybrid = WriteModelSettings {
+            name: "hybrid".into(),
+            ctc: true,
+            ..settings.clone()
+        };
+        let hybrid = TdtModel::load(&write(&hybrid, &checkpoint).unwrap(), DType::F32, &Device::Cpu).unwrap();
+        assert_eq!(hybrid.config.ctc_weight, Some(0.3));
+
+        // A checkpoint that is gone is an error that names it.
+        let error = write(&settings, &temp.path().join("gone")).unwrap_err();
+        assert!(error.to_string().contains("gone"), "{error}");
+    }
+
+    #[test]
+    fn wrong_settings_and_inputs_are_refused() {
+        let settings = |out: &str, name: &str| WriteModelSettings {
+            out: out.into(),
+            name: name.into(),
+            dtype: WeightType::F32,
+            ctc: false,
+        };
+        for (out, name) in [("", "model"), ("out", "../model"), ("out", ".model"), ("out", "")] {
+            let harness = Harness::<WriteModel>::new(settings(out, name)).input("train", model_schema());
+            assert!(harness.shape().is_err(), "{out:?} {name:?}");
+        }
+        let other = Harness::<WriteModel>::new(settings("out", "model"))
+            .input("rows", Arc::new(arrow::datatypes::Schema::empty()));
+        assert!(other.shape().unwrap_err().to_string().contains("training.train"));
+    }
+}
