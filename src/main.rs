@@ -1,8 +1,8 @@
 use std::process::ExitCode;
 
-mod allocator;
+mod process;
 
 fn main() -> ExitCode {
-    allocator::keep_freed_memory();
+    process::set_up();
     flow::main(flow::kinds::all())
 }

@@ -13,6 +13,7 @@ pub mod optimizer;
 pub mod schedule;
 pub mod session;
 pub mod settings;
+pub mod tensorboard;
 pub mod train;
 pub mod train_tokenizer;
 pub mod trainer;

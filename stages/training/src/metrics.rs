@@ -1,7 +1,8 @@
 //! `metrics.jsonl`: one JSON object per line, beside the checkpoints.
 //!
 //! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}` and
-//! `{"kind": "skipped", ...}` when they happen. `step` is the number of optimizer steps done.
+//! `{"kind": "skipped", ...}` when they happen. `step` is the number of optimizer steps done. The same figures go to
+//! TensorBoard's event files in the folder `tensorboard`.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::TrainingError;
+use crate::tensorboard::EventFile;
 
 /// Name of the file within the checkpoint folder.
 pub const METRICS: &str = "metrics.jsonl";
@@ -18,6 +20,7 @@ pub const METRICS: &str = "metrics.jsonl";
 pub struct Metrics {
     path: PathBuf,
     file: File,
+    events: EventFile,
 }
 
 impl Metrics {
@@ -25,9 +28,10 @@ impl Metrics {
     /// which no checkpoint kept, are removed, and so is a line that was cut off. Without a checkpoint it begins empty.
     pub fn open(folder: &Path, checkpoint: Option<u64>) -> Result<Self, TrainingError> {
         let path = folder.join(METRICS);
+        let events = EventFile::begin(folder, checkpoint)?;
         let Some(step) = checkpoint else {
             let file = File::create(&path).map_err(TrainingError::file(&path))?;
-            return Ok(Metrics { path, file });
+            return Ok(Metrics { path, file, events });
         };
         if path.exists() {
             let kept: Vec<String> = BufReader::new(File::open(&path).map_err(TrainingError::file(&path))?)
@@ -51,7 +55,7 @@ impl Metrics {
             .append(true)
             .open(&path)
             .map_err(TrainingError::file(&path))?;
-        Ok(Metrics { path, file })
+        Ok(Metrics { path, file, events })
     }
 
     pub fn append(&mut self, value: &Value) -> Result<(), TrainingError> {
@@ -59,6 +63,7 @@ impl Metrics {
         line.push('\n');
         self.file
             .write_all(line.as_bytes())
-            .map_err(TrainingError::file(&self.path))
+            .map_err(TrainingError::file(&self.path))?;
+        self.events.line(value)
     }
 }

@@ -54,7 +54,8 @@ use crate::trainer::TrainerConfig;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainSettings {
-    /// Folder that receives the checkpoints and `metrics.jsonl`. Locked while training runs.
+    /// Folder that receives the checkpoints, `metrics.jsonl`, and the same figures for TensorBoard (`tensorboard
+    /// --logdir`). Locked while training runs.
     pub checkpoints: String,
     /// Where the first weights come from: `none` (random, sized by `model`), a `.nemo` archive, a model folder
     /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model
@@ -110,7 +111,7 @@ pub struct TrainSettings {
     /// Longest target, in tokens; the rest is cut off.
     pub max_tokens: usize,
 
-    /// Optimizer. Only `adamw` so far.
+    /// Optimizer.
     pub optimizer: Optimizer,
     /// Number type of weights and activations. Only `f32` so far.
     pub precision: Precision,
@@ -223,8 +224,10 @@ pub enum ScheduleShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Optimizer {
+    /// AdamW with moments in 32 bits: 8 bytes for each parameter.
     Adamw,
-    /// Not available yet.
+    /// AdamW with moments in 8 bits, in blocks of 256 with a scale each: 2 bytes for each parameter. Tensors of fewer than
+    /// 4,096 elements stay in 32 bits.
     Adamw8bit,
 }
 
@@ -267,9 +270,6 @@ impl TrainSettings {
             return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
         }
         Reference::parse(&self.init).transpose()?;
-        if self.optimizer != Optimizer::Adamw {
-            return refuse("optimizer", "adamw8bit is not available yet; use adamw");
-        }
         if self.precision != Precision::F32 {
             return refuse("precision", "bf16 is not available yet; use f32");
         }
@@ -351,6 +351,7 @@ impl TrainSettings {
         AdamWConfig {
             betas: self.betas,
             weight_decay: self.weight_decay,
+            eight_bit: self.optimizer == Optimizer::Adamw8bit,
             ..AdamWConfig::default()
         }
     }

@@ -1,7 +1,9 @@
-//! AdamW and gradient clipping, as in torch and NeMo.
+//! AdamW and gradient clipping, as in torch and NeMo; with moments in 32 or in 8 bits.
 //!
 //! NeMo uses one parameter group: weight decay acts on biases, norms and embeddings too. A parameter
 //! without a gradient (frozen, or untouched by the loss) is left as it is, decay included.
+
+mod eight_bit;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -15,6 +17,7 @@ use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainingError;
+use eight_bit::{BLOCK, LEAST, Table};
 
 /// Elements that one task works on. Fixed, so that sums do not depend on the number of threads.
 const CHUNK: usize = 16 * 1024;
@@ -35,6 +38,8 @@ pub struct AdamWConfig {
     pub betas: (f64, f64),
     pub epsilon: f64,
     pub weight_decay: f64,
+    /// Keep the moments in eight bits, but for small tensors: a quarter of the memory.
+    pub eight_bit: bool,
 }
 
 impl Default for AdamWConfig {
@@ -43,6 +48,7 @@ impl Default for AdamWConfig {
             betas: (0.9, 0.98),
             epsilon: 1e-8,
             weight_decay: 1e-3,
+            eight_bit: false,
         }
     }
 }
@@ -61,11 +67,20 @@ struct Moments {
 enum Numbers {
     F32(Vec<f32>),
     F64(Vec<f64>),
+    /// In blocks of 256, each with its scale.
+    Coded {
+        codes: Vec<u8>,
+        scales: Vec<f32>,
+    },
 }
 
 impl Numbers {
-    fn zeros(dtype: DType, len: usize) -> Result<Self, TrainingError> {
+    fn zeros(dtype: DType, len: usize, eight_bit: bool) -> Result<Self, TrainingError> {
         match dtype {
+            DType::F32 if eight_bit && len >= LEAST => Ok(Numbers::Coded {
+                codes: vec![0; len],
+                scales: vec![0.0; len.div_ceil(BLOCK)],
+            }),
             DType::F32 => Ok(Numbers::F32(vec![0.0; len])),
             DType::F64 => Ok(Numbers::F64(vec![0.0; len])),
             other => Err(TrainingError::setting(
@@ -79,6 +94,15 @@ impl Numbers {
         match self {
             Numbers::F32(values) => bytemuck::cast_slice(values),
             Numbers::F64(values) => bytemuck::cast_slice(values),
+            Numbers::Coded { codes, .. } => codes,
+        }
+    }
+
+    /// The scales of coded numbers, as numbers.
+    fn scales(&self) -> Option<Numbers> {
+        match self {
+            Numbers::Coded { scales, .. } => Some(Numbers::F32(scales.clone())),
+            _ => None,
         }
     }
 }
@@ -119,8 +143,8 @@ impl AdamW {
                     let fresh = Moments {
                         steps: 0,
                         shape: parameter.tensor.dims().to_vec(),
-                        first: Numbers::zeros(dtype, len)?,
-                        second: Numbers::zeros(dtype, len)?,
+                        first: Numbers::zeros(dtype, len, self.config.eight_bit)?,
+                        second: Numbers::zeros(dtype, len, self.config.eight_bit)?,
                     };
                     self.moments.entry(parameter.name.clone()).or_insert(fresh)
                 }
@@ -146,13 +170,22 @@ impl AdamW {
         Ok(())
     }
 
-    /// Writes the state as safetensors: `first.<name>`, `second.<name>`, and the update counts as metadata.
+    /// Writes the state as safetensors: `first.<name>`, `second.<name>`, and the update counts as metadata; where these
+    /// are codes of eight bits, `first_scale.<name>` and `second_scale.<name>` too.
     pub fn save(&self, path: &Path) -> Result<(), TrainingError> {
         let mut tensors: Vec<(String, NumbersView<'_>)> = Vec::with_capacity(self.moments.len() * 2);
         let mut steps = BTreeMap::new();
         for (name, moments) in &self.moments {
-            tensors.push((format!("first.{name}"), NumbersView(&moments.first, &moments.shape)));
-            tensors.push((format!("second.{name}"), NumbersView(&moments.second, &moments.shape)));
+            for (part, numbers) in [("first", &moments.first), ("second", &moments.second)] {
+                tensors.push((
+                    format!("{part}.{name}"),
+                    NumbersView(Cow::Borrowed(numbers), moments.shape.clone()),
+                ));
+                if let Some(scales) = numbers.scales() {
+                    let shape = vec![scales.bytes().len() / size_of::<f32>()];
+                    tensors.push((format!("{part}_scale.{name}"), NumbersView(Cow::Owned(scales), shape)));
+                }
+            }
             steps.insert(name.as_str(), moments.steps);
         }
         let state = serde_json::json!({ "optimizer": "adamw", "steps": steps }).to_string();
@@ -163,7 +196,7 @@ impl AdamW {
         })
     }
 
-    /// Reads what [`AdamW::save`] wrote. The coefficients are not part of it.
+    /// Reads what [`AdamW::save`] wrote. The coefficients are not part of it; moments stay in as many bits as they have.
     pub fn load(path: &Path, config: AdamWConfig) -> Result<Self, TrainingError> {
         let bytes = std::fs::read(path).map_err(TrainingError::file(path))?;
         let bad = |message: String| TrainingError::Data {
@@ -208,6 +241,18 @@ impl AdamW {
                             .map(|b| f64::from_le_bytes(*b))
                             .collect(),
                     ),
+                    Dtype::U8 => {
+                        let scales = tensors
+                            .tensor(&format!("{part}_scale.{name}"))
+                            .map_err(|e| bad(format!("{part}_scale.{name}: {e}")))?;
+                        let codes = view.data().to_vec();
+                        let (scales, rest) = scales.data().as_chunks::<4>();
+                        if !rest.is_empty() || scales.len() != codes.len().div_ceil(BLOCK) {
+                            return Err(bad(format!("{part}_scale.{name} does not fit {part}.{name}")));
+                        }
+                        let scales = scales.iter().map(|b| f32::from_le_bytes(*b)).collect();
+                        Numbers::Coded { codes, scales }
+                    }
                     other => return Err(bad(format!("{part}.{name} has type {other:?}"))),
                 };
                 Ok((numbers, view.shape().to_vec()))
@@ -231,18 +276,19 @@ impl AdamW {
     }
 }
 
-struct NumbersView<'a>(&'a Numbers, &'a [usize]);
+struct NumbersView<'a>(Cow<'a, Numbers>, Vec<usize>);
 
 impl View for NumbersView<'_> {
     fn dtype(&self) -> Dtype {
-        match self.0 {
+        match *self.0 {
             Numbers::F32(_) => Dtype::F32,
             Numbers::F64(_) => Dtype::F64,
+            Numbers::Coded { .. } => Dtype::U8,
         }
     }
 
     fn shape(&self) -> &[usize] {
-        self.1
+        &self.1
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
@@ -314,6 +360,55 @@ macro_rules! update_all {
     }};
 }
 
+/// Moments in eight bits: a block is widened, moved and coded again. The arithmetic is in the order of bitsandbytes.
+fn update_coded(
+    update: Update,
+    parameter: &mut [f32],
+    gradient: &[f32],
+    (first_codes, first_scales): (&mut [u8], &mut [f32]),
+    (second_codes, second_scales): (&mut [u8], &mut [f32]),
+) {
+    let (signed, unsigned) = (Table::signed(), Table::unsigned());
+    let (scale, keep) = (update.scale as f32, update.keep as f32);
+    let (beta1, rest1) = (update.beta1 as f32, (1.0 - update.beta1) as f32);
+    let (beta2, rest2) = (update.beta2 as f32, (1.0 - update.beta2) as f32);
+    let epsilon = (update.epsilon * update.root_correction) as f32;
+    let step_size = (update.step_size * update.root_correction) as f32;
+    let blocks = CHUNK / BLOCK;
+    parameter
+        .par_chunks_mut(CHUNK)
+        .zip(gradient.par_chunks(CHUNK))
+        .zip(
+            first_codes
+                .par_chunks_mut(CHUNK)
+                .zip(first_scales.par_chunks_mut(blocks)),
+        )
+        .zip(
+            second_codes
+                .par_chunks_mut(CHUNK)
+                .zip(second_scales.par_chunks_mut(blocks)),
+        )
+        .for_each(|(((parameter, gradient), (codes1, scales1)), (codes2, scales2))| {
+            let (mut first, mut second) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
+            let numbers = parameter.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK));
+            let firsts = codes1.chunks_mut(BLOCK).zip(scales1);
+            let seconds = codes2.chunks_mut(BLOCK).zip(scales2);
+            for (((p, g), (codes1, scale1)), (codes2, scale2)) in numbers.zip(firsts).zip(seconds) {
+                let (first, second) = (&mut first[..p.len()], &mut second[..p.len()]);
+                signed.read(codes1, *scale1, first);
+                unsigned.read(codes2, *scale2, second);
+                for (((p, g), m), v) in p.iter_mut().zip(g).zip(first.iter_mut()).zip(second.iter_mut()) {
+                    let g = g * scale;
+                    *m = *m * beta1 + rest1 * g;
+                    *v = *v * beta2 + rest2 * (g * g);
+                    *p = *p * keep - step_size * (*m / (v.sqrt() + epsilon));
+                }
+                *scale1 = signed.write(first, codes1);
+                *scale2 = unsigned.write(second, codes2);
+            }
+        });
+}
+
 impl InplaceOp2 for AdamWUpdate<'_> {
     fn name(&self) -> &'static str {
         "adamw"
@@ -347,6 +442,24 @@ impl InplaceOp2 for AdamWUpdate<'_> {
             (CpuStorage::F64(p), CpuStorage::F64(g), Numbers::F64(m), Numbers::F64(v)) => {
                 update_all!(f64, self.update, p[start..end], m, v, g[gradient_start..gradient_end]);
             }
+            (
+                CpuStorage::F32(p),
+                CpuStorage::F32(g),
+                Numbers::Coded {
+                    codes: first,
+                    scales: first_scales,
+                },
+                Numbers::Coded {
+                    codes: second,
+                    scales: second_scales,
+                },
+            ) => update_coded(
+                self.update,
+                &mut p[start..end],
+                &g[gradient_start..gradient_end],
+                (first, first_scales),
+                (second, second_scales),
+            ),
             _ => candle_core::bail!("adamw: parameter, gradient and state differ in type"),
         }
         Ok(())
@@ -402,140 +515,4 @@ pub fn clip_factor(norm: f64, clip: f64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use candle_core::Device;
-    use proptest::prelude::*;
-
-    fn parameters(values: &[Vec<f64>], dtype: DType) -> Parameters {
-        let mut parameters = Parameters::new(dtype, Device::Cpu);
-        for (index, values) in values.iter().enumerate() {
-            parameters.add(format!("p{index}"), tensor(values, dtype), true);
-        }
-        parameters
-    }
-
-    fn tensor(values: &[f64], dtype: DType) -> Tensor {
-        Tensor::from_slice(values, values.len(), &Device::Cpu)
-            .and_then(|t| t.to_dtype(dtype))
-            .expect("a tensor")
-    }
-
-    fn gradients(parameters: &Parameters, values: &[Vec<f64>]) -> Gradients {
-        let mut gradients = Gradients::new(parameters);
-        for ((id, parameter), values) in parameters.iter().zip(values) {
-            gradients
-                .add(id, tensor(values, parameter.tensor.dtype()))
-                .expect("a gradient");
-        }
-        gradients
-    }
-
-    fn values(parameters: &Parameters) -> Vec<Vec<f64>> {
-        let read = |t: &Tensor| t.to_dtype(DType::F64).and_then(|t| t.to_vec1()).expect("values");
-        parameters.iter().map(|(_, p)| read(&p.tensor)).collect()
-    }
-
-    proptest! {
-        /// Against the formula of the paper (decoupled decay), written out per number.
-        #[test]
-        fn steps_follow_the_formula(
-            start in prop::collection::vec(-3.0..3.0f64, 1..40),
-            all in prop::collection::vec(prop::collection::vec(-5.0..5.0f64, 40), 1..6),
-            rate in 1e-5..0.1f64, scale in 0.01..1.0f64, decay in 0.0..0.5f64,
-        ) {
-            let config = AdamWConfig { betas: (0.9, 0.98), epsilon: 1e-8, weight_decay: decay };
-            let mut adamw = AdamW::new(config);
-            let parameters = parameters(std::slice::from_ref(&start), DType::F64);
-            let mut expected: Vec<(f64, f64, f64)> = start.iter().map(|&p| (p, 0.0, 0.0)).collect();
-            for (step, gradient) in all.iter().enumerate() {
-                let gradient = gradient[..start.len()].to_vec();
-                adamw.step(&parameters, &gradients(&parameters, std::slice::from_ref(&gradient)), rate, scale).expect("a step");
-                let t = step as i32 + 1;
-                for ((p, m, v), g) in expected.iter_mut().zip(&gradient) {
-                    let g = g * scale;
-                    *m = 0.9 * *m + 0.1 * g;
-                    *v = 0.98 * *v + 0.02 * g * g;
-                    let (mean, square) = (*m / (1.0 - 0.9f64.powi(t)), *v / (1.0 - 0.98f64.powi(t)));
-                    *p -= rate * decay * *p + rate * mean / (square.sqrt() + 1e-8);
-                }
-            }
-            for (ours, (p, ..)) in values(&parameters)[0].iter().zip(&expected) {
-                prop_assert!((ours - p).abs() < 1e-11 * (1.0 + p.abs()), "{ours} is not {p}");
-            }
-        }
-    }
-
-    #[test]
-    fn without_a_gradient_nothing_moves() {
-        let parameters = parameters(&[vec![1.0, 2.0], vec![3.0]], DType::F32);
-        let mut only_first = Gradients::new(&parameters);
-        let (first, second) = (parameters.id("p0").expect("id"), parameters.id("p1").expect("id"));
-        only_first.freeze(second);
-        only_first
-            .add(first, tensor(&[0.5, 0.0], DType::F32))
-            .expect("a gradient");
-        only_first.add(second, tensor(&[0.5], DType::F32)).expect("dropped");
-        let mut adamw = AdamW::new(AdamWConfig {
-            weight_decay: 0.1,
-            ..AdamWConfig::default()
-        });
-        adamw.step(&parameters, &only_first, 0.1, 1.0).expect("a step");
-        let after = values(&parameters);
-        assert!(
-            after[0][0] < 1.0 && after[0][1] < 2.0,
-            "a zero gradient still decays: {after:?}"
-        );
-        assert_eq!(after[1], [3.0], "no gradient, no decay");
-    }
-
-    #[test]
-    fn the_state_survives_the_disk() {
-        let folder = tempfile::tempdir().expect("folder");
-        let path = folder.path().join("optimizer.safetensors");
-        for dtype in [DType::F32, DType::F64] {
-            let parameters = parameters(&[vec![1.0, -2.0, 0.3], vec![4.0]], dtype);
-            let mut adamw = AdamW::new(AdamWConfig::default());
-            for _ in 0..3 {
-                adamw
-                    .step(
-                        &parameters,
-                        &gradients(&parameters, &[vec![0.1, 0.2, -0.3], vec![1e-3]]),
-                        0.01,
-                        0.5,
-                    )
-                    .expect("a step");
-            }
-            adamw.save(&path).expect("saved");
-            assert_eq!(AdamW::load(&path, AdamWConfig::default()).expect("loaded"), adamw);
-        }
-        let whole = std::fs::read(&path).expect("state");
-        for end in [0, 7, 8, 100, whole.len() - 1] {
-            std::fs::write(&path, &whole[..end]).expect("cut");
-            assert!(
-                AdamW::load(&path, AdamWConfig::default()).is_err(),
-                "cut to {end} bytes"
-            );
-        }
-    }
-
-    #[test]
-    fn the_norm_is_that_of_all_gradients_whatever_the_threads() {
-        let long: Vec<f64> = (0..100_000).map(|i| f64::from(i % 997) * 1e-3).collect();
-        let parameters = parameters(&[long.clone(), vec![3.0, 4.0]], DType::F32);
-        let gradients = gradients(&parameters, &[long.clone(), vec![3.0, 4.0]]);
-        let exact = (long.iter().map(|g| f64::from(*g as f32).powi(2)).sum::<f64>() + 25.0).sqrt();
-        let norm = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .expect("threads");
-            pool.install(|| global_norm(&parameters, &gradients)).expect("a norm")
-        };
-        assert!((norm(1) - exact).abs() < 1e-9 * exact);
-        assert_eq!(norm(1).to_bits(), norm(3).to_bits());
-        assert_eq!(clip_factor(10.0, 0.0), 1.0);
-        assert_eq!(clip_factor(0.5, 1.0), 1.0);
-        assert!((clip_factor(10.0, 1.0) - 0.1).abs() < 1e-7);
-    }
-}
+mod tests;

@@ -1,0 +1,50 @@
+//! What holds for the whole process and is set before anything else: the allocator, and the number of threads.
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Number of mimalloc's option `purge_delay` in all of its versions 2 and 3.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
+/// Milliseconds after which freed memory goes back to the system. Training frees and asks for the same large tensors at
+/// every step; with mimalloc's own 10 ms half of the processor's time went into clearing pages that had just been given
+/// away.
+const KEEP_MILLISECONDS: std::ffi::c_long = 10_000;
+
+/// The variable by which rayon, and candle's matrix products, are told how many threads to use.
+const THREADS: &str = "RAYON_NUM_THREADS";
+
+/// Sets up the process. To be called first in `main`.
+pub fn set_up() {
+    if std::env::var_os("MIMALLOC_PURGE_DELAY").is_none() {
+        // SAFETY: the function takes two numbers, may be called at any time from any thread, and ignores options that
+        // it does not know.
+        unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, KEEP_MILLISECONDS) };
+    }
+    // Where the variable is not set, candle reads /proc/cpuinfo at every single matrix product.
+    if std::env::var_os(THREADS).is_none()
+        && let Ok(threads) = std::thread::available_parallelism()
+    {
+        // SAFETY: `main` has not started a thread yet, so nobody reads the environment meanwhile.
+        unsafe { std::env::set_var(THREADS, threads.to_string()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// Alone in this program's tests, so that no other thread reads the environment.
+    #[test]
+    fn freed_memory_is_kept_and_the_number_of_threads_is_told_unless_the_environment_says_otherwise() {
+        let asked = std::env::var("MIMALLOC_PURGE_DELAY").ok();
+        let threads = std::env::var(super::THREADS).ok();
+        super::set_up();
+        // SAFETY: as above.
+        let delay = unsafe { libmimalloc_sys::mi_option_get(super::PURGE_DELAY) };
+        assert_eq!(
+            delay,
+            asked.map_or(super::KEEP_MILLISECONDS, |text| text.parse().unwrap())
+        );
+        let available = std::thread::available_parallelism().unwrap().to_string();
+        assert_eq!(std::env::var(super::THREADS).ok(), threads.or(Some(available)));
+    }
+}

@@ -1,0 +1,238 @@
+//! The figures of `metrics.jsonl` as TensorBoard reads them, in the folder `tensorboard` beside it.
+//!
+//! An event file is a sequence of records (length, checksum of the length, bytes, checksum of the bytes; checksums are
+//! CRC-32C, masked), each a protocol buffer `Event`: `wall_time` 1, `step` 2, `file_version` 3, `summary` 5 (`value` 1
+//! of `tag` 1 and `simple_value` 2), `session_log` 7 (`status` 1). Every run of training begins a file of its own; a
+//! `session_log` that says START at step N tells TensorBoard to forget what older files have from there on.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use crate::error::TrainingError;
+
+/// Folder of the event files, beside the checkpoints.
+pub const FOLDER: &str = "tensorboard";
+
+/// Appends to an event file.
+pub struct EventFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl EventFile {
+    /// Begins a file in the folder of a run of training that goes on after `step` steps. Without a checkpoint older
+    /// files, which belong to a run that left none, are removed.
+    pub fn begin(checkpoints: &Path, checkpoint: Option<u64>) -> Result<Self, TrainingError> {
+        let folder = checkpoints.join(FOLDER);
+        if checkpoint.is_none() && folder.is_dir() {
+            for entry in fs::read_dir(&folder).map_err(TrainingError::file(&folder))? {
+                let path = entry.map_err(TrainingError::file(&folder))?.path();
+                if path.to_string_lossy().contains("events.out.tfevents.") {
+                    fs::remove_file(&path).map_err(TrainingError::file(&path))?;
+                }
+            }
+        }
+        fs::create_dir_all(&folder).map_err(TrainingError::file(&folder))?;
+        let (now, process) = (now(), std::process::id());
+        let path = folder.join(format!(
+            "events.out.tfevents.{:010}.{:09}.{process}.flow",
+            now as u64,
+            (now.fract() * 1e9) as u32
+        ));
+        let file = File::create(&path).map_err(TrainingError::file(&path))?;
+        let mut events = EventFile { path, file };
+        let mut version = event(now, 0);
+        bytes(&mut version, 3, b"brain.Event:2");
+        events.write(&version)?;
+        if let Some(step) = checkpoint.filter(|step| *step > 0) {
+            let mut start = event(now, step);
+            let mut log = Vec::new();
+            number(&mut log, 1, 1);
+            bytes(&mut start, 7, &log);
+            events.write(&start)?;
+        }
+        Ok(events)
+    }
+
+    /// Writes what a line of `metrics.jsonl` says; lines without curves are passed over.
+    pub fn line(&mut self, line: &Value) -> Result<(), TrainingError> {
+        let Some(step) = line["step"].as_u64() else {
+            return Ok(());
+        };
+        let scalars = scalars(line);
+        if scalars.is_empty() {
+            return Ok(());
+        }
+        let mut summary = Vec::new();
+        for (tag, value) in scalars {
+            let mut scalar = Vec::new();
+            bytes(&mut scalar, 1, tag.as_bytes());
+            key(&mut scalar, 2, 5);
+            scalar.extend((value as f32).to_le_bytes());
+            bytes(&mut summary, 1, &scalar);
+        }
+        let mut event = event(now(), step);
+        bytes(&mut event, 5, &summary);
+        self.write(&event)
+    }
+
+    fn write(&mut self, event: &[u8]) -> Result<(), TrainingError> {
+        let length = (event.len() as u64).to_le_bytes();
+        let mut record = Vec::with_capacity(event.len() + 16);
+        record.extend(length);
+        record.extend(masked(&length).to_le_bytes());
+        record.extend(event);
+        record.extend(masked(event).to_le_bytes());
+        // In one call, so that a reader sees whole records.
+        self.file.write_all(&record).map_err(TrainingError::file(&self.path))
+    }
+}
+
+/// The curves of a line: their names and values.
+fn scalars(line: &Value) -> Vec<(String, f64)> {
+    let mut found = Vec::new();
+    let mut add = |tag: String, value: &Value| found.extend(value.as_f64().map(|value| (tag, value)));
+    match line["kind"].as_str() {
+        Some("train") => {
+            for name in ["loss", "lr", "grad_norm", "padding", "epoch", "samples"] {
+                add(format!("train/{name}"), &line[name]);
+            }
+            if let (Some(audio), Some(seconds)) = (line["audio_seconds"].as_f64(), line["seconds"].as_f64())
+                && seconds > 0.0
+            {
+                add("train/audio_seconds_per_second".into(), &(audio / seconds).into());
+            }
+        }
+        Some("evaluation") => {
+            for name in ["wer", "cer"] {
+                add(format!("validation/{name}"), &line[name]);
+                for (language, score) in line["languages"].as_object().into_iter().flatten() {
+                    add(format!("validation_{name}/{language}"), &score[name]);
+                }
+            }
+        }
+        _ => {}
+    }
+    found
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |past| past.as_secs_f64())
+}
+
+/// An event with its time and step.
+fn event(time: f64, step: u64) -> Vec<u8> {
+    let mut event = Vec::new();
+    key(&mut event, 1, 1);
+    event.extend(time.to_le_bytes());
+    number(&mut event, 2, step);
+    event
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn key(out: &mut Vec<u8>, field: u64, wire: u64) {
+    varint(out, field << 3 | wire);
+}
+
+fn number(out: &mut Vec<u8>, field: u64, value: u64) {
+    key(out, field, 0);
+    varint(out, value);
+}
+
+fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
+    key(out, field, 2);
+    varint(out, value.len() as u64);
+    out.extend(value);
+}
+
+/// CRC-32C as records carry it: turned, and with a constant added.
+fn masked(bytes: &[u8]) -> u32 {
+    crc32c(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
+}
+
+/// The cyclic checksum of Castagnoli's polynomial, bit by bit: events are few and short.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |mut sum: u32, byte| {
+        sum ^= u32::from(*byte);
+        for _ in 0..8 {
+            sum = if sum & 1 == 1 { sum >> 1 ^ 0x82F6_3B78 } else { sum >> 1 };
+        }
+        sum
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The payloads of a file's records, whose checksums must be right.
+    fn records(path: &Path) -> Vec<Vec<u8>> {
+        let all = fs::read(path).unwrap();
+        let (mut rest, mut found) = (all.as_slice(), Vec::new());
+        while !rest.is_empty() {
+            let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+            assert_eq!(rest[8..12], masked(&rest[..8]).to_le_bytes());
+            let payload = &rest[12..12 + length];
+            assert_eq!(rest[12 + length..16 + length], masked(payload).to_le_bytes());
+            found.push(payload.to_vec());
+            rest = &rest[16 + length..];
+        }
+        found
+    }
+
+    #[test]
+    fn the_checksum_is_castagnolis() {
+        assert_eq!(crc32c(b"123456789"), 0xE306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8A91_36AA);
+    }
+
+    /// Read once by TensorBoard 2.21's own `EventAccumulator`, which found these scalars; here the bytes are looked at.
+    #[test]
+    fn lines_become_scalars() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut events = EventFile::begin(temp.path(), Some(300)).unwrap();
+        events
+            .line(&json!({ "kind": "train", "step": 310, "loss": 2.5, "lr": 1e-3, "audio_seconds": 90.0, "seconds": 2.0 }))
+            .unwrap();
+        events
+            .line(&json!({ "kind": "evaluation", "step": 310, "wer": 0.25, "cer": null, "languages": { "hi": { "wer": 0.5 } } }))
+            .unwrap();
+        events.line(&json!({ "kind": "skipped", "step": 311 })).unwrap();
+        let records = records(&events.path);
+        assert_eq!(records.len(), 4);
+        let holds = |record: usize, part: &[u8]| records[record].windows(part.len()).any(|window| window == part);
+        assert!(holds(0, b"brain.Event:2"));
+        // START, at step 300.
+        assert!(holds(1, &[0x10, 0xAC, 0x02]) && holds(1, &[0x3A, 2, 0x08, 1]));
+        let scalar = |tag: &str, value: f32| {
+            let mut bytes = vec![0x0A, tag.len() as u8];
+            bytes.extend(tag.as_bytes());
+            bytes.push(0x15);
+            bytes.extend(value.to_le_bytes());
+            bytes
+        };
+        assert!(holds(2, &scalar("train/loss", 2.5)) && holds(2, &scalar("train/audio_seconds_per_second", 45.0)));
+        assert!(holds(3, &scalar("validation/wer", 0.25)) && holds(3, &scalar("validation_wer/hi", 0.5)));
+        assert!(!holds(3, b"validation/cer"));
+
+        // A run that begins anew leaves nothing of the one before.
+        EventFile::begin(temp.path(), None).unwrap();
+        assert_eq!(fs::read_dir(temp.path().join(FOLDER)).unwrap().count(), 1);
+    }
+}
