@@ -40,6 +40,8 @@ pub enum Command {
     /// Look at models on disk, convert and compare them
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Make room: remove from the state directory what the last runs did not use
+    Gc(GcArguments),
 }
 
 #[derive(Debug, Subcommand)]
@@ -189,6 +191,18 @@ pub enum Progress {
     Json,
     /// Nothing but errors
     None,
+}
+
+#[derive(Args, Debug)]
+pub struct GcArguments {
+    /// Keep what this many of the last runs used, and their folders
+    #[arg(long, value_name = "RUNS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub keep: u32,
+    /// Only say what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub state: StateArguments,
 }
 
 #[derive(Args, Debug)]

@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub mod check;
+pub mod gc;
 pub mod graph;
 pub mod kinds;
 pub mod lineage;

@@ -157,3 +157,35 @@ fn an_export_that_was_damaged_is_made_again() {
     assert_eq!(folder_bytes(&place.out()), before);
     assert!(place.out().join("flow.json").is_file());
 }
+
+#[test]
+fn gc_removes_what_the_last_run_did_not_use_and_nothing_else() {
+    let place = Workplace::new("micro");
+    place.build_manifests(&[]);
+    place.build_manifests(&["min_quality=0.8"]);
+    let gc = |more: &[&str]| {
+        let mut flow = crate::binary::program();
+        flow.arg("gc").arg("--state").arg(place.path("state")).args(more);
+        let output = flow.output().unwrap();
+        expect_code(&output, 0);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let runs_nothing = |settings: &[&str]| {
+        let plan = place.manifest_command("plan", settings).arg("--exit-code").output();
+        plan.unwrap().status.code() == Some(0)
+    };
+    // Both runs are among the last twenty, and a look changes nothing.
+    assert!(gc(&[]).contains("removed 0 artifacts"));
+    let size = || folder_bytes(&place.path("state").join("artifacts")).len();
+    let before = size();
+    assert!(gc(&["--keep", "1", "--dry-run"]).starts_with("would remove"));
+    assert_eq!(size(), before);
+    gc(&["--keep", "1"]);
+    assert!(size() < before);
+    assert!(runs_nothing(&["min_quality=0.8"]) && !runs_nothing(&[]));
+    // What was removed is made again, with the same bytes.
+    let bytes = place.out_bytes();
+    place.build_manifests(&[]);
+    place.build_manifests(&["min_quality=0.8"]);
+    assert_eq!(place.out_bytes(), bytes);
+}

@@ -116,22 +116,6 @@ pub(crate) fn combine(old: &Record, mut new: Record) -> Record {
     new
 }
 
-/// What stays when only the (partition, key) pairs of `used` are wanted any more, and the data files that
-/// nothing names then.
-pub(crate) fn collectable(
-    records: &[Arc<Record>],
-    data: &Listing,
-    used: &BTreeSet<(Partition, Digest)>,
-) -> (Vec<Arc<Record>>, Vec<String>) {
-    let kept: Vec<Arc<Record>> = records
-        .iter()
-        .filter(|record| used.contains(&(record.partition.clone(), record.key)))
-        .cloned()
-        .collect();
-    let files = orphans(data, &kept);
-    (kept, files)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -234,7 +218,6 @@ mod tests {
         fn files_are_named_or_orphans(
             keys in prop::collection::btree_set((0u8..4, 0u8..3), 0..8),
             gone in prop::collection::vec(any::<bool>(), 8),
-            wanted in prop::collection::vec(any::<bool>(), 8),
         ) {
             let records: Vec<_> = keys.iter().map(|&(p, k)| record(p, k, p * 3 + k, &["rows", "rest"])).collect();
             let mut data = listing(&records);
@@ -248,12 +231,6 @@ mod tests {
             prop_assert_eq!(lost.len(), records.iter().zip(&gone).filter(|(_, gone)| **gone).count());
             let orphans = orphans(&data, &whole);
             prop_assert_eq!(listing(&whole).len() + orphans.len() + 1, data.len());
-            let used: BTreeSet<_> = whole.iter().zip(&wanted).filter(|(_, wanted)| **wanted)
-                .map(|(record, _)| (record.partition.clone(), record.key)).collect();
-            let (kept, removed) = collectable(&whole, &data, &used);
-            prop_assert_eq!(kept.len(), used.len());
-            data.retain(|name, _| !removed.contains(name));
-            prop_assert_eq!(standing(kept.clone(), &data).0, kept);
         }
     }
 

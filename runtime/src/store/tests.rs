@@ -612,40 +612,51 @@ fn the_store_may_be_used_from_any_thread() {
 }
 
 #[test]
-fn what_is_not_used_is_collected_and_the_rest_stands() {
+fn what_the_last_runs_did_not_plan_with_is_collected() {
     let dir = TempDir::new().unwrap();
     let store = run(dir.path());
-    {
-        let writer = writer(&store);
-        for (partition, n) in [("a", 1), ("a", 2), ("b", 3), ("c", 4)] {
-            writer.commit(vec![write(&writer, partition, n, 5).unwrap()]).unwrap();
-        }
-        let other = store.writer(&recipe(2), &serde_json::Value::Null).unwrap();
-        other.commit(vec![write(&other, "a", 2, 5).unwrap()]).unwrap();
-        assert!(store.collect(&BTreeMap::new()).is_err(), "writers are open");
-    }
-    let used = BTreeMap::from([(
-        recipe(1),
-        BTreeSet::from([("a".into(), key(2)), ("b".into(), key(3)), ("z".into(), key(9))]),
-    )]);
+    let planned = |run: &str, recipes: &[u8]| {
+        let folder = store.create_run_folder(run).unwrap();
+        let stages: Vec<_> = recipes
+            .iter()
+            .map(|n| serde_json::json!({ "recipe": recipe(*n) }))
+            .collect();
+        std::fs::write(
+            folder.join("plan.json"),
+            serde_json::json!({ "version": 1, "stages": stages }).to_string(),
+        )
+        .unwrap();
+    };
+    let commit = |n: u8| {
+        let writer = store.writer(&recipe(n), &serde_json::Value::Null).unwrap();
+        writer.commit(vec![write(&writer, "a", u64::from(n), 5).unwrap()]).unwrap();
+    };
+    (1..=3).for_each(commit);
+    // Nobody says what they are for.
+    assert_eq!(store.collect(5, false).unwrap(), Collected::default());
+    planned("20260101-a", &[1]);
+    planned("20260102-b", &[2, 9]);
+    planned("20260103-c", &[2]);
+    store.create_run_folder("20260104-d").unwrap();
     assert!(matches!(
-        read(dir.path()).collect(&used),
+        read(dir.path()).collect(5, false),
         Err(StoreError::ReadOnly { .. })
     ));
-    let collected = store.collect(&used).unwrap();
-    // Files of rows and of rejects (those with an even number), and all of the other recipe.
-    assert_eq!(collected.records, 3);
-    assert_eq!(collected.files, 1 + 2 + 2);
-    assert!(collected.bytes > 0);
-    let records = store.records(&recipe(1)).unwrap();
-    assert!(records.lost().is_empty());
-    assert_eq!(
-        records.of(&"a".into()).iter().map(|r| r.key).collect::<Vec<_>>(),
-        [key(2)]
-    );
-    assert_eq!(records.partitions().count(), 2);
-    assert!(!dir.path().join("artifacts").join(recipe(2).short()).exists());
-    assert_eq!(store.collect(&used).unwrap(), Collected::default());
+    {
+        let _writer = store.writer(&recipe(1), &serde_json::Value::Null).unwrap();
+        assert!(matches!(store.collect(5, false), Err(StoreError::Busy { .. })));
+    }
+    let there = |n: u8| dir.path().join("artifacts").join(recipe(n).short()).exists();
+    let seen = store.collect(3, true).unwrap();
+    assert_eq!((seen.artifacts, seen.runs, seen.kept), (2, 1, 1));
+    assert!(seen.bytes > 0 && there(1) && there(3) && store.runs().unwrap().len() == 4);
+    assert_eq!(store.collect(3, false).unwrap(), seen);
+    assert!(!there(1) && there(2) && !there(3));
+    assert_eq!(store.runs().unwrap(), ["20260102-b", "20260103-c", "20260104-d"]);
+    assert_eq!(store.records(&recipe(2)).unwrap().partitions().count(), 1);
+    // A plan that cannot be read may be one that needs everything.
+    std::fs::write(dir.path().join("runs/20260103-c/plan.json"), "{").unwrap();
+    assert!(store.collect(3, false).unwrap_err().to_string().contains("plan.json"));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 `step d layers heads channels prediction joint vocabulary batch seconds tokens`: features, encoder, prediction and
 joint network, loss (transformers' vectorised one: NeMo's own needs a GPU), backward; dropout 0, no optimizer.
-`encode ...` and `decode ...` with the same numbers: features and encoder, and greedy batched decoding of what it gave.
+`encode ...`, `onnx ...` and `transcribe ...` with the same numbers: features and encoder; features and the exported
+encoder in onnxruntime; features, encoder and greedy batched decoding.
 """
 
 import logging
@@ -135,13 +136,42 @@ def encode(sizes, batch, seconds):
     return run
 
 
-def decode(sizes, batch, seconds):
+def onnx(sizes, batch, seconds):
+    import tempfile
+
+    import onnxruntime
+
+    net = model(sizes).eval()
+    signals, lengths = noise(batch, seconds)
+    with torch.no_grad():
+        features, frames = net.features(input_signal=signals, length=lengths)
+        folder = tempfile.TemporaryDirectory()
+        path = folder.name + "/encoder.onnx"
+        net.encoder.export(path, input_example=(features, frames), check_trace=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+
+    @torch.no_grad()
+    def run():
+        features, frames = net.features(input_signal=signals, length=lengths)
+        session.run(None, dict(zip(names, [features.numpy(), frames.numpy()])))
+        # Keeps the folder for as long as the case.
+        return {"onnxruntime": onnxruntime.__version__, "folder": folder.name}
+
+    return run
+
+
+def transcribe(sizes, batch, seconds):
     """Blank's bias is set so that about 3.5 tokens are emitted per second."""
     from nemo.collections.asr.parts.submodules.rnnt_greedy_decoding import GreedyBatchedTDTInfer
 
     net = model(sizes).eval()
+    signals, lengths = noise(batch, seconds)
     with torch.no_grad():
-        encoded, lengths = net.encode(*noise(batch, seconds))
+        encoded, frames = net.encode(signals, lengths)
         last = net.joint.joint_net[-1]
         hidden = torch.relu(net.joint.enc(encoded.transpose(1, 2)) + net.joint.pred.bias)
         last.bias -= last(hidden).mean((0, 1))
@@ -150,18 +180,18 @@ def decode(sizes, batch, seconds):
             net.decoder, net.joint, blank_index=net.vocabulary, durations=DURATIONS, max_symbols_per_step=10
         )
 
-        def found():
-            return search(encoder_output=encoded, encoded_lengths=lengths)[0]
+        def found(encoded, frames):
+            return search(encoder_output=encoded, encoded_lengths=frames)[0]
 
         low, high = -40.0, 40.0
         for _ in range(12):
             last.bias[net.vocabulary] = (low + high) / 2
-            emitted = sum(len(one.y_sequence) for one in found())
+            emitted = sum(len(one.y_sequence) for one in found(encoded, frames))
             low, high = ((low + high) / 2, high) if emitted > 3.5 * seconds * batch else (low, (low + high) / 2)
 
     @torch.no_grad()
     def run():
-        return {"tokens": sum(len(one.y_sequence) for one in found())}
+        return {"tokens": sum(len(one.y_sequence) for one in found(*net.encode(signals, lengths)))}
 
     return run
 
@@ -169,7 +199,7 @@ def decode(sizes, batch, seconds):
 def cases(line):
     name, *rest = line.split()
     numbers = tuple(int(number) for number in rest)
-    make = {"step": step, "encode": encode, "decode": decode}[name]
+    make = {"step": step, "encode": encode, "onnx": onnx, "transcribe": transcribe}[name]
     return make(numbers[:7], *numbers[7:])
 
 

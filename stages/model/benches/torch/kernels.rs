@@ -87,6 +87,9 @@ pub fn around(torch: &mut Peer) -> Result<()> {
         lengths: &lengths,
         scale: 0.17,
         band: None,
+        queries: 0..time,
+        keys: 0..time,
+        reach: time - 1,
     };
     compare("softmax, relative shift 8x8x150", torch, "softmax 8 8 150", || {
         let p = weights(&content, &position, &scores)?;
