@@ -189,7 +189,7 @@ fn eight_bits_equal_bitsandbytes() {
                 .expect("a gradient");
         }
         adamw.step(&parameters, &gradients, 1e-3, 1.0).expect("a step");
-        if ![0, 7].contains(&step) {
+        if step < 7 {
             continue;
         }
         for (_, parameter) in parameters.iter().filter(|(_, p)| p.name != "small") {
