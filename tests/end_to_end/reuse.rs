@@ -176,7 +176,11 @@ fn gc_removes_what_the_last_run_did_not_use_and_nothing_else() {
     };
     // Both runs are among the last twenty, and a look changes nothing.
     assert!(gc(&[]).contains("removed 0 artifacts"));
-    let size = || folder_bytes(&place.path("state").join("artifacts")).len();
+    let size = || {
+        std::fs::read_dir(place.path("state").join("artifacts"))
+            .unwrap()
+            .count()
+    };
     let before = size();
     assert!(gc(&["--keep", "1", "--dry-run"]).starts_with("would remove"));
     assert_eq!(size(), before);

@@ -6,8 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::record::{Group, GroupName, Index, Lost, Record};
-use crate::digest::Digest;
-use crate::partition::Partition;
 
 /// Files of a folder: name to size in bytes.
 pub(crate) type Listing = BTreeMap<String, u64>;
@@ -122,6 +120,8 @@ mod tests {
 
     use super::super::record::{PortRecord, RECORD_VERSION, RejectRecord};
     use super::*;
+    use crate::digest::Digest;
+    use crate::partition::Partition;
 
     fn record(partition: u8, key: u8, content: u8, ports: &[&str]) -> Arc<Record> {
         let port = |name: &&str| {

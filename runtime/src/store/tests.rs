@@ -629,7 +629,9 @@ fn what_the_last_runs_did_not_plan_with_is_collected() {
     };
     let commit = |n: u8| {
         let writer = store.writer(&recipe(n), &serde_json::Value::Null).unwrap();
-        writer.commit(vec![write(&writer, "a", u64::from(n), 5).unwrap()]).unwrap();
+        writer
+            .commit(vec![write(&writer, "a", u64::from(n), 5).unwrap()])
+            .unwrap();
     };
     (1..=3).for_each(commit);
     // Nobody says what they are for.

@@ -480,7 +480,8 @@ impl Operator for Transformer {
             .into_iter();
         let first = inputs.next().unwrap_or_default();
         let plans = &self.plans;
-        if first.is_empty() && plans.rows == RowRule::Keep {
+        // A query may look at the other inputs alone, which is an error where rows are kept: it has to be run to show.
+        if plans.rows == RowRule::Keep && first.is_empty() && inputs.as_slice().iter().all(Vec::is_empty) {
             return Ok(Progress::Done);
         }
         let mut input = match &plans.join {

@@ -466,3 +466,20 @@ proptest! {
         let _ = Harness::<Sql>::new(settings).input("scan", schema()).shape();
     }
 }
+
+#[test]
+fn rows_of_a_partition_that_only_another_input_has_do_not_vanish() {
+    let with = |rows: &str| format!("query: SELECT * FROM scan UNION ALL SELECT * FROM known\nrows: {rows}");
+    let run = |rows: &str| {
+        let harness = stage(&with(rows)).input("known", schema());
+        harness
+            .feed("scan", "a/x", three())
+            .empty_partition("known", "a/x")
+            .feed("known", "b/y", three())
+            .empty_partition("scan", "b/y")
+            .run()
+    };
+    assert_eq!(numbers(&run("new").unwrap(), "b/y"), [0, 1, 4]);
+    let error = run("keep").unwrap_err().to_string();
+    assert!(error.contains("row"), "{error}");
+}

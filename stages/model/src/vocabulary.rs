@@ -18,7 +18,8 @@ pub enum NewPieces {
     /// knows none of them.
     #[default]
     Mean,
-    /// As a fresh model's.
+    /// As a fresh model's; those of outputs around the mean of all old ones, so that they are not said before they are
+    /// learned.
     Random,
 }
 
@@ -234,6 +235,11 @@ fn changed(entry: &TensorEntry, fresh: Fresh, change: &VocabularyChange, seed: u
     // Means are taken in f64 and rounded once; what is kept comes back to the same bits.
     let values: Vec<f64> = entry.load()?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?;
     let row = |id: usize| &values[id * width..(id + 1) * width];
+    // A trained model gives nearly all pieces a low score nearly always. Outputs that began around zero would stand above
+    // them all, and the model would say nothing else.
+    let mean: Vec<f64> = (0..width)
+        .map(|at| (0..change.old_size).map(|id| row(id)[at]).sum::<f64>() / change.old_size.max(1) as f64)
+        .collect();
     let mut new = Vec::with_capacity((change.pieces.len() + behind) * width);
     let noise = Noise::new(seed).derive(&entry.name);
     for (piece, origin) in &change.pieces {
@@ -245,9 +251,9 @@ fn changed(entry: &TensorEntry, fresh: Fresh, change: &VocabularyChange, seed: u
             }
             Origin::Random => {
                 let mut noise = noise.derive(piece);
-                new.extend((0..width).map(|_| match fresh {
+                new.extend((0..width).map(|at| match fresh {
                     Fresh::Normal => noise.normal(),
-                    Fresh::Uniform(bound) => (2.0 * noise.uniform() - 1.0) * bound,
+                    Fresh::Uniform(bound) => mean[at] + (2.0 * noise.uniform() - 1.0) * bound,
                 }));
             }
         }

@@ -188,10 +188,12 @@ mod tests {
     fn manifests_are_read_as_parquet_and_as_lines() {
         let mut parquet = Excluded::default();
         parquet
-            .read(&parity_golden("mini").join("manifest_v1.parquet"))
+            .read(&parity_golden("mini").join("train_manifest_v2.parquet"))
             .unwrap();
         let mut lines = Excluded::default();
-        lines.read(&parity_golden("mini").join("manifest_v1.jsonl")).unwrap();
+        lines
+            .read(&parity_golden("mini").join("train_manifest_v2.jsonl"))
+            .unwrap();
         assert!(parquet.0.len() > 100);
         assert_eq!(parquet.digest(), lines.digest());
         assert!(parquet.0.iter().all(|sentence| parquet.holds(&normal_words(sentence))));
