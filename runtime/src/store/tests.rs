@@ -3,7 +3,7 @@
 mod crashes;
 mod exports;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
