@@ -7,6 +7,7 @@ use std::sync::PoisonError;
 use serde::Deserialize;
 
 use super::read_back::{self, recipe_folder};
+use super::writer::data_folder;
 use super::{RECIPE_VERSION, Recipe, Store, StoreError, atomic, decide};
 use crate::digest::Digest;
 
@@ -85,7 +86,12 @@ impl Store {
             sum.artifacts += 1;
             sum.bytes += found.data.values().chain(found.records.values()).sum::<u64>();
             if !dry {
-                std::fs::remove_dir_all(folder).map_err(|e| StoreError::io("remove", folder, e))?;
+                // What names the artifact goes last: after a crash the rest is found again.
+                let removed = match std::fs::remove_dir_all(data_folder(folder)) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+                    _ => std::fs::remove_dir_all(folder),
+                };
+                removed.map_err(|e| StoreError::io("remove", folder, e))?;
             }
         }
         if !dry {

@@ -1,11 +1,12 @@
 //! The kind `evaluation.decode`: transcribes a manifest with a trained model and scores it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use candle_core::{DType, Device};
+use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reads, Reject, RejectClass, Role,
@@ -68,7 +69,7 @@ pub struct DecodeSettings {
     pub weights: Weights,
 }
 
-/// A number type of weights in memory.
+/// A number type of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Weights {
@@ -85,6 +86,13 @@ impl From<Weights> for DType {
             Weights::F16 => DType::F16,
             Weights::Bf16 => DType::BF16,
         }
+    }
+}
+
+impl DecodeSettings {
+    /// The model that is named, if one is.
+    fn named(&self) -> Option<&Path> {
+        Some(self.model.trim()).filter(|model| !model.is_empty()).map(Path::new)
     }
 }
 
@@ -122,7 +130,7 @@ impl Kind for EvaluationDecode {
     type Settings = DecodeSettings;
 
     fn shape(settings: &DecodeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        let named = !settings.model.trim().is_empty();
+        let named = settings.named().is_some();
         let (rows, model, members) = match inputs {
             [rows] if named => (rows, None, false),
             [rows, members] if named && is_members(&members.schema) => (rows, None, true),
@@ -145,9 +153,6 @@ impl Kind for EvaluationDecode {
                     help: None,
                 });
             }
-        }
-        if named && !Path::new(&settings.model).exists() {
-            return Err(StageError::setting("model", format!("{} is not there", settings.model)));
         }
         let outputs = vec![Port {
             name: "transcripts".into(),
@@ -174,7 +179,7 @@ impl Kind for EvaluationDecode {
         json!({
             "set": settings.set,
             "samples_per_language": settings.samples_per_language,
-            "named": !settings.model.is_empty(),
+            "named": settings.named().is_some(),
             "weights": settings.weights,
         })
     }
@@ -193,29 +198,12 @@ impl DecodeBody {
     }
 }
 
-/// The files that a model consists of, sorted.
-fn files_of(model: &Path) -> Result<Vec<PathBuf>, StageError> {
-    if !model.is_dir() {
-        return Ok(vec![model.to_path_buf()]);
-    }
-    let failed = |error: std::io::Error| StageError::failed(format!("{}: {error}", model.display()));
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(model).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.is_file() {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
 impl Source for DecodeBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let files = match self.settings.model.as_str() {
-            "" => Vec::new(),
-            model => files_of(Path::new(model))?,
-        };
+        let files = self.settings.named().map(OpenModel::files).transpose();
+        let files = files
+            .map_err(|error| StageError::setting("model", error))?
+            .unwrap_or_default();
         Ok(vec![SourcePartition {
             name: Partition::new(ALL),
             files,
@@ -224,24 +212,25 @@ impl Source for DecodeBody {
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
-        let named = !self.settings.model.is_empty();
-        let model = if named {
-            self.settings.model.clone()
-        } else {
-            let model = read_model(self.input(1)?)?;
-            model
-                .ok_or_else(|| StageError::failed("there is no trained model"))?
-                .path
+        let named = self.settings.named();
+        let model = match named {
+            Some(model) => model.to_path_buf(),
+            None => {
+                let model = read_model(self.input(1)?)?;
+                model
+                    .ok_or_else(|| StageError::failed("there is no trained model"))?
+                    .path
+                    .into()
+            }
         };
         let rows = AudioRows::read(
             self.input(0)?,
-            self.context.input(if named { 1 } else { 2 }),
+            self.context.input(if named.is_some() { 1 } else { 2 }),
             &self.settings.shards,
             self.settings.samples_per_language,
         )?;
         let weights = self.settings.weights.into();
-        let model = TdtModel::load_storing(Path::new(&model), DType::F32, weights, &Device::Cpu)
-            .map_err(EvaluationError::from)?;
+        let model = TdtModel::load_storing(&model, DType::F32, weights, &Device::Cpu).map_err(EvaluationError::from)?;
         if model.tokenizer.is_none() {
             return Err(StageError::failed("the model holds no tokenizer")
                 .with_help("flow model convert MODEL OUT.nemo --tokenizer FILE.model"));

@@ -143,8 +143,8 @@ pub fn page(data: &PageData) -> String {
                     }
                     @if let Some(vocabulary) = &data.curves.vocabulary { (vocabulary_section(vocabulary)) }
                     (tiles(data))
-                    @for set in &data.sets { (set_section(set)) }
                     (course(&data.curves.evaluations))
+                    @for set in &data.sets { (set_section(set)) }
                     (curves(&data.curves))
                     (corpus(data))
                     @if let Some(mixture) = &data.mixture { (mixture_section(mixture)) }

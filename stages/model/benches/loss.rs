@@ -33,6 +33,22 @@ fn best(runs: usize, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(best)
 }
 
+fn settings() -> TdtLoss {
+    TdtLoss {
+        durations: vec![0, 1, 2, 3, 4],
+        sigma: 0.02,
+        fastemit: 0.0,
+        clamp: -1.0,
+        rnnt: false,
+    }
+}
+
+/// Labels for each of so many utterances.
+fn targets(batch: usize, tokens: usize, vocabulary: usize, noise: &mut Noise) -> Vec<Vec<u32>> {
+    let mut label = || (noise.bits() % vocabulary as u64) as u32;
+    (0..batch).map(|_| (0..tokens).map(|_| label()).collect()).collect()
+}
+
 /// A figure of `/proc/self/status`, in MB; none where there is no such file.
 fn status(name: &str) -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -59,16 +75,8 @@ fn long() -> Result<()> {
     let mut noise = Noise::new(2);
     let encoded = random(&[batch, frames, 1024], &mut noise)?;
     let predicted = random(&[batch, tokens + 1, width], &mut noise)?;
-    let targets: Vec<Vec<u32>> = (0..batch)
-        .map(|_| (0..tokens).map(|_| (noise.bits() % vocabulary as u64) as u32).collect())
-        .collect();
-    let settings = TdtLoss {
-        durations: vec![0, 1, 2, 3, 4],
-        sigma: 0.02,
-        fastemit: 0.0,
-        clamp: -1.0,
-        rnnt: false,
-    };
+    let targets = targets(batch, tokens, vocabulary, &mut noise);
+    let settings = settings();
     // The highest figure so far is forgotten.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let before = status("VmRSS").unwrap_or(f64::NAN);
@@ -117,16 +125,8 @@ fn main() -> Result<()> {
     let (parameters, _) = builder.finish();
     let mut noise = Noise::new(2);
     let encoded = random(&[BATCH, FRAMES, ENCODER], &mut noise)?;
-    let targets: Vec<Vec<u32>> = (0..BATCH)
-        .map(|_| (0..TOKENS).map(|_| (noise.bits() % VOCABULARY as u64) as u32).collect())
-        .collect();
-    let settings = TdtLoss {
-        durations: vec![0, 1, 2, 3, 4],
-        sigma: 0.02,
-        fastemit: 0.0,
-        clamp: -1.0,
-        rnnt: false,
-    };
+    let targets = targets(BATCH, TOKENS, VOCABULARY, &mut noise);
+    let settings = settings();
     let (predicted, saved) = prediction.forward(&parameters, &targets, Mode::Train(&mut noise))?;
     let forward = |noise: &mut Noise| {
         joint.loss(

@@ -3,6 +3,7 @@
 pub mod average;
 pub mod checkpoint;
 pub mod error;
+mod file_set;
 pub mod hub;
 pub mod init;
 pub mod loaded_rows;

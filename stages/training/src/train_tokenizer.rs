@@ -167,10 +167,12 @@ impl TrainTokenizerSettings {
         if self.max_sentences == 0 || self.max_sentence_bytes == 0 {
             return refuse("max_sentences", "and `max_sentence_bytes` are at least 1");
         }
-        let extends = self.extended()?;
-        let name = if extends.is_some() { "extend" } else { "special" };
-        let recipe = self.recipe(&BTreeSet::new(), extends);
-        recipe.check().map_err(|error| StageError::setting(name, error))
+        let recipe = self.recipe(&BTreeSet::new(), None);
+        recipe.check().map_err(|error| StageError::setting("special", error))?;
+        if self.r#type != TokenizerType::Bpe && !self.extend.trim().is_empty() {
+            return refuse("extend", "takes `type: bpe`");
+        }
+        Ok(())
     }
 }
 

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use arrow::array::{AsArray, StringArray};
-use flow_model::checkpoint::{DType, Format, OpenModel};
-use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError,
-};
+use flow_evaluation::decode::Weights;
+use flow_model::checkpoint::{Format, OpenModel};
+use flow_runtime::{Artifact, Body, Context, Export, ExportSet, Input, Kind, RejectSet, Shape, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::file_set;
 use crate::train::model_schema;
 
 /// Writes a trained model as a `.nemo` archive.
@@ -36,30 +36,10 @@ pub struct WriteModelSettings {
     pub name: String,
     /// The number type of the weights. Half of the size, with three digits, is `f16`; NeMo and `init` read each.
     #[serde(default)]
-    pub dtype: WeightType,
+    pub dtype: Weights,
     /// Keep the auxiliary CTC head, where there is one: the model is then a hybrid one to NeMo.
     #[serde(default)]
     pub ctc: bool,
-}
-
-/// A number type of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum WeightType {
-    #[default]
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<WeightType> for DType {
-    fn from(wanted: WeightType) -> Self {
-        match wanted {
-            WeightType::F32 => DType::F32,
-            WeightType::F16 => DType::F16,
-            WeightType::Bf16 => DType::BF16,
-        }
-    }
 }
 
 fn default_name() -> String {
@@ -75,36 +55,8 @@ impl Kind for WriteModel {
     type Settings = WriteModelSettings;
 
     fn shape(settings: &WriteModelSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        if settings.out.trim().is_empty() {
-            return Err(StageError::setting("out", "`out` names no folder"));
-        }
-        let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if settings.name.is_empty() || settings.name.starts_with('.') || !settings.name.chars().all(plain) {
-            return Err(StageError::setting(
-                "name",
-                "`name` has letters, digits, `-`, `_` and `.` only",
-            ));
-        }
-        let [input] = inputs else {
-            return Err(StageError::Input {
-                name: "from".into(),
-                message: format!("model.write takes one input, it was given {}", inputs.len()),
-                help: Some("from: the stage of a training.train".into()),
-            });
-        };
-        if input.schema != model_schema() {
-            return Err(StageError::Input {
-                name: input.name.clone(),
-                message: "it is no output of a training.train".into(),
-                help: None,
-            });
-        }
-        Ok(Shape {
-            role: Role::Export,
-            reads: vec![Reads::Whole],
-            outputs: Vec::new(),
-            dear: false,
-            conservation: Conservation::NewRows,
+        file_set::shape((&settings.out, &settings.name), inputs, "training.train", |input| {
+            input.schema == model_schema()
         })
     }
 
@@ -165,7 +117,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt32Array};
-    use candle_core::Device;
+    use candle_core::{DType, Device};
     use flow_model::ctc::HEAD;
     use flow_model::model::TdtModel;
     use flow_model::tokenizer::Tokenizer;
@@ -215,7 +167,7 @@ mod tests {
         let settings = WriteModelSettings {
             out: temp.path().join("out").display().to_string(),
             name: "small".into(),
-            dtype: WeightType::F16,
+            dtype: Weights::F16,
             ctc: false,
         };
         let archive = write(&settings, &checkpoint).unwrap();
@@ -258,7 +210,7 @@ mod tests {
         let settings = |out: &str, name: &str| WriteModelSettings {
             out: out.into(),
             name: name.into(),
-            dtype: WeightType::F32,
+            dtype: Weights::F32,
             ctc: false,
         };
         for (out, name) in [("", "model"), ("out", "../model"), ("out", ".model"), ("out", "")] {

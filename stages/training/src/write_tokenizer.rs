@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError,
-};
+use flow_runtime::{Artifact, Body, Context, Export, ExportSet, Input, Kind, RejectSet, Shape, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::file_set;
 use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
 
 /// Writes the files of a trained tokenizer.
@@ -46,36 +45,8 @@ impl Kind for WriteTokenizer {
     type Settings = WriteTokenizerSettings;
 
     fn shape(settings: &WriteTokenizerSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        if settings.out.trim().is_empty() {
-            return Err(StageError::setting("out", "`out` names no folder"));
-        }
-        let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if settings.name.is_empty() || settings.name.starts_with('.') || !settings.name.chars().all(plain) {
-            return Err(StageError::setting(
-                "name",
-                "`name` has letters, digits, `-`, `_` and `.` only",
-            ));
-        }
-        let [input] = inputs else {
-            return Err(StageError::Input {
-                name: "from".into(),
-                message: format!("tokenizer.write takes one input, it was given {}", inputs.len()),
-                help: Some("from: the stage of a tokenizer.train".into()),
-            });
-        };
-        if !is_tokenizer(&input.schema) {
-            return Err(StageError::Input {
-                name: input.name.clone(),
-                message: "it is no output of a tokenizer.train".into(),
-                help: None,
-            });
-        }
-        Ok(Shape {
-            role: Role::Export,
-            reads: vec![Reads::Whole],
-            outputs: Vec::new(),
-            dear: false,
-            conservation: Conservation::NewRows,
+        file_set::shape((&settings.out, &settings.name), inputs, "tokenizer.train", |input| {
+            is_tokenizer(&input.schema)
         })
     }
 

@@ -263,3 +263,40 @@ fn long_transcripts_are_counted_by_language() {
         "{warning}"
     );
 }
+
+#[test]
+fn the_tokenizer_of_a_model_is_extended() {
+    let with = |extend: &str, vocab_size: u32| TrainTokenizerSettings {
+        extend: extend.into(),
+        vocab_size,
+        ..TrainTokenizerSettings::default()
+    };
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
+    let (pieces, archive) = (
+        format!("{root}/tokenizers/mini.model"),
+        format!("{root}/models/small.nemo"),
+    );
+    for (extend, old, new) in [(&pieces, 512, 530), (&archive, 1024, 1050)] {
+        let trained = train(with(extend, new), &[&rows()], 1).expect("trained");
+        let tokenizer = Tokenizer::from_bytes(&model(&trained)).expect("a model");
+        assert_eq!(tokenizer.vocabulary_size(), new as usize);
+        let kept = flow_model::checkpoint::OpenModel::open(std::path::Path::new(&archive)).expect("a model");
+        let kept = match old {
+            512 => std::fs::read(&pieces).expect("a file"),
+            _ => kept.tokenizer.expect("a tokenizer"),
+        };
+        assert_eq!(
+            tokenizer.pieces()[..old],
+            Tokenizer::from_bytes(&kept).expect("a model").pieces()
+        );
+    }
+    let error = |settings| train(settings, &[&rows()], 1).unwrap_err().to_string();
+    assert!(error(with("gone.model", 600)).contains("gone.model"));
+    assert!(error(with("gone.nemo", 600)).contains("gone.nemo"));
+    assert!(error(with(&format!("{root}/mini.yaml"), 600)).contains("mini.yaml"));
+    let unigram = TrainTokenizerSettings {
+        r#type: TokenizerType::Unigram,
+        ..with(&pieces, 600)
+    };
+    assert!(error(unigram).contains("bpe"));
+}

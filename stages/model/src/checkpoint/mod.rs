@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
 
-use crate::{Error, Result};
+use crate::Error;
 
 pub use candle_core::DType;
 pub use folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model_folder};
@@ -36,11 +36,6 @@ pub struct StoredModel {
     pub tokenizer: Option<Vec<u8>>,
     /// Name (NeMo's key) and tensor, on the CPU, in the file's own type and order.
     pub tensors: Vec<(String, Tensor)>,
-}
-
-/// Reads a model of any form that [`OpenModel::open`] knows.
-pub fn read_model(path: &Path) -> Result<StoredModel> {
-    OpenModel::open(path)?.load()
 }
 
 /// A configuration or tokenizer file larger than this is refused: the largest known is some 5 MB.

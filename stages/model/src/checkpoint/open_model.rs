@@ -50,6 +50,11 @@ impl Format {
     }
 }
 
+/// Whether a file of a folder is one that we write there.
+fn is_model_file(name: &str) -> bool {
+    [CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE].contains(&name) || huggingface::FILES.contains(&name)
+}
+
 /// A model on disk whose tensors are read when they are asked for.
 #[derive(Clone, Debug)]
 pub struct OpenModel {
@@ -103,6 +108,28 @@ impl OpenModel {
         open_nemo(path)
     }
 
+    /// The files that the model at a path consists of, sorted: the archive itself, or those of a folder that are a
+    /// model's, and not what else a checkpoint holds.
+    pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
+        let failed = |error| broken(path, error);
+        if !path.metadata().map_err(failed)?.is_dir() {
+            return Ok(vec![path.to_path_buf()]);
+        }
+        let mut files = Vec::new();
+        for entry in path.read_dir().map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            // Weights in several files have names of their own.
+            let part = name.starts_with("model") && name.contains(".safetensors");
+            if is_model_file(&name) || part {
+                files.push(entry.path());
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+
     /// Reads all tensors.
     pub fn load(&self) -> Result<StoredModel> {
         let tensors = self
@@ -136,9 +163,6 @@ impl OpenModel {
         if !replace && target.symlink_metadata().is_ok() {
             return Err(broken(target, "is there already"));
         }
-        let is_ours = |name: &str| {
-            [CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE].contains(&name) || huggingface::FILES.contains(&name)
-        };
         match format {
             Format::Nemo => {
                 if target.is_dir() {
@@ -148,14 +172,14 @@ impl OpenModel {
                 Ok(Vec::new())
             }
             Format::Folder => {
-                write_folder(target, replace, is_ours, |folder| {
+                write_folder(target, replace, is_model_file, |folder| {
                     fill_model_folder(folder, self, dtype)
                 })?;
                 Ok(Vec::new())
             }
             Format::HuggingFace => {
                 let mut notes = Vec::new();
-                write_folder(target, replace, is_ours, |folder| {
+                write_folder(target, replace, is_model_file, |folder| {
                     notes = fill_huggingface(folder, self, dtype)?;
                     Ok(())
                 })?;

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device};
 
 use super::*;
+use crate::Result;
 use crate::config::ModelConfig;
 use crate::kernels::testing::values;
 use crate::layers::golden;
@@ -16,7 +17,7 @@ fn archive() -> Vec<u8> {
 fn read(bytes: &[u8]) -> Result<StoredModel> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
-    read_model(file.path())
+    OpenModel::open(file.path())?.load()
 }
 
 #[test]

@@ -124,12 +124,7 @@ impl TdtModel {
     pub fn load_storing(path: &Path, dtype: DType, matrices: DType, device: &Device) -> Result<Self> {
         let opened = OpenModel::open(path)?;
         let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(|error| broken(path, error))?;
-        let load = || {
-            let tokenizer = opened.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
-            let builder = ParameterBuilder::from_entries(dtype, device.clone(), opened.tensors);
-            Self::build(config, tokenizer, builder.store_matrices_as(matrices))
-        };
-        load().map_err(|error| match error {
+        Self::from_entries(opened, config, (dtype, matrices), device).map_err(|error| match error {
             Error::File { .. } | Error::Io { .. } => error,
             other => broken(path, other),
         })
@@ -138,9 +133,18 @@ impl TdtModel {
     /// An opened model under a configuration, which is its own or one with other settings (dropout rates, for
     /// instance). Its tensors are read one by one.
     pub fn from_open(opened: OpenModel, config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
+        Self::from_entries(opened, config, (dtype, dtype), device)
+    }
+
+    fn from_entries(
+        opened: OpenModel,
+        config: ModelConfig,
+        (dtype, matrices): (DType, DType),
+        device: &Device,
+    ) -> Result<Self> {
         let tokenizer = opened.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
         let builder = ParameterBuilder::from_entries(dtype, device.clone(), opened.tensors);
-        Self::build(config, tokenizer, builder)
+        Self::build(config, tokenizer, builder.store_matrices_as(matrices))
     }
 
     /// A model of stored tensors under a configuration, which is the stored one or one with other settings (dropout
