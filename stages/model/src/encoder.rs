@@ -10,6 +10,7 @@ use crate::layers::conformer_layer::{self, ConformerLayer};
 use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
 use crate::noise::{DropMask, Noise};
+use crate::parts::{Finished, Part};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
 
 /// The encoder.
@@ -152,6 +153,18 @@ impl Encoder {
         d_encoded: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<()> {
+        self.backward_telling(parameters, saved, d_encoded, gradients, &mut |_, _| {})
+    }
+
+    /// The same, and tells of each layer whose gradients are complete, and of the sub-sampling.
+    pub fn backward_telling(
+        &self,
+        parameters: &Parameters,
+        saved: Saved,
+        d_encoded: &Tensor,
+        gradients: &mut Gradients,
+        finished: Finished,
+    ) -> Result<()> {
         let Saved {
             subsampling,
             scale,
@@ -161,7 +174,7 @@ impl Encoder {
             layers,
         } = saved;
         let mut d = d_encoded.reshape((frames.rows(), self.config.d_model))?;
-        for (layer, saved) in self.layers.iter().zip(layers).rev() {
+        for (number, (layer, saved)) in self.layers.iter().zip(layers).enumerate().rev() {
             let saved = match saved {
                 LayerSaved::Whole(saved) => *saved,
                 LayerSaved::Input(x, mut noise) => {
@@ -173,9 +186,12 @@ impl Encoder {
                 }
             };
             d = layer.backward(parameters, &saved, &frames, &d, gradients)?;
+            finished(Part::Layer(number), gradients);
         }
         let d = drop_scaled(&d, scale, mask)?;
-        self.subsampling.backward(parameters, &subsampling, &d, gradients)
+        self.subsampling.backward(parameters, &subsampling, &d, gradients)?;
+        finished(Part::Subsampling, gradients);
+        Ok(())
     }
 }
 

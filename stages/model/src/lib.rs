@@ -18,6 +18,7 @@ pub mod loss;
 pub mod model;
 pub mod noise;
 pub mod parameters;
+pub mod parts;
 pub mod prediction;
 pub mod spec_augment;
 pub mod tokenizer;
@@ -27,6 +28,7 @@ pub use config::ModelConfig;
 pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use noise::Noise;
+pub use parts::Part;
 pub use parameters::{
     BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId, Parameters,
 };

@@ -30,6 +30,9 @@ pub enum TrainingError {
     /// A model could not be had from the hub.
     #[error("{message}")]
     Hub { message: String, help: String },
+    /// A rank failed, or did not come to where the others wait for it.
+    #[error("rank {rank} of training failed: {message}")]
+    Rank { rank: usize, message: String },
     /// Too many steps had no finite loss or gradient.
     #[error("{message}")]
     NotFinite { message: String },

@@ -11,6 +11,7 @@ pub mod long_texts;
 pub mod metrics;
 pub mod model_settings;
 pub mod optimizer;
+pub mod ranks;
 pub mod schedule;
 pub mod session;
 pub mod settings;

@@ -18,14 +18,23 @@ pub fn missing_column(schema: &Schema) -> Option<&'static str> {
     COLUMNS.into_iter().find(|name| schema.column_with_name(name).is_none())
 }
 
-/// Micro-batches of one optimizer step, ordered by rank and place, and the segments that were left out
-/// because their audio holds samples that are no numbers. Targets are cut to `max_tokens`. A micro-batch
-/// without any utterance does not appear.
+/// The micro-batches of one optimizer step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// Ordered by rank and place. One without any utterance is not among them.
+    pub batches: Vec<LoadedBatch>,
+    /// How many were planned, with those that are empty.
+    pub planned: u32,
+    /// Segments that were left out because their audio holds samples that are no numbers.
+    pub dropped: Vec<String>,
+}
+
+/// Makes micro-batches of the rows of one optimizer step. Targets are cut to `max_tokens`.
 pub fn micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
     max_tokens: usize,
-) -> Result<(Vec<LoadedBatch>, Vec<String>), TrainingError> {
+) -> Result<Loaded, TrainingError> {
     let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
     let mut dropped = Vec::new();
     for batch in batches {
@@ -50,6 +59,11 @@ pub fn micro_batches(
                 .ok_or_else(|| wrong("signal"))?
                 .values()
                 .to_vec();
+            let group = groups.entry(key).or_insert_with(|| LoadedBatch {
+                rank: key.0,
+                micro: key.1,
+                ..LoadedBatch::default()
+            });
             if segment.is_empty() && signal.len() <= 1 {
                 // What sampling.load gives for a micro-batch without any utterance.
                 continue;
@@ -64,18 +78,20 @@ pub fn micro_batches(
                 tokenizer.encode(texts.value(row))
             };
             tokens.truncate(max_tokens);
-            let group = groups.entry(key).or_insert_with(|| LoadedBatch {
-                rank: key.0,
-                micro: key.1,
-                ..LoadedBatch::default()
-            });
             group.epoch = group.epoch.max(epochs[row] as u64);
             group.segments.push(segment);
             group.batch.signals.push(signal);
             group.batch.tokens.push(tokens);
         }
     }
-    Ok((groups.into_values().collect(), dropped))
+    let planned = groups.len() as u32;
+    let placed = (0..).zip(groups.into_values());
+    let batches = placed.map(|(place, batch)| LoadedBatch { place, ..batch });
+    Ok(Loaded {
+        batches: batches.filter(|batch| !batch.segments.is_empty()).collect(),
+        planned,
+        dropped,
+    })
 }
 
 fn column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, TrainingError> {

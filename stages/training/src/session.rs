@@ -222,7 +222,7 @@ impl Session {
             }))?;
         }
         let config = settings.trainer_config(model.config.encoder.d_model);
-        let trainer = Trainer::new(model, optimizer, config, average);
+        let trainer = Trainer::new(model, optimizer, config, average)?;
         Ok(Session {
             settings: settings.clone(),
             trainer,
@@ -248,11 +248,11 @@ impl Session {
     }
 
     pub fn model(&self) -> &TdtModel {
-        &self.trainer.model
+        self.trainer.model()
     }
 
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.trainer.model.tokenizer.as_ref()
+        self.trainer.model().tokenizer.as_ref()
     }
 
     /// What became of the model's vocabulary, where training begins with another one than that of `init`.
@@ -266,13 +266,13 @@ impl Session {
         self.metrics.append(&value)
     }
 
-    /// Does the next optimizer step, and evaluates and writes a checkpoint where one is due (always after
+    /// Does the next optimizer step on its micro-batches, of which `planned` were to come, and evaluates and writes a checkpoint where one is due (always after
     /// the last step). A model that was given is evaluated before its first step too.
-    pub fn step(&mut self, micro_batches: &[LoadedBatch]) -> Result<StepReport, TrainingError> {
+    pub fn step(&mut self, micro_batches: &[LoadedBatch], planned: u32) -> Result<StepReport, TrainingError> {
         if std::mem::take(&mut self.evaluate_first) {
             self.evaluate()?;
         }
-        let report = self.trainer.step(self.record.step, micro_batches)?;
+        let report = self.trainer.step(self.record.step, micro_batches, planned)?;
         let record = &mut self.record;
         record.step += 1;
         record.micro_batches += u64::from(report.micro_batches);
@@ -312,7 +312,7 @@ impl Session {
         let (folder, record) = (&self.folder, &self.record);
         let path = self
             .trainer
-            .lend(|model, optimizer, live| folder.write(record, model, optimizer, live))?;
+            .lend_state(|model, optimizer, live| folder.write(record, model, optimizer, live))??;
         self.folder.prune(self.settings.keep_checkpoints)?;
         Ok(path)
     }
@@ -411,7 +411,7 @@ impl Session {
             return Ok(());
         };
         let began = Instant::now();
-        let scores = self.trainer.lend(|model, _, _| evaluate(model))?;
+        let scores = self.trainer.lend(|model| evaluate(model))?;
         let languages: serde_json::Map<String, Value> = scores
             .languages
             .iter()

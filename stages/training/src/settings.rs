@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -100,8 +101,11 @@ pub struct TrainSettings {
     pub average_decay: f64,
     /// Micro-batches per optimizer step on each rank.
     pub grad_accum: u32,
-    /// Training replicas, each with a device of its own. Only 1 so far.
+    /// Training replicas, which share the micro-batches of a step and the optimizer's state. On the CPU they are threads of
+    /// this process that share its cores. May be changed between runs.
     pub ranks: u32,
+    /// Seconds that a rank waits for another one before training ends and names it.
+    pub rank_timeout: f64,
     /// Seed of the first weights, of dropout and of SpecAugment.
     pub seed: u64,
     /// Mask parts of the features in training, as the model's configuration says.
@@ -183,6 +187,7 @@ impl Default for TrainSettings {
             average_decay: 0.0,
             grad_accum: 1,
             ranks: 1,
+            rank_timeout: 600.0,
             seed: 42,
             spec_augment: true,
             dropout: true,
@@ -209,6 +214,9 @@ impl Default for TrainSettings {
         }
     }
 }
+
+/// The most ranks that one process may have.
+const MAX_RANKS: u32 = 64;
 
 /// How the rate of phase 2 goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -276,8 +284,11 @@ impl TrainSettings {
         if self.offload {
             return refuse("offload", "it is not available yet; use false");
         }
-        if self.ranks != 1 {
-            return refuse("ranks", "only 1 rank is available yet");
+        if !(1..=MAX_RANKS).contains(&self.ranks) {
+            return refuse("ranks", &format!("it must be from 1 to {MAX_RANKS}"));
+        }
+        if !(self.rank_timeout > 0.0 && self.rank_timeout <= 1e9) {
+            return refuse("rank_timeout", "it must be a number of seconds above 0");
         }
         if self.grad_accum == 0 {
             return refuse("grad_accum", "it must be at least 1");
@@ -360,7 +371,8 @@ impl TrainSettings {
         TrainerConfig {
             recipe: self.recipe(d_model),
             clip: self.clip,
-            micro_batches_per_step: self.grad_accum.saturating_mul(self.ranks),
+            ranks: self.ranks,
+            rank_timeout: Duration::from_secs_f64(self.rank_timeout),
             seed: self.seed,
             spec_augment: self.spec_augment,
             dither: true,

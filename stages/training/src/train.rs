@@ -27,6 +27,7 @@ use crate::long_texts::LongTexts;
 use crate::session::{Evaluate, Session, Start, find_start};
 use crate::settings::TrainSettings;
 use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
+use crate::trainer::panic_text;
 
 /// The kind `training.train`.
 pub struct TrainingTrain;
@@ -538,13 +539,13 @@ fn one_step(
     let tokenizer = session
         .tokenizer()
         .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
-    let (micro_batches, dropped) = micro_batches(&work.batches, tokenizer, settings.max_tokens)?;
+    let loaded = micro_batches(&work.batches, tokenizer, settings.max_tokens)?;
     drop(work.batches);
-    if !dropped.is_empty() {
+    if !loaded.dropped.is_empty() {
         let message = format!(
             "step {}: left out for samples that are no numbers: {}",
             work.step,
-            dropped.join(", ")
+            loaded.dropped.join(", ")
         );
         context.events.send(Event::Warning {
             stage: Some(context.stage.clone()),
@@ -553,7 +554,7 @@ fn one_step(
     }
     // On a worker of the pool itself: each of the thousands of parallel pieces of a step would else be handed to it
     // from outside, and waited for, by way of the system.
-    rayon::scope(|_| session.step(&micro_batches))?;
+    rayon::scope(|_| session.step(&loaded.batches, loaded.planned))?;
     Ok(work.partition)
 }
 
@@ -574,12 +575,4 @@ fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Eval
     Ok(Some(Box::new(move |model: &TdtModel| {
         Ok(set.scores(model, &|| cancel.is_set())?)
     })))
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }

@@ -1,21 +1,29 @@
 //! Optimizer steps: micro-batches in, one update out.
 
-use candle_core::Tensor;
-use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::{Gradients, ParameterId, Parameters};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use flow_model::Parameters;
+use flow_model::model::{MicroBatch, TdtModel};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::average::Average;
 use crate::error::TrainingError;
-use crate::optimizer::{AdamW, clip_factor, global_norm};
+use crate::optimizer::AdamW;
+use crate::ranks::{RankReport, Replica, StepPlan, members, owners};
 use crate::schedule::Recipe;
 
 /// One micro-batch with what is told about it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadedBatch {
     pub epoch: u64,
+    /// The rank that it was planned for.
     pub rank: u32,
-    /// Place within the optimizer step.
+    /// Which of that rank's micro-batches of the step it is.
     pub micro: u32,
+    /// Place among all planned micro-batches of the step, by rank and then `micro`.
+    pub place: u32,
     pub segments: Vec<String>,
     pub batch: MicroBatch,
 }
@@ -42,9 +50,10 @@ pub struct TrainerConfig {
     pub recipe: Recipe,
     /// Global norm that gradients are clipped to; 0 for none.
     pub clip: f64,
-    /// Micro-batches per optimizer step, over all ranks. A micro-batch that did not come counts as one
-    /// without gradient.
-    pub micro_batches_per_step: u32,
+    /// Replicas of the model, each on a thread of its own, that share the micro-batches of a step.
+    pub ranks: u32,
+    /// How long a rank waits for another one.
+    pub rank_timeout: Duration,
     pub seed: u64,
     pub spec_augment: bool,
     pub dither: bool,
@@ -70,17 +79,8 @@ pub struct StepReport {
     pub encoder_frozen: bool,
     /// Where a loss or the gradient was not finite: the segments to look at. The step changed nothing.
     pub skipped: Option<Vec<String>>,
-}
-
-/// A model in training, with its optimizer.
-pub struct Trainer {
-    pub model: TdtModel,
-    pub optimizer: AdamW,
-    pub config: TrainerConfig,
-    /// Averaged weights, where they are asked for: what is evaluated and handed on instead of the model's own.
-    pub average: Option<Average>,
-    gradients: Gradients,
-    buffers: Vec<ParameterId>,
+    /// Seconds that each rank waited for the others.
+    pub waited: Vec<f64>,
 }
 
 impl StepReport {
@@ -90,121 +90,264 @@ impl StepReport {
     }
 }
 
+/// A model in training, with its optimizer: the first rank, and the others on threads of their own.
+pub struct Trainer {
+    pub config: TrainerConfig,
+    /// Averaged weights, where they are asked for: what is evaluated and handed on instead of the model's own.
+    pub average: Option<Average>,
+    first: Replica,
+    others: Vec<OtherRank>,
+    /// The first rank's share of the processor, where there are others.
+    pool: Option<ThreadPool>,
+}
+
+/// A rank on a thread of its own, which ends when this is dropped.
+struct OtherRank {
+    work: Sender<Work>,
+    reports: Receiver<Result<RankReport, TrainingError>>,
+}
+
+enum Work {
+    Step(StepPlan, Vec<LoadedBatch>),
+    /// Asks for the moments that the rank keeps.
+    Moments(Sender<AdamW>),
+}
+
 impl Trainer {
-    pub fn new(model: TdtModel, optimizer: AdamW, config: TrainerConfig, average: Option<Average>) -> Self {
-        let gradients = Gradients::new(&model.parameters);
-        let buffers = model
-            .parameters
-            .iter()
-            .filter(|(_, p)| !p.trainable)
-            .map(|(id, _)| id)
-            .collect();
-        Trainer {
-            model,
-            optimizer,
+    /// Begins training with `config.ranks` replicas of the model. `optimizer` holds the moments of all parameters so far.
+    pub fn new(
+        model: TdtModel,
+        optimizer: AdamW,
+        config: TrainerConfig,
+        average: Option<Average>,
+    ) -> Result<Self, TrainingError> {
+        let ranks = config.ranks.max(1) as usize;
+        if ranks == 1 {
+            return Ok(Trainer {
+                first: Replica::alone(model, optimizer, config.clone()),
+                others: Vec::new(),
+                pool: None,
+                config,
+                average,
+            });
+        }
+        let threads = (rayon::current_num_threads() / ranks).max(1);
+        let mut group = members(ranks, owners(&model.parameters, ranks), config.rank_timeout).into_iter();
+        let first = group.next().ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
+        let mut others = Vec::with_capacity(ranks - 1);
+        for (number, member) in (1..).zip(group) {
+            let replica = Replica::new(model.replica()?, optimizer.clone(), config.clone(), Box::new(member));
+            others.push(OtherRank::start(number, replica, pool(number, threads)?)?);
+        }
+        Ok(Trainer {
+            first: Replica::new(model, optimizer, config.clone(), Box::new(first)),
+            others,
+            pool: Some(pool(0, threads)?),
             config,
             average,
-            gradients,
-            buffers,
-        }
+        })
     }
 
-    /// Optimizer step `step` on its micro-batches. The gradient is the mean over
-    /// `micro_batches_per_step` of the gradients of the micro-batches' own reduced losses, as Lightning
-    /// accumulates. Where a loss or the norm of the gradient is not finite, nothing changes: neither
-    /// parameters nor statistics of batch normalisation.
-    pub fn step(&mut self, step: u64, micro_batches: &[LoadedBatch]) -> Result<StepReport, TrainingError> {
-        let encoder_frozen = self.config.recipe.encoder_frozen(step);
-        let rate = self.config.recipe.rate(step);
-        self.gradients.clear();
-        let before: Vec<(ParameterId, Tensor)> = self
-            .buffers
-            .iter()
-            .map(|&id| (id, self.model.parameters.get(id).clone()))
-            .collect();
-        let mut report = StepReport {
+    pub fn model(&self) -> &TdtModel {
+        &self.first.model
+    }
+
+    /// Optimizer step `step` on its micro-batches, of which `planned` were to come. The gradient is the mean over
+    /// `planned` of the gradients of the micro-batches' own reduced losses, as Lightning accumulates; one that did not come
+    /// counts as one without gradient. Micro-batches are dealt to the ranks by their place, so that each has as many as any
+    /// other or one more. Where a loss or the norm of the gradient is not finite, nothing changes: neither parameters nor
+    /// statistics of batch normalisation.
+    pub fn step(
+        &mut self,
+        step: u64,
+        micro_batches: &[LoadedBatch],
+        planned: u32,
+    ) -> Result<StepReport, TrainingError> {
+        let ranks = self.others.len() + 1;
+        let mut dealt: Vec<Vec<LoadedBatch>> = vec![Vec::new(); ranks];
+        if ranks > 1 {
+            for loaded in micro_batches {
+                dealt[rank_of(loaded.place, planned, ranks)].push(loaded.clone());
+            }
+        }
+        let rounds = dealt.iter().map(Vec::len).max().filter(|_| ranks > 1);
+        let plan = StepPlan {
             step,
-            micro_batches: micro_batches.len() as u32,
-            loss: 0.0,
-            rate,
-            gradient_norm: 0.0,
-            utterances: 0,
-            audio_samples: 0,
-            padded_seconds: 0.0,
-            tokens: 0,
-            epoch: 0,
-            encoder_frozen,
-            skipped: None,
+            planned,
+            came: micro_batches.len(),
+            rounds: rounds.unwrap_or(micro_batches.len()) as u32,
         };
-        let mut bad = Vec::new();
-        for loaded in micro_batches {
-            let options = TrainOptions {
-                freeze_encoder: encoder_frozen,
-                seed: micro_batch_seed(self.config.seed, step, loaded.rank, loaded.micro),
-                spec_augment: self.config.spec_augment,
-                dither: self.config.dither,
-                dropout: self.config.dropout,
-                scale: 1.0 / f64::from(self.config.micro_batches_per_step.max(1)),
-            };
-            let output = self
-                .model
-                .train_micro_batch(&loaded.batch, &options, &mut self.gradients)?;
-            report.loss += output.loss / micro_batches.len() as f64;
-            report.utterances += loaded.segments.len() as u64;
-            report.audio_samples += loaded.audio_samples();
-            report.padded_seconds += loaded.padded_seconds();
-            report.tokens += output.tokens as u64;
-            report.epoch = report.epoch.max(loaded.epoch);
-            if !output.loss.is_finite() {
-                let before = bad.len();
-                bad.extend(
-                    loaded
-                        .segments
-                        .iter()
-                        .zip(&output.losses)
-                        .filter(|(_, loss)| !loss.is_finite())
-                        .map(|(name, _)| name.clone()),
-                );
-                if bad.len() == before {
-                    bad.extend(loaded.segments.iter().cloned());
-                }
+        let mut reports = Vec::with_capacity(ranks);
+        if let Some(pool) = &self.pool {
+            let mut dealt = dealt.into_iter();
+            let own = dealt.next().unwrap_or_default();
+            for (other, batches) in self.others.iter().zip(dealt) {
+                // A rank that is gone has told the others why, which the first one learns below.
+                let _ = other.work.send(Work::Step(plan, batches));
             }
-        }
-        report.gradient_norm = global_norm(&self.model.parameters, &self.gradients)?;
-        if bad.is_empty() && !report.gradient_norm.is_finite() {
-            bad.extend(micro_batches.iter().flat_map(|loaded| loaded.segments.iter().cloned()));
-        }
-        if !bad.is_empty() || !report.gradient_norm.is_finite() || !report.loss.is_finite() {
-            for (id, tensor) in before {
-                self.model.parameters.set(id, tensor)?;
+            let first = &mut self.first;
+            reports.push(pool.install(|| first.step(&plan, &own))?);
+            for (number, other) in (1..).zip(&self.others) {
+                // It came to the last place where all meet, so there is nothing left that takes long.
+                let report = other.reports.recv_timeout(self.config.rank_timeout);
+                reports.push(report.map_err(|_| gone(number))??);
             }
-            report.skipped = Some(bad);
         } else {
-            let scale = clip_factor(report.gradient_norm, self.config.clip);
-            self.optimizer
-                .step(&self.model.parameters, &self.gradients, rate, scale)?;
-            if let Some(average) = &mut self.average {
-                average.update(&self.model.parameters, step)?;
-            }
+            reports.push(self.first.step(&plan, micro_batches)?);
         }
-        self.gradients.clear();
+        let report = self.joined(&plan, micro_batches, reports);
+        if report.skipped.is_none()
+            && let Some(average) = &mut self.average
+        {
+            average.update(&self.first.model.parameters, step)?;
+        }
         Ok(report)
     }
 
-    /// Lends the model that training is for: with averaged weights where they are asked for. The second argument
-    /// is then the weights that training goes on from.
-    pub fn lend<R>(&mut self, use_model: impl FnOnce(&TdtModel, &AdamW, Option<&Parameters>) -> R) -> R {
-        let optimizer = &self.optimizer;
-        match &mut self.average {
-            None => use_model(&self.model, optimizer, None),
-            Some(average) => average.with(&mut self.model, |model, live| use_model(model, optimizer, Some(live))),
+    fn joined(&self, plan: &StepPlan, micro_batches: &[LoadedBatch], ranks: Vec<RankReport>) -> StepReport {
+        let skipped = ranks.iter().any(|rank| rank.skipped);
+        StepReport {
+            step: plan.step,
+            micro_batches: plan.came as u32,
+            // The same on all ranks.
+            loss: ranks.first().map_or(0.0, |rank| rank.loss),
+            gradient_norm: ranks.first().map_or(0.0, |rank| rank.gradient_norm),
+            rate: self.config.recipe.rate(plan.step),
+            utterances: micro_batches.iter().map(|loaded| loaded.segments.len() as u64).sum(),
+            audio_samples: micro_batches.iter().map(LoadedBatch::audio_samples).sum(),
+            padded_seconds: micro_batches.iter().map(LoadedBatch::padded_seconds).sum(),
+            tokens: ranks.iter().map(|rank| rank.tokens).sum(),
+            epoch: micro_batches.iter().map(|loaded| loaded.epoch).max().unwrap_or(0),
+            encoder_frozen: self.config.recipe.encoder_frozen(plan.step),
+            waited: ranks.iter().map(|rank| rank.waited).collect(),
+            skipped: skipped.then(|| ranks.into_iter().flat_map(|rank| rank.bad).collect()),
         }
     }
+
+    /// Lends the model that training is for: with averaged weights where they are asked for.
+    pub fn lend<R>(&mut self, use_model: impl FnOnce(&TdtModel) -> R) -> R {
+        match &mut self.average {
+            None => use_model(&self.first.model),
+            Some(average) => average.with(&mut self.first.model, |model, _| use_model(model)),
+        }
+    }
+
+    /// Lends everything that a checkpoint holds: the model that training is for, the optimizer's state of all ranks, and
+    /// the weights that training goes on from where the model has averaged ones.
+    pub fn lend_state<R>(
+        &mut self,
+        use_state: impl FnOnce(&TdtModel, &AdamW, Option<&Parameters>) -> R,
+    ) -> Result<R, TrainingError> {
+        let whole;
+        let optimizer = if self.others.is_empty() {
+            &self.first.optimizer
+        } else {
+            whole = self.moments()?;
+            &whole
+        };
+        Ok(match &mut self.average {
+            None => use_state(&self.first.model, optimizer, None),
+            Some(average) => average.with(&mut self.first.model, |model, live| {
+                use_state(model, optimizer, Some(live))
+            }),
+        })
+    }
+
+    /// The optimizer with the moments of all ranks.
+    fn moments(&self) -> Result<AdamW, TrainingError> {
+        let mut whole = self.first.optimizer.clone();
+        for (number, other) in (1..).zip(&self.others) {
+            let (reply, answer) = bounded(1);
+            other.work.send(Work::Moments(reply)).map_err(|_| gone(number))?;
+            whole.extend(answer.recv_timeout(self.config.rank_timeout).map_err(|_| gone(number))?);
+        }
+        Ok(whole)
+    }
+}
+
+impl OtherRank {
+    fn start(number: usize, mut replica: Replica, pool: ThreadPool) -> Result<Self, TrainingError> {
+        let (work, take) = bounded::<Work>(1);
+        let (tell, reports) = bounded(1);
+        std::thread::Builder::new()
+            .name(format!("rank-{number}"))
+            .spawn(move || {
+                while let Ok(work) = take.recv() {
+                    let outcome = match work {
+                        Work::Moments(reply) => {
+                            // Whoever asked may be gone.
+                            let _ = reply.send(replica.optimizer.clone());
+                            continue;
+                        }
+                        Work::Step(plan, batches) => {
+                            pool.install(|| catch_unwind(AssertUnwindSafe(|| replica.step(&plan, &batches))))
+                        }
+                    };
+                    let outcome = outcome.unwrap_or_else(|panic| {
+                        Err(TrainingError::Rank {
+                            rank: number,
+                            message: format!("it panicked: {}", panic_text(panic.as_ref())),
+                        })
+                    });
+                    match &outcome {
+                        Ok(_) => {}
+                        // Another one's failure, which all know of.
+                        Err(TrainingError::Rank { rank, .. }) if *rank != number => {}
+                        Err(TrainingError::Rank { message, .. }) => replica.fail(message),
+                        Err(error) => replica.fail(&error.to_string()),
+                    }
+                    let ended = outcome.is_err();
+                    if tell.send(outcome).is_err() || ended {
+                        return;
+                    }
+                }
+            })
+            .map_err(|e| TrainingError::Rank {
+                rank: number,
+                message: format!("its thread cannot be started: {e}"),
+            })?;
+        Ok(OtherRank { work, reports })
+    }
+}
+
+/// Threads for the work of one rank. They are its own: a rank that waits for another must not hold up a thread that the
+/// other one needs.
+fn pool(rank: usize, threads: usize) -> Result<ThreadPool, TrainingError> {
+    ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(move |thread| format!("rank-{rank}-{thread}"))
+        .build()
+        .map_err(|e| TrainingError::Rank {
+            rank,
+            message: format!("its threads cannot be started: {e}"),
+        })
+}
+
+fn gone(rank: usize) -> TrainingError {
+    TrainingError::Rank {
+        rank,
+        message: "it does not answer any more".into(),
+    }
+}
+
+/// The rank that gets a micro-batch: each gets those that follow one another, as many as any other or one more.
+fn rank_of(place: u32, planned: u32, ranks: usize) -> usize {
+    let rank = u64::from(place) * ranks as u64 / u64::from(planned.max(1));
+    (rank as usize).min(ranks - 1)
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }
 
 /// Seed of the random numbers of one micro-batch: a mix of all four, so that no state of a generator
 /// outlives a step (the finaliser of SplitMix64 after each).
-fn micro_batch_seed(seed: u64, step: u64, rank: u32, micro: u32) -> u64 {
+pub(crate) fn micro_batch_seed(seed: u64, step: u64, rank: u32, micro: u32) -> u64 {
     [step, u64::from(rank), u64::from(micro)]
         .into_iter()
         .fold(mix(seed), |state, part| mix(state ^ part))

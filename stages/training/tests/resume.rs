@@ -53,6 +53,7 @@ fn micro_batches(step: u64) -> Vec<LoadedBatch> {
                 epoch: step / 4,
                 rank: 0,
                 micro,
+                place: micro,
                 segments: vec![format!("a{n}"), format!("b{n}")],
                 batch: MicroBatch {
                     signals: vec![tone(n, 9_000 + 800 * (n as usize % 3)), tone(n + 7, 6_000)],
@@ -71,7 +72,7 @@ fn train(settings: &TrainSettings, steps: std::ops::Range<u64>) -> PathBuf {
     let mut session = begin(settings);
     assert_eq!(session.step_number(), steps.start);
     for step in steps {
-        assert_eq!(session.step(&micro_batches(step)).expect("a step").skipped, None);
+        assert_eq!(session.step(&micro_batches(step), 2).expect("a step").skipped, None);
     }
     session.checkpoint().expect("a checkpoint")
 }
@@ -169,10 +170,10 @@ fn the_encoder_stands_still_while_it_is_frozen() {
     };
     let (encoder, rest) = (snapshot(&session, true), snapshot(&session, false));
     for step in 0..3 {
-        assert!(session.step(&micro_batches(step)).expect("a step").encoder_frozen);
+        assert!(session.step(&micro_batches(step), 2).expect("a step").encoder_frozen);
     }
     assert!(snapshot(&session, true) == encoder && snapshot(&session, false) != rest);
-    assert!(!session.step(&micro_batches(3)).expect("a step").encoder_frozen);
+    assert!(!session.step(&micro_batches(3), 2).expect("a step").encoder_frozen);
     assert!(snapshot(&session, true) != encoder);
 }
 
@@ -339,7 +340,7 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
     // Without duration 0, more tokens than frames cannot be aligned: the loss is infinite.
     settings.model.durations = vec![1, 2, 3, 4];
     let mut session = begin(&settings);
-    session.step(&micro_batches(0)).expect("a step");
+    session.step(&micro_batches(0), 2).expect("a step");
     let snapshot = |session: &Session| -> Vec<u8> {
         let path = folder.path().join("snapshot");
         let _ = std::fs::remove_dir_all(&path);
@@ -349,11 +350,11 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
     let before = snapshot(&session);
     let mut bad = micro_batches(1);
     bad[1].batch.tokens[0] = vec![30; 60];
-    let report = session.step(&bad).expect("a skipped step");
+    let report = session.step(&bad, 2).expect("a skipped step");
     assert_eq!(report.skipped.as_deref(), Some(&bad[1].segments[..1]), "{report:?}");
     assert!(snapshot(&session) == before, "the skipped step changed the model");
     assert_eq!(session.step_number(), 2);
-    match session.step(&bad) {
+    match session.step(&bad, 2) {
         Err(TrainingError::NotFinite { message }) => assert!(message.contains(&bad[1].segments[0]), "{message}"),
         other => panic!("past the limit: {other:?}"),
     }
@@ -382,7 +383,7 @@ fn a_model_that_is_given_is_evaluated_before_its_first_step() {
             let mut session =
                 Session::begin(&settings, Some("data"), Some(score), Box::new(|_| {})).expect("a session");
             for step in 0..steps {
-                session.step(&micro_batches(step)).expect("a step");
+                session.step(&micro_batches(step), 2).expect("a step");
             }
         }
         let text = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");

@@ -112,14 +112,15 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
                 phase2,
             },
             clip: trace["grad_clip"].as_f64().unwrap_or(0.0),
-            micro_batches_per_step: 1,
+            ranks: 1,
+            rank_timeout: std::time::Duration::from_secs(60),
             seed: 0,
             spec_augment: false,
             dither: false,
             dropout: false,
         },
     );
-    Trainer::new(model, config.0, config.1, None)
+    Trainer::new(model, config.0, config.1, None).expect("a trainer")
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
@@ -146,7 +147,7 @@ fn run(name: &str, dtype: DType, slack: f64) {
     for (number, (step, loss_f64)) in steps.iter().zip(&losses_f64).enumerate() {
         let batch = &batches[step["batch"].as_str().expect("batch")];
         let report = trainer
-            .step(number as u64, std::slice::from_ref(batch))
+            .step(number as u64, std::slice::from_ref(batch), 1)
             .expect("a step");
         let expected = |field: &str| step[field].as_f64().expect("a number");
         assert!(
@@ -175,7 +176,7 @@ fn run(name: &str, dtype: DType, slack: f64) {
         .expect("final values");
     let mut compared = 0;
     let mut worst: Vec<(f64, String)> = Vec::new();
-    for (_, parameter) in trainer.model.parameters.iter() {
+    for (_, parameter) in trainer.model().parameters.iter() {
         let Some(indices) = finals.get(&format!("{}#idx", parameter.name)) else {
             continue;
         };

@@ -12,9 +12,9 @@ use crate::kernels::depthwise::{depthwise, depthwise_backward, depthwise_backwar
 use crate::kernels::glu::{glu, glu_backward};
 use crate::parameters::{BufferUpdates, Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 
-/// Batch norm's epsilon and the weight of a new batch in its running statistics.
 const EPSILON: f64 = 1e-5;
-const MOMENTUM: f64 = 0.1;
+/// Weight of a new batch in the running statistics of batch normalisation.
+pub const MOMENTUM: f64 = 0.1;
 
 /// The convolution module.
 #[derive(Clone, Debug)]

@@ -14,6 +14,7 @@ use crate::joint::{Joint, JointSizes};
 use crate::kernels::elementwise::add_in_place;
 use crate::loss::{TdtLoss, reduction_factors};
 use crate::noise::Noise;
+use crate::parts::{Finished, Part};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
 use crate::prediction::Prediction;
 use crate::tokenizer::Tokenizer;
@@ -214,6 +215,25 @@ impl TdtModel {
         &self.unused
     }
 
+    /// A model with the same weights in tensors of its own: another replica in training.
+    pub fn replica(&self) -> Result<Self> {
+        let mut tensors = Vec::with_capacity(self.parameters.len());
+        for (_, parameter) in self.parameters.iter() {
+            tensors.push((parameter.name.clone(), parameter.tensor.copy()?));
+        }
+        let (dtype, device) = (self.parameters.dtype(), self.parameters.device().clone());
+        let tokenizer = self.tokenizer.as_ref().map(|tokenizer| Tokenizer::from_bytes(tokenizer.bytes())).transpose()?;
+        let builder = ParameterBuilder::from_tensors(dtype, device, tensors);
+        let mut replica = Self::build(self.config.clone(), tokenizer, builder)?;
+        replica.set_recompute(self.encoder.recompute);
+        Ok(replica)
+    }
+
+    /// Number of layers of the encoder.
+    pub fn encoder_layers(&self) -> usize {
+        self.config.encoder.n_layers
+    }
+
     /// Computes encoder layers again in the backward pass instead of keeping what they need: less memory, the same
     /// gradients.
     pub fn set_recompute(&mut self, recompute: bool) {
@@ -240,6 +260,17 @@ impl TdtModel {
         batch: &MicroBatch,
         options: &TrainOptions,
         gradients: &mut Gradients,
+    ) -> Result<MicroBatchOutput> {
+        self.train_micro_batch_telling(batch, options, gradients, &mut |_, _| {})
+    }
+
+    /// The same, and tells of each part whose gradients are complete. Nothing is told if the loss is not finite.
+    pub fn train_micro_batch_telling(
+        &mut self,
+        batch: &MicroBatch,
+        options: &TrainOptions,
+        gradients: &mut Gradients,
+        finished: Finished,
     ) -> Result<MicroBatchOutput> {
         check(batch)?;
         let noise = Noise::new(options.seed);
@@ -291,13 +322,16 @@ impl TdtModel {
             gradients,
         )?;
         drop(loss);
+        finished(Part::Heads, gradients);
         self.prediction
             .backward(&self.parameters, &prediction_saved, &d_predicted, gradients)?;
+        finished(Part::Prediction, gradients);
         if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
             if let Some(d_ctc) = d_ctc {
                 add_in_place(&d_encoded, &d_ctc)?;
             }
-            self.encoder.backward(&self.parameters, saved, &d_encoded, gradients)?;
+            self.encoder
+                .backward_telling(&self.parameters, saved, &d_encoded, gradients, finished)?;
         }
         encoded.updates.apply(&mut self.parameters)?;
         Ok(output)

@@ -122,6 +122,16 @@ impl AdamW {
         }
     }
 
+    /// Keeps the moments of those parameters that `keep` names; the others are forgotten.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.moments.retain(|name, _| keep(name));
+    }
+
+    /// Takes in the moments of other parameters.
+    pub fn extend(&mut self, other: AdamW) {
+        self.moments.extend(other.moments);
+    }
+
     /// One update with learning rate `rate`. Every gradient is multiplied by `scale` first (the clipping
     /// factor; 1 leaves it exactly as it is).
     pub fn step(
@@ -466,16 +476,16 @@ impl InplaceOp2 for AdamWUpdate<'_> {
     }
 }
 
-/// Global L2 norm of all gradients of trainable parameters. Summed in 64 bits, chunk by chunk in a fixed
+/// Square of the global L2 norm of all gradients of trainable parameters. Summed in 64 bits, chunk by chunk in a fixed
 /// order.
-pub fn global_norm(parameters: &Parameters, gradients: &Gradients) -> Result<f64, TrainingError> {
+pub fn squared_norm(parameters: &Parameters, gradients: &Gradients) -> Result<f64, TrainingError> {
     let mut total = 0.0;
     for (id, parameter) in parameters.iter() {
         if let Some(gradient) = gradients.get(id).filter(|_| parameter.trainable) {
             total += sum_of_squares(gradient)?;
         }
     }
-    Ok(total.sqrt())
+    Ok(total)
 }
 
 fn sum_of_squares(tensor: &Tensor) -> Result<f64, TrainingError> {
