@@ -74,7 +74,7 @@ pub fn write_live(path: &Path, parameters: &Parameters) -> Result<(), TrainingEr
 }
 
 /// Tensors of their own: the optimizer works in place.
-fn copied(parameters: &Parameters) -> Result<Parameters, TrainingError> {
+pub(crate) fn copied(parameters: &Parameters) -> Result<Parameters, TrainingError> {
     let mut copies = parameters.clone();
     for (id, parameter) in parameters.iter() {
         copies.set(id, parameter.tensor.copy()?)?;

@@ -18,7 +18,6 @@ pub enum TrainingError {
     Damaged {
         folder: PathBuf,
         message: String,
-        help: String,
     },
     /// Another process trains into the folder.
     #[error("{} is in use: {owner}", folder.display())]
@@ -67,7 +66,8 @@ impl From<TrainingError> for StageError {
             TrainingError::Setting { path, .. } => StageError::setting(path, message),
             TrainingError::Refused { help, .. } => StageError::Refused { message, help },
             TrainingError::Hub { help, .. } => StageError::failed(message).with_help(help),
-            TrainingError::Damaged { help, .. } => StageError::failed(message).with_help(help),
+            TrainingError::Damaged { .. } => StageError::failed(message).with_help("no checkpoint of its folder is sound; put back what was changed, or move them out of it to begin anew"),
+            TrainingError::Rank { .. } => StageError::failed(message).with_help("the newest checkpoint stands; run again to go on from it, with a longer `rank_timeout` if the rank was only slow"),
             TrainingError::Locked { .. } => StageError::Refused { message, help: Some("wait for it, or give another folder as `checkpoints`".into()) },
             TrainingError::NotFinite { .. } => StageError::failed(message).with_help("lower the rate, raise the warm-up, or look at the segments that are named; `max_bad_steps` sets the limit"),
             _ => StageError::failed(message),

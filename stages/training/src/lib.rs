@@ -19,6 +19,7 @@ pub mod tensorboard;
 pub mod train;
 pub mod train_tokenizer;
 pub mod trainer;
+mod window;
 pub mod write_model;
 pub mod write_tokenizer;
 

@@ -1,6 +1,8 @@
 //! One run of training: where it starts, its steps, its checkpoints, its figures.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device};
@@ -10,26 +12,36 @@ use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
 use serde_json::{Value, json};
 
-use crate::average::Average;
-use crate::checkpoint::{self, CheckpointFolder, Identity, Record, Standing};
+use crate::average::{Average, copied};
+use crate::checkpoint::{self, CheckpointFolder, Identity, Planned, Record, Standing};
 use crate::error::TrainingError;
 use crate::init::{check_init, first_model};
 use crate::metrics::Metrics;
 use crate::optimizer::AdamW;
 use crate::settings::{OnChange, TrainSettings};
-use crate::trainer::{LoadedBatch, StepReport, Trainer};
+use crate::trainer::{LoadedBatch, StepReport, Trainer, panic_text};
+use crate::window::Window;
 
 /// Where training goes on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Start {
     /// From the first step, in this folder.
     Fresh { folder: PathBuf },
-    /// After a checkpoint. `changes` are what `on_change: continue` passed over.
+    /// After a checkpoint. `changes` are what `on_change: continue` passed over, `damaged` newer checkpoints that are not
+    /// what they were when they were written.
     Resume {
         checkpoint: Standing,
         record: Box<Record>,
         changes: Vec<String>,
+        damaged: Vec<Damage>,
     },
+}
+
+/// A damaged checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Damage {
+    pub folder: PathBuf,
+    pub message: String,
 }
 
 impl Start {
@@ -48,10 +60,15 @@ pub fn find_start(settings: &TrainSettings, data: Option<&str>) -> Result<Start,
     let root = Path::new(&settings.checkpoints);
     let folder = checkpoint::current(root)?;
     let identity = settings.identity()?;
-    let Some((standing, record)) = checkpoint::latest(&folder)? else {
+    let Some((standing, record, damaged)) = checkpoint::newest_sound(&folder)? else {
         check_init(settings)?;
         return Ok(Start::Fresh { folder });
     };
+    let damage = |error| match error {
+        TrainingError::Damaged { folder, message } => Some(Damage { folder, message }),
+        _ => None,
+    };
+    let damaged = damaged.into_iter().filter_map(damage).collect();
     let mut others = checkpoint::identity_changes(&record.identity, &identity);
     let another_run = !others.is_empty();
     others.extend(checkpoint::changes(&record, &settings.recorded(), data));
@@ -60,6 +77,7 @@ pub fn find_start(settings: &TrainSettings, data: Option<&str>) -> Result<Start,
             checkpoint: standing,
             record: Box::new(record),
             changes: others,
+            damaged,
         });
     }
     match settings.on_change {
@@ -70,6 +88,7 @@ pub fn find_start(settings: &TrainSettings, data: Option<&str>) -> Result<Start,
             checkpoint: standing,
             record: Box::new(record),
             changes: others,
+            damaged,
         }),
         _ => Err(TrainingError::Refused {
             message: format!(
@@ -96,7 +115,9 @@ pub type Report = Box<dyn FnMut(Value) + Send>;
 pub struct Session {
     settings: TrainSettings,
     trainer: Trainer,
-    folder: CheckpointFolder,
+    folder: Arc<CheckpointFolder>,
+    /// A checkpoint that is being written.
+    writing: Option<JoinHandle<Result<PathBuf, TrainingError>>>,
     metrics: Metrics,
     record: Record,
     evaluate: Option<Evaluate>,
@@ -112,59 +133,14 @@ pub struct Session {
     evaluate_first: bool,
     /// Of the model's vocabulary before its first step.
     vocabulary_change: Option<VocabularyChange>,
+    /// Damaged checkpoints that were passed over, one line each.
+    set_aside: Vec<String>,
+    /// Step and word error rate of the last evaluation.
+    evaluated: Option<(u64, f64)>,
 }
 
 /// Table of what became of each piece of a changed vocabulary, beside the checkpoints.
 pub const VOCABULARY: &str = "vocabulary.tsv";
-
-/// Sums over some steps.
-struct Window {
-    since: Instant,
-    steps: u64,
-    good_steps: u64,
-    loss: f64,
-    seconds: f64,
-    padded_seconds: f64,
-    tokens: u64,
-}
-
-impl Window {
-    fn new() -> Self {
-        Window {
-            since: Instant::now(),
-            steps: 0,
-            good_steps: 0,
-            loss: 0.0,
-            seconds: 0.0,
-            padded_seconds: 0.0,
-            tokens: 0,
-        }
-    }
-
-    fn add(&mut self, step: &StepReport) {
-        self.steps += 1;
-        if step.skipped.is_none() {
-            self.good_steps += 1;
-            self.loss += step.loss;
-        }
-        self.seconds += step.seconds();
-        self.padded_seconds += step.padded_seconds;
-        self.tokens += step.tokens;
-    }
-
-    fn loss(&self) -> Option<f64> {
-        (self.good_steps > 0).then(|| self.loss / self.good_steps as f64)
-    }
-
-    /// Share of what is computed that is padding.
-    fn padding(&self) -> f64 {
-        if self.padded_seconds > 0.0 {
-            1.0 - self.seconds / self.padded_seconds
-        } else {
-            0.0
-        }
-    }
-}
 
 impl Session {
     /// Locks the folder and makes or loads the model.
@@ -185,6 +161,7 @@ impl Session {
         let identity = settings.identity()?;
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
+        let mut set_aside = Vec::new();
         let (folder, mut model, optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
@@ -196,10 +173,24 @@ impl Session {
                 let optimizer = AdamW::new(settings.adamw());
                 (folder, model, optimizer, average, first_record(identity))
             }
-            Start::Resume { checkpoint, record, .. } => {
+            Start::Resume {
+                checkpoint,
+                record,
+                damaged,
+                ..
+            } => {
                 let parent = checkpoint.path.parent().unwrap_or(root);
                 let folder = CheckpointFolder::open(lock, parent)?;
-                checkpoint::verify(&checkpoint.path, &record)?;
+                for damage in damaged {
+                    let aside = folder.set_aside(&damage.folder)?;
+                    set_aside.push(format!(
+                        "checkpoint {} is damaged ({}) and now named {}; training goes on from {}",
+                        damage.folder.display(),
+                        damage.message,
+                        aside.display(),
+                        checkpoint.path.display()
+                    ));
+                }
                 let mut model = TdtModel::load(&checkpoint.path, DType::F32, &Device::Cpu)?;
                 let optimizer = checkpoint::read_optimizer(&checkpoint.path, settings.adamw())?;
                 let average = checkpoint::read_average(&checkpoint.path, &record, decay, &mut model)?;
@@ -207,11 +198,22 @@ impl Session {
             }
         };
         model.set_recompute(settings.recompute);
-        let record = Record {
+        let mut record = Record {
+            version: checkpoint::CHECKPOINT_VERSION,
             settings: settings.recorded(),
             data: data.map(str::to_owned).or(record.data),
+            validation_wer: None,
             ..record
         };
+        let planned = Planned {
+            from_step: record.step,
+            ranks: settings.ranks,
+            grad_accum: settings.grad_accum,
+        };
+        let same = |last: &Planned| (last.ranks, last.grad_accum) == (planned.ranks, planned.grad_accum);
+        if !record.plans.last().is_some_and(same) {
+            record.plans.push(planned);
+        }
         let mut metrics = Metrics::open(folder.folder(), resumed)?;
         if let Some(change) = &vocabulary_change {
             let path = folder.folder().join(VOCABULARY);
@@ -226,7 +228,10 @@ impl Session {
         Ok(Session {
             settings: settings.clone(),
             trainer,
-            folder,
+            folder: Arc::new(folder),
+            writing: None,
+            set_aside,
+            evaluated: None,
             metrics,
             first_step: record.step,
             record,
@@ -253,6 +258,17 @@ impl Session {
 
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.trainer.model().tokenizer.as_ref()
+    }
+
+    /// Damaged checkpoints that were passed over and set aside, one line each.
+    pub fn set_aside(&self) -> &[String] {
+        &self.set_aside
+    }
+
+    /// Notes that there was nothing to work on for some time.
+    pub fn waited_for_data(&mut self, time: Duration) {
+        self.window.waited_for_data += time.as_secs_f64();
+        self.shown.waited_for_data += time.as_secs_f64();
     }
 
     /// What became of the model's vocabulary, where training begins with another one than that of `init`.
@@ -301,20 +317,67 @@ impl Session {
         if evaluate {
             self.evaluate()?;
         }
-        if keep {
+        if keep && (last || !self.settings.checkpoint_in_background) {
             self.checkpoint()?;
+        } else if keep {
+            self.checkpoint_in_background()?;
+        } else if self.writing.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.written()?;
         }
         Ok(report)
     }
 
     /// Writes a checkpoint of where training stands, and removes old ones.
     pub fn checkpoint(&mut self) -> Result<PathBuf, TrainingError> {
-        let (folder, record) = (&self.folder, &self.record);
+        self.written()?;
+        let record = self.stamped();
+        let folder = &self.folder;
         let path = self
             .trainer
-            .lend_state(|model, optimizer, live| folder.write(record, model, optimizer, live))??;
-        self.folder.prune(self.settings.keep_checkpoints)?;
+            .lend_state(|model, optimizer, live| folder.write(&record, model, optimizer, live))??;
+        self.folder
+            .prune(self.settings.keep_checkpoints, self.settings.keep_best)?;
         Ok(path)
+    }
+
+    /// Begins to write a checkpoint of where training stands, from a copy of everything, and goes on. What goes wrong is
+    /// told by a later call.
+    fn checkpoint_in_background(&mut self) -> Result<(), TrainingError> {
+        self.written()?;
+        let record = self.stamped();
+        let (model, optimizer, live) = self.trainer.lend_state(|model, optimizer, live| {
+            Ok::<_, TrainingError>((model.replica()?, optimizer.clone(), live.map(copied).transpose()?))
+        })??;
+        let folder = self.folder.clone();
+        let (keep, best) = (self.settings.keep_checkpoints, self.settings.keep_best);
+        let write = move || {
+            let path = folder.write(&record, &model, &optimizer, live.as_ref())?;
+            folder.prune(keep, best)?;
+            Ok(path)
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write);
+        self.writing = Some(thread.map_err(TrainingError::file(self.folder.folder()))?);
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written.
+    fn written(&mut self) -> Result<(), TrainingError> {
+        match self.writing.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(written)) => written.map(drop),
+            Some(Err(panic)) => Err(TrainingError::Data {
+                message: format!("writing a checkpoint panicked: {}", panic_text(panic.as_ref())),
+            }),
+        }
+    }
+
+    /// The record with what the last evaluation said, if it was of this very model.
+    fn stamped(&self) -> Record {
+        let evaluated = self.evaluated.filter(|(step, _)| *step == self.record.step);
+        Record {
+            validation_wer: evaluated.map(|(_, wer)| wer).filter(|wer| wer.is_finite()),
+            ..self.record.clone()
+        }
     }
 
     fn skip(&mut self, segments: &[String], report: &StepReport) -> Result<(), TrainingError> {
@@ -358,6 +421,9 @@ impl Session {
             "samples": self.record.samples,
             "encoder_frozen": report.encoder_frozen,
             "seconds": seconds,
+            "waited_for_data": window.waited_for_data,
+            "rank_waits": if window.waited.len() > 1 { json!(window.waited) } else { Value::Null },
+            "memory_mib": resident_mib(),
         }))
     }
 
@@ -368,7 +434,7 @@ impl Session {
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
         let line = format!(
-            "step {} of {} (micro-batch {}), epoch {}, loss {}, rate {:.2e}, gradient {:.1}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, {} tokens, {} MiB, {}:{:02} left",
+            "step {} of {} (micro-batch {}), epoch {}, loss {}, rate {:.2e}, gradient {:.1}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} tokens, {} MiB, {}:{:02} left",
             self.record.step,
             self.settings.max_steps,
             self.record.micro_batches,
@@ -380,6 +446,7 @@ impl Session {
             window.seconds / window.steps.max(1) as f64,
             window.seconds / elapsed,
             100.0 * window.padding(),
+            100.0 * window.starved(),
             self.record.tokens,
             resident_mib(),
             eta as u64 / 60,
@@ -399,6 +466,7 @@ impl Session {
             "audio_s_per_s": round(window.seconds / elapsed, 1),
             "steps_per_s": round(window.steps as f64 / elapsed, 2),
             "padding": round(window.padding(), 3),
+            "waits_for_data": round(window.starved(), 3),
             "tokens": self.record.tokens,
             "skipped_steps": self.record.skipped_steps,
             "memory_mib": resident_mib(),
@@ -425,6 +493,7 @@ impl Session {
             finite(scores.overall.characters.rate()),
         );
         let step = self.record.step;
+        self.evaluated = wer.map(|wer| (step, wer));
         self.metrics.append(&json!({
             "kind": "evaluation", "step": step, "wer": wer, "cer": cer, "utterances": scores.overall.utterances,
             "wrong_tags": scores.overall.wrong_tags, "languages": languages, "seconds": began.elapsed().as_secs_f64(),
@@ -460,6 +529,8 @@ fn first_record(identity: Identity) -> Record {
         settings: Default::default(),
         data: None,
         random: "splitmix64(seed, step, rank, micro_batch)".into(),
+        validation_wer: None,
+        plans: Vec::new(),
         files: Default::default(),
     }
 }
@@ -480,4 +551,11 @@ fn resident_mib() -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
         .unwrap_or(0)
         / 1024
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // What went wrong stands nowhere then, but neither does what it wrote; a run that ends well has waited before.
+        let _ = self.written();
+    }
 }

@@ -129,6 +129,11 @@ pub struct TrainSettings {
     pub checkpoint_every: u64,
     /// Checkpoints to keep; older ones are removed.
     pub keep_checkpoints: usize,
+    /// Keep the checkpoint with the lowest validation error too, of those that were evaluated (where `eval_every` and
+    /// `checkpoint_every` coincide).
+    pub keep_best: bool,
+    /// Go on training while a checkpoint is written, from a copy of weights and optimizer state in memory.
+    pub checkpoint_in_background: bool,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
     /// Validation utterances per language to evaluate on.
@@ -198,6 +203,8 @@ impl Default for TrainSettings {
             offload: false,
             checkpoint_every: 1_000,
             keep_checkpoints: 3,
+            keep_best: true,
+            checkpoint_in_background: true,
             eval_every: 1_000,
             eval_samples_per_language: 10,
             log_every: 10,

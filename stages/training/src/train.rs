@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -356,21 +357,23 @@ impl Log for TrainBody {
         let detail = match &start {
             Start::Fresh { folder } => format!("from the first step, in {}", folder.display()),
             Start::Resume {
-                checkpoint, changes, ..
-            } if changes.is_empty() => format!(
-                "step {step} of {}, {}",
-                self.settings.max_steps,
-                checkpoint.path.display()
-            ),
-            Start::Resume {
-                checkpoint, changes, ..
+                checkpoint,
+                changes,
+                damaged,
+                ..
             } => {
-                format!(
-                    "step {step} of {}, {}; changed: {}",
+                let mut detail = format!(
+                    "step {step} of {}, {}",
                     self.settings.max_steps,
-                    checkpoint.path.display(),
-                    changes.join("; ")
-                )
+                    checkpoint.path.display()
+                );
+                if !changes.is_empty() {
+                    detail.push_str(&format!("; changed: {}", changes.join("; ")));
+                }
+                for damage in damaged {
+                    detail.push_str(&format!("; {} is damaged", damage.folder.display()));
+                }
+                detail
             }
         };
         if step >= self.settings.max_steps {
@@ -435,8 +438,15 @@ fn train(
             ),
         });
     }
+    for message in session.set_aside() {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message: message.clone(),
+        });
+    }
     tell_long_texts(settings, context, &mut session)?;
     loop {
+        let began = Instant::now();
         // A request goes before the steps that wait.
         if let Ok(request) = requests.try_recv()
             && answer(&mut session, request)
@@ -453,6 +463,7 @@ fn train(
                     if context.cancel.is_set() {
                         return Ok(());
                     }
+                    session.waited_for_data(began.elapsed());
                     let partition = one_step(settings, context, &mut session, step)?;
                     if done.send(Ok(partition)).is_err() {
                         return Ok(());

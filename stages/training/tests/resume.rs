@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
 use flow_model::checkpoint::read_safetensors;
-use flow_model::model::MicroBatch;
+use flow_evaluation::wer::Scores;
+use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::TrainingError;
 use flow_training::checkpoint;
 use flow_training::session::{Session, Start, find_start};
@@ -178,19 +179,20 @@ fn the_encoder_stands_still_while_it_is_frozen() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_named_and_the_one_before_offered() {
+fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     let folder = tempfile::tempdir().expect("folder");
     let settings = settings(folder.path(), 8);
     let first = train(&settings, 0..2);
     let second = train(&settings, 2..4);
-    let refused = |what: &str| match Session::begin(&settings, Some("data"), None, Box::new(|_| {})) {
-        Err(TrainingError::Damaged { folder, message, help }) => {
-            assert_eq!(folder, second);
-            assert!(message.contains(what), "{message}");
-            assert!(help.contains(&*first.to_string_lossy()), "{help}");
+    let passed_over = |what: &str| match find_start(&settings, Some("data")).expect("a start") {
+        Start::Resume {
+            checkpoint, damaged, ..
+        } => {
+            assert_eq!(checkpoint.path, first, "{what}: the damage was not noticed");
+            assert_eq!((damaged.len(), &damaged[0].folder), (1, &second));
+            assert!(damaged[0].message.contains(what), "{}", damaged[0].message);
         }
-        Err(other) => panic!("{what}: {other}"),
-        Ok(_) => panic!("{what}: the damage was not noticed"),
+        other => panic!("{what}: {other:?}"),
     };
     for name in [
         "model.safetensors",
@@ -203,18 +205,91 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_offered() {
         let middle = bad.len() / 2;
         bad[middle] ^= 1;
         std::fs::write(second.join(name), &bad).expect("damage");
-        refused(name);
+        passed_over(name);
         std::fs::write(second.join(name), &good[..good.len() - 1]).expect("damage");
-        refused(name);
+        passed_over(name);
         std::fs::remove_file(second.join(name)).expect("damage");
-        refused(name);
+        passed_over(name);
         std::fs::write(second.join(name), &good).expect("repair");
     }
     let good = bytes(&second, "training.json");
     std::fs::write(second.join("training.json"), &good[..good.len() / 2]).expect("damage");
-    refused("training.json");
-    std::fs::remove_dir_all(&second).expect("removed");
-    assert_eq!(begin(&settings).step_number(), 2);
+    passed_over("training.json");
+    // Training goes on from the one before, and nothing of the damaged one is lost.
+    let session = begin(&settings);
+    assert_eq!(session.step_number(), 2);
+    let aside = folder.path().join("damaged-step-000000004");
+    assert!(session.set_aside()[0].contains("damaged-step-000000004"), "{:?}", session.set_aside());
+    assert!(aside.join("model.safetensors").exists() && !second.exists());
+    drop(session);
+    assert_eq!(bytes(&train(&settings, 2..4), "training.json"), good);
+    // Where none is sound, training does not quietly begin anew.
+    for checkpoint in [&first, &second] {
+        std::fs::remove_file(checkpoint.join("model.safetensors")).expect("damage");
+    }
+    match Session::begin(&settings, Some("data"), None, Box::new(|_| {})) {
+        Err(TrainingError::Damaged { folder, .. }) => assert_eq!(folder, second),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("the damage was not noticed"),
+    }
+}
+
+/// A checkpoint that is written while training goes on holds what stood when it was begun; the best one stays.
+#[test]
+fn checkpoints_in_the_background_are_those_of_their_step() {
+    let [fore, back] = [(), ()].map(|()| tempfile::tempdir().expect("folder"));
+    for (folder, checkpoint_in_background) in [(&fore, false), (&back, true)] {
+        let settings = TrainSettings {
+            checkpoint_every: 2,
+            checkpoint_in_background,
+            keep_checkpoints: 2,
+            eval_every: 2,
+            average_decay: 0.9,
+            ..settings(folder.path(), 10)
+        };
+        // The second evaluation is the best one.
+        let mut rates = [5u64, 1, 3, 4, 2].into_iter();
+        let evaluate = Box::new(move |_: &TdtModel| {
+            let mut scores = Scores::default();
+            scores.overall.words.units = 10;
+            scores.overall.words.substitutions = rates.next().expect("five evaluations");
+            Ok(scores)
+        });
+        let mut session = Session::begin(&settings, Some("data"), Some(evaluate), Box::new(|_| {})).expect("a session");
+        for step in 0..10 {
+            session.step(&micro_batches(step), 2).expect("a step");
+        }
+        drop(session);
+        let steps = checkpoint::list(folder.path()).expect("checkpoints");
+        assert_eq!(steps.iter().map(|c| c.step).collect::<Vec<_>>(), [4, 8, 10]);
+    }
+    for step in [4, 8, 10] {
+        let name = format!("step-{step:09}");
+        for file in ["model.safetensors", "live.safetensors", "optimizer.safetensors"] {
+            let [fore, back] = [&fore, &back].map(|folder| bytes(&folder.path().join(&name), file));
+            assert!(fore == back, "{file} of step {step}");
+        }
+    }
+    let record = checkpoint::read_record(&back.path().join("step-000000004")).expect("a record");
+    assert_eq!(record.validation_wer, Some(0.1));
+}
+
+/// A folder that cannot be written to ends training with its name, and the checkpoints before stay.
+#[test]
+fn a_checkpoint_that_cannot_be_written_is_told_and_the_old_ones_stay() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings {
+        checkpoint_every: 2,
+        ..settings(folder.path(), 10)
+    };
+    let old = train(&settings, 0..2);
+    let mut session = begin(&settings);
+    // In the way of what is to be written.
+    std::fs::write(folder.path().join(".writing-step-000000004"), b"a file").expect("a file");
+    let outcome = (2..6).try_for_each(|step| session.step(&micro_batches(step), 2).map(drop));
+    let error = outcome.expect_err("it cannot be written").to_string();
+    assert!(error.contains(".writing-step-000000004"), "{error}");
+    assert!(old.join("model.safetensors").exists());
 }
 
 #[test]

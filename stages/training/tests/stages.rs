@@ -276,10 +276,10 @@ fn mistakes_are_told_before_anything_runs() {
     let told = |settings: TrainSettings| train(settings, 0..1).expect_err("a mistake").to_string();
     assert!(
         told(TrainSettings {
-            ranks: 2,
+            ranks: 0,
             ..settings(folder.path(), 4)
         })
-        .contains("only 1 rank")
+        .contains("from 1 to 64")
     );
     assert!(
         told(TrainSettings {

@@ -3,34 +3,39 @@
 //! A checkpoint is a folder `step-000001200` that describes itself: the model (weights, configuration,
 //! tokenizer), the optimizer's state, and `training.json`, which says how far training was, what it was
 //! made from, and the digest of every other file. It is written under a temporary name, flushed and
-//! renamed, so it is complete or absent. `restart-001`, `restart-002`, ... beside the checkpoints hold
+//! renamed, so it is complete or absent. One that is damaged all the same is passed over for the one before it, and
+//! set aside as `damaged-step-000001200` when training goes on. `restart-001`, `restart-002`, ... beside the checkpoints hold
 //! training that was begun anew with `on_change: restart`; the newest of them is the current one.
+
+mod changes;
+mod writing;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use flow_model::Parameters;
 use flow_model::model::TdtModel;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::average::{self, Average};
+use crate::average::Average;
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
 
+pub use changes::{changes, identity_changes};
+pub use writing::{CheckpointFolder, FolderLock, lock};
+
 /// Version of `training.json`. What is newer is refused by name.
-pub const CHECKPOINT_VERSION: u32 = 1;
+pub const CHECKPOINT_VERSION: u32 = 2;
 
 const RECORD: &str = "training.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Weights that training goes on from, where `model.safetensors` holds an average of them.
 const LIVE: &str = "live.safetensors";
-const LOCK: &str = "lock";
-const WRITING: &str = ".writing-";
-const REMOVING: &str = ".removing-";
 const RESTART: &str = "restart-";
+const DAMAGED: &str = "damaged-";
 
 /// What makes a training run the run it is. If it differs, training cannot go on; it can only restart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -71,8 +76,24 @@ pub struct Record {
     /// How random numbers are made. They are drawn anew for each micro-batch from the seed, the step, the
     /// rank and the micro-batch, so no state of a generator needs to be kept.
     pub random: String,
+    /// Word error rate on the validation sample, where this very model was evaluated.
+    #[serde(default)]
+    pub validation_wer: Option<f64>,
+    /// How micro-batches were planned, from which step on; the last is the present way.
+    #[serde(default)]
+    pub plans: Vec<Planned>,
     /// Every other file of the folder.
     pub files: BTreeMap<String, FileDigest>,
+}
+
+/// For how many ranks, and micro-batches of each, the steps from `from_step` on were planned. An epoch that had begun
+/// before ends as it was planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Planned {
+    pub from_step: u64,
+    pub ranks: u32,
+    pub grad_accum: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,67 +119,6 @@ impl Record {
                 .update(&[0]);
         }
         hasher.finalize().to_hex().to_string()
-    }
-}
-
-/// What differs between the recorded settings and the present ones, one line each: `phase2_lr: 0.0001 in
-/// the checkpoint, 0.0002 now`. A raised `max_steps` is no change. Data is compared only where both sides
-/// know it.
-pub fn changes(record: &Record, settings: &BTreeMap<String, Value>, data: Option<&str>) -> Vec<String> {
-    let names: std::collections::BTreeSet<&String> = record.settings.keys().chain(settings.keys()).collect();
-    let mut changes = Vec::new();
-    for name in names {
-        let (before, now) = (
-            record.settings.get(name).unwrap_or(&Value::Null),
-            settings.get(name).unwrap_or(&Value::Null),
-        );
-        let raised = name == "max_steps" && now.as_u64() >= before.as_u64();
-        if !raised && !same_value(before, now) {
-            changes.push(format!("{name}: {before} in the checkpoint, {now} now"));
-        }
-    }
-    if let (Some(before), Some(now)) = (&record.data, data)
-        && before != now
-    {
-        changes.push("the train rows are others than those of the checkpoint".to_owned());
-    }
-    changes
-}
-
-/// What differs in identity, one line each.
-pub fn identity_changes(before: &Identity, now: &Identity) -> Vec<String> {
-    let mut changes = Vec::new();
-    let mut compare = |name: &str, before: String, now: String| {
-        if before != now {
-            changes.push(format!("{name}: {before} in the checkpoint, {now} now"));
-        }
-    };
-    match (&before.model, &now.model) {
-        (Value::Object(a), Value::Object(b)) => {
-            let names: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-            for name in names {
-                let text = |map: &serde_json::Map<String, Value>| map.get(name).unwrap_or(&Value::Null).to_string();
-                compare(&format!("model.{name}"), text(a), text(b));
-            }
-        }
-        (a, b) => compare("model", a.to_string(), b.to_string()),
-    }
-    let tokenizer = |t: &Option<String>| {
-        t.as_ref()
-            .map_or("that of init".to_owned(), |digest| digest.chars().take(16).collect())
-    };
-    compare("tokenizer", tokenizer(&before.tokenizer), tokenizer(&now.tokenizer));
-    compare("init", before.init.clone(), now.init.clone());
-    compare("seed", before.seed.to_string(), now.seed.to_string());
-    changes
-}
-
-/// 1 and 1.0 are the same setting, and so are numbers that differ in the last bit: a number read from JSON
-/// may.
-fn same_value(a: &Value, b: &Value) -> bool {
-    match (a.as_f64(), b.as_f64()) {
-        (Some(a), Some(b)) => (a - b).abs() <= 1e-14 * a.abs().max(b.abs()),
-        _ => a == b,
     }
 }
 
@@ -208,6 +168,24 @@ pub fn list(folder: &Path) -> Result<Vec<Standing>, TrainingError> {
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.step);
     Ok(found)
+}
+
+/// The newest checkpoint of a folder whose files are what they were when they were written, with what its record says,
+/// and what is wrong with newer ones. An error if there are checkpoints, but none is sound.
+pub fn newest_sound(folder: &Path) -> Result<Option<(Standing, Record, Vec<TrainingError>)>, TrainingError> {
+    let mut damaged = Vec::new();
+    for standing in list(folder)?.into_iter().rev() {
+        let sound = read_record(&standing.path).and_then(|record| {
+            verify(&standing.path, &record)?;
+            Ok(record)
+        });
+        match sound {
+            Ok(record) => return Ok(Some((standing, record, damaged))),
+            Err(error @ TrainingError::Damaged { .. }) => damaged.push(error),
+            Err(error) => return Err(error),
+        }
+    }
+    damaged.into_iter().next().map_or(Ok(None), Err)
 }
 
 /// The newest checkpoint of a folder and what its record says.
@@ -278,7 +256,7 @@ pub fn read_record(checkpoint: &Path) -> Result<Record, TrainingError> {
 
 /// Compares every file of a checkpoint with its digest.
 pub fn verify(checkpoint: &Path, record: &Record) -> Result<(), TrainingError> {
-    for (name, expected) in &record.files {
+    record.files.par_iter().try_for_each(|(name, expected)| {
         if name.contains('/') || name.starts_with('.') {
             return Err(damaged(checkpoint, format!("{RECORD} names a file {name:?}")));
         }
@@ -295,8 +273,8 @@ pub fn verify(checkpoint: &Path, record: &Record) -> Result<(), TrainingError> {
                 format!("{name} has other content than when it was written"),
             ));
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Reads the optimizer's state of a checkpoint.
@@ -320,21 +298,11 @@ pub fn read_average(
     Ok((decay > 0.0).then_some(average))
 }
 
-/// The error for a damaged checkpoint, with the way out: the one before it, if there is one.
+/// The error for a damaged checkpoint.
 fn damaged(checkpoint: &Path, message: String) -> TrainingError {
-    let before = checkpoint.parent().and_then(|folder| {
-        let all = list(folder).ok()?;
-        let at = all.iter().position(|c| c.path == checkpoint)?;
-        Some(all.get(at.checked_sub(1)?)?.path.display().to_string())
-    });
-    let help = match before {
-        Some(before) => format!("move it out of its folder to go on from {before}"),
-        None => "move it out of its folder to begin anew; there is none before it".to_owned(),
-    };
     TrainingError::Damaged {
         folder: checkpoint.to_owned(),
         message,
-        help,
     }
 }
 
@@ -356,143 +324,3 @@ fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
     }
 }
 
-/// The lock of a checkpoint folder: one process at a time trains into it. Goes when this is dropped, and
-/// with the process.
-#[derive(Debug)]
-pub struct FolderLock {
-    _file: File,
-}
-
-/// Makes the folder if there is none, and locks it.
-pub fn lock(root: &Path) -> Result<FolderLock, TrainingError> {
-    fs::create_dir_all(root).map_err(TrainingError::file(root))?;
-    let path = root.join(LOCK);
-    let mut file = File::options()
-        .create(true)
-        .read(true)
-        .write(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(TrainingError::file(&path))?;
-    if let Err(error) = file.try_lock() {
-        let mut owner = String::new();
-        // Only the message suffers when it cannot be read.
-        let _ = file.read_to_string(&mut owner);
-        return Err(match error {
-            fs::TryLockError::WouldBlock => TrainingError::Locked {
-                folder: root.to_owned(),
-                owner: if owner.is_empty() {
-                    "another process trains into it".into()
-                } else {
-                    owner.trim().to_owned()
-                },
-            },
-            fs::TryLockError::Error(source) => TrainingError::File { path, source },
-        });
-    }
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let owner = format!("process {} on {} trains into it\n", std::process::id(), host.trim());
-    file.set_len(0)
-        .and_then(|()| file.rewind())
-        .and_then(|()| file.write_all(owner.as_bytes()))
-        .map_err(TrainingError::file(&path))?;
-    Ok(FolderLock { _file: file })
-}
-
-/// A checkpoint folder, held for writing.
-#[derive(Debug)]
-pub struct CheckpointFolder {
-    folder: PathBuf,
-    _lock: FolderLock,
-}
-
-impl CheckpointFolder {
-    /// Opens `folder` (the locked one, or a restart below it). What an interrupted process left half written
-    /// is removed.
-    pub fn open(lock: FolderLock, folder: &Path) -> Result<Self, TrainingError> {
-        fs::create_dir_all(folder).map_err(TrainingError::file(folder))?;
-        for name in folders(folder)? {
-            if name.starts_with(WRITING) || name.starts_with(REMOVING) {
-                let path = folder.join(&name);
-                fs::remove_dir_all(&path).map_err(TrainingError::file(&path))?;
-            }
-        }
-        Ok(CheckpointFolder {
-            folder: folder.to_owned(),
-            _lock: lock,
-        })
-    }
-
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// Writes one checkpoint and returns its folder. One that stands already for this step is left alone.
-    /// `live` are the weights that training goes on from, where `model` has an average of them.
-    pub fn write(
-        &self,
-        record: &Record,
-        model: &TdtModel,
-        optimizer: &AdamW,
-        live: Option<&Parameters>,
-    ) -> Result<PathBuf, TrainingError> {
-        let name = name_of(record.step);
-        let target = self.folder.join(&name);
-        if target.exists() {
-            return Ok(target);
-        }
-        let writing = self.folder.join(format!("{WRITING}{name}"));
-        if writing.exists() {
-            fs::remove_dir_all(&writing).map_err(TrainingError::file(&writing))?;
-        }
-        fs::create_dir(&writing).map_err(TrainingError::file(&writing))?;
-        model.save(&writing)?;
-        optimizer.save(&writing.join(OPTIMIZER))?;
-        if let Some(live) = live {
-            average::write_live(&writing.join(LIVE), live)?;
-        }
-        let mut record = record.clone();
-        record.files.clear();
-        for entry in fs::read_dir(&writing).map_err(TrainingError::file(&writing))? {
-            let path = entry.map_err(TrainingError::file(&writing))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            File::open(&path)
-                .and_then(|file| file.sync_all())
-                .map_err(TrainingError::file(&path))?;
-            record
-                .files
-                .insert(name, digest_file(&path).map_err(TrainingError::file(&path))?);
-        }
-        let path = writing.join(RECORD);
-        let mut text = serde_json::to_string_pretty(&record).map_err(|e| TrainingError::Data {
-            message: format!("{}: {e}", path.display()),
-        })?;
-        text.push('\n');
-        let mut file = File::create(&path).map_err(TrainingError::file(&path))?;
-        file.write_all(text.as_bytes())
-            .and_then(|()| file.sync_all())
-            .map_err(TrainingError::file(&path))?;
-        sync_folder(&writing)?;
-        fs::rename(&writing, &target).map_err(TrainingError::file(&target))?;
-        sync_folder(&self.folder)?;
-        Ok(target)
-    }
-
-    /// Removes the oldest checkpoints until `keep` are left (at least one always is).
-    pub fn prune(&self, keep: usize) -> Result<(), TrainingError> {
-        let all = list(&self.folder)?;
-        for checkpoint in &all[..all.len().saturating_sub(keep.max(1))] {
-            // Renamed first, so that a half removed folder is never taken for a checkpoint.
-            let removing = self.folder.join(format!("{REMOVING}{}", name_of(checkpoint.step)));
-            fs::rename(&checkpoint.path, &removing).map_err(TrainingError::file(&checkpoint.path))?;
-            fs::remove_dir_all(&removing).map_err(TrainingError::file(&removing))?;
-        }
-        Ok(())
-    }
-}
-
-fn sync_folder(folder: &Path) -> Result<(), TrainingError> {
-    File::open(folder)
-        .and_then(|file| file.sync_all())
-        .map_err(TrainingError::file(folder))
-}
