@@ -40,6 +40,8 @@ pub enum Command {
     /// Look at models on disk, convert and compare them
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Say how much memory training will need, what each switch would change, and the largest batch that fits
+    Memory(MemoryArguments),
     /// Make room: remove from the state directory what the last runs did not use
     Gc(GcArguments),
 }
@@ -191,6 +193,28 @@ pub enum Progress {
     Json,
     /// Nothing but errors
     None,
+}
+
+#[derive(Args, Debug)]
+pub struct MemoryArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// The memory to fit into, as 8GB or 7.5GiB; what this machine has available if not given. Exit code 4 if it does not
+    /// fit
+    #[arg(long, value_name = "SIZE", value_parser = crate::commands::memory::bytes)]
+    pub device_memory: Option<u64>,
+    /// The longest clip, in seconds; the stage's max_duration if not given
+    #[arg(long, value_name = "SECONDS")]
+    pub longest: Option<f64>,
+    /// Tokens per second of speech, at most
+    #[arg(long, value_name = "N", default_value_t = flow_training::memory::TOKENS_PER_SECOND)]
+    pub tokens_per_second: f64,
+    /// Pieces of the vocabulary, where the pipeline makes its tokenizer itself
+    #[arg(long, value_name = "N")]
+    pub vocabulary: Option<usize>,
+    /// The training stage, where a pipeline has several
+    #[arg(long, value_name = "STAGE")]
+    pub stage: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -84,6 +84,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Status(arguments) => commands::status::status(&arguments, out),
         Command::Log(arguments) => commands::log::log(&arguments, out),
         Command::Model(command) => commands::model::model(&command, out),
+        Command::Memory(arguments) => commands::memory::memory(&arguments, &registry, out),
         Command::Gc(arguments) => commands::gc::gc(&arguments, out),
     }
 }

@@ -1,7 +1,10 @@
 //! What holds for the whole process and is set before anything else: the allocator, and the number of threads.
 
+use flow_model::allocation::Counted;
+use mimalloc::MiMalloc;
+
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Counted<MiMalloc> = Counted(MiMalloc);
 
 /// Number of mimalloc's option `purge_delay` in all of its versions 2 and 3.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;

@@ -6,6 +6,7 @@ pub mod graph;
 pub mod kinds;
 pub mod lineage;
 pub mod log;
+pub mod memory;
 pub mod model;
 pub mod past_run;
 pub mod plan;

@@ -10,8 +10,8 @@ use crate::layers::conformer_layer::{self, ConformerLayer};
 use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
 use crate::noise::{DropMask, Noise};
-use crate::parts::{Finished, Part};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::parts::{Finished, Part};
 
 /// The encoder.
 #[derive(Debug)]

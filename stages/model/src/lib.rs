@@ -4,6 +4,7 @@
 //! Candle gives tensors, devices and matrix products. Gradients are written by hand: each layer has a `forward` that
 //! returns what its `backward` needs, and a `backward` that adds into named [`Gradients`].
 
+pub mod allocation;
 pub mod checkpoint;
 pub mod config;
 pub mod ctc;
@@ -28,7 +29,7 @@ pub use config::ModelConfig;
 pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use noise::Noise;
-pub use parts::Part;
 pub use parameters::{
     BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId, Parameters,
 };
+pub use parts::Part;

@@ -1,36 +1,15 @@
 //! The joint network and its loss never hold all logits of a batch.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::alloc::System;
 
 use candle_core::{DType, Device, Tensor};
+use flow_model::allocation::{Count, Counted};
 use flow_model::joint::{Joint, JointSizes};
 use flow_model::loss::TdtLoss;
 use flow_model::{Gradients, Mode, Noise, ParameterBuilder};
 
-/// The system's allocator, counting what is in use and the most that was.
-struct Counting;
-
-static USED: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged; counting does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        MOST.fetch_max(USED.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        USED.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counted<System> = Counted(System);
 
 #[test]
 fn loss_and_gradients_need_a_small_part_of_the_logits_memory() {
@@ -57,8 +36,8 @@ fn loss_and_gradients_need_a_small_part_of_the_logits_memory() {
         rnnt: false,
     };
     let mut gradients = Gradients::new(&parameters);
-    let before = USED.load(Relaxed);
-    MOST.store(before, Relaxed);
+    let count = Count::begin().expect("nobody else counts");
+    assert!(Count::begin().is_none(), "one at a time");
     let loss = joint
         .loss(
             &parameters,
@@ -71,7 +50,7 @@ fn loss_and_gradients_need_a_small_part_of_the_logits_memory() {
     joint
         .backward(&parameters, &settings, &loss, &[0.25; 4], false, &mut gradients)
         .unwrap();
-    let most = MOST.load(Relaxed) - before;
+    let most = count.most() as usize;
     // 397 MB of logits. What is kept of them has a fixed limit of 32 MiB; the rest are some chunks of 512 cells (8 MB
     // each) and some hundred bytes per cell.
     let logits = batch * frames * (tokens + 1) * (vocabulary + 6) * 4;

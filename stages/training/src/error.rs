@@ -15,10 +15,7 @@ pub enum TrainingError {
     Refused { message: String, help: Option<String> },
     /// A checkpoint is not what it was when it was written.
     #[error("checkpoint {} is damaged: {message}", folder.display())]
-    Damaged {
-        folder: PathBuf,
-        message: String,
-    },
+    Damaged { folder: PathBuf, message: String },
     /// Another process trains into the folder.
     #[error("{} is in use: {owner}", folder.display())]
     Locked { folder: PathBuf, owner: String },

@@ -83,6 +83,29 @@ pub fn first_model(settings: &TrainSettings) -> Result<(TdtModel, Option<Vocabul
     Ok((model, change))
 }
 
+/// The configuration of the model before its first step; of a model that is given, nothing but that is read. `vocabulary`
+/// is the number of pieces where the tokenizer is still to be made.
+pub fn configuration(settings: &TrainSettings, vocabulary: Option<usize>) -> Result<ModelConfig, TrainingError> {
+    let pieces = match (given_tokenizer(settings)?, vocabulary) {
+        (Some(tokenizer), _) => Some(tokenizer.pieces()),
+        (None, Some(size)) => Some((0..size).map(|number| number.to_string()).collect()),
+        (None, None) => None,
+    };
+    if settings.init == "none" {
+        let pieces =
+            pieces.ok_or_else(|| TrainingError::setting("tokenizer", "with `init: none` a tokenizer is needed"))?;
+        return settings.model.config(&pieces);
+    }
+    check_init(settings)?;
+    let opened = OpenModel::open(settings.init_path())?;
+    let mut config = ModelConfig::from_nemo_yaml(&opened.config_yaml)?;
+    if let Some(pieces) = pieces {
+        config.decoder.vocab_size = pieces.len();
+        config.labels = pieces;
+    }
+    Ok(config)
+}
+
 /// The tokenizer that was given; none if that of `init` is meant.
 fn given_tokenizer(settings: &TrainSettings) -> Result<Option<Tokenizer>, TrainingError> {
     let Some(bytes) = settings.tokenizer_file()? else {

@@ -8,6 +8,7 @@ pub mod hub;
 pub mod init;
 pub mod loaded_rows;
 pub mod long_texts;
+pub mod memory;
 pub mod metrics;
 pub mod model_settings;
 pub mod optimizer;

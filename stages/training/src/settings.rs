@@ -148,6 +148,12 @@ pub struct TrainSettings {
     /// old one.
     pub on_change: OnChange,
 
+    /// Before the first step, find out how much memory training will need, and refuse to begin where more is needed than
+    /// there is.
+    pub memory_check: bool,
+    /// Seconds of the longest clip, to know the largest micro-batch.
+    pub max_duration: f64,
+
     /// As given to `sampling.load`; only recorded, so that a change is noticed.
     pub max_batch_seconds: f64,
     /// As given to `sampling.load`; only recorded.
@@ -210,6 +216,8 @@ impl Default for TrainSettings {
             log_every: 10,
             max_bad_steps: 20,
             on_change: OnChange::Refuse,
+            memory_check: true,
+            max_duration: 20.0,
             max_batch_seconds: 90.0,
             temperature: 0.3,
             balance: Balance::default(),
@@ -312,6 +320,14 @@ impl TrainSettings {
         ] {
             if !(value.is_finite() && value >= 0.0) {
                 return refuse(path, "it must be a number of at least 0");
+            }
+        }
+        for (path, value) in [
+            ("max_duration", self.max_duration),
+            ("max_batch_seconds", self.max_batch_seconds),
+        ] {
+            if !(value.is_finite() && value > 0.0) {
+                return refuse(path, "it must be a number above 0");
             }
         }
         if !(0.0..1.0).contains(&self.average_decay) {

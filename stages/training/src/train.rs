@@ -13,6 +13,8 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, select, unbounded};
 use flow_evaluation::audio_rows::{check_rows, is_members};
 use flow_evaluation::decode::ValidationSet;
+use flow_model::ModelConfig;
+use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
 use flow_runtime::event::Event;
 use flow_runtime::{
@@ -23,8 +25,10 @@ use flow_runtime::{
 use crate::checkpoint;
 use crate::error::TrainingError;
 use crate::hub::{Hub, Reference};
+use crate::init::configuration;
 use crate::loaded_rows::{micro_batches, missing_column};
 use crate::long_texts::LongTexts;
+use crate::memory;
 use crate::session::{Evaluate, Session, Start, find_start};
 use crate::settings::TrainSettings;
 use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
@@ -416,6 +420,7 @@ fn train(
     let Some(settings) = &with_init(settings, context, data, requests)? else {
         return Ok(());
     };
+    check_memory(settings, context, data)?;
     let screen = context.clone();
     let evaluate = validation(settings, context)?;
     let mut session = Session::begin(
@@ -504,6 +509,29 @@ fn with_init(
     })?;
     settings.fetched = fetched;
     Ok(settings.fetched.is_some().then_some(settings))
+}
+
+/// Finds out whether training fits into memory. A run that has nothing left to do is not looked at.
+fn check_memory(settings: &TrainSettings, context: &Context, data: Option<&str>) -> Result<(), StageError> {
+    if !settings.memory_check {
+        return Ok(());
+    }
+    let config = match find_start(settings, data)? {
+        Start::Resume { checkpoint, .. } => {
+            let opened = OpenModel::open(&checkpoint.path).map_err(TrainingError::from)?;
+            ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(TrainingError::from)?
+        }
+        Start::Fresh { .. } => configuration(settings, None)?,
+    };
+    if let Some((needed, available)) = memory::check(settings, &config)? {
+        let line = format!(
+            "training needs up to {} of memory, {} are available",
+            memory::gigabytes(needed),
+            memory::gigabytes(available)
+        );
+        context.report(serde_json::json!({ "line": line, "memory_needed_mib": needed >> 20 }));
+    }
+    Ok(())
 }
 
 /// Says which transcripts are learned only in part.

@@ -133,7 +133,9 @@ impl Trainer {
         }
         let threads = (rayon::current_num_threads() / ranks).max(1);
         let mut group = members(ranks, owners(&model.parameters, ranks), config.rank_timeout).into_iter();
-        let first = group.next().ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
+        let first = group
+            .next()
+            .ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
         let mut others = Vec::with_capacity(ranks - 1);
         for (number, member) in (1..).zip(group) {
             let replica = Replica::new(model.replica()?, optimizer.clone(), config.clone(), Box::new(member));
@@ -259,7 +261,11 @@ impl Trainer {
         for (number, other) in (1..).zip(&self.others) {
             let (reply, answer) = bounded(1);
             other.work.send(Work::Moments(reply)).map_err(|_| gone(number))?;
-            whole.extend(answer.recv_timeout(self.config.rank_timeout).map_err(|_| gone(number))?);
+            whole.extend(
+                answer
+                    .recv_timeout(self.config.rank_timeout)
+                    .map_err(|_| gone(number))?,
+            );
         }
         Ok(whole)
     }

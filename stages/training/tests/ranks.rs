@@ -132,13 +132,21 @@ fn state(mut trainer: Trainer) -> Vec<(String, Vec<f64>)> {
     for step in 0..6 {
         let report = trainer.step(step, &micro_batches(step), PLANNED).expect("a step");
         assert_eq!(report.skipped, None);
-        reports.extend([report.loss, report.gradient_norm, report.tokens as f64, report.utterances as f64]);
+        reports.extend([
+            report.loss,
+            report.gradient_norm,
+            report.tokens as f64,
+            report.utterances as f64,
+        ]);
     }
     let mut all = vec![("reports".to_owned(), reports)];
     let values = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1();
     let mut add = |of: &str, model: &TdtModel| {
         for (_, parameter) in model.parameters.iter() {
-            all.push((format!("{of} {}", parameter.name), values(&parameter.tensor).expect("values")));
+            all.push((
+                format!("{of} {}", parameter.name),
+                values(&parameter.tensor).expect("values"),
+            ));
         }
     };
     add("live", trainer.model());
@@ -223,7 +231,10 @@ fn a_rank_that_fails_is_named_and_the_checkpoint_stays() {
         other => panic!("{other:?}"),
     }
     // The ranks are gone; what follows says so and does not wait.
-    assert!(matches!(session.step(&micro_batches(4), PLANNED), Err(TrainingError::Rank { .. })));
+    assert!(matches!(
+        session.step(&micro_batches(4), PLANNED),
+        Err(TrainingError::Rank { .. })
+    ));
     drop(session);
     let mut session = train(&settings, 3..4);
     assert!(session.checkpoint().is_ok() && checkpoint.exists());

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use flow_model::checkpoint::read_safetensors;
 use flow_evaluation::wer::Scores;
+use flow_model::checkpoint::read_safetensors;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::TrainingError;
 use flow_training::checkpoint;
@@ -219,7 +219,11 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     let session = begin(&settings);
     assert_eq!(session.step_number(), 2);
     let aside = folder.path().join("damaged-step-000000004");
-    assert!(session.set_aside()[0].contains("damaged-step-000000004"), "{:?}", session.set_aside());
+    assert!(
+        session.set_aside()[0].contains("damaged-step-000000004"),
+        "{:?}",
+        session.set_aside()
+    );
     assert!(aside.join("model.safetensors").exists() && !second.exists());
     drop(session);
     assert_eq!(bytes(&train(&settings, 2..4), "training.json"), good);

@@ -14,8 +14,8 @@ use crate::joint::{Joint, JointSizes};
 use crate::kernels::elementwise::add_in_place;
 use crate::loss::{TdtLoss, reduction_factors};
 use crate::noise::Noise;
-use crate::parts::{Finished, Part};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::parts::{Finished, Part};
 use crate::prediction::Prediction;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result, encoder, spec_augment};
@@ -222,7 +222,11 @@ impl TdtModel {
             tensors.push((parameter.name.clone(), parameter.tensor.copy()?));
         }
         let (dtype, device) = (self.parameters.dtype(), self.parameters.device().clone());
-        let tokenizer = self.tokenizer.as_ref().map(|tokenizer| Tokenizer::from_bytes(tokenizer.bytes())).transpose()?;
+        let tokenizer = self
+            .tokenizer
+            .as_ref()
+            .map(|tokenizer| Tokenizer::from_bytes(tokenizer.bytes()))
+            .transpose()?;
         let builder = ParameterBuilder::from_tensors(dtype, device, tensors);
         let mut replica = Self::build(self.config.clone(), tokenizer, builder)?;
         replica.set_recompute(self.encoder.recompute);

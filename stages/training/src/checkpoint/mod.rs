@@ -323,4 +323,3 @@ fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
         hasher.update(&buffer[..n]);
     }
 }
-

@@ -107,6 +107,15 @@ impl Numbers {
     }
 }
 
+/// Bytes of both moments of a tensor of so many numbers in 32 bits.
+pub fn moment_bytes(elements: usize, eight_bit: bool) -> usize {
+    if eight_bit && elements >= LEAST {
+        2 * (elements + 4 * elements.div_ceil(BLOCK))
+    } else {
+        8 * elements
+    }
+}
+
 /// AdamW with decoupled weight decay. Works in place on the parameters; its own state is kept by name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {

@@ -125,7 +125,9 @@ fn the_norm_is_that_of_all_gradients_whatever_the_threads() {
             .num_threads(threads)
             .build()
             .expect("threads");
-        pool.install(|| squared_norm(&parameters, &gradients)).expect("a norm").sqrt()
+        pool.install(|| squared_norm(&parameters, &gradients))
+            .expect("a norm")
+            .sqrt()
     };
     assert!((norm(1) - exact).abs() < 1e-9 * exact);
     assert_eq!(norm(1).to_bits(), norm(3).to_bits());

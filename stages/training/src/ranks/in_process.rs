@@ -189,7 +189,11 @@ impl Collective for Member {
             for laid in table.laid.iter_mut().flatten() {
                 let Laid::Gradients(gradients) = laid else { continue };
                 // What others own stays for them.
-                let own: Vec<ParameterId> = gradients.keys().copied().filter(|id| owners[id.index()] == rank).collect();
+                let own: Vec<ParameterId> = gradients
+                    .keys()
+                    .copied()
+                    .filter(|id| owners[id.index()] == rank)
+                    .collect();
                 for id in own {
                     parts.entry(id).or_default().extend(gradients.remove(&id));
                 }

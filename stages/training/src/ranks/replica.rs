@@ -102,7 +102,11 @@ impl Replica {
         let frozen = self.config.recipe.encoder_frozen(plan.step);
         self.gradients.clear();
         self.sums.clear();
-        let before: Vec<Tensor> = self.buffers.iter().map(|&id| self.model.parameters.get(id).clone()).collect();
+        let before: Vec<Tensor> = self
+            .buffers
+            .iter()
+            .map(|&id| self.model.parameters.get(id).clone())
+            .collect();
         let mut report = RankReport::default();
         let mut loss = 0.0;
         for round in 0..plan.rounds {
@@ -144,7 +148,8 @@ impl Replica {
             let scale = clip_factor(report.gradient_norm, self.config.clip);
             self.optimizer.step(&self.model.parameters, sums, rate, scale)?;
             if several {
-                let changed: Vec<ParameterId> = self.learning(frozen).flat_map(|(_, ids)| ids.iter().copied()).collect();
+                let changed: Vec<ParameterId> =
+                    self.learning(frozen).flat_map(|(_, ids)| ids.iter().copied()).collect();
                 self.collective
                     .spread(place(What::Parameters), &mut self.model.parameters, &changed)?;
                 if !frozen {
@@ -304,5 +309,9 @@ fn at_fault(loaded: &LoadedBatch, losses: &[f64]) -> Vec<String> {
         .filter(|(_, loss)| !loss.is_finite())
         .map(|(name, _)| name.clone())
         .collect();
-    if named.is_empty() { loaded.segments.clone() } else { named }
+    if named.is_empty() {
+        loaded.segments.clone()
+    } else {
+        named
+    }
 }

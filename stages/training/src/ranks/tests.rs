@@ -35,7 +35,10 @@ fn parameters_are_shared_out_evenly() {
         owned[*owner] += size;
     }
     // No rank has more than the others by more than the largest tensor.
-    assert!(owned.iter().max().unwrap() - owned.iter().min().unwrap() <= 200, "{owned:?}");
+    assert!(
+        owned.iter().max().unwrap() - owned.iter().min().unwrap() <= 200,
+        "{owned:?}"
+    );
     assert_eq!(owners.iter().collect::<std::collections::BTreeSet<_>>().len(), 3);
 }
 
@@ -80,7 +83,9 @@ fn sums_are_those_of_the_order_of_ranks_whoever_comes_late() {
                             parameters.get(id).slice_set(&new, 0, 0).unwrap();
                         }
                         let what = What::Parameters;
-                        member.spread(Place { what, ..place(step) }, &mut parameters, &ids).unwrap();
+                        member
+                            .spread(Place { what, ..place(step) }, &mut parameters, &ids)
+                            .unwrap();
                         let what = What::Figures;
                         let all = member.gather(Place { what, ..place(step) }, vec![rank as f64]).unwrap();
                         assert_eq!(all, [[0.0], [1.0], [2.0], [3.0]]);
@@ -108,8 +113,14 @@ fn a_rank_that_does_not_come_is_named_to_all_others() {
         waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for error in &errors {
-        assert!(error.starts_with("rank 1 of training failed: it did not come to"), "{error}");
-        assert!(error.contains("encoder layer 3") && error.contains("step 17"), "{error}");
+        assert!(
+            error.starts_with("rank 1 of training failed: it did not come to"),
+            "{error}"
+        );
+        assert!(
+            error.contains("encoder layer 3") && error.contains("step 17"),
+            "{error}"
+        );
     }
     // The one that comes after all learns of it too.
     let mut absent = absent;

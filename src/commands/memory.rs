@@ -1,0 +1,256 @@
+//! `flow memory`: how much memory a pipeline's training will need.
+
+use std::io::Write;
+
+use flow_runtime::registry::Registry;
+use flow_runtime::spec::{Pipeline, yaml};
+use flow_training::init::configuration;
+use flow_training::memory::{Assumed, Measured, Needs, available, gigabytes, largest_batch};
+use flow_training::settings::{Optimizer, TrainSettings};
+
+use super::checked;
+use crate::arguments::MemoryArguments;
+use crate::failure::{Exit, Failure};
+use crate::table;
+
+pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let checked = checked(&arguments.pipeline, registry)?;
+    let pipeline = &checked.pipeline;
+    let settings = settings(pipeline, arguments)?;
+    let wrong =
+        |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", pipeline.path.display()));
+    let config = configuration(&settings, arguments.vocabulary).map_err(wrong)?;
+    let assumed = Assumed {
+        longest: arguments.longest.unwrap_or(settings.max_duration),
+        tokens_per_second: arguments.tokens_per_second,
+    };
+    let measure = |settings: &TrainSettings| -> Result<Measured, Failure> {
+        Measured::new(&config, settings, &assumed.shapes(settings))
+            .map_err(wrong)?
+            .ok_or_else(|| Failure::unreadable("this program's allocator does not count"))
+    };
+    let measured = measure(&settings)?;
+    let total = measured.needs(&settings);
+    let shape = total.shape.map_or(String::new(), |shape| {
+        format!(
+            "; the worst micro-batch is {} of {} s with {} tokens each",
+            table::plural(shape.utterances as u64, "clip"),
+            shape.seconds,
+            shape.tokens
+        )
+    });
+    writeln!(
+        out,
+        "{}: {} encoder layers of width {}, {}, micro-batches of {} s{shape}",
+        pipeline.path.display(),
+        config.encoder.n_layers,
+        config.encoder.d_model,
+        table::plural(u64::from(settings.ranks), "rank"),
+        settings.max_batch_seconds
+    )?;
+    writeln!(out)?;
+    let row = |what: &str, bytes: u64, when: &str| vec![what.to_owned(), gigabytes(bytes), when.to_owned()];
+    let mut rows = vec![
+        ["of one rank", "memory", "when"].map(String::from).to_vec(),
+        row("parameters", total.parameters, "always"),
+        row("optimizer", total.optimizer, "always"),
+        row("averaged weights", total.average, "always, on the first rank"),
+        row(
+            "copy for a checkpoint",
+            total.checkpoint,
+            "while one is written, on the first rank",
+        ),
+        row("gradients", total.gradients, "growing through the backward pass"),
+        row(
+            "activations",
+            total.activations,
+            "until the backward pass has used them",
+        ),
+        row("joint and loss", total.joint, "between forward and backward pass"),
+        row("one layer's workspace", total.workspace, "in the layers"),
+        row("a step's peak", total.step, "the most of the last four at once"),
+        row("all", total.total(), "at most"),
+    ];
+    if settings.ranks > 1 {
+        let all = total.of_ranks(settings.ranks);
+        rows.push(row("all ranks", all, "where they share one memory, as on the CPU"));
+    }
+    for line in table::lines(&rows) {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out)?;
+    let recomputed = TrainSettings {
+        recompute: !settings.recompute,
+        ..settings.clone()
+    };
+    let other = measure(&recomputed)?.needs(&recomputed);
+    switches(out, &settings, &measured, &other)?;
+    let Some(device) = arguments.device_memory.or_else(available) else {
+        return Ok(Exit::Done);
+    };
+    let needed = match arguments.device_memory {
+        Some(_) => total.total(),
+        None => total.of_ranks(settings.ranks),
+    };
+    let verdict = if needed <= device {
+        "fits into"
+    } else {
+        "does not fit into"
+    };
+    writeln!(out)?;
+    let now = if arguments.device_memory.is_some() {
+        ""
+    } else {
+        " that are available now"
+    };
+    writeln!(out, "{} {verdict} {}{now}", gigabytes(needed), gigabytes(device))?;
+    let share = device
+        / u64::from(if arguments.device_memory.is_some() {
+            1
+        } else {
+            settings.ranks.max(1)
+        });
+    match largest_batch(&config, &settings, &assumed, share).map_err(wrong)? {
+        Some(seconds) => writeln!(out, "the largest max_batch_seconds that fits: {seconds}")?,
+        None => writeln!(out, "not even one clip of {} s fits", assumed.longest)?,
+    }
+    Ok(if needed <= device { Exit::Done } else { Exit::Noted })
+}
+
+/// What each switch would change.
+fn switches(
+    out: &mut dyn Write,
+    settings: &TrainSettings,
+    measured: &Measured,
+    recomputed: &Needs,
+) -> Result<(), Failure> {
+    let now = measured.needs(settings);
+    let other = match settings.optimizer {
+        Optimizer::Adamw => (Optimizer::Adamw8bit, "optimizer: adamw8bit"),
+        Optimizer::Adamw8bit => (Optimizer::Adamw, "optimizer: adamw"),
+    };
+    let mut changes = vec![
+        (
+            other.1.to_owned(),
+            TrainSettings {
+                optimizer: other.0,
+                ..settings.clone()
+            },
+        ),
+        (
+            format!("checkpoint_in_background: {}", !settings.checkpoint_in_background),
+            TrainSettings {
+                checkpoint_in_background: !settings.checkpoint_in_background,
+                ..settings.clone()
+            },
+        ),
+        (
+            format!("ranks: {}", settings.ranks * 2),
+            TrainSettings {
+                ranks: settings.ranks * 2,
+                ..settings.clone()
+            },
+        ),
+    ];
+    if settings.average_decay > 0.0 {
+        changes.push((
+            "average_decay: 0".into(),
+            TrainSettings {
+                average_decay: 0.0,
+                ..settings.clone()
+            },
+        ));
+    }
+    let mut rows = vec![["with", "one rank needs", "change"].map(String::from).to_vec()];
+    let recomputed = (format!("recompute: {}", !settings.recompute), *recomputed);
+    let changes = changes
+        .into_iter()
+        .map(|(name, settings)| (name, measured.needs(&settings)));
+    for (name, then) in [recomputed].into_iter().chain(changes) {
+        let then = then.total();
+        let sign = if then <= now.total() { "-" } else { "+" };
+        let change = format!("{sign}{}", gigabytes(then.abs_diff(now.total())));
+        rows.push(vec![name, gigabytes(then), change]);
+    }
+    for line in table::lines(&rows) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// The settings of the pipeline's training stage.
+fn settings(pipeline: &Pipeline, arguments: &MemoryArguments) -> Result<TrainSettings, Failure> {
+    let stages: Vec<_> = pipeline
+        .stages
+        .iter()
+        .filter(|stage| stage.uses == "training.train")
+        .filter(|stage| arguments.stage.as_ref().is_none_or(|name| *name == stage.name))
+        .collect();
+    let [stage] = stages.as_slice() else {
+        let message = match (stages.is_empty(), &arguments.stage) {
+            (true, Some(name)) => format!("{} has no training stage {name}", pipeline.path.display()),
+            (true, None) => format!("{} has no training stage", pipeline.path.display()),
+            (false, _) => format!("{} has several training stages", pipeline.path.display()),
+        };
+        return Err(Failure::usage(
+            message,
+            "name a stage of kind training.train with --stage",
+        ));
+    };
+    // Its settings were read once before, by the check.
+    yaml::typed(&stage.with).map_err(|error| Failure::unreadable(format!("stage {}: {}", stage.name, error.message)))
+}
+
+/// `8GB`, `7.5 GiB`, `24000MB`, or a number of bytes.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "mb" => 1e6,
+        "mib" | "m" => f64::from(1 << 20),
+        "gb" => 1e9,
+        "gib" | "g" => f64::from(1 << 30),
+        _ => {
+            return Err(format!(
+                "`{unit}` is no unit; write 8GB, 7.5GiB, 24000MB or a number of bytes"
+            ));
+        }
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number > 0.0 && number * factor < 1e18 => Ok((number * factor) as u64),
+        _ => Err("write 8GB, 7.5GiB, 24000MB or a number of bytes".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, expected) in [
+            ("8GB", 8_000_000_000),
+            ("0.5 GiB", 1 << 29),
+            ("24000MB", 24_000_000_000),
+            ("77", 77),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for wrong in [
+            "",
+            "GB",
+            "8 PB",
+            "-1GB",
+            "1e9",
+            "1.2.3GB",
+            "99999999999999999999GB",
+            "0",
+        ] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! One micro-batch, computed while the allocator counts.
+
+use flow_model::allocation::Count;
+use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
+use flow_model::{Gradients, ModelConfig, Noise, Part};
+
+use super::{BatchShape, heads_gradient, shallow};
+use crate::error::TrainingError;
+use crate::optimizer::moment_bytes;
+use crate::settings::TrainSettings;
+use crate::trainer::SAMPLE_RATE;
+
+/// Bytes at the end of a part's backward pass, counted from the beginning of the micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Mark {
+    /// The most since the part before was complete.
+    pub most: i64,
+    /// What is held now.
+    pub held: i64,
+}
+
+/// A model of one or two encoder layers. Sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Profile {
+    pub parameters: i64,
+    /// Gradients of all parameters.
+    pub trainable: i64,
+    /// The optimizer's state, in 32 and in 8 bits.
+    pub moments: [i64; 2],
+    pub heads_gradient: i64,
+    pub heads: Mark,
+    pub prediction: Mark,
+    /// From the last layer to the first.
+    pub layers: Vec<Mark>,
+    pub subsampling: Mark,
+    /// What the prediction network keeps, about: that which its backward pass frees.
+    pub joint_held: i64,
+}
+
+pub(super) struct Depths {
+    pub one: Profile,
+    pub two: Profile,
+}
+
+impl Depths {
+    /// Something that grows by the same with each layer.
+    pub fn scaled(&self, layers: i64, of: impl Fn(&Profile) -> i64) -> i64 {
+        of(&self.one) + (layers - 1) * (of(&self.two) - of(&self.one))
+    }
+}
+
+/// Logits of so many bytes are past what the loss keeps of them, from where on memory grows linearly with tokens.
+const LINEAR_FROM: usize = 96 << 20;
+
+/// Measures both depths. None if nobody counts.
+pub(super) fn depths(
+    config: &ModelConfig,
+    settings: &TrainSettings,
+    shape: BatchShape,
+) -> Result<Option<Depths>, TrainingError> {
+    let at = |layers: usize| -> Result<Option<Profile>, TrainingError> {
+        let mut model = shallow(config, layers, settings.recompute)?;
+        // The joint network takes most of the time, in proportion to tokens; its memory is known from few of them.
+        let frames = (shape.seconds * SAMPLE_RATE / 1280.0) as usize * shape.utterances;
+        let row = (config.decoder.vocab_size + 1 + config.loss.durations.len()) * 4;
+        let few = LINEAR_FROM / (frames * row).max(1) + 2;
+        if few * 2 >= shape.tokens {
+            return measured(&mut model, settings, shape);
+        }
+        let with = |tokens| BatchShape { tokens, ..shape };
+        let (Some(first), Some(second)) = (
+            measured(&mut model, settings, with(few))?,
+            measured(&mut model, settings, with(2 * few))?,
+        ) else {
+            return Ok(None);
+        };
+        Ok(Some(first.extended(&second, few as f64, shape.tokens as f64)))
+    };
+    Ok(match (at(1)?, at(2)?) {
+        (Some(one), Some(two)) => Some(Depths { one, two }),
+        _ => None,
+    })
+}
+
+impl Profile {
+    /// With `tokens` tokens, if this is with `few` and the other one with twice as many.
+    fn extended(&self, twice: &Profile, few: f64, tokens: f64) -> Profile {
+        let line = |a: i64, b: i64| a + ((b - a) as f64 * (tokens - few) / few) as i64;
+        let mark = |a: &Mark, b: &Mark| Mark {
+            most: line(a.most, b.most),
+            held: line(a.held, b.held),
+        };
+        Profile {
+            heads: mark(&self.heads, &twice.heads),
+            prediction: mark(&self.prediction, &twice.prediction),
+            layers: self.layers.iter().zip(&twice.layers).map(|(a, b)| mark(a, b)).collect(),
+            subsampling: mark(&self.subsampling, &twice.subsampling),
+            joint_held: line(self.joint_held, twice.joint_held),
+            ..self.clone()
+        }
+    }
+}
+
+fn measured(
+    model: &mut TdtModel,
+    settings: &TrainSettings,
+    shape: BatchShape,
+) -> Result<Option<Profile>, TrainingError> {
+    let mut profile = Profile {
+        heads_gradient: heads_gradient(model),
+        ..Profile::default()
+    };
+    for (_, parameter) in model.parameters.iter() {
+        let (elements, size) = (parameter.tensor.elem_count(), parameter.tensor.dtype().size_in_bytes());
+        profile.parameters += (elements * size) as i64;
+        if parameter.trainable {
+            profile.trainable += (elements * size) as i64;
+            for (moments, eight_bit) in profile.moments.iter_mut().zip([false, true]) {
+                *moments += moment_bytes(elements, eight_bit) as i64;
+            }
+        }
+    }
+    let batch = micro_batch(shape, model.config.decoder.vocab_size);
+    let options = TrainOptions {
+        freeze_encoder: false,
+        seed: 1,
+        spec_augment: settings.spec_augment,
+        dither: true,
+        dropout: settings.dropout,
+        scale: 1.0,
+    };
+    let mut gradients = Gradients::new(&model.parameters);
+    let Some(count) = Count::begin() else { return Ok(None) };
+    let mut before = 0;
+    let output = model.train_micro_batch_telling(&batch, &options, &mut gradients, &mut |part, _| {
+        let mark = Mark {
+            most: count.most(),
+            held: count.held(),
+        };
+        match part {
+            Part::Heads => profile.heads = mark,
+            Part::Prediction => {
+                profile.joint_held = before - mark.held;
+                profile.prediction = mark;
+            }
+            Part::Layer(_) => profile.layers.push(mark),
+            Part::Subsampling => profile.subsampling = mark,
+        }
+        before = mark.held;
+    })?;
+    drop(count);
+    if !output.loss.is_finite() || profile.layers.len() != model.encoder_layers() {
+        return Err(TrainingError::Data {
+            message: "a trial micro-batch, to measure memory, had no finite loss".into(),
+        });
+    }
+    Ok(Some(profile))
+}
+
+/// Noise for signals, and tokens by number.
+fn micro_batch(shape: BatchShape, vocabulary: usize) -> MicroBatch {
+    let mut noise = Noise::new(1);
+    let samples = (shape.seconds * SAMPLE_RATE) as usize;
+    let signal: Vec<f32> = (0..samples).map(|_| 0.1 * noise.normal() as f32).collect();
+    let tokens: Vec<u32> = (0..shape.tokens).map(|n| (n % vocabulary.max(1)) as u32).collect();
+    MicroBatch {
+        signals: vec![signal; shape.utterances],
+        tokens: vec![tokens; shape.utterances],
+    }
+}

@@ -1,0 +1,250 @@
+//! The memory that training is said to need is what it takes.
+
+use std::alloc::System;
+
+use candle_core::{DType, Device};
+use flow_model::ModelConfig;
+use flow_model::allocation::{Count, Counted};
+use flow_model::model::{MicroBatch, TdtModel};
+use flow_training::average::Average;
+use flow_training::memory::{Assumed, BatchShape, Measured, Needs, largest_batch};
+use flow_training::optimizer::AdamW;
+use flow_training::settings::{ModelSettings, Optimizer, TrainSettings};
+use flow_training::trainer::{LoadedBatch, Trainer};
+
+#[global_allocator]
+static ALLOCATOR: Counted<System> = Counted(System);
+
+fn config(settings: &ModelSettings, pieces: usize) -> ModelConfig {
+    let labels: Vec<String> = (0..pieces).map(|n| format!("p{n}")).collect();
+    settings.config(&labels).expect("a configuration")
+}
+
+fn step(shape: BatchShape, planned: u32, vocabulary: usize) -> Vec<LoadedBatch> {
+    (0..planned)
+        .map(|place| LoadedBatch {
+            rank: place,
+            place,
+            segments: vec!["a".into(); shape.utterances],
+            batch: MicroBatch {
+                signals: (0..shape.utterances)
+                    .map(|n| {
+                        let samples = (shape.seconds * 16_000.0) as usize;
+                        (0..samples)
+                            .map(|i| (i as f32 * 0.001 * (n + 3) as f32).sin() * 0.3)
+                            .collect()
+                    })
+                    .collect(),
+                tokens: vec![(0..shape.tokens).map(|n| (n * 7 % vocabulary) as u32).collect(); shape.utterances],
+            },
+            ..LoadedBatch::default()
+        })
+        .collect()
+}
+
+fn needs(config: &ModelConfig, settings: &TrainSettings, shapes: &[BatchShape]) -> Needs {
+    let measured = Measured::new(config, settings, shapes).expect("a trial");
+    measured.expect("nobody else counts").needs(settings)
+}
+
+/// The most that two steps of training hold, with everything that training keeps.
+fn taken(config: &ModelConfig, settings: &TrainSettings, shape: BatchShape) -> i64 {
+    let planned = settings.grad_accum * settings.ranks;
+    let batches = step(shape, planned, config.decoder.vocab_size);
+    let count = Count::begin().expect("nobody else counts");
+    let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, &Device::Cpu).expect("a model");
+    model.set_recompute(settings.recompute);
+    let average = (settings.average_decay > 0.0)
+        .then(|| Average::new(settings.average_decay, &model.parameters).expect("an average"));
+    let optimizer = AdamW::new(settings.adamw());
+    let mut trainer = Trainer::new(model, optimizer, settings.trainer_config(64), average).expect("a trainer");
+    // Making a model of random numbers takes more than the model.
+    count.most();
+    for number in 0..2 {
+        let report = trainer.step(number, &batches, planned).expect("a step");
+        assert!(report.loss.is_finite() && report.skipped.is_none());
+    }
+    count.most()
+}
+
+/// Within a tenth, for widths, depths and switches of every kind. One test, since there is one allocator.
+#[test]
+fn what_is_predicted_is_taken() {
+    let base = TrainSettings {
+        unfreeze_step: 0,
+        rank_timeout: 60.0,
+        checkpoint_in_background: false,
+        max_tokens: 60,
+        ..TrainSettings::default()
+    };
+    let small = ModelSettings {
+        layers: 5,
+        ..ModelSettings::default()
+    };
+    let wide = ModelSettings {
+        mels: 128,
+        d_model: 320,
+        heads: 8,
+        layers: 8,
+        conv_channels: 64,
+        pred_hidden: 320,
+        pred_layers: 2,
+        joint_hidden: 320,
+        ..ModelSettings::default()
+    };
+    let cases: [(&str, &ModelSettings, usize, f64, TrainSettings); 8] = [
+        ("small", &small, 512, 20.0, base.clone()),
+        (
+            "small, long",
+            &small,
+            2048,
+            40.0,
+            TrainSettings {
+                recompute: true,
+                ..base.clone()
+            },
+        ),
+        ("wide", &wide, 1024, 12.0, base.clone()),
+        (
+            "wide, recomputed",
+            &wide,
+            1024,
+            12.0,
+            TrainSettings {
+                recompute: true,
+                ..base.clone()
+            },
+        ),
+        (
+            "wide, accumulated",
+            &wide,
+            1024,
+            10.0,
+            TrainSettings {
+                recompute: true,
+                grad_accum: 3,
+                ..base.clone()
+            },
+        ),
+        (
+            "wide, in eight bits, averaged",
+            &wide,
+            1024,
+            10.0,
+            TrainSettings {
+                optimizer: Optimizer::Adamw8bit,
+                average_decay: 0.9,
+                ..base.clone()
+            },
+        ),
+        (
+            "wide, texts cut in three",
+            &wide,
+            8192,
+            10.0,
+            TrainSettings {
+                max_tokens: 200,
+                ..base.clone()
+            },
+        ),
+        (
+            "small, two ranks",
+            &small,
+            512,
+            20.0,
+            TrainSettings {
+                ranks: 2,
+                ..base.clone()
+            },
+        ),
+    ];
+    for (number, (name, model, pieces, seconds, settings)) in cases.into_iter().enumerate() {
+        let settings = TrainSettings {
+            max_batch_seconds: seconds,
+            ..settings
+        };
+        let config = config(model, pieces);
+        let assumed = Assumed {
+            longest: if name == "small, long" { 40.0 } else { 5.0 },
+            tokens_per_second: 40.0,
+        };
+        // The short clips of one case, the long ones of the next.
+        for shape in assumed.shapes(&settings).into_iter().skip(number % 2).take(1) {
+            let needs = needs(&config, &settings, &[shape]);
+            let predicted = needs.of_ranks(settings.ranks) as f64;
+            let taken = taken(&config, &settings, shape) as f64;
+            let off = predicted / taken - 1.0;
+            println!(
+                "{name}, {shape:?}: {:.1} MB predicted, {:.1} MB taken, {:+.1} %",
+                predicted / 1e6,
+                taken / 1e6,
+                100.0 * off
+            );
+            println!("    {needs:?}");
+            assert!(off.abs() <= 0.1, "{name}: {off}");
+        }
+    }
+    // The largest batch that fits needs about what it may.
+    let config = config(&small, 512);
+    let assumed = Assumed {
+        longest: 5.0,
+        tokens_per_second: 12.0,
+    };
+    let device = 200_000_000;
+    let seconds = largest_batch(&config, &base, &assumed, device)
+        .expect("needs")
+        .expect("one that fits");
+    let share = |seconds: f64| {
+        let settings = TrainSettings {
+            max_batch_seconds: seconds,
+            ..base.clone()
+        };
+        needs(&config, &settings, &assumed.shapes(&settings)).total() as f64 / device as f64
+    };
+    // Two clips more do not fit any more.
+    let (fits, does_not) = (share(seconds), share(seconds + 10.0));
+    assert!(
+        fits <= 1.02 && does_not > 1.0,
+        "{seconds} s need {fits} of it, 10 s more {does_not}"
+    );
+    assert_eq!(largest_batch(&config, &base, &assumed, 1_000_000).expect("needs"), None);
+}
+
+/// Fine-tuning all of parakeet-tdt-0.6b within 8 GB: one step of one utterance of 90 s with 512 tokens, in its full size.
+/// Takes some ten minutes and 9 GB: `cargo test --release --workspace --test memory -- --ignored --nocapture`
+#[test]
+#[ignore = "ten minutes and 9 GB of memory"]
+fn the_full_size_is_fine_tuned_within_eight_gigabytes() {
+    let model = ModelSettings {
+        mels: 128,
+        d_model: 1024,
+        heads: 8,
+        layers: 24,
+        conv_channels: 256,
+        pred_hidden: 640,
+        pred_layers: 2,
+        joint_hidden: 640,
+        ..ModelSettings::default()
+    };
+    let settings = TrainSettings {
+        unfreeze_step: 0,
+        max_batch_seconds: 90.0,
+        max_duration: 90.0,
+        recompute: true,
+        optimizer: Optimizer::Adamw8bit,
+        checkpoint_in_background: false,
+        ..TrainSettings::default()
+    };
+    let config = config(&model, 8192);
+    let shape = BatchShape {
+        utterances: 1,
+        seconds: 90.0,
+        tokens: 512,
+    };
+    let needs = needs(&config, &settings, &[shape]);
+    println!("{:.2} GB predicted: {needs:?}", needs.total() as f64 / 1e9);
+    let taken = taken(&config, &settings, shape) as f64;
+    println!("{:.2} GB taken", taken / 1e9);
+    assert!((needs.total() as f64 / taken - 1.0).abs() <= 0.1);
+    assert!(taken < 8e9);
+}
