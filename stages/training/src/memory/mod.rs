@@ -193,16 +193,24 @@ pub fn largest_batch(
         let measured = Measured::new(config, &settings, &assumed.shapes(&settings))?;
         Ok(measured.map(|measured| measured.needs(&settings)))
     };
-    let longest = assumed.longest.min(settings.max_batch_seconds);
-    let (Some(one), Some(two)) = (at(longest)?, at(2.0 * longest)?) else {
+    // Not too few, since the first clips cost more than others: what the loss may keep of its logits has a fixed limit.
+    let longest = assumed.longest.max(0.1);
+    let few = longest * (40.0 / longest).ceil();
+    let Some(at_few) = at(few)? else { return Ok(None) };
+    let (from, to) = if at_few.total() > device {
+        (longest, few)
+    } else {
+        (few, 2.0 * few)
+    };
+    let (Some(at_from), Some(at_to)) = (at(from)?, at(to)?) else {
         return Ok(None);
     };
-    let (one, two, device) = (one.total() as f64, two.total() as f64, device as f64);
-    if one > device {
+    let (at_from, at_to, device) = (at_from.total() as f64, at_to.total() as f64, device as f64);
+    if at_from > device {
         return Ok(None);
     }
-    let clips = 1.0 + (device - one) / (two - one).max(1.0);
-    Ok(Some((clips * longest).floor().min(100_000.0)))
+    let more = (to - from) * (device - at_from) / (at_to - at_from).max(1.0);
+    Ok(Some((from + more).floor().min(100_000.0)))
 }
 
 /// A model of so many layers, from what models of one and two have shown.
