@@ -1,6 +1,7 @@
 //! Sampling: which utterances make which batch, and loading them.
 
 pub mod collate;
+pub mod curriculum;
 pub mod dataset;
 pub mod error;
 mod falling_order;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arrow::array::{
-    ArrayRef, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
+    ArrayRef, Float32Builder, Float64Array, Int32Array, Int64Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::AudioError;
@@ -19,11 +19,13 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use crate::dataset::{AudioColumns, Dataset, Utterance};
+use crate::curriculum::{self, Curriculum, Stage, StageSize, Wanted};
+use crate::dataset::{AudioColumns, Dataset, Utterance, hashes_of_kept};
+use crate::error::SamplingError;
 use crate::plan::{Balance, Packing};
 use crate::plan_batches::{needs, refused};
-use crate::steps::Steps;
 
 /// Loads the micro-batches of training, step by step.
 ///
@@ -41,6 +43,15 @@ use crate::steps::Steps;
 /// 16 kHz mono, a list of float32. Rows come by rank, micro-batch, and place within it. A recording that cannot be
 /// decoded is left out and reported. A micro-batch that is left empty is one row with an empty `segment_id` and
 /// `text` and a signal of a single zero, so that every rank takes part in every step.
+///
+/// With a `curriculum` the run goes through growing parts of the rows. A stage of n rows has of each language its share of
+/// n (every language has a row before any has a second), chosen by a hash of their names: a stage holds all rows of the
+/// one before, and the same rows whatever the order or the number of workers. Stages get steps in proportion to the steps
+/// of their first epochs: stage k ends at the nearest whole number to steps × (epoch steps of stages 1 to k) / (those of
+/// all stages), half up, with at least one step for each; so all have the same number of epochs of their own rows. Another
+/// number of `steps` moves these ends; `curriculum_steps` sets them. A stage with more rows than there are is one of `all`.
+/// Epochs count from 0 within a stage, with `seed` + 2^32 × (stage, from 0) in place of `seed`. Two more columns say
+/// where a step is: `stage` (as the curriculum names it) and `stage_end` (steps that are done when the stage ends).
 ///
 /// # Example
 ///
@@ -83,6 +94,12 @@ pub struct LoadSettings {
     /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
     /// one. Left out: all.
     pub max_samples: Option<u64>,
+    /// Progressive training: the rows of each stage, growing, such as `[100k, 500k, 1M, all]`. Empty: all rows from the
+    /// first step on. With `max_samples` it goes through those.
+    pub curriculum: Vec<StageSize>,
+    /// Steps of each stage of the curriculum but the last, which has the rest. Empty: shared out so that all stages have the
+    /// same number of epochs.
+    pub curriculum_steps: Vec<u64>,
 }
 
 impl Default for LoadSettings {
@@ -101,6 +118,8 @@ impl Default for LoadSettings {
             seed: packing.seed,
             speeds: vec![1.0],
             max_samples: None,
+            curriculum: Vec::new(),
+            curriculum_steps: Vec::new(),
         }
     }
 }
@@ -142,6 +161,8 @@ impl Kind for Load {
                 format!("{} steps; 1 to 1,000,000,000 are possible", settings.steps),
             ));
         }
+        curriculum::check(&settings.curriculum, &settings.curriculum_steps, settings.steps)
+            .map_err(|(name, why)| StageError::setting(name, format!("`{name}`: {why}")))?;
         let (Some(rows), true) = (inputs.first(), inputs.len() <= 2) else {
             let message = format!("sampling.load takes one or two inputs, it was given {}", inputs.len());
             let help = Some("train rows first, then (to read from tars) the port `members` of an audio.probe".into());
@@ -173,7 +194,11 @@ impl Kind for Load {
         }
         let outputs = vec![Port {
             name: "batches".into(),
-            schema: loaded_schema(),
+            schema: if settings.curriculum.is_empty() {
+                loaded_schema()
+            } else {
+                staged_schema()
+            },
         }];
         Ok(Shape {
             reads: vec![Reads::Whole; inputs.len()],
@@ -198,11 +223,12 @@ impl Kind for Load {
 
     /// The folder is left out: recordings are known by their rows.
     fn identity(settings: &LoadSettings) -> serde_json::Value {
-        serde_json::json!({
+        json!({
             "packing": settings.packing(),
             "steps": settings.steps,
             "speeds": settings.speeds,
             "max_samples": settings.max_samples,
+            "curriculum": [json!(settings.curriculum), json!(settings.curriculum_steps)],
         })
     }
 }
@@ -210,12 +236,24 @@ impl Kind for Load {
 /// Rows, plans and counts, shared by all workers of a process.
 struct Loader {
     data: Dataset,
-    steps: Steps,
+    curriculum: Curriculum,
     left_out: AtomicU64,
 }
 
 /// The loaders in use, by what they are made of.
 static LOADERS: Mutex<Vec<(Digest, Weak<Loader>)>> = Mutex::new(Vec::new());
+
+/// What can end the making of a curriculum.
+enum Stopped {
+    Stage(StageError),
+    Sampling(SamplingError),
+}
+
+impl From<SamplingError> for Stopped {
+    fn from(error: SamplingError) -> Self {
+        Stopped::Sampling(error)
+    }
+}
 
 struct LoadBody {
     settings: LoadSettings,
@@ -250,11 +288,24 @@ impl LoadBody {
             Some(loader) => loader,
             None => {
                 let data = Dataset::read(rows, members, &self.settings.shards, self.settings.max_samples)?;
-                let notes = format!("{data_digest} {:?}", self.settings.max_samples);
-                let steps = Steps::new(self.settings.packing(), &notes, Some(self.context.scratch.clone()));
+                let settings = &self.settings;
+                let wanted = Wanted {
+                    sizes: &settings.curriculum,
+                    stage_steps: &settings.curriculum_steps,
+                    steps: settings.steps,
+                    packing: &settings.packing(),
+                    data: &format!("{data_digest} {:?}", settings.max_samples),
+                    notes: Some(&self.context.scratch),
+                };
+                let hashes = || hashes_of_kept(rows, settings.max_samples).map_err(Stopped::Stage);
+                let made = self.pool.install(|| Curriculum::new(&data.rows, hashes, &wanted));
+                let curriculum = made.map_err(|stopped| match stopped {
+                    Stopped::Stage(error) => error,
+                    Stopped::Sampling(error) => refused(error),
+                })?;
                 let loader = Arc::new(Loader {
                     data,
-                    steps,
+                    curriculum,
                     left_out: AtomicU64::new(0),
                 });
                 loaders.push((key, Arc::downgrade(&loader)));
@@ -278,7 +329,7 @@ impl Source for LoadBody {
         // A plan that gives a rank nothing is refused before anything runs.
         let loader = self.loader()?;
         let pool = &self.pool;
-        pool.install(|| loader.steps.check(&loader.data.rows))
+        pool.install(|| loader.curriculum.check(&loader.data.rows))
             .map_err(refused)?;
         let partition = |step| SourcePartition {
             name: Partition::from(step_name(step)),
@@ -292,9 +343,13 @@ impl Source for LoadBody {
         let number = step_number(partition)
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a step")))?;
         let loader = self.loader()?;
+        let stage = loader
+            .curriculum
+            .stage(number)
+            .ok_or_else(|| StageError::failed("there is no stage"))?;
         let step = self
             .pool
-            .install(|| loader.steps.step(&loader.data.rows, number))
+            .install(|| stage.step(&loader.data.rows, number))
             .map_err(refused)?;
         let mut wanted: Vec<(u32, u32, Utterance<'_>)> = Vec::new();
         let mut places: Vec<(u32, u32)> = Vec::new();
@@ -307,7 +362,7 @@ impl Source for LoadBody {
                 places.push((rank, micro));
                 wanted.extend(
                     rows.iter()
-                        .filter_map(|&row| Some((rank, micro, loader.data.utterance(row)?))),
+                        .filter_map(|&row| Some((rank, micro, loader.data.utterance(stage.row(row))?))),
                 );
             }
         }
@@ -318,7 +373,7 @@ impl Source for LoadBody {
             } else {
                 utterance
                     .signal()
-                    .and_then(|signal| at_speed(signal, self.speed(step.epoch, utterance.segment_id)))
+                    .and_then(|signal| at_speed(signal, self.speed(stage.seed(), step.epoch, utterance.segment_id)))
             }
         };
         let signals: Vec<Result<Vec<f32>, AudioError>> = self
@@ -334,7 +389,10 @@ impl Source for LoadBody {
             let count = rest.iter().take_while(|(r, m, ..)| (*r, *m) == (rank, micro)).count();
             let (these, others) = rest.split_at(count);
             rest = others;
-            let batch = micro_batch(row, rank, micro, step.epoch, these)?;
+            let mut batch = micro_batch(row, rank, micro, step.epoch, these)?;
+            if !self.settings.curriculum.is_empty() {
+                batch = staged(&batch, stage)?;
+            }
             row += batch.num_rows() as u32;
             out.send(0, batch);
         }
@@ -383,21 +441,21 @@ impl LoadBody {
             stage: Some(self.context.stage.clone()),
             message,
         });
-        self.context.report(serde_json::json!({"recordings_left_out": so_far}));
+        self.context.report(json!({"recordings_left_out": so_far}));
         Ok(loaded)
     }
 }
 
 impl LoadBody {
     /// The speed of an utterance in an epoch, drawn by a hash, so that nothing needs to be remembered.
-    fn speed(&self, epoch: u64, segment_id: &str) -> f64 {
+    fn speed(&self, seed: i64, epoch: u64, segment_id: &str) -> f64 {
         let speeds = &self.settings.speeds;
         if let [only] = speeds.as_slice() {
             return *only;
         }
         let mut hasher = blake3::Hasher::new();
         hasher
-            .update(&self.settings.seed.to_le_bytes())
+            .update(&seed.to_le_bytes())
             .update(&epoch.to_le_bytes())
             .update(segment_id.as_bytes());
         let hash = hasher.finalize();
@@ -433,6 +491,24 @@ pub fn loaded_schema() -> SchemaRef {
             DataType::List(Arc::new(Field::new_list_field(DataType::Float32, true))),
         ),
     ]))
+}
+
+/// Schema of the port `batches` with a curriculum.
+pub fn staged_schema() -> SchemaRef {
+    let mut fields = loaded_schema().fields().to_vec();
+    fields.push(Arc::new(Field::new("stage", DataType::Utf8, false)));
+    fields.push(Arc::new(Field::new("stage_end", DataType::Int64, false)));
+    Arc::new(Schema::new(fields))
+}
+
+/// The batch with the columns of its stage.
+fn staged(batch: &RecordBatch, stage: &Stage) -> Result<RecordBatch, StageError> {
+    let (rows, name) = (batch.num_rows(), stage.size.to_string());
+    let mut columns = batch.columns().to_vec();
+    columns.push(Arc::new(StringArray::from_iter_values(std::iter::repeat_n(name, rows))));
+    // At most 10^9 steps.
+    columns.push(Arc::new(Int64Array::from_value(stage.end as i64, rows)));
+    Ok(RecordBatch::try_new(staged_schema(), columns)?)
 }
 
 fn micro_batch(

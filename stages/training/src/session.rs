@@ -14,6 +14,7 @@ use crate::average::Average;
 use crate::checkpoint::{self, CheckpointFolder, Identity, Record, Standing};
 use crate::error::TrainingError;
 use crate::init::{check_init, first_model};
+use crate::loaded_rows::StageMark;
 use crate::metrics::Metrics;
 use crate::optimizer::AdamW;
 use crate::settings::{OnChange, TrainSettings};
@@ -112,6 +113,8 @@ pub struct Session {
     evaluate_first: bool,
     /// Of the model's vocabulary before its first step.
     vocabulary_change: Option<VocabularyChange>,
+    /// The stage of the curriculum that the next step belongs to.
+    stage: Option<StageMark>,
 }
 
 /// Table of what became of each piece of a changed vocabulary, beside the checkpoints.
@@ -239,6 +242,7 @@ impl Session {
             // A model of random numbers says nothing worth hearing.
             evaluate_first: resumed.is_none() && settings.eval_every > 0 && settings.init != "none",
             vocabulary_change,
+            stage: None,
         })
     }
 
@@ -260,6 +264,17 @@ impl Session {
         self.vocabulary_change.as_ref()
     }
 
+    /// Says which stage of a curriculum the next step belongs to.
+    pub fn in_stage(&mut self, stage: Option<StageMark>) {
+        self.stage = stage;
+    }
+
+    /// The stage that ends with the step done last.
+    fn ended_stage(&self) -> Option<&str> {
+        let ended = |stage: &&StageMark| stage.end == self.record.step;
+        self.stage.as_ref().filter(ended).map(|stage| stage.name.as_str())
+    }
+
     /// Appends a line to `metrics.jsonl`, with the number of steps done.
     pub fn note(&mut self, mut value: Value) -> Result<(), TrainingError> {
         value["step"] = json!(self.record.step);
@@ -267,7 +282,7 @@ impl Session {
     }
 
     /// Does the next optimizer step, and evaluates and writes a checkpoint where one is due (always after
-    /// the last step). A model that was given is evaluated before its first step too.
+    /// the last step of all and of a stage). A model that was given is evaluated before its first step too.
     pub fn step(&mut self, micro_batches: &[LoadedBatch]) -> Result<StepReport, TrainingError> {
         if std::mem::take(&mut self.evaluate_first) {
             self.evaluate()?;
@@ -286,7 +301,7 @@ impl Session {
             self.record.skipped_steps += 1;
             self.skip(segments, &report)?;
         }
-        let last = self.record.step >= self.settings.max_steps;
+        let last = self.record.step >= self.settings.max_steps || self.ended_stage().is_some();
         if self.record.step.is_multiple_of(self.settings.log_every) || last {
             self.log(&report)?;
         }
@@ -357,6 +372,7 @@ impl Session {
             "tokens": window.tokens,
             "samples": self.record.samples,
             "encoder_frozen": report.encoder_frozen,
+            "stage": self.stage.as_ref().map(|stage| &stage.name),
             "seconds": seconds,
         }))
     }
@@ -368,10 +384,11 @@ impl Session {
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
         let line = format!(
-            "step {} of {} (micro-batch {}), epoch {}, loss {}, rate {:.2e}, gradient {:.1}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, {} tokens, {} MiB, {}:{:02} left",
+            "step {} of {} (micro-batch {}), {}epoch {}, loss {}, rate {:.2e}, gradient {:.1}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, {} tokens, {} MiB, {}:{:02} left",
             self.record.step,
             self.settings.max_steps,
             self.record.micro_batches,
+            (self.stage.as_ref()).map_or(String::new(), |stage| format!("stage {}, ", stage.name)),
             report.epoch,
             window.loss().map_or("none".to_owned(), |loss| format!("{loss:.2}")),
             report.rate,
@@ -390,6 +407,7 @@ impl Session {
             "step": self.record.step,
             "max_steps": self.settings.max_steps,
             "micro_batches": self.record.micro_batches,
+            "stage": self.stage.as_ref().map(|stage| &stage.name),
             "epoch": report.epoch,
             "loss": window.loss().map(|loss| round(loss, 4)),
             "lr": report.rate,
@@ -428,11 +446,14 @@ impl Session {
         self.metrics.append(&json!({
             "kind": "evaluation", "step": step, "wer": wer, "cer": cer, "utterances": scores.overall.utterances,
             "wrong_tags": scores.overall.wrong_tags, "languages": languages, "seconds": began.elapsed().as_secs_f64(),
+            "stage_end": self.ended_stage(),
         }))?;
+        let ended = self.ended_stage().map_or(String::new(), |stage| format!(", end of stage {stage}"));
         (self.report)(json!({
                 "notice": format!(
-                    "{}: validation WER {:.1} %, CER {:.1} %",
+                    "{}{}: validation WER {:.1} %, CER {:.1} %",
                     if step == 0 { "before training".to_owned() } else { format!("step {step}") },
+                    ended,
                     100.0 * wer.unwrap_or(f64::NAN),
                     100.0 * cer.unwrap_or(f64::NAN)
                 ),

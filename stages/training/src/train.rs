@@ -22,7 +22,7 @@ use flow_runtime::{
 use crate::checkpoint;
 use crate::error::TrainingError;
 use crate::hub::{Hub, Reference};
-use crate::loaded_rows::{micro_batches, missing_column};
+use crate::loaded_rows::{micro_batches, missing_column, stage_mark};
 use crate::long_texts::LongTexts;
 use crate::session::{Evaluate, Session, Start, find_start};
 use crate::settings::TrainSettings;
@@ -539,6 +539,7 @@ fn one_step(
         .tokenizer()
         .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
     let (micro_batches, dropped) = micro_batches(&work.batches, tokenizer, settings.max_tokens)?;
+    session.in_stage(stage_mark(&work.batches)?);
     drop(work.batches);
     if !dropped.is_empty() {
         let message = format!(
