@@ -5,19 +5,20 @@ use std::os::unix::fs::FileExt;
 
 use serde_json::Value;
 
-use crate::binary::{Workplace, expect_code};
+use crate::binary::{Workplace, expect_code, program};
 
 fn evaluate(place: &Workplace, settings: &[&str]) -> String {
-    let folders = [
-        format!("report={}", place.path("report").display()),
-        format!("manifests={}", place.path("manifests").display()),
-    ];
-    let all: Vec<&str> = folders
-        .iter()
-        .map(String::as_str)
-        .chain(settings.iter().copied())
-        .collect();
-    let output = place.command("run", "pipelines/evaluate.yaml", &all).output().unwrap();
+    let mut flow = program();
+    flow.args(["run", "pipelines/evaluate.yaml", "--progress", "plain", "--state"]);
+    flow.arg(place.path("state"));
+    flow.args(["--set", &format!("shards={}", place.shards.display())]);
+    for name in ["report", "manifests"] {
+        flow.args(["--set", &format!("{name}={}", place.path(name).display())]);
+    }
+    for setting in settings {
+        flow.args(["--set", setting]);
+    }
+    let output = flow.output().unwrap();
     expect_code(&output, 0);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

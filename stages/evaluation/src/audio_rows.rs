@@ -26,7 +26,7 @@ pub struct AudioRows {
 pub struct Origin {
     /// The column `dataset`, or else `source`; empty where there is neither.
     pub source: String,
-    /// The column `shard_id`, or else the partition.
+    /// The partition where the row is of that shard (two languages may have shards of one name), else the column `shard_id`.
     pub shard: String,
 }
 
@@ -142,7 +142,10 @@ impl AudioRows {
                         origin.source = sources.value(at).to_owned();
                     }
                     if let Some(shards) = shards.as_ref().filter(|column| column.is_valid(at)) {
-                        origin.shard = shards.value(at).to_owned();
+                        let shard = shards.value(at);
+                        if partition.as_str().rsplit('/').next() != Some(shard) {
+                            origin.shard = shard.to_owned();
+                        }
                     }
                 }
             }

@@ -41,8 +41,8 @@ const BATCH_SECONDS: f64 = 120.0;
 /// normalised rates are made by `evaluation.report`, from the same texts. Utterances whose audio cannot be read are
 /// rejects.
 ///
-/// Each row also says where it comes from (`source`: the column `dataset`, or else `source`; `shard`: the column
-/// `shard_id`, or else the partition) and where its audio is (`audio_path`, or `tar_path` below `shards`; `tar_offset` and
+/// Each row also says where it comes from (`source`: the column `dataset`, or else `source`; `shard`: the partition,
+/// or the column `shard_id` where that names another) and where its audio is (`audio_path`, or `tar_path` below `shards`; `tar_offset` and
 /// `tar_size` in bytes; `start` in seconds). The worst utterances carry their audio (`clip`, a FLAC file), so that the
 /// report can play them wherever it is read.
 ///
@@ -55,32 +55,39 @@ const BATCH_SECONDS: f64 = 120.0;
 ///   with: {shards: tests/data/corpus/mini/shards}
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct DecodeSettings {
     /// Name of this set of utterances in the report.
-    #[serde(default = "default_set")]
     pub set: String,
     /// Folder below which the tars are (the parameter `shards`); stands before every `tar_path`.
-    #[serde(default)]
     pub shards: String,
     /// Utterances per language to transcribe, always the same ones; 0 for all.
-    #[serde(default)]
     pub samples_per_language: usize,
     /// The model to transcribe with, where none comes from a `training.train`: a `.nemo` archive, a model folder such as
     /// a checkpoint, or a Hugging Face folder.
-    #[serde(default)]
     pub model: String,
     /// Of so many utterances, those with the most errors, the audio is kept for the report; 0 for none.
-    #[serde(default = "default_clips")]
     pub clips: usize,
     /// Most bytes of such audio, over all of them (10 s of speech are some 150 kB). One that does not fit any more is
     /// left out.
-    #[serde(default = "default_clip_bytes")]
     pub clip_bytes: usize,
     /// The number type in which the matrices of linear layers, nearly all of a model, are kept in memory. `bf16` and
     /// `f16` halve it; all is computed in 32 bits.
-    #[serde(default)]
     pub weights: Weights,
+}
+
+impl Default for DecodeSettings {
+    fn default() -> Self {
+        DecodeSettings {
+            set: "validation".into(),
+            shards: String::new(),
+            samples_per_language: 0,
+            model: String::new(),
+            clips: 10,
+            clip_bytes: 1_500_000,
+            weights: Weights::default(),
+        }
+    }
 }
 
 /// A number type of weights.
@@ -108,18 +115,6 @@ impl DecodeSettings {
     fn named(&self) -> Option<&Path> {
         Some(self.model.trim()).filter(|model| !model.is_empty()).map(Path::new)
     }
-}
-
-fn default_set() -> String {
-    "validation".into()
-}
-
-fn default_clips() -> usize {
-    10
-}
-
-fn default_clip_bytes() -> usize {
-    1_500_000
 }
 
 /// The kind `evaluation.decode`.

@@ -153,9 +153,16 @@ fn keep_worst(list: &mut Vec<Worst>, keep: usize) {
     list.truncate(keep);
 }
 
-/// Which tag was heard for which, as a square: the tags (none is the empty name), and for each tag of a reference a row of
-/// counts. Nothing where no reference has a tag or all were heard right.
-pub fn confusion(scores: &Scores) -> Option<(Vec<&str>, Vec<(&str, Vec<u64>)>)> {
+/// Which tag was heard for which.
+pub struct Confusion<'s> {
+    /// All tags that were said or heard; the empty one, last, stands for none.
+    pub heard: Vec<&'s str>,
+    /// For each tag of a reference how often each of `heard` was heard.
+    pub rows: Vec<(&'s str, Vec<u64>)>,
+}
+
+/// Which tag was heard for which; nothing where no reference has a tag or all were heard right.
+pub fn confusion(scores: &Scores) -> Option<Confusion<'_>> {
     if scores.overall.wrong_tags == 0 {
         return None;
     }
@@ -169,16 +176,12 @@ pub fn confusion(scores: &Scores) -> Option<(Vec<&str>, Vec<(&str, Vec<u64>)>)> 
         let pair = (reference.to_owned(), hypothesis.to_owned());
         pairs.get(&pair).copied().unwrap_or(0)
     };
+    let counts = |reference: &str| heard.iter().map(|hypothesis| of(reference, hypothesis)).collect();
     let rows = said
         .into_iter()
-        .map(|reference| {
-            (
-                reference,
-                heard.iter().map(|hypothesis| of(reference, hypothesis)).collect(),
-            )
-        })
+        .map(|reference| (reference, counts(reference)))
         .collect();
-    Some((heard, rows))
+    Some(Confusion { heard, rows })
 }
 
 /// All figures of the sets, for programs: the file `scores.json` beside the page.

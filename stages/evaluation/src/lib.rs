@@ -9,6 +9,7 @@ pub mod figures;
 pub mod normalize;
 pub mod page;
 pub mod report;
+mod screen;
 mod set_section;
 pub mod transcribe;
 mod transcript_lines;

@@ -7,6 +7,8 @@ use flow_sampling::plan::Balance;
 use flow_sampling::plan_batches::{Plan, PlanSettings};
 
 use super::*;
+use crate::page::chosen;
+use crate::screen::course;
 
 fn transcripts() -> RecordBatch {
     let text = |text: &str| -> ArrayRef { Arc::new(StringArray::from(vec![text])) };
@@ -51,7 +53,7 @@ fn what_an_epoch_emits_is_drawn_from_the_plan() {
         Harness::<EvaluationReport>::new(ReportSettings {
             out: folder.path().join("report").display().to_string(),
             worst: 5,
-            ..serde_json::from_value(json!({ "out": "" })).unwrap()
+            ..ReportSettings::default()
         })
         .input("validation", transcripts.schema())
         .input("mixture", languages.schema())

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use crate::chart::count;
-use crate::figures::{SetFigures, confusion};
+use crate::figures::{Confusion, SetFigures, confusion};
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::percent;
 use crate::wer::Score;
@@ -111,7 +111,7 @@ fn row(name: &str, score: &Score, normalized: bool) -> Markup {
 }
 
 fn tags(set: &SetFigures) -> Markup {
-    let Some((heard, rows)) = confusion(&set.scores) else {
+    let Some(Confusion { heard, rows }) = confusion(&set.scores) else {
         return html! {};
     };
     if heard.len() > TAGS {
@@ -145,7 +145,7 @@ fn worst(set: &SetFigures) -> Markup {
                     td {
                         div dir="auto" { (clipped(&worst.reference)) }
                         div.heard dir="auto" { @if worst.hypothesis.is_empty() { "(nothing)" } @else { (clipped(&worst.hypothesis)) } }
-                        @if let Some(clip) = &worst.clip { audio controls preload="none" src={ "data:audio/flac;base64," (base64(clip)) } {} }
+                        @if let Some(clip) = &worst.clip { audio controls preload="metadata" src={ "data:audio/flac;base64," (base64(clip)) } {} }
                     }
                 }
             } }

@@ -144,8 +144,8 @@ pub fn split_tag(text: &str) -> (Option<&str>, &str) {
 pub struct UtteranceScore {
     pub words: EditCounts,
     pub characters: EditCounts,
-    /// Words and characters after normalisation; nothing where none was asked for.
-    pub normalized: (EditCounts, EditCounts),
+    /// Words and characters after normalisation, where it was asked for.
+    pub normalized: Option<Box<(EditCounts, EditCounts)>>,
     /// The tag of the reference, and that of the hypothesis.
     pub tags: (Option<String>, Option<String>),
 }
@@ -159,16 +159,14 @@ pub fn score(reference: &str, hypothesis: &str) -> UtteranceScore {
 pub fn score_with(reference: &str, hypothesis: &str, normalizer: &Normalizer) -> UtteranceScore {
     let (reference_tag, reference) = split_tag(reference);
     let (hypothesis_tag, hypothesis) = split_tag(hypothesis);
-    let normalized = if normalizer.normalization == Normalization::None {
-        Default::default()
-    } else {
+    let normalized = (normalizer.normalization != Normalization::None).then(|| {
         let (reference, hypothesis) = (normalizer.apply(reference), normalizer.apply(hypothesis));
         let (reference, hypothesis) = (reference.trim_matches(' '), hypothesis.trim_matches(' '));
-        (
+        Box::new((
             word_edits(reference, hypothesis),
             character_edits(reference, hypothesis),
-        )
-    };
+        ))
+    });
     UtteranceScore {
         words: word_edits(reference, hypothesis),
         characters: character_edits(reference, hypothesis),
@@ -198,8 +196,10 @@ impl Score {
         self.utterances += 1;
         self.words.add(&utterance.words);
         self.characters.add(&utterance.characters);
-        self.normalized_words.add(&utterance.normalized.0);
-        self.normalized_characters.add(&utterance.normalized.1);
+        if let Some(normalized) = &utterance.normalized {
+            self.normalized_words.add(&normalized.0);
+            self.normalized_characters.add(&normalized.1);
+        }
         if utterance.tags.0.is_some() {
             self.tagged += 1;
             self.wrong_tags += u64::from(utterance.tags.0 != utterance.tags.1);
@@ -331,10 +331,11 @@ mod tests {
         let plain = score(reference, hypothesis);
         assert_eq!((both.words, both.characters), (plain.words, plain.characters));
         assert_eq!((both.words.units, both.words.errors()), (2, 3));
-        assert_eq!((both.normalized.0.units, both.normalized.0.errors()), (2, 1));
+        let (words, characters) = *both.normalized.expect("normalised counts");
+        assert_eq!((words.units, words.errors()), (2, 1));
         // The space that is left of the full stop is no character.
-        assert_eq!((both.normalized.1.units, both.normalized.1.errors()), (8, 3));
-        assert_eq!(plain.normalized, Default::default());
+        assert_eq!((characters.units, characters.errors()), (8, 3));
+        assert_eq!(plain.normalized, None);
     }
 
     proptest! {

@@ -8,6 +8,7 @@ mod falling_order;
 pub mod figures;
 pub mod languages;
 pub mod load;
+mod loaded_batch;
 pub mod manifest_rows;
 pub mod mt19937;
 pub mod plan;

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
-use arrow::array::{AsArray, Int64Array};
-use arrow::datatypes::{Float32Type, Int32Type};
+use arrow::array::{ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::datatypes::{DataType, Field, Float32Type, Int32Type, Schema, SchemaRef};
+use flow_runtime::ROW;
 use flow_runtime::harness::{Harness, Output};
 
 use super::*;

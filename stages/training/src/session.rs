@@ -448,7 +448,9 @@ impl Session {
             "wrong_tags": scores.overall.wrong_tags, "languages": languages, "seconds": began.elapsed().as_secs_f64(),
             "stage_end": self.ended_stage(),
         }))?;
-        let ended = self.ended_stage().map_or(String::new(), |stage| format!(", end of stage {stage}"));
+        let ended = self
+            .ended_stage()
+            .map_or(String::new(), |stage| format!(", end of stage {stage}"));
         (self.report)(json!({
                 "notice": format!(
                     "{}{}: validation WER {:.1} %, CER {:.1} %",
