@@ -3,7 +3,9 @@
 mod audio;
 mod binary;
 mod crash;
+mod curriculum;
 mod edits;
+mod evaluation;
 mod from_manifests;
 mod manifests;
 mod mistakes;

@@ -1,10 +1,13 @@
 //! Manifest rows chosen for transcription, with the place of their audio.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use arrow::datatypes::Schema;
+use arrow::array::{Array, AsArray};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Schema};
 use flow_runtime::{Artifact, Input, StageError};
-use flow_sampling::dataset::{AudioColumns, Dataset};
+use flow_sampling::dataset::{AudioColumns, Dataset, Place};
+use flow_sampling::manifest_rows::manifest_order;
 
 use crate::transcribe::{Utterance, sample};
 
@@ -12,8 +15,32 @@ use crate::transcribe::{Utterance, sample};
 pub struct AudioRows {
     pub utterances: Vec<Utterance>,
     data: Dataset,
-    /// Row numbers of the utterances.
+    /// Row numbers of the utterances, rising.
     rows: Vec<u32>,
+    /// What stands before the paths of tars; nothing where the rows have whole paths.
+    shards: Option<PathBuf>,
+}
+
+/// Where an utterance comes from, for figures by source.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The column `dataset`, or else `source`; empty where there is neither.
+    pub source: String,
+    /// The partition where the row is of that shard (two languages may have shards of one name), else the column `shard_id`.
+    pub shard: String,
+}
+
+/// Where the audio of an utterance is, as a manifest says it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AudioPlace {
+    /// A file, from the current directory.
+    pub file: Option<String>,
+    /// A tar, from the folder `shards`.
+    pub tar: Option<String>,
+    /// Where in the file or tar, in bytes: offset and size.
+    pub range: Option<(u64, u64)>,
+    /// Where in the recording the utterance begins, in seconds.
+    pub start: Option<f64>,
 }
 
 /// Refuses rows that lack a column. `members` says whether the port `members` of an `audio.probe` is at hand.
@@ -69,11 +96,86 @@ impl AudioRows {
             });
         }
         drop(all);
+        let below = matches!(
+            AudioColumns::of(rows.schema(), members.is_some()),
+            Some(AudioColumns::TarRange | AudioColumns::MemberName)
+        );
         Ok(AudioRows {
             utterances,
             data,
             rows: numbers,
+            shards: below.then(|| PathBuf::from(shards)),
         })
+    }
+
+    /// Where each utterance comes from. `rows` are those that were read.
+    pub fn origins(&self, rows: &Artifact) -> Result<Vec<Origin>, StageError> {
+        let has = |name: &&str| rows.schema().column_with_name(name).is_some();
+        let source = ["dataset", "source"].into_iter().find(|name| has(name));
+        let shard = Some("shard_id").filter(has);
+        let mut origins = Vec::with_capacity(self.rows.len());
+        let (mut first, mut wanted) = (0u64, self.rows.iter().peekable());
+        for partition in manifest_order(rows) {
+            let end = first + rows.rows_of(partition).unwrap_or(0);
+            let before = origins.len();
+            while wanted.next_if(|row| u64::from(**row) < end).is_some() {
+                origins.push(Origin {
+                    source: String::new(),
+                    shard: partition.to_string(),
+                });
+            }
+            let here = &mut origins[before..];
+            let numbers = &self.rows[before..before + here.len()];
+            if !here.is_empty() && (source.is_some() || shard.is_some()) {
+                let columns: Vec<&str> = source.iter().chain(&shard).copied().collect();
+                let batch = rows.read_whole(partition, Some(&columns))?;
+                let text = |name: Option<&str>| -> Result<Option<arrow::array::StringArray>, StageError> {
+                    let Some(column) = name.and_then(|name| batch.column_by_name(name)) else {
+                        return Ok(None);
+                    };
+                    Ok(Some(cast(column, &DataType::Utf8)?.as_string::<i32>().clone()))
+                };
+                let (sources, shards) = (text(source)?, text(shard)?);
+                for (origin, row) in here.iter_mut().zip(numbers) {
+                    let at = (u64::from(*row) - first) as usize;
+                    if let Some(sources) = sources.as_ref().filter(|column| column.is_valid(at)) {
+                        origin.source = sources.value(at).to_owned();
+                    }
+                    if let Some(shards) = shards.as_ref().filter(|column| column.is_valid(at)) {
+                        let shard = shards.value(at);
+                        if partition.as_str().rsplit('/').next() != Some(shard) {
+                            origin.shard = shard.to_owned();
+                        }
+                    }
+                }
+            }
+            first = end;
+        }
+        Ok(origins)
+    }
+
+    /// Where the audio of the utterance at `index` is.
+    pub fn place(&self, index: usize) -> AudioPlace {
+        let Some(utterance) = self.rows.get(index).and_then(|&row| self.data.utterance(row)) else {
+            return AudioPlace::default();
+        };
+        let mut place = AudioPlace {
+            start: utterance.start,
+            ..AudioPlace::default()
+        };
+        let text = |path: &Path| Some(path.to_string_lossy().into_owned());
+        match &utterance.place {
+            Some(Place::File(path)) => place.file = text(path),
+            Some(Place::Range { file, offset, size }) => {
+                place.range = Some((*offset, *size));
+                match self.shards.as_ref().and_then(|shards| file.strip_prefix(shards).ok()) {
+                    Some(tar) => place.tar = text(tar),
+                    None => place.file = text(file),
+                }
+            }
+            None => {}
+        }
+        place
     }
 
     /// The signal of the utterance at `index`: 16 kHz mono.

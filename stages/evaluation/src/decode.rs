@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use candle_core::{DType, Device};
 use flow_model::checkpoint::OpenModel;
@@ -16,7 +16,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::audio_rows::{AudioRows, check_rows, is_members};
+use crate::audio_rows::{AudioPlace, AudioRows, Origin, check_rows, is_members};
+use crate::clips;
 use crate::error::EvaluationError;
 use crate::report::read_model;
 use crate::transcribe::{Outcome, scores, transcribe};
@@ -36,8 +37,14 @@ const BATCH_SECONDS: f64 = 120.0;
 /// one; the last input, where rows say only `tar_member_name`, is the port `members` of an `audio.probe`. All are read
 /// whole. The output holds one row per utterance: what was said and what was heard, with the language tags apart,
 /// and the counts of words, characters and errors in each. The reference is scored as NeMo does: encoded and
-/// decoded by the model's tokenizer (as it is where the tokenizer does not know a character). Utterances
-/// whose audio cannot be read are rejects.
+/// decoded by the model's tokenizer (as it is where the tokenizer does not know a character), and with no normalisation:
+/// normalised rates are made by `evaluation.report`, from the same texts. Utterances whose audio cannot be read are
+/// rejects.
+///
+/// Each row also says where it comes from (`source`: the column `dataset`, or else `source`; `shard`: the partition,
+/// or the column `shard_id` where that names another) and where its audio is (`audio_path`, or `tar_path` below `shards`; `tar_offset` and
+/// `tar_size` in bytes; `start` in seconds). The worst utterances carry their audio (`clip`, a FLAC file), so that the
+/// report can play them wherever it is read.
 ///
 /// # Example
 ///
@@ -48,25 +55,39 @@ const BATCH_SECONDS: f64 = 120.0;
 ///   with: {shards: tests/data/corpus/mini/shards}
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct DecodeSettings {
     /// Name of this set of utterances in the report.
-    #[serde(default = "default_set")]
     pub set: String,
     /// Folder below which the tars are (the parameter `shards`); stands before every `tar_path`.
-    #[serde(default)]
     pub shards: String,
     /// Utterances per language to transcribe, always the same ones; 0 for all.
-    #[serde(default)]
     pub samples_per_language: usize,
     /// The model to transcribe with, where none comes from a `training.train`: a `.nemo` archive, a model folder such as
     /// a checkpoint, or a Hugging Face folder.
-    #[serde(default)]
     pub model: String,
+    /// Of so many utterances, those with the most errors, the audio is kept for the report; 0 for none.
+    pub clips: usize,
+    /// Most bytes of such audio, over all of them (10 s of speech are some 150 kB). One that does not fit any more is
+    /// left out.
+    pub clip_bytes: usize,
     /// The number type in which the matrices of linear layers, nearly all of a model, are kept in memory. `bf16` and
     /// `f16` halve it; all is computed in 32 bits.
-    #[serde(default)]
     pub weights: Weights,
+}
+
+impl Default for DecodeSettings {
+    fn default() -> Self {
+        DecodeSettings {
+            set: "validation".into(),
+            shards: String::new(),
+            samples_per_language: 0,
+            model: String::new(),
+            clips: 10,
+            clip_bytes: 1_500_000,
+            weights: Weights::default(),
+        }
+    }
 }
 
 /// A number type of weights.
@@ -96,10 +117,6 @@ impl DecodeSettings {
     }
 }
 
-fn default_set() -> String {
-    "validation".into()
-}
-
 /// The kind `evaluation.decode`.
 pub struct EvaluationDecode;
 
@@ -107,6 +124,7 @@ pub struct EvaluationDecode;
 pub fn transcript_schema() -> SchemaRef {
     let text = |name: &str, nullable| Field::new(name, DataType::Utf8, nullable);
     let count = |name: &str| Field::new(name, DataType::Int64, false);
+    let place = |name: &str, data_type| Field::new(name, data_type, true);
     Arc::new(Schema::new(vec![
         Field::new(ROW, DataType::UInt32, false),
         text("set", false),
@@ -121,12 +139,20 @@ pub fn transcript_schema() -> SchemaRef {
         Field::new("duration", DataType::Float64, false),
         text("tag_reference", true),
         text("tag_hypothesis", true),
+        text("source", false),
+        text("shard", false),
+        text("audio_path", true),
+        text("tar_path", true),
+        place("tar_offset", DataType::Int64),
+        place("tar_size", DataType::Int64),
+        place("start", DataType::Float64),
+        place("clip", DataType::Binary),
     ]))
 }
 
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type Settings = DecodeSettings;
 
     fn shape(settings: &DecodeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -181,6 +207,7 @@ impl Kind for EvaluationDecode {
             "samples_per_language": settings.samples_per_language,
             "named": settings.named().is_some(),
             "weights": settings.weights,
+            "clips": [settings.clips, settings.clip_bytes],
         })
     }
 }
@@ -256,13 +283,26 @@ impl Source for DecodeBody {
                 });
             }
         }
-        out.send(0, transcripts(&self.settings.set, &rows, &outcomes)?);
+        let origins = rows.origins(self.input(0)?)?;
+        let mut clips = clips::worst(&rows, &outcomes, self.settings.clips, self.settings.clip_bytes);
+        let origin = |index: usize| {
+            let places = (rows.place(index), clips.remove(&index));
+            (origins.get(index).cloned().unwrap_or_default(), places.0, places.1)
+        };
+        out.send(0, transcripts(&self.settings.set, &rows, &outcomes, origin)?);
         Ok(())
     }
 }
 
-/// The transcripts as rows; `_row` counts the unreadable ones too.
-fn transcripts(set: &str, rows: &AudioRows, outcomes: &[Outcome]) -> Result<RecordBatch, StageError> {
+/// The transcripts as rows; `_row` counts the unreadable ones too. `origin` tells, of the utterance at an index, where it and
+/// its audio come from, and gives its clip.
+fn transcripts(
+    set: &str,
+    rows: &AudioRows,
+    outcomes: &[Outcome],
+    mut origin: impl FnMut(usize) -> (Origin, AudioPlace, Option<Vec<u8>>),
+) -> Result<RecordBatch, StageError> {
+    let mut places: Vec<(Origin, AudioPlace, Option<Vec<u8>>)> = Vec::new();
     let mut numbers = Vec::new();
     let mut texts: [Vec<String>; 5] = Default::default();
     let mut counts: [Vec<i64>; 4] = Default::default();
@@ -298,12 +338,39 @@ fn transcripts(set: &str, rows: &AudioRows, outcomes: &[Outcome]) -> Result<Reco
         durations.push(*seconds);
         tags[0].push(score.tags.0.clone());
         tags[1].push(score.tags.1.clone());
+        places.push(origin(row));
     }
     let mut columns: Vec<arrow::array::ArrayRef> = vec![Arc::new(UInt32Array::from(numbers))];
     columns.extend(texts.into_iter().map(|column| Arc::new(StringArray::from(column)) as _));
     columns.extend(counts.into_iter().map(|column| Arc::new(Int64Array::from(column)) as _));
     columns.push(Arc::new(Float64Array::from(durations)));
     columns.extend(tags.into_iter().map(|column| Arc::new(StringArray::from(column)) as _));
+    let offsets = |of: fn((u64, u64)) -> u64| -> ArrayRef {
+        let number = |place: &AudioPlace| place.range.and_then(|range| i64::try_from(of(range)).ok());
+        Arc::new(Int64Array::from_iter(places.iter().map(|(_, place, _)| number(place))))
+    };
+    let (starts, clips) = (
+        Float64Array::from_iter(places.iter().map(|(_, place, _)| place.start)),
+        BinaryArray::from_iter(places.iter().map(|(.., clip)| clip.as_deref())),
+    );
+    columns.extend([
+        Arc::new(StringArray::from_iter_values(
+            places.iter().map(|(origin, ..)| &origin.source),
+        )) as ArrayRef,
+        Arc::new(StringArray::from_iter_values(
+            places.iter().map(|(origin, ..)| &origin.shard),
+        )),
+        Arc::new(StringArray::from_iter(
+            places.iter().map(|(_, place, _)| place.file.as_deref()),
+        )),
+        Arc::new(StringArray::from_iter(
+            places.iter().map(|(_, place, _)| place.tar.as_deref()),
+        )),
+        offsets(|range| range.0),
+        offsets(|range| range.1),
+        Arc::new(starts),
+        Arc::new(clips),
+    ]);
     Ok(RecordBatch::try_new(transcript_schema(), columns)?)
 }
 

@@ -2,11 +2,17 @@
 
 pub mod audio_rows;
 pub mod chart;
+mod clips;
 pub mod decode;
 pub mod error;
+pub mod figures;
+pub mod normalize;
 pub mod page;
 pub mod report;
+mod screen;
+mod set_section;
 pub mod transcribe;
+mod transcript_lines;
 pub mod wer;
 
 pub use error::EvaluationError;

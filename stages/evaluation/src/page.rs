@@ -5,13 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::chart::{Points, columns, count, lines, pairs};
-use crate::wer::{EditCounts, Score, Scores};
+use crate::figures::SetFigures;
+use crate::normalize::Normalizer;
+use crate::set_section::set_section;
 
 /// All that the page shows.
 #[derive(Clone, Debug, Default)]
 pub struct PageData {
     pub model: Option<ModelFigures>,
     pub sets: Vec<SetFigures>,
+    /// What the normalised rates of the sets were made by.
+    pub normalizer: Normalizer,
     pub curves: Curves,
     /// Train rows by language: name, utterances, seconds.
     pub languages: Vec<(String, u64, f64)>,
@@ -49,23 +53,6 @@ pub struct ModelFigures {
     pub digest: String,
 }
 
-/// One set of utterances that was transcribed.
-#[derive(Clone, Debug, Default)]
-pub struct SetFigures {
-    pub name: String,
-    pub scores: Scores,
-    pub worst: Vec<Worst>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Worst {
-    pub segment_id: String,
-    pub lang: String,
-    pub words: EditCounts,
-    pub reference: String,
-    pub hypothesis: String,
-}
-
 /// What `metrics.jsonl` says, over steps.
 #[derive(Clone, Debug, Default)]
 pub struct Curves {
@@ -87,6 +74,8 @@ pub struct Curves {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluated {
     pub step: u64,
+    /// The stage of the curriculum that ended with this step.
+    pub stage: Option<String>,
     /// Whether the encoder was frozen in the steps before; none before the first step.
     pub frozen: Option<bool>,
     pub overall: f64,
@@ -126,25 +115,30 @@ fn vocabulary_section(figures: &VocabularyFigures) -> Markup {
 }
 
 pub fn page(data: &PageData) -> String {
+    let title = if data.curves.loss.is_empty() {
+        "Evaluation report"
+    } else {
+        "Training report"
+    };
     let markup = html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "Training report" }
+                title { (title) }
                 style { (PreEscaped(STYLE)) }
             }
             body {
                 main {
-                    h1 { "Training report" }
+                    h1 { (title) }
                     @if let Some(model) = &data.model {
                         p.quiet { code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", model " code { (model.digest.chars().take(16).collect::<String>()) } }
                     }
                     @if let Some(vocabulary) = &data.curves.vocabulary { (vocabulary_section(vocabulary)) }
                     (tiles(data))
                     (course(&data.curves.evaluations))
-                    @for set in &data.sets { (set_section(set)) }
+                    @for set in &data.sets { (set_section(set, &data.normalizer)) }
                     (curves(&data.curves))
                     (corpus(data))
                     @if let Some(mixture) = &data.mixture { (mixture_section(mixture)) }
@@ -186,84 +180,29 @@ fn tiles(data: &PageData) -> Markup {
     }
 }
 
-fn set_section(set: &SetFigures) -> Markup {
-    html! {
-        section {
-            h2 { "Error rates: " (set.name) }
-            table {
-                thead { tr { th { "Language" } th.n { "Utterances" } th.n { "Minutes" } th.n { "Words" } th.n { "WER" } th.n { "Insertions" } th.n { "Deletions" } th.n { "Substitutions" } th.n { "CER" } th.n { "Wrong tag" } } }
-                tbody {
-                    @for (lang, score) in &set.scores.languages { (score_row(lang, score)) }
-                    (score_row("all", &set.scores.overall))
-                }
-            }
-            p.quiet {
-                "Rates are sums of edits over sums of reference units, without the language tag, with no normalisation of case or punctuation."
-            }
-            @if !set.scores.tag_confusion.is_empty() {
-                h3 { "Tags taken for others" }
-                p { @for ((reference, hypothesis), n) in &set.scores.tag_confusion {
-                    span.chip { (reference) " → " @if hypothesis.is_empty() { "none" } @else { (hypothesis) } " " b { (count(*n)) } }
-                } }
-            }
-            @if !set.worst.is_empty() {
-                h3 { "Most errors" }
-                table.worst {
-                    thead { tr { th { "Segment" } th.n { "Errors" } th { "Reference, and what was heard" } } }
-                    tbody { @for worst in &set.worst {
-                        tr {
-                            td { code { (worst.segment_id) } br; (worst.lang) }
-                            td.n { (worst.words.errors()) " of " (worst.words.units) }
-                            td { div dir="auto" { (clipped(&worst.reference)) } div.heard dir="auto" { @if worst.hypothesis.is_empty() { "(nothing)" } @else { (clipped(&worst.hypothesis)) } } }
-                        }
-                    } }
-                }
-            }
-        }
-    }
-}
-
-fn score_row(name: &str, score: &Score) -> Markup {
-    let rate = score.words.rate();
-    let width = if rate.is_finite() {
-        (rate.min(1.0) * 60.0).round()
-    } else {
-        0.0
-    };
-    html! {
-        tr.total[name == "all"] {
-            td { (name) }
-            td.n { (count(score.utterances)) }
-            td.n { (format!("{:.1}", score.seconds / 60.0)) }
-            td.n { (count(score.words.units)) }
-            td.n { span.meter style={ "width:" (width) "px" } {} (percent(rate)) }
-            td.n { (count(score.words.insertions)) }
-            td.n { (count(score.words.deletions)) }
-            td.n { (count(score.words.substitutions)) }
-            td.n { (percent(score.characters.rate())) }
-            td.n { (count(score.wrong_tags)) }
-        }
-    }
-}
-
 /// At most so many evaluations are columns of a table.
 const COLUMNS: usize = 7;
 
-/// The first, the last, and some between, evenly.
+/// The first, the last, the ends of stages, and some between, evenly.
 pub fn chosen(evaluations: &[Evaluated]) -> Vec<&Evaluated> {
     let last = evaluations.len().saturating_sub(1);
     let count = evaluations.len().min(COLUMNS);
-    (0..count)
-        .filter_map(|n| evaluations.get(n * last / (count - 1).max(1)))
-        .collect()
+    let mut places: BTreeSet<usize> = (0..count).map(|n| n * last / (count - 1).max(1)).collect();
+    let ends = evaluations.iter().enumerate().filter(|(_, e)| e.stage.is_some());
+    places.extend(ends.map(|(place, _)| place).take(COLUMNS));
+    places.into_iter().filter_map(|place| evaluations.get(place)).collect()
 }
 
-/// `before`, or the step.
+/// `before`, or the step, and the stage that it ended.
 pub fn when(evaluated: &Evaluated) -> String {
-    if evaluated.step == 0 {
+    let step = if evaluated.step == 0 {
         "before".into()
     } else {
         format!("step {}", count(evaluated.step))
+    };
+    match &evaluated.stage {
+        Some(stage) => format!("{step}, end of {stage}"),
+        None => step,
     }
 }
 
@@ -397,14 +336,6 @@ fn rejects(data: &PageData) -> Markup {
     }
 }
 
-/// The beginning of a long text.
-fn clipped(text: &str) -> String {
-    match text.char_indices().nth(400) {
-        Some((end, _)) => format!("{} …", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 /// Style sheet of all report pages.
 pub const STYLE: &str = "
 :root { color-scheme: light; --ink: #1d232b; --quiet: #66707c; --line: #e3e7ec; --accent: #2563a8; --second: #c2571a; --back: #f6f7f9; }
@@ -430,6 +361,8 @@ tr:last-child td { border-bottom: 0; }
 .meter { display: inline-block; height: 8px; background: #bcd3ec; border-radius: 2px; margin-right: 8px; }
 .heard { color: var(--second); }
 .worst td:first-child { min-width: 130px; }
+.worst audio { display: block; height: 30px; width: 260px; margin-top: 6px; }
+.right { background: #eef4fb; }
 .chip { display: inline-block; border: 1px solid var(--line); border-radius: 12px; padding: 1px 10px; margin: 0 6px 6px 0; font-size: 13px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 20px; margin-top: 8px; }
 figure { margin: 0; } figcaption { font-size: 13.5px; font-weight: 560; margin-bottom: 4px; }
@@ -443,6 +376,7 @@ svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; f
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figures::Worst;
     use crate::wer::score;
 
     #[test]
@@ -459,6 +393,7 @@ mod tests {
             words: utterance.words,
             reference: "ek <b>do</b>".into(),
             hypothesis: String::new(),
+            clip: Some(b"fLaC".to_vec()),
         });
         let data = PageData {
             sets: vec![set],
@@ -472,7 +407,8 @@ mod tests {
         let page = page(&data);
         assert!(page.contains("50.0 %") && page.contains("quality_too_low") && page.contains("1,234"));
         assert!(page.contains("ek &lt;b&gt;do") && !page.contains("<b>do"));
-        assert!(page.contains("hi → ur"));
+        assert!(page.contains("data:audio/flac;base64,ZkxhQw=="));
+        assert!(page.contains("heard as") && page.contains(">ur<"));
         assert!(!page.contains("<script") && !page.contains("http"));
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{Float64Type, Int64Type, Schema};
+use arrow::array::{Array, AsArray};
+use arrow::datatypes::{Int64Type, Schema};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError,
 };
@@ -13,14 +13,19 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::page::{
-    Curves, Evaluated, Mixture, MixtureShare, ModelFigures, PageData, SetFigures, VocabularyFigures, Worst, chosen,
-    page, percent, when,
-};
-use crate::wer::{Score, score};
+use crate::error::EvaluationError;
+use crate::figures::{Measure, as_json, float, read_sets, text};
+use crate::normalize::{Normalization, Normalizer};
+use crate::page::{Curves, Evaluated, Mixture, MixtureShare, ModelFigures, PageData, VocabularyFigures, page};
+use crate::screen::tables;
+use crate::transcript_lines::write_all;
 
-/// Name of the page within the folder.
+/// Name of the page within the folder, ...
 const PAGE: &str = "report.html";
+/// ... of the same figures for programs, ...
+const SCORES: &str = "scores.json";
+/// ... and of what was heard, as NeMo writes it.
+const TRANSCRIPTS: &str = "transcripts.jsonl";
 /// Bounds of the bars of the duration histogram, in seconds.
 const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30.0];
 
@@ -31,9 +36,17 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 /// Takes any number of inputs and knows them by their columns: transcripts of `evaluation.decode`, the
 /// `model` of `training.train` (whose curves are read from `metrics.jsonl` beside the checkpoint), train
 /// rows with `text`, `duration` and `lang`, and the port `languages` of `sampling.plan`. The page `report.html` shows
-/// error rates by language, the worst utterances, the curves, language shares, what an epoch emits of each language
-/// beside what the manifest holds, durations, padding, and what was rejected where and why. The table of error rates is
-/// also told to the screen.
+/// error rates by language, by duration and by source, which language tags were heard for which, the worst utterances
+/// (with a player, where `evaluation.decode` kept their audio: it is in the page itself), the curves, language shares, what
+/// an epoch emits of each language beside what the manifest holds, durations, padding, and what was rejected where and why.
+/// The short tables are also told to the screen. `scores.json` beside the page holds all error rates for programs, and
+/// `transcripts.jsonl` the transcripts as NeMo writes them: `audio_filepath`, `duration`, `text` (the reference as it is
+/// scored), `pred_text`, `lang`, `segment_id`, `set`, `source`; where the audio is in a tar, `audio_filepath` is the tar,
+/// and `tar_offset` and `tar_size` say where in it, in bytes.
+///
+/// Error rates count case and punctuation, as NeMo's do. With `normalize` the rates of normalised texts stand beside
+/// them. A source is the column `dataset` of the rows that were decoded, or else `source`; where that is the same for
+/// all, it is the shard.
 ///
 /// # Example
 ///
@@ -41,7 +54,7 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 /// report:
 ///   uses: evaluation.report
 ///   from: {validation: decode, model: train, train: manifest/split.train, mixture: plan.languages}
-///   with: {out: work/mini/report}
+///   with: {out: work/mini/report, normalize: keep_marks}
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -51,10 +64,61 @@ pub struct ReportSettings {
     /// Utterances to list among those with the most errors.
     #[serde(default = "default_worst")]
     pub worst: usize,
+    /// What is done to texts before they are compared once more, for rates that stand beside the plain ones.
+    #[serde(default)]
+    pub normalize: Normalization,
+    /// With `normalize: whisper_basic`: drop diacritics (category Mn after NFKD, and strokes as in `ø`), as the option of
+    /// Whisper's of that name.
+    #[serde(default)]
+    pub remove_diacritics: bool,
+    /// With `normalize`: a space between any two letters (grapheme clusters), as the option of Whisper's of that name, for
+    /// languages that put no spaces between words.
+    #[serde(default)]
+    pub split_letters: bool,
+    /// Upper edges of the ranges of duration that have rates of their own, in seconds; an utterance on an edge falls into
+    /// the range above it.
+    #[serde(default = "default_bounds")]
+    pub duration_bounds: Vec<f64>,
+    /// Folder below which the tars are (the parameter `shards`); stands before their paths in `transcripts.jsonl`.
+    #[serde(default)]
+    pub shards: PathBuf,
+}
+
+impl Default for ReportSettings {
+    fn default() -> Self {
+        ReportSettings {
+            out: String::new(),
+            worst: default_worst(),
+            normalize: Normalization::None,
+            remove_diacritics: false,
+            split_letters: false,
+            duration_bounds: default_bounds(),
+            shards: PathBuf::new(),
+        }
+    }
 }
 
 fn default_worst() -> usize {
     20
+}
+
+/// Those of the sampler's buckets.
+fn default_bounds() -> Vec<f64> {
+    flow_sampling::plan::Packing::default().boundaries
+}
+
+impl ReportSettings {
+    fn measure(&self) -> Measure {
+        Measure {
+            normalizer: Normalizer {
+                normalization: self.normalize,
+                remove_diacritics: self.remove_diacritics,
+                split_letters: self.split_letters,
+            },
+            duration_bounds: self.duration_bounds.clone(),
+            worst: self.worst,
+        }
+    }
 }
 
 /// The kind `evaluation.report`.
@@ -62,12 +126,25 @@ pub struct EvaluationReport;
 
 impl Kind for EvaluationReport {
     const NAME: &'static str = "evaluation.report";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type Settings = ReportSettings;
 
     fn shape(settings: &ReportSettings, inputs: &[Input]) -> Result<Shape, StageError> {
         if settings.out.trim().is_empty() {
             return Err(StageError::setting("out", "name a folder for the report"));
+        }
+        if settings.remove_diacritics && settings.normalize != Normalization::WhisperBasic {
+            let why = "`remove_diacritics` belongs to `normalize: whisper_basic`";
+            return Err(StageError::setting("remove_diacritics", why));
+        }
+        if settings.split_letters && settings.normalize == Normalization::None {
+            let why = "`split_letters` needs `normalize: whisper_basic` or `keep_marks`";
+            return Err(StageError::setting("split_letters", why));
+        }
+        let bounds = &settings.duration_bounds;
+        if !bounds.iter().all(|edge| edge.is_finite()) || !bounds.is_sorted() {
+            let why = "`duration_bounds` are finite numbers in rising order";
+            return Err(StageError::setting("duration_bounds", why));
         }
         for input in inputs {
             if part_of(&input.schema).is_none() {
@@ -105,7 +182,11 @@ impl Kind for EvaluationReport {
     }
 
     fn identity(settings: &ReportSettings) -> Value {
-        json!({ "worst": settings.worst })
+        json!({
+            "worst": settings.worst, "normalize": settings.normalize, "remove_diacritics": settings.remove_diacritics,
+            "split_letters": settings.split_letters, "duration_bounds": settings.duration_bounds,
+            "shards": settings.shards,
+        })
     }
 }
 
@@ -143,10 +224,14 @@ impl Export for ReportBody {
     }
 
     fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
-        let mut data = PageData::default();
+        let measure = self.settings.measure();
+        let mut data = PageData {
+            normalizer: measure.normalizer,
+            ..PageData::default()
+        };
         for input in inputs {
             match part_of(input.schema()) {
-                Some(Part::Transcripts) => data.sets.extend(read_sets(input, self.settings.worst)?),
+                Some(Part::Transcripts) => data.sets.extend(read_sets(input, &measure)?),
                 Some(Part::Model) => data.model = read_model(input)?,
                 Some(Part::Rows) => read_rows(input, &mut data)?,
                 Some(Part::Mixture) => data.mixture = read_mixture(input)?,
@@ -167,121 +252,18 @@ impl Export for ReportBody {
         for table in tables(&data) {
             self.context.report(table);
         }
-        let path = set.file(PAGE).map_err(StageError::failed)?;
-        std::fs::write(&path, page(&data)).map_err(|e| StageError::failed(format!("{}: {e}", path.display())))
-    }
-}
-
-/// The error rates as tables for the screen.
-fn tables(data: &PageData) -> Vec<Value> {
-    let row = |name: &str, score: &Score| {
-        json!([
-            name,
-            score.utterances,
-            score.words.units,
-            percent(score.words.rate()),
-            percent(score.characters.rate()),
-            score.wrong_tags
-        ])
-    };
-    data.sets
-        .iter()
-        .map(|set| {
-            let mut rows: Vec<Value> = set.scores.languages.iter().map(|(lang, score)| row(lang, score)).collect();
-            rows.push(row("all", &set.scores.overall));
-            json!({ "table": { "title": format!("Error rates: {}", set.name), "columns": ["language", "utterances", "words", "WER", "CER", "wrong tag"], "rows": rows } })
-        })
-        .chain(course(&data.curves.evaluations))
-        .collect()
-}
-
-/// How the word error rate of each language went, where training began from a model.
-fn course(evaluations: &[Evaluated]) -> Option<Value> {
-    let columns = chosen(evaluations);
-    let first = columns.first().filter(|first| first.step == 0)?;
-    let head: Vec<String> = ["language".to_owned()]
-        .into_iter()
-        .chain(columns.iter().map(|e| when(e)))
-        .collect();
-    let row = |name: &str, rate: &dyn Fn(&Evaluated) -> f64| {
-        let rates = columns.iter().map(|e| percent(rate(e)).into());
-        Value::Array([Value::from(name)].into_iter().chain(rates).collect())
-    };
-    let of = |lang: &str| {
-        let lang = lang.to_owned();
-        move |e: &Evaluated| e.languages.get(&lang).copied().unwrap_or(f64::NAN)
-    };
-    let mut rows: Vec<Value> = first.languages.keys().map(|lang| row(lang, &of(lang))).collect();
-    rows.push(row("all", &|e| e.overall));
-    Some(json!({ "table": { "title": "Word error rate while training", "columns": head, "rows": rows } }))
-}
-
-fn text<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a arrow::array::StringArray, StageError> {
-    batch
-        .column_by_name(name)
-        .and_then(|c| c.as_string_opt())
-        .ok_or_else(|| StageError::failed(format!("column {name} is missing or no text")))
-}
-
-/// Transcripts by the name of their set, scored again from the texts.
-fn read_sets(input: &Artifact, worst: usize) -> Result<Vec<SetFigures>, StageError> {
-    let mut sets: BTreeMap<String, SetFigures> = BTreeMap::new();
-    for item in input.batches(Some(&[
-        "set",
-        "segment_id",
-        "lang",
-        "reference",
-        "hypothesis",
-        "duration",
-    ])) {
-        let (_, batch) = item?;
-        let (names, segments, langs) = (text(&batch, "set")?, text(&batch, "segment_id")?, text(&batch, "lang")?);
-        let (references, hypotheses) = (text(&batch, "reference")?, text(&batch, "hypothesis")?);
-        let durations = float(&batch, "duration")?;
-        for row in 0..batch.num_rows() {
-            let set = sets.entry(names.value(row).to_owned()).or_insert_with(|| SetFigures {
-                name: names.value(row).to_owned(),
-                ..Default::default()
-            });
-            let (reference, hypothesis) = (references.value(row), hypotheses.value(row));
-            let utterance = score(reference, hypothesis);
-            set.scores.add(langs.value(row), &utterance, durations.value(row));
-            if utterance.words.errors() > 0 {
-                set.worst.push(Worst {
-                    segment_id: segments.value(row).to_owned(),
-                    lang: langs.value(row).to_owned(),
-                    words: utterance.words,
-                    reference: reference.to_owned(),
-                    hypothesis: hypothesis.to_owned(),
-                });
-            }
-            if set.worst.len() > worst.saturating_mul(4).saturating_add(1000) {
-                keep_worst(&mut set.worst, worst);
-            }
+        let scores =
+            serde_json::to_vec_pretty(&as_json(&data.sets, &measure.normalizer)).map_err(StageError::failed)?;
+        for (name, bytes) in [(PAGE, page(&data).into_bytes()), (SCORES, scores)] {
+            let path = set.file(name).map_err(StageError::failed)?;
+            std::fs::write(&path, bytes).map_err(EvaluationError::file(&path))?;
         }
+        let transcripts = inputs
+            .iter()
+            .filter(|input| part_of(input.schema()) == Some(Part::Transcripts));
+        let path = set.file(TRANSCRIPTS).map_err(StageError::failed)?;
+        Ok(write_all(transcripts, &self.settings.shards, &path)?)
     }
-    let mut sets: Vec<SetFigures> = sets.into_values().collect();
-    for set in &mut sets {
-        keep_worst(&mut set.worst, worst);
-    }
-    Ok(sets)
-}
-
-fn keep_worst(list: &mut Vec<Worst>, keep: usize) {
-    list.sort_by(|a, b| {
-        (b.words.errors(), b.words.utterance_rate())
-            .partial_cmp(&(a.words.errors(), a.words.utterance_rate()))
-            .unwrap_or(std::cmp::Ordering::Equal)
-            .then_with(|| (&a.segment_id, &a.reference).cmp(&(&b.segment_id, &b.reference)))
-    });
-    list.truncate(keep);
-}
-
-fn float<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a arrow::array::Float64Array, StageError> {
-    batch
-        .column_by_name(name)
-        .and_then(|c| c.as_primitive_opt::<Float64Type>())
-        .ok_or_else(|| StageError::failed(format!("column {name} is missing or no float64")))
 }
 
 pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, StageError> {
@@ -405,6 +387,7 @@ fn read_curves(path: &Path) -> Curves {
                 let languages = value["languages"].as_object().into_iter().flatten();
                 curves.evaluations.push(Evaluated {
                     step: step as u64,
+                    stage: value["stage_end"].as_str().map(str::to_owned),
                     frozen,
                     overall: value["wer"].as_f64().unwrap_or(f64::NAN),
                     languages: languages

@@ -1,12 +1,14 @@
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float64Array, StringArray, UInt32Array};
+use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array};
 use flow_runtime::ROW;
 use flow_runtime::harness::Harness;
 use flow_sampling::plan::Balance;
 use flow_sampling::plan_batches::{Plan, PlanSettings};
 
 use super::*;
+use crate::page::chosen;
+use crate::screen::course;
 
 fn transcripts() -> RecordBatch {
     let text = |text: &str| -> ArrayRef { Arc::new(StringArray::from(vec![text])) };
@@ -51,6 +53,7 @@ fn what_an_epoch_emits_is_drawn_from_the_plan() {
         Harness::<EvaluationReport>::new(ReportSettings {
             out: folder.path().join("report").display().to_string(),
             worst: 5,
+            ..ReportSettings::default()
         })
         .input("validation", transcripts.schema())
         .input("mixture", languages.schema())
@@ -114,4 +117,165 @@ fn the_course_of_training_is_told_from_before_the_first_step() {
         .collect();
     let steps: Vec<u64> = chosen(&many).iter().map(|e| e.step).collect();
     assert_eq!(steps, [0, 16, 33, 49, 66, 82, 99]);
+}
+
+/// Utterances of two languages, lengths and shards, one of them with its audio.
+fn heard() -> RecordBatch {
+    let text = |texts: [&str; 4]| -> ArrayRef { Arc::new(StringArray::from(texts.to_vec())) };
+    let clips: [Option<&[u8]>; 4] = [None, Some(b"fLaC"), None, None];
+    RecordBatch::try_from_iter_with_nullable([
+        (ROW, Arc::new(UInt32Array::from(vec![0, 1, 2, 3])) as ArrayRef, false),
+        ("set", text(["v"; 4]), false),
+        ("segment_id", text(["a", "b", "c", "d"]), false),
+        ("lang", text(["hi", "hi", "en", "en"]), false),
+        (
+            "reference",
+            text(["<|hi|> ek do", "<|hi|> \u{939}\u{93f}", "<|en|> Yes.", "<|en|> no"]),
+            false,
+        ),
+        (
+            "hypothesis",
+            text(["<|hi|> ek", "<|ur|> \u{939} x", "<|en|> yes", "no"]),
+            false,
+        ),
+        (
+            "duration",
+            Arc::new(Float64Array::from(vec![2.9, 3.0, 4.0, 20.0])),
+            false,
+        ),
+        ("source", text(["s"; 4]), false),
+        ("shard", text(["one", "two", "two", "two"]), false),
+        (
+            "audio_path",
+            Arc::new(StringArray::from(vec![Some("/a/b.flac"), None, None, None])),
+            true,
+        ),
+        (
+            "tar_path",
+            Arc::new(StringArray::from(vec![None, Some("x/y.tar"), Some("x/y.tar"), None])),
+            true,
+        ),
+        (
+            "tar_offset",
+            Arc::new(arrow::array::Int64Array::from(vec![None, Some(512), Some(1024), None])),
+            true,
+        ),
+        (
+            "tar_size",
+            Arc::new(arrow::array::Int64Array::from(vec![None, Some(7), Some(8), None])),
+            true,
+        ),
+        (
+            "start",
+            Arc::new(Float64Array::from(vec![Some(1.5), None, None, None])),
+            true,
+        ),
+        ("clip", Arc::new(arrow::array::BinaryArray::from_iter(clips)), true),
+    ])
+    .unwrap()
+}
+
+fn report_on(heard: RecordBatch, settings: Value) -> Result<tempfile::TempDir, StageError> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = settings;
+    settings["out"] = json!(folder.path().join("report"));
+    let settings: ReportSettings = serde_json::from_value(settings).unwrap();
+    Harness::<EvaluationReport>::new(settings)
+        .input("heard", heard.schema())
+        .feed("heard", "all", heard)
+        .run()?;
+    Ok(folder)
+}
+
+#[test]
+fn figures_come_by_language_length_and_source_and_tags_in_a_table() {
+    let folder = report_on(heard(), json!({ "normalize": "keep_marks", "shards": "/shards" })).unwrap();
+    let read = |name: &str| std::fs::read_to_string(folder.path().join("report").join(name)).unwrap();
+    let scores: Value = serde_json::from_str(&read(SCORES)).unwrap();
+    let set = &scores["sets"][0];
+    let ranges: Vec<(&str, &Value)> = (set["durations"].as_array().unwrap().iter())
+        .map(|range| (range["range"].as_str().unwrap(), &range["score"]["words"]["deletions"]))
+        .collect();
+    let (none, one) = (&json!(0), &json!(1));
+    assert_eq!(ranges, [("under 3 s", one), ("3 to 5 s", none), ("from 16 s", none)]);
+    // One source for all tells nothing; the shards do.
+    assert_eq!(
+        (&set["source_kind"], &set["sources"]["two"]["utterances"]),
+        (&json!("shard"), &json!(3))
+    );
+    let en = &set["languages"]["en"];
+    assert_eq!(
+        (&en["words"]["substitutions"], &en["normalized_words"]["substitutions"]),
+        (&json!(1), &json!(0))
+    );
+    let tags = set["tags"].as_array().unwrap();
+    assert!(tags.contains(&json!({ "reference": "en", "heard": "", "utterances": 1 })));
+    assert_eq!(tags.len(), 4);
+    let page = read(PAGE);
+    assert!(page.contains("3 to 5 s") && page.contains("By shard") && page.contains("data:audio/flac;base64,ZkxhQw=="));
+    assert_eq!(page.matches("<audio").count(), 1);
+    let lines: Vec<Value> = read(TRANSCRIPTS)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(
+        lines[0],
+        json!({ "audio_filepath": "/a/b.flac", "duration": 2.9, "text": "<|hi|> ek do", "pred_text": "<|hi|> ek", "lang": "hi",
+                "segment_id": "a", "set": "v", "source": "s", "offset": 1.5 })
+    );
+    assert_eq!(
+        (&lines[1]["audio_filepath"], &lines[1]["tar_offset"]),
+        (&json!("/shards/x/y.tar"), &json!(512))
+    );
+    assert_eq!(lines.len(), 4);
+}
+
+#[test]
+fn the_screen_has_the_short_tables() {
+    let mut data = PageData::default();
+    let artifact = Artifact::in_memory(
+        heard().schema(),
+        vec![(flow_runtime::Partition::new("all"), vec![heard()])],
+    )
+    .unwrap();
+    let settings: ReportSettings = serde_json::from_value(json!({ "out": "x", "normalize": "whisper_basic" })).unwrap();
+    data.normalizer = settings.measure().normalizer;
+    data.sets = read_sets(&artifact, &settings.measure()).unwrap();
+    let tables = tables(&data);
+    let titles: Vec<&str> = tables.iter().map(|t| t["table"]["title"].as_str().unwrap()).collect();
+    assert_eq!(
+        titles,
+        ["Error rates: v", "By duration: v", "By shard: v", "Language tags: v"]
+    );
+    // The vowel sign is a space: one letter stays of the word, and it is heard.
+    let rows = &tables[0]["table"]["rows"];
+    assert_eq!(
+        rows[1],
+        json!(["hi", 2, 3, "100.0 %", "71.4 %", "66.7 %", "83.3 %", 1, 1, 1, 1]),
+        "{rows}"
+    );
+    assert_eq!(
+        tables[3]["table"]["columns"],
+        json!(["tag, heard as", "en", "hi", "ur", "none"])
+    );
+    assert_eq!(
+        tables[3]["table"]["rows"],
+        json!([["en", 1, "", "", 1], ["hi", "", 1, 1, ""]])
+    );
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    for (settings, named) in [
+        (json!({ "remove_diacritics": true }), "remove_diacritics"),
+        (
+            json!({ "normalize": "keep_marks", "remove_diacritics": true }),
+            "remove_diacritics",
+        ),
+        (json!({ "split_letters": true }), "split_letters"),
+        (json!({ "duration_bounds": [5, 3] }), "duration_bounds"),
+    ] {
+        let error = report_on(heard(), settings).map(drop).unwrap_err();
+        assert!(error.to_string().contains(named), "{error}");
+    }
 }

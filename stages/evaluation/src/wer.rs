@@ -1,7 +1,10 @@
 //! Word and character error rates, as NeMo counts them: the sum of edit distances over the sum of
-//! reference units, with no normalisation of the text (case and punctuation count).
+//! reference units, with no normalisation of the text (case and punctuation count); and beside them, where it is asked
+//! for, the same of texts that were made alike first.
 
 use std::collections::BTreeMap;
+
+use crate::normalize::{Normalization, Normalizer};
 
 /// What it takes to turn a hypothesis into its reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,17 +144,33 @@ pub fn split_tag(text: &str) -> (Option<&str>, &str) {
 pub struct UtteranceScore {
     pub words: EditCounts,
     pub characters: EditCounts,
+    /// Words and characters after normalisation, where it was asked for.
+    pub normalized: Option<Box<(EditCounts, EditCounts)>>,
     /// The tag of the reference, and that of the hypothesis.
     pub tags: (Option<String>, Option<String>),
 }
 
 /// Scores one utterance without its language tags, which are compared apart.
 pub fn score(reference: &str, hypothesis: &str) -> UtteranceScore {
+    score_with(reference, hypothesis, &Normalizer::default())
+}
+
+/// As [`score`], and the texts compared once more after normalisation, less white space at their ends.
+pub fn score_with(reference: &str, hypothesis: &str, normalizer: &Normalizer) -> UtteranceScore {
     let (reference_tag, reference) = split_tag(reference);
     let (hypothesis_tag, hypothesis) = split_tag(hypothesis);
+    let normalized = (normalizer.normalization != Normalization::None).then(|| {
+        let (reference, hypothesis) = (normalizer.apply(reference), normalizer.apply(hypothesis));
+        let (reference, hypothesis) = (reference.trim_matches(' '), hypothesis.trim_matches(' '));
+        Box::new((
+            word_edits(reference, hypothesis),
+            character_edits(reference, hypothesis),
+        ))
+    });
     UtteranceScore {
         words: word_edits(reference, hypothesis),
         characters: character_edits(reference, hypothesis),
+        normalized,
         tags: (reference_tag.map(str::to_owned), hypothesis_tag.map(str::to_owned)),
     }
 }
@@ -162,6 +181,9 @@ pub struct Score {
     pub utterances: u64,
     pub words: EditCounts,
     pub characters: EditCounts,
+    /// The same after normalisation; nothing where none was asked for.
+    pub normalized_words: EditCounts,
+    pub normalized_characters: EditCounts,
     /// Utterances whose hypothesis begins with another tag than the reference, or with none.
     pub wrong_tags: u64,
     /// Utterances whose reference has a tag.
@@ -170,10 +192,14 @@ pub struct Score {
 }
 
 impl Score {
-    fn add(&mut self, utterance: &UtteranceScore, seconds: f64) {
+    pub fn add(&mut self, utterance: &UtteranceScore, seconds: f64) {
         self.utterances += 1;
         self.words.add(&utterance.words);
         self.characters.add(&utterance.characters);
+        if let Some(normalized) = &utterance.normalized {
+            self.normalized_words.add(&normalized.0);
+            self.normalized_characters.add(&normalized.1);
+        }
         if utterance.tags.0.is_some() {
             self.tagged += 1;
             self.wrong_tags += u64::from(utterance.tags.0 != utterance.tags.1);
@@ -187,7 +213,7 @@ impl Score {
 pub struct Scores {
     pub overall: Score,
     pub languages: BTreeMap<String, Score>,
-    /// (tag of the reference, tag of the hypothesis; empty: none) -> utterances, where they differ.
+    /// (tag of the reference, tag of the hypothesis; empty: none) -> utterances, of all whose reference has a tag.
     pub tag_confusion: BTreeMap<(String, String), u64>,
 }
 
@@ -199,9 +225,7 @@ impl Scores {
             .entry(lang.to_owned())
             .or_default()
             .add(utterance, seconds);
-        if let (Some(reference), hypothesis) = &utterance.tags
-            && Some(reference) != hypothesis.as_ref()
-        {
+        if let (Some(reference), hypothesis) = &utterance.tags {
             let pair = (reference.clone(), hypothesis.clone().unwrap_or_default());
             *self.tag_confusion.entry(pair).or_default() += 1;
         }
@@ -290,8 +314,28 @@ mod tests {
         assert_eq!((scores.overall.tagged, scores.overall.wrong_tags), (3, 2));
         assert_eq!(scores.tag_confusion.get(&("hi".into(), "ur".into())), Some(&1));
         assert_eq!(scores.tag_confusion.get(&("hi".into(), String::new())), Some(&1));
+        assert_eq!(scores.tag_confusion.get(&("hi".into(), "hi".into())), Some(&1));
         assert_eq!(split_tag("<|a b|> c"), (None, "<|a b|> c"));
         assert_eq!(split_tag("<|hi"), (None, "<|hi"));
+    }
+
+    /// The normalised figures stand beside the plain ones and do not change them.
+    #[test]
+    fn normalised_rates_stand_beside_the_plain_ones() {
+        let normalizer = Normalizer {
+            normalization: Normalization::WhisperBasic,
+            ..Normalizer::default()
+        };
+        let (reference, hypothesis) = ("<|en|> Well, yes.", "<|en|> well yes no");
+        let both = score_with(reference, hypothesis, &normalizer);
+        let plain = score(reference, hypothesis);
+        assert_eq!((both.words, both.characters), (plain.words, plain.characters));
+        assert_eq!((both.words.units, both.words.errors()), (2, 3));
+        let (words, characters) = *both.normalized.expect("normalised counts");
+        assert_eq!((words.units, words.errors()), (2, 1));
+        // The space that is left of the full stop is no character.
+        assert_eq!((characters.units, characters.errors()), (8, 3));
+        assert_eq!(plain.normalized, None);
     }
 
     proptest! {

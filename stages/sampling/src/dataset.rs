@@ -347,7 +347,22 @@ fn ranges_of(members: &Artifact, partition: &Partition) -> Result<Ranges, StageE
 
 /// For each row of the artifact whether it is among the `count` whose (partition, segment id) hash lowest.
 pub(crate) fn lowest_hashes(rows: &Artifact, count: u64) -> Result<Vec<bool>, StageError> {
-    let mut hashes: Vec<(u64, u32)> = Vec::new();
+    Ok(lowest(&name_hashes(rows)?, count))
+}
+
+/// For each row the hash of its (partition, segment id), in [`manifest_order`]: of all rows, or of those that
+/// `max_samples` keeps.
+pub(crate) fn hashes_of_kept(rows: &Artifact, max_samples: Option<u64>) -> Result<Vec<u64>, StageError> {
+    let mut hashes = name_hashes(rows)?;
+    if let Some(count) = max_samples {
+        let mut chosen = lowest(&hashes, count).into_iter();
+        hashes.retain(|_| chosen.next().unwrap_or(false));
+    }
+    Ok(hashes)
+}
+
+fn name_hashes(rows: &Artifact) -> Result<Vec<u64>, StageError> {
+    let mut hashes: Vec<u64> = Vec::new();
     for partition in manifest_order(rows) {
         for batch in rows.read(partition, Some(&["segment_id"]))? {
             let ids = column(&batch?, "segment_id", &DataType::Utf8).map_err(StageError::failed)?;
@@ -358,20 +373,25 @@ pub(crate) fn lowest_hashes(rows: &Artifact, count: u64) -> Result<Vec<bool>, St
                 hasher.update(id.as_bytes());
                 let mut first = [0u8; 8];
                 first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-                let row = u32::try_from(hashes.len()).map_err(|_| StageError::failed("more than 2^32 rows"))?;
-                hashes.push((u64::from_be_bytes(first), row));
+                hashes.push(u64::from_be_bytes(first));
             }
         }
     }
+    u32::try_from(hashes.len()).map_err(|_| StageError::failed("more than 2^32 rows"))?;
+    Ok(hashes)
+}
+
+fn lowest(hashes: &[u64], count: u64) -> Vec<bool> {
     let mut chosen = vec![true; hashes.len()];
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     if count < hashes.len() {
-        hashes.select_nth_unstable(count);
-        for &(_, row) in &hashes[count..] {
+        let mut order: Vec<(u64, u32)> = (0u32..).zip(hashes).map(|(row, &hash)| (hash, row)).collect();
+        order.select_nth_unstable(count);
+        for &(_, row) in &order[count..] {
             chosen[row as usize] = false;
         }
     }
-    Ok(chosen)
+    chosen
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub enum SamplingError {
          leave `{language}` out"
     )]
     Repeats { language: String, rows: u64, times: u64 },
+    #[error("stage {stage} of the curriculum: {error}")]
+    Stage { stage: String, error: Box<SamplingError> },
     #[error("{path}: {why}")]
     Manifest { path: PathBuf, why: String },
     #[error("column `{column}` {why}")]

@@ -1,12 +1,14 @@
 //! Sampling: which utterances make which batch, and loading them.
 
 pub mod collate;
+pub mod curriculum;
 pub mod dataset;
 pub mod error;
 mod falling_order;
 pub mod figures;
 pub mod languages;
 pub mod load;
+mod loaded_batch;
 pub mod manifest_rows;
 pub mod mt19937;
 pub mod plan;

@@ -4,26 +4,27 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use arrow::array::{
-    ArrayRef, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
-};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::resample::resample;
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Body, Context, Digest, Input, Kind, Out, Partition, Port, ROW, Reads, Shape, Source, SourcePartition, StageError,
+    Body, Context, Digest, Input, Kind, Out, Partition, Port, Reads, Shape, Source, SourcePartition, StageError,
 };
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use crate::dataset::{AudioColumns, Dataset, Utterance};
+use crate::curriculum::{self, Curriculum, StageSize, Wanted};
+use crate::dataset::{AudioColumns, Dataset, Utterance, hashes_of_kept};
+use crate::error::SamplingError;
+use crate::loaded_batch::{Loaded, micro_batch, staged, staged_schema};
 use crate::plan::{Balance, Packing};
 use crate::plan_batches::{needs, refused};
-use crate::steps::Steps;
+
+pub use crate::loaded_batch::loaded_schema;
 
 /// Loads the micro-batches of training, step by step.
 ///
@@ -41,6 +42,15 @@ use crate::steps::Steps;
 /// 16 kHz mono, a list of float32. Rows come by rank, micro-batch, and place within it. A recording that cannot be
 /// decoded is left out and reported. A micro-batch that is left empty is one row with an empty `segment_id` and
 /// `text` and a signal of a single zero, so that every rank takes part in every step.
+///
+/// With a `curriculum` the run goes through growing parts of the rows. A stage of n rows has of each language its share of
+/// n (every language has a row before any has a second), chosen by a hash of their names: a stage holds all rows of the
+/// one before, and the same rows whatever the order or the number of workers. Stages get steps in proportion to the steps
+/// of their first epochs: stage k ends at the nearest whole number to steps × (epoch steps of stages 1 to k) / (those of
+/// all stages), half up, with at least one step for each; so all have the same number of epochs of their own rows. Another
+/// number of `steps` moves these ends; `curriculum_steps` sets them. A stage with more rows than there are is one of `all`.
+/// Epochs count from 0 within a stage, with `seed` + 2^32 × (stage, from 0) in place of `seed`. Two more columns say
+/// where a step is: `stage` (as the curriculum names it) and `stage_end` (steps that are done when the stage ends).
 ///
 /// # Example
 ///
@@ -83,6 +93,12 @@ pub struct LoadSettings {
     /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
     /// one. Left out: all.
     pub max_samples: Option<u64>,
+    /// Progressive training: the rows of each stage, growing, such as `[100k, 500k, 1M, all]`. Empty: all rows from the
+    /// first step on. With `max_samples` it goes through those.
+    pub curriculum: Vec<StageSize>,
+    /// Steps of each stage of the curriculum but the last, which has the rest. Empty: shared out so that all stages have the
+    /// same number of epochs.
+    pub curriculum_steps: Vec<u64>,
 }
 
 impl Default for LoadSettings {
@@ -101,6 +117,8 @@ impl Default for LoadSettings {
             seed: packing.seed,
             speeds: vec![1.0],
             max_samples: None,
+            curriculum: Vec::new(),
+            curriculum_steps: Vec::new(),
         }
     }
 }
@@ -142,6 +160,8 @@ impl Kind for Load {
                 format!("{} steps; 1 to 1,000,000,000 are possible", settings.steps),
             ));
         }
+        curriculum::check(&settings.curriculum, &settings.curriculum_steps, settings.steps)
+            .map_err(|(name, why)| StageError::setting(name, format!("`{name}`: {why}")))?;
         let (Some(rows), true) = (inputs.first(), inputs.len() <= 2) else {
             let message = format!("sampling.load takes one or two inputs, it was given {}", inputs.len());
             let help = Some("train rows first, then (to read from tars) the port `members` of an audio.probe".into());
@@ -173,7 +193,11 @@ impl Kind for Load {
         }
         let outputs = vec![Port {
             name: "batches".into(),
-            schema: loaded_schema(),
+            schema: if settings.curriculum.is_empty() {
+                loaded_schema()
+            } else {
+                staged_schema()
+            },
         }];
         Ok(Shape {
             reads: vec![Reads::Whole; inputs.len()],
@@ -198,11 +222,12 @@ impl Kind for Load {
 
     /// The folder is left out: recordings are known by their rows.
     fn identity(settings: &LoadSettings) -> serde_json::Value {
-        serde_json::json!({
+        json!({
             "packing": settings.packing(),
             "steps": settings.steps,
             "speeds": settings.speeds,
             "max_samples": settings.max_samples,
+            "curriculum": [json!(settings.curriculum), json!(settings.curriculum_steps)],
         })
     }
 }
@@ -210,12 +235,24 @@ impl Kind for Load {
 /// Rows, plans and counts, shared by all workers of a process.
 struct Loader {
     data: Dataset,
-    steps: Steps,
+    curriculum: Curriculum,
     left_out: AtomicU64,
 }
 
 /// The loaders in use, by what they are made of.
 static LOADERS: Mutex<Vec<(Digest, Weak<Loader>)>> = Mutex::new(Vec::new());
+
+/// What can end the making of a curriculum.
+enum Stopped {
+    Stage(StageError),
+    Sampling(SamplingError),
+}
+
+impl From<SamplingError> for Stopped {
+    fn from(error: SamplingError) -> Self {
+        Stopped::Sampling(error)
+    }
+}
 
 struct LoadBody {
     settings: LoadSettings,
@@ -250,11 +287,24 @@ impl LoadBody {
             Some(loader) => loader,
             None => {
                 let data = Dataset::read(rows, members, &self.settings.shards, self.settings.max_samples)?;
-                let notes = format!("{data_digest} {:?}", self.settings.max_samples);
-                let steps = Steps::new(self.settings.packing(), &notes, Some(self.context.scratch.clone()));
+                let settings = &self.settings;
+                let wanted = Wanted {
+                    sizes: &settings.curriculum,
+                    stage_steps: &settings.curriculum_steps,
+                    steps: settings.steps,
+                    packing: &settings.packing(),
+                    data: &format!("{data_digest} {:?}", settings.max_samples),
+                    notes: Some(&self.context.scratch),
+                };
+                let hashes = || hashes_of_kept(rows, settings.max_samples).map_err(Stopped::Stage);
+                let made = self.pool.install(|| Curriculum::new(&data.rows, hashes, &wanted));
+                let curriculum = made.map_err(|stopped| match stopped {
+                    Stopped::Stage(error) => error,
+                    Stopped::Sampling(error) => refused(error),
+                })?;
                 let loader = Arc::new(Loader {
                     data,
-                    steps,
+                    curriculum,
                     left_out: AtomicU64::new(0),
                 });
                 loaders.push((key, Arc::downgrade(&loader)));
@@ -278,7 +328,7 @@ impl Source for LoadBody {
         // A plan that gives a rank nothing is refused before anything runs.
         let loader = self.loader()?;
         let pool = &self.pool;
-        pool.install(|| loader.steps.check(&loader.data.rows))
+        pool.install(|| loader.curriculum.check(&loader.data.rows))
             .map_err(refused)?;
         let partition = |step| SourcePartition {
             name: Partition::from(step_name(step)),
@@ -292,9 +342,13 @@ impl Source for LoadBody {
         let number = step_number(partition)
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a step")))?;
         let loader = self.loader()?;
+        let stage = loader
+            .curriculum
+            .stage(number)
+            .ok_or_else(|| StageError::failed("there is no stage"))?;
         let step = self
             .pool
-            .install(|| loader.steps.step(&loader.data.rows, number))
+            .install(|| stage.step(&loader.data.rows, number))
             .map_err(refused)?;
         let mut wanted: Vec<(u32, u32, Utterance<'_>)> = Vec::new();
         let mut places: Vec<(u32, u32)> = Vec::new();
@@ -307,7 +361,7 @@ impl Source for LoadBody {
                 places.push((rank, micro));
                 wanted.extend(
                     rows.iter()
-                        .filter_map(|&row| Some((rank, micro, loader.data.utterance(row)?))),
+                        .filter_map(|&row| Some((rank, micro, loader.data.utterance(stage.row(row))?))),
                 );
             }
         }
@@ -318,7 +372,7 @@ impl Source for LoadBody {
             } else {
                 utterance
                     .signal()
-                    .and_then(|signal| at_speed(signal, self.speed(step.epoch, utterance.segment_id)))
+                    .and_then(|signal| at_speed(signal, self.speed(stage.seed(), step.epoch, utterance.segment_id)))
             }
         };
         let signals: Vec<Result<Vec<f32>, AudioError>> = self
@@ -334,15 +388,16 @@ impl Source for LoadBody {
             let count = rest.iter().take_while(|(r, m, ..)| (*r, *m) == (rank, micro)).count();
             let (these, others) = rest.split_at(count);
             rest = others;
-            let batch = micro_batch(row, rank, micro, step.epoch, these)?;
+            let mut batch = micro_batch(row, rank, micro, step.epoch, these)?;
+            if !self.settings.curriculum.is_empty() {
+                batch = staged(&batch, stage)?;
+            }
             row += batch.num_rows() as u32;
             out.send(0, batch);
         }
         Ok(())
     }
 }
-
-type Loaded<'a> = (u32, u32, Utterance<'a>, Vec<f32>);
 
 impl LoadBody {
     /// Leaves out what could not be decoded, and says so.
@@ -383,21 +438,21 @@ impl LoadBody {
             stage: Some(self.context.stage.clone()),
             message,
         });
-        self.context.report(serde_json::json!({"recordings_left_out": so_far}));
+        self.context.report(json!({"recordings_left_out": so_far}));
         Ok(loaded)
     }
 }
 
 impl LoadBody {
     /// The speed of an utterance in an epoch, drawn by a hash, so that nothing needs to be remembered.
-    fn speed(&self, epoch: u64, segment_id: &str) -> f64 {
+    fn speed(&self, seed: i64, epoch: u64, segment_id: &str) -> f64 {
         let speeds = &self.settings.speeds;
         if let [only] = speeds.as_slice() {
             return *only;
         }
         let mut hasher = blake3::Hasher::new();
         hasher
-            .update(&self.settings.seed.to_le_bytes())
+            .update(&seed.to_le_bytes())
             .update(&epoch.to_le_bytes())
             .update(segment_id.as_bytes());
         let hash = hasher.finalize();
@@ -414,79 +469,6 @@ impl LoadBody {
 fn at_speed(signal: Vec<f32>, speed: f64) -> Result<Vec<f32>, AudioError> {
     let rate = f64::from(SAMPLE_RATE / 1000) * (speed * 1000.0).round();
     resample(signal, rate as u32, SAMPLE_RATE)
-}
-
-/// Schema of the port `batches`.
-pub fn loaded_schema() -> SchemaRef {
-    let field = |name: &str, data_type| Field::new(name, data_type, false);
-    Arc::new(Schema::new(vec![
-        field(ROW, DataType::UInt32),
-        field("rank", DataType::Int32),
-        field("micro", DataType::Int32),
-        field("epoch", DataType::Int32),
-        field("segment_id", DataType::Utf8),
-        field("lang", DataType::Utf8),
-        field("duration", DataType::Float64),
-        field("text", DataType::Utf8),
-        field(
-            "signal",
-            DataType::List(Arc::new(Field::new_list_field(DataType::Float32, true))),
-        ),
-    ]))
-}
-
-fn micro_batch(
-    first_row: u32,
-    rank: u32,
-    micro: u32,
-    epoch: u64,
-    utterances: &[Loaded<'_>],
-) -> Result<RecordBatch, StageError> {
-    let nothing = [(
-        rank,
-        micro,
-        Utterance {
-            segment_id: "",
-            text: "",
-            lang: "",
-            duration: 0.0,
-            place: None,
-            start: None,
-        },
-        vec![0.0],
-    )];
-    let utterances = if utterances.is_empty() {
-        &nothing[..]
-    } else {
-        utterances
-    };
-    let count = utterances.len();
-    let samples = utterances.iter().map(|(.., signal)| signal.len()).sum();
-    let mut signals = ListBuilder::new(Float32Builder::with_capacity(samples));
-    for (.., signal) in utterances {
-        signals.values().append_slice(signal);
-        signals.append(true);
-    }
-    let constant = |number: i32| -> ArrayRef { Arc::new(Int32Array::from(vec![number; count])) };
-    let text = |of: fn(&Utterance<'_>) -> String| -> ArrayRef {
-        Arc::new(StringArray::from_iter_values(
-            utterances.iter().map(|(_, _, utterance, _)| of(utterance)),
-        ))
-    };
-    let columns: Vec<ArrayRef> = vec![
-        Arc::new(UInt32Array::from_iter_values(first_row..first_row + count as u32)),
-        constant(rank as i32),
-        constant(micro as i32),
-        constant(i32::try_from(epoch).unwrap_or(i32::MAX)),
-        text(|utterance| utterance.segment_id.to_owned()),
-        text(|utterance| utterance.lang.to_owned()),
-        Arc::new(Float64Array::from_iter_values(
-            utterances.iter().map(|(_, _, utterance, _)| utterance.duration),
-        )),
-        text(|utterance| utterance.text.to_owned()),
-        Arc::new(signals.finish()),
-    ];
-    Ok(RecordBatch::try_new(loaded_schema(), columns)?)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
-use arrow::array::{AsArray, Int64Array};
-use arrow::datatypes::{Float32Type, Int32Type};
+use arrow::array::{ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::datatypes::{DataType, Field, Float32Type, Int32Type, Schema, SchemaRef};
+use flow_runtime::ROW;
 use flow_runtime::harness::{Harness, Output};
 
 use super::*;
@@ -334,4 +335,49 @@ fn what_is_missing_is_said_before_the_run() {
         "{error}"
     );
     assert!(Load::shape(&settings(), &[rows(), input("m", members_schema())]).is_ok());
+}
+
+/// Every step says its stage, holds rows of that stage only, and is the same whatever the number of threads.
+#[test]
+fn a_curriculum_grows_in_stages() {
+    let of = |threads: usize| -> Vec<RecordBatch> {
+        let (harness, _temp) = harness(
+            LoadSettings {
+                steps: 12,
+                curriculum: ["40", "80", "all"].map(|size| size.parse().unwrap()).to_vec(),
+                curriculum_steps: vec![4, 4],
+                speeds: vec![0.9, 1.1],
+                ..settings()
+            },
+            |_, batch| batch,
+        );
+        let output = harness.threads(threads).run().unwrap();
+        (0..12).map(|step| output.rows("batches", &step_name(step))).collect()
+    };
+    let steps = of(1);
+    assert_eq!(steps, of(3));
+    let mut seen: Vec<BTreeMap<String, String>> = vec![BTreeMap::new(); 3];
+    for (number, rows) in steps.iter().enumerate() {
+        let stage = number / 4;
+        for at in 0..rows.num_rows() {
+            assert_eq!(rows["stage"].as_string::<i32>().value(at), ["40", "80", "all"][stage]);
+            let end = rows["stage_end"]
+                .as_primitive::<arrow::datatypes::Int64Type>()
+                .value(at);
+            assert_eq!(end, [4, 8, 12][stage]);
+            let text = |name: &str| rows[name].as_string::<i32>().value(at).to_owned();
+            seen[stage].insert(text("segment_id"), text("lang"));
+        }
+    }
+    let limits = [40, 80, usize::MAX];
+    for (seen, limit) in seen.iter().zip(limits) {
+        assert!(!seen.is_empty() && seen.len() <= limit);
+    }
+    // A stage has rows of all languages.
+    let languages = |stage: usize| seen[stage].values().collect::<std::collections::BTreeSet<_>>().len();
+    assert!(languages(0) > 5, "{:?}", seen[0]);
+    // Without a curriculum nothing is said of stages.
+    let (harness, _temp) = harness(settings(), |_, batch| batch);
+    let output = harness.run().unwrap();
+    assert!(output.rows("batches", &step_name(0)).column_by_name("stage").is_none());
 }

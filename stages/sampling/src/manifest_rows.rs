@@ -65,6 +65,22 @@ impl ManifestRows {
         Ok(())
     }
 
+    /// Those of the rows that `numbers` name, in that order.
+    pub fn part(&self, numbers: &[u32]) -> Result<Self, SamplingError> {
+        let mut part = ManifestRows {
+            durations: numbers.iter().map(|&row| self.durations[row as usize]).collect(),
+            ..ManifestRows::default()
+        };
+        for &row in numbers {
+            part.languages
+                .push(self.languages.of_row(row as usize).unwrap_or_default())?;
+        }
+        if !self.text_lengths.is_empty() {
+            part.text_lengths = numbers.iter().map(|&row| self.text_lengths[row as usize]).collect();
+        }
+        Ok(part)
+    }
+
     /// Reads a manifest file. Dictionaries, large strings and other widths of numbers are taken too.
     pub fn from_file(path: &Path) -> Result<Self, SamplingError> {
         let failed = |why: String| SamplingError::Manifest {

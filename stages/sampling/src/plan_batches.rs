@@ -298,6 +298,13 @@ pub(crate) fn refused(error: SamplingError) -> StageError {
     match error {
         SamplingError::Setting { name, why } => StageError::setting(name, format!("`{name}`: {why}")),
         error @ SamplingError::Repeats { .. } => StageError::setting("temperature", error.to_string()),
+        SamplingError::Stage { stage, error } => {
+            let mut error = refused(*error);
+            if let StageError::Refused { message, .. } | StageError::Setting { message, .. } = &mut error {
+                *message = format!("stage {stage} of the curriculum: {message}");
+            }
+            error
+        }
         error @ SamplingError::NoBatch { .. } => StageError::Refused {
             message: error.to_string(),
             help: Some("lower `max_batch_seconds`, `grad_accum` or `ranks`, or give more rows".into()),

@@ -18,6 +18,27 @@ pub fn missing_column(schema: &Schema) -> Option<&'static str> {
     COLUMNS.into_iter().find(|name| schema.column_with_name(name).is_none())
 }
 
+/// The stage of a curriculum that a step belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageMark {
+    pub name: String,
+    /// Steps that are done when it ends.
+    pub end: u64,
+}
+
+/// The stage that the rows of a step name; none without a curriculum.
+pub fn stage_mark(batches: &[RecordBatch]) -> Result<Option<StageMark>, TrainingError> {
+    let Some(batch) = batches.iter().find(|batch| batch.num_rows() > 0) else {
+        return Ok(None);
+    };
+    if batch.column_by_name("stage").is_none() {
+        return Ok(None);
+    }
+    let name = texts(batch, "stage")?.value(0).to_owned();
+    let end = numbers(batch, "stage_end")?[0] as u64;
+    Ok(Some(StageMark { name, end }))
+}
+
 /// The micro-batches of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {

@@ -16,6 +16,7 @@ use crate::average::{Average, copied};
 use crate::checkpoint::{self, CheckpointFolder, Identity, Planned, Record, Standing};
 use crate::error::TrainingError;
 use crate::init::{check_init, first_model};
+use crate::loaded_rows::StageMark;
 use crate::metrics::Metrics;
 use crate::optimizer::AdamW;
 use crate::settings::{OnChange, TrainSettings};
@@ -137,6 +138,8 @@ pub struct Session {
     set_aside: Vec<String>,
     /// Step and word error rate of the last evaluation.
     evaluated: Option<(u64, f64)>,
+    /// The stage of the curriculum that the next step belongs to.
+    stage: Option<StageMark>,
 }
 
 /// Table of what became of each piece of a changed vocabulary, beside the checkpoints.
@@ -244,6 +247,7 @@ impl Session {
             // A model of random numbers says nothing worth hearing.
             evaluate_first: resumed.is_none() && settings.eval_every > 0 && settings.init != "none",
             vocabulary_change,
+            stage: None,
         })
     }
 
@@ -276,14 +280,26 @@ impl Session {
         self.vocabulary_change.as_ref()
     }
 
+    /// Says which stage of a curriculum the next step belongs to.
+    pub fn in_stage(&mut self, stage: Option<StageMark>) {
+        self.stage = stage;
+    }
+
+    /// The stage that ends with the step done last.
+    fn ended_stage(&self) -> Option<&str> {
+        let ended = |stage: &&StageMark| stage.end == self.record.step;
+        self.stage.as_ref().filter(ended).map(|stage| stage.name.as_str())
+    }
+
     /// Appends a line to `metrics.jsonl`, with the number of steps done.
     pub fn note(&mut self, mut value: Value) -> Result<(), TrainingError> {
         value["step"] = json!(self.record.step);
         self.metrics.append(&value)
     }
 
-    /// Does the next optimizer step on its micro-batches, of which `planned` were to come, and evaluates and writes a checkpoint where one is due (always after
-    /// the last step). A model that was given is evaluated before its first step too.
+    /// Does the next optimizer step on its micro-batches, of which `planned` were to come, and evaluates and writes a
+    /// checkpoint where one is due (always after the last step of all and of a stage). A model that was given is evaluated
+    /// before its first step too.
     pub fn step(&mut self, micro_batches: &[LoadedBatch], planned: u32) -> Result<StepReport, TrainingError> {
         if std::mem::take(&mut self.evaluate_first) {
             self.evaluate()?;
@@ -302,7 +318,7 @@ impl Session {
             self.record.skipped_steps += 1;
             self.skip(segments, &report)?;
         }
-        let last = self.record.step >= self.settings.max_steps;
+        let last = self.record.step >= self.settings.max_steps || self.ended_stage().is_some();
         if self.record.step.is_multiple_of(self.settings.log_every) || last {
             self.log(&report)?;
         }
@@ -420,6 +436,7 @@ impl Session {
             "tokens": window.tokens,
             "samples": self.record.samples,
             "encoder_frozen": report.encoder_frozen,
+            "stage": self.stage.as_ref().map(|stage| &stage.name),
             "seconds": seconds,
             "waited_for_data": window.waited_for_data,
             "rank_waits": if window.waited.len() > 1 { json!(window.waited) } else { Value::Null },
@@ -434,10 +451,11 @@ impl Session {
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
         let line = format!(
-            "step {} of {} (micro-batch {}), epoch {}, loss {}, rate {:.2e}, gradient {:.1}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} tokens, {} MiB, {}:{:02} left",
+            "step {} of {} (micro-batch {}), {}epoch {}, loss {}, rate {:.2e}, gradient {:.1}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} tokens, {} MiB, {}:{:02} left",
             self.record.step,
             self.settings.max_steps,
             self.record.micro_batches,
+            (self.stage.as_ref()).map_or(String::new(), |stage| format!("stage {}, ", stage.name)),
             report.epoch,
             window.loss().map_or("none".to_owned(), |loss| format!("{loss:.2}")),
             report.rate,
@@ -457,6 +475,7 @@ impl Session {
             "step": self.record.step,
             "max_steps": self.settings.max_steps,
             "micro_batches": self.record.micro_batches,
+            "stage": self.stage.as_ref().map(|stage| &stage.name),
             "epoch": report.epoch,
             "loss": window.loss().map(|loss| round(loss, 4)),
             "lr": report.rate,
@@ -497,11 +516,16 @@ impl Session {
         self.metrics.append(&json!({
             "kind": "evaluation", "step": step, "wer": wer, "cer": cer, "utterances": scores.overall.utterances,
             "wrong_tags": scores.overall.wrong_tags, "languages": languages, "seconds": began.elapsed().as_secs_f64(),
+            "stage_end": self.ended_stage(),
         }))?;
+        let ended = self
+            .ended_stage()
+            .map_or(String::new(), |stage| format!(", end of stage {stage}"));
         (self.report)(json!({
                 "notice": format!(
-                    "{}: validation WER {:.1} %, CER {:.1} %",
+                    "{}{}: validation WER {:.1} %, CER {:.1} %",
                     if step == 0 { "before training".to_owned() } else { format!("step {step}") },
+                    ended,
                     100.0 * wer.unwrap_or(f64::NAN),
                     100.0 * cer.unwrap_or(f64::NAN)
                 ),

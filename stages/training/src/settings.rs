@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use flow_sampling::curriculum::{self, StageSize};
 use flow_sampling::plan::Balance;
 
 use crate::checkpoint::Identity;
@@ -36,6 +37,11 @@ use crate::trainer::TrainerConfig;
 ///
 /// Transcripts with more than `max_tokens` tokens are learned only up to there: they are counted by language in a warning
 /// and in `metrics.jsonl` when training begins.
+///
+/// Where the micro-batches belong to the stages of a `curriculum` (see `sampling.load`), the model is evaluated and a
+/// checkpoint written when a stage ends; optimizer, schedule and all else go on. Evaluation lines of `metrics.jsonl` then
+/// name the stage as `stage_end`. A changed curriculum is refused as other recorded settings are, and so is a raised
+/// `max_steps` if `curriculum_steps` is empty, since that moves the ends of stages.
 ///
 /// Training is a log of checkpoints and not a cached artifact: where it stands is read from the folder
 /// `checkpoints`, and deleting the state directory loses nothing. Output `model` is one row once `max_steps`
@@ -166,6 +172,10 @@ pub struct TrainSettings {
     pub speeds: Vec<f64>,
     /// As given to `sampling.load`; only recorded.
     pub max_samples: Option<u64>,
+    /// As given to `sampling.load`; only recorded.
+    pub curriculum: Vec<StageSize>,
+    /// As given to `sampling.load`; only recorded.
+    pub curriculum_steps: Vec<u64>,
 
     /// The `.model` that came as an input; no setting of the user's.
     #[serde(skip)]
@@ -224,6 +234,8 @@ impl Default for TrainSettings {
             token_boundaries: Vec::new(),
             speeds: vec![1.0],
             max_samples: None,
+            curriculum: Vec::new(),
+            curriculum_steps: Vec::new(),
             tokenizer_input: None,
             fetched: None,
         }
@@ -349,6 +361,8 @@ impl TrainSettings {
                 return refuse(path, "it must be at least 1");
             }
         }
+        curriculum::check(&self.curriculum, &self.curriculum_steps, self.max_steps)
+            .map_err(|(path, why)| TrainingError::setting(path, why))?;
         Ok(())
     }
 
@@ -467,9 +481,15 @@ impl TrainSettings {
             "temperature": self.temperature, "max_samples": self.max_samples, "speeds": self.speeds, "balance": self.balance,
             "token_boundaries": self.token_boundaries,
         });
-        match fields {
+        let mut fields: BTreeMap<String, Value> = match fields {
             Value::Object(map) => map.into_iter().collect(),
             _ => BTreeMap::new(),
+        };
+        // Left out where there is none, as in checkpoints that knew of none.
+        if !self.curriculum.is_empty() {
+            fields.insert("curriculum".into(), json!(self.curriculum));
+            fields.insert("curriculum_steps".into(), json!(self.curriculum_steps));
         }
+        fields
     }
 }

@@ -26,7 +26,7 @@ use crate::checkpoint;
 use crate::error::TrainingError;
 use crate::hub::{Hub, Reference};
 use crate::init::configuration;
-use crate::loaded_rows::{micro_batches, missing_column};
+use crate::loaded_rows::{micro_batches, missing_column, stage_mark};
 use crate::long_texts::LongTexts;
 use crate::memory;
 use crate::session::{Evaluate, Session, Start, find_start};
@@ -579,6 +579,7 @@ fn one_step(
         .tokenizer()
         .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
     let loaded = micro_batches(&work.batches, tokenizer, settings.max_tokens)?;
+    session.in_stage(stage_mark(&work.batches)?);
     drop(work.batches);
     if !loaded.dropped.is_empty() {
         let message = format!(

@@ -141,19 +141,13 @@ fn a_model_is_trained_decoded_and_reported() {
     assert_eq!(again.result.expect("a result"), result);
 
     let decode = || {
-        Harness::<EvaluationDecode>::new(DecodeSettings {
-            set: "validation".into(),
-            shards: String::new(),
-            samples_per_language: 0,
-            model: String::new(),
-            weights: Weights::default(),
-        })
-        .input("rows", rows().schema())
-        .input("model", model_schema())
-        .feed("rows", "en/en_0", rows())
-        .feed("model", "result", result.clone())
-        .run()
-        .expect("decoded")
+        Harness::<EvaluationDecode>::new(DecodeSettings::default())
+            .input("rows", rows().schema())
+            .input("model", model_schema())
+            .feed("rows", "en/en_0", rows())
+            .feed("model", "result", result.clone())
+            .run()
+            .expect("decoded")
     };
     let decoded = decode();
     let transcripts = decoded.rows("transcripts", "all");
@@ -176,11 +170,9 @@ fn a_model_is_trained_decoded_and_reported() {
     // The same checkpoint by its name; in half precision it is nearly the same, so that only the run is looked at.
     for (weights, same) in [(Weights::F32, true), (Weights::Bf16, false)] {
         let named = Harness::<EvaluationDecode>::new(DecodeSettings {
-            set: "validation".into(),
-            shards: String::new(),
-            samples_per_language: 0,
             model: path.to_string_lossy().into_owned(),
             weights,
+            ..DecodeSettings::default()
         })
         .input("rows", rows().schema())
         .feed("rows", "en/en_0", rows())
@@ -193,7 +185,7 @@ fn a_model_is_trained_decoded_and_reported() {
     let out = folder.path().join("report");
     let reported = Harness::<EvaluationReport>::new(ReportSettings {
         out: out.to_string_lossy().into_owned(),
-        worst: 20,
+        ..ReportSettings::default()
     })
     .input("decoded", transcripts.schema())
     .input("model", model_schema())

@@ -7,17 +7,22 @@ use serde_json::Value;
 use super::{Identity, Record};
 
 /// What differs between the recorded settings and the present ones, one line each: `phase2_lr: 0.0001 in
-/// the checkpoint, 0.0002 now`. A raised `max_steps` is no change. Data is compared only where both sides
-/// know it.
+/// the checkpoint, 0.0002 now`. A raised `max_steps` is no change, unless it moves the ends of the stages of a curriculum.
+/// Data is compared only where both sides know it.
 pub fn changes(record: &Record, settings: &BTreeMap<String, Value>, data: Option<&str>) -> Vec<String> {
     let names: BTreeSet<&String> = record.settings.keys().chain(settings.keys()).collect();
     let mut changes = Vec::new();
+    // With a curriculum whose stages share the steps out; without one the setting is not there.
+    let moves = record
+        .settings
+        .get("curriculum_steps")
+        .is_some_and(|steps| steps == &serde_json::json!([]));
     for name in names {
         let (before, now) = (
             record.settings.get(name).unwrap_or(&Value::Null),
             settings.get(name).unwrap_or(&Value::Null),
         );
-        let raised = name == "max_steps" && now.as_u64() >= before.as_u64();
+        let raised = name == "max_steps" && !moves && now.as_u64() >= before.as_u64();
         if !raised && !same_value(before, now) {
             changes.push(format!("{name}: {before} in the checkpoint, {now} now"));
         }

@@ -1,0 +1,195 @@
+//! The part of the report page about one set of utterances that was transcribed.
+
+use maud::{Markup, html};
+
+use crate::chart::count;
+use crate::figures::{Confusion, SetFigures, confusion};
+use crate::normalize::{Normalization, Normalizer};
+use crate::page::percent;
+use crate::wer::Score;
+
+/// Sources that have a line in the page, those with the most words; `scores.json` has them all.
+const SOURCES: usize = 40;
+/// Tags that the table of confusions shows at most.
+const TAGS: usize = 40;
+
+pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
+    let all = ("all", &set.scores.overall);
+    let languages = set.scores.languages.iter().map(|(name, score)| (name.as_str(), score));
+    let mut sources: Vec<(&str, &Score)> = set.sources.iter().map(|(name, score)| (name.as_str(), score)).collect();
+    sources.sort_by(|a, b| b.1.words.units.cmp(&a.1.words.units).then_with(|| a.0.cmp(b.0)));
+    let left_out = sources.len().saturating_sub(SOURCES);
+    sources.truncate(SOURCES);
+    html! {
+        section {
+            h2 { "Error rates: " (set.name) }
+            (table("Language", languages.chain([all]), normalizer))
+            p.quiet {
+                "Errors per word (WER) and per character (CER) of the reference, over all utterances, scored without the language tag, with no normalisation of case or punctuation."
+                @match normalizer.normalization {
+                    Normalization::None => {}
+                    Normalization::WhisperBasic => {
+                        " Beside them after Whisper's basic normaliser" (options(normalizer)) ": lower case, NFKC, bracketed text removed, a space for each mark, symbol and punctuation mark. "
+                        "Vowel signs and viramas of Indic scripts are marks to it: it cuts their words into letters, so that for these languages the figure is no word error rate. Compare it with figures made in the same way only."
+                    }
+                    Normalization::KeepMarks => {
+                        " Beside them after normalisation" (options(normalizer)) ": lower case, NFKC, bracketed text removed, a space for each symbol and punctuation mark; marks (vowel signs) stay."
+                    }
+                }
+            }
+            @if set.durations.len() > 1 {
+                h3 { "By duration" }
+                (table("Duration", set.durations.iter().map(|(name, score)| (name.as_str(), score)), normalizer))
+            }
+            @if sources.len() > 1 {
+                h3 { "By " (set.source_kind) }
+                (table(if set.source_kind == "source" { "Source" } else { "Shard" }, sources.into_iter(), normalizer))
+                @if left_out > 0 { p.quiet { "Those with the most words; " (count(left_out as u64)) " more are in " code { "scores.json" } "." } }
+            }
+            (tags(set))
+            (worst(set))
+        }
+    }
+}
+
+fn options(normalizer: &Normalizer) -> String {
+    let given = [
+        (normalizer.remove_diacritics, "diacritics removed"),
+        (normalizer.split_letters, "letters split"),
+    ];
+    let given: Vec<&str> = given
+        .into_iter()
+        .filter(|(given, _)| *given)
+        .map(|(_, name)| name)
+        .collect();
+    if given.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", given.join(", "))
+    }
+}
+
+fn table<'a>(head: &str, scores: impl Iterator<Item = (&'a str, &'a Score)>, normalizer: &Normalizer) -> Markup {
+    let normalized = normalizer.normalization != Normalization::None;
+    html! {
+        table {
+            thead { tr {
+                th { (head) } th.n { "Utterances" } th.n { "Minutes" } th.n { "Words" } th.n { "WER" }
+                @if normalized { th.n { "Normalised" } }
+                th.n { "Insertions" } th.n { "Deletions" } th.n { "Substitutions" } th.n { "CER" }
+                @if normalized { th.n { "Normalised" } }
+                th.n { "Wrong tag" }
+            } }
+            tbody { @for (name, score) in scores { (row(name, score, normalized)) } }
+        }
+    }
+}
+
+fn row(name: &str, score: &Score, normalized: bool) -> Markup {
+    let rate = score.words.rate();
+    let width = if rate.is_finite() {
+        (rate.min(1.0) * 60.0).round()
+    } else {
+        0.0
+    };
+    html! {
+        tr.total[name == "all"] {
+            td { (name) }
+            td.n { (count(score.utterances)) }
+            td.n { (format!("{:.1}", score.seconds / 60.0)) }
+            td.n { (count(score.words.units)) }
+            td.n { span.meter style={ "width:" (width) "px" } {} (percent(rate)) }
+            @if normalized { td.n { (percent(score.normalized_words.rate())) } }
+            td.n { (count(score.words.insertions)) }
+            td.n { (count(score.words.deletions)) }
+            td.n { (count(score.words.substitutions)) }
+            td.n { (percent(score.characters.rate())) }
+            @if normalized { td.n { (percent(score.normalized_characters.rate())) } }
+            td.n { (count(score.wrong_tags)) }
+        }
+    }
+}
+
+fn tags(set: &SetFigures) -> Markup {
+    let Some(Confusion { heard, rows }) = confusion(&set.scores) else {
+        return html! {};
+    };
+    if heard.len() > TAGS {
+        return html! { p.quiet { "Tags taken for others: see " code { "scores.json" } "." } };
+    }
+    html! {
+        h3 { "Language tags: what was said, and what was heard" }
+        table.tags {
+            thead { tr { th { "Tag, heard as" } @for tag in &heard { th.n { @if tag.is_empty() { "none" } @else { (tag) } } } } }
+            tbody { @for (reference, counts) in &rows {
+                tr { td { (reference) } @for (tag, n) in heard.iter().zip(counts) {
+                    td.n.right[tag == reference] { @if *n > 0 { (count(*n)) } }
+                } }
+            } }
+        }
+    }
+}
+
+fn worst(set: &SetFigures) -> Markup {
+    if set.worst.is_empty() {
+        return html! {};
+    }
+    html! {
+        h3 { "Most errors" }
+        table.worst {
+            thead { tr { th { "Segment" } th.n { "Errors" } th { "Reference, and what was heard" } } }
+            tbody { @for worst in &set.worst {
+                tr {
+                    td { code { (worst.segment_id) } br; (worst.lang) }
+                    td.n { (worst.words.errors()) " of " (worst.words.units) }
+                    td {
+                        div dir="auto" { (clipped(&worst.reference)) }
+                        div.heard dir="auto" { @if worst.hypothesis.is_empty() { "(nothing)" } @else { (clipped(&worst.hypothesis)) } }
+                        @if let Some(clip) = &worst.clip { audio controls preload="metadata" src={ "data:audio/flac;base64," (base64(clip)) } {} }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+/// RFC 4648, with padding.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let of = |place: usize| u32::from(group.get(place).copied().unwrap_or(0));
+        let bits = of(0) << 16 | of(1) << 8 | of(2);
+        for place in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * place)) as usize & 63];
+            text.push(if place > group.len() { '=' } else { char::from(letter) });
+        }
+    }
+    text
+}
+
+/// The beginning of a long text.
+fn clipped(text: &str) -> String {
+    match text.char_indices().nth(400) {
+        Some((end, _)) => format!("{} …", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The examples of RFC 4648, section 10.
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        let cases = [
+            "", "", "f", "Zg==", "fo", "Zm8=", "foo", "Zm9v", "foob", "Zm9vYg==", "fooba", "Zm9vYmE=", "foobar",
+            "Zm9vYmFy",
+        ];
+        for case in cases.chunks(2) {
+            assert_eq!(base64(case[0].as_bytes()), case[1]);
+        }
+        assert_eq!(base64(&[0xfb, 0xff]), "+/8=");
+    }
+}
