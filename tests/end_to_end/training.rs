@@ -73,6 +73,34 @@ fn find(root: &Path, name: &str) -> PathBuf {
     panic!("no {name} below {}", root.display());
 }
 
+/// Two ranks, then one: the epoch in hand goes on as it was planned, with two micro-batches a step, and training needs
+/// nobody's leave for that.
+#[test]
+fn training_goes_on_with_another_number_of_ranks() {
+    let place = Workplace::new("micro");
+    let run = |ranks: &str, steps: &str| {
+        let settings = [ranks, steps, "train.max_batch_seconds=4", "train.checkpoint_every=2"];
+        let output = finetune(&place, &settings).output().unwrap();
+        expect_code(&output, 0);
+        stderr(&output)
+    };
+    let record = |step: u64| -> serde_json::Value {
+        let folder = find(&place.path("checkpoints"), &format!("step-{step:09}"));
+        serde_json::from_slice(&std::fs::read(folder.join("training.json")).unwrap()).unwrap()
+    };
+    run("train.ranks=2", "train.max_steps=4");
+    let before = record(4);
+    assert_eq!((&before["micro_batches"], &before["epoch"]), (&8.into(), &0.into()));
+    run("train.ranks=1", "train.max_steps=6");
+    let after = record(6);
+    assert_eq!((&after["micro_batches"], &after["epoch"]), (&12.into(), &0.into()));
+    let plans = serde_json::json!([
+        {"from_step": 0, "ranks": 2, "grad_accum": 1},
+        {"from_step": 4, "ranks": 1, "grad_accum": 1},
+    ]);
+    assert_eq!(after["plans"], plans);
+}
+
 #[test]
 fn trains_evaluates_and_resumes_with_the_same_bits() {
     let place = Workplace::new("micro");

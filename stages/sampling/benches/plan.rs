@@ -136,7 +136,7 @@ fn main() {
 
     let steps = || {
         let notes = std::env::temp_dir().join(format!("flow-bench-plan-{}", std::process::id()));
-        (Steps::new(packing.clone(), "bench", Some(notes.clone())), notes)
+        (Steps::new(packing.clone(), &[], 0, "bench", Some(notes.clone())), notes)
     };
     let per_epoch = first.batches_per_rank() as u64 / u64::from(packing.grad_accum);
     if per_epoch > 0 {

@@ -20,7 +20,8 @@ use serde_json::json;
 
 use crate::error::SamplingError;
 use crate::manifest_rows::ManifestRows;
-use crate::plan::Packing;
+use crate::plan::{BatchPlan, Packing};
+use crate::planned::Planned;
 use crate::steps::{Step, Steps};
 
 /// How many rows a stage trains on: `100k`, `1M`, `500000` or `all`.
@@ -290,6 +291,8 @@ pub struct Wanted<'a> {
     /// Steps of all together.
     pub steps: u64,
     pub packing: &'a Packing,
+    /// For how many ranks the run was planned so far; empty: as `packing` says.
+    pub plans: &'a [Planned],
     /// A digest of the rows.
     pub data: &'a str,
     /// Where notes are kept; losing them costs time only.
@@ -319,13 +322,14 @@ impl Curriculum {
                 seed: wanted.packing.seed.wrapping_add((number as i64) << 32),
                 ..wanted.packing.clone()
             };
-            let (part, data) = if size.of(count) < count {
+            // Their places are known once all stages are.
+            let part = if size.of(count) < count {
                 let numbers = chosen(rows, &hashes, size.of(count) as u64);
-                (Some((rows.part(&numbers)?, numbers)), format!("{} {size}", wanted.data))
+                Some((rows.part(&numbers)?, numbers))
             } else {
-                (None, wanted.data.to_owned())
+                None
             };
-            let steps = Steps::new(packing.clone(), &data, wanted.notes.map(Path::to_owned));
+            let steps = Steps::new(packing.clone(), &[], 0, "", None);
             stages.push(Stage {
                 size,
                 first: 0,
@@ -350,6 +354,12 @@ impl Curriculum {
         let mut first = 0;
         for (stage, end) in curriculum.stages.iter_mut().zip(ends) {
             (stage.first, stage.end) = (first, end);
+            let data = match &stage.part {
+                Some(_) => format!("{} {}", wanted.data, stage.size),
+                None => wanted.data.to_owned(),
+            };
+            let notes = wanted.notes.map(Path::to_owned);
+            stage.steps = Steps::new(stage.packing.clone(), wanted.plans, first, &data, notes);
             first = end;
         }
         Ok(curriculum)
@@ -357,9 +367,11 @@ impl Curriculum {
 
     /// Steps of the first epoch of each stage. Unlike the notes of [`Steps`], which planning puts right, these decide where
     /// stages end: their note carries its own digest.
+    /// They are those of the ranks that the run began with, so that stages end where they did with other ranks too.
     fn epoch_steps(&self, rows: &ManifestRows, wanted: &Wanted<'_>) -> Result<Vec<u64>, SamplingError> {
+        let first = |packing: &Packing| Planned::packing(wanted.plans, packing, 0);
         let about = json!({
-            "version": 1, "data": wanted.data, "packing": wanted.packing, "curriculum": wanted.sizes,
+            "version": 1, "data": wanted.data, "packing": first(wanted.packing), "curriculum": wanted.sizes,
         });
         let key = Digest::of_parts([about.to_string().as_bytes()]);
         let path = wanted
@@ -375,12 +387,15 @@ impl Curriculum {
             return Ok(steps);
         }
         let planned = |stage: &Stage| {
-            stage
-                .steps
-                .first_epoch(stage.rows(rows))
-                .map_err(|error| stage.named(error))
+            let packing = first(&stage.packing);
+            let plan = BatchPlan::new(stage.rows(rows), &packing, 0).map_err(|error| stage.named(error))?;
+            Ok(plan.batches_per_rank() as u64 / u64::from(packing.grad_accum.max(1)))
         };
-        let steps = self.stages.iter().map(planned).collect::<Result<Vec<u64>, _>>()?;
+        let steps = self
+            .stages
+            .iter()
+            .map(planned)
+            .collect::<Result<Vec<u64>, SamplingError>>()?;
         // A note that cannot be written costs time after the next restart, nothing else.
         if let Some(path) = &path
             && let Some(folder) = path.parent()

@@ -45,6 +45,7 @@ fn curriculum(
 ) -> (Curriculum, ManifestRows) {
     let (rows, hashes) = rows();
     let wanted = Wanted {
+        plans: &[],
         sizes,
         stage_steps,
         steps,
@@ -211,7 +212,7 @@ fn steps_draw_from_their_stage_and_from_nothing_else() {
     let part = rows.part(&small).unwrap();
     let stage = curriculum.stage(11).unwrap();
     assert_eq!((stage.first, stage.end, stage.size), (0, 12, StageSize::Rows(60)));
-    let alone = Steps::new(packing(), "alone", None);
+    let alone = Steps::new(packing(), &[], 0, "alone", None);
     let mut seen = BTreeSet::new();
     for number in 0..12 {
         let (ours, theirs) = (stage.step(&rows, number).unwrap(), alone.step(&part, number).unwrap());
@@ -277,6 +278,7 @@ fn a_stage_of_more_rows_than_there_are_is_all_of_them() {
     assert_eq!(stages[1].rows(&rows).durations.len(), rows.durations.len());
     // No row's name is asked for where nobody is chosen.
     let wanted = Wanted {
+        plans: &[],
         sizes: &sizes(&["100k"]),
         stage_steps: &[],
         steps: 5,

@@ -14,6 +14,7 @@ pub mod mt19937;
 pub mod plan;
 pub mod plan_batches;
 mod plan_tables;
+pub mod planned;
 pub mod quota;
 pub mod steps;
 #[cfg(test)]

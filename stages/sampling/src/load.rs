@@ -23,6 +23,7 @@ use crate::error::SamplingError;
 use crate::loaded_batch::{Loaded, micro_batch, staged, staged_schema};
 use crate::plan::{Balance, Packing};
 use crate::plan_batches::{needs, refused};
+use crate::planned::Planned;
 
 pub use crate::loaded_batch::loaded_schema;
 
@@ -93,6 +94,9 @@ pub struct LoadSettings {
     /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
     /// one. Left out: all.
     pub max_samples: Option<u64>,
+    /// Folder of the checkpoints of the training that reads these batches. Where they were made with another number of
+    /// ranks or micro-batches, the epoch in hand ends as it was planned, so that each of its rows comes once.
+    pub checkpoints: Option<PathBuf>,
     /// Progressive training: the rows of each stage, growing, such as `[100k, 500k, 1M, all]`. Empty: all rows from the
     /// first step on. With `max_samples` it goes through those.
     pub curriculum: Vec<StageSize>,
@@ -117,6 +121,7 @@ impl Default for LoadSettings {
             seed: packing.seed,
             speeds: vec![1.0],
             max_samples: None,
+            checkpoints: None,
             curriculum: Vec::new(),
             curriculum_steps: Vec::new(),
         }
@@ -275,7 +280,12 @@ impl LoadBody {
         let settings = serde_json::to_string(&self.settings).map_err(StageError::failed)?;
         let scratch = self.context.scratch.to_string_lossy().into_owned();
         let members_digest = members.map(|members| members.digest().to_hex()).unwrap_or_default();
-        let key = Digest::of_parts([data_digest.as_str(), &members_digest, &settings, &scratch]);
+        let plans = match &self.settings.checkpoints {
+            Some(folder) => Planned::history(folder, self.settings.ranks, self.settings.grad_accum),
+            None => Vec::new(),
+        };
+        let history = format!("{plans:?}");
+        let key = Digest::of_parts([data_digest.as_str(), &members_digest, &settings, &scratch, &history]);
         // Held while the rows are read: the other workers need the same ones.
         let mut loaders = LOADERS.lock().unwrap_or_else(PoisonError::into_inner);
         loaders.retain(|(_, loader)| loader.strong_count() > 0);
@@ -293,6 +303,7 @@ impl LoadBody {
                     stage_steps: &settings.curriculum_steps,
                     steps: settings.steps,
                     packing: &settings.packing(),
+                    plans: &plans,
                     data: &format!("{data_digest} {:?}", settings.max_samples),
                     notes: Some(&self.context.scratch),
                 };
@@ -352,8 +363,8 @@ impl Source for LoadBody {
             .map_err(refused)?;
         let mut wanted: Vec<(u32, u32, Utterance<'_>)> = Vec::new();
         let mut places: Vec<(u32, u32)> = Vec::new();
-        for rank in 0..self.settings.ranks {
-            for micro in 0..self.settings.grad_accum {
+        for rank in 0..step.ranks {
+            for micro in 0..step.grad_accum {
                 let rows = step.micro_batch(rank, micro);
                 let rows = rows.ok_or_else(|| {
                     StageError::failed(format!("step {number} has no micro-batch {micro} of rank {rank}"))

@@ -10,11 +10,16 @@ use serde::{Deserialize, Serialize};
 use crate::error::SamplingError;
 use crate::manifest_rows::ManifestRows;
 use crate::plan::{BatchPlan, Packing};
+use crate::planned::Planned;
 
 /// Steps of all epochs. An epoch is planned when one of its steps is asked for; how many steps the epochs
 /// before it have is noted in a file, since only planning an epoch tells that.
 pub struct Steps {
     packing: Packing,
+    /// For how many ranks epochs are planned, by the step of the run at which they begin; empty: as `packing` says.
+    plans: Vec<Planned>,
+    /// Steps of the run before the first of these.
+    first: u64,
     /// Where the notes are; losing them costs time only.
     notes: Option<PathBuf>,
     state: Mutex<State>,
@@ -40,8 +45,10 @@ pub struct Step {
     pub epoch: u64,
     /// Which step of the epoch it is.
     pub in_epoch: u64,
+    pub ranks: u32,
+    /// Micro-batches of each rank.
+    pub grad_accum: u32,
     plan: Arc<BatchPlan>,
-    grad_accum: u32,
 }
 
 impl Step {
@@ -56,9 +63,12 @@ impl Step {
 }
 
 impl Steps {
-    /// `data` is a digest of the rows, which the notes are kept under.
-    pub fn new(packing: Packing, data: &str, notes_folder: Option<PathBuf>) -> Self {
-        let key = serde_json::to_string(&packing).unwrap_or_default();
+    /// `data` is a digest of the rows, which the notes are kept under. `first` steps of the run come before these.
+    pub fn new(packing: Packing, plans: &[Planned], first: u64, data: &str, notes_folder: Option<PathBuf>) -> Self {
+        let mut key = serde_json::to_string(&packing).unwrap_or_default();
+        if !plans.is_empty() {
+            key.push_str(&format!("{plans:?} {first}"));
+        }
         let name = format!(
             "epochs-{}.json",
             Digest::of_parts([data.as_bytes(), key.as_bytes()]).short()
@@ -72,6 +82,8 @@ impl Steps {
             .unwrap_or_default();
         Steps {
             packing,
+            plans: plans.to_vec(),
+            first,
             notes,
             state: Mutex::new(State {
                 per_epoch,
@@ -90,7 +102,7 @@ impl Steps {
             loop {
                 let steps = match state.per_epoch.get(epoch as usize) {
                     Some(&steps) => steps,
-                    None => self.plan(&mut state, rows, epoch)?.1,
+                    None => self.plan(&mut state, rows, epoch, before)?.1,
                 };
                 if number - before < steps {
                     break;
@@ -98,23 +110,19 @@ impl Steps {
                 before += steps;
                 epoch += 1;
             }
-            let (plan, steps) = self.plan(&mut state, rows, epoch)?;
+            let (plan, steps) = self.plan(&mut state, rows, epoch, before)?;
             // Not so where the notes were wrong; planning has put them right.
             if number - before < steps {
+                let packing = self.packing(before);
                 return Ok(Step {
                     epoch,
                     in_epoch: number - before,
+                    ranks: packing.world_size,
+                    grad_accum: packing.grad_accum,
                     plan,
-                    grad_accum: self.packing.grad_accum,
                 });
             }
         }
-    }
-
-    /// How many steps the first epoch has, by its plan.
-    pub fn first_epoch(&self, rows: &ManifestRows) -> Result<u64, SamplingError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(self.plan(&mut state, rows, 0)?.1)
     }
 
     /// Finds out whether every rank gets batches. Nothing is planned where the notes say so.
@@ -128,19 +136,32 @@ impl Steps {
         if noted { Ok(()) } else { self.step(rows, 0).map(drop) }
     }
 
-    fn plan(&self, state: &mut State, rows: &ManifestRows, epoch: u64) -> Result<(Arc<BatchPlan>, u64), SamplingError> {
-        let steps_of = |plan: &BatchPlan| plan.batches_per_rank() as u64 / u64::from(self.packing.grad_accum);
+    /// How an epoch is packed that begins with this step of ours.
+    fn packing(&self, start: u64) -> Packing {
+        Planned::packing(&self.plans, &self.packing, self.first + start)
+    }
+
+    /// The plan of an epoch that begins with step `start`, and the number of its steps.
+    fn plan(
+        &self,
+        state: &mut State,
+        rows: &ManifestRows,
+        epoch: u64,
+        start: u64,
+    ) -> Result<(Arc<BatchPlan>, u64), SamplingError> {
+        let packing = self.packing(start);
+        let steps_of = |plan: &BatchPlan| plan.batches_per_rank() as u64 / u64::from(packing.grad_accum);
         if let Some((_, plan)) = state.recent.iter().find(|(of, _)| *of == epoch) {
             return Ok((plan.clone(), steps_of(plan)));
         }
-        let plan = Arc::new(BatchPlan::new(rows, &self.packing, epoch)?);
+        let plan = Arc::new(BatchPlan::new(rows, &packing, epoch)?);
         let steps = steps_of(&plan);
         if steps == 0 {
             return Err(SamplingError::NoBatch {
                 rows: rows.durations.len(),
                 batches: plan.batches(),
-                ranks: self.packing.world_size,
-                grad_accum: self.packing.grad_accum,
+                ranks: packing.world_size,
+                grad_accum: packing.grad_accum,
             });
         }
         if state.recent.len() >= 2 {
@@ -200,7 +221,7 @@ mod tests {
     #[test]
     fn steps_run_through_the_epochs_in_the_order_of_their_plans() {
         let rows = rows();
-        let steps = Steps::new(packing(), "data", None);
+        let steps = Steps::new(packing(), &[], 0, "data", None);
         let mut number = 0;
         for epoch in 0..3 {
             let plan = BatchPlan::new(&rows, &packing(), epoch).unwrap();
@@ -222,10 +243,10 @@ mod tests {
     fn a_place_far_in_is_found_again_without_planning_what_lies_before() {
         let rows = rows();
         let temp = tempfile::tempdir().unwrap();
-        let first = Steps::new(packing(), "data", Some(temp.path().to_owned()));
+        let first = Steps::new(packing(), &[], 0, "data", Some(temp.path().to_owned()));
         let far = first.step(&rows, 200).unwrap();
         assert!(far.epoch >= 5);
-        let again = Steps::new(packing(), "data", Some(temp.path().to_owned()));
+        let again = Steps::new(packing(), &[], 0, "data", Some(temp.path().to_owned()));
         again.check(&rows).unwrap();
         let found = again.step(&rows, 200).unwrap();
         assert_eq!((found.epoch, found.in_epoch), (far.epoch, far.in_epoch));
@@ -237,7 +258,7 @@ mod tests {
         );
         // Notes are kept apart by data and settings, and damaged ones do not matter.
         assert_eq!(
-            Steps::new(packing(), "other", Some(temp.path().to_owned()))
+            Steps::new(packing(), &[], 0, "other", Some(temp.path().to_owned()))
                 .state
                 .lock()
                 .unwrap()
@@ -253,11 +274,44 @@ mod tests {
             for note in std::fs::read_dir(temp.path()).unwrap() {
                 std::fs::write(note.unwrap().path(), wrong).unwrap();
             }
-            let damaged = Steps::new(packing(), "data", Some(temp.path().to_owned()))
+            let damaged = Steps::new(packing(), &[], 0, "data", Some(temp.path().to_owned()))
                 .step(&rows, 200)
                 .unwrap();
             assert_eq!((damaged.epoch, damaged.in_epoch), (far.epoch, far.in_epoch), "{wrong}");
         }
+    }
+
+    /// With another number of ranks in mid-epoch, all rows of the epoch come as they would have, and the next one is
+    /// planned for the new number.
+    #[test]
+    fn an_epoch_ends_as_it_was_planned() {
+        let rows = rows();
+        let before = Steps::new(packing(), &[], 0, "data", None);
+        let old = BatchPlan::new(&rows, &packing(), 0).unwrap();
+        let in_first = old.batches_per_rank() as u64 / 3;
+        let middle = in_first / 2;
+        assert!(middle > 0);
+        let mut plans = Vec::new();
+        Planned::note(&mut plans, 100, 2, 3);
+        Planned::note(&mut plans, 100 + middle, 1, 2);
+        let now = Packing {
+            world_size: 1,
+            grad_accum: 2,
+            ..packing()
+        };
+        let after = Steps::new(now.clone(), &plans, 100, "data", None);
+        for number in 0..in_first {
+            let (step, same) = (after.step(&rows, number).unwrap(), before.step(&rows, number).unwrap());
+            assert_eq!((step.ranks, step.grad_accum, step.epoch), (2, 3, 0));
+            for (rank, micro) in (0..2).flat_map(|rank| (0..3).map(move |micro| (rank, micro))) {
+                assert_eq!(step.micro_batch(rank, micro), same.micro_batch(rank, micro));
+            }
+        }
+        let step = after.step(&rows, in_first).unwrap();
+        assert_eq!((step.ranks, step.grad_accum, step.epoch, step.in_epoch), (1, 2, 1, 0));
+        let new = BatchPlan::new(&rows, &now, 1).unwrap();
+        assert_eq!(step.micro_batch(0, 1), new.batch(0, 1));
+        assert_eq!(step.micro_batch(1, 0), None);
     }
 
     #[test]
@@ -267,7 +321,7 @@ mod tests {
             grad_accum: 4,
             ..Packing::default()
         };
-        let error = Steps::new(wide, "data", None).step(&rows(), 0).unwrap_err();
+        let error = Steps::new(wide, &[], 0, "data", None).step(&rows(), 0).unwrap_err();
         assert!(
             matches!(
                 error,

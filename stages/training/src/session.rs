@@ -10,10 +10,11 @@ use flow_evaluation::wer::Scores;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
+use flow_sampling::planned::Planned;
 use serde_json::{Value, json};
 
 use crate::average::{Average, copied};
-use crate::checkpoint::{self, CheckpointFolder, Identity, Planned, Record, Standing};
+use crate::checkpoint::{self, CheckpointFolder, Identity, Record, Standing};
 use crate::error::TrainingError;
 use crate::init::{check_init, first_model};
 use crate::loaded_rows::StageMark;
@@ -208,15 +209,7 @@ impl Session {
             validation_wer: None,
             ..record
         };
-        let planned = Planned {
-            from_step: record.step,
-            ranks: settings.ranks,
-            grad_accum: settings.grad_accum,
-        };
-        let same = |last: &Planned| (last.ranks, last.grad_accum) == (planned.ranks, planned.grad_accum);
-        if !record.plans.last().is_some_and(same) {
-            record.plans.push(planned);
-        }
+        Planned::note(&mut record.plans, record.step, settings.ranks, settings.grad_accum);
         let mut metrics = Metrics::open(folder.folder(), resumed)?;
         if let Some(change) = &vocabulary_change {
             let path = folder.folder().join(VOCABULARY);

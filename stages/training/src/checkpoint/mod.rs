@@ -16,6 +16,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flow_model::model::TdtModel;
+use flow_sampling::planned::Planned;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -84,16 +85,6 @@ pub struct Record {
     pub plans: Vec<Planned>,
     /// Every other file of the folder.
     pub files: BTreeMap<String, FileDigest>,
-}
-
-/// For how many ranks, and micro-batches of each, the steps from `from_step` on were planned. An epoch that had begun
-/// before ends as it was planned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Planned {
-    pub from_step: u64,
-    pub ranks: u32,
-    pub grad_accum: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

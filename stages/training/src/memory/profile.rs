@@ -58,44 +58,77 @@ pub(super) fn depths(
     settings: &TrainSettings,
     shape: BatchShape,
 ) -> Result<Option<Depths>, TrainingError> {
-    let at = |layers: usize| -> Result<Option<Profile>, TrainingError> {
+    let at = |layers: usize, tokens: usize| -> Result<Option<Profile>, TrainingError> {
         let mut model = shallow(config, layers, settings.recompute)?;
-        // The joint network takes most of the time, in proportion to tokens; its memory is known from few of them.
-        let frames = (shape.seconds * SAMPLE_RATE / 1280.0) as usize * shape.utterances;
-        let row = (config.decoder.vocab_size + 1 + config.loss.durations.len()) * 4;
-        let few = LINEAR_FROM / (frames * row).max(1) + 2;
-        if few * 2 >= shape.tokens {
-            return measured(&mut model, settings, shape);
-        }
-        let with = |tokens| BatchShape { tokens, ..shape };
-        let (Some(first), Some(second)) = (
-            measured(&mut model, settings, with(few))?,
-            measured(&mut model, settings, with(2 * few))?,
-        ) else {
-            return Ok(None);
-        };
-        Ok(Some(first.extended(&second, few as f64, shape.tokens as f64)))
+        measured(&mut model, settings, BatchShape { tokens, ..shape })
     };
-    Ok(match (at(1)?, at(2)?) {
-        (Some(one), Some(two)) => Some(Depths { one, two }),
-        _ => None,
-    })
+    // The joint network takes most of the time, in proportion to tokens. Its memory is known from a part of them, and does
+    // not depend on the depth of the encoder, of which few tokens tell enough.
+    let frames = (shape.seconds * SAMPLE_RATE / 1280.0) as usize * shape.utterances;
+    let row = (config.decoder.vocab_size + 1 + config.loss.durations.len()) * 4;
+    let few = LINEAR_FROM / (frames * row).max(1) + 2;
+    let part = few.max(shape.tokens / 16);
+    if 2 * part >= shape.tokens {
+        return Ok(match (at(1, shape.tokens)?, at(2, shape.tokens)?) {
+            (Some(one), Some(two)) => Some(Depths { one, two }),
+            _ => None,
+        });
+    }
+    let (Some(one), Some(two)) = (at(1, few)?, at(2, few)?) else {
+        return Ok(None);
+    };
+    let (Some(first), Some(second)) = (at(1, part)?, at(1, 2 * part)?) else {
+        return Ok(None);
+    };
+    let whole = first.extended(&second, part as f64, shape.tokens as f64);
+    Ok(Some(Depths {
+        two: two.shifted(&one, &whole),
+        one: whole,
+    }))
+}
+
+impl Mark {
+    fn with(&self, other: &Mark, of: impl Fn(i64, i64) -> i64) -> Mark {
+        Mark {
+            most: of(self.most, other.most),
+            held: of(self.held, other.held),
+        }
+    }
 }
 
 impl Profile {
     /// With `tokens` tokens, if this is with `few` and the other one with twice as many.
     fn extended(&self, twice: &Profile, few: f64, tokens: f64) -> Profile {
         let line = |a: i64, b: i64| a + ((b - a) as f64 * (tokens - few) / few) as i64;
-        let mark = |a: &Mark, b: &Mark| Mark {
-            most: line(a.most, b.most),
-            held: line(a.held, b.held),
-        };
+        let pairs = self.layers.iter().zip(&twice.layers);
         Profile {
-            heads: mark(&self.heads, &twice.heads),
-            prediction: mark(&self.prediction, &twice.prediction),
-            layers: self.layers.iter().zip(&twice.layers).map(|(a, b)| mark(a, b)).collect(),
-            subsampling: mark(&self.subsampling, &twice.subsampling),
+            heads: self.heads.with(&twice.heads, line),
+            prediction: self.prediction.with(&twice.prediction, line),
+            layers: pairs.map(|(a, b)| a.with(b, line)).collect(),
+            subsampling: self.subsampling.with(&twice.subsampling, line),
             joint_held: line(self.joint_held, twice.joint_held),
+            ..self.clone()
+        }
+    }
+
+    /// With as many more tokens as lead from `few` to `many`, which are of one layer.
+    fn shifted(&self, few: &Profile, many: &Profile) -> Profile {
+        let shift = |mark: &Mark, few: &Mark, many: &Mark| {
+            let more = many.with(few, |many, few| many - few);
+            mark.with(&more, |a, b| a + b)
+        };
+        let none = Mark::default();
+        let (layer_few, layer_many) = (
+            few.layers.first().unwrap_or(&none),
+            many.layers.first().unwrap_or(&none),
+        );
+        let layers = self.layers.iter().map(|mark| shift(mark, layer_few, layer_many));
+        Profile {
+            heads: shift(&self.heads, &few.heads, &many.heads),
+            prediction: shift(&self.prediction, &few.prediction, &many.prediction),
+            layers: layers.collect(),
+            subsampling: shift(&self.subsampling, &few.subsampling, &many.subsampling),
+            joint_held: self.joint_held + many.joint_held - few.joint_held,
             ..self.clone()
         }
     }
