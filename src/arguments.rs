@@ -209,7 +209,7 @@ pub struct MemoryArguments {
     /// Tokens per second of speech, at most
     #[arg(long, value_name = "N", default_value_t = flow_training::memory::TOKENS_PER_SECOND)]
     pub tokens_per_second: f64,
-    /// Pieces of the vocabulary, where the pipeline makes its tokenizer itself
+    /// Pieces of the vocabulary, where the pipeline makes its tokenizer itself or `init` is a model of the hub
     #[arg(long, value_name = "N")]
     pub vocabulary: Option<usize>,
     /// The training stage, where a pipeline has several

@@ -4,14 +4,18 @@ use std::io::Write;
 
 use flow_runtime::registry::Registry;
 use flow_runtime::spec::{Pipeline, yaml};
+use flow_training::hub::Reference;
 use flow_training::init::configuration;
 use flow_training::memory::{Assumed, Measured, Needs, available, gigabytes, largest_batch};
-use flow_training::settings::{Optimizer, TrainSettings};
+use flow_training::settings::{ModelSettings, Optimizer, TrainSettings};
 
 use super::checked;
 use crate::arguments::MemoryArguments;
 use crate::failure::{Exit, Failure};
 use crate::table;
+
+/// Pieces of the vocabulary of parakeet-tdt-0.6b-v3.
+const HUB_VOCABULARY: usize = 8192;
 
 pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
@@ -19,7 +23,27 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     let settings = settings(pipeline, arguments)?;
     let wrong =
         |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", pipeline.path.display()));
-    let config = configuration(&settings, arguments.vocabulary).map_err(wrong)?;
+    let config = if Reference::parse(&settings.init).is_some() {
+        let vocabulary = arguments.vocabulary.unwrap_or(HUB_VOCABULARY);
+        writeln!(
+            out,
+            "{} is not read: sizes are those of `model`, with {} pieces",
+            settings.init,
+            table::count(vocabulary as u64)
+        )?;
+        let sizes = TrainSettings {
+            init: "none".into(),
+            tokenizer: String::new(),
+            model: ModelSettings {
+                tokenizer: String::new(),
+                ..settings.model.clone()
+            },
+            ..settings.clone()
+        };
+        configuration(&sizes, Some(vocabulary)).map_err(wrong)?
+    } else {
+        configuration(&settings, arguments.vocabulary).map_err(wrong)?
+    };
     let assumed = Assumed {
         longest: arguments.longest.unwrap_or(settings.max_duration),
         tokens_per_second: arguments.tokens_per_second,

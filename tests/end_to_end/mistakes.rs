@@ -29,6 +29,78 @@ fn the_shipped_pipelines_are_right() {
     }
 }
 
+/// Every overlay fits the pipeline that it is for, and those of devices fit after a model's.
+#[test]
+fn the_shipped_overlays_are_right() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let yaml = |folder: &Path| -> Vec<std::path::PathBuf> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries
+            .filter(|path| path.extension().is_some_and(|e| e == "yaml"))
+            .collect()
+    };
+    let check = |overlays: &[&Path]| {
+        let mut check = program();
+        check.args(["check", "pipelines/finetune.yaml"]);
+        for overlay in overlays {
+            check.arg("--config").arg(overlay);
+        }
+        expect_code(&check.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap(), 0);
+    };
+    let models = yaml(&root);
+    for overlay in models.iter().filter(|path| !path.ends_with("languages.yaml")) {
+        check(&[overlay]);
+    }
+    let devices = yaml(&root.join("devices"));
+    assert_eq!(devices.len(), 4);
+    for device in &devices {
+        check(&[&root.join("parakeet_tdt_0.6b_v3.yaml"), device]);
+    }
+}
+
+/// What training needs is told, and whether it fits.
+#[test]
+fn memory_is_told_before_anything_runs() {
+    let memory = |size: &str| {
+        let mut command = program();
+        command.args(["memory", "pipelines/finetune.yaml", "--device-memory", size]);
+        for setting in [
+            "model.d_model=32",
+            "model.layers=6",
+            "model.heads=2",
+            "model.pred_hidden=24",
+            "init=none",
+        ] {
+            command.args(["--set", setting]);
+        }
+        command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap()
+    };
+    let fits = memory("8GB");
+    expect_code(&fits, 0);
+    let text = String::from_utf8_lossy(&fits.stdout).into_owned();
+    for part in [
+        "parameters",
+        "optimizer: adamw8bit",
+        "fits into 8.0 GB",
+        "the largest max_batch_seconds that fits: ",
+    ] {
+        assert!(text.contains(part), "`{part}` is missing:\n{text}");
+    }
+    let largest = text
+        .lines()
+        .last()
+        .and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    assert!(largest.is_some_and(|seconds| seconds > 100.0), "{text}");
+    let too_small = memory("5MB");
+    expect_code(&too_small, 4);
+    let text = String::from_utf8_lossy(&too_small.stdout).into_owned();
+    assert!(
+        text.contains("does not fit into 5 MB") && text.contains("not even one clip"),
+        "{text}"
+    );
+    expect_code(&memory("much"), 2);
+}
+
 #[test]
 fn a_typo_is_shown_with_file_line_and_a_suggestion() {
     let place = Workplace::new("micro");

@@ -153,7 +153,7 @@ impl Encoder {
         d_encoded: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        self.backward_telling(parameters, saved, d_encoded, gradients, &mut |_, _| {})
+        self.backward_telling(parameters, saved, d_encoded, gradients, &mut |_, _, _| {})
     }
 
     /// The same, and tells of each layer whose gradients are complete, and of the sub-sampling.
@@ -186,11 +186,11 @@ impl Encoder {
                 }
             };
             d = layer.backward(parameters, &saved, &frames, &d, gradients)?;
-            finished(Part::Layer(number), gradients);
+            finished(Part::Layer(number), gradients, parameters);
         }
         let d = drop_scaled(&d, scale, mask)?;
         self.subsampling.backward(parameters, &subsampling, &d, gradients)?;
-        finished(Part::Subsampling, gradients);
+        finished(Part::Subsampling, gradients, parameters);
         Ok(())
     }
 }

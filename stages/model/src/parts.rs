@@ -1,6 +1,6 @@
 //! The parts of a model, whose gradients become complete one after the other in a backward pass.
 
-use crate::parameters::Gradients;
+use crate::parameters::{Gradients, Parameters};
 
 /// Parameters whose gradients are complete together. Ordered as the backward pass completes them, but for layers, of
 /// which it completes the last one first.
@@ -51,6 +51,6 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// Is told when the gradients of a part are complete, so that they can be taken out of the rest and sent on while the
-/// backward pass goes on below.
-pub type Finished<'a> = &'a mut (dyn FnMut(Part, &mut Gradients) + Send);
+/// Is told when the gradients of a part are complete, so that they can be taken out of the rest and sent on, or used, while
+/// the backward pass goes on below. The part's parameters are not read again in this pass and may be changed in place.
+pub type Finished<'a> = &'a mut (dyn FnMut(Part, &mut Gradients, &Parameters) + Send);

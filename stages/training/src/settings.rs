@@ -128,7 +128,12 @@ pub struct TrainSettings {
     /// Keep only the input of each encoder layer for the backward pass, and compute the layer again there: much less
     /// memory, about a third more time, the same result to the bit. May be changed between runs.
     pub recompute: bool,
-    /// Keep the optimizer's state in host memory. Not available yet.
+    /// Update each part of the model as soon as the backward pass has its gradients, and drop them: the memory of all
+    /// gradients is saved, and the result is the same to the bit. Needs `grad_accum: 1`, `ranks: 1` and `clip: 0`, since the
+    /// norm of the whole gradient is known only at the end; where a gradient turns out not to be finite, the parts above
+    /// it have moved already.
+    pub fold_update: bool,
+    /// Keep the optimizer's state in host memory. Not available: on the CPU it is there anyway.
     pub offload: bool,
 
     /// Steps between checkpoints; one is always written at the end.
@@ -216,6 +221,7 @@ impl Default for TrainSettings {
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
             recompute: false,
+            fold_update: false,
             offload: false,
             checkpoint_every: 1_000,
             keep_checkpoints: 3,
@@ -309,7 +315,13 @@ impl TrainSettings {
             return refuse("precision", "bf16 is not available yet; use f32");
         }
         if self.offload {
-            return refuse("offload", "it is not available yet; use false");
+            return refuse(
+                "offload",
+                "it is not available; on the CPU the state is in host memory anyway",
+            );
+        }
+        if self.fold_update && (self.grad_accum != 1 || self.ranks != 1 || self.clip != 0.0) {
+            return refuse("fold_update", "it needs `grad_accum: 1`, `ranks: 1` and `clip: 0`");
         }
         if !(1..=MAX_RANKS).contains(&self.ranks) {
             return refuse("ranks", &format!("it must be from 1 to {MAX_RANKS}"));
@@ -409,6 +421,7 @@ impl TrainSettings {
             recipe: self.recipe(d_model),
             clip: self.clip,
             ranks: self.ranks,
+            fold_update: self.fold_update,
             rank_timeout: Duration::from_secs_f64(self.rank_timeout),
             seed: self.seed,
             spec_augment: self.spec_augment,

@@ -52,6 +52,8 @@ pub struct TrainerConfig {
     pub clip: f64,
     /// Replicas of the model, each on a thread of its own, that share the micro-batches of a step.
     pub ranks: u32,
+    /// Updates each part as soon as its gradients are complete. For one rank, one micro-batch and no clipping.
+    pub fold_update: bool,
     /// How long a rank waits for another one.
     pub rank_timeout: Duration,
     pub seed: u64,

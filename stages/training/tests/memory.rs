@@ -92,7 +92,7 @@ fn what_is_predicted_is_taken() {
         joint_hidden: 320,
         ..ModelSettings::default()
     };
-    let cases: [(&str, &ModelSettings, usize, f64, TrainSettings); 8] = [
+    let cases: [(&str, &ModelSettings, usize, f64, TrainSettings); 9] = [
         ("small", &small, 512, 20.0, base.clone()),
         (
             "small, long",
@@ -144,6 +144,18 @@ fn what_is_predicted_is_taken() {
             10.0,
             TrainSettings {
                 max_tokens: 200,
+                ..base.clone()
+            },
+        ),
+        (
+            "wide, folded",
+            &wide,
+            1024,
+            10.0,
+            TrainSettings {
+                recompute: true,
+                fold_update: true,
+                clip: 0.0,
                 ..base.clone()
             },
         ),

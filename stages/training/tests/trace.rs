@@ -113,6 +113,7 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
             },
             clip: trace["grad_clip"].as_f64().unwrap_or(0.0),
             ranks: 1,
+            fold_update: false,
             rank_timeout: std::time::Duration::from_secs(60),
             seed: 0,
             spec_augment: false,

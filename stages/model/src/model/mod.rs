@@ -265,7 +265,7 @@ impl TdtModel {
         options: &TrainOptions,
         gradients: &mut Gradients,
     ) -> Result<MicroBatchOutput> {
-        self.train_micro_batch_telling(batch, options, gradients, &mut |_, _| {})
+        self.train_micro_batch_telling(batch, options, gradients, &mut |_, _, _| {})
     }
 
     /// The same, and tells of each part whose gradients are complete. Nothing is told if the loss is not finite.
@@ -326,10 +326,10 @@ impl TdtModel {
             gradients,
         )?;
         drop(loss);
-        finished(Part::Heads, gradients);
+        finished(Part::Heads, gradients, &self.parameters);
         self.prediction
             .backward(&self.parameters, &prediction_saved, &d_predicted, gradients)?;
-        finished(Part::Prediction, gradients);
+        finished(Part::Prediction, gradients, &self.parameters);
         if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
             if let Some(d_ctc) = d_ctc {
                 add_in_place(&d_encoded, &d_ctc)?;

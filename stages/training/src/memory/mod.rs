@@ -243,6 +243,7 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
     // Gradients that are there before the micro-batch begins, and what stays of a part's gradient when it is complete.
     let micro_batches = i64::from(settings.grad_accum.max(1));
     let (before, stays) = match (ranks, micro_batches) {
+        (1, 1) if settings.fold_update => (0, 0),
         (1, 1) => (0, layer_gradient),
         // Added to what stands, and freed.
         (1, _) => (whole_gradient, 0),
@@ -252,6 +253,7 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
     };
     let level = |done: i64| {
         let heads_stay = match (ranks, micro_batches) {
+            (1, 1) if settings.fold_update => heads_gradient,
             (1, 1) => 0,
             (_, 1) => heads_gradient - heads_gradient / ranks,
             _ => heads_gradient,
@@ -261,13 +263,18 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
     let in_layers = level(0).max(level(layers - 1)) + workspace;
     let in_subsampling = level(layers) + subsampling;
     let step = before + heads.max(prediction).max(in_layers).max(in_subsampling);
-    let step = step.max(whole_gradient / ranks);
+    let gradients = if settings.fold_update {
+        heads_gradient.max(layer_gradient)
+    } else {
+        whole_gradient / ranks
+    };
+    let step = step.max(gradients);
 
     let average = if settings.average_decay > 0.0 { parameters } else { 0 };
     let bytes = |value: i64| value.max(0) as u64;
     Needs {
         parameters: bytes(parameters),
-        gradients: bytes(whole_gradient / ranks),
+        gradients: bytes(gradients),
         optimizer: bytes(moments / ranks),
         average: bytes(average),
         activations: bytes(layers * kept + (one.heads.held - heads_gradient - kept - one.joint_held).max(0)),

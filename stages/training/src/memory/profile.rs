@@ -165,7 +165,7 @@ fn measured(
     let mut gradients = Gradients::new(&model.parameters);
     let Some(count) = Count::begin() else { return Ok(None) };
     let mut before = 0;
-    let output = model.train_micro_batch_telling(&batch, &options, &mut gradients, &mut |part, _| {
+    let output = model.train_micro_batch_telling(&batch, &options, &mut gradients, &mut |part, _, _| {
         let mark = Mark {
             most: count.most(),
             held: count.held(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use candle_core::Tensor;
 use flow_model::layers::convolution::MOMENTUM;
 use flow_model::model::{TdtModel, TrainOptions};
-use flow_model::{Gradients, ParameterId, Part};
+use flow_model::{Gradients, ParameterId, Parameters, Part};
 
 use super::{Alone, Collective, Place, What, owners};
 use crate::error::TrainingError;
@@ -50,6 +50,7 @@ pub struct Replica {
     collective: Box<dyn Collective>,
     /// Of the micro-batch in hand, or of all so far if there is one rank.
     gradients: Gradients,
+    folded: Folded,
     /// Sums over all ranks of what this one owns. Unused if there is one rank.
     sums: Gradients,
     parts: BTreeMap<Part, Vec<ParameterId>>,
@@ -82,6 +83,7 @@ impl Replica {
         Replica {
             gradients: Gradients::new(&model.parameters),
             sums: Gradients::new(&model.parameters),
+            folded: Folded::default(),
             model,
             optimizer,
             config,
@@ -102,6 +104,7 @@ impl Replica {
         let frozen = self.config.recipe.encoder_frozen(plan.step);
         self.gradients.clear();
         self.sums.clear();
+        self.folded = Folded::default();
         let before: Vec<Tensor> = self
             .buffers
             .iter()
@@ -121,7 +124,7 @@ impl Replica {
         }
         let several = self.collective.size() > 1;
         let sums = if several { &self.sums } else { &self.gradients };
-        let squares = squared_norm(&self.model.parameters, sums)?;
+        let squares = self.folded.squares + squared_norm(&self.model.parameters, sums)?;
         let bad = f64::from(u8::from(!report.bad.is_empty()));
         let place = |what| Place {
             step: plan.step,
@@ -193,6 +196,9 @@ impl Replica {
             },
         };
         let several = exchange.collective.size() > 1;
+        let fold = self.config.fold_update && !several && plan.came == 1;
+        let (optimizer, rate) = (&mut self.optimizer, self.config.recipe.rate(plan.step));
+        let folded = &mut self.folded;
         let mut failed = None;
         let mut output = None;
         if let Some(loaded) = loaded {
@@ -204,11 +210,16 @@ impl Replica {
                 dropout: self.config.dropout,
                 scale: 1.0 / f64::from(plan.planned.max(1)),
             };
-            let mut finished = |part: Part, gradients: &mut Gradients| {
-                if !several || failed.is_some() {
+            let mut finished = |part: Part, gradients: &mut Gradients, parameters: &Parameters| {
+                if failed.is_some() {
                     return;
                 }
-                if let Some(at) = left.iter().position(|(other, _)| *other == part)
+                if fold {
+                    failed = folded.update(optimizer, parameters, gradients, rate).err();
+                    return;
+                }
+                if several
+                    && let Some(at) = left.iter().position(|(other, _)| *other == part)
                     && let Some((part, ids)) = left.remove(at)
                 {
                     failed = exchange.begin(part, &ids, gradients).err();
@@ -260,6 +271,31 @@ impl Replica {
             }
             self.model.parameters.set(id, joined)?;
         }
+        Ok(())
+    }
+}
+
+/// What was updated within the backward pass.
+#[derive(Default)]
+struct Folded {
+    /// Sum of the squares of all gradients so far.
+    squares: f64,
+}
+
+impl Folded {
+    /// Applies the gradients that stand and drops them, unless one was not finite.
+    fn update(
+        &mut self,
+        optimizer: &mut AdamW,
+        parameters: &Parameters,
+        gradients: &mut Gradients,
+        rate: f64,
+    ) -> Result<(), TrainingError> {
+        self.squares += squared_norm(parameters, gradients)?;
+        if self.squares.is_finite() {
+            optimizer.step(parameters, gradients, rate, 1.0)?;
+        }
+        gradients.clear();
         Ok(())
     }
 }
