@@ -56,6 +56,16 @@ impl Parameters {
         self.dtype
     }
 
+    /// Data type in which the matrices of linear layers are stored.
+    pub fn matrix_dtype(&self) -> DType {
+        let short =
+            |parameter: &&Parameter| parameter.tensor.dtype().is_float() && parameter.tensor.dtype() != self.dtype;
+        self.list
+            .iter()
+            .find(short)
+            .map_or(self.dtype, |parameter| parameter.tensor.dtype())
+    }
+
     /// Where the tensors are.
     pub fn device(&self) -> &Device {
         &self.device

@@ -20,7 +20,7 @@ use serde_json::json;
 
 use crate::error::SamplingError;
 use crate::manifest_rows::ManifestRows;
-use crate::plan::{BatchPlan, Packing};
+use crate::plan::Packing;
 use crate::planned::Planned;
 use crate::steps::{Step, Steps};
 
@@ -388,8 +388,8 @@ impl Curriculum {
         }
         let planned = |stage: &Stage| {
             let packing = first(&stage.packing);
-            let plan = BatchPlan::new(stage.rows(rows), &packing, 0).map_err(|error| stage.named(error))?;
-            Ok(plan.batches_per_rank() as u64 / u64::from(packing.grad_accum.max(1)))
+            let steps = Steps::new(packing, &[], 0, "", None);
+            steps.first_epoch(stage.rows(rows)).map_err(|error| stage.named(error))
         };
         let steps = self
             .stages

@@ -125,6 +125,12 @@ impl Steps {
         }
     }
 
+    /// How many steps the first epoch has, by its plan.
+    pub fn first_epoch(&self, rows: &ManifestRows) -> Result<u64, SamplingError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(self.plan(&mut state, rows, 0, 0)?.1)
+    }
+
     /// Finds out whether every rank gets batches. Nothing is planned where the notes say so.
     pub fn check(&self, rows: &ManifestRows) -> Result<(), SamplingError> {
         let noted = !self

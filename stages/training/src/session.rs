@@ -195,12 +195,14 @@ impl Session {
                         checkpoint.path.display()
                     ));
                 }
-                let mut model = TdtModel::load(&checkpoint.path, DType::F32, &Device::Cpu)?;
+                let (path, matrices) = (&checkpoint.path, settings.precision.matrices());
+                let mut model = TdtModel::load_storing(path, DType::F32, matrices, &Device::Cpu)?;
                 let optimizer = checkpoint::read_optimizer(&checkpoint.path, settings.adamw())?;
                 let average = checkpoint::read_average(&checkpoint.path, &record, decay, &mut model)?;
                 (folder, model, optimizer, average, *record)
             }
         };
+        model = model.stored_as(settings.precision.matrices())?;
         model.set_recompute(settings.recompute);
         let mut record = Record {
             version: checkpoint::CHECKPOINT_VERSION,

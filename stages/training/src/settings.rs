@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use candle_core::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -123,7 +124,7 @@ pub struct TrainSettings {
 
     /// Optimizer.
     pub optimizer: Optimizer,
-    /// Number type of weights and activations. Only `f32` so far.
+    /// How weights are stored.
     pub precision: Precision,
     /// Keep only the input of each encoder layer for the backward pass, and compute the layer again there: much less
     /// memory, about a third more time, the same result to the bit. May be changed between runs.
@@ -275,9 +276,22 @@ pub enum Optimizer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
+    /// Everything in 32 bits.
     F32,
-    /// Not available yet.
+    /// The matrices of linear layers, nearly all of a model, in bf16: two bytes less for each weight. All is computed in 32
+    /// bits, gradients and moments too; an updated weight is rounded up or down at random, in proportion, so that updates
+    /// smaller than a bf16 step count on the average.
     Bf16,
+}
+
+impl Precision {
+    /// The number type of stored matrices.
+    pub fn matrices(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -311,8 +325,11 @@ impl TrainSettings {
             return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
         }
         Reference::parse(&self.init).transpose()?;
-        if self.precision != Precision::F32 {
-            return refuse("precision", "bf16 is not available yet; use f32");
+        if self.precision == Precision::Bf16 && self.average_decay > 0.0 {
+            return refuse(
+                "precision",
+                "an average of weights needs them in 32 bits; with bf16 use `average_decay: 0`",
+            );
         }
         if self.offload {
             return refuse(

@@ -361,7 +361,7 @@ pub(crate) fn micro_batch_seed(seed: u64, step: u64, rank: u32, micro: u32) -> u
         .fold(mix(seed), |state, part| mix(state ^ part))
 }
 
-fn mix(value: u64) -> u64 {
+pub(crate) fn mix(value: u64) -> u64 {
     let mut x = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -9,7 +9,7 @@ use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::average::Average;
 use flow_training::memory::{Assumed, BatchShape, Measured, Needs, largest_batch};
 use flow_training::optimizer::AdamW;
-use flow_training::settings::{ModelSettings, Optimizer, TrainSettings};
+use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
 use flow_training::trainer::{LoadedBatch, Trainer};
 
 #[global_allocator]
@@ -53,6 +53,7 @@ fn taken(config: &ModelConfig, settings: &TrainSettings, shape: BatchShape) -> i
     let batches = step(shape, planned, config.decoder.vocab_size);
     let count = Count::begin().expect("nobody else counts");
     let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, &Device::Cpu).expect("a model");
+    model = model.stored_as(settings.precision.matrices()).expect("a model");
     model.set_recompute(settings.recompute);
     let average = (settings.average_decay > 0.0)
         .then(|| Average::new(settings.average_decay, &model.parameters).expect("an average"));
@@ -148,13 +149,14 @@ fn what_is_predicted_is_taken() {
             },
         ),
         (
-            "wide, folded",
+            "wide, folded, in bf16",
             &wide,
             1024,
             10.0,
             TrainSettings {
                 recompute: true,
                 fold_update: true,
+                precision: Precision::Bf16,
                 clip: 0.0,
                 ..base.clone()
             },

@@ -8,7 +8,7 @@ use flow_training::TrainingError;
 use flow_training::average::Average;
 use flow_training::optimizer::AdamW;
 use flow_training::session::Session;
-use flow_training::settings::{ModelSettings, Optimizer, TrainSettings};
+use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
 use flow_training::trainer::{LoadedBatch, Trainer};
 
 const PLANNED: u32 = 4;
@@ -217,7 +217,8 @@ fn updates_within_the_backward_pass_give_the_same_bits() {
             let mut batches = micro_batches(step);
             batches.truncate(1);
             if step == 3 {
-                batches[0].batch.signals[0].fill(f32::MAX);
+                // More tokens than frames can carry: no alignment, an infinite loss.
+                batches[0].batch.tokens[0] = vec![30; 60];
             }
             let report = session.step(&batches, 1).expect("a step");
             assert_eq!(report.skipped.is_some(), step == 3);
@@ -232,6 +233,45 @@ fn updates_within_the_backward_pass_give_the_same_bits() {
         "{:?} {:?}",
         apart.0,
         folded.0
+    );
+}
+
+/// Weights in bf16 learn about what weights in 32 bits do, on one rank as on two, and resume with the same bits.
+#[test]
+fn weights_in_bf16_learn_and_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = |name: &str, precision, ranks| TrainSettings {
+        precision,
+        average_decay: 0.0,
+        phase1_lr: 1e-2,
+        phase2_lr: 1e-2,
+        ..settings(&folder.path().join(name), ranks)
+    };
+    let losses = |settings: &TrainSettings, steps: std::ops::Range<u64>| {
+        let mut session = session(settings);
+        // The same micro-batches again and again.
+        let losses = steps.map(|_| session.step(&micro_batches(0), PLANNED).expect("a step").loss);
+        let losses: Vec<f64> = losses.collect();
+        session.checkpoint().expect("a checkpoint");
+        losses
+    };
+    let wide = losses(&settings("f32", Precision::F32, 1), 0..20);
+    let short = losses(&settings("bf16", Precision::Bf16, 1), 0..20);
+    assert!(wide[19] < 0.8 * wide[0], "{wide:?}");
+    for (wide, short) in wide.iter().zip(&short) {
+        // Weights that are off by 2^-9 of themselves lead elsewhere at such a rate; 7 % was seen, of a loss that halves.
+        assert!((wide / short - 1.0).abs() < 0.2, "{wide} and {short}");
+    }
+    let two = losses(&settings("two", Precision::Bf16, 2), 0..20);
+    assert!((two[19] / short[19] - 1.0).abs() < 0.2, "{two:?}");
+    let mut halves = losses(&settings("halves", Precision::Bf16, 1), 0..7);
+    halves.extend(losses(&settings("halves", Precision::Bf16, 1), 7..20));
+    assert_eq!(halves, short);
+    let weights = folder.path().join("bf16/step-000000020/model.safetensors");
+    let weights = candle_core::safetensors::load(weights, &Device::Cpu).expect("tensors");
+    assert_eq!(
+        weights["encoder.layers.0.feed_forward1.linear1.weight"].dtype(),
+        DType::BF16
     );
 }
 

@@ -217,20 +217,32 @@ impl TdtModel {
 
     /// A model with the same weights in tensors of its own: another replica in training.
     pub fn replica(&self) -> Result<Self> {
+        let copied = |tensor: &Tensor| tensor.copy();
+        self.rebuilt(copied, self.parameters.matrix_dtype())
+    }
+
+    /// The model with the matrices of linear layers stored in another data type.
+    pub fn stored_as(self, matrices: DType) -> Result<Self> {
+        if matrices == self.parameters.matrix_dtype() {
+            return Ok(self);
+        }
+        self.rebuilt(|tensor| Ok(tensor.clone()), matrices)
+    }
+
+    fn rebuilt(&self, of: impl Fn(&Tensor) -> candle_core::Result<Tensor>, matrices: DType) -> Result<Self> {
         let mut tensors = Vec::with_capacity(self.parameters.len());
         for (_, parameter) in self.parameters.iter() {
-            tensors.push((parameter.name.clone(), parameter.tensor.copy()?));
+            tensors.push((parameter.name.clone(), of(&parameter.tensor)?));
         }
         let (dtype, device) = (self.parameters.dtype(), self.parameters.device().clone());
         let tokenizer = self
             .tokenizer
             .as_ref()
-            .map(|tokenizer| Tokenizer::from_bytes(tokenizer.bytes()))
-            .transpose()?;
-        let builder = ParameterBuilder::from_tensors(dtype, device, tensors);
-        let mut replica = Self::build(self.config.clone(), tokenizer, builder)?;
-        replica.set_recompute(self.encoder.recompute);
-        Ok(replica)
+            .map(|tokenizer| Tokenizer::from_bytes(tokenizer.bytes()));
+        let builder = ParameterBuilder::from_tensors(dtype, device, tensors).store_matrices_as(matrices);
+        let mut model = Self::build(self.config.clone(), tokenizer.transpose()?, builder)?;
+        model.set_recompute(self.encoder.recompute);
+        Ok(model)
     }
 
     /// Number of layers of the encoder.

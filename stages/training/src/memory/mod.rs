@@ -148,7 +148,7 @@ pub struct Measured {
 
 impl Measured {
     /// Computes trial micro-batches. None if the program's allocator does not count, or counts for somebody else just now.
-    /// Of the settings, `recompute`, `dropout` and `spec_augment` matter.
+    /// Of the settings, `recompute`, `precision`, `dropout` and `spec_augment` matter.
     pub fn new(
         config: &ModelConfig,
         settings: &TrainSettings,
@@ -291,11 +291,12 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
 }
 
 /// A model of the same widths with so many encoder layers and weights at random.
-fn shallow(config: &ModelConfig, layers: usize, recompute: bool) -> Result<TdtModel, TrainingError> {
+fn shallow(config: &ModelConfig, layers: usize, settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
     let mut config = config.clone();
     config.encoder.n_layers = layers;
-    let mut model = TdtModel::new(config, None, 1, DType::F32, &Device::Cpu)?;
-    model.set_recompute(recompute);
+    let model = TdtModel::new(config, None, 1, DType::F32, &Device::Cpu)?;
+    let mut model = model.stored_as(settings.precision.matrices())?;
+    model.set_recompute(settings.recompute);
     Ok(model)
 }
 

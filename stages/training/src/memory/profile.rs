@@ -59,7 +59,7 @@ pub(super) fn depths(
     shape: BatchShape,
 ) -> Result<Option<Depths>, TrainingError> {
     let at = |layers: usize, tokens: usize| -> Result<Option<Profile>, TrainingError> {
-        let mut model = shallow(config, layers, settings.recompute)?;
+        let mut model = shallow(config, layers, settings)?;
         measured(&mut model, settings, BatchShape { tokens, ..shape })
     };
     // The joint network takes most of the time, in proportion to tokens. Its memory is known from a part of them, and does
@@ -147,7 +147,8 @@ fn measured(
         let (elements, size) = (parameter.tensor.elem_count(), parameter.tensor.dtype().size_in_bytes());
         profile.parameters += (elements * size) as i64;
         if parameter.trainable {
-            profile.trainable += (elements * size) as i64;
+            // Gradients are in 32 bits, whatever the weights are stored in.
+            profile.trainable += elements as i64 * 4;
             for (moments, eight_bit) in profile.moments.iter_mut().zip([false, true]) {
                 *moments += moment_bytes(elements, eight_bit) as i64;
             }

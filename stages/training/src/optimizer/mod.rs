@@ -4,6 +4,7 @@
 //! without a gradient (frozen, or untouched by the loss) is left as it is, decay included.
 
 mod eight_bit;
+mod rounding;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -77,15 +78,15 @@ enum Numbers {
 impl Numbers {
     fn zeros(dtype: DType, len: usize, eight_bit: bool) -> Result<Self, TrainingError> {
         match dtype {
-            DType::F32 if eight_bit && len >= LEAST => Ok(Numbers::Coded {
+            DType::F32 | DType::BF16 if eight_bit && len >= LEAST => Ok(Numbers::Coded {
                 codes: vec![0; len],
                 scales: vec![0.0; len.div_ceil(BLOCK)],
             }),
-            DType::F32 => Ok(Numbers::F32(vec![0.0; len])),
+            DType::F32 | DType::BF16 => Ok(Numbers::F32(vec![0.0; len])),
             DType::F64 => Ok(Numbers::F64(vec![0.0; len])),
             other => Err(TrainingError::setting(
                 "precision",
-                format!("adamw works on f32 and f64, not on {other:?}"),
+                format!("adamw works on f32, f64 and bf16, not on {other:?}"),
             )),
         }
     }
@@ -182,6 +183,7 @@ impl AdamW {
             let update = Update::new(&self.config, moments.steps, rate, scale);
             let op = AdamWUpdate {
                 update,
+                noise: rounding::seed(&parameter.name, moments.steps),
                 state: Mutex::new((&mut moments.first, &mut moments.second)),
             };
             parameter.tensor.inplace_op2(&gradient.contiguous()?, &op)?;
@@ -349,6 +351,8 @@ impl Update {
 
 struct AdamWUpdate<'a> {
     update: Update,
+    /// Of the rounding of weights that are stored in bf16.
+    noise: u64,
     state: Mutex<(&'a mut Numbers, &'a mut Numbers)>,
 }
 
@@ -454,16 +458,42 @@ impl InplaceOp2 for AdamWUpdate<'_> {
         }
         let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (first, second) = &mut *state;
-        match (parameter, gradient, &mut **first, &mut **second) {
-            (CpuStorage::F32(p), CpuStorage::F32(g), Numbers::F32(m), Numbers::F32(v)) => {
-                update_all!(f32, self.update, p[start..end], m, v, g[gradient_start..gradient_end]);
-            }
-            (CpuStorage::F64(p), CpuStorage::F64(g), Numbers::F64(m), Numbers::F64(v)) => {
+        match (parameter, gradient) {
+            (CpuStorage::F64(p), CpuStorage::F64(g)) => {
+                let (Numbers::F64(m), Numbers::F64(v)) = (&mut **first, &mut **second) else {
+                    candle_core::bail!("adamw: parameter and state differ in type")
+                };
                 update_all!(f64, self.update, p[start..end], m, v, g[gradient_start..gradient_end]);
+                Ok(())
+            }
+            (CpuStorage::F32(p), CpuStorage::F32(g)) => {
+                self.update_f32(&mut p[start..end], &g[gradient_start..gradient_end], first, second)
+            }
+            (CpuStorage::BF16(p), CpuStorage::F32(g)) => {
+                let stored = &mut p[start..end];
+                let mut wide: Vec<f32> = stored.iter().map(|value| value.to_f32()).collect();
+                self.update_f32(&mut wide, &g[gradient_start..gradient_end], first, second)?;
+                rounding::store(&wide, stored, self.noise);
+                Ok(())
+            }
+            _ => candle_core::bail!("adamw: parameter and gradient differ in type"),
+        }
+    }
+}
+
+impl AdamWUpdate<'_> {
+    fn update_f32(
+        &self,
+        parameter: &mut [f32],
+        gradient: &[f32],
+        first: &mut Numbers,
+        second: &mut Numbers,
+    ) -> candle_core::Result<()> {
+        match (first, second) {
+            (Numbers::F32(m), Numbers::F32(v)) => {
+                update_all!(f32, self.update, parameter, m, v, gradient);
             }
             (
-                CpuStorage::F32(p),
-                CpuStorage::F32(g),
                 Numbers::Coded {
                     codes: first,
                     scales: first_scales,
@@ -474,12 +504,12 @@ impl InplaceOp2 for AdamWUpdate<'_> {
                 },
             ) => update_coded(
                 self.update,
-                &mut p[start..end],
-                &g[gradient_start..gradient_end],
+                parameter,
+                gradient,
                 (first, first_scales),
                 (second, second_scales),
             ),
-            _ => candle_core::bail!("adamw: parameter, gradient and state differ in type"),
+            _ => candle_core::bail!("adamw: parameter and state differ in type"),
         }
         Ok(())
     }

@@ -124,12 +124,13 @@ impl Member {
         let timeout = self.shared.timeout;
         let mut state = self.shared.lock();
         loop {
-            state.check()?;
             let missing = state.missing(place);
             if missing.is_empty() {
+                // Also where one has ended since: what it had to give is there.
                 self.waited += began.elapsed();
                 return Ok(state);
             }
+            state.check()?;
             let left = timeout.saturating_sub(began.elapsed());
             if left.is_zero() {
                 let message = format!("it did not come to {place} within {} s", timeout.as_secs_f64());
