@@ -138,24 +138,29 @@ mod tests {
     use proptest::prelude::*;
 
     /// `normalizer.json` holds, for each text, what `BasicTextNormalizer` of Hugging Face's transformers gives with
-    /// (remove_diacritics, split_letters) = (no, no), (yes, no), (no, yes), (yes, yes). The texts are hand-picked pieces
+    /// (remove_diacritics, split_letters) = (no, no), (yes, no), (no, yes), (yes, yes); 0 where that is what the one before gives. The texts are hand-picked pieces
     /// (brackets, white space, ligatures, jamo, emoji, joiners, presentation forms) and random mixtures of them with
     /// assigned characters of Unicode 14 from the blocks of all scripts of the language table and some others.
     #[test]
     fn it_is_whispers() {
         let text = include_str!("../../../tests/data/golden/normalizer.json");
-        let cases: Vec<[String; 5]> = serde_json::from_str(text).expect("golden cases");
-        assert!(cases.len() > 300);
+        let cases: Vec<Vec<serde_json::Value>> = serde_json::from_str(text).expect("golden cases");
+        assert!(cases.len() > 200);
         let mut wrong = Vec::new();
-        for [text, expected @ ..] in &cases {
-            for (index, expected) in expected.iter().enumerate() {
+        for case in &cases {
+            let text = case[0].as_str().expect("a text");
+            let mut before = "";
+            assert_eq!(case.len(), 5);
+            for (index, expected) in case[1..].iter().enumerate() {
+                let expected = expected.as_str().unwrap_or(before);
+                before = expected;
                 let normalizer = Normalizer {
                     normalization: Normalization::WhisperBasic,
                     remove_diacritics: index % 2 == 1,
                     split_letters: index >= 2,
                 };
                 let ours = normalizer.apply(text);
-                if ours != *expected {
+                if ours != expected {
                     wrong.push(format!("{text:?} ({index}): {ours:?} is not {expected:?}"));
                 }
             }

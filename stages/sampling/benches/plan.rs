@@ -1,5 +1,5 @@
 //! CPU seconds of planning an epoch of 4.8 million rows, beside the same plan in CPython, and of finding a step far
-//! into training.
+//! into training, also with a curriculum.
 //!
 //! `cargo bench --workspace --bench plan` (`-- ROWS` for another number of rows). Rows are made from a seed; the
 //! peer, `benches/peers/sampler.py`, runs where there is a `python3`.
@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use flow_sampling::SamplingError;
+use flow_sampling::curriculum::{Curriculum, Wanted};
 use flow_sampling::manifest_rows::ManifestRows;
 use flow_sampling::plan::{Balance, BatchPlan, Packing};
 use flow_sampling::steps::Steps;
@@ -100,6 +102,32 @@ fn peer(rows: &ManifestRows, packing: &Packing, epoch: u64) -> Option<(f64, Stri
     Some((seconds?, words.nth(1)?.to_owned()))
 }
 
+/// Where a run with a curriculum stands, at its first start and at the next one, in its last stage.
+fn curriculum(rows: &ManifestRows, packing: &Packing) {
+    let notes = tempfile::tempdir().expect("a temporary folder");
+    let sizes = ["100k", "500k", "1M", "all"].map(|size| size.parse().expect("a size"));
+    let mut uniform = Uniform(7);
+    let hashes: Vec<u64> = rows.durations.iter().map(|_| (uniform.next() * 1e18) as u64).collect();
+    for start in ["first", "next"] {
+        let ((), cpu, wall) = measured(|| {
+            let wanted = Wanted {
+                sizes: &sizes,
+                stage_steps: &[],
+                steps: 100_000,
+                packing,
+                data: "bench",
+                notes: Some(notes.path()),
+            };
+            let hashes = || Ok::<_, SamplingError>(hashes.clone());
+            let curriculum = Curriculum::new(rows, hashes, &wanted).expect("a curriculum");
+            curriculum.check(rows).expect("batches for every rank");
+            let stage = curriculum.stage(99_000).expect("a stage");
+            stage.step(rows, 99_000).expect("a step");
+        });
+        println!("step 99000 with the curriculum 100k, 500k, 1M, all, {start} start: {cpu:.3} CPU s, {wall:.3} s");
+    }
+}
+
 fn main() {
     let count = std::env::args()
         .filter_map(|word| word.parse().ok())
@@ -153,6 +181,7 @@ fn main() {
         );
         let _ = std::fs::remove_dir_all(steps().1);
     }
+    curriculum(&rows, &packing);
 
     match peer(&rows, &packing, 0) {
         Some((seconds, digest_of_peer)) => println!(

@@ -306,7 +306,10 @@ impl Session {
         record.samples += report.utterances;
         record.audio_samples += report.audio_samples;
         record.tokens += report.tokens;
-        record.epoch = record.epoch.max(report.epoch);
+        // Stages of a curriculum count their own epochs; a step without utterances says nothing.
+        if report.utterances > 0 {
+            record.epoch = report.epoch;
+        }
         self.window.add(&report);
         self.shown.add(&report);
         if let Some(segments) = &report.skipped {
