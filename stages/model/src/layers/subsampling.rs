@@ -7,6 +7,7 @@ use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::kernels::bias::{add_bias, column_sum};
+use crate::kernels::product::product;
 use crate::kernels::subsample::{
     bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
 };
@@ -120,7 +121,7 @@ impl Subsampling {
         let (last, filtered1, valid) = self.stage(parameters, 1, &x1, &halve(&valid))?;
         let time_out = last.dims4()?.1;
         let rows = last.reshape((batch * time_out, self.bands * self.channels))?;
-        let y = rows.matmul(&self.out_weight(parameters)?.t()?)?;
+        let y = product(&rows, &self.out_weight(parameters)?.t()?)?;
         add_bias(&y, get(self.out_bias))?;
         let saved = Saved {
             features: features.clone(),
@@ -173,16 +174,14 @@ impl Subsampling {
         let (batch, time, bands, channels) = saved.last.dims4()?;
         let rows = saved.last.reshape((batch * time, bands * channels))?;
         if gradients.wants(self.out_weight) {
-            let gradient = dy
-                .t()?
-                .matmul(&rows)?
+            let gradient = product(&dy.t()?, &rows)?
                 .reshape((self.d_model, bands, channels))?
                 .transpose(1, 2)?
                 .reshape((self.d_model, channels * bands))?;
             gradients.add(self.out_weight, gradient)?;
         }
         gradients.add(self.out_bias, column_sum(dy)?)?;
-        let d_last = dy.matmul(&self.out_weight(parameters)?)?.reshape(saved.last.dims())?;
+        let d_last = product(dy, &self.out_weight(parameters)?)?.reshape(saved.last.dims())?;
         // Zero in padding too: the ReLU's result is zero there.
         let mut dz = relu_backward(&saved.last, &d_last)?;
         for stage in [1, 0] {
