@@ -20,6 +20,7 @@ pub mod noise;
 pub mod parameters;
 pub mod prediction;
 pub mod spec_augment;
+pub mod timestamps;
 pub mod tokenizer;
 pub mod vocabulary;
 

@@ -11,6 +11,7 @@ use crate::kernels::product::product;
 use crate::kernels::subsample::{
     bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
 };
+use crate::kernels::{by_pieces, dispatch, slice, tensor};
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// A strided convolution with its own kernel per channel (for the first one: per output channel).
@@ -157,10 +158,22 @@ impl Subsampling {
     /// The linear layer's weight with columns in our order, band-major: (d, F * C). NeMo's is channel-major.
     fn out_weight(&self, parameters: &Parameters) -> Result<Tensor> {
         let weight = parameters.get(self.out_weight);
-        Ok(weight
-            .reshape((self.d_model, self.channels, self.bands))?
-            .transpose(1, 2)?
-            .reshape((self.d_model, self.bands * self.channels))?)
+        let (channels, bands) = (self.channels, self.bands);
+        dispatch!(weight.dtype(), T => {
+            let weight = slice::<T>(weight)?;
+            let weight: &[T] = &weight;
+            let row = channels * bands;
+            // Candle's copy of a transposed tensor takes longer than the product with few rows.
+            let out = by_pieces(weight.len(), row, |number, out| {
+                let weight = &weight[number * row..][..row];
+                for (band, out) in out.chunks_exact_mut(channels.max(1)).enumerate() {
+                    for (out, weight) in out.iter_mut().zip(weight.chunks_exact(bands.max(1))) {
+                        *out = weight[band];
+                    }
+                }
+            });
+            tensor(out, (self.d_model, row))
+        })
     }
 
     /// Adds the gradients of all parts, given that of the output, (B * T', d).
