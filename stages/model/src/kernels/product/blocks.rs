@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use rayon::prelude::*;
 
-use super::tile::{DEPTH, MOST_NARROW, MOST_WIDE, Processor, Sums, Tile, transpose_8x8};
+use super::tile::{DEPTH, MOST_NARROW, MOST_WIDE, Processor, STRIP, Sums, Tile, transpose_8x8};
 
 /// Tiles of the wide side that a task takes together: 8 of 48 x 512 floats lie in the second cache.
 const PANELS: usize = 8;
@@ -245,7 +245,7 @@ fn run(processor: Processor, wide: Wide, narrow: Matrix, across: bool, target: T
     let (mut groups, mut chunk) = (tiles.tiles.div_ceil(PANELS), CHUNK.next_multiple_of(processor.narrow()));
     if parallel {
         let wanted = (threads * TASKS).div_ceil(groups);
-        let least = 4 * processor.narrow();
+        let least = STRIP * processor.narrow();
         chunk = narrow
             .rows
             .div_ceil(wanted)
@@ -438,33 +438,34 @@ impl Part<'_> {
             unsafe { self.pack_narrow(chunk.clone(), to) };
             to.cast_const()
         };
-        let mut sums = Sums([[0.0; MOST_WIDE]; MOST_NARROW]);
-        for start in chunk.clone().step_by(columns) {
-            let count = columns.min(chunk.end - start);
+        let mut sums = Sums([[0.0; MOST_WIDE]; STRIP * MOST_NARROW]);
+        for strip in chunk.clone().step_by(STRIP * columns) {
+            let strip = strip..chunk.end.min(strip + STRIP * columns);
             for tile in group.clone() {
-                let narrow = std::array::from_fn(|j| {
-                    if straight {
-                        // Columns that are missing are computed from the last one, and left.
-                        self.narrow.at(start + j.min(count - 1), self.first)
-                    } else {
-                        packed.wrapping_add((start - chunk.start) * depth + j)
-                    }
-                });
-                let product = Tile {
-                    depth,
-                    vectors: self.tiles.vectors(tile),
-                    wide: self.packed.tile(self.tiles, tile),
-                    narrow,
-                    packed: !straight,
-                    ahead: (straight && tile == group.start).then_some(columns * self.narrow.row_step),
-                    sums: &mut sums,
-                };
-                // SAFETY: packed operands have the sizes that a tile needs, and an unpacked narrow side has `depth`
-                // contiguous floats at each pointer.
-                unsafe {
-                    product.run(self.processor);
-                    self.write(&sums, self.tiles.elements(tile), start..start + count);
+                for start in strip.clone().step_by(columns) {
+                    let narrow = std::array::from_fn(|j| {
+                        if straight {
+                            // Elements that are missing are computed from the last one, and left.
+                            self.narrow.at((start + j).min(strip.end - 1), self.first)
+                        } else {
+                            packed.wrapping_add((start - chunk.start) * depth + j)
+                        }
+                    });
+                    let product = Tile {
+                        depth,
+                        vectors: self.tiles.vectors(tile),
+                        wide: self.packed.tile(self.tiles, tile),
+                        narrow,
+                        packed: !straight,
+                        ahead: (straight && tile == group.start).then_some(STRIP * columns * self.narrow.row_step),
+                        sums: &mut sums.0[start - strip.start],
+                    };
+                    // SAFETY: packed operands have the sizes that a tile needs, an unpacked narrow side has `depth`
+                    // contiguous floats at each pointer, and a strip has the rows of `STRIP` tiles.
+                    unsafe { product.run(self.processor) };
                 }
+                // SAFETY: the caller's promise.
+                unsafe { self.write(&sums, self.tiles.elements(tile), strip.clone()) };
             }
         }
         NARROW.with_borrow_mut(|kept| *kept = buffer);
@@ -501,7 +502,7 @@ impl Part<'_> {
         }
     }
 
-    /// Writes the sums of a tile, or adds them to those of the blocks before.
+    /// Writes the sums of a strip, or adds them to those of the blocks before.
     ///
     /// # Safety
     ///
@@ -524,13 +525,16 @@ impl Part<'_> {
                 }
                 return;
             }
-            let whole = if narrow.len() == 8 { wide.len() / 8 * 8 } else { 0 };
-            for i in (0..whole).step_by(8) {
-                let to = to.add((wide.start + i) * columns + narrow.start);
-                transpose_8x8(sums.0[0].as_ptr().add(i), MOST_WIDE, to, columns, add);
+            let (rows, eights) = (wide.len() / 8 * 8, narrow.len() / 8 * 8);
+            for i in (0..rows).step_by(8) {
+                for j in (0..eights).step_by(8) {
+                    let to = to.add((wide.start + i) * columns + narrow.start + j);
+                    transpose_8x8(sums.0[j].as_ptr().add(i), MOST_WIDE, to, columns, add);
+                }
             }
-            for i in whole..wide.len() {
-                for (sums, j) in sums.0.iter().zip(narrow.clone()) {
+            for i in 0..wide.len() {
+                let done = if i < rows { eights } else { 0 };
+                for (sums, j) in sums.0.iter().zip(narrow.clone()).skip(done) {
                     let to = to.add((wide.start + i) * columns + j);
                     *to = if add { *to + sums[i] } else { sums[i] };
                 }

@@ -12,15 +12,18 @@ use std::arch::x86_64::*;
 /// Depth of a block: sums are added to the result after this many products.
 pub const DEPTH: usize = 512;
 
-/// Most columns of a tile, for any processor.
+/// Most elements of the narrow side in a tile, for any processor.
 pub const MOST_NARROW: usize = 8;
+
+/// Tiles side by side along the narrow side, which are written together.
+pub const STRIP: usize = 4;
 
 /// Most elements of the wide side in a tile, for any processor.
 pub const MOST_WIDE: usize = 48;
 
-/// Sums of a tile: row `j` holds those of column `j` of the narrow side.
+/// Sums of a strip: row `j` holds those of its element `j` of the narrow side.
 #[repr(align(64))]
-pub struct Sums(pub [[f32; MOST_WIDE]; MOST_NARROW]);
+pub struct Sums(pub [[f32; MOST_WIDE]; STRIP * MOST_NARROW]);
 
 /// A vector of floats. The methods are inlined into functions that are compiled for it.
 trait Vector: Copy {
@@ -125,7 +128,7 @@ impl Processor {
 }
 
 /// The operands of a tile.
-pub struct Tile<'a> {
+pub struct Tile {
     pub depth: usize,
     /// Vectors of the wide side.
     pub vectors: usize,
@@ -137,17 +140,18 @@ pub struct Tile<'a> {
     pub packed: bool,
     /// Elements of the narrow side to fetch into the cache meanwhile: this many floats behind those of this tile.
     pub ahead: Option<usize>,
-    pub sums: &'a mut Sums,
+    /// Where the sums go: one row per element of the narrow side.
+    pub sums: *mut [f32; MOST_WIDE],
 }
 
-impl Tile<'_> {
+impl Tile {
     /// Computes the sums.
     ///
     /// # Safety
     ///
     /// The processor must be at least this one. `wide` must have `depth * vectors * lanes` floats; each of the first
-    /// `narrow()` pointers `depth` floats, or `(depth - 1) * narrow() + 1` if packed. `vectors` must be 1 to
-    /// `vectors()`.
+    /// `narrow()` pointers `depth` floats, or `(depth - 1) * narrow() + 1` if packed; `sums` `narrow()` rows. `vectors`
+    /// must be 1 to `vectors()`.
     pub unsafe fn run(self, processor: Processor) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -217,7 +221,7 @@ unsafe fn sums<V: Vector, const VECTORS: usize, const NARROW: usize, const STEP:
                 && k % 16 == 0
             {
                 for pointer in narrow {
-                    _mm_prefetch::<_MM_HINT_T0>(pointer.wrapping_add(k * STEP + ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(pointer.wrapping_add(k * STEP + ahead).cast());
                 }
             }
             step(&narrow, k * STEP, wide, &mut sums);
@@ -234,7 +238,7 @@ unsafe fn sums<V: Vector, const VECTORS: usize, const NARROW: usize, const STEP:
         }
         for (j, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
-                sum.store(tile.sums.0[j].as_mut_ptr().add(v * V::LANES));
+                sum.store(tile.sums.add(j).cast::<f32>().add(v * V::LANES));
             }
         }
     }
