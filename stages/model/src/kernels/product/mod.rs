@@ -70,7 +70,7 @@ mod own {
     }
 
     /// The values behind a CPU tensor in f32, with all that its storage has.
-    fn values<'a>(storage: &'a impl Deref<Target = Storage>) -> Option<&'a [f32]> {
+    fn values(storage: &impl Deref<Target = Storage>) -> Option<&[f32]> {
         match &**storage {
             Storage::Cpu(values) => values.as_slice().ok(),
             _ => None,
