@@ -1,5 +1,7 @@
 //! Greedy decoding of a batch.
 
+use std::ops::Range;
+
 use candle_core::Tensor;
 
 use crate::joint::Joint;
@@ -8,6 +10,10 @@ use crate::kernels::{Float, dispatch, slice};
 use crate::parameters::Parameters;
 use crate::prediction::Prediction;
 use crate::{Error, Result};
+
+/// Rows of logits that are computed at once: those of the frames ahead, as the prediction network's output changes with
+/// a token only. The product reads the whole weight, which takes as long for one row as for these.
+const ROWS: usize = 16;
 
 /// What greedy decoding found in one utterance.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -71,46 +77,60 @@ pub fn decode_greedy(
     let mut g = joint.project_prediction(parameters, &predicted)?;
     let (mut tokens, mut moves) = (vec![None; batch], vec![false; batch]);
     loop {
-        let pairs: Vec<Cell> = searches
-            .iter()
-            .enumerate()
-            .filter(|(b, search)| search.frame < lengths[*b])
-            .map(|(b, search)| Cell {
-                frame: b * padded + search.frame,
-                state: b,
-                label: None,
-                index: b,
-            })
-            .collect();
-        if pairs.is_empty() {
+        let active: Vec<usize> = (0..batch).filter(|&b| searches[b].frame < lengths[b]).collect();
+        if active.is_empty() {
             return Ok(hypotheses);
         }
-        let best = best_outputs(&joint.logits(parameters, &f, &g, &pairs)?, joint.tokens())?;
+        let reach = (ROWS / active.len()).max(1);
+        let ahead: Vec<Range<usize>> = active
+            .iter()
+            .map(|&b| searches[b].frame..lengths[b].min(searches[b].frame + reach))
+            .collect();
+        let cells: Vec<Cell> = active
+            .iter()
+            .zip(&ahead)
+            .flat_map(|(&b, frames)| {
+                frames.clone().map(move |frame| Cell {
+                    frame: b * padded + frame,
+                    state: b,
+                    label: None,
+                    index: b,
+                })
+            })
+            .collect();
+        let logits = joint.logits(parameters, &f, &g, &cells)?;
+        let mut first = 0;
         tokens.fill(None);
         moves.fill(false);
-        for (pair, best) in pairs.iter().zip(best) {
-            let b = pair.state;
+        for (&b, frames) in active.iter().zip(&ahead) {
             let (search, hypothesis) = (&mut searches[b], &mut hypotheses[b]);
-            let duration = durations.get(best.duration).copied().unwrap_or(0);
-            if best.token == joint.blank() {
-                search.frame += duration.max(1);
-                search.emitted = 0;
-                continue;
+            // Blanks leave the prediction network's output as it is, so the next frame's logits are there already.
+            while frames.contains(&search.frame) {
+                let row = first + search.frame - frames.start;
+                let best = best_output(&logits, row, joint.tokens())?;
+                let duration = durations.get(best.duration).copied().unwrap_or(0);
+                if best.token == joint.blank() {
+                    search.frame += duration.max(1);
+                    search.emitted = 0;
+                    continue;
+                }
+                hypothesis.ids.push(best.token as u32);
+                hypothesis.frames.push(search.frame as u32);
+                hypothesis.durations.push(duration as u32);
+                hypothesis.score += best.logit;
+                tokens[b] = Some(best.token as u32);
+                moves[b] = true;
+                search.emitted += 1;
+                if duration > 0 {
+                    search.frame += duration;
+                    search.emitted = 0;
+                } else if search.emitted >= max_symbols.max(1) {
+                    search.frame += 1;
+                    search.emitted = 0;
+                }
+                break;
             }
-            hypothesis.ids.push(best.token as u32);
-            hypothesis.frames.push(search.frame as u32);
-            hypothesis.durations.push(duration as u32);
-            hypothesis.score += best.logit;
-            tokens[b] = Some(best.token as u32);
-            moves[b] = true;
-            search.emitted += 1;
-            if duration > 0 {
-                search.frame += duration;
-                search.emitted = 0;
-            } else if search.emitted >= max_symbols.max(1) {
-                search.frame += 1;
-                search.emitted = 0;
-            }
+            first += frames.len();
         }
         if moves.contains(&true) {
             let predicted = prediction.step(parameters, &tokens, &moves, &mut state)?;
@@ -119,11 +139,12 @@ pub fn decode_greedy(
     }
 }
 
-/// First largest token and duration of each row of logits.
-fn best_outputs(logits: &Tensor, tokens: usize) -> Result<Vec<Best>> {
+/// First largest token and duration of a row of logits.
+fn best_output(logits: &Tensor, row: usize, tokens: usize) -> Result<Best> {
     let width = logits.dim(1)?;
     dispatch!(logits.dtype(), T => {
         let logits = slice::<T>(logits)?;
+        let row = &logits[row * width..][..width];
         let first_largest = |values: &[T]| {
             let mut best = 0;
             for (index, value) in values.iter().enumerate() {
@@ -133,13 +154,8 @@ fn best_outputs(logits: &Tensor, tokens: usize) -> Result<Vec<Best>> {
             }
             best
         };
-        Ok(logits
-            .chunks_exact(width)
-            .map(|row| {
-                let token = first_largest(&row[..tokens]);
-                let duration = if tokens < width { first_largest(&row[tokens..]) } else { 0 };
-                Best { token, duration, logit: row[token].wide() }
-            })
-            .collect())
+        let token = first_largest(&row[..tokens]);
+        let duration = if tokens < width { first_largest(&row[tokens..]) } else { 0 };
+        Ok(Best { token, duration, logit: row[token].wide() })
     })
 }

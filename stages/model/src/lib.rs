@@ -22,6 +22,7 @@ pub mod parameters;
 pub mod parts;
 pub mod prediction;
 pub mod spec_augment;
+pub mod timestamps;
 pub mod tokenizer;
 pub mod vocabulary;
 

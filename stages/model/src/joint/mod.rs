@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use crate::kernels::bias::{add_bias, column_sum};
 use crate::kernels::joint::{Cell, CellGradient, CellTerms, add_hidden_gradient, cell_terms, hidden, logit_gradient};
+use crate::kernels::product::product;
 use crate::layers::dropout;
 use crate::layers::linear::Linear;
 use crate::loss::{Alignment, Lattice, TdtLoss, align};
@@ -131,7 +132,7 @@ impl Joint {
     /// Logits of pairs of projected rows, without dropout: (pairs, tokens + durations).
     pub fn logits(&self, parameters: &Parameters, f: &Tensor, g: &Tensor, pairs: &[Cell]) -> Result<Tensor> {
         let hidden = hidden(f, g, pairs, None)?;
-        let logits = hidden.matmul(&parameters.get(self.weight).t()?)?;
+        let logits = product(&hidden, &parameters.get(self.weight).t()?)?;
         add_bias(&logits, parameters.get(self.bias))?;
         Ok(logits)
     }
@@ -175,7 +176,7 @@ impl Joint {
         let may_keep = KEPT_LOGITS / ((self.tokens + self.durations) * f.dtype().size_in_bytes() * CHUNK).max(1);
         let chunks = cells.chunks(CHUNK).zip(terms.chunks_mut(CHUNK));
         for ((cells, terms), durations) in chunks.zip(durations.chunks_mut((CHUNK * self.durations).max(1))) {
-            let logits = hidden(&f, &g, cells, mask)?.matmul(&weight)?;
+            let logits = product(&hidden(&f, &g, cells, mask)?, &weight)?;
             cell_terms(&logits, bias, cells, terms, durations)?;
             if kept.len() < may_keep {
                 kept.push(logits);
@@ -323,7 +324,7 @@ impl Joint {
         let (logits, rows) = match kept {
             Some((logits, rows)) => (logits, rows),
             None => {
-                computed = hidden.matmul(&weight.t()?)?;
+                computed = product(&hidden, &weight.t()?)?;
                 in_order = (0..cells.len()).collect();
                 (&computed, &in_order[..])
             }
@@ -331,13 +332,13 @@ impl Joint {
         let bias = parameters.get(self.bias);
         let d_logits = logit_gradient(logits, rows, bias, &cells, &posteriors, &durations, settings.clamp)?;
         if gradients.wants(self.weight) {
-            gradients.add(self.weight, d_logits.t()?.matmul(&hidden)?)?;
+            gradients.add(self.weight, product(&d_logits.t()?, &hidden)?)?;
         }
         if gradients.wants(self.bias) {
             gradients.add(self.bias, column_sum(&d_logits)?)?;
         }
         let keep_factor = saved.mask.map_or(1.0, |mask| mask.keep_factor);
-        add_hidden_gradient(&d_logits.matmul(weight)?, &hidden, &cells, keep_factor, d_f, d_g)
+        add_hidden_gradient(&product(&d_logits, weight)?, &hidden, &cells, keep_factor, d_f, d_g)
     }
 }
 

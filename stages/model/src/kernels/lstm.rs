@@ -7,7 +7,8 @@ use candle_core::Tensor;
 use rayon::prelude::*;
 
 use super::bias::column_sum;
-use super::{Float, by_pieces, dispatch, rows_per_piece, slice, tensor, widest};
+use super::product::{Right, product};
+use super::{Float, dispatch, rows_per_piece, slice, tensor, widest};
 use crate::error::{Error, Result};
 
 /// The parameters of a layer: (4H, I), (4H, H), (4H) and (4H).
@@ -76,40 +77,13 @@ fn activate<T: Float>(gates: &mut [T], before: &[T], cell: &mut [T], hidden: &mu
     }
 }
 
-/// A matrix (rows, columns) with rows and columns exchanged, in memory too. Matrix products with few rows need not copy
-/// it then.
-fn transposed(x: &Tensor) -> Result<Tensor> {
-    const TILE: usize = 16;
-    let (rows, columns) = x.dims2()?;
-    dispatch!(x.dtype(), T => {
-        let xs = slice::<T>(x)?;
-        let xs: &[T] = &xs;
-        let out = by_pieces(rows * columns, TILE * rows, |number, out| {
-            let first = number * TILE;
-            for from in (0..rows).step_by(TILE) {
-                let to = (from + TILE).min(rows);
-                for (column, out) in out.chunks_exact_mut(rows.max(1)).enumerate() {
-                    for (out, row) in out[from..to].iter_mut().zip(from..to) {
-                        *out = xs[row * columns + first + column];
-                    }
-                }
-            }
-        });
-        tensor(out, (columns, rows))
-    })
-}
-
 /// The layer over a sequence from a zero state: (steps, batch, inputs) to (steps, batch, H).
 pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
     let (steps, batch, inputs) = x.dims3()?;
     let width = weights.hidden.dim(1)?;
     let x = x.contiguous()?.reshape((steps * batch, inputs))?;
-    let projected = x.matmul(&weights.input.t()?)?;
-    let recurrent = if steps > 4 {
-        transposed(&weights.hidden.contiguous()?)?
-    } else {
-        weights.hidden.t()?
-    };
+    let projected = product(&x, &weights.input.t()?)?;
+    let recurrent = Right::new(&weights.hidden.t()?)?;
     dispatch!(x.dtype(), T => {
         let mut gates = slice::<T>(&projected)?.to_vec();
         {
@@ -128,7 +102,7 @@ pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
             let gates = &mut gates[4 * at..4 * (at + batch * width)];
             if step > 0 {
                 let previous = Tensor::from_slice(&hidden[at - batch * width..at], (batch, width), x.device())?;
-                let product = previous.matmul(&recurrent)?;
+                let product = recurrent.product(&previous)?;
                 let product = slice::<T>(&product)?;
                 gates.iter_mut().zip(product.iter()).for_each(|(gate, &product)| *gate += product);
             }
@@ -169,6 +143,7 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
         let (dy, gates, cells) = (slice::<T>(&dy)?, slice::<T>(&saved.gates)?, slice::<T>(&saved.cells)?);
         let (dy, gates, cells): (&[T], &[T], &[T]) = (&dy, &gates, &cells);
         let size = batch * width;
+        let recurrent = Right::new(weights.hidden)?;
         let mut d_gates = vec![0.0 as T; steps * size * 4];
         let mut d_cell = vec![0.0 as T; size];
         let nothing = vec![0.0 as T; size];
@@ -225,19 +200,19 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
                 }));
             if step > 0 {
                 let d_step = Tensor::from_slice(&d_gates[4 * at..4 * (at + size)], (batch, 4 * width), saved.gates.device())?;
-                d_later.copy_from_slice(&slice::<T>(&d_step.matmul(weights.hidden)?)?);
+                d_later.copy_from_slice(&slice::<T>(&recurrent.product(&d_step)?)?);
             }
         }
         let d_gates = tensor(d_gates, (steps * batch, 4 * width))?;
         let hidden_weight = if steps > 1 {
             let after_first = d_gates.narrow(0, batch, (steps - 1) * batch)?;
-            after_first.t()?.matmul(&saved.hidden.narrow(0, 0, (steps - 1) * batch)?)?
+            product(&after_first.t()?, &saved.hidden.narrow(0, 0, (steps - 1) * batch)?)?
         } else {
             weights.hidden.zeros_like()?
         };
         Ok(LstmGradients {
-            input: d_gates.matmul(weights.input)?.reshape((steps, batch, inputs))?,
-            input_weight: d_gates.t()?.matmul(&saved.input)?,
+            input: product(&d_gates, weights.input)?.reshape((steps, batch, inputs))?,
+            input_weight: product(&d_gates.t()?, &saved.input)?,
             hidden_weight,
             bias: column_sum(&d_gates)?,
         })
@@ -247,12 +222,12 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
 /// One step for decoding: input (batch, inputs) and state (batch, H) twice to the next output and cell.
 pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeights) -> Result<(Tensor, Tensor)> {
     let (batch, width) = hidden.dims2()?;
-    let product = hidden.matmul(&weights.hidden.t()?)?;
-    let projected = x.matmul(&weights.input.t()?)?;
+    let recurrent = product(hidden, &weights.hidden.t()?)?;
+    let projected = product(x, &weights.input.t()?)?;
     dispatch!(x.dtype(), T => {
-        let (product, projected, before) = (slice::<T>(&product)?, slice::<T>(&projected)?, slice::<T>(cell)?);
+        let (recurrent, projected, before) = (slice::<T>(&recurrent)?, slice::<T>(&projected)?, slice::<T>(cell)?);
         let (a, b) = (slice::<T>(weights.input_bias)?, slice::<T>(weights.hidden_bias)?);
-        let mut gates: Vec<T> = product.iter().zip(projected.iter()).map(|(&a, &b)| a + b).collect();
+        let mut gates: Vec<T> = recurrent.iter().zip(projected.iter()).map(|(&a, &b)| a + b).collect();
         let mut cells = vec![0.0 as T; batch * width];
         let mut outputs = vec![0.0 as T; batch * width];
         for row in 0..batch {

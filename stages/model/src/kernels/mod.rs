@@ -13,6 +13,7 @@ pub mod glu;
 pub mod joint;
 pub mod layer_norm;
 pub mod lstm;
+pub mod product;
 pub mod subsample;
 
 #[cfg(test)]
@@ -248,6 +249,15 @@ pub(crate) fn by_pieces<T: Float>(len: usize, piece: usize, fill: impl Fn(usize,
         .enumerate()
         .for_each(|(number, piece)| fill(number, zeroed(piece)));
     // SAFETY: the pieces are all of the first `len` elements, and each was initialised by `zeroed`.
+    unsafe { out.set_len(len) };
+    out
+}
+
+/// `len` values that `fill` writes, all of them.
+pub(crate) fn filled(len: usize, fill: impl FnOnce(&mut [MaybeUninit<f32>])) -> Vec<f32> {
+    let mut out = Vec::with_capacity(len);
+    fill(&mut out.spare_capacity_mut()[..len]);
+    // SAFETY: `fill` wrote all of them; the only one that calls this is the matrix product, which does by its contract.
     unsafe { out.set_len(len) };
     out
 }

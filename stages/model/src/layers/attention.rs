@@ -13,6 +13,7 @@ use crate::kernels::attention::{
     Scores, add_rows_in_place, head_sum, merge_heads, rows_of, split_heads, weights, weights_backward,
 };
 use crate::kernels::elementwise::{add_in_place, drop_scaled};
+use crate::kernels::product::product;
 use crate::noise::DropMask;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 
@@ -174,10 +175,8 @@ impl Attention {
                 Ok(rows_of(x, batch, range)?.reshape((heads * batch, range.len(), k))?)
             };
             let content =
-                part(&query_u, &q)?
-                    .matmul(&part(&keys, &s)?.t()?)?
-                    .reshape((heads, batch, q.len(), s.len()))?;
-            let position = rows_of(&query_v, batch, &q)?.matmul(&projected.t()?)?.reshape((
+                product(&part(&query_u, &q)?, &part(&keys, &s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
+            let position = product(&rows_of(&query_v, batch, &q)?, &projected.t()?)?.reshape((
                 heads,
                 batch,
                 q.len(),
@@ -185,9 +184,8 @@ impl Attention {
             ))?;
             let weights = weights(&content, &position, &self.scores(frames, &q, &s))?;
             let mask = dropout::draw(self.dropout, mode);
-            let context = drop_scaled(&weights, 1.0, mask)?
-                .reshape((heads * batch, q.len(), s.len()))?
-                .matmul(&part(&values, &s)?)?;
+            let context = drop_scaled(&weights, 1.0, mask)?.reshape((heads * batch, q.len(), s.len()))?;
+            let context = product(&context, &part(&values, &s)?)?;
             contexts.push(context.reshape((heads, batch, q.len(), k))?);
             blocks.push(SavedBlock {
                 queries: q,
@@ -267,16 +265,14 @@ impl Attention {
             let square = (heads * batch, q.len(), s.len());
             let d_context = part(&d_context, q)?;
             let dropped = drop_scaled(&block.weights, 1.0, block.mask)?.reshape(square)?;
-            let from_values = dropped.t()?.matmul(&d_context)?;
+            let from_values = product(&dropped.t()?, &d_context)?;
             let d_weights =
-                d_context
-                    .matmul(&part(&saved.values, s)?.t()?)?
-                    .reshape((heads, batch, q.len(), s.len()))?;
+                product(&d_context, &part(&saved.values, s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
             let d_weights = drop_scaled(&d_weights, 1.0, block.mask)?;
             let (d_content, d_position) = weights_backward(&block.weights, &d_weights, &self.scores(frames, q, s))?;
             let d_content = d_content.reshape(square)?;
             let d_position = d_position.reshape((heads, batch * q.len(), ()))?;
-            let from_keys = d_content.t()?.matmul(&part(&saved.query_u, q)?)?;
+            let from_keys = product(&d_content.t()?, &part(&saved.query_u, q)?)?;
             for (sum, part) in [(&mut d_values, from_values), (&mut d_keys, from_keys)] {
                 let part = part.reshape((heads, batch * s.len(), k))?;
                 if s.len() == time {
@@ -290,9 +286,9 @@ impl Attention {
                 add_rows_in_place(sum, &part, batch, s.start)?;
             }
             let shape = (heads, batch, q.len(), k);
-            d_query_u.push(d_content.matmul(&part(&saved.keys, s)?)?.reshape(shape)?);
-            d_query_v.push(d_position.matmul(&saved.projected)?.reshape(shape)?);
-            let part = d_position.t()?.matmul(&rows_of(&saved.query_v, batch, q)?)?;
+            d_query_u.push(product(&d_content, &part(&saved.keys, s)?)?.reshape(shape)?);
+            d_query_v.push(product(&d_position, &saved.projected)?.reshape(shape)?);
+            let part = product(&d_position.t()?, &rows_of(&saved.query_v, batch, q)?)?;
             match &d_projected {
                 None => d_projected = Some(part),
                 Some(sum) => add_in_place(sum, &part)?,

@@ -4,6 +4,7 @@ use candle_core::Tensor;
 
 use crate::error::Result;
 use crate::kernels::bias::{add_bias, column_sum};
+use crate::kernels::product::product;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// `y = x W^T + b`.
@@ -66,7 +67,7 @@ impl Linear {
 
     /// The product alone, for callers that add the bias in a pass of their own.
     pub fn product(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
-        Ok(x.matmul(&self.weight(parameters)?.t()?)?)
+        product(x, &self.weight(parameters)?.t()?)
     }
 
     /// Adds the gradients of weight and bias for input `x` and output gradient `dy`, and gives that of `x`.
@@ -78,13 +79,13 @@ impl Linear {
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         self.backward_weights(x, dy, gradients)?;
-        Ok(dy.matmul(&self.weight(parameters)?)?)
+        product(dy, &self.weight(parameters)?)
     }
 
     /// Adds the gradients of weight and bias only.
     pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
         if gradients.wants(self.weight) {
-            let gradient = dy.t()?.matmul(x)?;
+            let gradient = product(&dy.t()?, x)?;
             gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
         }
         if let Some(bias) = self.bias

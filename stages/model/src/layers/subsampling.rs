@@ -7,9 +7,11 @@ use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::kernels::bias::{add_bias, column_sum};
+use crate::kernels::product::product;
 use crate::kernels::subsample::{
     bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
 };
+use crate::kernels::{by_pieces, dispatch, slice, tensor};
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// A strided convolution with its own kernel per channel (for the first one: per output channel).
@@ -120,7 +122,7 @@ impl Subsampling {
         let (last, filtered1, valid) = self.stage(parameters, 1, &x1, &halve(&valid))?;
         let time_out = last.dims4()?.1;
         let rows = last.reshape((batch * time_out, self.bands * self.channels))?;
-        let y = rows.matmul(&self.out_weight(parameters)?.t()?)?;
+        let y = product(&rows, &self.out_weight(parameters)?.t()?)?;
         add_bias(&y, get(self.out_bias))?;
         let saved = Saved {
             features: features.clone(),
@@ -156,10 +158,22 @@ impl Subsampling {
     /// The linear layer's weight with columns in our order, band-major: (d, F * C). NeMo's is channel-major.
     fn out_weight(&self, parameters: &Parameters) -> Result<Tensor> {
         let weight = parameters.get(self.out_weight);
-        Ok(weight
-            .reshape((self.d_model, self.channels, self.bands))?
-            .transpose(1, 2)?
-            .reshape((self.d_model, self.bands * self.channels))?)
+        let (channels, bands) = (self.channels, self.bands);
+        dispatch!(weight.dtype(), T => {
+            let weight = slice::<T>(weight)?;
+            let weight: &[T] = &weight;
+            let row = channels * bands;
+            // Candle's copy of a transposed tensor takes longer than the product with few rows.
+            let out = by_pieces(weight.len(), row, |number, out| {
+                let weight = &weight[number * row..][..row];
+                for (band, out) in out.chunks_exact_mut(channels.max(1)).enumerate() {
+                    for (out, weight) in out.iter_mut().zip(weight.chunks_exact(bands.max(1))) {
+                        *out = weight[band];
+                    }
+                }
+            });
+            tensor(out, (self.d_model, row))
+        })
     }
 
     /// Adds the gradients of all parts, given that of the output, (B * T', d).
@@ -173,16 +187,14 @@ impl Subsampling {
         let (batch, time, bands, channels) = saved.last.dims4()?;
         let rows = saved.last.reshape((batch * time, bands * channels))?;
         if gradients.wants(self.out_weight) {
-            let gradient = dy
-                .t()?
-                .matmul(&rows)?
+            let gradient = product(&dy.t()?, &rows)?
                 .reshape((self.d_model, bands, channels))?
                 .transpose(1, 2)?
                 .reshape((self.d_model, channels * bands))?;
             gradients.add(self.out_weight, gradient)?;
         }
         gradients.add(self.out_bias, column_sum(dy)?)?;
-        let d_last = dy.matmul(&self.out_weight(parameters)?)?.reshape(saved.last.dims())?;
+        let d_last = product(dy, &self.out_weight(parameters)?)?.reshape(saved.last.dims())?;
         // Zero in padding too: the ReLU's result is zero there.
         let mut dz = relu_backward(&saved.last, &d_last)?;
         for stage in [1, 0] {

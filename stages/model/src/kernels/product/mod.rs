@@ -1,0 +1,167 @@
+//! Matrix products.
+//!
+//! Products in f32 on x86-64 processors with AVX-512 or AVX2 are our own; the others are candle's. An element of ours is
+//! the same to the bit whatever the other rows, the number of threads and the processor.
+
+#[cfg(target_arch = "x86_64")]
+mod blocks;
+#[cfg(target_arch = "x86_64")]
+mod tile;
+
+use candle_core::Tensor;
+
+use crate::error::Result;
+
+/// `a b` for matrices (m, k) and (k, n), transposed ones too, or for stacks of as many matrices, (.., m, k) and
+/// (.., k, n).
+pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(out) = own::product(a, b)? {
+        return Ok(out);
+    }
+    Ok(a.matmul(b)?)
+}
+
+/// A matrix that is the right side of many products.
+pub struct Right(Kept);
+
+enum Kept {
+    #[cfg(target_arch = "x86_64")]
+    Packed(blocks::PackedColumns),
+    Plain(Tensor),
+}
+
+impl Right {
+    /// Packs a matrix (k, n), transposed or not.
+    pub fn new(b: &Tensor) -> Result<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(packed) = own::pack(b)? {
+            return Ok(Self(Kept::Packed(packed)));
+        }
+        Ok(Self(Kept::Plain(b.clone())))
+    }
+
+    /// `a b` for `a` (m, k).
+    pub fn product(&self, a: &Tensor) -> Result<Tensor> {
+        match &self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kept::Packed(packed) => own::product_with(a, packed),
+            Kept::Plain(b) => product(a, b),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod own {
+    use std::ops::Deref;
+    use std::sync::OnceLock;
+
+    use candle_core::{DType, Device, Layout, Storage, Tensor};
+    use rayon::prelude::*;
+
+    use super::blocks::{Matrix, PackedColumns, multiply};
+    use super::tile::Processor;
+    use crate::error::{Error, Result};
+    use crate::kernels::filled;
+
+    fn processor() -> Option<Processor> {
+        static DETECTED: OnceLock<Option<Processor>> = OnceLock::new();
+        *DETECTED.get_or_init(Processor::detect)
+    }
+
+    /// The values behind a CPU tensor in f32, with all that its storage has.
+    fn values(storage: &impl Deref<Target = Storage>) -> Option<&[f32]> {
+        match &**storage {
+            Storage::Cpu(values) => values.as_slice().ok(),
+            _ => None,
+        }
+    }
+
+    /// Matrix `index` of a stack of matrices.
+    fn matrix<'a>(values: &'a [f32], layout: &Layout, index: usize) -> Option<Matrix<'a>> {
+        let (dims, steps) = (layout.dims(), layout.stride());
+        let stacked = dims.len().checked_sub(2)?;
+        let (mut start, mut rest) = (layout.start_offset(), index);
+        for (dim, step) in dims[..stacked].iter().zip(&steps[..stacked]).rev() {
+            start += rest % dim * step;
+            rest /= dim;
+        }
+        let both = |all: &[usize]| [all[stacked], all[stacked + 1]];
+        Matrix::new(values, start, both(dims), both(steps))
+    }
+
+    fn outside() -> Error {
+        Error::Input("a matrix lies outside of its storage".into())
+    }
+
+    /// None if it is not for us.
+    pub fn product(a: &Tensor, b: &Tensor) -> Result<Option<Tensor>> {
+        let Some(processor) = processor() else {
+            return Ok(None);
+        };
+        let stacked = a.rank().saturating_sub(2);
+        if a.dtype() != DType::F32
+            || b.dtype() != DType::F32
+            || a.rank() < 2
+            || a.rank() != b.rank()
+            || a.dims()[..stacked] != b.dims()[..stacked]
+            || a.dims()[stacked + 1] != b.dims()[stacked]
+        {
+            return Ok(None);
+        }
+        let ((sa, la), (sb, lb)) = (a.storage_and_layout(), b.storage_and_layout());
+        let (Some(va), Some(vb)) = (values(&sa), values(&sb)) else {
+            return Ok(None);
+        };
+        let count: usize = a.dims()[..stacked].iter().product();
+        let (rows, columns) = (a.dims()[stacked], b.dims()[stacked + 1]);
+        let size = rows * columns;
+        // All are looked at before anything is computed.
+        let pairs = (0..count)
+            .map(|i| Some((matrix(va, la, i)?, matrix(vb, lb, i)?)))
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(outside)?;
+        let out = filled(count * size, |out| match &pairs[..] {
+            [(a, b)] => multiply(processor, *a, *b, out),
+            _ => out
+                .par_chunks_mut(size.max(1))
+                .zip(&pairs)
+                .for_each(|(out, (a, b))| multiply(processor, *a, *b, out)),
+        });
+        let mut shape = a.dims().to_vec();
+        shape[stacked + 1] = columns;
+        Ok(Some(Tensor::from_vec(out, shape, &Device::Cpu)?))
+    }
+
+    /// None if it is not for us.
+    pub fn pack(b: &Tensor) -> Result<Option<PackedColumns>> {
+        let (Some(processor), DType::F32, 2) = (processor(), b.dtype(), b.rank()) else {
+            return Ok(None);
+        };
+        let (storage, layout) = b.storage_and_layout();
+        let Some(values) = values(&storage) else {
+            return Ok(None);
+        };
+        let b = matrix(values, layout, 0).ok_or_else(outside)?;
+        Ok(Some(PackedColumns::new(processor, b)))
+    }
+
+    pub fn product_with(a: &Tensor, b: &PackedColumns) -> Result<Tensor> {
+        let [depth, columns] = b.shape();
+        let (rows, found) = a.dims2()?;
+        let (storage, layout) = a.storage_and_layout();
+        let (Some(values), true) = (values(&storage), found == depth) else {
+            return Err(Error::Input(format!(
+                "{} x {found} values of type {} times {depth} x {columns} on the CPU",
+                rows,
+                a.dtype().as_str()
+            )));
+        };
+        let a = matrix(values, layout, 0).ok_or_else(outside)?;
+        let out = filled(rows * columns, |out| b.multiply(a, out));
+        Ok(Tensor::from_vec(out, (rows, columns), &Device::Cpu)?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+//! One tile of a matrix product: up to three vectors by eight (AVX-512) or two by six (AVX2) sums, kept in registers.
+//!
+//! The *wide* side of a product is the one whose elements fill vectors; it is packed. Of the *narrow* side one element
+//! at a time is spread over a vector, straight from its matrix if that lies with the depth contiguous.
+//!
+//! Each sum is one chain of fused multiplications and additions over the depth of a block, and the blocks are added in
+//! order. So an element is the same to the bit whatever the size of the product, the side it was on, the number of
+//! threads and the width of the vectors.
+
+use std::arch::x86_64::*;
+
+/// Depth of a block: sums are added to the result after this many products.
+pub const DEPTH: usize = 512;
+
+/// Most elements of the narrow side in a tile, for any processor.
+pub const MOST_NARROW: usize = 8;
+
+/// Tiles side by side along the narrow side, which are written together.
+pub const STRIP: usize = 4;
+
+/// Most elements of the wide side in a tile, for any processor.
+pub const MOST_WIDE: usize = 48;
+
+/// Sums of a strip: row `j` holds those of its element `j` of the narrow side.
+#[repr(align(64))]
+pub struct Sums(pub [[f32; MOST_WIDE]; STRIP * MOST_NARROW]);
+
+/// A vector of floats. The methods are inlined into functions that are compiled for it.
+trait Vector: Copy {
+    const LANES: usize;
+    unsafe fn zero() -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn spread(from: *const f32) -> Self;
+    unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self;
+    unsafe fn store(self, to: *mut f32);
+}
+
+impl Vector for __m512 {
+    const LANES: usize = 16;
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn spread(from: *const f32) -> Self {
+        unsafe { _mm512_set1_ps(*from) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
+        unsafe { _mm512_fmadd_ps(self, factor, sum) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+}
+
+impl Vector for __m256 {
+    const LANES: usize = 8;
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        unsafe { _mm256_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { _mm256_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn spread(from: *const f32) -> Self {
+        unsafe { _mm256_set1_ps(*from) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
+        unsafe { _mm256_fmadd_ps(self, factor, sum) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { _mm256_storeu_ps(to, self) }
+    }
+}
+
+/// Which instructions the processor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processor {
+    Avx512,
+    Avx2,
+}
+
+impl Processor {
+    /// The best that this processor has; none if it has neither.
+    pub fn detect() -> Option<Processor> {
+        if crate::kernels::has_avx512() {
+            Some(Processor::Avx512)
+        } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            Some(Processor::Avx2)
+        } else {
+            None
+        }
+    }
+
+    /// Floats in a vector.
+    pub fn lanes(self) -> usize {
+        match self {
+            Processor::Avx512 => 16,
+            Processor::Avx2 => 8,
+        }
+    }
+
+    /// Most vectors of the wide side in a tile.
+    pub fn vectors(self) -> usize {
+        match self {
+            Processor::Avx512 => 3,
+            Processor::Avx2 => 2,
+        }
+    }
+
+    /// Elements of the narrow side in a tile.
+    pub fn narrow(self) -> usize {
+        match self {
+            Processor::Avx512 => 8,
+            Processor::Avx2 => 6,
+        }
+    }
+}
+
+/// The operands of a tile.
+pub struct Tile {
+    pub depth: usize,
+    /// Vectors of the wide side.
+    pub vectors: usize,
+    /// The wide side, packed: `depth` rows of `vectors` vectors.
+    pub wide: *const f32,
+    /// Where each element of the narrow side begins; those past the first `Processor::narrow()` are not read.
+    pub narrow: [*const f32; MOST_NARROW],
+    /// Whether the narrow side is packed: one depth step is then `Processor::narrow()` elements, otherwise one.
+    pub packed: bool,
+    /// Elements of the narrow side to fetch into the cache meanwhile: this many floats behind those of this tile.
+    pub ahead: Option<usize>,
+    /// Where the sums go: one row per element of the narrow side.
+    pub sums: *mut [f32; MOST_WIDE],
+}
+
+impl Tile {
+    /// Computes the sums.
+    ///
+    /// # Safety
+    ///
+    /// The processor must be at least this one. `wide` must have `depth * vectors * lanes` floats; each of the first
+    /// `narrow()` pointers `depth` floats, or `(depth - 1) * narrow() + 1` if packed; `sums` `narrow()` rows. `vectors`
+    /// must be 1 to `vectors()`.
+    pub unsafe fn run(self, processor: Processor) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (processor, self.vectors, self.packed) {
+                (Processor::Avx512, 1, false) => avx512::<1, 1>(self),
+                (Processor::Avx512, 2, false) => avx512::<2, 1>(self),
+                (Processor::Avx512, _, false) => avx512::<3, 1>(self),
+                (Processor::Avx512, 1, true) => avx512::<1, 8>(self),
+                (Processor::Avx512, 2, true) => avx512::<2, 8>(self),
+                (Processor::Avx512, _, true) => avx512::<3, 8>(self),
+                (Processor::Avx2, 1, false) => avx2::<1, 1>(self),
+                (Processor::Avx2, _, false) => avx2::<2, 1>(self),
+                (Processor::Avx2, 1, true) => avx2::<1, 6>(self),
+                (Processor::Avx2, _, true) => avx2::<2, 6>(self),
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512<const VECTORS: usize, const STEP: usize>(tile: Tile) {
+    // SAFETY: the caller's promise.
+    unsafe { sums::<__m512, VECTORS, 8, STEP>(tile) }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<const VECTORS: usize, const STEP: usize>(tile: Tile) {
+    // SAFETY: the caller's promise.
+    unsafe { sums::<__m256, VECTORS, 6, STEP>(tile) }
+}
+
+/// One step of depth. No closures here: those would not be compiled for the processor.
+#[inline(always)]
+unsafe fn step<V: Vector, const VECTORS: usize, const NARROW: usize>(
+    narrow: &[*const f32; NARROW],
+    at: usize,
+    wide: *const f32,
+    sums: &mut [[V; VECTORS]; NARROW],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut row = [V::zero(); VECTORS];
+        for (v, row) in row.iter_mut().enumerate() {
+            *row = V::load(wide.add(v * V::LANES));
+        }
+        for (sums, narrow) in sums.iter_mut().zip(narrow) {
+            let factor = V::spread(narrow.add(at));
+            for (sum, row) in sums.iter_mut().zip(row) {
+                *sum = row.multiply_add(factor, *sum);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn sums<V: Vector, const VECTORS: usize, const NARROW: usize, const STEP: usize>(tile: Tile) {
+    // SAFETY: all that is read lies within `depth` steps of the pointers, by the caller's promise; a prefetch may
+    // name any address.
+    unsafe {
+        let mut sums = [[V::zero(); VECTORS]; NARROW];
+        let mut wide = tile.wide;
+        let mut narrow = [std::ptr::null(); NARROW];
+        narrow.copy_from_slice(&tile.narrow[..NARROW]);
+        let mut k = 0;
+        while k + 4 <= tile.depth {
+            if let Some(ahead) = tile.ahead
+                && k % 16 == 0
+            {
+                for pointer in narrow {
+                    _mm_prefetch::<_MM_HINT_T1>(pointer.wrapping_add(k * STEP + ahead).cast());
+                }
+            }
+            step(&narrow, k * STEP, wide, &mut sums);
+            step(&narrow, (k + 1) * STEP, wide.add(VECTORS * V::LANES), &mut sums);
+            step(&narrow, (k + 2) * STEP, wide.add(2 * VECTORS * V::LANES), &mut sums);
+            step(&narrow, (k + 3) * STEP, wide.add(3 * VECTORS * V::LANES), &mut sums);
+            wide = wide.add(4 * VECTORS * V::LANES);
+            k += 4;
+        }
+        while k < tile.depth {
+            step(&narrow, k * STEP, wide, &mut sums);
+            wide = wide.add(VECTORS * V::LANES);
+            k += 1;
+        }
+        for (j, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                sum.store(tile.sums.add(j).cast::<f32>().add(v * V::LANES));
+            }
+        }
+    }
+}
+
+/// Transposes eight rows of eight floats: element (i, j) at `from + i * from_row + j` goes to `to + j * to_row + i`,
+/// added to what is there if `add`.
+///
+/// # Safety
+///
+/// The processor must have AVX2, and all 64 elements must be there on both sides.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn transpose_8x8(from: *const f32, from_row: usize, to: *mut f32, to_row: usize, add: bool) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut x = [_mm256_setzero_ps(); 8];
+        for (i, x) in x.iter_mut().enumerate() {
+            *x = _mm256_loadu_ps(from.add(i * from_row));
+        }
+        // Pairs of rows, then groups of four rows, within halves of vectors; then halves.
+        let pairs = [
+            _mm256_unpacklo_ps(x[0], x[1]),
+            _mm256_unpackhi_ps(x[0], x[1]),
+            _mm256_unpacklo_ps(x[2], x[3]),
+            _mm256_unpackhi_ps(x[2], x[3]),
+            _mm256_unpacklo_ps(x[4], x[5]),
+            _mm256_unpackhi_ps(x[4], x[5]),
+            _mm256_unpacklo_ps(x[6], x[7]),
+            _mm256_unpackhi_ps(x[6], x[7]),
+        ];
+        let fours = [
+            _mm256_shuffle_ps::<0x44>(pairs[0], pairs[2]),
+            _mm256_shuffle_ps::<0xEE>(pairs[0], pairs[2]),
+            _mm256_shuffle_ps::<0x44>(pairs[1], pairs[3]),
+            _mm256_shuffle_ps::<0xEE>(pairs[1], pairs[3]),
+            _mm256_shuffle_ps::<0x44>(pairs[4], pairs[6]),
+            _mm256_shuffle_ps::<0xEE>(pairs[4], pairs[6]),
+            _mm256_shuffle_ps::<0x44>(pairs[5], pairs[7]),
+            _mm256_shuffle_ps::<0xEE>(pairs[5], pairs[7]),
+        ];
+        for j in 0..4 {
+            let low = _mm256_permute2f128_ps::<0x20>(fours[j], fours[j + 4]);
+            let high = _mm256_permute2f128_ps::<0x31>(fours[j], fours[j + 4]);
+            for (row, values) in [(j, low), (j + 4, high)] {
+                let to = to.add(row * to_row);
+                let values = if add {
+                    _mm256_add_ps(_mm256_loadu_ps(to), values)
+                } else {
+                    values
+                };
+                _mm256_storeu_ps(to, values);
+            }
+        }
+    }
+}
