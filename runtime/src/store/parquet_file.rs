@@ -59,8 +59,11 @@ fn repeats(column: &ArrayRef) -> bool {
         return false;
     };
     let sample = texts.len().min(SAMPLE);
-    let distinct: HashSet<Option<&str>> = texts.iter().take(sample).collect();
-    distinct.len() * 2 <= sample
+    let mut distinct = HashSet::with_capacity(sample / 2 + 1);
+    texts.iter().take(sample).all(|text| {
+        distinct.insert(text);
+        distinct.len() * 2 <= sample
+    })
 }
 
 /// What was written.

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 
 use crate::columns;
 use crate::error::ManifestError;
-use crate::keys::{Key, key_at, keys, lang_and_shard, partition_order};
+use crate::keys::{Key, halves, key_at, keys, lang_and_shard, partition_order};
 
 /// Why a row is a duplicate. The numbers are what decisions store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,49 +102,44 @@ pub fn decide_duplicates(
         .collect::<Result<Vec<_>, _>>()?;
     partitions.sort_by(|a, b| partition_order(&a.partition, &b.partition));
     let all = AllKeys { partitions };
-    // Per partition and place: nothing, or why the row goes and which row stays.
-    let mut fate: Vec<Vec<Option<(Duplicate, At)>>> = all
+    let mut gone: Vec<Vec<Gone>> = all
         .partitions
         .par_iter()
         .enumerate()
         .map(|(partition, keys)| all.same_segment(number(partition)?, keys))
         .collect::<Result<_, ManifestError>>()?;
 
-    let mut by_audio: Vec<(Key, At)> = Vec::new();
-    for (partition, keys) in (0u32..).zip(&all.partitions) {
-        for (place, fate) in fate[partition as usize].iter().enumerate() {
-            if fate.is_none() && keys.audio_hash.is_valid(place) {
-                by_audio.push((
-                    key_at(&keys.audio_hash, place),
-                    At {
-                        partition,
-                        place: number(place)?,
-                    },
-                ));
-            }
-        }
-    }
-    by_audio.par_sort_unstable();
-    for group in by_audio.chunk_by_mut(|a, b| a.0 == b.0).filter(|group| group.len() > 1) {
-        group.sort_unstable_by(|a, b| all.compare(a.1, b.1));
-        let kept = group[0].1;
+    for mut group in all.same_audio(&gone)? {
+        group.sort_unstable_by(|a, b| all.compare(*a, *b));
+        let kept = group[0];
         let mut words = HashMap::from([(all.norm(kept), kept)]);
-        for &(_, at) in &group[1..] {
+        for &at in &group[1..] {
             let same_words = words.get(&all.norm(at)).copied();
-            let verdict = if same_words.is_some() {
+            let why = if same_words.is_some() {
                 Duplicate::Exact
             } else {
                 Duplicate::Conflict
             };
             words.entry(all.norm(at)).or_insert(at);
-            fate[at.partition as usize][at.place as usize] = Some((verdict, kept));
+            gone[at.partition as usize].push(Gone {
+                place: at.place,
+                why,
+                kept,
+            });
         }
     }
     all.partitions
         .par_iter()
-        .zip(&fate)
-        .map(|(keys, fate)| Ok((keys.partition.clone(), all.decisions(keys, fate)?)))
+        .zip(gone)
+        .map(|(keys, gone)| Ok((keys.partition.clone(), all.decisions(keys, gone)?)))
         .collect()
+}
+
+/// A row of a partition that goes, and which row stays in its place.
+struct Gone {
+    place: u32,
+    why: Duplicate,
+    kept: At,
 }
 
 fn number(count: usize) -> Result<u32, ManifestError> {
@@ -158,13 +153,16 @@ impl Keys {
     fn new(partition: &Partition, batches: &[RecordBatch]) -> Result<Self, ManifestError> {
         let batch = concat_batches(&key_schema(), batches)?;
         number(batch.num_rows())?;
-        let mut seen = HashSet::with_capacity(batch.num_rows());
         let rows = columns::rows(&batch)?.clone();
-        if let Some(twice) = rows.values().iter().find(|row| !seen.insert(**row)) {
-            return Err(ManifestError::Rows {
-                message: format!("row {twice} of {partition} came twice"),
-                row: Some(*twice),
-            });
+        // Key rows are stored in ascending order.
+        if !rows.values().is_sorted_by(|a, b| a < b) {
+            let mut seen = HashSet::with_capacity(batch.num_rows());
+            if let Some(twice) = rows.values().iter().find(|row| !seen.insert(**row)) {
+                return Err(ManifestError::Rows {
+                    message: format!("row {twice} of {partition} came twice"),
+                    row: Some(*twice),
+                });
+            }
         }
         Ok(Keys {
             partition: partition.clone(),
@@ -192,16 +190,27 @@ impl AllKeys {
         (&self.partitions[at.partition as usize], at.place as usize)
     }
 
+    /// Of a row that has one.
+    fn audio(&self, at: At) -> Key {
+        let (keys, place) = self.of(at);
+        key_at(&keys.audio_hash, place)
+    }
+
     fn norm(&self, at: At) -> Option<Key> {
         let (keys, place) = self.of(at);
         keys.norm.is_valid(place).then(|| key_at(&keys.norm, place))
     }
 
-    /// Which rows of a partition give way to a better row with their segment id.
-    fn same_segment(&self, partition: u32, keys: &Keys) -> Result<Vec<Option<(Duplicate, At)>>, ManifestError> {
-        let mut fate = vec![None; keys.rows.len()];
-        let mut best: HashMap<&str, At> = HashMap::with_capacity(keys.rows.len());
-        for (place, id) in keys.segment_id.iter().enumerate() {
+    /// The rows of a partition that give way to a better row with their segment id, ascending by place.
+    fn same_segment(&self, partition: u32, keys: &Keys) -> Result<Vec<Gone>, ManifestError> {
+        let ids = &keys.segment_id;
+        // Segments mostly come in the order of their ids, and then none comes twice.
+        if ids.null_count() == 0 && (1..ids.len()).all(|place| ids.value(place - 1) < ids.value(place)) {
+            return Ok(Vec::new());
+        }
+        let mut gone = Vec::new();
+        let mut best: HashMap<&str, At> = HashMap::with_capacity(ids.len());
+        for (place, id) in ids.iter().enumerate() {
             let Some(id) = id else { continue };
             let this = At {
                 partition,
@@ -212,14 +221,43 @@ impl AllKeys {
                 *before = this;
             }
         }
-        for (place, id) in keys.segment_id.iter().enumerate() {
+        for (place, id) in (0u32..).zip(ids.iter()) {
             if let Some(&kept) = id.and_then(|id| best.get(id))
-                && kept.place as usize != place
+                && kept.place != place
             {
-                fate[place] = Some((Duplicate::SegmentId, kept));
+                let why = Duplicate::SegmentId;
+                gone.push(Gone { place, why, kept });
             }
         }
-        Ok(fate)
+        Ok(gone)
+    }
+
+    /// Rows that are left and share their audio with another: group by group.
+    fn same_audio(&self, gone: &[Vec<Gone>]) -> Result<Vec<Vec<At>>, ManifestError> {
+        let rows = self
+            .partitions
+            .iter()
+            .map(|keys| keys.audio_hash.len() - keys.audio_hash.null_count());
+        // The first half of a key tells nearly all recordings apart, and half as much is sorted.
+        let mut by_audio: Vec<(u64, At)> = Vec::with_capacity(rows.sum());
+        for (partition, (keys, gone)) in (0u32..).zip(self.partitions.iter().zip(gone)) {
+            let mut gone = gone.iter().map(|gone| gone.place).peekable();
+            for place in 0..number(keys.audio_hash.len())? {
+                if gone.next_if_eq(&place).is_none() && keys.audio_hash.is_valid(place as usize) {
+                    let [first, _] = halves(key_at(&keys.audio_hash, place as usize));
+                    by_audio.push((first, At { partition, place }));
+                }
+            }
+        }
+        by_audio.par_sort_unstable();
+        let mut groups = Vec::new();
+        for alike in by_audio.chunk_by(|a, b| a.0 == b.0).filter(|alike| alike.len() > 1) {
+            let mut alike: Vec<(Key, At)> = alike.iter().map(|&(_, at)| (self.audio(at), at)).collect();
+            alike.sort_unstable();
+            let same = alike.chunk_by(|a, b| a.0 == b.0).filter(|same| same.len() > 1);
+            groups.extend(same.map(|same| same.iter().map(|&(_, at)| at).collect()));
+        }
+        Ok(groups)
     }
 
     /// The better row is the lesser one.
@@ -244,13 +282,10 @@ impl AllKeys {
             .then_with(|| x.rows.value(i).cmp(&y.rows.value(j)))
     }
 
-    fn decisions(&self, keys: &Keys, fate: &[Option<(Duplicate, At)>]) -> Result<RecordBatch, ManifestError> {
-        let mut gone: Vec<(u32, Duplicate, At)> = keys
-            .rows
-            .values()
-            .iter()
-            .zip(fate)
-            .filter_map(|(row, fate)| fate.map(|(why, kept)| (*row, why, kept)))
+    fn decisions(&self, keys: &Keys, gone: Vec<Gone>) -> Result<RecordBatch, ManifestError> {
+        let mut gone: Vec<(u32, Duplicate, At)> = gone
+            .into_iter()
+            .map(|gone| (keys.rows.value(gone.place as usize), gone.why, gone.kept))
             .collect();
         gone.sort_unstable_by_key(|(row, ..)| *row);
         let mut kept = StringBuilder::new();

@@ -73,6 +73,12 @@ pub(crate) fn key_at(keys: &FixedSizeBinaryArray, row: usize) -> Key {
     key
 }
 
+/// A key as two numbers.
+pub(crate) fn halves(key: Key) -> [u64; 2] {
+    let whole = u128::from_be_bytes(key);
+    [(whole >> 64) as u64, whole as u64]
+}
+
 /// Manifests are in this order of partitions: language, then shard id, each as bytes. (Not the order of
 /// the joined names: `a-b/x` comes before `a/x` there.)
 pub fn partition_order(a: &Partition, b: &Partition) -> Ordering {

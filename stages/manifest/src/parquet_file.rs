@@ -8,7 +8,7 @@ use std::thread;
 
 use arrow::array::RecordBatch;
 use arrow::compute::BatchCoalescer;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use flow_runtime::StageError;
 use parquet::arrow::ArrowWriter;
@@ -17,6 +17,7 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::types::ColumnPath;
 
 use crate::error::ManifestError;
 
@@ -35,6 +36,22 @@ struct Group {
 }
 
 type Encoded = Result<(usize, Vec<ArrowColumnChunk>), ParquetError>;
+
+/// Columns in which hardly a value comes twice: a dictionary of them costs time and space.
+const ONCE_EACH: [&str; 5] = ["segment_id", "text", "tar_member_name", "values", "detail"];
+
+fn properties(schema: &Schema) -> Result<WriterProperties, ParquetError> {
+    let mut properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
+        .set_max_row_group_row_count(Some(ROW_GROUP))
+        .set_created_by("flow".into());
+    for field in schema.fields() {
+        if ONCE_EACH.contains(&field.name().as_str()) {
+            properties = properties.set_column_dictionary_enabled(ColumnPath::from(field.name().as_str()), false);
+        }
+    }
+    Ok(properties.build())
+}
 
 /// Takes rows in the order of the file.
 pub(crate) struct Rows {
@@ -95,11 +112,7 @@ pub(crate) fn write_parquet(
         path: PathBuf::from(path),
         source,
     };
-    let properties = WriterProperties::builder()
-        .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).map_err(parquet)?))
-        .set_max_row_group_row_count(Some(ROW_GROUP))
-        .set_created_by("flow".into())
-        .build();
+    let properties = properties(&schema).map_err(parquet)?;
     let file = File::create(path).map_err(|e| ManifestError::io(path, e))?;
     let writer = ArrowWriter::try_new(file, Arc::clone(&schema), Some(properties)).map_err(parquet)?;
     let (mut file, factory) = writer.into_serialized_writer().map_err(parquet)?;
@@ -192,7 +205,7 @@ fn append_in_order(file: &mut SerializedFileWriter<File>, encoded: Receiver<Enco
 #[cfg(test)]
 mod tests {
     use arrow::array::{Array, Float64Array, StringArray};
-    use arrow::datatypes::{DataType, Field, Schema};
+    use arrow::datatypes::{DataType, Field};
     use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
     use super::*;
@@ -209,11 +222,7 @@ mod tests {
 
     /// The file as one thread writes it that is handed the same chunks.
     fn alone(path: &Path, all: &RecordBatch) {
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).unwrap()))
-            .set_max_row_group_row_count(Some(ROW_GROUP))
-            .set_created_by("flow".into())
-            .build();
+        let properties = properties(&all.schema()).unwrap();
         let mut writer = ArrowWriter::try_new(File::create(path).unwrap(), all.schema(), Some(properties)).unwrap();
         for start in (0..all.num_rows()).step_by(CHUNK) {
             writer

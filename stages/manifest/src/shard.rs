@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, new_null_array};
+use arrow::buffer::OffsetBuffer;
 use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::ROW;
@@ -241,6 +242,20 @@ impl Shard {
     /// (metadata row, index row). Null ids meet nothing.
     fn join(&mut self, max_rows: u32) -> Result<(), Quarantine> {
         const END: u32 = u32::MAX;
+        if self.aligned() {
+            let rows = self.metadata.segment_id.len();
+            if rows as u64 <= u64::from(max_rows) {
+                self.joined = (0..END)
+                    .take(rows)
+                    .map(|row| Pair {
+                        row,
+                        metadata: row,
+                        index: row,
+                    })
+                    .collect();
+                return Ok(());
+            }
+        }
         // Index rows of one id are a chain: from `first` along `next`, in order.
         let ids = &self.index.segment_id;
         let mut first: HashMap<&str, u32> = HashMap::with_capacity(ids.len());
@@ -297,6 +312,17 @@ impl Shard {
         Ok(())
     }
 
+    /// Whether the two files have the same ids in the same, ascending order, none twice: then each row's partner
+    /// stands in its own place.
+    fn aligned(&self) -> bool {
+        let (metadata, index) = (&self.metadata.segment_id, &self.index.segment_id);
+        metadata.len() == index.len()
+            && metadata.null_count() == 0
+            && index.null_count() == 0
+            && (0..metadata.len()).all(|row| metadata.value(row) == index.value(row))
+            && (1..metadata.len()).all(|row| metadata.value(row - 1) < metadata.value(row))
+    }
+
     pub fn metadata_rows(&self) -> usize {
         self.metadata.segment_id.len()
     }
@@ -313,18 +339,24 @@ impl Shard {
     /// The joined rows, [`joined_schema`], at most `size` to a batch.
     pub fn joined(&self, size: usize) -> impl Iterator<Item = Result<RecordBatch, ManifestError>> + '_ {
         self.joined.chunks(size.max(1)).map(|pairs| {
-            let from_metadata: UInt32Array = pairs.iter().map(|pair| pair.metadata).collect::<Vec<_>>().into();
-            let from_index: UInt32Array = pairs.iter().map(|pair| pair.index).collect::<Vec<_>>().into();
+            let from_metadata = Places::new(pairs.iter().map(|pair| pair.metadata).collect());
+            let from_index = Places::new(pairs.iter().map(|pair| pair.index).collect());
             let rows = pairs.iter().map(|pair| pair.row).collect::<Vec<_>>();
             let mut columns = self.metadata_columns(rows, &from_metadata)?;
-            let names = take(&self.index.tar_member_name, &from_index, None)?;
-            // A member without a name is a member with an empty one, which is refused as unsafe later.
-            let names: StringArray = as_text(&names).iter().map(|name| Some(name.unwrap_or(""))).collect();
+            let mut names = from_index.of(&self.index.tar_member_name)?;
+            if names.null_count() > 0 {
+                // A member without a name is a member with an empty one, which is refused as unsafe later.
+                let named = as_text(&names)
+                    .iter()
+                    .map(|name| Some(name.unwrap_or("")))
+                    .collect::<StringArray>();
+                names = Arc::new(named);
+            }
             let tar_path = format!("{0}/{1}/{1}.tar", self.path_lang, self.shard_id);
-            columns.push(Arc::new(names));
-            columns.push(constant(&tar_path, pairs.len()));
-            columns.push(constant(&self.source, pairs.len()));
-            columns.push(take(&self.index.audio_hash, &from_index, None)?);
+            columns.push(names);
+            columns.push(constant(&tar_path, pairs.len())?);
+            columns.push(constant(&self.source, pairs.len())?);
+            columns.push(from_index.of(&self.index.audio_hash)?);
             Ok(RecordBatch::try_new(joined_schema(), columns)?)
         })
     }
@@ -340,8 +372,7 @@ impl Shard {
             ("no_index_row", &self.no_index_row),
         ] {
             if !singles.is_empty() {
-                let from_metadata: UInt32Array =
-                    singles.iter().map(|single| single.metadata).collect::<Vec<_>>().into();
+                let from_metadata = Places::new(singles.iter().map(|single| single.metadata).collect());
                 let rows = singles.iter().map(|single| single.row).collect();
                 batches.push((
                     reason,
@@ -352,25 +383,52 @@ impl Shard {
         Ok(batches)
     }
 
-    fn metadata_columns(&self, rows: Vec<u32>, from: &UInt32Array) -> Result<Vec<ArrayRef>, ManifestError> {
+    fn metadata_columns(&self, rows: Vec<u32>, from: &Places) -> Result<Vec<ArrayRef>, ManifestError> {
         let count = rows.len();
         let metadata = &self.metadata;
         Ok(vec![
             Arc::new(UInt32Array::from(rows)),
-            take(&metadata.segment_id, from, None)?,
-            take(&metadata.recording_id, from, None)?,
-            constant(&self.path_lang, count),
-            constant(&self.shard_id, count),
-            take(&metadata.segment_language, from, None)?,
-            take(&metadata.transcription_native, from, None)?,
-            take(&metadata.duration_s, from, None)?,
-            take(&metadata.tx_quality_score, from, None)?,
+            from.of(&metadata.segment_id)?,
+            from.of(&metadata.recording_id)?,
+            constant(&self.path_lang, count)?,
+            constant(&self.shard_id, count)?,
+            from.of(&metadata.segment_language)?,
+            from.of(&metadata.transcription_native)?,
+            from.of(&metadata.duration_s)?,
+            from.of(&metadata.tx_quality_score)?,
         ])
     }
 }
 
-fn constant(text: &str, rows: usize) -> ArrayRef {
-    Arc::new(StringArray::from_iter_values(std::iter::repeat_n(text, rows)))
+/// Rows to take of a column.
+enum Places {
+    /// From this one on, this many: no copy is made of them.
+    Run(usize, usize),
+    Any(UInt32Array),
+}
+
+impl Places {
+    fn new(rows: Vec<u32>) -> Self {
+        match rows.first() {
+            Some(&first) if (first..).zip(&rows).all(|(run, &row)| run == row) => {
+                Places::Run(first as usize, rows.len())
+            }
+            _ => Places::Any(rows.into()),
+        }
+    }
+
+    fn of(&self, column: &dyn Array) -> Result<ArrayRef, ManifestError> {
+        Ok(match self {
+            Places::Run(first, rows) => column.slice(*first, *rows),
+            Places::Any(rows) => take(column, rows, None)?,
+        })
+    }
+}
+
+fn constant(text: &str, rows: usize) -> Result<ArrayRef, ManifestError> {
+    let lengths = OffsetBuffer::from_lengths(std::iter::repeat_n(text.len(), rows));
+    let texts = StringArray::try_new(lengths, text.repeat(rows).into_bytes().into(), None)?;
+    Ok(Arc::new(texts))
 }
 
 /// `read_table` gives what was asked for as text as `StringArray`.

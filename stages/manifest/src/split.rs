@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
+use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
     Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, Role, Round, Shape, StageError,
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::columns;
 use crate::error::ManifestError;
 use crate::keys::{keys_of, standing};
-use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_order, key_schema, words};
+use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_keys, key_schema, words};
 
 /// Divides rows into training and validation.
 ///
@@ -70,7 +70,7 @@ pub struct Split;
 
 impl Kind for Split {
     const NAME: &'static str = "manifest.split";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = SplitSettings;
 
     fn shape(settings: &SplitSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -152,16 +152,8 @@ impl Global for Splitter {
         };
         let columns: Vec<Arc<dyn Array>> = match settings.split_by {
             SplitBy::Text => {
-                let order: UInt64Array = words(&norm)
-                    .map(|words| group_order(settings.split_seed, words))
-                    .collect::<Vec<_>>()
-                    .into();
-                vec![
-                    Arc::new(rows),
-                    Arc::new(lang),
-                    Arc::new(keys_of(&norm)),
-                    Arc::new(order),
-                ]
+                let words = group_keys(settings.split_seed, &norm);
+                vec![Arc::new(rows), Arc::new(lang), Arc::new(words)]
             }
             SplitBy::Recording => {
                 let recording = keys_of(columns::text(batch, &settings.recording_id)?);

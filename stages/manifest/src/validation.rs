@@ -4,16 +4,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use arrow::array::{Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
+use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Partition, ROW};
+use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::columns;
 use crate::error::ManifestError;
-use crate::keys::{ByKey, Key, key_at, keys, partition_order};
+use crate::keys::{ByKey, Key, halves, key_at, keys, partition_order};
 
 /// What must not be divided between training and validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -43,8 +44,8 @@ impl Quota {
     }
 }
 
-/// Schema of key rows. By text: the words as a 128-bit key, and their place in the order of choice
-/// ([`group_order`]). By recording: the words themselves, which name a group, and the recording as a key.
+/// Schema of key rows. By text: the words as a 128-bit key ([`group_key`]), whose first half is their place in the order
+/// of choice. By recording: the words themselves, which name a group, and the recording as a key.
 pub fn key_schema(by: SplitBy) -> SchemaRef {
     let mut fields = vec![
         Field::new(ROW, DataType::UInt32, false),
@@ -53,7 +54,6 @@ pub fn key_schema(by: SplitBy) -> SchemaRef {
     match by {
         SplitBy::Text => {
             fields.push(Field::new("words", DataType::FixedSizeBinary(16), false));
-            fields.push(Field::new("order", DataType::UInt64, false));
         }
         SplitBy::Recording => {
             fields.push(Field::new("norm", DataType::Utf8, false));
@@ -68,17 +68,32 @@ pub fn decision_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new(ROW, DataType::UInt32, false)]))
 }
 
-/// The place of a group in the order of choice: the first 8 bytes, big-endian, of SHA-256 over
-/// `"{seed}\n{words}"`.
-pub fn group_order(seed: i64, words: &str) -> u64 {
+/// The first 16 bytes of SHA-256 over `"{seed}\n{words}"`.
+pub fn group_key(seed: i64, words: &str) -> Key {
     let digest = Sha256::new()
         .chain_update(seed.to_string())
         .chain_update("\n")
         .chain_update(words)
         .finalize();
-    let mut first = [0; 8];
-    first.copy_from_slice(&digest[..8]);
-    u64::from_be_bytes(first)
+    let mut key = [0; 16];
+    key.copy_from_slice(&digest[..16]);
+    key
+}
+
+/// The place of a group in the order of choice: the first 8 bytes, big-endian, of SHA-256 over
+/// `"{seed}\n{words}"`.
+pub fn group_order(seed: i64, words: &str) -> u64 {
+    halves(group_key(seed, words))[0]
+}
+
+/// The keys of a column of words.
+pub(crate) fn group_keys(seed: i64, texts: &StringArray) -> FixedSizeBinaryArray {
+    let mut keys = FixedSizeBinaryBuilder::with_capacity(texts.len(), 16);
+    for words in words(texts) {
+        // A key has the width that the builder was made for.
+        keys.append_value(group_key(seed, words)).expect("16 bytes");
+    }
+    keys.finish()
 }
 
 /// A group of rows that stay together.
@@ -166,45 +181,71 @@ pub fn decide_split(
     }
 }
 
+/// A row, sorted to the others of its group: the order of choice is one for equal words, and nearly always another for
+/// other words.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    order: u64,
+    /// Counted over all batches.
+    row: u32,
+    lang: u32,
+}
+
 fn by_text(all: &[(Partition, Vec<RecordBatch>)], quota: Quota) -> Result<Split, ManifestError> {
     let mut languages = LanguageNumbers::default();
-    let mut numbers: ByKey<u32> = ByKey::default();
-    let mut words: Vec<Key> = Vec::new();
-    let mut groups: Vec<Group> = Vec::new();
-    let mut row_groups = Vec::new();
-    for batch in all.iter().flat_map(|(_, batches)| batches) {
-        let keys = keys(batch, "words")?;
-        let order = batch
-            .column_by_name("order")
-            .and_then(|column| column.as_any().downcast_ref::<UInt64Array>());
-        let order = order.ok_or_else(|| ManifestError::Rows {
-            message: "key rows lack `order`".into(),
-            row: None,
-        })?;
-        for (place, lang) in columns::text(batch, "lang")?.iter().enumerate() {
+    let batches: Vec<&RecordBatch> = all.iter().flat_map(|(_, batches)| batches).collect();
+    let rows = small(batches.iter().map(|batch| batch.num_rows()).sum())?;
+    let mut candidates: Vec<Candidate> = Vec::with_capacity(rows as usize);
+    // By batch: its first row, and the words of its rows.
+    let mut words = Vec::with_capacity(batches.len());
+    for batch in &batches {
+        let (first, keys) = (small(candidates.len())?, keys(batch, "words")?);
+        words.push((first, keys));
+        for ((row, place), lang) in (first..rows).zip(0..).zip(columns::text(batch, "lang")?) {
             let lang = languages.count(lang.unwrap_or(""))?;
-            let key = key_at(keys, place);
-            let number = match numbers.get(&key) {
-                Some(&number) => number,
-                None => {
-                    let number = small(groups.len())?;
-                    numbers.insert(key, number);
-                    words.push(key);
-                    groups.push(Group {
-                        order: order.value(place),
-                        rows: 0,
-                        home: lang,
-                        chosen: false,
-                    });
-                    number
-                }
-            };
-            join_group(&mut groups[number as usize], lang, &languages);
-            row_groups.push(number);
+            let [order, _] = halves(key_at(keys, place));
+            candidates.push(Candidate { order, row, lang });
         }
     }
-    choose(&mut groups, &languages, quota, |group| &words[group as usize]);
-    finish(all, &groups, &row_groups, &languages)
+    candidates.par_sort_unstable();
+    let words_of = |row: u32| {
+        let batch = words.partition_point(|(first, _)| *first <= row) - 1; // The first batch begins at 0.
+        let (first, words) = &words[batch];
+        key_at(words, (row - first) as usize)
+    };
+    let mut missing: Vec<u64> = languages.rows.iter().map(|&rows| quota.target(rows)).collect();
+    let mut left: u64 = missing.iter().sum();
+    let mut chosen: Vec<u32> = Vec::new();
+    for alike in candidates.chunk_by(|a, b| a.order == b.order) {
+        if left == 0 {
+            break;
+        }
+        let mut choose = |group: &[Candidate]| {
+            let home = group.iter().map(|row| row.lang).reduce(|a, b| languages.smaller(a, b));
+            let rows = group.len() as u64;
+            if let Some(missing) = home
+                .and_then(|home| missing.get_mut(home as usize))
+                .filter(|m| rows <= **m)
+            {
+                *missing -= rows;
+                left -= rows;
+                chosen.extend(group.iter().map(|row| row.row));
+            }
+        };
+        match alike {
+            [_] => choose(alike),
+            _ => {
+                let mut alike: Vec<(Key, Candidate)> = alike.iter().map(|row| (words_of(row.row), *row)).collect();
+                alike.sort_unstable();
+                for group in alike.chunk_by(|a, b| a.0 == b.0) {
+                    choose(&group.iter().map(|(_, row)| *row).collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+    chosen.sort_unstable();
+    let mut chosen = chosen.into_iter().peekable();
+    finish(all, &languages, |row| chosen.next_if_eq(&row).is_some())
 }
 
 fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) -> Result<Split, ManifestError> {
@@ -265,7 +306,7 @@ fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) 
         row_groups.push(number);
     }
     choose(&mut groups, &languages, quota, |group| words[group as usize].as_bytes());
-    finish(all, &groups, &row_groups, &languages)
+    finish(all, &languages, |row| groups[row_groups[row as usize] as usize].chosen)
 }
 
 fn join_group(group: &mut Group, lang: u32, languages: &LanguageNumbers) {
@@ -274,12 +315,7 @@ fn join_group(group: &mut Group, lang: u32, languages: &LanguageNumbers) {
 }
 
 /// `tie_break` orders groups whose hashes are equal.
-fn choose<'a, B: AsRef<[u8]> + ?Sized + 'a>(
-    groups: &mut [Group],
-    languages: &LanguageNumbers,
-    quota: Quota,
-    tie_break: impl Fn(u32) -> &'a B,
-) {
+fn choose<'a>(groups: &mut [Group], languages: &LanguageNumbers, quota: Quota, tie_break: impl Fn(u32) -> &'a [u8]) {
     let mut at_home: Vec<Vec<u32>> = vec![Vec::new(); languages.names.len()];
     for (number, group) in (0u32..).zip(groups.iter()) {
         at_home[group.home as usize].push(number);
@@ -291,7 +327,7 @@ fn choose<'a, B: AsRef<[u8]> + ?Sized + 'a>(
         }
         let compare = |a: &u32, b: &u32| {
             let order = groups[*a as usize].order.cmp(&groups[*b as usize].order);
-            order.then_with(|| tie_break(*a).as_ref().cmp(tie_break(*b).as_ref()))
+            order.then_with(|| tie_break(*a).cmp(tie_break(*b)))
         };
         // The target is a small part of most languages: the first candidates are sorted, and more only if they
         // do not suffice.
@@ -324,11 +360,11 @@ fn choose<'a, B: AsRef<[u8]> + ?Sized + 'a>(
     }
 }
 
+/// `is_chosen` is asked for every row, counted over all batches, in order.
 fn finish(
     all: &[(Partition, Vec<RecordBatch>)],
-    groups: &[Group],
-    row_groups: &[u32],
     languages: &LanguageNumbers,
+    mut is_chosen: impl FnMut(u32) -> bool,
 ) -> Result<Split, ManifestError> {
     let mut counts: BTreeMap<String, (u64, u64)> = languages
         .names
@@ -337,18 +373,14 @@ fn finish(
         .zip(languages.rows.iter().map(|&rows| (rows, 0)))
         .collect();
     let mut validation = Vec::with_capacity(all.len());
-    let mut row_groups = row_groups.iter();
+    let mut all_rows = 0..u32::MAX;
     for (partition, batches) in all {
         let mut chosen = Vec::new();
         for batch in batches {
             let lang = columns::text(batch, "lang")?;
-            for (place, (row, group)) in columns::rows(batch)?
-                .values()
-                .iter()
-                .zip(row_groups.by_ref())
-                .enumerate()
-            {
-                if groups[*group as usize].chosen {
+            let numbers = columns::rows(batch)?.values().iter();
+            for (place, (row, at)) in numbers.zip(all_rows.by_ref()).enumerate() {
+                if is_chosen(at) {
                     chosen.push(*row);
                     if let Some(count) = counts.get_mut(if lang.is_valid(place) { lang.value(place) } else { "" }) {
                         count.1 += 1;
@@ -423,14 +455,8 @@ mod tests {
                 let lang = StringArray::from_iter_values(mine.iter().map(|(_, row)| format!("l{}", row.3)));
                 let norm = StringArray::from_iter_values(mine.iter().map(|(_, row)| format!("w{}", row.1)));
                 let recording: StringArray = mine.iter().map(|(_, row)| row.2.map(|r| format!("r{r}"))).collect();
-                let order = UInt64Array::from_iter_values(words(&norm).map(|w| group_order(SEED, w)));
                 let columns: Vec<Arc<dyn Array>> = match by {
-                    SplitBy::Text => vec![
-                        Arc::new(numbers),
-                        Arc::new(lang),
-                        Arc::new(keys_of(&norm)),
-                        Arc::new(order),
-                    ],
+                    SplitBy::Text => vec![Arc::new(numbers), Arc::new(lang), Arc::new(group_keys(SEED, &norm))],
                     SplitBy::Recording => vec![
                         Arc::new(numbers),
                         Arc::new(lang),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, RecordBatch, StringArray, StringBuilder, UInt32Array};
+use arrow::array::{Array, ArrayRef, RecordBatch, StringBuilder, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Partition, Reads, RejectSet, Role, Shape,
@@ -81,7 +81,7 @@ pub struct Write;
 
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type Settings = WriteSettings;
 
     fn shape(_: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -161,22 +161,38 @@ impl Export for Writer {
             return Ok(());
         }
         let WriteSettings { shards, audio, out, .. } = &self.settings;
-        let mut named = Vec::new();
-        for (artifact, (name, file)) in inputs.iter().zip(&self.files) {
+        let (statistics, refused) = (set.file(STATISTICS)?, set.file(REJECTS)?);
+        let named: Vec<_> = self.files.iter().map(|(name, _)| *name).zip(inputs).collect();
+        std::thread::scope(|scope| {
+            // Beside the manifests, which the encoders work off group by group.
+            let beside = scope.spawn(|| {
+                write_statistics(&named, &statistics)?;
+                write_rejects(rejects, &refused)
+            });
+            let written = self.write_manifests(inputs, shards, &Extracted { audio, out }, set);
+            // A panic beside goes on here.
+            let beside = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            written.and(beside)
+        })
+    }
+}
+
+impl Writer {
+    fn write_manifests(
+        &self,
+        inputs: &[Artifact],
+        shards: &str,
+        extracted: &Extracted,
+        set: &mut ExportSet,
+    ) -> Result<(), StageError> {
+        for (artifact, (_, file)) in inputs.iter().zip(&self.files) {
             write_manifest(artifact, shards, &set.file(&format!("{file}.parquet"))?)?;
             if self.settings.jsonl {
                 let path = set.file(&format!("{file}.jsonl"))?;
-                write_lines(
-                    artifact,
-                    |path| prefixed(path, shards),
-                    &Extracted { audio, out },
-                    &path,
-                )?;
+                write_lines(artifact, |path| prefixed(path, shards), extracted, &path)?;
             }
-            named.push((*name, artifact));
         }
-        write_statistics(&named, &set.file(STATISTICS)?)?;
-        write_rejects(rejects, &set.file(REJECTS)?)
+        Ok(())
     }
 }
 
@@ -208,8 +224,16 @@ fn manifest_rows(batch: &RecordBatch, partition: &Partition, shards: &str) -> Re
             )));
         }
         arrays.push(if *name == "tar_path" {
-            let paths = columns::text(batch, name)?.iter().flatten();
-            Arc::new(StringArray::from_iter_values(paths.map(|path| prefixed(path, shards))))
+            // The rows of a shard mostly have one path.
+            let (mut last, mut whole) = (None, String::new());
+            let mut paths = StringBuilder::new();
+            for path in columns::text(batch, name)?.iter().flatten() {
+                if last.replace(path) != Some(path) {
+                    whole = prefixed(path, shards);
+                }
+                paths.append_value(&whole);
+            }
+            Arc::new(paths.finish())
         } else {
             Arc::clone(array)
         });
