@@ -111,6 +111,7 @@ fn curriculum(rows: &ManifestRows, packing: &Packing) {
     for start in ["first", "next"] {
         let ((), cpu, wall) = measured(|| {
             let wanted = Wanted {
+                plans: &[],
                 sizes: &sizes,
                 stage_steps: &[],
                 steps: 100_000,
