@@ -15,7 +15,7 @@ pub struct Arguments {
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed; 2 the pipeline, a setting or the command line is wrong; \
 3 another run holds the state directory; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
-that only warns; 70 a bug of ours; 130, 143 interrupted.";
+that only warns, `memory`: training does not fit; 70 a bug of ours; 130, 143 interrupted.";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {

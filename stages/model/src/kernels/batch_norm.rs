@@ -14,10 +14,10 @@ pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     dispatch!(x.dtype(), T => {
         let xs = slice::<T>(&x)?;
         let xs: &[T] = &xs;
-        let mean = column_means(xs, width, |_, x| x);
+        let mean = column_means(xs, width, None);
         let rounded: Vec<T> = mean.iter().map(|&mean| T::of(mean)).collect();
         let rounded = &rounded[..width];
-        let squares = column_means(xs, width, |column, x| (x - rounded[column]) * (x - rounded[column]));
+        let squares = column_means(xs, width, Some(rounded));
         // About the mean as T has it; the rest of the mean is taken off.
         let variance = squares
             .iter()
@@ -28,8 +28,9 @@ pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     })
 }
 
-/// Means of `f(column, x)` per column: short runs of rows are added in T, as the tensor has them, and those in f64.
-fn column_means<T: Float>(xs: &[T], width: usize, f: impl Fn(usize, T) -> T + Sync) -> Vec<f64> {
+/// Means per column, of the squared distance from `about` where that is given: short runs of rows are added in T, as the
+/// tensor has them, and those in f64.
+fn column_means<T: Float>(xs: &[T], width: usize, about: Option<&[T]>) -> Vec<f64> {
     let rows = xs.len() / width;
     let sums = sum_over_rows::<f64>(rows, width, |rows, sums| {
         widest!({
@@ -37,8 +38,17 @@ fn column_means<T: Float>(xs: &[T], width: usize, f: impl Fn(usize, T) -> T + Sy
             for run in xs[rows.start * width..rows.end * width].chunks(8 * width) {
                 short.fill(T::zero());
                 for row in run.chunks_exact(width) {
-                    for (column, (sum, &x)) in short.iter_mut().zip(row).enumerate() {
-                        *sum += f(column, x);
+                    match about {
+                        None => {
+                            for (sum, &x) in short.iter_mut().zip(row) {
+                                *sum += x;
+                            }
+                        }
+                        Some(about) => {
+                            for (sum, (&x, &about)) in short.iter_mut().zip(row.iter().zip(about)) {
+                                *sum += (x - about) * (x - about);
+                            }
+                        }
                     }
                 }
                 for (sum, &short) in sums.iter_mut().zip(&short) {
@@ -71,9 +81,8 @@ pub fn normalise_silu(x: &Tensor, by: &Normaliser) -> Result<Tensor> {
         let piece = rows_per_piece(width) * width;
         let out = by_pieces(xs.len(), piece, |number, out| widest!({
             for (out, x) in out.chunks_exact_mut(width).zip(xs[number * piece..].chunks_exact(width)) {
-                for (((out, &x), &factor), &offset) in out.iter_mut().zip(x).zip(factor).zip(offset) {
-                    let z = x * factor + offset;
-                    *out = z * z.sigmoid();
+                for (out, (&x, (&factor, &offset))) in out.iter_mut().zip(x.iter().zip(factor.iter().zip(offset))) {
+                    *out = (x * factor + offset).silu();
                 }
             }
         }));
@@ -120,14 +129,18 @@ pub fn normalise_silu_backward(
         // dz first, in the place of dx; and the sums of dz (x - mean) and dz.
         let (mut out, sums) = rows_and_sums(rows, width, 2 * width, |rows, out: &mut [T], sums| widest!({
             let (dw, db) = sums.split_at_mut(width);
-            let dw = &mut dw[..width];
             for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
                 let (x, dy) = (&xs[row * width..][..width], &dys[row * width..][..width]);
-                for i in 0..width {
-                    let dz = dy[i] * silu_slope(x[i] * factor[i] + offset[i]);
-                    out[i] = dz;
-                    dw[i] += dz * (x[i] - mean[i]);
-                    db[i] += dz;
+                // Short loops over few slices, as the compiler makes vector code of those only.
+                let z = x.iter().zip(factor.iter().zip(offset));
+                for (dz, (&dy, (&x, (&factor, &offset)))) in out.iter_mut().zip(dy.iter().zip(z)) {
+                    *dz = dy * silu_slope(x * factor + offset);
+                }
+                for (dw, (&dz, (&x, &mean))) in dw.iter_mut().zip(out.iter().zip(x.iter().zip(mean))) {
+                    *dw += dz * (x - mean);
+                }
+                for (db, &dz) in db.iter_mut().zip(out.iter()) {
+                    *db += dz;
                 }
             }
         }));

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, by_pieces, dispatch, modify, slice, tensor, widest};
+use super::{Float, dispatch, mapped, modify, slice, tensor, widest};
 use crate::error::Result;
 use crate::noise::DropMask;
 
@@ -71,24 +71,15 @@ pub fn residual(x: &Tensor, y: &Tensor, factor: f64, mask: Option<DropMask>) -> 
     dispatch!(x.dtype(), T => {
         let (xs, ys) = (slice::<T>(&x)?, slice::<T>(&y)?);
         let (xs, ys): (&[T], &[T]) = (&xs, &ys);
-        let keep = factor * mask.map_or(1.0, |m| m.keep_factor);
-        let out = by_pieces(xs.len(), PIECE, |piece, out: &mut [T]| widest!({
-            let start = piece * PIECE;
-            let (xs, ys) = (&xs[start..start + out.len()], &ys[start..start + out.len()]);
-            let keep = T::of(keep);
-            match &mask {
-                None => {
-                    for ((out, &x), &y) in out.iter_mut().zip(xs).zip(ys) {
-                        *out = x + keep * y;
-                    }
+        let keep = T::of(factor * mask.map_or(1.0, |m| m.keep_factor));
+        let out = match mask {
+            None => mapped([xs, ys], PIECE, |[x, y]: [T; 2]| x + keep * y, |_, _| {}),
+            Some(mask) => mapped([ys], PIECE, |[y]: [T; 1]| y, |first, out| {
+                for (i, (out, &x)) in out.iter_mut().zip(&xs[first..]).enumerate() {
+                    *out = x + dropped(*out, first + i, keep, &mask);
                 }
-                Some(mask) => {
-                    for (i, ((out, &x), &y)) in out.iter_mut().zip(xs).zip(ys).enumerate() {
-                        *out = x + dropped(y, start + i, keep, mask);
-                    }
-                }
-            }
-        }));
+            }),
+        };
         tensor(out, x.shape())
     })
 }
@@ -102,27 +93,21 @@ pub fn drop_scaled(x: &Tensor, factor: f64, mask: Option<DropMask>) -> Result<Te
     let x = x.contiguous()?;
     dispatch!(x.dtype(), T => {
         let xs = slice::<T>(&x)?;
-        let xs: &[T] = &xs;
-        let keep = factor * mask.map_or(1.0, |m| m.keep_factor);
-        let out = by_pieces(xs.len(), PIECE, |piece, out: &mut [T]| widest!({
-            let start = piece * PIECE;
-            let xs = &xs[start..start + out.len()];
-            let keep = T::of(keep);
-            match &mask {
-                None => {
-                    for (out, &x) in out.iter_mut().zip(xs) {
-                        *out = keep * x;
-                    }
-                }
-                Some(mask) => {
-                    for (i, (out, &x)) in out.iter_mut().zip(xs).enumerate() {
-                        *out = dropped(x, start + i, keep, mask);
-                    }
-                }
-            }
-        }));
+        let keep = T::of(factor * mask.map_or(1.0, |m| m.keep_factor));
+        let out = match mask {
+            None => mapped([&xs], PIECE, |[x]: [T; 1]| keep * x, |_, _| {}),
+            Some(mask) => mapped([&xs], PIECE, |[x]: [T; 1]| x, |first, out| drop_all(out, first, keep, &mask)),
+        };
         tensor(out, x.shape())
     })
+}
+
+/// `factor * drop(x)` in place, for the elements from `first`.
+#[inline(always)]
+fn drop_all<T: Float>(x: &mut [T], first: usize, factor: T, mask: &DropMask) {
+    for (i, x) in x.iter_mut().enumerate() {
+        *x = dropped(*x, first + i, factor, mask);
+    }
 }
 
 /// `drop(silu(h))`, where `silu(h) = h * sigmoid(h)`.
@@ -130,45 +115,34 @@ pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     let h = h.contiguous()?;
     dispatch!(h.dtype(), T => {
         let hs = slice::<T>(&h)?;
-        let hs: &[T] = &hs;
-        let out = by_pieces(hs.len(), PIECE, |piece, out: &mut [T]| widest!({
-            let start = piece * PIECE;
-            let hs = &hs[start..start + out.len()];
-            for (out, &h) in out.iter_mut().zip(hs) {
-                *out = h * h.sigmoid();
-            }
+        let out = mapped([&hs], PIECE, |[h]: [T; 1]| h.silu(), |first, out| {
             if let Some(mask) = &mask {
-                let keep = T::of(mask.keep_factor);
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = dropped(*out, start + i, keep, mask);
-                }
+                drop_all(out, first, T::of(mask.keep_factor), mask);
             }
-        }));
+        });
         tensor(out, h.shape())
     })
 }
 
-/// Gradient of [`silu`] with respect to `h`, given that of its result.
-pub fn silu_backward(h: &Tensor, dy: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+/// Gradient of [`silu`] with respect to `h`, given that of its result, in whose memory it is computed: nobody else may
+/// need `dy` any more.
+pub fn silu_backward(h: &Tensor, dy: Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);
     dispatch!(h.dtype(), T => {
-        let (hs, dys) = (slice::<T>(&h)?, slice::<T>(&dy)?);
-        let (hs, dys): (&[T], &[T]) = (&hs, &dys);
-        let out = by_pieces(hs.len(), PIECE, |piece, out: &mut [T]| widest!({
-            let start = piece * PIECE;
-            let (hs, dys) = (&hs[start..start + out.len()], &dys[start..start + out.len()]);
-            for ((out, &h), &dy) in out.iter_mut().zip(hs).zip(dys) {
-                *out = dy * silu_slope(h);
-            }
-            if let Some(mask) = &mask {
-                let keep = T::of(mask.keep_factor);
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = dropped(*out, start + i, keep, mask);
+        let hs = slice::<T>(&h)?;
+        let hs: &[T] = &hs;
+        modify::<T>(&dy, |dy| {
+            dy.par_chunks_mut(PIECE).zip(hs.par_chunks(PIECE)).enumerate().for_each(|(number, (dy, hs))| widest!({
+                for (dy, &h) in dy.iter_mut().zip(hs) {
+                    *dy *= silu_slope(h);
                 }
-            }
-        }));
-        tensor(out, h.shape())
-    })
+                if let Some(mask) = &mask {
+                    drop_all(dy, number * PIECE, T::of(mask.keep_factor), mask);
+                }
+            }));
+        })
+    })?;
+    Ok(dy)
 }
 
 /// Derivative of `h * sigmoid(h)`.
@@ -190,7 +164,7 @@ mod tests {
         let h = normal(&[7, 13], &mut noise);
         let weight = normal(&[7, 13], &mut noise);
         for mask in [None, DropMask::draw(0.3, &mut noise)] {
-            let gradient = silu_backward(&h, &weight, mask).unwrap();
+            let gradient = silu_backward(&h, weight.copy().unwrap(), mask).unwrap();
             check_gradient("silu", &h, &weight, &gradient, |h| silu(h, mask));
         }
     }

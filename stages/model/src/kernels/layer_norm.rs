@@ -55,7 +55,6 @@ pub fn layer_norm_backward(
         let n = T::of(d as f64);
         let (out, sums) = rows_and_sums(xs.len() / d, d, 2 * d, |rows, out: &mut [T], sums| widest!({
             let (dw, db) = sums.split_at_mut(d);
-            let dw = &mut dw[..d];
             if let Some(residual) = residual {
                 out.copy_from_slice(&residual[rows.start * d..rows.end * d]);
             }
@@ -64,11 +63,15 @@ pub fn layer_norm_backward(
                 let (mean, inverse) = (statistics[2 * row], statistics[2 * row + 1]);
                 let sum = sum_of([dy, weight], |[dy, w]| dy * w) / n;
                 let along = sum_of([dy, weight, x], |[dy, w, x]| dy * w * (x - mean)) * inverse / n;
-                for i in 0..d {
-                    let normal = (x[i] - mean) * inverse;
-                    out[i] += inverse * (dy[i] * weight[i] - sum - normal * along);
-                    dw[i] += dy[i] * normal;
-                    db[i] += dy[i];
+                // Short loops over few slices, as the compiler makes vector code of those only.
+                for (out, (&x, (&dy, &w))) in out.iter_mut().zip(x.iter().zip(dy.iter().zip(weight))) {
+                    *out += inverse * (dy * w - sum - (x - mean) * inverse * along);
+                }
+                for (dw, (&x, &dy)) in dw.iter_mut().zip(x.iter().zip(dy)) {
+                    *dw += dy * ((x - mean) * inverse);
+                }
+                for (db, &dy) in db.iter_mut().zip(dy) {
+                    *db += dy;
                 }
             }
         }));

@@ -46,6 +46,12 @@ pub trait Float: WithDType + num_traits::Float + std::iter::Sum {
     fn sigmoid(self) -> Self {
         Self::one() / (Self::one() + (-self).exp_quick())
     }
+
+    /// `x` times its logistic function.
+    #[inline(always)]
+    fn silu(self) -> Self {
+        self / (Self::one() + (-self).exp_quick())
+    }
 }
 
 impl Float for f32 {
@@ -59,21 +65,21 @@ impl Float for f32 {
     }
     #[inline(always)]
     fn exp_quick(self) -> Self {
-        // e^x = 2^n * e^r, |r| <= ln(2)/2, with e^r by a polynomial (the coefficients are those of Cephes' expf).
+        // e^x = 2^n * e^r, |r| <= ln(2)/2, with e^r = 1 + r + r^2 p(r): of all p of
+        // degree 4 the one with the least relative error, 3e-9.
         // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits of the sum.
         const SHIFT: f32 = 12_582_912.0;
         let x = if self < -87.0 { -87.0 } else { self };
         let x = if x > 88.37 { 88.37 } else { x };
-        let shifted = x * std::f32::consts::LOG2_E + SHIFT;
+        let shifted = x.mul_add(std::f32::consts::LOG2_E, SHIFT);
         let n = shifted - SHIFT;
         let r = n.mul_add(-0.693_359_4, x);
         let r = n.mul_add(2.121_944_4e-4, r);
-        let p = 1.987_569_1e-4f32;
-        let p = p.mul_add(r, 1.398_2e-3);
-        let p = p.mul_add(r, 8.333_452e-3);
-        let p = p.mul_add(r, 4.166_579_6e-2);
-        let p = p.mul_add(r, 1.666_666_5e-1);
-        let p = p.mul_add(r, 0.5);
+        let p = 0.0013814539f32;
+        let p = p.mul_add(r, 0.008368745);
+        let p = p.mul_add(r, 0.04166839);
+        let p = p.mul_add(r, 0.16666521);
+        let p = p.mul_add(r, 0.49999994);
         let p = p.mul_add(r * r, r) + 1.0;
         f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
     }
@@ -237,8 +243,8 @@ pub(crate) fn sum_over_rows<T: Float>(
 /// the cache when they are overwritten, where `vec![0.0; n]` would send them through memory.
 fn zeroed<T: Float>(piece: &mut [MaybeUninit<T>]) -> &mut [T] {
     piece.fill(MaybeUninit::new(T::zero()));
-    // SAFETY: every element was written just now, and `MaybeUninit<T>` has the layout of `T`.
-    unsafe { &mut *(piece as *mut [MaybeUninit<T>] as *mut [T]) }
+    // SAFETY: every element was written just now.
+    unsafe { written(piece) }
 }
 
 /// `len` values, cut into pieces of `piece` (the last may be shorter): `fill(number, piece)` changes each from zeros.
@@ -249,6 +255,43 @@ pub(crate) fn by_pieces<T: Float>(len: usize, piece: usize, fill: impl Fn(usize,
         .enumerate()
         .for_each(|(number, piece)| fill(number, zeroed(piece)));
     // SAFETY: the pieces are all of the first `len` elements, and each was initialised by `zeroed`.
+    unsafe { out.set_len(len) };
+    out
+}
+
+/// # Safety
+///
+/// Every element must have been written.
+unsafe fn written<T: Float>(values: &mut [MaybeUninit<T>]) -> &mut [T] {
+    // SAFETY: the caller's promise; `MaybeUninit<T>` has the layout of `T`.
+    unsafe { &mut *(values as *mut [MaybeUninit<T>] as *mut [T]) }
+}
+
+/// What `f` makes of the elements at one place of slices of one length, in pieces of `piece`; `finish(first, piece)` may
+/// change a piece while it is still in the cache.
+pub(crate) fn mapped<T: Float, const N: usize>(
+    slices: [&[T]; N],
+    piece: usize,
+    f: impl Fn([T; N]) -> T + Sync,
+    finish: impl Fn(usize, &mut [T]) + Sync,
+) -> Vec<T> {
+    let len = slices.iter().map(|slice| slice.len()).min().unwrap_or(0);
+    let mut out = Vec::with_capacity(len);
+    out.spare_capacity_mut()[..len]
+        .par_chunks_mut(piece.max(1))
+        .enumerate()
+        .for_each(|(number, out)| {
+            widest!({
+                let first = number * piece;
+                let slices = slices.map(|slice| &slice[first..first + out.len()]);
+                for (i, out) in out.iter_mut().enumerate() {
+                    out.write(f(slices.map(|slice| slice[i])));
+                }
+                // SAFETY: every element was written just now.
+                finish(first, unsafe { written(out) });
+            })
+        });
+    // SAFETY: the pieces are all of the first `len` elements, and each was written wholly.
     unsafe { out.set_len(len) };
     out
 }
@@ -372,8 +415,9 @@ macro_rules! widest {
         #[cfg(target_arch = "x86_64")]
         {
             if $crate::kernels::has_avx512() {
+                let work = || $body;
                 // SAFETY: the processor has what the function is compiled for.
-                unsafe { $crate::kernels::with_avx512(|| $body) }
+                unsafe { $crate::kernels::with_avx512(work) }
             } else {
                 $body
             }

@@ -35,8 +35,8 @@ fn it_comes_out_of_every_kernel() {
     let (x, y) = (spoilt(&[rows, width]), ones(&[rows, width]));
     let (vector, zero) = (ones(&[width]), ones(&[width]).zeros_like().unwrap());
     shows("silu", &silu(&x, None).unwrap());
-    shows("silu, backward", &silu_backward(&x, &y, None).unwrap());
-    shows("silu, backward", &silu_backward(&y, &x, None).unwrap());
+    shows("silu, backward", &silu_backward(&x, y.copy().unwrap(), None).unwrap());
+    shows("silu, backward", &silu_backward(&y, x.copy().unwrap(), None).unwrap());
     shows("residual", &residual(&x, &y, 0.5, None).unwrap());
     shows("residual", &residual(&y, &x, 0.5, None).unwrap());
     shows("factor", &drop_scaled(&x, 0.5, None).unwrap());

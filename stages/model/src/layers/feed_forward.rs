@@ -65,7 +65,7 @@ impl FeedForward {
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         let d = self.linear2.backward(parameters, &saved.activated, dy, gradients)?;
-        let d = silu_backward(&saved.hidden, &d, saved.mask)?;
+        let d = silu_backward(&saved.hidden, d, saved.mask)?;
         self.linear1.backward(parameters, &saved.x, &d, gradients)
     }
 }

@@ -10,10 +10,13 @@
 mod changes;
 mod writing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use flow_model::model::TdtModel;
 use flow_sampling::planned::Planned;
@@ -251,7 +254,13 @@ pub fn verify(checkpoint: &Path, record: &Record) -> Result<(), TrainingError> {
         if name.contains('/') || name.starts_with('.') {
             return Err(damaged(checkpoint, format!("{RECORD} names a file {name:?}")));
         }
-        let found = digest_file(&checkpoint.join(name)).map_err(|e| damaged(checkpoint, format!("{name}: {e}")))?;
+        let path = checkpoint.join(name);
+        let unreadable = |e: std::io::Error| damaged(checkpoint, format!("{name}: {e}"));
+        let looks = Looks::of(&path).map_err(unreadable)?;
+        if verified().get(&path) == Some(&(looks, expected.clone())) {
+            return Ok(());
+        }
+        let found = digest_file(&path).map_err(unreadable)?;
         if found.bytes != expected.bytes {
             return Err(damaged(
                 checkpoint,
@@ -264,8 +273,48 @@ pub fn verify(checkpoint: &Path, record: &Record) -> Result<(), TrainingError> {
                 format!("{name} has other content than when it was written"),
             ));
         }
+        if looks.has_settled() {
+            verified().insert(path, (looks, found));
+        }
         Ok(())
     })
+}
+
+/// The files that this process has compared with their digests: on its way to the first step a run asks several times
+/// where it goes on, and to read gigabytes once is enough.
+fn verified() -> MutexGuard<'static, HashMap<PathBuf, (Looks, FileDigest)>> {
+    static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, (Looks, FileDigest)>>> = LazyLock::new(Mutex::default);
+    // Each entry is whole at any time, so one that panicked leaves nothing half done.
+    VERIFIED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What shows that a file was written to, without reading it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Looks {
+    inode: u64,
+    bytes: u64,
+    /// Seconds and nanoseconds of the last change of content, then of anything.
+    changed: [i64; 4],
+}
+
+impl Looks {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let data = fs::metadata(path)?;
+        Ok(Self {
+            inode: data.ino(),
+            bytes: data.len(),
+            changed: [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()],
+        })
+    }
+
+    /// Whether the last change is so long ago that another one would show: clocks of file systems tick some hundred
+    /// times a second, some only every two seconds.
+    fn has_settled(&self) -> bool {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |now| now.as_secs());
+        i64::try_from(now).is_ok_and(|now| self.changed[2] < now - 3)
+    }
 }
 
 /// Reads the optimizer's state of a checkpoint.
@@ -312,5 +361,24 @@ fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
         }
         bytes += n as u64;
         hasher.update(&buffer[..n]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_trusted_once_its_last_change_is_long_ago_and_shows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "one").unwrap();
+        let looks = Looks::of(&path).unwrap();
+        assert!(!looks.has_settled());
+        let mut earlier = looks;
+        earlier.changed[2] -= 10;
+        assert!(earlier.has_settled());
+        fs::write(&path, "four").unwrap();
+        assert_ne!(Looks::of(&path).unwrap(), looks);
     }
 }
