@@ -1,28 +1,14 @@
 //! Measures a recording's way to the model on one core: FLAC, 16 kHz mono, log-mel features.
 //!
 //! ```text
-//! cargo bench --locked --workspace --bench signal
+//! RAYON_NUM_THREADS=1 cargo bench --locked --workspace --bench signal
 //! ```
 //!
-//! The peer in Python: `soundfile.read`, then the features of NeMo's `AudioToMelSpectrogramPreprocessor`, or in
-//! numpy alone
-//!
-//! ```text
-//! python -c "
-//! import glob, sys, time, numpy as np, soundfile
-//! bank, window = np.random.rand(128, 257).astype('f4'), np.hanning(400).astype('f4')
-//! start, cpu, n = time.time(), time.process_time(), 0
-//! for path in glob.glob(sys.argv[1] + '/**/*.flac', recursive=True):
-//!     x, rate = soundfile.read(path, dtype='float32')
-//!     if rate != 16000 or x.ndim > 1: continue
-//!     n += len(x) / rate
-//!     x = np.pad(np.append(x[:1], x[1:] - 0.97 * x[:-1]), 256)
-//!     frames = np.lib.stride_tricks.sliding_window_view(x, 400)[::160] * window
-//!     np.log((np.abs(np.fft.rfft(frames, 512)) ** 2) @ bank.T + 2**-24)
-//! print(n / (time.process_time() - cpu), 'times as fast as it is spoken')" FOLDER
-//! ```
+//! The peer, in the same run where `FLOW_BENCH_PYTHON` (or `python3`) names a Python that has `soundfile` and NeMo:
+//! `benches/peers/signal_nemo.py`, on one thread as well. Both get the recordings that are 16 kHz mono.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
 use candle_core::{DType, Device};
@@ -58,13 +44,41 @@ fn main() {
         seconds / decoded
     );
     println!("FLAC to log-mel, 128 bands: {:.0} times", seconds / both);
+    let Some([peer_decoded, peer_both]) = peer(&bytes) else {
+        println!("no Python with soundfile and NeMo: nothing to compare with");
+        return;
+    };
+    println!(
+        "soundfile: {:.0} times, {:.2} times as long as ours; with NeMo's features: {:.0} times, {:.2} times as long",
+        seconds / peer_decoded,
+        peer_decoded / decoded,
+        seconds / peer_both,
+        peer_both / both
+    );
+}
+
+/// Seconds that the peer takes to decode, and to decode and make features.
+fn peer(recordings: &[Vec<u8>]) -> Option<[f64; 2]> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (number, bytes) in recordings.iter().enumerate() {
+        std::fs::write(folder.path().join(format!("{number:06}.flac")), bytes).expect("room for a recording");
+    }
+    let python = std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into());
+    let output = Command::new(python)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/peers/signal_nemo.py"))
+        .arg(folder.path())
+        .output()
+        .ok()?;
+    let said = String::from_utf8(output.stdout).ok()?;
+    let mut numbers = said.lines().last()?.split(' ').map(str::parse::<f64>);
+    Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
 }
 
 /// The good recordings of a folder of FLAC files, or of the bundled corpus.
 fn speech() -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     let mut take = |bytes: Vec<u8>| {
-        if flac::probe(&bytes).is_ok() {
+        if flac::probe(&bytes).is_ok_and(|verdict| verdict.info.sample_rate == 16_000 && verdict.info.channels == 1) {
             found.push(bytes);
         }
     };

@@ -98,13 +98,22 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
     let mut add = |tag: String, value: &Value| found.extend(value.as_f64().map(|value| (tag, value)));
     match line["kind"].as_str() {
         Some("train") => {
-            for name in ["loss", "lr", "grad_norm", "padding", "epoch", "samples"] {
+            for name in ["loss", "lr", "grad_norm", "padding", "epoch", "samples", "memory_mib"] {
                 add(format!("train/{name}"), &line[name]);
             }
-            if let (Some(audio), Some(seconds)) = (line["audio_seconds"].as_f64(), line["seconds"].as_f64())
-                && seconds > 0.0
-            {
-                add("train/audio_seconds_per_second".into(), &(audio / seconds).into());
+            if let Some(seconds) = line["seconds"].as_f64().filter(|seconds| *seconds > 0.0) {
+                for (tag, name) in [
+                    ("audio_seconds_per_second", "audio_seconds"),
+                    ("tokens_per_second", "tokens"),
+                    ("share_of_time_waiting_for_data", "waited_for_data"),
+                ] {
+                    if let Some(amount) = line[name].as_f64() {
+                        add(format!("train/{tag}"), &(amount / seconds).into());
+                    }
+                }
+            }
+            for (rank, seconds) in line["rank_waits"].as_array().into_iter().flatten().enumerate() {
+                add(format!("rank_waits/{rank}"), seconds);
             }
         }
         Some("evaluation") => {
@@ -202,20 +211,58 @@ mod tests {
         assert_eq!(crc32c(&[0; 32]), 0x8A91_36AA);
     }
 
-    /// Read once by TensorBoard 2.21's own `EventAccumulator`, which found these scalars; here the bytes are looked at.
+    /// A file as a training run that went on after step 300 writes it.
+    fn written(folder: &Path) -> EventFile {
+        let mut events = EventFile::begin(folder, Some(300)).unwrap();
+        for line in [
+            json!({ "kind": "train", "step": 310, "loss": 2.5, "audio_seconds": 90.0, "seconds": 2.0, "tokens": 50, "waited_for_data": 0.5, "rank_waits": [0.0, 0.125] }),
+            json!({ "kind": "evaluation", "step": 310, "wer": 0.25, "cer": null, "languages": { "hi": { "wer": 0.5 } } }),
+            json!({ "kind": "skipped", "step": 311 }),
+            json!({ "kind": "train", "step": 320, "loss": 1.5, "seconds": 0.0 }),
+        ] {
+            events.line(&line).unwrap();
+        }
+        events
+    }
+
+    /// Needs a Python that has TensorBoard; `FLOW_TEST_PYTHON` names it.
+    #[test]
+    #[ignore = "needs a Python with TensorBoard"]
+    fn tensorboard_itself_reads_the_scalars() {
+        const READ: &str = "import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1]).Reload()
+print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag in events.Tags()['scalars']}))";
+        let temp = tempfile::tempdir().unwrap();
+        written(temp.path());
+        let python = std::env::var("FLOW_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+        let output = std::process::Command::new(&python)
+            .args(["-c", READ])
+            .arg(temp.path().join(FOLDER))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{python}: {said}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let expected = json!({
+            "train/loss": [[310, 2.5], [320, 1.5]],
+            "train/audio_seconds_per_second": [[310, 45.0]],
+            "train/tokens_per_second": [[310, 25.0]],
+            "train/share_of_time_waiting_for_data": [[310, 0.25]],
+            "rank_waits/0": [[310, 0.0]],
+            "rank_waits/1": [[310, 0.125]],
+            "validation/wer": [[310, 0.25]],
+            "validation_wer/hi": [[310, 0.5]],
+        });
+        assert_eq!(found, expected);
+    }
+
     #[test]
     fn lines_become_scalars() {
         let temp = tempfile::tempdir().unwrap();
-        let mut events = EventFile::begin(temp.path(), Some(300)).unwrap();
-        events
-            .line(&json!({ "kind": "train", "step": 310, "loss": 2.5, "lr": 1e-3, "audio_seconds": 90.0, "seconds": 2.0 }))
-            .unwrap();
-        events
-            .line(&json!({ "kind": "evaluation", "step": 310, "wer": 0.25, "cer": null, "languages": { "hi": { "wer": 0.5 } } }))
-            .unwrap();
-        events.line(&json!({ "kind": "skipped", "step": 311 })).unwrap();
+        let events = written(temp.path());
         let records = records(&events.path);
-        assert_eq!(records.len(), 4);
+        assert_eq!(records.len(), 5);
         let holds = |record: usize, part: &[u8]| records[record].windows(part.len()).any(|window| window == part);
         assert!(holds(0, b"brain.Event:2"));
         // START, at step 300.
