@@ -4,8 +4,8 @@ use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
 use crate::kernels::bias::{add_bias, column_sum};
-use crate::kernels::joint::{Cell, CellGradient, CellTerms, add_hidden_gradient, cell_terms, hidden, logit_gradient};
 use crate::kernels::is_gpu;
+use crate::kernels::joint::{Cell, CellGradient, CellTerms, add_hidden_gradient, cell_terms, hidden, logit_gradient};
 use crate::kernels::product::product;
 use crate::layers::dropout;
 use crate::layers::linear::Linear;

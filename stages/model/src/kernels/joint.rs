@@ -150,7 +150,10 @@ pub fn logit_gradient(
     durations: &[(f64, f64)],
     clamp: f64,
 ) -> Result<Tensor> {
-    on_gpu!(logits, joint::logit_gradient(logits, rows, bias, cells, gradients, durations, clamp));
+    on_gpu!(
+        logits,
+        joint::logit_gradient(logits, rows, bias, cells, gradients, durations, clamp)
+    );
     let width = logits.dim(1)?;
     let duration_count = durations.len() / cells.len().max(1);
     dispatch!(logits.dtype(), T => {
@@ -212,7 +215,10 @@ pub fn add_hidden_gradient(
     d_f: &Tensor,
     d_g: &Tensor,
 ) -> Result<()> {
-    on_gpu!(hidden, joint::add_hidden_gradient(d_hidden, hidden, cells, keep_factor, d_f, d_g));
+    on_gpu!(
+        hidden,
+        joint::add_hidden_gradient(d_hidden, hidden, cells, keep_factor, d_f, d_g)
+    );
     let width = hidden.dim(1)?;
     dispatch!(hidden.dtype(), T => {
         let (d_hidden, hidden) = (slice::<T>(d_hidden)?, slice::<T>(hidden)?);

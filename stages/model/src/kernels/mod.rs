@@ -4,6 +4,7 @@
 //! threads. Work is always cut by the size of the data, never by the number of threads, and partial sums are added in
 //! order, so the result is the same for any number of threads.
 
+pub mod adamw;
 pub mod attention;
 pub mod batch_norm;
 pub mod bias;
@@ -16,6 +17,7 @@ pub mod joint;
 pub mod layer_norm;
 pub mod lstm;
 pub mod product;
+pub mod squares;
 pub mod subsample;
 
 #[cfg(test)]
@@ -157,7 +159,9 @@ pub(crate) fn on_cpu<R>(work: impl FnOnce() -> R) -> R {
 fn no_device() -> Result<()> {
     #[cfg(test)]
     if cuda::emulator::is_on() {
-        return Err(Error::Input("a kernel for the CPU was given a tensor on a device".into()));
+        return Err(Error::Input(
+            "a kernel for the CPU was given a tensor on a device".into(),
+        ));
     }
     Ok(())
 }

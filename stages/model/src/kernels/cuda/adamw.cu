@@ -18,7 +18,7 @@ DEVICE void store(float* place, float value, u64 seed, u64 index) { *place = val
 DEVICE void store(bf16* place, float value, u64 seed, u64 index) {
     u32 bits = bits_of(value);
     if (is_finite(value))
-        bits += (u32)(mix(seed ^ index) & 0xffff);
+        bits += (u32)(mix((seed ^ index) + 0x9E3779B97F4A7C15ull) & 0xffff);
     else if (value != value)
         bits |= 0x400000u;
     *place = (bf16)(bits >> 16);

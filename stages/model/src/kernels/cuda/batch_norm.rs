@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use super::Argument::{Float, Int, Long, Read, ReadIf, Write};
 use super::sums::Partial;
-use super::{Grid, fresh, launch};
+use super::{Grid, alike, fresh, launch};
 use crate::error::Result;
 use crate::kernels::batch_norm::Normaliser;
 
@@ -58,17 +58,14 @@ pub fn normalise_silu_backward(
     batch_statistics: bool,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
+    alike("batch norm", &x, &dy)?;
     let (n, width) = (x.elem_count(), by.mean.elem_count());
     let rows = n / width.max(1);
     let affine = affine(by)?;
     let partial = Partial::new(DType::F32, rows, 2 * width, x.device())?;
     let tensors = [Read(&x), Read(&affine), Read(by.mean), Read(&dy), Write(&partial.sums)];
     let sizes = [rows, width, partial.piece].map(Int);
-    launch(
-        "normalise_silu_sums",
-        partial.grid(),
-        &[&tensors[..], &sizes].concat(),
-    )?;
+    launch("normalise_silu_sums", partial.grid(), &[&tensors[..], &sizes].concat())?;
     let (dw, db) = (partial.total(0, width, width)?, partial.total(width, width, width)?);
     let (level, out) = (fresh((2, width), &x)?, fresh(x.shape(), &x)?);
     let tensors = [Write(&dw), Read(&db), Read(by.inverse), Write(&level)];

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use super::Argument::{Int, Long, Read, ReadIf, Write};
 use super::sums::Partial;
-use super::{Grid, fresh, launch};
+use super::{Grid, alike, fresh, launch};
 use crate::error::Result;
 
 pub fn depthwise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -28,6 +28,7 @@ fn convolve(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, flip: bool) -> R
 
 pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor, taps: usize) -> Result<Tensor> {
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
+    alike("depthwise", &x, &dy)?;
     let (batch, time, channels) = x.dims3()?;
     let rows = batch * time;
     let partial = Partial::new(DType::F32, rows, taps * channels, x.device())?;

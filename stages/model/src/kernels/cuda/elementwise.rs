@@ -3,12 +3,13 @@
 use candle_core::Tensor;
 
 use super::Argument::{Float, Long, Read, ReadIf, Write};
-use super::{Grid, fresh, launch, mask_arguments};
+use super::{Grid, alike, fresh, launch, mask_arguments};
 use crate::error::Result;
 use crate::noise::DropMask;
 
 pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
     let (x, n) = (x.contiguous()?, sum.elem_count());
+    alike("sum", sum, &x)?;
     let arguments = [Write(sum), Read(&x), Long(n as u64)];
     launch("add_in_place", Grid::elements(n), &arguments)
 }
@@ -21,6 +22,7 @@ pub fn scale_in_place(x: &Tensor, factor: f64) -> Result<()> {
 
 pub fn blend_in_place(sum: &Tensor, x: &Tensor, share: f64) -> Result<()> {
     let (x, n) = (x.contiguous()?, sum.elem_count());
+    alike("blend", sum, &x)?;
     let arguments = [Write(sum), Read(&x), Float(share), Long(n as u64)];
     launch("blend_in_place", Grid::elements(n), &arguments)
 }
@@ -28,6 +30,7 @@ pub fn blend_in_place(sum: &Tensor, x: &Tensor, share: f64) -> Result<()> {
 /// `x + factor * drop(y)`, or that without `x`.
 pub fn residual(x: Option<&Tensor>, y: &Tensor, factor: f64, mask: Option<DropMask>) -> Result<Tensor> {
     let (x, y) = (x.map(Tensor::contiguous).transpose()?, y.contiguous()?);
+    alike("residual", x.as_ref().unwrap_or(&y), &y)?;
     let (n, out) = (y.elem_count(), fresh(y.shape(), &y)?);
     let tensors = [ReadIf(x.as_ref()), Read(&y), Write(&out)];
     let [keep, key, threshold] = mask_arguments(mask, factor);
@@ -50,6 +53,7 @@ pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
 
 pub fn silu_backward(h: &Tensor, dy: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);
+    alike("silu", &h, &dy)?;
     let (n, out) = (h.elem_count(), fresh(h.shape(), &h)?);
     let [keep, key, threshold] = mask_arguments(mask, 1.0);
     let tensors = [Read(&h), Read(&dy), Write(&out)];

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use half::bf16;
 
-use super::signature::Kernel;
+use super::signature::{Kernel, Parameter};
 use super::{Argument, FILES, PRELUDE, THREADS};
 use crate::error::{Error, Result};
 
@@ -72,11 +72,19 @@ fn library() -> &'static Library {
         let (source, library) = (folder.path().join("kernels.cpp"), folder.path().join("kernels.so"));
         let mut text = format!("{}\n{PRELUDE}\n", include_str!("emulator.h"));
         FILES.iter().for_each(|(_, source)| text.push_str(source));
+        text.push_str(include_str!("faults.cu"));
         std::fs::write(&source, text).unwrap();
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let output = Command::new(&compiler)
             // A jump between fibers is none that the fortified longjmp knows.
-            .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE"])
+            .args([
+                "-std=c++17",
+                "-O2",
+                "-shared",
+                "-fPIC",
+                "-ffp-contract=off",
+                "-U_FORTIFY_SOURCE",
+            ])
             .args(["-Wall", "-Werror", "-Wno-unused-function"])
             .arg("-o")
             .args([&library, &source])
@@ -114,6 +122,20 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
         }
     }
     Ok(())
+}
+
+/// Runs a kernel of `faults.cu` on three blocks.
+pub fn fault(name: &'static str, x: &Tensor, out: &Tensor) -> Result<()> {
+    let pointer = |written| Parameter::Pointer {
+        dtype: DType::F32,
+        written,
+    };
+    let kernel = Kernel {
+        name,
+        file: 0,
+        parameters: vec![pointer(false), pointer(true)],
+    };
+    launch(&kernel, [3, 1], &[Argument::Read(x), Argument::Write(out)])
 }
 
 /// The bytes of every tensor that is written, as the kernel left them.

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::Argument::{Int, Long, Read, Write};
-use super::{Grid, fresh, launch, numbers};
+use super::{Grid, fresh, launch, lengths_of};
 use crate::error::Result;
 
 pub fn glu(h: &Tensor, lengths: &[usize]) -> Result<Tensor> {
@@ -11,7 +11,7 @@ pub fn glu(h: &Tensor, lengths: &[usize]) -> Result<Tensor> {
     let (batch, time, double) = h.dims3()?;
     let d = double / 2;
     let (n, out) = (batch * time * d, fresh((batch, time, d), &h)?);
-    let lengths = numbers(lengths.iter().copied(), &h)?;
+    let lengths = lengths_of(lengths, batch, &h)?;
     let tensors = [Read(&h), Read(&lengths), Write(&out)];
     launch(
         "glu",
@@ -26,7 +26,7 @@ pub fn glu_backward(h: &Tensor, dy: &Tensor, lengths: &[usize]) -> Result<Tensor
     let (batch, time, double) = h.dims3()?;
     let d = double / 2;
     let (n, out) = (batch * time * d, fresh((batch, time, 2 * d), &h)?);
-    let lengths = numbers(lengths.iter().copied(), &h)?;
+    let lengths = lengths_of(lengths, batch, &h)?;
     let tensors = [Read(&h), Read(&dy), Read(&lengths), Write(&out)];
     launch(
         "glu_backward",

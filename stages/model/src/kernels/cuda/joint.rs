@@ -4,14 +4,21 @@ use candle_core::{DType, Tensor};
 
 use super::Argument::{Float, Int, Long, Read, Write};
 use super::sums::add_to_rows;
-use super::{Grid, fresh, fresh_of, launch, mask_arguments, numbers};
+use super::{Grid, alike, fresh, fresh_of, launch, mask_arguments, numbers};
 use crate::error::Result;
 use crate::kernels::joint::{Cell, CellGradient, CellTerms};
 use crate::noise::DropMask;
 
 /// Four numbers for each cell.
 fn upload(cells: &[Cell], like: &Tensor) -> Result<Tensor> {
-    let numbers_of = |cell: &Cell| [cell.frame, cell.state, cell.label.unwrap_or(u32::MAX as usize), cell.index];
+    let numbers_of = |cell: &Cell| {
+        [
+            cell.frame,
+            cell.state,
+            cell.label.unwrap_or(u32::MAX as usize),
+            cell.index,
+        ]
+    };
     numbers(cells.iter().flat_map(numbers_of), like)
 }
 
@@ -74,7 +81,12 @@ pub fn logit_gradient(
     };
     let parts = |of: &CellGradient| [of.normaliser, of.blank, of.label, of.factor];
     let gradients = doubles(gradients.iter().flat_map(parts).collect())?;
-    let pairs = doubles(durations.iter().flat_map(|&(log, posterior)| [log, posterior]).collect())?;
+    let pairs = doubles(
+        durations
+            .iter()
+            .flat_map(|&(log, posterior)| [log, posterior])
+            .collect(),
+    )?;
     let (rows, listed) = (numbers(rows.iter().copied(), logits)?, upload(cells, logits)?);
     let tensors = [logits, &rows, bias, &listed, &gradients, &pairs].map(Read);
     let rest = [Write(&out), Int(width - count), Int(count), Float(clamp)];
@@ -94,6 +106,7 @@ pub fn add_hidden_gradient(
     d_f: &Tensor,
     d_g: &Tensor,
 ) -> Result<()> {
+    alike("hidden", d_hidden, hidden)?;
     let (n, passed) = (hidden.elem_count(), fresh(hidden.shape(), hidden)?);
     let tensors = [Read(d_hidden), Read(hidden), Write(&passed)];
     launch(

@@ -18,7 +18,12 @@ fn advance(
     (cells, hidden): (&Tensor, &Tensor),
 ) -> Result<()> {
     let (n, width) = (cells.elem_count(), cells.dim(1)?);
-    let inputs = [Write(gates), ReadIf(recurrent), Read(weights.input_bias), Read(weights.hidden_bias)];
+    let inputs = [
+        Write(gates),
+        ReadIf(recurrent),
+        Read(weights.input_bias),
+        Read(weights.hidden_bias),
+    ];
     let rest = [ReadIf(before), Write(cells), Write(hidden), Int(n), Int(width)];
     launch("lstm_step", Grid::elements(n), &[&inputs[..], &rest].concat())
 }
@@ -66,14 +71,17 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
     let n = batch * width;
     for step in (0..steps).rev() {
         let of = |all: &Tensor, step: usize| all.narrow(0, step * batch, batch);
-        let before = step
-            .checked_sub(1)
-            .map(|before| of(&saved.cells, before))
-            .transpose()?;
+        let before = step.checked_sub(1).map(|before| of(&saved.cells, before)).transpose()?;
         let (dy, gates, cells) = (of(&dy, step)?, of(&saved.gates, step)?, of(&saved.cells, step)?);
         let d_step = of(&d_gates, step)?;
         let tensors = [Read(&dy), ReadIf(later.as_ref()), Read(&gates), Read(&cells)];
-        let rest = [ReadIf(before.as_ref()), Write(&d_cell), Write(&d_step), Int(n), Int(width)];
+        let rest = [
+            ReadIf(before.as_ref()),
+            Write(&d_cell),
+            Write(&d_step),
+            Int(n),
+            Int(width),
+        ];
         launch("lstm_step_backward", Grid::elements(n), &[&tensors[..], &rest].concat())?;
         if step > 0 {
             later = Some(product(&d_step, weights.hidden)?);
@@ -103,7 +111,10 @@ pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeight
 
 pub fn replace_rows(old: &Tensor, new: &Tensor, take: &[bool]) -> Result<Tensor> {
     let (n, width) = (old.elem_count(), old.dim(1)?);
-    let (out, take) = (fresh(old.shape(), old)?, numbers(take.iter().map(|&take| usize::from(take)), old)?);
+    let (out, take) = (
+        fresh(old.shape(), old)?,
+        numbers(take.iter().map(|&take| usize::from(take)), old)?,
+    );
     let tensors = [Read(old), Read(new), Read(&take), Write(&out)];
     launch(
         "replace_rows",

@@ -208,9 +208,33 @@ pub(crate) fn numbers(values: impl Iterator<Item = usize>, like: &Tensor) -> Res
     Ok(Tensor::from_vec(values, count, like.device())?)
 }
 
+/// An error unless a tensor has as many elements as another: a kernel goes by the size of one of them.
+pub(crate) fn alike(what: &str, a: &Tensor, b: &Tensor) -> Result<()> {
+    if a.elem_count() == b.elem_count() {
+        return Ok(());
+    }
+    let (a, b) = (a.dims(), b.dims());
+    Err(Error::Input(format!("{what}: shapes {a:?} and {b:?} do not fit")))
+}
+
+/// One length for each utterance, on the device of a tensor.
+pub(crate) fn lengths_of(lengths: &[usize], batch: usize, like: &Tensor) -> Result<Tensor> {
+    if lengths.len() != batch {
+        return Err(Error::Input(format!(
+            "{} lengths for {batch} utterances",
+            lengths.len()
+        )));
+    }
+    numbers(lengths.iter().copied(), like)
+}
+
 /// Factor, key and threshold of a dropout mask, the factor times `factor`.
 fn mask_arguments<'a>(mask: Option<DropMask>, factor: f64) -> [Argument<'a>; 3] {
     let (key, threshold) = mask.map_or((0, 0), |mask| mask.key_and_threshold());
     let keep = mask.map_or(1.0, |mask| mask.keep_factor);
-    [Argument::Float(factor * keep), Argument::Long(key), Argument::Long(threshold)]
+    [
+        Argument::Float(factor * keep),
+        Argument::Long(key),
+        Argument::Long(threshold),
+    ]
 }

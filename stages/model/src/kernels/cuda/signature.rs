@@ -39,7 +39,10 @@ pub fn all() -> Result<&'static HashMap<&'static str, Kernel>> {
     let kernels = KERNELS.get_or_init(|| {
         let mut kernels = HashMap::new();
         for (file, (name, source)) in FILES.iter().enumerate() {
-            for (_, text) in source.match_indices("\nKERNEL(").map(|(at, open)| source.split_at(at + open.len())) {
+            for (_, text) in source
+                .match_indices("\nKERNEL(")
+                .map(|(at, open)| source.split_at(at + open.len()))
+            {
                 let kernel = read(text, file).ok_or_else(|| format!("{name}.cu: a kernel cannot be read"))?;
                 if kernels.insert(kernel.name, kernel).is_some() {
                     return Err(format!("{name}.cu: a kernel stands there twice"));

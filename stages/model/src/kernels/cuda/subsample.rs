@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use super::Argument::{Int, Long, Read, Write};
 use super::sums::Partial;
-use super::{Grid, fresh, launch, numbers};
+use super::{Grid, alike, fresh, launch, lengths_of};
 use crate::error::Result;
 use crate::kernels::subsample::halved;
 
@@ -14,8 +14,8 @@ pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &[usize]
     let channels = bias.elem_count();
     let out = fresh((batch, halved(time), halved(bands), channels), &x)?;
     let n = out.elem_count();
-    let input_lengths = numbers(input_lengths.iter().copied(), &x)?;
-    let lengths = numbers(lengths.iter().copied(), &x)?;
+    let input_lengths = lengths_of(input_lengths, batch, &x)?;
+    let lengths = lengths_of(lengths, batch, &x)?;
     let tensors = [&x, weight, bias, &input_lengths, &lengths].map(Read);
     let rest = [Write(&out), Long(n as u64), Int(time), Int(bands), Int(channels)];
     launch("subsample_first", Grid::elements(n), &[&tensors[..], &rest].concat())?;
@@ -36,7 +36,7 @@ pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Resul
     let (_, bands, time) = x.dims3()?;
     let (batch, time_out, bands_out, channels) = dz.dims4()?;
     let rows = batch * time_out * bands_out;
-    let input_lengths = numbers(input_lengths.iter().copied(), &x)?;
+    let input_lengths = lengths_of(input_lengths, batch, &x)?;
     let partial = Partial::new(DType::F32, rows, 10 * channels, x.device())?;
     let tensors = [Read(&x), Read(&dz), Read(&input_lengths), Write(&partial.sums)];
     let sizes = [rows, time, bands, channels, partial.piece].map(Int);
@@ -53,10 +53,14 @@ pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &[usize]) 
     let (batch, time, bands, channels) = x.dims4()?;
     let out = fresh((batch, halved(time), halved(bands), channels), &x)?;
     let n = out.elem_count();
-    let lengths = numbers(lengths.iter().copied(), &x)?;
+    let lengths = lengths_of(lengths, batch, &x)?;
     let tensors = [&x, weight, bias, &lengths].map(Read);
     let rest = [Write(&out), Long(n as u64), Int(time), Int(bands), Int(channels)];
-    launch("subsample_depthwise", Grid::elements(n), &[&tensors[..], &rest].concat())?;
+    launch(
+        "subsample_depthwise",
+        Grid::elements(n),
+        &[&tensors[..], &rest].concat(),
+    )?;
     Ok(out)
 }
 
@@ -90,9 +94,9 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Ten
 }
 
 pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<()> {
-    let (_, time, bands, channels) = z.dims4()?;
+    let (batch, time, bands, channels) = z.dims4()?;
     let n = z.elem_count();
-    let lengths = numbers(lengths.iter().copied(), z)?;
+    let lengths = lengths_of(lengths, batch, z)?;
     let tensors = [Write(z), Read(bias), Read(&lengths), Long(n as u64)];
     let sizes = [time, bands * channels, channels].map(Int);
     launch("bias_relu", Grid::elements(n), &[&tensors[..], &sizes].concat())
@@ -100,6 +104,7 @@ pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<()> {
 
 pub fn relu_backward(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
     let (y, dy) = (y.contiguous()?, dy.contiguous()?);
+    alike("relu", &y, &dy)?;
     let (n, out) = (y.elem_count(), fresh(y.shape(), &y)?);
     let arguments = [Read(&y), Read(&dy), Write(&out), Long(n as u64)];
     launch("relu_backward", Grid::elements(n), &arguments)?;

@@ -66,7 +66,12 @@ pub fn squares(tensors: &[Tensor]) -> Result<f64> {
             continue;
         }
         let partial = all.narrow(0, at, count)?;
-        let arguments = [Read(&tensor), Write(&partial), Long(tensor.elem_count() as u64), Int(PIECE)];
+        let arguments = [
+            Read(&tensor),
+            Write(&partial),
+            Long(tensor.elem_count() as u64),
+            Int(PIECE),
+        ];
         launch("sum_of_squares", Grid::rows(count), &arguments)?;
         at += count;
     }

@@ -9,14 +9,19 @@ use candle_core::{DType, Device, Tensor};
 use super::emulator;
 use super::signature;
 use crate::error::Result;
+use crate::kernels::adamw::{self, DeviceTables, Moment, Numbers, Update, eight_bit};
 use crate::kernels::attention::{self, Scores};
 use crate::kernels::batch_norm::{self, Normaliser};
 use crate::kernels::joint::{self, Cell, CellGradient, CellTerms};
 use crate::kernels::lstm::{self, LstmWeights};
+use crate::kernels::squares::sum_of_squares;
 use crate::kernels::subsample::halved;
 use crate::kernels::testing::{normal, values};
 use crate::kernels::{bias, depthwise, elementwise, glu, layer_norm, subsample};
+use crate::layers::golden;
+use crate::model::{MicroBatch, TdtModel, TrainOptions};
 use crate::noise::{DropMask, Noise};
+use crate::parameters::Gradients;
 
 const BOUND: f64 = 2e-5;
 
@@ -47,7 +52,10 @@ fn same(what: &str, bound: f64, run: impl Fn() -> Result<Vec<Tensor>>) {
 #[test]
 fn every_kernel_file_is_read() {
     let kernels = signature::all().unwrap();
-    let written: usize = super::FILES.iter().map(|(_, source)| source.matches("KERNEL(").count()).sum();
+    let written: usize = super::FILES
+        .iter()
+        .map(|(_, source)| source.matches("KERNEL(").count())
+        .sum();
     assert_eq!(kernels.len(), written);
 }
 
@@ -57,7 +65,9 @@ fn arguments_that_do_not_fit_are_refused() {
     let x = Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap();
     let double = x.to_dtype(DType::F64).unwrap();
     let launch = |arguments: &[super::Argument]| {
-        emulator::with(true, || super::launch("add_in_place", super::Grid::elements(4), arguments))
+        emulator::with(true, || {
+            super::launch("add_in_place", super::Grid::elements(4), arguments)
+        })
     };
     assert!(launch(&[Write(&x), Read(&x.copy().unwrap()), Long(4)]).is_ok());
     for wrong in [
@@ -131,7 +141,9 @@ fn elements() {
         };
         same("sum", 0.0, || in_place(&|sum| elementwise::add_in_place(sum, &y)));
         same("product", 0.0, || in_place(&|x| elementwise::scale_in_place(x, 0.3)));
-        same("blend", 0.0, || in_place(&|sum| elementwise::blend_in_place(sum, &y, 0.3)));
+        same("blend", 0.0, || {
+            in_place(&|sum| elementwise::blend_in_place(sum, &y, 0.3))
+        });
         same("bias", 0.0, || in_place(&|y| bias::add_bias(y, &offset)));
         same("column sum", BOUND, || Ok(vec![bias::column_sum(&x)?]));
         for mask in [None, DropMask::draw(0.3, &mut noise), DropMask::draw(1.0, &mut noise)] {
@@ -139,7 +151,9 @@ fn elements() {
             same("residual", 0.0, || Ok(vec![elementwise::residual(&x, &y, 0.5, mask)?]));
             same("drop", 0.0, || Ok(vec![elementwise::drop_scaled(&x, 0.5, mask)?]));
             same("silu", BOUND, || Ok(vec![elementwise::silu(&x, mask)?]));
-            same("silu, backward", BOUND, || Ok(vec![elementwise::silu_backward(&x, &y, mask)?]));
+            same("silu, backward", BOUND, || {
+                Ok(vec![elementwise::silu_backward(&x, &y, mask)?])
+            });
         }
     }
     // Sums over many rows, a view in the middle of a storage, and another order of dimensions.
@@ -149,7 +163,9 @@ fn elements() {
     same("silu of a view", BOUND, || Ok(vec![elementwise::silu(&x.t()?, None)?]));
     // Quick exponentials saturate on the CPU and reach zero and infinity here: the results are the same.
     let extreme = Tensor::new(&[-1e30f32, -200.0, -90.0, 90.0, 200.0, 1e30], &Device::Cpu).unwrap();
-    same("silu of large values", BOUND, || Ok(vec![elementwise::silu(&extreme, None)?]));
+    same("silu of large values", BOUND, || {
+        Ok(vec![elementwise::silu(&extreme, None)?])
+    });
 }
 
 #[test]
@@ -160,11 +176,15 @@ fn gates_and_convolutions() {
         let dy = random(&[2, time, d], &mut noise);
         let lengths = [time, time / 2];
         same("glu", BOUND, || Ok(vec![glu::glu(&h, &lengths)?]));
-        same("glu, backward", BOUND, || Ok(vec![glu::glu_backward(&h, &dy, &lengths)?]));
+        same("glu, backward", BOUND, || {
+            Ok(vec![glu::glu_backward(&h, &dy, &lengths)?])
+        });
         let x = random(&[2, time, d], &mut noise);
         let (kernel, offset) = (random(&[d, 1, taps], &mut noise), random(&[d], &mut noise));
         for offset in [None, Some(&offset)] {
-            same("depthwise", BOUND, || Ok(vec![depthwise::depthwise(&x, &kernel, offset)?]));
+            same("depthwise", BOUND, || {
+                Ok(vec![depthwise::depthwise(&x, &kernel, offset)?])
+            });
         }
         same("depthwise, backward", BOUND, || {
             Ok(vec![
@@ -180,7 +200,10 @@ fn subsampling() {
     let mut noise = Noise::new(4);
     for (time, bands, channels) in [(1, 1, 1), (5, 4, 3), (8, 7, 40), (130, 5, 2)] {
         let x = random(&[2, bands, time], &mut noise);
-        let (kernel, offset) = (random(&[channels, 1, 3, 3], &mut noise), random(&[channels], &mut noise));
+        let (kernel, offset) = (
+            random(&[channels, 1, 3, 3], &mut noise),
+            random(&[channels], &mut noise),
+        );
         let input_lengths = [time, time / 3];
         let lengths = input_lengths.map(halved);
         same("first convolution", BOUND, || {
@@ -219,10 +242,14 @@ fn attention_parts() {
         let offset = random(&[heads, k], &mut noise);
         let split = attention::split_heads(&x, heads, None).unwrap();
         for offset in [None, Some(&offset)] {
-            same("heads, split", 0.0, || Ok(vec![attention::split_heads(&x, heads, offset)?]));
+            same("heads, split", 0.0, || {
+                Ok(vec![attention::split_heads(&x, heads, offset)?])
+            });
         }
         for other in [None, Some(&split)] {
-            same("heads, merged", 0.0, || Ok(vec![attention::merge_heads(&split, other)?]));
+            same("heads, merged", 0.0, || {
+                Ok(vec![attention::merge_heads(&split, other)?])
+            });
         }
         same("heads, summed", BOUND, || Ok(vec![attention::head_sum(&split)?]));
     }
@@ -259,7 +286,9 @@ fn attention_parts() {
         let content = random(&square, &mut noise);
         let position = random(&[heads, batch, queries.len(), 2 * reach + 1], &mut noise);
         let dp = random(&square, &mut noise);
-        same("attention weights", BOUND, || Ok(vec![attention::weights(&content, &position, &scores)?]));
+        same("attention weights", BOUND, || {
+            Ok(vec![attention::weights(&content, &position, &scores)?])
+        });
         let p = attention::weights(&content, &position, &scores).unwrap();
         same("attention weights, backward", BOUND, || {
             let (content, position) = attention::weights_backward(&p, &dp, &scores)?;
@@ -341,7 +370,11 @@ fn joint_and_loss() {
             .map(|&row| CellGradient {
                 normaliser: terms[row].normaliser,
                 blank: noise.uniform(),
-                label: if cells[row].label.is_some() { noise.uniform() } else { 0.0 },
+                label: if cells[row].label.is_some() {
+                    noise.uniform()
+                } else {
+                    0.0
+                },
                 factor: 0.7,
             })
             .collect();
@@ -372,15 +405,215 @@ fn sums_of_squares_and_of_rows() {
     let found = emulator::with(true, || super::sums::squares(&tensors)).unwrap();
     assert!((found - expected).abs() <= 1e-12 * expected);
     let (sum, x) = (random(&[5, 300], &mut noise), random(&[9, 300], &mut noise));
-    let rows = [Some(4), None, Some(0), Some(4), Some(2), Some(0), None, Some(4), Some(1)];
+    let rows = [
+        Some(4),
+        None,
+        Some(0),
+        Some(4),
+        Some(2),
+        Some(0),
+        None,
+        Some(4),
+        Some(1),
+    ];
     let mut expected = values(&sum);
     for (row, x) in rows.iter().zip(values(&x).chunks(300)) {
         if let Some(row) = row {
-            expected[row * 300..][..300].iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+            expected[row * 300..][..300]
+                .iter_mut()
+                .zip(x)
+                .for_each(|(sum, x)| *sum += x);
         }
     }
     emulator::with(true, || super::sums::add_to_rows(&sum, &x, &rows)).unwrap();
     for (found, expected) in values(&sum).iter().zip(expected) {
         assert!((found - expected).abs() < 1e-5);
     }
+}
+
+/// Bit for bit: the arithmetic is written in the same order on both sides.
+#[test]
+fn adamw_moves_weights_and_moments_as_on_the_cpu() {
+    let mut noise = Noise::new(9);
+    for (n, eight_bit) in [
+        (1, false),
+        (700, false),
+        (eight_bit::LEAST, true),
+        (eight_bit::LEAST + 300, true),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let start = random(&[n], &mut noise).to_dtype(dtype).unwrap();
+            let mut gradients: Vec<Tensor> = (0..4).map(|_| random(&[n], &mut noise)).collect();
+            // A block that nothing ever touched, and at last one that is no number.
+            for (step, gradient) in gradients.iter_mut().enumerate() {
+                let mut values: Vec<f32> = gradient.to_vec1().unwrap();
+                values.iter_mut().take(256).skip(5).for_each(|value| *value = 0.0);
+                values[n / 2] *= if step == 3 { f32::NAN } else { 1e-20 };
+                *gradient = Tensor::from_vec(values, n, &Device::Cpu).unwrap();
+            }
+            same_to_the_bit(|| {
+                let parameter = start.copy()?;
+                let fresh = || Ok(Moment::Host(Numbers::zeros(dtype, n, eight_bit)?));
+                let (mut first, mut second): (Result<Moment>, Result<Moment>) = (fresh(), fresh());
+                let (first, second) = (first.as_mut().unwrap(), second.as_mut().unwrap());
+                let mut tables = DeviceTables::default();
+                for (step, gradient) in (1..).zip(&gradients) {
+                    let scalars = Update::new((0.9, 0.98), 1e-8, 1e-3, step, 1e-2, 0.7);
+                    adamw::update(
+                        &parameter,
+                        gradient,
+                        (first, second),
+                        &scalars,
+                        adamw::seed("w", step),
+                        &mut tables,
+                    )?;
+                }
+                let mut bytes = Vec::new();
+                for moment in [first, second] {
+                    let numbers = moment.on_host()?;
+                    bytes.extend_from_slice(numbers.bytes());
+                    bytes.extend(numbers.scales().iter().flat_map(|scales| scales.bytes().to_vec()));
+                }
+                let weights: Vec<f32> = parameter.to_dtype(DType::F32)?.to_vec1()?;
+                bytes.extend(weights.iter().flat_map(|weight| weight.to_bits().to_le_bytes()));
+                Ok(bytes)
+            });
+        }
+    }
+}
+
+fn same_to_the_bit(run: impl Fn() -> Result<Vec<u8>>) {
+    let (expected, found) = (run().unwrap(), emulator::with(true, &run).unwrap());
+    assert_eq!(expected.len(), found.len());
+    let differ = expected.iter().zip(&found).position(|(a, b)| a != b);
+    assert_eq!(differ, None, "first byte that differs, of {}", expected.len());
+}
+
+/// A training step of the whole model, on emulated kernels alone: what is not on CUDA fails here. Losses and gradients
+/// are those of the CPU, with all dropout masks; and so is what decoding hears.
+#[test]
+fn the_whole_model_trains_and_decodes() {
+    let model = || TdtModel::load(&golden::file("model.nemo"), DType::F32, &Device::Cpu).unwrap();
+    let batch = MicroBatch {
+        signals: (0..3).map(|i| golden::wave(&format!("train{i}_"))).collect(),
+        tokens: vec![vec![3, 5, 7, 5], vec![2], vec![]],
+    };
+    let train = || -> Result<_> {
+        let mut model = model();
+        let mut gradients = Gradients::new(&model.parameters);
+        let options = TrainOptions {
+            seed: 5,
+            ..TrainOptions::default()
+        };
+        let output = model.train_micro_batch(&batch, &options, &mut gradients)?;
+        Ok((output, gradients, model))
+    };
+    let (expected, expected_gradients, trained) = train().unwrap();
+    let (found, gradients, emulated) = emulator::with(true, train).unwrap();
+    for (found, expected) in found.losses.iter().zip(&expected.losses) {
+        assert!(
+            (found - expected).abs() <= 1e-5 * expected.abs().max(1.0),
+            "loss {found}, {expected}"
+        );
+    }
+    let norm = |gradients: &Gradients| {
+        let all: Vec<Tensor> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
+        sum_of_squares(&all).unwrap().sqrt()
+    };
+    let whole = norm(&expected_gradients);
+    assert!((emulator::with(true, || norm(&gradients)) - whole).abs() <= 1e-4 * whole);
+    let mut compared = 0;
+    for (id, expected) in expected_gradients.iter() {
+        let name = &trained.parameters.parameter(id).name;
+        let found = gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient"));
+        let (found, expected) = (values(found), values(expected));
+        let difference: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum();
+        let size: f64 = expected.iter().map(|x| x * x).sum();
+        // As between NeMo's own f32 and f64: in sub-sampling inputs lie at the kink of a ReLU.
+        let bound = if name.starts_with("encoder.pre_encode") {
+            5e-3
+        } else {
+            3e-5
+        };
+        assert!(
+            difference.sqrt() <= bound * size.sqrt() + 1e-7 * whole,
+            "{name}: {} of {}",
+            difference.sqrt(),
+            size.sqrt()
+        );
+        compared += 1;
+    }
+    assert_eq!(compared, trained.parameters.iter().filter(|(_, p)| p.trainable).count());
+    // Statistics of batch normalisation moved alike.
+    for (id, parameter) in trained.parameters.iter().filter(|(_, p)| p.name.contains("running")) {
+        for (a, b) in values(&parameter.tensor)
+            .iter()
+            .zip(values(emulated.parameters.get(id)))
+        {
+            assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{}", parameter.name);
+        }
+    }
+    let (first, second) = (golden::wave("eval0_"), golden::wave("eval1_"));
+    let signals = [&first[..], &second[..]];
+    let hear = || model().transcribe(&signals).unwrap();
+    let (expected, found) = (hear(), emulator::with(true, hear));
+    assert!(expected.iter().any(|hypothesis| !hypothesis.ids.is_empty()));
+    for (expected, found) in expected.iter().zip(found) {
+        assert_eq!((&expected.ids, &expected.frames), (&found.ids, &found.frames));
+    }
+}
+
+/// With matrices in bf16 the products of linear layers are in bf16. The loss moves by what 8 bits of a factor make of it.
+#[test]
+fn matrices_in_bf16_train() {
+    let step = || -> Result<_> {
+        let path = golden::file("model.nemo");
+        let mut model = TdtModel::load_storing(&path, DType::F32, DType::BF16, &Device::Cpu)?;
+        let mut gradients = Gradients::new(&model.parameters);
+        let batch = MicroBatch {
+            signals: vec![golden::wave("train0_")],
+            tokens: vec![vec![3, 5, 7]],
+        };
+        let output = model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients)?;
+        let types: Vec<DType> = gradients.iter().map(|(_, gradient)| gradient.dtype()).collect();
+        assert!(types.iter().all(|dtype| *dtype == DType::F32));
+        let all: Vec<Tensor> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
+        Ok((output.loss, sum_of_squares(&all)?.sqrt()))
+    };
+    let (expected, found) = (step().unwrap(), emulator::with(true, step).unwrap());
+    assert!(
+        (found.0 - expected.0).abs() < 0.02 * expected.0,
+        "loss {} {}",
+        found.0,
+        expected.0
+    );
+    assert!(
+        (found.1 - expected.1).abs() < 0.1 * expected.1,
+        "norm {} {}",
+        found.1,
+        expected.1
+    );
+}
+
+/// The harness itself sees what it is there to see.
+#[test]
+fn faults_of_kernels_are_found() {
+    let fault = |name: &'static str| {
+        let (x, out) = (
+            Tensor::ones(600, DType::F32, &Device::Cpu).unwrap(),
+            Tensor::zeros(600, DType::F32, &Device::Cpu).unwrap(),
+        );
+        emulator::fault(name, &x, &out).map(|()| values(&out))
+    };
+    let message = |name: &'static str| fault(name).unwrap_err().to_string();
+    assert!(
+        message("no_barrier").contains("order of threads"),
+        "{}",
+        message("no_barrier")
+    );
+    assert!(message("shared_place").contains("order of threads"));
+    assert!(message("early_end").contains("while others wait"));
+    assert!(message("two_barriers").contains("different barriers"));
+    assert!(fault("unwritten_shared").unwrap().iter().all(|value| value.is_nan()));
+    assert!(fault("sound").unwrap().iter().all(|value| *value == 256.0));
 }
