@@ -16,7 +16,7 @@ KERNEL(no_barrier, (const float* x, float* out)) {
 }
 
 KERNEL(shared_place, (const float* x, float* out)) {
-    if (element() < 600) out[0] += x[element()] * (float)(1 + element()) * 0.1f;
+    if (element() < 600) out[0] = x[0] + (float)element();
 }
 
 KERNEL(early_end, (const float* x, float* out)) {

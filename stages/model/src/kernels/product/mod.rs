@@ -29,8 +29,12 @@ pub fn product_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if dtype == a.dtype() || !is_gpu(a.device()) {
         return product(a, b);
     }
-    let short = a.to_dtype(dtype)?.matmul(&b.to_dtype(dtype)?)?;
-    Ok(short.to_dtype(a.dtype())?)
+    // A transposed matrix is rounded as it lies.
+    let rounded = |x: &Tensor| match x.is_contiguous() {
+        true => x.to_dtype(dtype),
+        false => x.t()?.to_dtype(dtype)?.t(),
+    };
+    Ok(rounded(a)?.matmul(&rounded(b)?)?.to_dtype(a.dtype())?)
 }
 
 /// A matrix that is the right side of many products.
