@@ -72,8 +72,27 @@ fn cuda(number: usize) -> Result<Device> {
         // SAFETY: all work on a device goes through its one stream, in the order in which it is given, so nothing has to
         // wait for another stream's use of a tensor. Tensors go from device to device through host memory.
         unsafe { device.disable_event_tracking() };
+        keep_memory(device);
     }
     Ok(device)
+}
+
+/// Keeps memory that tensors gave back for the next ones. Otherwise the driver takes it at every wait for the device, of
+/// which a training step has many, and maps it anew.
+#[cfg(feature = "cuda")]
+fn keep_memory(device: &candle_core::CudaDevice) {
+    use candle_core::cuda_backend::cudarc::driver::{result, sys};
+    let stream = device.cuda_stream();
+    let mut threshold = u64::MAX;
+    // SAFETY: the device is one that is open, the pool is its own, and the attribute is a 64-bit number.
+    let kept = unsafe {
+        result::device::get_default_mem_pool(stream.context().cu_device()).and_then(|pool| {
+            let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+            result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast())
+        })
+    };
+    // A device without such a pool is slower, and that is all.
+    drop(kept);
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -6,10 +6,11 @@ mod rounding;
 use std::borrow::Cow;
 use std::sync::Mutex;
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Tensor};
+#[cfg(any(test, feature = "cuda"))]
+use candle_core::Device;
+use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Tensor};
 use rayon::prelude::*;
 
-use super::is_gpu;
 use crate::error::{Error, Result};
 use eight_bit::{BLOCK, LEAST, Table};
 
@@ -104,6 +105,7 @@ impl Moment {
     }
 
     /// The numbers on a device, moved there if they are in host memory.
+    #[cfg(any(test, feature = "cuda"))]
     fn on_device(&mut self, device: &Device) -> Result<&DeviceNumbers> {
         if let Moment::Host(numbers) = self {
             let (values, scales) = match numbers {
@@ -131,18 +133,21 @@ impl PartialEq for Moment {
 
 /// The tables of eight-bit codes on a device, once they were needed.
 #[derive(Debug, Default)]
-pub struct DeviceTables(Option<(Tensor, Tensor)>);
+pub struct DeviceTables {
+    #[cfg(any(test, feature = "cuda"))]
+    made: Option<(Tensor, Tensor)>,
+}
 
 impl DeviceTables {
     /// What the codes stand for, signed and then unsigned; and the codes of all steps, with those of zero behind.
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn get(&mut self, device: &Device) -> Result<(&Tensor, &Tensor)> {
-        if self.0.is_none() {
+        if self.made.is_none() {
             let (values, codes) = eight_bit::both();
             let values = Tensor::from_slice(&values, values.len(), device)?;
-            self.0 = Some((values, Tensor::from_slice(&codes, codes.len(), device)?));
+            self.made = Some((values, Tensor::from_slice(&codes, codes.len(), device)?));
         }
-        match &self.0 {
+        match &self.made {
             Some((values, codes)) => Ok((values, codes)),
             None => Err(Error::Input("the tables are not on the device".into())),
         }
@@ -206,16 +211,14 @@ pub fn update(
     noise: u64,
     tables: &mut DeviceTables,
 ) -> Result<()> {
-    if is_gpu(parameter.device()) {
+    #[cfg(any(test, feature = "cuda"))]
+    if super::is_gpu(parameter.device()) {
         let device = parameter.device();
         let moments = (first.on_device(device)?, second.on_device(device)?);
-        #[cfg(any(test, feature = "cuda"))]
         return super::cuda::adamw::update(parameter, gradient, moments, update, noise, tables);
-        #[cfg(not(any(test, feature = "cuda")))]
-        return Err(Error::Input(format!(
-            "adamw: built without CUDA ({moments:?}, {tables:?})"
-        )));
     }
+    #[cfg(not(any(test, feature = "cuda")))]
+    let _ = tables;
     let (Moment::Host(first), Moment::Host(second)) = (first, second) else {
         return Err(Error::Input(
             "adamw: moments on a device for a parameter on the CPU".into(),

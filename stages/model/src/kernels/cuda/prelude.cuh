@@ -52,7 +52,8 @@ DEVICE bool keeps(u64 key, u64 threshold, u64 index) {
     return threshold == 0 || (mix(key + index * 0x9E3779B97F4A7C15ull) >> 32) >= threshold;
 }
 
-// Sum over the threads of a block, given to all of them. `scratch` holds THREADS + 16 values.
+// Sum over the threads of a block, given to all of them. `scratch` holds THREADS + 16 values. It may be called again at
+// once with the same ones: the last of them are written after a barrier that all threads come to when they have read.
 template <class T>
 DEVICE T block_sum(T value, T* scratch) {
     int thread = threadIdx.x;
@@ -66,7 +67,6 @@ DEVICE T block_sum(T value, T* scratch) {
     BARRIER();
     T total = scratch[THREADS];
     for (int part = 1; part < 16; part++) total += scratch[THREADS + part];
-    BARRIER();
     return total;
 }
 
@@ -84,7 +84,6 @@ DEVICE float block_largest(float value, float* scratch) {
     BARRIER();
     float all = scratch[THREADS];
     for (int part = 1; part < 16; part++) all = scratch[THREADS + part] > all ? scratch[THREADS + part] : all;
-    BARRIER();
     return all;
 }
 

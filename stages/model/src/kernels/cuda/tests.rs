@@ -8,6 +8,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::emulator;
 use super::signature;
+use crate::config::AttentionContext;
 use crate::error::Result;
 use crate::kernels::adamw::{self, DeviceTables, Moment, Numbers, Update, eight_bit};
 use crate::kernels::attention::{self, Scores};
@@ -560,6 +561,47 @@ fn the_whole_model_trains_and_decodes() {
     assert!(expected.iter().any(|hypothesis| !hypothesis.ids.is_empty()));
     for (expected, found) in expected.iter().zip(found) {
         assert_eq!((&expected.ids, &expected.frames), (&found.ids, &found.frames));
+    }
+}
+
+/// The parts that the golden model has not: limited attention, which works in blocks; biases everywhere; a CTC head; and
+/// layers that are computed again in the backward pass.
+#[test]
+fn a_hybrid_model_with_limited_attention_trains() {
+    let mut config = golden::model().0;
+    config.ctc_weight = Some(0.3);
+    config.encoder.use_bias = true;
+    config.encoder.xscaling = true;
+    config.encoder.attention_context = AttentionContext::Band(2);
+    let batch = MicroBatch {
+        signals: (0..2).map(|i| golden::wave(&format!("train{i}_"))).collect(),
+        tokens: vec![vec![3, 5, 7, 5], vec![2]],
+    };
+    let train = || -> Result<_> {
+        let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, &Device::Cpu)?;
+        model.set_recompute(true);
+        let mut gradients = Gradients::new(&model.parameters);
+        let output = model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients)?;
+        // More than one block of 16 queries with the keys beside them.
+        assert!(output.frames.iter().any(|&frames| frames > 16 + 2));
+        Ok((output, gradients))
+    };
+    let (expected, expected_gradients) = train().unwrap();
+    let (found, gradients) = emulator::with(true, train).unwrap();
+    assert!((found.loss - expected.loss).abs() <= 1e-5 * expected.loss);
+    let (found, expected) = (found.ctc_loss.unwrap(), expected.ctc_loss.unwrap());
+    assert!(
+        (found - expected).abs() <= 1e-5 * expected,
+        "CTC loss {found}, {expected}"
+    );
+    for (id, expected) in expected_gradients.iter() {
+        let (found, expected) = (values(gradients.get(id).unwrap()), values(expected));
+        let difference: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum();
+        let size: f64 = expected.iter().map(|x| x * x).sum();
+        assert!(
+            difference.sqrt() <= 5e-3 * size.sqrt() + 1e-6,
+            "{id:?}: {difference} {size}"
+        );
     }
 }
 
