@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use candle_core::{DType, Device};
+use candle_core::DType;
 use flow_model::checkpoint::OpenModel;
+use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reads, Reject, RejectClass, Role,
@@ -72,8 +73,10 @@ pub struct DecodeSettings {
     /// left out.
     pub clip_bytes: usize,
     /// The number type in which the matrices of linear layers, nearly all of a model, are kept in memory. `bf16` and
-    /// `f16` halve it; all is computed in 32 bits.
+    /// `f16` halve it; all is computed in 32 bits (on CUDA, products of these matrices are of factors in that type).
     pub weights: Weights,
+    /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
+    pub device: String,
 }
 
 impl Default for DecodeSettings {
@@ -86,6 +89,7 @@ impl Default for DecodeSettings {
             clips: 10,
             clip_bytes: 1_500_000,
             weights: Weights::default(),
+            device: "cpu".into(),
         }
     }
 }
@@ -111,6 +115,16 @@ impl From<Weights> for DType {
 }
 
 impl DecodeSettings {
+    /// Where the model is computed.
+    fn device(&self) -> Result<DeviceChoice, StageError> {
+        let device: DeviceChoice = self
+            .device
+            .parse()
+            .map_err(|error| StageError::setting("device", error))?;
+        device.check().map_err(|error| StageError::setting("device", error))?;
+        Ok(device)
+    }
+
     /// The model that is named, if one is.
     fn named(&self) -> Option<&Path> {
         Some(self.model.trim()).filter(|model| !model.is_empty()).map(Path::new)
@@ -156,6 +170,7 @@ impl Kind for EvaluationDecode {
     type Settings = DecodeSettings;
 
     fn shape(settings: &DecodeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        settings.device()?;
         let named = settings.named().is_some();
         let (rows, model, members) = match inputs {
             [rows] if named => (rows, None, false),
@@ -257,7 +272,8 @@ impl Source for DecodeBody {
             self.settings.samples_per_language,
         )?;
         let weights = self.settings.weights.into();
-        let model = TdtModel::load_storing(&model, DType::F32, weights, &Device::Cpu).map_err(EvaluationError::from)?;
+        let device = self.settings.device()?.open(0).map_err(EvaluationError::from)?;
+        let model = TdtModel::load_storing(&model, DType::F32, weights, &device).map_err(EvaluationError::from)?;
         if model.tokenizer.is_none() {
             return Err(StageError::failed("the model holds no tokenizer")
                 .with_help("flow model convert MODEL OUT.nemo --tokenizer FILE.model"));

@@ -6,10 +6,10 @@
 //! sums run over the target with a blank before, between and after its labels; the gradient with respect to a frame's
 //! logits is its softmax minus the posterior of each label there.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
-use crate::kernels::{Float, dispatch, slice, tensor};
+use crate::kernels::{Float, dispatch, is_gpu, on_cpu, slice, tensor};
 use crate::layers::linear::Linear;
 use crate::parameters::{Gradients, ParameterBuilder, Parameters};
 use crate::{Error, Result};
@@ -72,6 +72,11 @@ pub fn ctc_loss(
     }
     if let Some(token) = targets.iter().flatten().find(|token| **token as usize >= blank) {
         return Err(Error::Input(format!("CTC: token {token} in a vocabulary of {blank}")));
+    }
+    if is_gpu(logits.device()) {
+        let host = logits.to_device(&Device::Cpu)?;
+        let (losses, gradient) = on_cpu(|| ctc_loss(&host, time, lengths, targets, factors))?;
+        return Ok((losses, gradient.to_device(logits.device())?));
     }
     let logits = logits.contiguous()?;
     dispatch!(logits.dtype(), T => {
@@ -192,7 +197,6 @@ mod tests {
     use super::*;
     use crate::kernels::testing::{check_gradient, normal, values};
     use crate::noise::Noise;
-    use candle_core::Device;
     use proptest::prelude::*;
 
     /// Sum over every path of labels that collapses to the target.

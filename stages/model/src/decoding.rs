@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 
 use crate::joint::Joint;
 use crate::kernels::joint::Cell;
-use crate::kernels::{Float, dispatch, slice};
+use crate::kernels::{Float, dispatch, on_cpu, slice};
 use crate::parameters::Parameters;
 use crate::prediction::Prediction;
 use crate::{Error, Result};
@@ -98,7 +98,7 @@ pub fn decode_greedy(
                 })
             })
             .collect();
-        let logits = joint.logits(parameters, &f, &g, &cells)?;
+        let logits = joint.logits(parameters, &f, &g, &cells)?.to_device(&Device::Cpu)?;
         let mut first = 0;
         tokens.fill(None);
         moves.fill(false);
@@ -107,7 +107,7 @@ pub fn decode_greedy(
             // Blanks leave the prediction network's output as it is, so the next frame's logits are there already.
             while frames.contains(&search.frame) {
                 let row = first + search.frame - frames.start;
-                let best = best_output(&logits, row, joint.tokens())?;
+                let best = on_cpu(|| best_output(&logits, row, joint.tokens()))?;
                 let duration = durations.get(best.duration).copied().unwrap_or(0);
                 if best.token == joint.blank() {
                     search.frame += duration.max(1);

@@ -103,6 +103,12 @@ impl DropMask {
         })
     }
 
+    /// What a kernel on a device makes the mask again from.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn key_and_threshold(&self) -> (u64, u64) {
+        (self.key, self.threshold)
+    }
+
     /// Whether the element at this index stays.
     #[inline(always)]
     pub fn keeps(&self, index: usize) -> bool {

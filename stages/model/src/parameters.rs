@@ -108,7 +108,7 @@ impl Parameters {
         &self.list[id.0]
     }
 
-    /// Replaces a tensor by one of the same shape and data type.
+    /// Replaces a tensor by one of the same shape, in the same data type and on the same device.
     pub fn set(&mut self, id: ParameterId, tensor: Tensor) -> Result<()> {
         let old = &mut self.list[id.0];
         if old.tensor.dims() != tensor.dims() {
@@ -118,12 +118,23 @@ impl Parameters {
                 expected: old.tensor.dims().to_vec(),
             });
         }
-        old.tensor = if tensor.dtype() == old.tensor.dtype() {
-            tensor
-        } else {
-            tensor.to_dtype(old.tensor.dtype())?
-        };
+        // Neither copies where nothing changes.
+        old.tensor = tensor.to_dtype(old.tensor.dtype())?.to_device(&self.device)?;
         Ok(())
+    }
+
+    /// A copy whose tensors are its own, on a device.
+    pub fn copied_to(&self, device: &Device) -> Result<Self> {
+        let mut copy = self.clone();
+        copy.device = device.clone();
+        for parameter in &mut copy.list {
+            parameter.tensor = if parameter.tensor.device().same_device(device) {
+                parameter.tensor.copy()?
+            } else {
+                parameter.tensor.to_device(device)?
+            };
+        }
+        Ok(copy)
     }
 
     /// The id of a name.
@@ -361,6 +372,11 @@ impl ParameterBuilder {
     /// Data type of the parameters.
     pub fn dtype(&self) -> DType {
         self.parameters.dtype
+    }
+
+    /// Data type in which matrices are stored.
+    pub fn matrix_dtype(&self) -> DType {
+        self.matrices
     }
 
     /// Whether parameters are loaded and, if so, whether `name` is among the tensors not used yet. A module whose

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::kernels::elementwise::drop_scaled;
 use crate::kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step, replace_rows};
-use crate::kernels::{dispatch, modify, slice, tensor};
+use crate::kernels::{dispatch, is_gpu, modify, slice, tensor};
 use crate::layers::dropout;
 use crate::noise::DropMask;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
@@ -208,6 +208,11 @@ impl Prediction {
         }
         let table = parameters.get(self.embedding);
         let width = self.width;
+        if is_gpu(table.device()) {
+            let row = |token: &Option<u32>| token.unwrap_or(self.vocabulary as u32);
+            let rows: Vec<u32> = tokens.iter().map(row).collect();
+            return Ok(table.index_select(&Tensor::from_vec(rows, tokens.len(), table.device())?, 0)?);
+        }
         dispatch!(table.dtype(), T => {
             let table = slice::<T>(table)?;
             let mut out = vec![0.0 as T; tokens.len() * width];
@@ -224,6 +229,12 @@ impl Prediction {
         let dx = dx.contiguous()?;
         let sums = Tensor::zeros((self.vocabulary + 1, self.width), dx.dtype(), dx.device())?;
         let width = self.width;
+        #[cfg(any(test, feature = "cuda"))]
+        if is_gpu(dx.device()) {
+            let rows: Vec<Option<usize>> = tokens.iter().map(|token| token.map(|token| token as usize)).collect();
+            crate::kernels::cuda::sums::add_to_rows(&sums, &dx, &rows)?;
+            return Ok(sums);
+        }
         dispatch!(dx.dtype(), T => {
             let dx = slice::<T>(&dx)?;
             let dx: &[T] = &dx;

@@ -74,10 +74,6 @@ pub fn write_live(path: &Path, parameters: &Parameters) -> Result<(), TrainingEr
 }
 
 /// Tensors of their own: the optimizer works in place.
-pub(crate) fn copied(parameters: &Parameters) -> Result<Parameters, TrainingError> {
-    let mut copies = parameters.clone();
-    for (id, parameter) in parameters.iter() {
-        copies.set(id, parameter.tensor.copy()?)?;
-    }
-    Ok(copies)
+fn copied(parameters: &Parameters) -> Result<Parameters, TrainingError> {
+    Ok(parameters.copied_to(parameters.device())?)
 }

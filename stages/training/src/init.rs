@@ -46,13 +46,16 @@ pub fn check_init(settings: &TrainSettings) -> Result<(), TrainingError> {
 }
 
 /// The model before its first step, and what became of the vocabulary where it is another than that of `init`.
-pub fn first_model(settings: &TrainSettings) -> Result<(TdtModel, Option<VocabularyChange>), TrainingError> {
+pub fn first_model(
+    settings: &TrainSettings,
+    device: &Device,
+) -> Result<(TdtModel, Option<VocabularyChange>), TrainingError> {
     let given = given_tokenizer(settings)?;
     if settings.init == "none" {
         let tokenizer =
             given.ok_or_else(|| TrainingError::setting("tokenizer", "with `init: none` a tokenizer is needed"))?;
         let config = settings.model.config(&tokenizer.pieces())?;
-        let model = TdtModel::new(config, Some(tokenizer), settings.seed, DType::F32, &Device::Cpu)?;
+        let model = TdtModel::new(config, Some(tokenizer), settings.seed, DType::F32, device)?;
         return Ok((model, None));
     }
     check_init(settings)?;
@@ -79,7 +82,7 @@ pub fn first_model(settings: &TrainSettings) -> Result<(TdtModel, Option<Vocabul
         }),
     };
     let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(wrong)?;
-    let model = TdtModel::from_open(opened, config, DType::F32, &Device::Cpu).map_err(wrong)?;
+    let model = TdtModel::from_open(opened, config, DType::F32, device).map_err(wrong)?;
     Ok((model, change))
 }
 

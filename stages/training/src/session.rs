@@ -13,7 +13,7 @@ use flow_model::vocabulary::VocabularyChange;
 use flow_sampling::planned::Planned;
 use serde_json::{Value, json};
 
-use crate::average::{Average, copied};
+use crate::average::Average;
 use crate::checkpoint::{self, CheckpointFolder, Identity, Record, Standing};
 use crate::error::TrainingError;
 use crate::init::{check_init, first_model};
@@ -163,13 +163,14 @@ impl Session {
             Start::Resume { record, .. } => Some(record.step),
         };
         let identity = settings.identity()?;
+        let device = settings.device()?.open(0)?;
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
         let mut set_aside = Vec::new();
         let (folder, mut model, optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
-                let (model, change) = first_model(settings)?;
+                let (model, change) = first_model(settings, &device)?;
                 vocabulary_change = change;
                 let average = (decay > 0.0)
                     .then(|| Average::new(decay, &model.parameters))
@@ -196,7 +197,7 @@ impl Session {
                     ));
                 }
                 let (path, matrices) = (&checkpoint.path, settings.precision.matrices());
-                let mut model = TdtModel::load_storing(path, DType::F32, matrices, &Device::Cpu)?;
+                let mut model = TdtModel::load_storing(path, DType::F32, matrices, &device)?;
                 let optimizer = checkpoint::read_optimizer(&checkpoint.path, settings.adamw())?;
                 let average = checkpoint::read_average(&checkpoint.path, &record, decay, &mut model)?;
                 (folder, model, optimizer, average, *record)
@@ -354,13 +355,15 @@ impl Session {
         Ok(path)
     }
 
-    /// Begins to write a checkpoint of where training stands, from a copy of everything, and goes on. What goes wrong is
+    /// Begins to write a checkpoint of where training stands, from a copy of everything in host memory, and goes on. What goes wrong is
     /// told by a later call.
     fn checkpoint_in_background(&mut self) -> Result<(), TrainingError> {
         self.written()?;
         let record = self.stamped();
         let (model, optimizer, live) = self.trainer.lend_state(|model, optimizer, live| {
-            Ok::<_, TrainingError>((model.replica()?, optimizer.clone(), live.map(copied).transpose()?))
+            let host = &Device::Cpu;
+            let live = live.map(|live| live.copied_to(host)).transpose()?;
+            Ok::<_, TrainingError>((model.replica_on(host)?, optimizer.on_host()?, live))
         })??;
         let folder = self.folder.clone();
         let (keep, best) = (self.settings.keep_checkpoints, self.settings.keep_best);

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use flow_model::device::DeviceChoice;
 use flow_sampling::curriculum::{self, StageSize};
 use flow_sampling::plan::Balance;
 
@@ -113,6 +114,9 @@ pub struct TrainSettings {
     pub ranks: u32,
     /// Seconds that a rank waits for another one before training ends and names it.
     pub rank_timeout: f64,
+    /// Where the model is computed: `cpu`; `cuda`, with the second rank on the second device and so on; or `cuda:1`, that
+    /// device, for one rank. CUDA needs a program that was built for it (see docs/gpu.md). May be changed between runs.
+    pub device: String,
     /// Seed of the first weights, of dropout and of SpecAugment.
     pub seed: u64,
     /// Mask parts of the features in training, as the model's configuration says.
@@ -161,7 +165,7 @@ pub struct TrainSettings {
     pub on_change: OnChange,
 
     /// Before the first step, find out how much memory training will need, and refuse to begin where more is needed than
-    /// there is.
+    /// there is. Not for CUDA devices.
     pub memory_check: bool,
     /// Seconds of the longest clip, to know the largest micro-batch.
     pub max_duration: f64,
@@ -215,6 +219,7 @@ impl Default for TrainSettings {
             grad_accum: 1,
             ranks: 1,
             rank_timeout: 600.0,
+            device: "cpu".into(),
             seed: 42,
             spec_augment: true,
             dropout: true,
@@ -279,8 +284,9 @@ pub enum Precision {
     /// Everything in 32 bits.
     F32,
     /// The matrices of linear layers, nearly all of a model, in bf16: two bytes less for each weight. All is computed in 32
-    /// bits, gradients and moments too; an updated weight is rounded up or down at random, in proportion, so that updates
-    /// smaller than a bf16 step count on the average.
+    /// bits, gradients and moments too (on CUDA the products of these matrices are computed of factors in bf16, with sums in
+    /// 32 bits); an updated weight is rounded up or down at random, in proportion, so that updates smaller than a bf16 step
+    /// count on the average.
     Bf16,
 }
 
@@ -345,6 +351,13 @@ impl TrainSettings {
         }
         if !(self.rank_timeout > 0.0 && self.rank_timeout <= 1e9) {
             return refuse("rank_timeout", "it must be a number of seconds above 0");
+        }
+        let device = self.device()?;
+        device
+            .check()
+            .map_err(|error| TrainingError::setting("device", error))?;
+        if self.ranks > 1 && matches!(device, DeviceChoice::Cuda(Some(_))) {
+            return refuse("device", "several ranks need a device each; write `cuda`");
         }
         if self.grad_accum == 0 {
             return refuse("grad_accum", "it must be at least 1");
@@ -424,6 +437,13 @@ impl TrainSettings {
         }
     }
 
+    /// Where the model is computed.
+    pub fn device(&self) -> Result<DeviceChoice, TrainingError> {
+        self.device
+            .parse()
+            .map_err(|error| TrainingError::setting("device", error))
+    }
+
     pub fn adamw(&self) -> AdamWConfig {
         AdamWConfig {
             betas: self.betas,
@@ -440,6 +460,8 @@ impl TrainSettings {
             ranks: self.ranks,
             fold_update: self.fold_update,
             rank_timeout: Duration::from_secs_f64(self.rank_timeout),
+            // `validate` has read it.
+            device: self.device().unwrap_or_default(),
             seed: self.seed,
             spec_augment: self.spec_augment,
             dither: true,

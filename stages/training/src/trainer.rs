@@ -3,15 +3,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use candle_core::Device;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use flow_model::Parameters;
+use flow_model::device::DeviceChoice;
 use flow_model::model::{MicroBatch, TdtModel};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::average::Average;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
-use crate::ranks::{RankReport, Replica, StepPlan, members, owners};
+use crate::ranks::{Collective, Member, OverHost, RankReport, Replica, StepPlan, members, owners};
 use crate::schedule::Recipe;
 
 /// One micro-batch with what is told about it.
@@ -56,6 +58,8 @@ pub struct TrainerConfig {
     pub fold_update: bool,
     /// How long a rank waits for another one.
     pub rank_timeout: Duration,
+    /// Where the ranks compute.
+    pub device: DeviceChoice,
     pub seed: u64,
     pub spec_augment: bool,
     pub dither: bool,
@@ -112,7 +116,7 @@ struct OtherRank {
 enum Work {
     Step(StepPlan, Vec<LoadedBatch>),
     /// Asks for the moments that the rank keeps.
-    Moments(Sender<AdamW>),
+    Moments(Sender<Result<AdamW, TrainingError>>),
 }
 
 impl Trainer {
@@ -138,13 +142,20 @@ impl Trainer {
         let first = group
             .next()
             .ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
+        let first = collective(first, model.parameters.device());
         let mut others = Vec::with_capacity(ranks - 1);
         for (number, member) in (1..).zip(group) {
-            let replica = Replica::new(model.replica()?, optimizer.clone(), config.clone(), Box::new(member));
+            let device = config.device.open(number)?;
+            let replica = Replica::new(
+                model.replica_on(&device)?,
+                optimizer.on_host()?,
+                config.clone(),
+                collective(member, &device),
+            );
             others.push(OtherRank::start(number, replica, pool(number, threads)?)?);
         }
         Ok(Trainer {
-            first: Replica::new(model, optimizer, config.clone(), Box::new(first)),
+            first: Replica::new(model, optimizer, config.clone(), first),
             others,
             pool: Some(pool(0, threads)?),
             config,
@@ -259,14 +270,14 @@ impl Trainer {
 
     /// The optimizer with the moments of all ranks.
     fn moments(&self) -> Result<AdamW, TrainingError> {
-        let mut whole = self.first.optimizer.clone();
+        let mut whole = self.first.optimizer.on_host()?;
         for (number, other) in (1..).zip(&self.others) {
             let (reply, answer) = bounded(1);
             other.work.send(Work::Moments(reply)).map_err(|_| gone(number))?;
             whole.extend(
                 answer
                     .recv_timeout(self.config.rank_timeout)
-                    .map_err(|_| gone(number))?,
+                    .map_err(|_| gone(number))??,
             );
         }
         Ok(whole)
@@ -284,7 +295,7 @@ impl OtherRank {
                     let outcome = match work {
                         Work::Moments(reply) => {
                             // Whoever asked may be gone.
-                            let _ = reply.send(replica.optimizer.clone());
+                            let _ = reply.send(replica.optimizer.on_host());
                             continue;
                         }
                         Work::Step(plan, batches) => {
@@ -315,6 +326,15 @@ impl OtherRank {
                 message: format!("its thread cannot be started: {e}"),
             })?;
         Ok(OtherRank { work, reports })
+    }
+}
+
+/// How a rank meets the others: those with devices of their own exchange tensors through host memory.
+fn collective(member: Member, device: &Device) -> Box<dyn Collective> {
+    if device.is_cpu() {
+        Box::new(member)
+    } else {
+        Box::new(OverHost::new(member, device.clone()))
     }
 }
 

@@ -316,3 +316,20 @@ fn a_rank_that_fails_is_named_and_the_checkpoint_stays() {
     let mut session = train(&settings, 3..4);
     assert!(session.checkpoint().is_ok() && checkpoint.exists());
 }
+
+#[test]
+fn a_device_that_cannot_be_had_is_refused() {
+    let refused = |device: &str, ranks| {
+        let settings = TrainSettings {
+            device: device.into(),
+            ..settings(Path::new("checkpoints"), ranks)
+        };
+        settings.validate().expect_err(device).to_string()
+    };
+    assert!(refused("gpu", 1).contains("`cuda:0`"));
+    if cfg!(feature = "cuda") {
+        assert!(refused("cuda:0", 2).contains("a device each"));
+    } else {
+        assert!(refused("cuda", 1).contains("--features cuda"));
+    }
+}

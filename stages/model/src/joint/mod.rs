@@ -1,9 +1,10 @@
 //! The joint network and the TDT loss over it, fused: logits exist for some thousand lattice cells at a time.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
 use crate::kernels::bias::{add_bias, column_sum};
+use crate::kernels::is_gpu;
 use crate::kernels::joint::{Cell, CellGradient, CellTerms, add_hidden_gradient, cell_terms, hidden, logit_gradient};
 use crate::kernels::product::product;
 use crate::layers::dropout;
@@ -15,6 +16,12 @@ use crate::{Error, Result};
 
 /// Cells whose logits are computed at once.
 const CHUNK: usize = 512;
+/// The same on a device, which needs more work at once to be busy.
+const DEVICE_CHUNK: usize = 8192;
+
+fn chunk(device: &Device) -> usize {
+    if is_gpu(device) { DEVICE_CHUNK } else { CHUNK }
+}
 
 /// Logits are kept from the forward to the backward pass while they fit in this many bytes; beyond, they are computed
 /// again.
@@ -173,9 +180,10 @@ impl Joint {
         let mut terms = vec![CellTerms::default(); cells.len()];
         let mut durations = vec![0.0; cells.len() * self.durations];
         let mut kept = Vec::new();
-        let may_keep = KEPT_LOGITS / ((self.tokens + self.durations) * f.dtype().size_in_bytes() * CHUNK).max(1);
-        let chunks = cells.chunks(CHUNK).zip(terms.chunks_mut(CHUNK));
-        for ((cells, terms), durations) in chunks.zip(durations.chunks_mut((CHUNK * self.durations).max(1))) {
+        let chunk = chunk(f.device());
+        let may_keep = KEPT_LOGITS / ((self.tokens + self.durations) * f.dtype().size_in_bytes() * chunk).max(1);
+        let chunks = cells.chunks(chunk).zip(terms.chunks_mut(chunk));
+        for ((cells, terms), durations) in chunks.zip(durations.chunks_mut((chunk * self.durations).max(1))) {
             let logits = product(&hidden(&f, &g, cells, mask)?, &weight)?;
             cell_terms(&logits, bias, cells, terms, durations)?;
             if kept.len() < may_keep {
@@ -255,9 +263,10 @@ impl Joint {
             .collect();
         let before = |cell: usize| active.partition_point(|&other| other < cell);
         let mut kept_until = 0;
+        let size = chunk(d_f.device());
         for (number, logits) in saved.kept.iter().enumerate() {
-            let first = number * CHUNK;
-            let chunk = &active[before(first)..before(first + CHUNK)];
+            let first = number * size;
+            let chunk = &active[before(first)..before(first + size)];
             let rows: Vec<usize> = chunk.iter().map(|&cell| cell - first).collect();
             let kept = Some((logits, &rows[..]));
             self.backward_cells(
@@ -269,9 +278,9 @@ impl Joint {
                 (&d_f, &d_g),
                 gradients,
             )?;
-            kept_until = first + CHUNK;
+            kept_until = first + size;
         }
-        for chunk in active[before(kept_until)..].chunks(CHUNK) {
+        for chunk in active[before(kept_until)..].chunks(size) {
             self.backward_cells(
                 parameters,
                 settings,

@@ -8,11 +8,12 @@ use std::ops::Range;
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, by_pieces, dispatch, modify, rows_per_piece, slice, sum_of, tensor, two_by_rows, widest};
+use super::{Float, by_pieces, dispatch, modify, on_gpu, rows_per_piece, slice, sum_of, tensor, two_by_rows, widest};
 use crate::error::Result;
 
 /// (rows, H * k) -> (H, rows, k), plus the head's bias (H, k) where given.
 pub fn split_heads(x: &Tensor, heads: usize, bias: Option<&Tensor>) -> Result<Tensor> {
+    on_gpu!(x, attention::split_heads(x, heads, bias));
     let x = x.contiguous()?;
     let (rows, d) = x.dims2()?;
     let k = d / heads;
@@ -37,6 +38,7 @@ pub fn split_heads(x: &Tensor, heads: usize, bias: Option<&Tensor>) -> Result<Te
 
 /// (H, rows, k) -> (rows, H * k), of the sum of `x` and `other` where given.
 pub fn merge_heads(x: &Tensor, other: Option<&Tensor>) -> Result<Tensor> {
+    on_gpu!(x, attention::merge_heads(x, other));
     let x = x.contiguous()?;
     let other = other.map(Tensor::contiguous).transpose()?;
     let (heads, rows, k) = x.dims3()?;
@@ -62,6 +64,7 @@ pub fn merge_heads(x: &Tensor, other: Option<&Tensor>) -> Result<Tensor> {
 
 /// Sum over rows per head: (H, rows, k) -> (H, k), the gradient of a head's bias.
 pub fn head_sum(x: &Tensor) -> Result<Tensor> {
+    on_gpu!(x, attention::head_sum(x));
     let x = x.contiguous()?;
     let (heads, rows, k) = x.dims3()?;
     dispatch!(x.dtype(), T => {
@@ -98,6 +101,7 @@ pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, batch: usize, first: usize
     if time == 0 || length == 0 || k == 0 {
         return Ok(());
     }
+    on_gpu!(sum, attention::add_rows_in_place(sum, &part, time, length, first));
     dispatch!(sum.dtype(), T => {
         let part = slice::<T>(&part)?;
         let part: &[T] = &part;
@@ -162,6 +166,7 @@ impl Scores<'_> {
 /// NeMo gives masked keys the score -10000 and sets their weights to 0 after the softmax: the same, as long as some
 /// valid score is far above -10000.
 pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<Tensor> {
+    on_gpu!(content, attention::weights(content, position, scores));
     let (content, position) = (content.contiguous()?, position.contiguous()?);
     let (heads, batch, queries, width) = content.dims4()?;
     let span = 2 * scores.reach + 1;
@@ -201,6 +206,7 @@ pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<T
 
 /// Gradients with respect to content and positional scores, given the weights (before dropout) and their gradient.
 pub fn weights_backward(p: &Tensor, dp: &Tensor, scores: &Scores) -> Result<(Tensor, Tensor)> {
+    on_gpu!(p, attention::weights_backward(p, dp, scores));
     let (p, dp) = (p.contiguous()?, dp.contiguous()?);
     let (heads, batch, queries, width) = p.dims4()?;
     let span = 2 * scores.reach + 1;

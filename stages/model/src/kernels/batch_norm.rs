@@ -4,11 +4,12 @@ use candle_core::Tensor;
 use rayon::prelude::*;
 
 use super::elementwise::silu_slope;
-use super::{Float, by_pieces, dispatch, rows_and_sums, rows_per_piece, slice, sum_over_rows, tensor, widest};
+use super::{Float, by_pieces, dispatch, on_gpu, rows_and_sums, rows_per_piece, slice, sum_over_rows, tensor, widest};
 use crate::error::Result;
 
 /// Mean and biased variance of every column of `x` (.., C), each (C), summed in f64.
 pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
+    on_gpu!(x, batch_norm::column_statistics(x));
     let x = x.contiguous()?;
     let width = x.dims().last().copied().unwrap_or(1);
     dispatch!(x.dtype(), T => {
@@ -71,6 +72,7 @@ pub struct Normaliser<'a> {
 
 /// `silu(z)` of `x` (.., C).
 pub fn normalise_silu(x: &Tensor, by: &Normaliser) -> Result<Tensor> {
+    on_gpu!(x, batch_norm::normalise_silu(x, by));
     let x = x.contiguous()?;
     let width = by.mean.elem_count();
     dispatch!(x.dtype(), T => {
@@ -116,6 +118,7 @@ pub fn normalise_silu_backward(
     dy: &Tensor,
     batch_statistics: bool,
 ) -> Result<(Tensor, Tensor, Tensor)> {
+    on_gpu!(x, batch_norm::normalise_silu_backward(x, by, dy, batch_statistics));
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let width = by.mean.elem_count();
     dispatch!(x.dtype(), T => {

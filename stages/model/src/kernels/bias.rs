@@ -3,11 +3,12 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{dispatch, modify, rows_per_piece, slice, sum_over_rows, tensor, widest};
+use super::{dispatch, modify, on_gpu, rows_per_piece, slice, sum_over_rows, tensor, widest};
 use crate::error::Result;
 
 /// `y[.., c] += bias[c]`, in place.
 pub fn add_bias(y: &Tensor, bias: &Tensor) -> Result<()> {
+    on_gpu!(y, bias::add_bias(y, bias));
     let width = bias.elem_count();
     dispatch!(y.dtype(), T => {
         let bias = slice::<T>(bias)?;
@@ -26,6 +27,7 @@ pub fn add_bias(y: &Tensor, bias: &Tensor) -> Result<()> {
 
 /// Sum over all but the last dimension: the gradient of a bias. Shape (C).
 pub fn column_sum(dy: &Tensor) -> Result<Tensor> {
+    on_gpu!(dy, bias::column_sum(dy));
     let dy = dy.contiguous()?;
     let width = dy.dims().last().copied().unwrap_or(1);
     dispatch!(dy.dtype(), T => {

@@ -3,7 +3,7 @@
 
 use candle_core::Tensor;
 
-use super::{Float, by_pieces, dispatch, rows_per_piece, slice, sum_over_rows, tensor, widest};
+use super::{Float, by_pieces, dispatch, on_gpu, rows_per_piece, slice, sum_over_rows, tensor, widest};
 use crate::error::Result;
 
 /// The kernel (C, 1, k) as rows of taps (k, C).
@@ -57,6 +57,7 @@ fn frame<T: Float>(out: &mut [T], utterance: &[T], outside: &[T], t: usize, taps
 
 /// The convolution. `x` (B, T, C), `weight` (C, 1, k) with odd k, `bias` (C).
 pub fn depthwise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    on_gpu!(x, depthwise::depthwise(x, weight, bias));
     let x = x.contiguous()?;
     let (batch, time, channels) = x.dims3()?;
     dispatch!(x.dtype(), T => {
@@ -82,6 +83,7 @@ pub fn depthwise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<T
 
 /// Gradient with respect to `x`.
 pub fn depthwise_backward(dy: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    on_gpu!(dy, depthwise::depthwise_backward(dy, weight));
     let dy = dy.contiguous()?;
     let (batch, time, channels) = dy.dims3()?;
     dispatch!(dy.dtype(), T => {
@@ -102,6 +104,7 @@ pub fn depthwise_backward(dy: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 /// Gradient with respect to the kernel, (C, 1, k).
 pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor, taps: usize) -> Result<Tensor> {
+    on_gpu!(x, depthwise::depthwise_backward_weight(x, dy, taps));
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let (batch, time, channels) = x.dims3()?;
     let half = taps / 2;

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, dispatch, mapped, modify, slice, tensor, widest};
+use super::{Float, dispatch, mapped, modify, on_gpu, slice, tensor, widest};
 use crate::error::Result;
 use crate::noise::DropMask;
 
@@ -12,6 +12,7 @@ const PIECE: usize = 8192;
 
 /// `sum += x`, in place.
 pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
+    on_gpu!(sum, elementwise::add_in_place(sum, x));
     let x = x.contiguous()?;
     dispatch!(sum.dtype(), T => {
         let x = slice::<T>(&x)?;
@@ -30,6 +31,7 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
 
 /// `x *= factor`, in place.
 pub fn scale_in_place(x: &Tensor, factor: f64) -> Result<()> {
+    on_gpu!(x, elementwise::scale_in_place(x, factor));
     dispatch!(x.dtype(), T => modify::<T>(x, |x| {
         let factor = T::of(factor);
         x.par_chunks_mut(PIECE).for_each(|x| {
@@ -42,6 +44,7 @@ pub fn scale_in_place(x: &Tensor, factor: f64) -> Result<()> {
 
 /// `sum += share * (x - sum)`, in place.
 pub fn blend_in_place(sum: &Tensor, x: &Tensor, share: f64) -> Result<()> {
+    on_gpu!(sum, elementwise::blend_in_place(sum, x, share));
     let x = x.contiguous()?;
     dispatch!(sum.dtype(), T => {
         let x = slice::<T>(&x)?;
@@ -67,6 +70,7 @@ fn dropped<T: Float>(y: T, index: usize, factor: T, mask: &DropMask) -> T {
 
 /// `x + factor * drop(y)`.
 pub fn residual(x: &Tensor, y: &Tensor, factor: f64, mask: Option<DropMask>) -> Result<Tensor> {
+    on_gpu!(x, elementwise::residual(Some(x), y, factor, mask));
     let (x, y) = (x.contiguous()?, y.contiguous()?);
     dispatch!(x.dtype(), T => {
         let (xs, ys) = (slice::<T>(&x)?, slice::<T>(&y)?);
@@ -90,6 +94,7 @@ pub fn drop_scaled(x: &Tensor, factor: f64, mask: Option<DropMask>) -> Result<Te
     if mask.is_none() && factor == 1.0 {
         return Ok(x.clone());
     }
+    on_gpu!(x, elementwise::residual(None, x, factor, mask));
     let x = x.contiguous()?;
     dispatch!(x.dtype(), T => {
         let xs = slice::<T>(&x)?;
@@ -112,6 +117,7 @@ fn drop_all<T: Float>(x: &mut [T], first: usize, factor: T, mask: &DropMask) {
 
 /// `drop(silu(h))`, where `silu(h) = h * sigmoid(h)`.
 pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+    on_gpu!(h, elementwise::silu(h, mask));
     let h = h.contiguous()?;
     dispatch!(h.dtype(), T => {
         let hs = slice::<T>(&h)?;
@@ -124,9 +130,10 @@ pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     })
 }
 
-/// Gradient of [`silu`] with respect to `h`, given that of its result, in whose memory it is computed: nobody else may
-/// need `dy` any more.
+/// Gradient of [`silu`] with respect to `h`, given that of its result, in whose memory it is computed on a CPU:
+/// nobody else may need `dy` any more.
 pub fn silu_backward(h: &Tensor, dy: Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+    on_gpu!(h, elementwise::silu_backward(h, &dy, mask));
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);
     dispatch!(h.dtype(), T => {
         let hs = slice::<T>(&h)?;

@@ -2,11 +2,12 @@
 
 use candle_core::Tensor;
 
-use super::{Float, by_pieces, dispatch, rows_per_piece, slice, tensor, widest};
+use super::{Float, by_pieces, dispatch, on_gpu, rows_per_piece, slice, tensor, widest};
 use crate::error::Result;
 
 /// `h` (B, T, 2d) -> (B, T, d): first half times sigmoid of the second; frames at or past an utterance's length are 0.
 pub fn glu(h: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+    on_gpu!(h, glu::glu(h, lengths));
     let h = h.contiguous()?;
     let (batch, time, double) = h.dims3()?;
     let d = double / 2;
@@ -32,6 +33,7 @@ pub fn glu(h: &Tensor, lengths: &[usize]) -> Result<Tensor> {
 
 /// Gradient of [`glu`] with respect to `h`.
 pub fn glu_backward(h: &Tensor, dy: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+    on_gpu!(h, glu::glu_backward(h, dy, lengths));
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);
     let (batch, time, double) = h.dims3()?;
     let d = double / 2;

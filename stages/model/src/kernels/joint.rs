@@ -5,7 +5,7 @@ use std::array::from_fn;
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, LANES, by_pieces, dispatch, modify, rows_per_piece, slice, sum_of, tensor, widest};
+use super::{Float, LANES, by_pieces, dispatch, modify, on_gpu, rows_per_piece, slice, sum_of, tensor, widest};
 use crate::error::Result;
 use crate::noise::DropMask;
 
@@ -46,6 +46,7 @@ pub struct CellGradient {
 
 /// `drop(relu(f[frame] + g[state]))` per cell: (cells, joint).
 pub fn hidden(f: &Tensor, g: &Tensor, cells: &[Cell], mask: Option<DropMask>) -> Result<Tensor> {
+    on_gpu!(f, joint::hidden(f, g, cells, mask));
     let width = f.dim(1)?;
     dispatch!(f.dtype(), T => {
         let (f, g) = (slice::<T>(f)?, slice::<T>(g)?);
@@ -81,6 +82,7 @@ pub fn cell_terms(
     terms: &mut [CellTerms],
     durations: &mut [f64],
 ) -> Result<()> {
+    on_gpu!(logits, joint::cell_terms(logits, bias, cells, terms, durations));
     let width = logits.dim(1)?;
     let duration_count = durations.len() / cells.len().max(1);
     dispatch!(logits.dtype(), T => {
@@ -148,6 +150,10 @@ pub fn logit_gradient(
     durations: &[(f64, f64)],
     clamp: f64,
 ) -> Result<Tensor> {
+    on_gpu!(
+        logits,
+        joint::logit_gradient(logits, rows, bias, cells, gradients, durations, clamp)
+    );
     let width = logits.dim(1)?;
     let duration_count = durations.len() / cells.len().max(1);
     dispatch!(logits.dtype(), T => {
@@ -209,6 +215,10 @@ pub fn add_hidden_gradient(
     d_f: &Tensor,
     d_g: &Tensor,
 ) -> Result<()> {
+    on_gpu!(
+        hidden,
+        joint::add_hidden_gradient(d_hidden, hidden, cells, keep_factor, d_f, d_g)
+    );
     let width = hidden.dim(1)?;
     dispatch!(hidden.dtype(), T => {
         let (d_hidden, hidden) = (slice::<T>(d_hidden)?, slice::<T>(hidden)?);

@@ -3,13 +3,14 @@
 
 use candle_core::Tensor;
 
-use super::{Float, dispatch, rows_and_sums, slice, sum_of, tensor, two_by_rows, widest};
+use super::{Float, dispatch, on_gpu, rows_and_sums, slice, sum_of, tensor, two_by_rows, widest};
 use crate::error::Result;
 
 const EPSILON: f64 = 1e-5;
 
 /// `x` (.., d) normalised; and mean and inverse deviation of every row, (rows, 2), for the backward pass.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+    on_gpu!(x, layer_norm::layer_norm(x, weight, bias));
     let x = x.contiguous()?;
     let d = weight.elem_count();
     dispatch!(x.dtype(), T => {
@@ -42,6 +43,7 @@ pub fn layer_norm_backward(
     dy: &Tensor,
     residual: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
+    on_gpu!(x, layer_norm::layer_norm_backward(x, statistics, weight, dy, residual));
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let residual = residual.map(Tensor::contiguous).transpose()?;
     let d = weight.elem_count();

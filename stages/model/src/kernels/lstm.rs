@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::bias::column_sum;
 use super::product::{Right, product};
-use super::{Float, dispatch, rows_per_piece, slice, tensor, widest};
+use super::{Float, dispatch, on_gpu, rows_per_piece, slice, tensor, widest};
 use crate::error::{Error, Result};
 
 /// The parameters of a layer: (4H, I), (4H, H), (4H) and (4H).
@@ -24,14 +24,14 @@ pub struct LstmWeights<'a> {
 #[derive(Debug)]
 pub struct LstmSaved {
     /// (steps x batch, inputs)
-    input: Tensor,
+    pub(super) input: Tensor,
     /// Activated gates, (steps x batch, 4H).
-    gates: Tensor,
+    pub(super) gates: Tensor,
     /// Cell states, (steps x batch, H).
-    cells: Tensor,
+    pub(super) cells: Tensor,
     /// Outputs, (steps x batch, H).
-    hidden: Tensor,
-    batch: usize,
+    pub(super) hidden: Tensor,
+    pub(super) batch: usize,
 }
 
 /// Gradients of a layer. That of the bias belongs to both biases.
@@ -79,6 +79,7 @@ fn activate<T: Float>(gates: &mut [T], before: &[T], cell: &mut [T], hidden: &mu
 
 /// The layer over a sequence from a zero state: (steps, batch, inputs) to (steps, batch, H).
 pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
+    on_gpu!(x, lstm::lstm(x, weights));
     let (steps, batch, inputs) = x.dims3()?;
     let width = weights.hidden.dim(1)?;
     let x = x.contiguous()?.reshape((steps * batch, inputs))?;
@@ -137,6 +138,7 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
             dy.dims()
         )));
     }
+    on_gpu!(dy, lstm::lstm_backward(dy, saved, weights));
     let dy = dy.contiguous()?;
     let inputs = saved.input.dim(1)?;
     dispatch!(dy.dtype(), T => {
@@ -221,6 +223,7 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
 
 /// One step for decoding: input (batch, inputs) and state (batch, H) twice to the next output and cell.
 pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeights) -> Result<(Tensor, Tensor)> {
+    on_gpu!(x, lstm::lstm_step(x, hidden, cell, weights));
     let (batch, width) = hidden.dims2()?;
     let recurrent = product(hidden, &weights.hidden.t()?)?;
     let projected = product(x, &weights.input.t()?)?;
@@ -244,6 +247,7 @@ pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeight
 
 /// Rows of `new` where `take` says so, of `old` elsewhere.
 pub fn replace_rows(old: &Tensor, new: &Tensor, take: &[bool]) -> Result<Tensor> {
+    on_gpu!(old, lstm::replace_rows(old, new, take));
     let (_, width) = old.dims2()?;
     dispatch!(old.dtype(), T => {
         let (olds, news) = (slice::<T>(old)?, slice::<T>(new)?);

@@ -4,9 +4,12 @@
 //! threads. Work is always cut by the size of the data, never by the number of threads, and partial sums are added in
 //! order, so the result is the same for any number of threads.
 
+pub mod adamw;
 pub mod attention;
 pub mod batch_norm;
 pub mod bias;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) mod cuda;
 pub mod depthwise;
 pub mod elementwise;
 pub mod glu;
@@ -14,6 +17,7 @@ pub mod joint;
 pub mod layer_norm;
 pub mod lstm;
 pub mod product;
+pub mod squares;
 pub mod subsample;
 
 #[cfg(test)]
@@ -130,6 +134,44 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
+/// Does the work of a function by the one of that name in `cuda` where a tensor lies on a device.
+macro_rules! on_gpu {
+    ($tensor:expr, $($call:tt)+) => {
+        #[cfg(any(test, feature = "cuda"))]
+        if $crate::kernels::cuda::holds($tensor) {
+            return $crate::kernels::cuda::$($call)+;
+        }
+    };
+}
+pub(crate) use on_gpu;
+
+/// Whether this device is one that the kernels in `cuda` are for.
+pub(crate) fn is_gpu(device: &Device) -> bool {
+    #[cfg(any(test, feature = "cuda"))]
+    return cuda::is_for(device);
+    #[cfg(not(any(test, feature = "cuda")))]
+    device.is_cuda()
+}
+
+/// Does something that is done on the CPU whatever the device, with tensors on the CPU.
+pub(crate) fn on_cpu<R>(work: impl FnOnce() -> R) -> R {
+    #[cfg(test)]
+    return cuda::emulator::with(false, work);
+    #[cfg(not(test))]
+    work()
+}
+
+/// An error in a thread that emulates a device: a kernel for the CPU would not work there.
+fn no_device() -> Result<()> {
+    #[cfg(test)]
+    if cuda::emulator::is_on() {
+        return Err(Error::Input(
+            "a kernel for the CPU was given a tensor on a device".into(),
+        ));
+    }
+    Ok(())
+}
+
 pub(crate) fn unsupported(dtype: DType) -> Error {
     Error::Input(format!(
         "data type {} is not supported on the CPU; use f32 or f64",
@@ -159,6 +201,7 @@ impl<T: Float> Deref for Slice<'_, T> {
 
 /// The values of a tensor that is on the CPU, contiguous and of type `T`. Dereference it once, before a loop.
 pub fn slice<T: Float>(tensor: &Tensor) -> Result<Slice<'_, T>> {
+    no_device()?;
     let (storage, layout) = tensor.storage_and_layout();
     let (start, end) = layout
         .contiguous_offsets()
@@ -178,6 +221,7 @@ pub fn slice<T: Float>(tensor: &Tensor) -> Result<Slice<'_, T>> {
 
 /// A CPU tensor made of `values` without a copy.
 pub fn tensor<T: Float>(values: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+    no_device()?;
     Ok(Tensor::from_vec(values, shape.into(), &Device::Cpu)?)
 }
 
@@ -205,6 +249,7 @@ impl<T: Float, F: Fn(&mut [T])> InplaceOp1 for Modify<T, F> {
 /// Changes the values of a contiguous CPU tensor in place. Every tensor that shares its storage changes too; a tensor
 /// read inside `change` must not be one of them.
 pub fn modify<T: Float>(tensor: &Tensor, change: impl Fn(&mut [T])) -> Result<()> {
+    no_device()?;
     tensor.inplace_op1(&Modify {
         change,
         element: PhantomData,

@@ -6,7 +6,7 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, by_pieces, dispatch, modify, slice, sum_over_rows, tensor, widest};
+use super::{Float, by_pieces, dispatch, modify, on_gpu, slice, sum_over_rows, tensor, widest};
 use crate::error::Result;
 
 /// Elements per piece of element-wise work.
@@ -58,6 +58,7 @@ fn input_index(o: usize, k: usize, size: usize) -> Option<usize> {
 /// First convolution, from one channel to C, with ReLU. `x` (B, F, T) is the log-mel tensor, frames at or past
 /// `input_lengths` count as 0; result (B, ceil(T/2), ceil(F/2), C). `weight` (C, 1, 3, 3): time, then frequency.
 pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &[usize], lengths: &[usize]) -> Result<Tensor> {
+    on_gpu!(x, subsample::first(x, weight, bias, input_lengths, lengths));
     let x = x.contiguous()?;
     let (batch, bands, time) = x.dims3()?;
     let (time_out, bands_out, channels) = (halved(time), halved(bands), bias.elem_count());
@@ -107,6 +108,7 @@ fn patch<T: Float>(x: &[T], t: usize, f: usize, time: usize, bands: usize, valid
 
 /// Gradients of kernel and bias of the first convolution, given that before its ReLU, `dz`.
 pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Result<(Tensor, Tensor)> {
+    on_gpu!(x, subsample::first_backward(x, dz, input_lengths));
     let (x, dz) = (x.contiguous()?, dz.contiguous()?);
     let (_, bands, time) = x.dims3()?;
     let (batch, time_out, bands_out, channels) = dz.dims4()?;
@@ -141,6 +143,7 @@ pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Resul
 
 /// Depthwise convolution: `x` (B, T, F, C), `weight` (C, 1, 3, 3), `bias` (C) -> (B, ceil(T/2), ceil(F/2), C).
 pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+    on_gpu!(x, subsample::depthwise(x, weight, bias, lengths));
     let x = x.contiguous()?;
     let (batch, time, bands, channels) = x.dims4()?;
     let (time_out, bands_out) = (halved(time), halved(bands));
@@ -175,6 +178,7 @@ pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &[usize]) 
 /// Gradient with respect to the input of [`depthwise`] before its ReLU: zero where `x`, the ReLU's result, is 0.
 /// `dy` must be zero in padding.
 pub fn depthwise_backward(x: &Tensor, weight: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    on_gpu!(x, subsample::depthwise_backward(x, weight, dy));
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let (_, time, bands, channels) = x.dims4()?;
     let (time_out, bands_out) = (halved(time), halved(bands));
@@ -218,6 +222,7 @@ fn output_index(i: usize, k: usize, size: usize) -> Option<usize> {
 
 /// Gradients of kernel and bias of [`depthwise`]. `dy` must be zero in padding.
 pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Tensor)> {
+    on_gpu!(x, subsample::depthwise_backward_weight(x, dy));
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let (batch, time, bands, channels) = x.dims4()?;
     let (time_out, bands_out) = (halved(time), halved(bands));
@@ -252,6 +257,7 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Ten
 
 /// `relu(z + bias)` in place for `z` (B, T, F, C), zero at or past each length.
 pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<()> {
+    on_gpu!(z, subsample::bias_relu(z, bias, lengths));
     let (_, time, bands, channels) = z.dims4()?;
     dispatch!(z.dtype(), T => {
         let bias = slice::<T>(bias)?;
@@ -274,6 +280,7 @@ pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<()> {
 
 /// `dy` where `y` is above 0, otherwise 0: the backward pass of a ReLU with result `y`.
 pub fn relu_backward(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    on_gpu!(y, subsample::relu_backward(y, dy));
     let (y, dy) = (y.contiguous()?, dy.contiguous()?);
     dispatch!(y.dtype(), T => {
         let (ys, dys) = (slice::<T>(&y)?, slice::<T>(&dy)?);

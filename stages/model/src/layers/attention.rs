@@ -21,7 +21,7 @@ use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, Parameter
 #[derive(Debug)]
 pub struct PositionTable {
     width: usize,
-    /// Frames for which the table is large enough, and the table on the CPU in f32.
+    /// Frames for which the table is large enough, and the table as it was last asked for.
     made: Mutex<Option<(usize, Tensor)>>,
 }
 
@@ -40,15 +40,17 @@ impl PositionTable {
         // A poisoned lock only means that another thread panicked between two whole values.
         let mut made = self.made.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (reach, table) = match made.take() {
-            Some((reach, table)) if reach >= time => (reach, table),
+            Some((reach, table)) if reach >= time && table.dtype() == dtype && table.device().same_device(device) => {
+                (reach, table)
+            }
             _ => {
                 let reach = time.next_power_of_two().max(256);
-                (reach, self.make(reach)?)
+                (reach, self.make(reach)?.to_dtype(dtype)?.to_device(device)?)
             }
         };
         let rows = table.narrow(0, reach - time, 2 * time - 1)?;
         *made = Some((reach, table));
-        Ok(rows.to_dtype(dtype)?.to_device(device)?)
+        Ok(rows)
     }
 
     fn make(&self, reach: usize) -> Result<Tensor> {

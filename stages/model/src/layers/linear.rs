@@ -1,10 +1,11 @@
 //! Linear layer, and pointwise convolution, which is the same with one more axis of size 1 in its weight.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::error::Result;
 use crate::kernels::bias::{add_bias, column_sum};
-use crate::kernels::product::product;
+use crate::kernels::is_gpu;
+use crate::kernels::product::product_in;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// `y = x W^T + b`.
@@ -16,6 +17,8 @@ pub struct Linear {
     output: usize,
     /// Shape of the weight as a parameter: (out, in), (out, in, 1) or (out, in, 1, 1).
     shape: Vec<usize>,
+    /// Data type in which the weight is stored; on a device, products are computed in it.
+    stored: DType,
 }
 
 impl Linear {
@@ -44,6 +47,7 @@ impl Linear {
             input,
             output,
             shape,
+            stored: builder.matrix_dtype(),
         })
     }
 
@@ -53,7 +57,13 @@ impl Linear {
     }
 
     fn weight(&self, parameters: &Parameters) -> Result<Tensor> {
-        Ok(parameters.matrix(self.weight)?.reshape((self.output, self.input))?)
+        let stored = parameters.get(self.weight);
+        let weight = if is_gpu(stored.device()) {
+            stored.clone()
+        } else {
+            parameters.matrix(self.weight)?
+        };
+        Ok(weight.reshape((self.output, self.input))?)
     }
 
     /// (rows, in) -> (rows, out).
@@ -67,7 +77,7 @@ impl Linear {
 
     /// The product alone, for callers that add the bias in a pass of their own.
     pub fn product(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
-        product(x, &self.weight(parameters)?.t()?)
+        product_in(self.stored, x, &self.weight(parameters)?.t()?)
     }
 
     /// Adds the gradients of weight and bias for input `x` and output gradient `dy`, and gives that of `x`.
@@ -79,13 +89,13 @@ impl Linear {
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         self.backward_weights(x, dy, gradients)?;
-        product(dy, &self.weight(parameters)?)
+        product_in(self.stored, dy, &self.weight(parameters)?)
     }
 
     /// Adds the gradients of weight and bias only.
     pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
         if gradients.wants(self.weight) {
-            let gradient = product(&dy.t()?, x)?;
+            let gradient = product_in(self.stored, &dy.t()?, x)?;
             gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
         }
         if let Some(bias) = self.bias

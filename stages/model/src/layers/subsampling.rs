@@ -11,7 +11,7 @@ use crate::kernels::product::product;
 use crate::kernels::subsample::{
     bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
 };
-use crate::kernels::{by_pieces, dispatch, slice, tensor};
+use crate::kernels::{by_pieces, dispatch, is_gpu, slice, tensor};
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// A strided convolution with its own kernel per channel (for the first one: per output channel).
@@ -159,6 +159,10 @@ impl Subsampling {
     fn out_weight(&self, parameters: &Parameters) -> Result<Tensor> {
         let weight = parameters.get(self.out_weight);
         let (channels, bands) = (self.channels, self.bands);
+        if is_gpu(weight.device()) {
+            let weight = weight.reshape((self.d_model, channels, bands))?.transpose(1, 2)?;
+            return Ok(weight.contiguous()?.reshape((self.d_model, bands * channels))?);
+        }
         dispatch!(weight.dtype(), T => {
             let weight = slice::<T>(weight)?;
             let weight: &[T] = &weight;

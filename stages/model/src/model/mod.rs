@@ -14,7 +14,7 @@ use crate::joint::{Joint, JointSizes};
 use crate::kernels::elementwise::add_in_place;
 use crate::loss::{TdtLoss, reduction_factors};
 use crate::noise::Noise;
-use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
 use crate::parts::{Finished, Part};
 use crate::prediction::Prediction;
 use crate::tokenizer::Tokenizer;
@@ -217,8 +217,13 @@ impl TdtModel {
 
     /// A model with the same weights in tensors of its own: another replica in training.
     pub fn replica(&self) -> Result<Self> {
-        let copied = |tensor: &Tensor| tensor.copy();
-        self.rebuilt(copied, self.parameters.matrix_dtype())
+        self.replica_on(self.parameters.device())
+    }
+
+    /// The same on a device.
+    pub fn replica_on(&self, device: &Device) -> Result<Self> {
+        let copied = self.parameters.copied_to(device)?;
+        self.rebuilt(&copied, self.parameters.matrix_dtype())
     }
 
     /// The model with the matrices of linear layers stored in another data type.
@@ -226,15 +231,13 @@ impl TdtModel {
         if matrices == self.parameters.matrix_dtype() {
             return Ok(self);
         }
-        self.rebuilt(|tensor| Ok(tensor.clone()), matrices)
+        self.rebuilt(&self.parameters, matrices)
     }
 
-    fn rebuilt(&self, of: impl Fn(&Tensor) -> candle_core::Result<Tensor>, matrices: DType) -> Result<Self> {
-        let mut tensors = Vec::with_capacity(self.parameters.len());
-        for (_, parameter) in self.parameters.iter() {
-            tensors.push((parameter.name.clone(), of(&parameter.tensor)?));
-        }
-        let (dtype, device) = (self.parameters.dtype(), self.parameters.device().clone());
+    fn rebuilt(&self, parameters: &Parameters, matrices: DType) -> Result<Self> {
+        let named = |(_, parameter): (_, &Parameter)| (parameter.name.clone(), parameter.tensor.clone());
+        let tensors: Vec<(String, Tensor)> = parameters.iter().map(named).collect();
+        let (dtype, device) = (parameters.dtype(), parameters.device().clone());
         let tokenizer = self
             .tokenizer
             .as_ref()

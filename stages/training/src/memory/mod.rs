@@ -9,6 +9,7 @@ mod available;
 mod profile;
 
 use candle_core::{DType, Device};
+use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_model::{ModelConfig, Part};
 use flow_sampling::plan::Packing;
@@ -101,8 +102,11 @@ impl Needs {
     }
 }
 
-/// Refuses training that needs more memory than there is. Gives what is needed and what there is, where both are known.
+/// Refuses training on the CPU that needs more memory than there is. Gives what is needed and what there is, where both are known.
 pub fn check(settings: &TrainSettings, config: &ModelConfig) -> Result<Option<(u64, u64)>, TrainingError> {
+    if settings.device()? != DeviceChoice::Cpu {
+        return Ok(None);
+    }
     let assumed = Assumed {
         longest: settings.max_duration,
         tokens_per_second: TOKENS_PER_SECOND,

@@ -7,6 +7,7 @@
 //! below. Sums are taken in the order of the ranks, so they do not depend on timing.
 
 mod in_process;
+mod over_host;
 mod replica;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use flow_model::{ParameterId, Parameters, Part};
 use crate::error::TrainingError;
 
 pub use in_process::{Member, members};
+pub use over_host::OverHost;
 pub use replica::{RankReport, Replica, StepPlan};
 
 /// Where ranks meet. Every rank comes to the same places, once each; in which order does not matter.

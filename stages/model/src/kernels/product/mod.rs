@@ -8,8 +8,9 @@ mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
+use super::is_gpu;
 use crate::error::Result;
 
 /// `a b` for matrices (m, k) and (k, n), transposed ones too, or for stacks of as many matrices, (.., m, k) and
@@ -20,6 +21,20 @@ pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         return Ok(out);
     }
     Ok(a.matmul(b)?)
+}
+
+/// `a b` with both factors rounded to `dtype` and the sums in f32, on a device; elsewhere [`product`]. The result is of the
+/// type of `a`.
+pub fn product_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if dtype == a.dtype() || !is_gpu(a.device()) {
+        return product(a, b);
+    }
+    // A transposed matrix is rounded as it lies.
+    let rounded = |x: &Tensor| match x.is_contiguous() {
+        true => x.to_dtype(dtype),
+        false => x.t()?.to_dtype(dtype)?.t(),
+    };
+    Ok(rounded(a)?.matmul(&rounded(b)?)?.to_dtype(a.dtype())?)
 }
 
 /// A matrix that is the right side of many products.

@@ -7,12 +7,17 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::CHUNK;
-use crate::trainer::mix;
+use crate::noise::mix;
 
 /// The seed of a parameter's rounding at one of its updates.
-pub(super) fn seed(name: &str, update: u64) -> u64 {
-    let letters = name.bytes().fold(0, |state, byte| mix(state ^ u64::from(byte)));
-    mix(letters ^ update)
+pub fn seed(name: &str, update: u64) -> u64 {
+    let letters = name.bytes().fold(0, |state, byte| stir(state ^ u64::from(byte)));
+    stir(letters ^ update)
+}
+
+/// The step of SplitMix64.
+fn stir(value: u64) -> u64 {
+    mix(value.wrapping_add(0x9E37_79B9_7F4A_7C15))
 }
 
 /// Stores `values`, each as one of its two neighbours in bf16: the nearer one more often, so that the mean over many seeds
@@ -22,7 +27,7 @@ pub(super) fn store(values: &[f32], stored: &mut [bf16], seed: u64) {
     chunks.for_each(|(number, (stored, values))| {
         let first = (number * CHUNK) as u64;
         for (index, (stored, value)) in (first..).zip(stored.iter_mut().zip(values)) {
-            *stored = round(*value, mix(seed ^ index) as u16);
+            *stored = round(*value, stir(seed ^ index) as u16);
         }
     });
 }

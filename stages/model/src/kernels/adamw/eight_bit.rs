@@ -72,7 +72,6 @@ impl Table {
     }
 
     /// What each code stands for.
-    #[cfg(test)]
     pub fn values(&self) -> &[f32; 256] {
         &self.values
     }
@@ -113,6 +112,16 @@ impl Table {
         }
         scale
     }
+}
+
+/// Both tables as the kernels for devices take them: values, signed and then unsigned; codes of all steps in the same
+/// order, and behind them the codes of zero.
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn both() -> (Vec<f32>, Vec<u8>) {
+    let tables = [Table::signed(), Table::unsigned()];
+    let values = tables.iter().flat_map(|table| table.values).collect();
+    let codes = tables.iter().flat_map(|table| table.nearest.iter().copied());
+    (values, codes.chain(tables.map(|table| table.zero)).collect())
 }
 
 #[cfg(test)]

@@ -1,0 +1,139 @@
+//! Compiles kernels and launches them on a device.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
+use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice};
+use candle_core::{Device, Storage, Tensor};
+
+use super::signature::Kernel;
+use super::{Argument, FILES, PRELUDE, THREADS};
+use crate::error::{Error, Result};
+
+/// A scalar as a kernel takes it.
+enum Value {
+    Pointer(u64),
+    Int(i32),
+    Long(u64),
+    Float(f32),
+}
+
+/// Launches a kernel whose arguments were checked. It runs after everything that the device was given before.
+pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
+    let device = device_of(kernel, arguments)?;
+    let stream = device.cuda_stream();
+    let values = arguments
+        .iter()
+        .map(|argument| {
+            Ok(match *argument {
+                Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => {
+                    Value::Pointer(pointer(kernel, tensor, &device, &stream)?)
+                }
+                Argument::ReadIf(None) => Value::Pointer(0),
+                // The check has found that it fits.
+                Argument::Int(value) => Value::Int(value as i32),
+                Argument::Signed(value) => Value::Int(value),
+                Argument::Long(value) => Value::Long(value),
+                Argument::Float(value) => Value::Float(value as f32),
+            })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let ptx = compiled(kernel.file, &stream)?;
+    let function = device.get_or_load_custom_func(kernel.name, FILES[kernel.file].0, &ptx)?;
+    let mut builder = function.builder();
+    for value in &values {
+        match value {
+            Value::Pointer(value) | Value::Long(value) => builder.arg(value),
+            Value::Int(value) => builder.arg(value),
+            Value::Float(value) => builder.arg(value),
+        };
+    }
+    let config = LaunchConfig {
+        grid_dim: (blocks[0], blocks[1], 1),
+        block_dim: (THREADS as u32, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    // SAFETY: number, types and element types of the arguments are those that the kernel's file declares (`check`), the
+    // pointers are of tensors on this device, which the caller holds, and there is one stream to a device, so memory that
+    // is given back afterwards is not used again before the kernel has ended. That a kernel stays within its tensors is
+    // what the tests under the emulator are for.
+    unsafe { builder.launch(config) }.map_err(|error| failed(kernel, error))?;
+    Ok(())
+}
+
+fn failed(kernel: &Kernel, error: impl std::fmt::Display) -> Error {
+    Error::Input(format!("CUDA kernel {}: {error}", kernel.name))
+}
+
+/// The device that the tensors lie on.
+fn device_of(kernel: &Kernel, arguments: &[Argument]) -> Result<CudaDevice> {
+    let first = arguments.iter().find_map(|argument| match argument {
+        Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => Some(tensor.device()),
+        _ => None,
+    });
+    match first {
+        Some(Device::Cuda(device)) => Ok(device.clone()),
+        _ => Err(failed(kernel, "a tensor is not on the device")),
+    }
+}
+
+/// Where the values of a tensor begin.
+fn pointer(kernel: &Kernel, tensor: &Tensor, device: &CudaDevice, stream: &Arc<CudaStream>) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else {
+        return Err(failed(kernel, "a tensor is not on the device"));
+    };
+    if storage.device.id() != device.id() {
+        return Err(failed(kernel, "tensors lie on different devices"));
+    }
+    // The pointer outlives what marks the end of its use: there is one stream, which keeps the order.
+    fn start<T>(slice: &CudaSlice<T>, stream: &Arc<CudaStream>) -> u64 {
+        slice.device_ptr(stream).0
+    }
+    let start = match &storage.slice {
+        CudaStorageSlice::F32(slice) => start(slice, stream),
+        CudaStorageSlice::F64(slice) => start(slice, stream),
+        CudaStorageSlice::BF16(slice) => start(slice, stream),
+        CudaStorageSlice::U8(slice) => start(slice, stream),
+        CudaStorageSlice::U32(slice) => start(slice, stream),
+        _ => return Err(failed(kernel, "a tensor is of a type that no kernel takes")),
+    };
+    Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
+}
+
+/// Compiled files, by index and compute capability.
+type Compiled = HashMap<(usize, (i32, i32)), Arc<str>>;
+
+/// A kernel file as PTX for the device of a stream, compiled once in a process.
+fn compiled(file: usize, stream: &Arc<CudaStream>) -> Result<Arc<str>> {
+    static COMPILED: Mutex<Option<Compiled>> = Mutex::new(None);
+    let (name, source) = FILES[file];
+    let wrong = |error: &dyn std::fmt::Display| Error::Input(format!("CUDA kernels of {name}.cu: {error}"));
+    let capability = stream.context().compute_capability().map_err(|error| wrong(&error))?;
+    // What is under the lock is never half done.
+    let mut all = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = all.get_or_insert_default();
+    if let Some(ptx) = all.get(&(file, capability)) {
+        return Ok(ptx.clone());
+    }
+    let (major, minor) = capability;
+    let options = CompileOptions {
+        // Sums and products are rounded as written: what the emulator found is what runs.
+        fmad: Some(false),
+        options: vec![
+            format!("--gpu-architecture=compute_{major}{minor}"),
+            "--std=c++17".into(),
+        ],
+        name: Some(format!("{name}.cu")),
+        ..CompileOptions::default()
+    };
+    let ptx = compile_ptx_with_opts(format!("{PRELUDE}\n{source}"), options).map_err(|error| match error {
+        CompileError::CompileError { log, .. } => wrong(&log.to_string_lossy()),
+        other => wrong(&other),
+    })?;
+    let ptx: Arc<str> = ptx.to_src().into();
+    all.insert((file, capability), ptx.clone());
+    Ok(ptx)
+}

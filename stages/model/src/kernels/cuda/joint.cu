@@ -1,0 +1,87 @@
+// Element-wise parts of the joint network and its loss. `cells` has four numbers for each cell: row of the encoder's
+// part, row of the prediction network's part, label (the largest number for none), place among all cells.
+
+KERNEL(joint_hidden, (const float* f, const float* g, const u32* cells, float* out, u64 n, int width, float factor,
+                      u64 key, u64 threshold)) {
+    u64 i = element();
+    if (i >= n) return;
+    const u32* cell = cells + i / width * 4;
+    u64 j = i % width;
+    float sum = f[(u64)cell[0] * width + j] + g[(u64)cell[1] * width + j];
+    // Written so that NaN stays NaN.
+    float value = sum <= 0.0f ? 0.0f : sum;
+    out[i] = keeps(key, threshold, (u64)cell[3] * width + j) ? value * factor : 0.0f;
+}
+
+// Natural logarithm of the sum of exp(logits + bias), by all threads of the block.
+DEVICE double log_sum_exp(const float* logits, const float* bias, int count, float* scratch) {
+    float top = -infinity();
+    for (int j = threadIdx.x; j < count; j += THREADS) {
+        float value = logits[j] + bias[j];
+        top = value > top ? value : top;
+    }
+    top = block_largest(top, scratch);
+    float sum = 0;
+    for (int j = threadIdx.x; j < count; j += THREADS) sum += expf(logits[j] + bias[j] - top);
+    return (double)top + log((double)block_sum(sum, scratch));
+}
+
+// One block for each cell. `terms` gets three numbers: normaliser, log probability of blank and of the label; behind
+// them the log probabilities of the durations.
+KERNEL(cell_terms, (const float* logits, const float* bias, const u32* cells, double* terms, int tokens,
+                    int durations)) {
+    SHARED(float, scratch, THREADS + 16);
+    u64 cell = blockIdx.x;
+    logits += cell * (tokens + durations);
+    terms += cell * (3 + durations);
+    u32 label = cells[4 * cell + 2];
+    double normaliser = log_sum_exp(logits, bias, tokens, scratch);
+    double duration_normaliser = durations > 0 ? log_sum_exp(logits + tokens, bias + tokens, durations, scratch) : 0.0;
+    if (threadIdx.x == 0) {
+        int blank = tokens - 1;
+        terms[0] = normaliser;
+        terms[1] = (double)(logits[blank] + bias[blank]) - normaliser;
+        terms[2] = label < (u32)tokens ? (double)(logits[label] + bias[label]) - normaliser : 0.0;
+    }
+    for (int d = threadIdx.x; d < durations; d += THREADS)
+        terms[3 + d] = (double)(logits[tokens + d] + bias[tokens + d]) - duration_normaliser;
+}
+
+// One block for each cell. `gradients` holds normaliser, posterior of blank and of the label, and the factor of the
+// whole; `durations` pairs of log probability and posterior. Cell i has row `rows[i]` of `logits`.
+KERNEL(logit_gradient, (const float* logits, const u32* rows, const float* bias, const u32* cells,
+                        const double* gradients, const double* duration_terms, float* out, int tokens, int durations,
+                        float clamp)) {
+    u64 cell = blockIdx.x;
+    int width = tokens + durations;
+    logits += (u64)rows[cell] * width;
+    out += cell * width;
+    gradients += 4 * cell;
+    duration_terms += 2 * cell * durations;
+    u32 label = cells[4 * cell + 2];
+    float normaliser = gradients[0], factor = gradients[3];
+    float occupancy = gradients[1] + gradients[2];
+    double blank = gradients[1], labelled = gradients[2];
+    if (clamp <= 0.0f) {
+        occupancy *= factor;
+        blank *= gradients[3];
+        labelled *= gradients[3];
+    }
+    for (int j = threadIdx.x; j < tokens; j += THREADS) {
+        float d = expf(logits[j] + bias[j] - normaliser) * occupancy;
+        if (j == tokens - 1) d -= (float)blank;
+        if ((u32)j == label) d -= (float)labelled;
+        if (clamp > 0.0f) d = (d > clamp ? clamp : d < -clamp ? -clamp : d) * factor;
+        out[j] = d;
+    }
+    double total = 0;
+    for (int d = 0; d < durations; d++) total += duration_terms[2 * d + 1];
+    for (int d = threadIdx.x; d < durations; d += THREADS)
+        out[tokens + d] = (float)((total * exp(duration_terms[2 * d]) - duration_terms[2 * d + 1]) * gradients[3]);
+}
+
+// The gradient of hidden values, where they are above zero.
+KERNEL(joint_hidden_backward, (const float* d_hidden, const float* hidden, float* out, float factor, u64 n)) {
+    u64 i = element();
+    if (i < n) out[i] = hidden[i] > 0.0f ? d_hidden[i] * factor : 0.0f;
+}

@@ -1,0 +1,91 @@
+//! The parameters of every kernel, read from the kernel files.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use candle_core::DType;
+
+use super::FILES;
+use crate::error::{Error, Result};
+
+/// A kernel and the file that it stands in.
+pub struct Kernel {
+    pub name: &'static str,
+    /// Index of its file.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub file: usize,
+    pub parameters: Vec<Parameter>,
+}
+
+/// What a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Parameter {
+    Pointer { dtype: DType, written: bool },
+    Int,
+    Long,
+    Float,
+}
+
+/// The kernel of this name.
+pub fn kernel(name: &str) -> Result<&'static Kernel> {
+    all()?
+        .get(name)
+        .ok_or_else(|| Error::Input(format!("not on CUDA yet: {name}")))
+}
+
+/// All kernels by name.
+pub fn all() -> Result<&'static HashMap<&'static str, Kernel>> {
+    static KERNELS: OnceLock<std::result::Result<HashMap<&'static str, Kernel>, String>> = OnceLock::new();
+    let kernels = KERNELS.get_or_init(|| {
+        let mut kernels = HashMap::new();
+        for (file, (name, source)) in FILES.iter().enumerate() {
+            for (_, text) in source
+                .match_indices("\nKERNEL(")
+                .map(|(at, open)| source.split_at(at + open.len()))
+            {
+                let kernel = read(text, file).ok_or_else(|| format!("{name}.cu: a kernel cannot be read"))?;
+                if kernels.insert(kernel.name, kernel).is_some() {
+                    return Err(format!("{name}.cu: a kernel stands there twice"));
+                }
+            }
+        }
+        Ok(kernels)
+    });
+    kernels.as_ref().map_err(|message| Error::Input(message.clone()))
+}
+
+/// `name, (type name, ...)) {`
+fn read(text: &'static str, file: usize) -> Option<Kernel> {
+    let (name, rest) = text.split_once(", (")?;
+    let (parameters, _) = rest.split_once("))")?;
+    Some(Kernel {
+        name,
+        file,
+        parameters: parameters.split(',').map(parameter).collect::<Option<_>>()?,
+    })
+}
+
+fn parameter(text: &str) -> Option<Parameter> {
+    let text = text.trim();
+    let (kind, _) = text.rsplit_once(' ')?;
+    match kind {
+        "int" => return Some(Parameter::Int),
+        "u64" => return Some(Parameter::Long),
+        "float" => return Some(Parameter::Float),
+        _ => {}
+    }
+    let element = kind.strip_suffix('*')?;
+    let (element, written) = match element.strip_prefix("const ") {
+        Some(element) => (element, false),
+        None => (element, true),
+    };
+    let dtype = match element {
+        "float" => DType::F32,
+        "double" => DType::F64,
+        "u8" => DType::U8,
+        "u32" => DType::U32,
+        "bf16" => DType::BF16,
+        _ => return None,
+    };
+    Some(Parameter::Pointer { dtype, written })
+}
