@@ -92,7 +92,7 @@ fn keep_memory(device: &candle_core::CudaDevice) {
         })
     };
     // A device without such a pool is slower, and that is all.
-    drop(kept);
+    let _ = kept;
 }
 
 #[cfg(not(feature = "cuda"))]

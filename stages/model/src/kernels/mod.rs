@@ -3,6 +3,9 @@
 //! The CPU side works on contiguous slices, generic over f32 and f64, and shares rows or channels out over rayon's
 //! threads. Work is always cut by the size of the data, never by the number of threads, and partial sums are added in
 //! order, so the result is the same for any number of threads.
+//!
+//! For tensors on a CUDA device, each function hands its work to the one of its name in `cuda`, by the line that it begins
+//! with.
 
 pub mod adamw;
 pub mod attention;

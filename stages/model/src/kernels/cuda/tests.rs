@@ -22,7 +22,7 @@ use crate::kernels::{bias, depthwise, elementwise, glu, layer_norm, subsample};
 use crate::layers::golden;
 use crate::model::{MicroBatch, TdtModel, TrainOptions};
 use crate::noise::{DropMask, Noise};
-use crate::parameters::Gradients;
+use crate::parameters::{Gradients, Parameters};
 
 const BOUND: f64 = 2e-5;
 
@@ -490,6 +490,35 @@ fn same_to_the_bit(run: impl Fn() -> Result<Vec<u8>>) {
     assert_eq!(differ, None, "first byte that differs, of {}", expected.len());
 }
 
+/// Compares the gradients of all parameters, and their norm.
+fn same_gradients(parameters: &Parameters, expected: &Gradients, found: &Gradients) {
+    let norm = |gradients: &Gradients| {
+        let all: Vec<Tensor> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
+        sum_of_squares(&all).unwrap().sqrt()
+    };
+    let whole = norm(expected);
+    assert!((emulator::with(true, || norm(found)) - whole).abs() <= 1e-4 * whole);
+    for (id, parameter) in parameters.iter().filter(|(_, parameter)| parameter.trainable) {
+        let name = &parameter.name;
+        let of = |gradients: &Gradients| values(gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient")));
+        let (expected, found) = (of(expected), of(found));
+        let difference: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum();
+        let size: f64 = expected.iter().map(|x| x * x).sum();
+        // As between NeMo's own f32 and f64: in sub-sampling inputs lie at the kink of a ReLU. Some gradients are zero
+        // but for rounding, such as that of a bias before a normalisation.
+        let bound = if name.starts_with("encoder.pre_encode") {
+            5e-3
+        } else {
+            3e-5
+        };
+        let (difference, size) = (difference.sqrt(), size.sqrt());
+        assert!(
+            difference <= bound * size + 1e-6 * whole,
+            "{name}: {difference} of {size}, {whole} in all"
+        );
+    }
+}
+
 /// A training step of the whole model, on emulated kernels alone: what is not on CUDA fails here. Losses and gradients
 /// are those of the CPU, with all dropout masks; and so is what decoding hears.
 #[test]
@@ -517,34 +546,7 @@ fn the_whole_model_trains_and_decodes() {
             "loss {found}, {expected}"
         );
     }
-    let norm = |gradients: &Gradients| {
-        let all: Vec<Tensor> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
-        sum_of_squares(&all).unwrap().sqrt()
-    };
-    let whole = norm(&expected_gradients);
-    assert!((emulator::with(true, || norm(&gradients)) - whole).abs() <= 1e-4 * whole);
-    let mut compared = 0;
-    for (id, expected) in expected_gradients.iter() {
-        let name = &trained.parameters.parameter(id).name;
-        let found = gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient"));
-        let (found, expected) = (values(found), values(expected));
-        let difference: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum();
-        let size: f64 = expected.iter().map(|x| x * x).sum();
-        // As between NeMo's own f32 and f64: in sub-sampling inputs lie at the kink of a ReLU.
-        let bound = if name.starts_with("encoder.pre_encode") {
-            5e-3
-        } else {
-            3e-5
-        };
-        assert!(
-            difference.sqrt() <= bound * size.sqrt() + 1e-7 * whole,
-            "{name}: {} of {}",
-            difference.sqrt(),
-            size.sqrt()
-        );
-        compared += 1;
-    }
-    assert_eq!(compared, trained.parameters.iter().filter(|(_, p)| p.trainable).count());
+    same_gradients(&trained.parameters, &expected_gradients, &gradients);
     // Statistics of batch normalisation moved alike.
     for (id, parameter) in trained.parameters.iter().filter(|(_, p)| p.name.contains("running")) {
         for (a, b) in values(&parameter.tensor)
@@ -584,25 +586,17 @@ fn a_hybrid_model_with_limited_attention_trains() {
         let output = model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients)?;
         // More than one block of 16 queries with the keys beside them.
         assert!(output.frames.iter().any(|&frames| frames > 16 + 2));
-        Ok((output, gradients))
+        Ok((output, gradients, model))
     };
-    let (expected, expected_gradients) = train().unwrap();
-    let (found, gradients) = emulator::with(true, train).unwrap();
+    let (expected, expected_gradients, model) = train().unwrap();
+    let (found, gradients, _) = emulator::with(true, train).unwrap();
     assert!((found.loss - expected.loss).abs() <= 1e-5 * expected.loss);
     let (found, expected) = (found.ctc_loss.unwrap(), expected.ctc_loss.unwrap());
     assert!(
         (found - expected).abs() <= 1e-5 * expected,
         "CTC loss {found}, {expected}"
     );
-    for (id, expected) in expected_gradients.iter() {
-        let (found, expected) = (values(gradients.get(id).unwrap()), values(expected));
-        let difference: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum();
-        let size: f64 = expected.iter().map(|x| x * x).sum();
-        assert!(
-            difference.sqrt() <= 5e-3 * size.sqrt() + 1e-6,
-            "{id:?}: {difference} {size}"
-        );
-    }
+    same_gradients(&model.parameters, &expected_gradients, &gradients);
 }
 
 /// With matrices in bf16 the products of linear layers are in bf16. The loss moves by what 8 bits of a factor make of it.
