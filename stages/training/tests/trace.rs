@@ -115,6 +115,7 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
             ranks: 1,
             fold_update: false,
             rank_timeout: std::time::Duration::from_secs(60),
+            recompute: false,
             seed: 0,
             spec_augment: false,
             dither: false,

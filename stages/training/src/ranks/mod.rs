@@ -5,9 +5,18 @@
 //! sums its gradient over all ranks, keeps its moments, updates it and gives the new values to the others. A sum is
 //! begun as soon as the backward pass has completed a part of the model, and goes on while the pass works on the part
 //! below. Sums are taken in the order of the ranks, so they do not depend on timing.
+//!
+//! Ranks may be spread over the processes of a run. Process 0 has the first ones, feeds all of them and writes the
+//! checkpoints; the others have what it sends them ([`serve`]) and keep nothing.
 
-mod in_process;
+mod elsewhere;
+mod hang;
+mod joined;
+mod meeting;
+mod other;
+mod remote;
 mod replica;
+mod wire;
 
 use std::fmt;
 
@@ -16,7 +25,12 @@ use flow_model::{ParameterId, Parameters, Part};
 
 use crate::error::TrainingError;
 
-pub use in_process::{Member, members};
+pub(crate) use elsewhere::share;
+pub use joined::{Joined, serve};
+pub(crate) use meeting::members_among;
+pub use meeting::{Member, members};
+pub(crate) use other::{OtherRank, Work, gone, pool};
+pub(crate) use remote::Remote;
 pub use replica::{RankReport, Replica, StepPlan};
 
 /// Where ranks meet. Every rank comes to the same places, once each; in which order does not matter.
