@@ -151,7 +151,7 @@ fn come_together(
         });
     };
     note(&format!(
-        "process {} of {}, as {} say; process 0 is at {}",
+        "process {} of {} (by {}); process 0 is at {}",
         launch.process, launch.processes, launch.read_from, launch.leader
     ));
     let member = Join {

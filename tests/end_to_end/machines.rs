@@ -108,17 +108,16 @@ fn wait_until(what: &str, is: impl Fn() -> bool) {
 /// Rank 1 hangs where checkpoints stand already, so that what follows does not depend on who is faster.
 const HANG: (&str, &str) = ("FLOW_HANG_AT", "1:6");
 
-/// Whichever process is killed, the other one names it and ends; started again, by torchrun's variables this time, the two
-/// end with the bits of one process that was never stopped.
+/// Whichever process is killed, the other one names it and ends; started again, by other means, the two end with the bits
+/// of one process that was never stopped.
 #[test]
 fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
     let steps = ["train.max_steps=8", "train.checkpoint_every=4"];
     let one = Workplace::new("micro");
     let all: Vec<&str> = TWO.iter().chain(&steps).copied().collect();
     expect_code(&finetune(&one, &all).output().unwrap(), 0);
-
-    let place = Workplace::new("micro");
     for killed in [1, 0] {
+        let place = Workplace::new("micro");
         let mut commands = two(&place, &steps);
         commands[1].env(HANG.0, HANG.1);
         let [first, second] = started(commands);
@@ -134,31 +133,45 @@ fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
             told.contains(&named) && told.contains(&format!("pid {pid}) ended without a word")),
             "{told}"
         );
-    }
-    assert!(!has_step(&place, 8));
+        assert!(!has_step(&place, 8));
 
-    let port = free_port();
-    let again = [0, 1].map(|process: u32| {
-        let mut command = finetune(&place, &all);
-        command.args(["--launch", "torchrun"]);
-        command.env("RANK", process.to_string()).env("WORLD_SIZE", "2");
-        command
-            .env("MASTER_ADDR", "localhost")
-            .env("MASTER_PORT", (port - 1).to_string());
-        command
-    });
-    for (process, (code, told)) in started(again).map(Started::end).into_iter().enumerate() {
-        assert_eq!(code, Some(0), "{told}");
+        let again = launched(&place, &all, killed == 0);
+        let by = if killed == 0 {
+            "Slurm's variables"
+        } else {
+            "torchrun's variables"
+        };
+        for (process, (code, told)) in started(again).map(Started::end).into_iter().enumerate() {
+            assert_eq!(code, Some(0), "{told}");
+            assert!(told.contains(&format!("process {process} of 2 (by {by})")), "{told}");
+            assert_eq!(process == 1, told.contains("rank 1 of 2 ready"), "{told}");
+        }
         assert!(
-            told.contains(&format!("process {process} of 2, as torchrun's variables say")),
-            "{told}"
+            last_checkpoint(&one, 8) == last_checkpoint(&place, 8),
+            "two processes gave other bits than one"
         );
-        assert_eq!(process == 1, told.contains("rank 1 of 2 ready"), "{told}");
     }
-    assert!(
-        last_checkpoint(&one, 8) == last_checkpoint(&place, 8),
-        "two processes gave other bits than one"
-    );
+}
+
+/// The commands of both processes, which are told who they are as Slurm or torchrun tells.
+fn launched(place: &Workplace, settings: &[&str], slurm: bool) -> [Command; 2] {
+    let port = free_port();
+    [0, 1].map(|process: u32| {
+        let mut command = finetune(place, settings);
+        let process = process.to_string();
+        if slurm {
+            command.args(["--launch", "auto", "--port", &port.to_string()]);
+            command.env("SLURM_PROCID", process).env("SLURM_STEP_NUM_TASKS", "2");
+            command.env("SLURM_STEP_NODELIST", "localhost");
+        } else {
+            command.args(["--launch", "torchrun"]);
+            command.env("RANK", process).env("WORLD_SIZE", "2");
+            command
+                .env("MASTER_ADDR", "localhost")
+                .env("MASTER_PORT", (port - 1).to_string());
+        }
+        command
+    })
 }
 
 fn has_step(place: &Workplace, step: u64) -> bool {
