@@ -101,12 +101,12 @@ pub struct Processes {
     sessions: AtomicU32,
 }
 
-type Listener = Box<dyn FnMut(usize, Vec<u8>) + Send>;
+type Listener = Arc<dyn Fn(usize, Vec<u8>) + Send + Sync>;
 
 enum Topic {
-    /// Nobody listens yet.
+    /// Nobody listens yet, or not all that was kept is handed over.
     Kept(Vec<(usize, Vec<u8>)>),
-    Heard(Arc<Mutex<Listener>>),
+    Heard(Listener),
     Closed,
 }
 
@@ -162,7 +162,7 @@ impl Shared {
             Topic::Heard(listener) => Arc::clone(listener),
         };
         drop(state);
-        listener.lock().unwrap_or_else(PoisonError::into_inner)(from, body);
+        listener(from, body);
     }
 
     fn signal(&self, signal: i32) {
@@ -293,20 +293,23 @@ impl Processes {
         }
     }
 
-    /// Hands every message of a topic to `listener`, on the threads that receive, one at a time; those first that came
-    /// before.
-    pub fn listen(&self, topic: u32, listener: impl FnMut(usize, Vec<u8>) + Send + 'static) {
-        let listener: Arc<Mutex<Listener>> = Arc::new(Mutex::new(Box::new(listener)));
-        // Held until the kept messages are handed over, so that later ones come after them.
-        let mut hear = listener.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self
-            .shared
-            .lock()
-            .topics
-            .insert(topic, Topic::Heard(Arc::clone(&listener)));
-        if let Some(Topic::Kept(kept)) = before {
+    /// Hands every message of a topic to `listener`, on the threads that receive: those of one process in their order, and
+    /// those first that came before.
+    pub fn listen(&self, topic: u32, listener: impl Fn(usize, Vec<u8>) + Send + Sync + 'static) {
+        let listener: Listener = Arc::new(listener);
+        loop {
+            let mut state = self.shared.lock();
+            let kept = match state.topics.get_mut(&topic) {
+                Some(Topic::Kept(kept)) if !kept.is_empty() => std::mem::take(kept),
+                _ => {
+                    state.topics.insert(topic, Topic::Heard(listener));
+                    return;
+                }
+            };
+            drop(state);
+            // What comes meanwhile is kept, and comes after these.
             for (from, body) in kept {
-                hear(from, body);
+                listener(from, body);
             }
         }
     }

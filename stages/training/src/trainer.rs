@@ -12,7 +12,10 @@ use rayon::ThreadPool;
 use crate::average::Average;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
-use crate::ranks::{OtherRank, RankReport, Remote, Replica, StepPlan, Work, gone, members_among, owners, pool, share};
+use crate::ranks::{
+    Begin, OtherRank, RankReport, Remote, Replica, StepPlan, Work, collective, gone, members_among, nccl_group, owners,
+    pool, share,
+};
 use crate::schedule::Recipe;
 
 /// One micro-batch with what is told about it.
@@ -146,13 +149,20 @@ impl Trainer {
             });
         }
         let owners = owners(&model.parameters, ranks);
-        let (here, remote) = match shared {
-            Some((processes, share)) => {
-                let remote = Remote::begin(processes, share, &owners, &model, &optimizer, &config)?;
-                (share.of(0), Some(remote))
-            }
-            None => (0..ranks, None),
-        };
+        let here = shared.map_or(0..ranks, |(_, share)| share.of(0));
+        let nccl = nccl_group(&model.parameters, ranks, here.len())?;
+        let remote = shared.map(|(processes, share)| {
+            let begin = Begin {
+                share,
+                owners: &owners,
+                model: &model,
+                optimizer: &optimizer,
+                config: &config,
+                nccl,
+            };
+            Remote::begin(processes, &begin)
+        });
+        let remote = remote.transpose()?;
         let threads = (rayon::current_num_threads() / here.len()).max(1);
         let elsewhere = remote.as_ref().map(|remote| remote.elsewhere(&model.parameters));
         let mut group = members_among(ranks, here, owners, config.rank_timeout, elsewhere).into_iter();
@@ -161,14 +171,16 @@ impl Trainer {
             .ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
         let mut others = Vec::with_capacity(ranks - 1);
         for (number, member) in (1..).zip(group) {
-            let replica = Replica::new(model.replica()?, optimizer.clone(), config.clone(), Box::new(member));
+            let meeting = collective(member, &model.parameters, config.rank_timeout, nccl)?;
+            let replica = Replica::new(model.replica()?, optimizer.clone(), config.clone(), meeting);
             others.push(OtherRank::start(number, replica, pool(number, threads)?)?);
         }
         if let Some(remote) = &remote {
             others.extend(remote.ranks()?);
         }
+        let first = collective(first, &model.parameters, config.rank_timeout, nccl)?;
         Ok(Trainer {
-            first: Replica::new(model, optimizer, config.clone(), Box::new(first)),
+            first: Replica::new(model, optimizer, config.clone(), first),
             others,
             pool: Some(pool(0, threads)?),
             _remote: remote,

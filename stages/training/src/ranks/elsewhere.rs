@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use candle_core::Device;
 use flow_model::{ParameterId, Parameters};
 use flow_runtime::processes::Processes;
 
@@ -74,6 +75,8 @@ pub(crate) struct Elsewhere {
     share: Share,
     /// By index.
     ids: Vec<ParameterId>,
+    /// Where tensors of other processes are put.
+    device: Device,
 }
 
 impl Elsewhere {
@@ -83,6 +86,7 @@ impl Elsewhere {
             session,
             share,
             ids: parameters.iter().map(|(id, _)| id).collect(),
+            device: parameters.device().clone(),
         }
     }
 
@@ -93,11 +97,11 @@ impl Elsewhere {
 
     /// Begins to take what others send.
     pub fn listen(&self, shared: &Arc<Shared>) {
-        let (share, ids) = (self.share, self.ids.clone());
+        let (share, ids, device) = (self.share, self.ids.clone(), self.device.clone());
         let to = Arc::downgrade(shared);
         self.processes.listen(exchange(self.session), move |from, message| {
             if let Some(shared) = to.upgrade()
-                && let Err(error) = take(&shared, &message, &ids)
+                && let Err(error) = take(&shared, &message, &ids, &device)
             {
                 shared.failed(share.of(from).start, &error.to_string());
             }
@@ -185,7 +189,7 @@ fn with_ids(head: &Parcel, kind: u8, values: &[(ParameterId, candle_core::Tensor
 }
 
 /// Does what a message says.
-fn take(shared: &Shared, message: &[u8], ids: &[ParameterId]) -> Result<(), TrainingError> {
+fn take(shared: &Shared, message: &[u8], ids: &[ParameterId], device: &Device) -> Result<(), TrainingError> {
     let (kind, mut reader) = Reader::new(message)?;
     let rank = reader.count()?;
     match kind {
@@ -197,12 +201,13 @@ fn take(shared: &Shared, message: &[u8], ids: &[ParameterId]) -> Result<(), Trai
             let place = reader.place()?;
             let with_id = |reader: &mut Reader| {
                 let id = ids.get(reader.count()?).copied().ok_or_else(damaged)?;
-                Ok((id, reader.tensor()?))
+                Ok((id, reader.tensor()?.to_device(device)?))
             };
+            let tensor = |reader: &mut Reader| Ok(reader.tensor()?.to_device(device)?);
             let what = match reader.u8()? {
                 GRADIENTS => Laid::Gradients(reader.several(with_id)?.into_iter().collect()),
                 NUMBERS => Laid::Numbers(reader.several(Reader::f64)?),
-                TENSORS => Laid::Tensors(reader.several(Reader::tensor)?),
+                TENSORS => Laid::Tensors(reader.several(tensor)?),
                 PARAMETERS => Laid::Parameters(reader.several(with_id)?),
                 _ => return Err(damaged()),
             };

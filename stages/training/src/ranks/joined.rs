@@ -16,7 +16,7 @@ use super::remote::{
     ALL_KEPT, ASK_MOMENTS, BEGIN, FAILED, FINISH, KEPT, MOMENTS, REPORT, START, STEP, TENSOR, WORK, reports,
 };
 use super::wire::{Parcel, Reader, damaged};
-use super::{OtherRank, Replica, Work, members_among, owners, pool};
+use super::{NcclId, OtherRank, Replica, Work, collective, members_among, owners, pool};
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::trainer::TrainerConfig;
@@ -96,6 +96,9 @@ struct Building {
     dtype: DType,
     matrices: DType,
     yaml: String,
+    /// On a GPU: the first that this process sees.
+    cuda: bool,
+    nccl: Option<NcclId>,
     tensors: Vec<(String, Tensor)>,
 }
 
@@ -136,6 +139,11 @@ impl Life {
                     dtype: reader.dtype()?,
                     matrices: reader.dtype()?,
                     yaml: reader.text()?,
+                    cuda: reader.bool()?,
+                    nccl: match reader.bool()? {
+                        true => Some(reader.array()?),
+                        false => None,
+                    },
                     tensors: Vec::new(),
                 });
             }
@@ -202,14 +210,17 @@ impl Life {
             dtype,
             matrices,
             yaml,
+            cuda,
+            nccl,
             tensors,
         } = building;
+        let device = if cuda { Device::new_cuda(0)? } else { Device::Cpu };
         let stored = StoredModel {
             config_yaml: String::new(),
             tokenizer: None,
             tensors,
         };
-        let model = TdtModel::from_stored(stored, ModelConfig::from_nemo_yaml(&yaml)?, dtype, &Device::Cpu)?;
+        let model = TdtModel::from_stored(stored, ModelConfig::from_nemo_yaml(&yaml)?, dtype, &device)?;
         let mut model = model.stored_as(matrices)?;
         model.set_recompute(config.recompute);
         let ranks = config.ranks as usize;
@@ -224,7 +235,8 @@ impl Life {
             ranks: Vec::new(),
         };
         for (rank, member) in here.clone().zip(members) {
-            let replica = Replica::new(model.replica()?, optimizer.clone(), config.clone(), Box::new(member));
+            let meeting = collective(member, &model.parameters, config.rank_timeout, nccl)?;
+            let replica = Replica::new(model.replica()?, optimizer.clone(), config.clone(), meeting);
             let other = OtherRank::start(rank, replica, pool(rank, threads)?)?;
             working.ranks.push(other.work.clone());
             self.forward(session, rank, other)?;

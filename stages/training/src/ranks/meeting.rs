@@ -199,6 +199,45 @@ impl Member {
         }
     }
 
+    /// Fails where a rank has failed.
+    #[cfg(feature = "nccl")]
+    pub(super) fn check(&self) -> Result<(), TrainingError> {
+        self.shared.lock().check()
+    }
+
+    /// Gives this rank's numbers, and returns at once.
+    #[cfg(feature = "nccl")]
+    pub(super) fn announce(&self, place: Place, numbers: Vec<f64>) -> Result<(), TrainingError> {
+        self.lay(place, Laid::Numbers(numbers))
+    }
+
+    /// The numbers that all ranks gave at a place where this one gave its own. None if not `wait` and they are not there
+    /// yet.
+    #[cfg(feature = "nccl")]
+    pub(super) fn answers(&mut self, place: Place, wait: bool) -> Result<Option<Vec<Vec<f64>>>, TrainingError> {
+        if !wait && !self.all_came(place)? {
+            return Ok(None);
+        }
+        self.numbers(place).map(Some)
+    }
+
+    fn all_came(&self, place: Place) -> Result<bool, TrainingError> {
+        let state = self.shared.lock();
+        state.check()?;
+        Ok(state.missing(place).is_empty())
+    }
+
+    fn numbers(&mut self, place: Place) -> Result<Vec<Vec<f64>>, TrainingError> {
+        let all = self.take(place, |table| {
+            let numbers = |laid: &Option<Laid>| match laid {
+                Some(Laid::Numbers(numbers)) => numbers.clone(),
+                _ => Vec::new(),
+            };
+            table.laid.iter().map(numbers).collect()
+        })?;
+        Ok(all.unwrap_or_default())
+    }
+
     /// Waits for all, takes what `take` makes of a table, and clears the table when all have.
     fn take<R>(&mut self, place: Place, take: impl FnOnce(&mut Table) -> R) -> Result<Option<R>, TrainingError> {
         let here = self.shared.here.len();
@@ -229,12 +268,8 @@ impl Collective for Member {
     }
 
     fn finish_sum(&mut self, place: Place, wait: bool) -> Result<Option<Sums>, TrainingError> {
-        if !wait {
-            let state = self.shared.lock();
-            state.check()?;
-            if !state.missing(place).is_empty() {
-                return Ok(None);
-            }
+        if !wait && !self.all_came(place)? {
+            return Ok(None);
         }
         let (rank, owners) = (self.rank, self.owners.clone());
         let parts = self.take(place, |table| {
@@ -267,14 +302,7 @@ impl Collective for Member {
 
     fn gather(&mut self, place: Place, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
         self.lay(place, Laid::Numbers(numbers))?;
-        let all = self.take(place, |table| {
-            let numbers = |laid: &Option<Laid>| match laid {
-                Some(Laid::Numbers(numbers)) => numbers.clone(),
-                _ => Vec::new(),
-            };
-            table.laid.iter().map(numbers).collect()
-        })?;
-        Ok(all.unwrap_or_default())
+        self.numbers(place)
     }
 
     fn gather_tensors(&mut self, place: Place, tensors: Vec<Tensor>) -> Result<Vec<Vec<Tensor>>, TrainingError> {

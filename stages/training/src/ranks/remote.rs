@@ -11,7 +11,7 @@ use flow_runtime::processes::Processes;
 
 use super::elsewhere::{Elsewhere, Share};
 use super::wire::{Parcel, Reader, damaged};
-use super::{OtherRank, RankReport, Work};
+use super::{NcclId, OtherRank, RankReport, Work};
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::trainer::TrainerConfig;
@@ -55,6 +55,19 @@ pub(crate) struct Remote {
     optimizer: crate::optimizer::AdamWConfig,
 }
 
+/// What the other processes need to begin.
+pub(crate) struct Begin<'a> {
+    pub share: Share,
+    /// The owner of each parameter.
+    pub owners: &'a [usize],
+    pub model: &'a TdtModel,
+    /// With the moments of all parameters.
+    pub optimizer: &'a AdamW,
+    pub config: &'a TrainerConfig,
+    /// Where ranks on GPUs meet.
+    pub nccl: Option<NcclId>,
+}
+
 enum Answer {
     Step(Result<RankReport, TrainingError>),
     Kept(AdamW),
@@ -63,14 +76,15 @@ enum Answer {
 
 impl Remote {
     /// Sends everything that the other processes need, to those that need it. They read it while this process goes on.
-    pub fn begin(
-        processes: &Arc<Processes>,
-        share: Share,
-        owners: &[usize],
-        model: &TdtModel,
-        optimizer: &AdamW,
-        config: &TrainerConfig,
-    ) -> Result<Remote, TrainingError> {
+    pub fn begin(processes: &Arc<Processes>, begin: &Begin) -> Result<Remote, TrainingError> {
+        let Begin {
+            share,
+            owners,
+            model,
+            optimizer,
+            config,
+            nccl,
+        } = *begin;
         let session = processes.new_session();
         let parameters = &model.parameters;
         let yaml = model.config.to_nemo_yaml()?;
@@ -83,6 +97,9 @@ impl Remote {
             begin.dtype(parameters.dtype())?;
             begin.dtype(parameters.matrix_dtype())?;
             begin.text(&yaml);
+            begin.bool(parameters.device().is_cuda());
+            begin.bool(nccl.is_some());
+            begin.bytes(nccl.as_ref().map_or(&[], |id| &id[..]));
             send(begin);
             for (_, parameter) in parameters.iter() {
                 let mut parcel = Parcel::of(TENSOR);

@@ -315,7 +315,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], TrainingError> {
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], TrainingError> {
         self.take(N)?.try_into().map_err(|_| damaged())
     }
 
