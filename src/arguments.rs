@@ -184,27 +184,29 @@ pub struct RunArguments {
     pub events: Option<PathBuf>,
 }
 
+/// Over the options of several processes.
+const PROCESSES: &str = "Several processes (only training ranks are spread; process 0 runs all other stages)";
+
 /// Which of several processes this is. Only training is spread over processes: process 0 runs the pipeline and feeds the
 /// training ranks of the others, which do nothing else.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Several processes (only training ranks are spread; process 0 runs all other stages)")]
 pub struct ProcessArguments {
     /// A file with one line for each process, HOST or HOST:PORT; start the same command with the same pipeline and
     /// settings for each
-    #[arg(long, value_name = "FILE", requires = "process")]
+    #[arg(long, help_heading = PROCESSES, value_name = "FILE", requires = "process")]
     pub hosts: Option<PathBuf>,
     /// Which line of the file of hosts this process is; the first is 0
-    #[arg(long, value_name = "I", requires = "hosts")]
+    #[arg(long, help_heading = PROCESSES, value_name = "I", requires = "hosts")]
     pub process: Option<u32>,
     /// Read which process this is from the variables of what started it, which are not looked at otherwise
-    #[arg(long, value_name = "BY", conflicts_with = "hosts")]
+    #[arg(long, help_heading = PROCESSES, value_name = "BY", conflicts_with = "hosts")]
     pub launch: Option<Launcher>,
     /// The port at which process 0 waits for the others, where the file of hosts names none [default: 24500; with Slurm
     /// one that follows from the job's number, with torchrun the one after MASTER_PORT]
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, help_heading = PROCESSES, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
     /// How long the processes wait for each other when they start
-    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, value_parser = seconds)]
+    #[arg(long, help_heading = PROCESSES, value_name = "SECONDS", default_value_t = 600.0, value_parser = seconds)]
     pub join_timeout: f64,
 }
 

@@ -38,7 +38,7 @@ pub(super) fn start(shared: &Arc<Shared>, peer: Peer, stream: TcpStream) -> io::
         .name(format!("to-process-{}", peer.process))
         .spawn(move || {
             if let Err(error) = write(&writing, &outgoing) {
-                at_writer.closed(&to, &format!("cannot be reached any more: {error}"));
+                at_writer.closed(&to, &why(&error));
             }
             // Nothing more will come from here; the other side may still have something to say.
             let _ = writing.shutdown(Shutdown::Write);
@@ -46,21 +46,25 @@ pub(super) fn start(shared: &Arc<Shared>, peer: Peer, stream: TcpStream) -> io::
     thread::Builder::new()
         .name(format!("from-process-{}", peer.process))
         .spawn(move || {
-            let why = match read(&reading, &peer, &at_reader) {
-                Ok(()) => "ended without a word".to_owned(),
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                        format!("was not heard of for {} s", SILENCE.as_secs())
-                    }
-                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "ended without a word".to_owned(),
-                    io::ErrorKind::InvalidData => format!("sent what no process of a run sends ({error})"),
-                    _ => format!("cannot be heard any more: {error}"),
-                },
-            };
-            at_reader.closed(&peer, &why);
+            let ended = read(&reading, &peer, &at_reader);
+            at_reader.closed(&peer, &ended.map_or_else(|error| why(&error), |()| ENDED.to_owned()));
             let _ = reading.shutdown(Shutdown::Both);
         })?;
     Ok(send)
+}
+
+const ENDED: &str = "ended without a word";
+
+/// What an error of a connection says of the process at its other end.
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("was not heard of for {} s", SILENCE.as_secs())
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ENDED.to_owned(),
+        io::ErrorKind::InvalidData => format!("sent what no process of a run sends ({error})"),
+        _ => format!("cannot be reached any more: {error}"),
+    }
 }
 
 fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {

@@ -101,6 +101,8 @@ pub struct Processes {
     sessions: AtomicU32,
 }
 
+type LossListener = Arc<dyn Fn(&Loss) + Send + Sync>;
+
 type Listener = Arc<dyn Fn(usize, Vec<u8>) + Send + Sync>;
 
 enum Topic {
@@ -139,7 +141,7 @@ struct State {
     topics: BTreeMap<u32, Topic>,
     lost: Option<Loss>,
     lost_since: Option<Instant>,
-    on_loss: Vec<Arc<dyn Fn(&Loss) + Send + Sync>>,
+    on_loss: Vec<LossListener>,
     ended: Option<End>,
     /// By process: it said goodbye, or its connection is closed.
     gone: Vec<bool>,
@@ -182,25 +184,20 @@ impl Shared {
     fn closed(&self, peer: &Peer, why: &str) {
         let mut state = self.lock();
         let gone = std::mem::replace(&mut state.gone[peer.process], true);
-        let mut told: Vec<(Arc<dyn Fn(&Loss) + Send + Sync>, Loss)> = Vec::new();
+        let mut told = None;
         if !gone && state.ended.is_none() && state.lost.is_none() {
             let loss = Loss {
                 process: peer.process,
                 message: format!("{peer} {why}"),
             };
-            told = state
-                .on_loss
-                .iter()
-                .cloned()
-                .map(|listener| (listener, loss.clone()))
-                .collect();
+            told = Some((state.on_loss.clone(), loss.clone()));
             state.lost = Some(loss);
             state.lost_since = Some(Instant::now());
         }
         drop(state);
         self.changed.notify_all();
-        for (listener, loss) in told {
-            listener(&loss);
+        if let Some((listeners, loss)) = told {
+            listeners.iter().for_each(|listener| listener(&loss));
         }
     }
 
