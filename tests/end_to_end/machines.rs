@@ -254,7 +254,7 @@ fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
     let place = Workplace::new("micro");
     // Other settings: refused, and process 0 says who is missing, and why.
     let [mut first, _] = two(&place, &["train.max_steps=4"]);
-    first.args(["--join-timeout", "6"]);
+    first.args(["--join-timeout", "10"]);
     let first = Started::new(first);
     let hosts = place.path("hosts.txt");
     let mut other = finetune(
@@ -271,7 +271,7 @@ fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
     let (code, told) = first.end();
     assert_eq!(code, Some(1), "{told}");
     assert!(
-        told.contains("process 1 did not come") && told.contains("within 6 s; 1 refused"),
+        told.contains("process 1 did not come") && told.contains("within 10 s; 1 refused"),
         "{told}"
     );
     assert!(!place.path("checkpoints").exists());

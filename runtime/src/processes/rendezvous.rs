@@ -151,20 +151,21 @@ fn arrivals<R>(
     let (tell, told) = unbounded::<Result<Arrival, String>>();
     let mut strangers = 0usize;
     while Instant::now() < until {
-        if let Ok((stream, address)) = listener.accept() {
-            if strangers >= STRANGERS {
-                continue;
+        // However many knock, those that have greeted are heard in between.
+        let patience = match listener.accept() {
+            Ok((stream, address)) if strangers < STRANGERS => {
+                let tell = tell.clone();
+                let greeted = thread::Builder::new().name("greeting".into()).spawn(move || {
+                    // Nobody listens any more once all have come.
+                    let _ = tell.send(greet(stream, address));
+                });
+                strangers += usize::from(greeted.is_ok());
+                Duration::ZERO
             }
-            strangers += 1;
-            let tell = tell.clone();
-            let greeted = thread::Builder::new().name("greeting".into()).spawn(move || {
-                // Nobody listens any more once all have come.
-                let _ = tell.send(greet(stream, address));
-            });
-            strangers -= usize::from(greeted.is_err());
-            continue;
-        }
-        match told.recv_timeout(AGAIN) {
+            Ok(_) => Duration::ZERO,
+            Err(_) => AGAIN,
+        };
+        match told.recv_timeout(patience) {
             Ok(Ok(arrival)) => {
                 strangers -= 1;
                 if let Some(result) = take(arrival) {
