@@ -1,6 +1,7 @@
 //! The command line's arguments.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -173,12 +174,63 @@ pub struct RunArguments {
     pub pipeline: PipelineArguments,
     #[command(flatten)]
     pub selection: SelectionArguments,
+    #[command(flatten)]
+    pub processes: ProcessArguments,
     /// What standard error shows while the run goes on
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub progress: Progress,
     /// Write the events, one JSON object per line, to this file too
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
+}
+
+/// Over the options of several processes.
+const PROCESSES: &str = "Several processes (only training ranks are spread; process 0 runs all other stages)";
+
+/// Which of several processes this is. Only training is spread over processes: process 0 runs the pipeline and feeds the
+/// training ranks of the others, which do nothing else.
+#[derive(Args, Clone, Debug)]
+pub struct ProcessArguments {
+    /// A file with one line for each process, HOST or HOST:PORT; start the same command with the same pipeline and
+    /// settings for each
+    #[arg(long, help_heading = PROCESSES, value_name = "FILE", requires = "process")]
+    pub hosts: Option<PathBuf>,
+    /// Which line of the file of hosts this process is; the first is 0
+    #[arg(long, help_heading = PROCESSES, value_name = "I", requires = "hosts")]
+    pub process: Option<u32>,
+    /// Read which process this is from the variables of what started it, which are not looked at otherwise
+    #[arg(long, help_heading = PROCESSES, value_name = "BY", conflicts_with = "hosts")]
+    pub launch: Option<Launcher>,
+    /// The port at which process 0 waits for the others, where the file of hosts names none [default: 24500; with Slurm
+    /// one that follows from the job's number, with torchrun the one after MASTER_PORT]
+    #[arg(long, help_heading = PROCESSES, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// How long the processes wait for each other when they start
+    #[arg(long, help_heading = PROCESSES, value_name = "SECONDS", default_value_t = 600.0, value_parser = seconds)]
+    pub join_timeout: f64,
+}
+
+impl ProcessArguments {
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.join_timeout)
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(seconds),
+        _ => Err("write a number of seconds above 0".into()),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Launcher {
+    /// Slurm's srun: SLURM_PROCID, SLURM_STEP_NUM_TASKS (else SLURM_NTASKS), SLURM_STEP_NODELIST (else SLURM_JOB_NODELIST)
+    Slurm,
+    /// torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    Torchrun,
+    /// torchrun where RANK is set, else Slurm
+    Auto,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

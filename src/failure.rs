@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use flow_runtime::StageError;
+use flow_runtime::processes::JoinError;
 use flow_runtime::run::RunError;
 use flow_runtime::spec::{Checked, Diagnostics, Style};
 use flow_runtime::store::StoreError;
@@ -25,6 +26,8 @@ pub enum Exit {
     Bug,
     /// Ended by a signal of this number.
     Interrupted(i32),
+    /// As process 0 of the run ended, with this exit code.
+    As(u8),
 }
 
 impl Exit {
@@ -37,6 +40,7 @@ impl Exit {
             Exit::Noted => 4,
             Exit::Bug => 70,
             Exit::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+            Exit::As(code) => code,
         }
     }
 }
@@ -55,6 +59,12 @@ pub enum Failure {
     },
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The processes of a run did not come together.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// Process 0 ended the run, and why.
+    #[error("process 0 ended the run: {message}")]
+    Ended { code: u8, message: String },
     /// A file of the state directory that is not what it should be, or rejects that cannot be read.
     #[error("{message}")]
     Unreadable { message: String },
@@ -97,7 +107,8 @@ impl Failure {
 
     pub fn exit(&self) -> Exit {
         match self {
-            Failure::Pipeline(_) | Failure::Usage { .. } => Exit::Usage,
+            Failure::Pipeline(_) | Failure::Usage { .. } | Failure::Join(JoinError::Refused { .. }) => Exit::Usage,
+            Failure::Ended { code, .. } => Exit::As(*code),
             Failure::Run { error, .. } => match error {
                 RunError::Stage {
                     error: StageError::Failed { .. },
@@ -105,13 +116,14 @@ impl Failure {
                 } => Exit::Failed,
                 RunError::Stage { .. } | RunError::Usage { .. } => Exit::Usage,
                 RunError::Store(error) => store_exit(error),
+                RunError::Process { .. } => Exit::Failed,
                 RunError::Interrupted { signal } => Exit::Interrupted(*signal),
                 RunError::Internal { .. } => Exit::Bug,
             },
             Failure::Store(error) => store_exit(error),
             // Whoever read standard output (`flow plan | head`) has seen enough.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Done,
-            Failure::Unreadable { .. } | Failure::Output(_) => Exit::Failed,
+            Failure::Unreadable { .. } | Failure::Output(_) | Failure::Join(_) => Exit::Failed,
             Failure::Bug(_) => Exit::Bug,
         }
     }
@@ -130,7 +142,12 @@ impl Failure {
             Failure::Run { error, checked } => render_run(error, &checked.0, style),
             Failure::Store(error) => with_help(&error.to_string(), error.help().as_deref()),
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => String::new(),
-            Failure::Unreadable { .. } | Failure::Output(_) | Failure::Bug(_) => with_help(&self.to_string(), None),
+            Failure::Join(JoinError::Failed { message, help }) if !help.is_empty() => with_help(message, Some(help)),
+            Failure::Unreadable { .. }
+            | Failure::Output(_)
+            | Failure::Bug(_)
+            | Failure::Join(_)
+            | Failure::Ended { .. } => with_help(&self.to_string(), None),
         }
     }
 }

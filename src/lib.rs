@@ -14,6 +14,7 @@ mod arguments;
 mod commands;
 mod failure;
 pub mod kinds;
+mod launch;
 mod report;
 mod screen;
 mod table;

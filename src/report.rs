@@ -129,7 +129,7 @@ impl Seen {
                 self.outcome.clone_from(outcome);
                 self.seconds = *seconds;
             }
-            Event::Committed { .. } => {}
+            Event::Committed { .. } | Event::Note { .. } => {}
         }
     }
 

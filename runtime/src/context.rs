@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::event::{Event, Events};
 use crate::kind::Input;
+use crate::processes::Processes;
 use crate::store::Artifact;
 
 /// Handed to [`crate::Kind::open`]: one per body, that is, one per stage and worker.
@@ -26,6 +27,8 @@ pub struct Context {
     pub events: Events,
     pub cancel: Cancel,
     pub waker: Waker,
+    /// The other processes of the run, where there are several. Bodies run in process 0.
+    pub processes: Option<Arc<Processes>>,
 }
 
 impl Context {

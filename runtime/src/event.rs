@@ -50,6 +50,8 @@ pub enum Event {
     },
     /// Something a person should know that does not end the run.
     Warning { stage: Option<String>, message: String },
+    /// What a person may want to know about how the run is carried out.
+    Note { message: String },
     RunFailed {
         stage: Option<String>,
         partition: Option<String>,

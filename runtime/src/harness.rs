@@ -193,6 +193,7 @@ impl<K: Kind> Harness<K> {
                 *bell.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = true;
                 bell.1.notify_all();
             }),
+            processes: None,
         };
         let body = K::open(&self.settings, &context)?;
         let mut run = Run {

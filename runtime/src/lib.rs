@@ -10,6 +10,7 @@ pub mod kind;
 pub mod out;
 pub mod partition;
 pub mod plan;
+pub mod processes;
 pub mod registry;
 pub mod reject;
 mod row_json;

@@ -4,6 +4,7 @@ mod dataflow;
 mod export;
 mod global;
 mod job;
+mod joined;
 mod limits;
 mod log;
 mod records;
@@ -19,8 +20,10 @@ use crate::kind::StageError;
 use crate::partition::Partition;
 use crate::plan::ledger::Ledger;
 use crate::plan::{Options, Plan};
+use crate::processes::{Loss, SignalFlags};
 use crate::spec::Checked;
 use crate::store::{Access, Store, StoreError};
+pub use joined::joined;
 use region::Ran;
 
 /// What a run did.
@@ -68,6 +71,9 @@ pub enum RunError {
     /// A signal ended the run after what was in hand was committed: exit code 128 + signal.
     #[error("interrupted by signal {signal}")]
     Interrupted { signal: i32 },
+    /// Another process of the run is lost: exit code 1.
+    #[error("{message}")]
+    Process { message: String },
     /// Our bug: exit code 70.
     #[error("internal error: {message}")]
     Internal { message: String },
@@ -93,7 +99,7 @@ impl RunError {
             } => 1,
             RunError::Stage { .. } | RunError::Usage { .. } => 2,
             RunError::Store(error) if error.is_held() => 3,
-            RunError::Store(_) => 1,
+            RunError::Store(_) | RunError::Process { .. } => 1,
             RunError::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(u8::MAX),
             RunError::Internal { .. } => 70,
         }
@@ -111,6 +117,10 @@ impl RunError {
             RunError::Usage { help, .. } => help.clone(),
             RunError::Store(error) => error.help(),
             RunError::Interrupted { .. } => Some("run it again: what is committed is not done again".to_string()),
+            RunError::Process { .. } => Some(
+                "look at what that process said last; then start all again: what is committed is not done again"
+                    .to_string(),
+            ),
             RunError::Internal { .. } => None,
         }
     }
@@ -135,7 +145,16 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     let store = Store::open(&options.state, Access::Run { run_id: id.clone() })?;
     let folder = store.create_run_folder(&id)?;
     let log = records::EventLog::open(&folder, events)?;
-    let signals = Arc::new(Signals::default());
+    let signals = Arc::new(Signals {
+        processes: options.processes.clone(),
+        ..Signals::default()
+    });
+    if let Some(processes) = &options.processes {
+        processes.signals_to(SignalFlags {
+            stop: Arc::clone(&signals.stop),
+            checkpoint: Arc::clone(&signals.checkpoint),
+        });
+    }
     let _handlers = options
         .signals
         .then(|| signals::Handlers::install(&signals))
@@ -148,6 +167,11 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     });
     let mut ran = Ran::default();
     let outcome = run_regions(checked, options, events, store.clone(), &id, &signals, &mut ran);
+    let outcome = match (outcome, signals.lost()) {
+        // Where a stage found out first, it says what it was about.
+        (outcome @ Err(RunError::Stage { .. }), _) | (outcome, None) => outcome,
+        (_, Some(Loss { message, .. })) => Err(RunError::Process { message }),
+    };
     // Digests of source files are a shortcut: a run that did its work does not fail for want of it.
     if let Err(error) = store.save_sources() {
         events.send(Event::Warning {
@@ -242,6 +266,9 @@ fn run_regions(
     for region in 0..ledger.graph.regions.len() {
         if let Some(signal) = signals.stop_asked() {
             return Err(RunError::Interrupted { signal });
+        }
+        if let Some(Loss { message, .. }) = signals.lost() {
+            return Err(RunError::Process { message });
         }
         region::run(&mut ledger, region, id, signals, ran)?;
         for node in ledger.graph.regions[region].nodes.clone() {

@@ -1,18 +1,37 @@
-//! `flow run`: runs a pipeline.
+//! `flow run`: runs a pipeline, alone or as one of several processes.
 
 use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
-use flow_runtime::event::Events;
+use flow_runtime::event::{Event, Events};
+use flow_runtime::processes::{End, Join, Processes, join};
 use flow_runtime::registry::Registry;
+use flow_runtime::run::RunError;
+use flow_runtime::spec::{Checked, yaml};
+use flow_runtime::{Digest, StageError};
+use flow_training::ranks::serve;
+use flow_training::settings::TrainSettings;
 
 use super::{checked, options};
 use crate::arguments::RunArguments;
 use crate::failure::{Exit, Failure};
+use crate::launch::{self, Launch};
 use crate::report::Report;
 use crate::screen::{self, Screen};
 
+/// A run that lost a process and does not come to its end within this time is ended: one of its own ranks hangs.
+const LAST_RESORT: Duration = Duration::from_secs(60);
+
 pub fn run(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
+    let launch = launch::read(&arguments.processes, &launch::environment)?;
+    let launch = launch.filter(|launch| launch.processes > 1);
+    if let Some(launch) = &launch {
+        check_spread(&checked, launch.processes)?;
+    }
     let events = Events::default();
     if let Some(path) = &arguments.events {
         let file = std::fs::File::create(path).map_err(|error| {
@@ -24,10 +43,43 @@ pub fn run(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -
         screen::json_lines(file, &events);
     }
     let screen = Screen::show(arguments.progress, &events);
-    let report = Report::listen(&events);
+    let Some(launch) = launch else {
+        if arguments.processes.hosts.is_none()
+            && arguments.processes.launch.is_none()
+            && let Some(message) = launch::unheeded(&launch::environment)
+        {
+            events.send(Event::Warning { stage: None, message });
+        }
+        return conduct(arguments, &checked, &events, screen, None, out);
+    };
+    let processes = come_together(&launch, &checked, registry, &events)?;
+    if processes.process() > 0 {
+        return joined(&processes, &checked, &events);
+    }
+    end_at_last(&processes);
+    let outcome = conduct(arguments, &checked, &events, screen, Some(&processes), out);
+    let (code, message) = match &outcome {
+        Ok(exit) => (exit.code(), String::new()),
+        Err(failure) => (failure.exit().code(), failure.to_string()),
+    };
+    processes.end(&End { code, message });
+    outcome
+}
+
+/// Runs the pipeline.
+fn conduct(
+    arguments: &RunArguments,
+    checked: &Arc<Checked>,
+    events: &Events,
+    screen: Screen,
+    processes: Option<&Arc<Processes>>,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
+    let report = Report::listen(events);
     let mut options = options(&arguments.selection);
     options.signals = true;
-    let outcome = flow_runtime::run::run(&checked, &options, &events);
+    options.processes = processes.cloned();
+    let outcome = flow_runtime::run::run(checked, &options, events);
     let results = screen.close();
     let written = report.write(&options.state);
     for table in &results.tables {
@@ -37,11 +89,127 @@ pub fn run(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -
         writeln!(out, "report: {}", path.display())?;
     }
     out.flush()?;
-    let summary = outcome.map_err(|error| Failure::run(error, &checked))?;
+    let summary = outcome.map_err(|error| Failure::run(error, checked))?;
     written?;
     Ok(if summary.past_reject_limit.is_empty() {
         Exit::Done
     } else {
         Exit::Noted
     })
+}
+
+/// Refuses a pipeline in which several processes would have nothing to do, or whose ranks cannot be shared out over them.
+fn check_spread(checked: &Arc<Checked>, processes: usize) -> Result<(), Failure> {
+    let pipeline = &checked.pipeline;
+    let training = || pipeline.stages.iter().filter(|stage| stage.uses == "training.train");
+    if training().next().is_none() {
+        return Err(Failure::usage(
+            format!(
+                "{} has no training stage for {processes} processes to share",
+                pipeline.path.display()
+            ),
+            "only training is spread over processes; run this pipeline with one",
+        ));
+    }
+    for stage in training() {
+        // Its settings were read once before, by the check.
+        let settings: TrainSettings = yaml::typed(&stage.with)
+            .map_err(|error| Failure::unreadable(format!("stage {}: {}", stage.name, error.message)))?;
+        settings.check_processes(processes).map_err(|error| {
+            let error = RunError::Stage {
+                stage: stage.name.clone(),
+                partition: None,
+                error: StageError::from(error),
+            };
+            Failure::run(error, checked)
+        })?;
+    }
+    Ok(())
+}
+
+/// What must be the same for all processes of a run: the pipeline with all its values, and the program.
+fn digest(checked: &Checked, registry: &Registry) -> Digest {
+    let mut pipeline = checked.pipeline.clone();
+    // Where it lies does not matter.
+    pipeline.path = PathBuf::new();
+    let kinds = registry
+        .kinds()
+        .map(|kind| format!("{} {}", kind.name(), kind.version()));
+    let parts = [env!("CARGO_PKG_VERSION").to_owned(), pipeline.frozen()];
+    Digest::of_parts(parts.into_iter().chain(kinds))
+}
+
+fn come_together(
+    launch: &Launch,
+    checked: &Checked,
+    registry: &Registry,
+    events: &Events,
+) -> Result<Arc<Processes>, Failure> {
+    let note = |message: &str| {
+        events.send(Event::Note {
+            message: message.to_owned(),
+        });
+    };
+    note(&format!(
+        "process {} of {} (by {}); process 0 is at {}",
+        launch.process, launch.processes, launch.read_from, launch.leader
+    ));
+    let member = Join {
+        process: launch.process,
+        processes: launch.processes,
+        leader: launch.leader.clone(),
+        port: launch.port,
+        digest: digest(checked, registry),
+        timeout: launch.timeout,
+    };
+    let processes = join(&member, &note)?;
+    note(&format!("all {} processes are there", processes.count()));
+    Ok(processes)
+}
+
+/// The life of another process than 0: its training ranks work until process 0 ends the run.
+fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -> Result<Exit, Failure> {
+    let own = processes.process();
+    let told = events.clone();
+    let ranks = serve(processes, move |line| {
+        told.send(Event::Note {
+            message: format!("process {own}: {line}"),
+        });
+    })
+    .map_err(|error| Failure::unreadable(error.to_string()))?;
+    let end = flow_runtime::run::joined(processes, true, || ranks.given_up());
+    let End { code, message } = end.map_err(|error| Failure::run(error, checked))?;
+    if message.is_empty() {
+        events.send(Event::Note {
+            message: format!("process {own}: process 0 ended the run with exit code {code}"),
+        });
+        Ok(Exit::As(code))
+    } else {
+        Err(Failure::Ended { code, message })
+    }
+}
+
+/// Ends this process where a process was lost and the run does not end for that: a rank of this process that hangs would
+/// be waited for without end.
+fn end_at_last(processes: &Arc<Processes>) {
+    let processes = Arc::downgrade(processes);
+    let watch = move || {
+        while let Some(processes) = processes.upgrade() {
+            if let Some(loss) = processes.lost()
+                && processes.lost_for().is_some_and(|time| time > LAST_RESORT)
+            {
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "error: {}; the run did not end for it within {} s, so it is ended now",
+                    loss.message,
+                    LAST_RESORT.as_secs()
+                );
+                std::process::exit(i32::from(Exit::Failed.code()));
+            }
+            drop(processes);
+            thread::sleep(Duration::from_millis(500));
+        }
+    };
+    // Without it a run that hangs must be ended by hand.
+    let _ = thread::Builder::new().name("last-resort".into()).spawn(watch);
 }

@@ -71,6 +71,7 @@ pub fn sentence(event: &Event) -> String {
             message,
         } => format!("warning: {stage}: {message}"),
         Event::Warning { stage: None, message } => format!("warning: {message}"),
+        Event::Note { message } => message.clone(),
         Event::RunFailed {
             stage,
             partition,

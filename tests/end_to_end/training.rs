@@ -57,7 +57,7 @@ pub fn last_checkpoint(place: &Workplace, step: u64) -> BTreeMap<String, Vec<u8>
     files
 }
 
-fn find(root: &Path, name: &str) -> PathBuf {
+pub fn find(root: &Path, name: &str) -> PathBuf {
     let mut folders = vec![root.to_path_buf()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).unwrap() {
@@ -150,7 +150,7 @@ fn trains_evaluates_and_resumes_with_the_same_bits() {
     find(&other.path("checkpoints"), "step-000000010");
 }
 
-fn has_checkpoint(folder: &Path) -> bool {
+pub fn has_checkpoint(folder: &Path) -> bool {
     let mut folders = vec![folder.to_path_buf()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {

@@ -13,6 +13,7 @@ use crate::partition::Partition;
 use crate::plan::decisions::Decisions;
 use crate::plan::graph::Part;
 use crate::plan::ledger::source_digest;
+use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::RejectClass;
 use crate::store::{Artifact, ArtifactWriter, Counts, Pending, PortRows, Record, SourceDigests, add_up};
@@ -108,17 +109,20 @@ impl NodeJob {
             events: job.events.clone(),
             cancel: job.cancel.clone(),
             waker,
+            processes: job.signals.processes.clone(),
         }
     }
 }
 
-/// The signals that came, as flags that a handler may set.
+/// What may end a run from outside: the signals that came, as flags that a handler may set, and processes that are lost.
 #[derive(Default)]
 pub(crate) struct Signals {
     /// Number of the signal that asks the run to end; 0 for none.
     pub stop: Arc<AtomicUsize>,
     /// SIGUSR1 came.
     pub checkpoint: Arc<AtomicBool>,
+    /// The other processes of the run.
+    pub processes: Option<Arc<Processes>>,
 }
 
 impl Signals {
@@ -127,6 +131,10 @@ impl Signals {
             0 => None,
             signal => Some(signal as i32),
         }
+    }
+
+    pub fn lost(&self) -> Option<Loss> {
+        self.processes.as_ref()?.lost()
     }
 }
 
@@ -199,6 +207,13 @@ impl Shared {
     }
 
     pub fn leaving(&self) -> bool {
+        if let Some(loss) = self.job.signals.lost() {
+            self.fail(Failure {
+                stage: None,
+                partition: None,
+                error: StageError::failed(loss.message),
+            });
+        }
         self.leave.load(Ordering::Acquire)
     }
 

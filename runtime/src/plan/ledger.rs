@@ -229,6 +229,7 @@ impl Ledger {
             events: self.events.clone(),
             cancel: self.cancel.clone(),
             waker: Waker::default(),
+            processes: self.options.processes.clone(),
         }))
     }
 
@@ -296,6 +297,7 @@ impl Ledger {
             events: Events::default(),
             cancel: self.cancel.clone(),
             waker: Waker::default(),
+            processes: None,
         };
         guarded(|| match stage.settings.open(&context)? {
             Body::Global(body) if port == KEYS_PORT => Ok(body.key_schema()),

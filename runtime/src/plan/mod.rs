@@ -10,12 +10,14 @@ pub(crate) mod select;
 mod show;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::kind::Role;
 use crate::partition::Partition;
+use crate::processes::Processes;
 
 /// How a plan or a run was asked for.
 #[derive(Clone, Debug)]
@@ -40,6 +42,8 @@ pub struct Options {
     pub in_flight: Option<usize>,
     /// Send batches between workers as Arrow IPC instead of by pointer, as between processes. For tests.
     pub as_bytes: bool,
+    /// The other processes of the run, where this is process 0 of several.
+    pub processes: Option<Arc<Processes>>,
 }
 
 impl Options {
@@ -55,6 +59,7 @@ impl Options {
             signals: false,
             in_flight: None,
             as_bytes: false,
+            processes: None,
         }
     }
 }

@@ -44,6 +44,7 @@ pub use collect::Collected;
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
 pub use find::FoundRow;
+pub(crate) use lock::host_name;
 pub(crate) use record::Ranges;
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
 pub use rejects::{RejectSet, add_up};

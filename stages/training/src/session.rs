@@ -10,6 +10,7 @@ use flow_evaluation::wer::Scores;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
+use flow_runtime::processes::Processes;
 use flow_sampling::planned::Planned;
 use serde_json::{Value, json};
 
@@ -147,12 +148,23 @@ pub struct Session {
 pub const VOCABULARY: &str = "vocabulary.tsv";
 
 impl Session {
-    /// Locks the folder and makes or loads the model.
+    /// Locks the folder and makes or loads the model. All ranks are in this process.
     pub fn begin(
         settings: &TrainSettings,
         data: Option<&str>,
         evaluate: Option<Evaluate>,
         report: Report,
+    ) -> Result<Self, TrainingError> {
+        Self::begin_among(settings, data, evaluate, report, None)
+    }
+
+    /// The same with the ranks shared out over the processes of a run, of which this is process 0.
+    pub fn begin_among(
+        settings: &TrainSettings,
+        data: Option<&str>,
+        evaluate: Option<Evaluate>,
+        report: Report,
+        processes: Option<&Arc<Processes>>,
     ) -> Result<Self, TrainingError> {
         settings.validate()?;
         let root = Path::new(&settings.checkpoints);
@@ -223,7 +235,7 @@ impl Session {
             }))?;
         }
         let config = settings.trainer_config(model.config.encoder.d_model);
-        let trainer = Trainer::new(model, optimizer, config, average)?;
+        let trainer = Trainer::among(model, optimizer, config, average, processes)?;
         Ok(Session {
             settings: settings.clone(),
             trainer,

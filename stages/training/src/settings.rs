@@ -19,6 +19,7 @@ use crate::error::TrainingError;
 use crate::hub::Reference;
 pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
+use crate::ranks::share;
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::TrainerConfig;
 
@@ -109,8 +110,9 @@ pub struct TrainSettings {
     pub average_decay: f64,
     /// Micro-batches per optimizer step on each rank.
     pub grad_accum: u32,
-    /// Training replicas, which share the micro-batches of a step and the optimizer's state. On the CPU they are threads of
-    /// this process that share its cores. May be changed between runs.
+    /// Training replicas, which share the micro-batches of a step and the optimizer's state. On the CPU they are threads
+    /// that share the cores of their process. Where a run has several processes (`flow run --hosts`), this is the number
+    /// over all of them, and each has the same number. May be changed between runs.
     pub ranks: u32,
     /// Seconds that a rank waits for another one before training ends and names it.
     pub rank_timeout: f64,
@@ -254,7 +256,7 @@ impl Default for TrainSettings {
     }
 }
 
-/// The most ranks that one process may have.
+/// The most ranks, over all processes.
 const MAX_RANKS: u32 = 64;
 
 /// How the rate of phase 2 goes on.
@@ -408,6 +410,11 @@ impl TrainSettings {
         Ok(())
     }
 
+    /// Refuses ranks that cannot be shared out over so many processes.
+    pub fn check_processes(&self, processes: usize) -> Result<(), TrainingError> {
+        share(self.ranks as usize, processes).map(drop)
+    }
+
     /// The two phases as schedules. `d_model` matters to Noam only.
     pub fn recipe(&self, d_model: usize) -> Recipe {
         let (base, minimum, warmup) = (self.phase2_lr, self.min_lr, self.phase2_warmup);
@@ -462,6 +469,7 @@ impl TrainSettings {
             rank_timeout: Duration::from_secs_f64(self.rank_timeout),
             // `validate` has read it.
             device: self.device().unwrap_or_default(),
+            recompute: self.recompute,
             seed: self.seed,
             spec_augment: self.spec_augment,
             dither: true,

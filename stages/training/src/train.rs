@@ -29,6 +29,7 @@ use crate::init::configuration;
 use crate::loaded_rows::{micro_batches, missing_column, stage_mark};
 use crate::long_texts::LongTexts;
 use crate::memory;
+use crate::ranks::share;
 use crate::session::{Evaluate, Session, Start, find_start};
 use crate::settings::TrainSettings;
 use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
@@ -423,11 +424,12 @@ fn train(
     check_memory(settings, context, data)?;
     let screen = context.clone();
     let evaluate = validation(settings, context)?;
-    let mut session = Session::begin(
+    let mut session = Session::begin_among(
         settings,
         data,
         evaluate,
         Box::new(move |figures| screen.report(figures)),
+        context.processes.as_ref(),
     )?;
     if let Some(change) = session.vocabulary_change() {
         context.events.send(Event::Warning {
@@ -523,7 +525,7 @@ fn check_memory(settings: &TrainSettings, context: &Context, data: Option<&str>)
         }
         Start::Fresh { .. } => configuration(settings, None)?,
     };
-    if let Some((needed, available)) = memory::check(settings, &config)? {
+    if let Some((needed, available)) = memory::check(settings, &config, ranks_here(settings, context)?)? {
         let line = format!(
             "training needs up to {} of memory, {} are available",
             memory::gigabytes(needed),
@@ -532,6 +534,15 @@ fn check_memory(settings: &TrainSettings, context: &Context, data: Option<&str>)
         context.report(serde_json::json!({ "line": line, "memory_needed_mib": needed >> 20 }));
     }
     Ok(())
+}
+
+/// Ranks that share the memory of this process.
+fn ranks_here(settings: &TrainSettings, context: &Context) -> Result<u32, TrainingError> {
+    let Some(processes) = &context.processes else {
+        return Ok(settings.ranks);
+    };
+    let share = share(settings.ranks as usize, processes.count())?;
+    Ok(share.of(processes.process()).len() as u32)
 }
 
 /// Says which transcripts are learned only in part.

@@ -1,19 +1,22 @@
 //! Optimizer steps: micro-batches in, one update out.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
-use candle_core::Device;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::bounded;
 use flow_model::Parameters;
 use flow_model::device::DeviceChoice;
 use flow_model::model::{MicroBatch, TdtModel};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use flow_runtime::processes::Processes;
+use rayon::ThreadPool;
 
 use crate::average::Average;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
-use crate::ranks::{Collective, Member, OverHost, RankReport, Replica, StepPlan, members, owners};
+use crate::ranks::{
+    Begin, OtherRank, RankReport, Remote, Replica, StepPlan, Work, collective, gone, members_among, nccl_group, owners,
+    pool, share,
+};
 use crate::schedule::Recipe;
 
 /// One micro-batch with what is told about it.
@@ -52,7 +55,7 @@ pub struct TrainerConfig {
     pub recipe: Recipe,
     /// Global norm that gradients are clipped to; 0 for none.
     pub clip: f64,
-    /// Replicas of the model, each on a thread of its own, that share the micro-batches of a step.
+    /// Replicas of the model, each on a thread of its own, that share the micro-batches of a step; of all processes.
     pub ranks: u32,
     /// Updates each part as soon as its gradients are complete. For one rank, one micro-batch and no clipping.
     pub fold_update: bool,
@@ -60,6 +63,9 @@ pub struct TrainerConfig {
     pub rank_timeout: Duration,
     /// Where the ranks compute.
     pub device: DeviceChoice,
+    /// Whether encoder layers are computed again in the backward pass: for replicas in other processes, which are made to
+    /// this measure. A replica here does as its model was told.
+    pub recompute: bool,
     pub seed: u64,
     pub spec_augment: bool,
     pub dither: bool,
@@ -105,59 +111,84 @@ pub struct Trainer {
     others: Vec<OtherRank>,
     /// The first rank's share of the processor, where there are others.
     pool: Option<ThreadPool>,
-}
-
-/// A rank on a thread of its own, which ends when this is dropped.
-struct OtherRank {
-    work: Sender<Work>,
-    reports: Receiver<Result<RankReport, TrainingError>>,
-}
-
-enum Work {
-    Step(StepPlan, Vec<LoadedBatch>),
-    /// Asks for the moments that the rank keeps.
-    Moments(Sender<Result<AdamW, TrainingError>>),
+    /// The ranks of other processes; dropped after those of this one.
+    _remote: Option<Remote>,
 }
 
 impl Trainer {
-    /// Begins training with `config.ranks` replicas of the model. `optimizer` holds the moments of all parameters so far.
+    /// Begins training with `config.ranks` replicas of the model in this process. `optimizer` holds the moments of all
+    /// parameters so far.
     pub fn new(
         model: TdtModel,
         optimizer: AdamW,
         config: TrainerConfig,
         average: Option<Average>,
     ) -> Result<Self, TrainingError> {
+        Self::among(model, optimizer, config, average, None)
+    }
+
+    /// The same with the ranks shared out evenly over the processes of a run, of which this is process 0. The others
+    /// [serve](crate::ranks::serve) it.
+    pub fn among(
+        model: TdtModel,
+        optimizer: AdamW,
+        config: TrainerConfig,
+        average: Option<Average>,
+        processes: Option<&Arc<Processes>>,
+    ) -> Result<Self, TrainingError> {
         let ranks = config.ranks.max(1) as usize;
+        let shared = match processes {
+            Some(processes) if processes.count() > 1 => Some((processes, share(ranks, processes.count())?)),
+            _ => None,
+        };
         if ranks == 1 {
             return Ok(Trainer {
                 first: Replica::alone(model, optimizer, config.clone()),
                 others: Vec::new(),
                 pool: None,
+                _remote: None,
                 config,
                 average,
             });
         }
-        let threads = (rayon::current_num_threads() / ranks).max(1);
-        let mut group = members(ranks, owners(&model.parameters, ranks), config.rank_timeout).into_iter();
+        let owners = owners(&model.parameters, ranks);
+        let here = shared.map_or(0..ranks, |(_, share)| share.of(0));
+        let nccl = nccl_group(&model.parameters, ranks, here.len())?;
+        let remote = shared.map(|(processes, share)| {
+            let begin = Begin {
+                share,
+                owners: &owners,
+                model: &model,
+                optimizer: &optimizer,
+                config: &config,
+                nccl,
+            };
+            Remote::begin(processes, &begin)
+        });
+        let remote = remote.transpose()?;
+        let threads = (rayon::current_num_threads() / here.len()).max(1);
+        let elsewhere = remote.as_ref().map(|remote| remote.elsewhere(&model.parameters));
+        let mut group = members_among(ranks, here, owners, config.rank_timeout, elsewhere).into_iter();
         let first = group
             .next()
             .ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
-        let first = collective(first, model.parameters.device());
         let mut others = Vec::with_capacity(ranks - 1);
         for (number, member) in (1..).zip(group) {
             let device = config.device.open(number)?;
-            let replica = Replica::new(
-                model.replica_on(&device)?,
-                optimizer.on_host()?,
-                config.clone(),
-                collective(member, &device),
-            );
+            let replica = model.replica_on(&device)?;
+            let meeting = collective(member, &replica.parameters, config.rank_timeout, nccl)?;
+            let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), meeting);
             others.push(OtherRank::start(number, replica, pool(number, threads)?)?);
         }
+        if let Some(remote) = &remote {
+            others.extend(remote.ranks()?);
+        }
+        let first = collective(first, &model.parameters, config.rank_timeout, nccl)?;
         Ok(Trainer {
             first: Replica::new(model, optimizer, config.clone(), first),
             others,
             pool: Some(pool(0, threads)?),
+            _remote: remote,
             config,
             average,
         })
@@ -281,80 +312,6 @@ impl Trainer {
             );
         }
         Ok(whole)
-    }
-}
-
-impl OtherRank {
-    fn start(number: usize, mut replica: Replica, pool: ThreadPool) -> Result<Self, TrainingError> {
-        let (work, take) = bounded::<Work>(1);
-        let (tell, reports) = bounded(1);
-        std::thread::Builder::new()
-            .name(format!("rank-{number}"))
-            .spawn(move || {
-                while let Ok(work) = take.recv() {
-                    let outcome = match work {
-                        Work::Moments(reply) => {
-                            // Whoever asked may be gone.
-                            let _ = reply.send(replica.optimizer.on_host());
-                            continue;
-                        }
-                        Work::Step(plan, batches) => {
-                            pool.install(|| catch_unwind(AssertUnwindSafe(|| replica.step(&plan, &batches))))
-                        }
-                    };
-                    let outcome = outcome.unwrap_or_else(|panic| {
-                        Err(TrainingError::Rank {
-                            rank: number,
-                            message: format!("it panicked: {}", panic_text(panic.as_ref())),
-                        })
-                    });
-                    match &outcome {
-                        Ok(_) => {}
-                        // Another one's failure, which all know of.
-                        Err(TrainingError::Rank { rank, .. }) if *rank != number => {}
-                        Err(TrainingError::Rank { message, .. }) => replica.fail(message),
-                        Err(error) => replica.fail(&error.to_string()),
-                    }
-                    let ended = outcome.is_err();
-                    if tell.send(outcome).is_err() || ended {
-                        return;
-                    }
-                }
-            })
-            .map_err(|e| TrainingError::Rank {
-                rank: number,
-                message: format!("its thread cannot be started: {e}"),
-            })?;
-        Ok(OtherRank { work, reports })
-    }
-}
-
-/// How a rank meets the others: those with devices of their own exchange tensors through host memory.
-fn collective(member: Member, device: &Device) -> Box<dyn Collective> {
-    if device.is_cpu() {
-        Box::new(member)
-    } else {
-        Box::new(OverHost::new(member, device.clone()))
-    }
-}
-
-/// Threads for the work of one rank. They are its own: a rank that waits for another must not hold up a thread that the
-/// other one needs.
-fn pool(rank: usize, threads: usize) -> Result<ThreadPool, TrainingError> {
-    ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(move |thread| format!("rank-{rank}-{thread}"))
-        .build()
-        .map_err(|e| TrainingError::Rank {
-            rank,
-            message: format!("its threads cannot be started: {e}"),
-        })
-}
-
-fn gone(rank: usize) -> TrainingError {
-    TrainingError::Rank {
-        rank,
-        message: "it does not answer any more".into(),
     }
 }
 

@@ -116,6 +116,7 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
             fold_update: false,
             rank_timeout: std::time::Duration::from_secs(60),
             device: Default::default(),
+            recompute: false,
             seed: 0,
             spec_augment: false,
             dither: false,

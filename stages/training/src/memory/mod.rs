@@ -102,8 +102,9 @@ impl Needs {
     }
 }
 
-/// Refuses training on the CPU that needs more memory than there is. Gives what is needed and what there is, where both are known.
-pub fn check(settings: &TrainSettings, config: &ModelConfig) -> Result<Option<(u64, u64)>, TrainingError> {
+/// Refuses training on the CPU that needs more memory than there is, for the `here` ranks of this process. Gives what is
+/// needed and what there is, where both are known.
+pub fn check(settings: &TrainSettings, config: &ModelConfig, here: u32) -> Result<Option<(u64, u64)>, TrainingError> {
     if settings.device()? != DeviceChoice::Cpu {
         return Ok(None);
     }
@@ -115,7 +116,7 @@ pub fn check(settings: &TrainSettings, config: &ModelConfig) -> Result<Option<(u
     let Some(measured) = Measured::new(config, settings, &assumed.shapes(settings))? else {
         return Ok(None);
     };
-    let total = measured.needs(settings).of_ranks(settings.ranks);
+    let total = measured.needs(settings).of_ranks(here);
     if total <= available {
         return Ok(Some((total, available)));
     }

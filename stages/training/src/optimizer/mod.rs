@@ -75,6 +75,9 @@ impl PartialEq for AdamW {
     }
 }
 
+/// Tensors and metadata of a safetensors file.
+type Stored<'a> = (Vec<(String, NumbersView<'a>)>, HashMap<String, String>);
+
 impl AdamW {
     pub fn new(config: AdamWConfig) -> Self {
         AdamW {
@@ -166,12 +169,17 @@ impl AdamW {
         Ok(())
     }
 
-    /// Writes the state as safetensors: `first.<name>`, `second.<name>`, and the update counts as metadata; where these
-    /// are codes of eight bits, `first_scale.<name>` and `second_scale.<name>` too.
-    pub fn save(&self, path: &Path) -> Result<(), TrainingError> {
+    /// Names of the parameters that have moments.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.moments.keys().map(String::as_str)
+    }
+
+    /// The state as safetensors: `first.<name>`, `second.<name>`, and the update counts as metadata; where these are codes
+    /// of eight bits, `first_scale.<name>` and `second_scale.<name>` too.
+    fn stored<'a>(&'a self, keep: impl Fn(&str) -> bool) -> Result<Stored<'a>, TrainingError> {
         let mut tensors: Vec<(String, NumbersView<'_>)> = Vec::with_capacity(self.moments.len() * 2);
         let mut steps = BTreeMap::new();
-        for (name, moments) in &self.moments {
+        for (name, moments) in self.moments.iter().filter(|(name, _)| keep(name)) {
             for (part, numbers) in [("first", &moments.first), ("second", &moments.second)] {
                 let numbers = numbers.on_host()?;
                 let scales = numbers.scales();
@@ -185,20 +193,42 @@ impl AdamW {
         }
         let state = serde_json::json!({ "optimizer": "adamw", "steps": steps }).to_string();
         // One metadata entry only: the format keeps them in a hash map, whose order is not fixed.
-        let metadata = HashMap::from([(STATE.to_owned(), state)]);
+        Ok((tensors, HashMap::from([(STATE.to_owned(), state)])))
+    }
+
+    /// Writes the state to a file.
+    pub fn save(&self, path: &Path) -> Result<(), TrainingError> {
+        let (tensors, metadata) = self.stored(|_| true)?;
         safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| TrainingError::Data {
             message: format!("{}: optimizer state cannot be written: {e}", path.display()),
+        })
+    }
+
+    /// The bytes that [`AdamW::save`] would write if there were the moments of this parameter alone.
+    pub fn bytes_of(&self, name: &str) -> Result<Vec<u8>, TrainingError> {
+        let (tensors, metadata) = self.stored(|other| other == name)?;
+        safetensors::serialize(tensors, Some(metadata)).map_err(|e| TrainingError::Data {
+            message: format!("optimizer state of {name} cannot be written: {e}"),
         })
     }
 
     /// Reads what [`AdamW::save`] wrote. The coefficients are not part of it; moments stay in as many bits as they have.
     pub fn load(path: &Path, config: AdamWConfig) -> Result<Self, TrainingError> {
         let bytes = std::fs::read(path).map_err(TrainingError::file(path))?;
+        Self::from_bytes(&bytes, config, &path.display())
+    }
+
+    /// Reads the bytes of such a file; `whence` is named where they cannot be read.
+    pub fn from_bytes(
+        bytes: &[u8],
+        config: AdamWConfig,
+        whence: &dyn std::fmt::Display,
+    ) -> Result<Self, TrainingError> {
         let bad = |message: String| TrainingError::Data {
-            message: format!("{}: {message}", path.display()),
+            message: format!("{whence}: {message}"),
         };
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| bad(e.to_string()))?;
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| bad(e.to_string()))?;
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| bad(e.to_string()))?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(|e| bad(e.to_string()))?;
         let metadata = header
             .metadata()
             .as_ref()

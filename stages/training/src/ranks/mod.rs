@@ -5,21 +5,79 @@
 //! sums its gradient over all ranks, keeps its moments, updates it and gives the new values to the others. A sum is
 //! begun as soon as the backward pass has completed a part of the model, and goes on while the pass works on the part
 //! below. Sums are taken in the order of the ranks, so they do not depend on timing.
+//!
+//! Ranks may be spread over the processes of a run. Process 0 has the first ones, feeds all of them and writes the
+//! checkpoints; the others have what it sends them ([`serve`]) and keep nothing.
 
-mod in_process;
+mod elsewhere;
+mod hang;
+mod joined;
+mod meeting;
+#[cfg(feature = "nccl")]
+mod nccl;
+mod other;
 mod over_host;
+mod remote;
 mod replica;
+mod wire;
 
 use std::fmt;
+use std::time::Duration;
 
 use candle_core::Tensor;
 use flow_model::{ParameterId, Parameters, Part};
 
 use crate::error::TrainingError;
 
-pub use in_process::{Member, members};
+pub(crate) use elsewhere::share;
+pub use joined::{Joined, serve};
+pub(crate) use meeting::members_among;
+pub use meeting::{Member, members};
+pub(crate) use other::{OtherRank, Work, gone, pool};
 pub use over_host::OverHost;
+pub(crate) use remote::{Begin, Remote};
 pub use replica::{RankReport, Replica, StepPlan};
+
+/// Says where the ranks of a group meet that exchange by NCCL.
+pub(crate) type NcclId = [u8; 128];
+
+/// A group that exchanges by NCCL, where this program can, and each process has one rank, on a GPU of its own. Others meet
+/// in memory, and go to other processes by way of the host's memory.
+pub(crate) fn nccl_group(parameters: &Parameters, ranks: usize, here: usize) -> Result<Option<NcclId>, TrainingError> {
+    #[cfg(feature = "nccl")]
+    if ranks > 1 && here == 1 && parameters.device().is_cuda() {
+        return nccl::new_id().map(Some);
+    }
+    let _ = (parameters, ranks, here);
+    Ok(None)
+}
+
+/// The way in which a rank meets the others.
+pub(crate) fn collective(
+    member: Member,
+    parameters: &Parameters,
+    timeout: Duration,
+    nccl: Option<NcclId>,
+) -> Result<Box<dyn Collective>, TrainingError> {
+    match nccl {
+        None if parameters.device().is_cpu() => Ok(Box::new(member)),
+        None => Ok(Box::new(OverHost::new(member, parameters.device().clone()))),
+        #[cfg(feature = "nccl")]
+        Some(id) => {
+            let owners = owners(parameters, member.size());
+            Ok(Box::new(nccl::NcclMember::new(
+                member, parameters, owners, id, timeout,
+            )?))
+        }
+        #[cfg(not(feature = "nccl"))]
+        Some(_) => {
+            let _ = (parameters, timeout);
+            Err(TrainingError::Data {
+                message: "process 0 exchanges by NCCL, which this program was built without".into(),
+            })
+        }
+    }
+}
 
 /// Where ranks meet. Every rank comes to the same places, once each; in which order does not matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

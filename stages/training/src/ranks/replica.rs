@@ -7,7 +7,7 @@ use flow_model::layers::convolution::MOMENTUM;
 use flow_model::model::{TdtModel, TrainOptions};
 use flow_model::{Gradients, ParameterId, Parameters, Part};
 
-use super::{Alone, Collective, Place, What, owners};
+use super::{Alone, Collective, Place, What, hang, owners};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, clip_factor, squared_norm};
 use crate::trainer::{LoadedBatch, TrainerConfig, micro_batch_seed};
@@ -101,6 +101,7 @@ impl Replica {
     /// This rank's part of an optimizer step. Where a loss of any rank or the norm of the gradient is not finite,
     /// nothing changes on any of them: neither parameters nor statistics of batch normalisation.
     pub fn step(&mut self, plan: &StepPlan, micro_batches: &[LoadedBatch]) -> Result<RankReport, TrainingError> {
+        hang::pass(self.collective.rank(), plan.step);
         let frozen = self.config.recipe.encoder_frozen(plan.step);
         self.gradients.clear();
         self.sums.clear();

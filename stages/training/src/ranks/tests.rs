@@ -1,9 +1,57 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use flow_model::Parameters;
 
+use flow_runtime::Digest;
+use flow_runtime::processes::{Address, Join, Processes, join};
+
+use super::elsewhere::Elsewhere;
 use super::*;
+
+/// Processes that are threads of this one, and meet over the network as others do.
+fn processes(count: usize) -> Vec<Arc<Processes>> {
+    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let joining: Vec<_> = (0..count)
+        .map(|process| {
+            let member = Join {
+                process,
+                processes: count,
+                leader: Address {
+                    host: "localhost".into(),
+                    port,
+                },
+                port: None,
+                digest: Digest::of(b"ranks"),
+                timeout: Duration::from_secs(20),
+            };
+            std::thread::spawn(move || join(&member, &|_| {}).unwrap())
+        })
+        .collect();
+    joining.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// A group of ranks that are spread over processes; all in this one where there is no other.
+fn spread_members(
+    size: usize,
+    processes: &[Arc<Processes>],
+    parameters: &Parameters,
+    timeout: Duration,
+) -> Vec<Member> {
+    let owners = owners(parameters, size);
+    if processes.is_empty() {
+        return members(size, owners, timeout);
+    }
+    let share = share(size, processes.len()).unwrap();
+    let group = |(number, process): (usize, &Arc<Processes>)| {
+        let elsewhere = Elsewhere::new(process, 0, share, parameters);
+        members_among(size, share.of(number), owners.clone(), timeout, Some(elsewhere))
+    };
+    processes.iter().enumerate().flat_map(group).collect()
+}
 
 fn parameters(sizes: &[usize]) -> Parameters {
     let mut parameters = Parameters::new(DType::F32, Device::Cpu);
@@ -42,68 +90,86 @@ fn parameters_are_shared_out_evenly() {
     assert_eq!(owners.iter().collect::<std::collections::BTreeSet<_>>().len(), 3);
 }
 
-/// Whatever comes late, sums are taken in the order of the ranks: with these numbers another order gives another sum.
+/// Whatever comes late, and wherever it is, sums are taken in the order of the ranks: with these numbers another order gives
+/// another sum.
 #[test]
 fn sums_are_those_of_the_order_of_ranks_whoever_comes_late() {
+    for count in [0, 2, 4] {
+        for late in 0..4 {
+            sums_of_four_ranks(count, late);
+        }
+    }
+}
+
+fn sums_of_four_ranks(count: usize, late: usize) {
     let parts = [1.0e8f32, 1.0, -1.0e8, 1.0];
     let expected = ((parts[0] + parts[1]) + parts[2]) + parts[3];
-    for late in 0..4usize {
-        let parameters = parameters(&[1, 1, 1, 1, 1]);
-        let owners = owners(&parameters, 4);
-        let threads: Vec<_> = members(4, owners, Duration::from_secs(20))
-            .into_iter()
-            .map(|member| {
-                // Through host memory too, as ranks with devices of their own do it.
-                let mut member: Box<dyn Collective> = match member.rank() {
-                    1 | 2 => Box::new(OverHost::new(member, Device::Cpu)),
-                    _ => Box::new(member),
-                };
-                let mut parameters = parameters.clone();
-                let ids: Vec<ParameterId> = parameters.iter().map(|(id, _)| id).collect();
-                for id in &ids {
-                    let own = parameters.get(*id).copy().unwrap();
-                    parameters.set(*id, own).unwrap();
-                }
-                std::thread::spawn(move || {
-                    let rank = member.rank();
-                    for step in 0..3 {
-                        if rank == late {
-                            std::thread::sleep(Duration::from_millis(20));
-                        }
-                        // Rank 1 has no gradient of the last parameter, and none has one of the one before it.
-                        let given = ids.iter().filter(|id| id.index() < 3 || (id.index() == 4 && rank != 1));
-                        let given = given
-                            .map(|&id| (id, Tensor::full(parts[rank], 1, &Device::Cpu).unwrap()))
-                            .collect();
-                        member.start_sum(place(step), given).unwrap();
-                        for (id, sum) in member.finish_sum(place(step), true).unwrap().unwrap() {
-                            let wanted = match id.index() {
-                                4 => (parts[0] + parts[2]) + parts[3],
-                                _ => expected,
-                            };
-                            assert_eq!(value(&sum), wanted, "rank {rank}, parameter {id:?}");
-                            assert_ne!(id.index(), 3);
-                            // The owner's update.
-                            let new = Tensor::full(10.0 * step as f32 + rank as f32, 1, &Device::Cpu).unwrap();
-                            parameters.get(id).slice_set(&new, 0, 0).unwrap();
-                        }
-                        let what = What::Parameters;
-                        member
-                            .spread(Place { what, ..place(step) }, &mut parameters, &ids)
-                            .unwrap();
-                        let what = What::Figures;
-                        let all = member.gather(Place { what, ..place(step) }, vec![rank as f64]).unwrap();
-                        assert_eq!(all, [[0.0], [1.0], [2.0], [3.0]]);
+    let processes = processes(count);
+    let parameters = parameters(&[1, 1, 1, 1, 1]);
+    let threads: Vec<_> = spread_members(4, &processes, &parameters, Duration::from_secs(20))
+        .into_iter()
+        .map(|member| {
+            // Through host memory too, as ranks with devices of their own do it.
+            let mut member: Box<dyn Collective> = match member.rank() {
+                1 | 2 => Box::new(OverHost::new(member, Device::Cpu)),
+                _ => Box::new(member),
+            };
+            let mut parameters = parameters.clone();
+            let ids: Vec<ParameterId> = parameters.iter().map(|(id, _)| id).collect();
+            for id in &ids {
+                let own = parameters.get(*id).copy().unwrap();
+                parameters.set(*id, own).unwrap();
+            }
+            std::thread::spawn(move || {
+                let rank = member.rank();
+                for step in 0..3 {
+                    if rank == late {
+                        std::thread::sleep(Duration::from_millis(20));
                     }
-                    parameters.iter().map(|(_, p)| value(&p.tensor)).collect::<Vec<f32>>()
-                })
+                    // Rank 1 has no gradient of the last parameter, and none has one of the one before it.
+                    let given = ids.iter().filter(|id| id.index() < 3 || (id.index() == 4 && rank != 1));
+                    let given = given
+                        .map(|&id| (id, Tensor::full(parts[rank], 1, &Device::Cpu).unwrap()))
+                        .collect();
+                    member.start_sum(place(step), given).unwrap();
+                    for (id, sum) in member.finish_sum(place(step), true).unwrap().unwrap() {
+                        let wanted = match id.index() {
+                            4 => (parts[0] + parts[2]) + parts[3],
+                            _ => expected,
+                        };
+                        assert_eq!(value(&sum), wanted, "rank {rank}, parameter {id:?}");
+                        assert_ne!(id.index(), 3);
+                        // The owner's update.
+                        let new = Tensor::full(10.0 * step as f32 + rank as f32, 1, &Device::Cpu).unwrap();
+                        parameters.get(id).slice_set(&new, 0, 0).unwrap();
+                    }
+                    let what = What::Parameters;
+                    member
+                        .spread(Place { what, ..place(step) }, &mut parameters, &ids)
+                        .unwrap();
+                    let what = What::Figures;
+                    let all = member.gather(Place { what, ..place(step) }, vec![rank as f64]).unwrap();
+                    assert_eq!(all, [[0.0], [1.0], [2.0], [3.0]]);
+                    let what = What::Statistics;
+                    let counter = Tensor::new(rank as i64, &Device::Cpu).unwrap();
+                    let all = member
+                        .gather_tensors(Place { what, ..place(step) }, vec![counter])
+                        .unwrap();
+                    let all: Vec<i64> = all.iter().map(|given| given[0].to_scalar().unwrap()).collect();
+                    assert_eq!(all, [0, 1, 2, 3]);
+                }
+                let values: Vec<f32> = parameters.iter().map(|(_, p)| value(&p.tensor)).collect();
+                // One that ends while another is on its way to the last place is a failure.
+                (values, member)
             })
-            .collect();
-        let after: Vec<Vec<f32>> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        assert!(after.iter().all(|values| *values == after[0]), "{after:?}");
-        // Owners: 0, 1, 2, 3, and 0 again; parameter 3 had no gradient.
-        assert_eq!(after[0], [20.0, 21.0, 22.0, 3.0, 20.0]);
-    }
+        })
+        .collect();
+    let ended: Vec<(Vec<f32>, Box<dyn Collective>)> =
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let after: Vec<Vec<f32>> = ended.into_iter().map(|(values, _)| values).collect();
+    assert!(after.iter().all(|values| *values == after[0]), "{after:?}");
+    // Owners: 0, 1, 2, 3, and 0 again; parameter 3 had no gradient.
+    assert_eq!(after[0], [20.0, 21.0, 22.0, 3.0, 20.0]);
 }
 
 #[test]
@@ -148,5 +214,62 @@ fn a_rank_that_ends_or_fails_is_named_at_once() {
         });
         let why = why.unwrap_or("it ended before the others");
         assert_eq!(error, format!("rank 1 of training failed: {why}"));
+    }
+}
+
+#[test]
+fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_others() {
+    let parameters = parameters(&[1]);
+    let waiting = |members: &mut [Member]| -> Vec<String> {
+        std::thread::scope(|scope| {
+            let waiting: Vec<_> = members
+                .iter_mut()
+                .map(|member| scope.spawn(move || member.gather(place(17), vec![]).unwrap_err().to_string()))
+                .collect();
+            waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    };
+    let hanging = processes(2);
+    let mut members = spread_members(4, &hanging, &parameters, Duration::from_millis(300));
+    // Rank 1, beside rank 0; what the other process says of it is the same.
+    let absent = members.remove(1);
+    for error in waiting(&mut members) {
+        let named = "rank 1 of training failed: it did not come to the gradients of encoder layer 3";
+        assert!(error.starts_with(named) && error.contains("within 0.3 s"), "{error}");
+    }
+    drop((absent, members));
+
+    let mut dying = processes(3);
+    let mut members = spread_members(6, &dying, &parameters, Duration::from_secs(1000));
+    let last = (members.pop(), members.pop());
+    let errors = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiting(&mut members));
+        std::thread::sleep(Duration::from_millis(50));
+        // As if it were killed: its ranks say nothing.
+        std::mem::forget(last);
+        dying.pop().unwrap().cut();
+        waiting.join().unwrap()
+    });
+    for error in errors {
+        assert!(error.starts_with("rank 4 of training failed: process 2 ("), "{error}");
+        assert!(error.ends_with("ended without a word"), "{error}");
+    }
+
+    let failing = processes(2);
+    let mut members = spread_members(2, &failing, &parameters, Duration::from_secs(1000));
+    members[1].fail("no memory");
+    let error = members[0].gather(place(1), vec![]).unwrap_err();
+    assert_eq!(error.to_string(), "rank 1 of training failed: no memory");
+}
+
+#[test]
+fn ranks_are_shared_out_evenly_or_not_at_all() {
+    let share = |ranks, processes| super::elsewhere::share(ranks, processes);
+    let halves = share(4, 2).unwrap();
+    assert_eq!((halves.of(0), halves.of(1)), (0..2, 2..4));
+    assert_eq!([0, 1, 2, 3].map(|rank| halves.process_of(rank)), [0, 0, 1, 1]);
+    for (ranks, processes) in [(1, 2), (3, 2), (0, 1), (1, 0)] {
+        let error = share(ranks, processes).unwrap_err().to_string();
+        assert!(error.contains(&format!("over {processes} processes")), "{error}");
     }
 }

@@ -1,6 +1,10 @@
-//! Ranks that are threads of one process and meet in its memory.
+//! Ranks that are threads and meet in the memory of their process.
+//!
+//! Where there are ranks in other processes too, each process has a table of its own for each place. What a rank lays down
+//! is sent to the processes that need it and laid down there in its name, so that the rest is the same, to the bit.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,6 +12,7 @@ use candle_core::Tensor;
 use flow_model::kernels::elementwise::add_in_place;
 use flow_model::{ParameterId, Parameters};
 
+use super::elsewhere::Elsewhere;
 use super::{Collective, Place, Sums};
 use crate::error::TrainingError;
 
@@ -19,9 +24,13 @@ pub struct Member {
     waited: Duration,
 }
 
-struct Shared {
+pub(crate) struct Shared {
     size: usize,
+    /// The ranks of this process.
+    here: Range<usize>,
     timeout: Duration,
+    /// The way to the ranks of other processes.
+    elsewhere: Option<Elsewhere>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -37,11 +46,12 @@ struct State {
 struct Table {
     /// By rank; none where a rank has not come.
     laid: Vec<Option<Laid>>,
-    /// Ranks that have taken what they need.
+    /// Ranks of this process that have taken what they need.
     done: usize,
 }
 
-enum Laid {
+/// What a rank lays down.
+pub(crate) enum Laid {
     Gradients(BTreeMap<ParameterId, Tensor>),
     Numbers(Vec<f64>),
     Tensors(Vec<Tensor>),
@@ -51,21 +61,36 @@ enum Laid {
 /// The members of a group, in the order of their ranks. A rank waits for the others at most for `timeout`. `owners` says
 /// which rank owns which parameter.
 pub fn members(size: usize, owners: Vec<usize>, timeout: Duration) -> Vec<Member> {
+    members_among(size, 0..size, owners, timeout, None)
+}
+
+/// The members that are in this process, where others are elsewhere.
+pub(crate) fn members_among(
+    size: usize,
+    here: Range<usize>,
+    owners: Vec<usize>,
+    timeout: Duration,
+    elsewhere: Option<Elsewhere>,
+) -> Vec<Member> {
     let shared = Arc::new(Shared {
         size,
+        here: here.clone(),
         timeout,
+        elsewhere,
         state: Mutex::default(),
         changed: Condvar::new(),
     });
     let owners = Arc::new(owners);
-    (0..size)
-        .map(|rank| Member {
-            rank,
-            owners: owners.clone(),
-            shared: shared.clone(),
-            waited: Duration::ZERO,
-        })
-        .collect()
+    if let Some(elsewhere) = &shared.elsewhere {
+        elsewhere.listen(&shared);
+    }
+    here.map(|rank| Member {
+        rank,
+        owners: owners.clone(),
+        shared: shared.clone(),
+        waited: Duration::ZERO,
+    })
+    .collect()
 }
 
 impl Drop for Member {
@@ -79,6 +104,41 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing is left half done under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lays something down in the name of a rank.
+    pub fn lay(&self, rank: usize, place: Place, what: Laid) -> Result<(), TrainingError> {
+        let mut state = self.lock();
+        state.check()?;
+        let size = self.size;
+        let table = state.tables.entry(place).or_insert_with(|| Table {
+            laid: (0..size).map(|_| None).collect(),
+            done: 0,
+        });
+        if let Some(laid) = table.laid.get_mut(rank) {
+            *laid = Some(what);
+        }
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Notes that a rank cannot go on, as another process says. The first that failed is the one that is named.
+    pub fn failed(&self, rank: usize, message: &str) {
+        self.lock().failed.get_or_insert_with(|| (rank, message.to_owned()));
+        self.changed.notify_all();
+    }
+
+    /// The same, as this process says: it tells the others.
+    fn fail(&self, state: &mut State, rank: usize, message: String) {
+        if state.failed.is_some() {
+            return;
+        }
+        if let Some(elsewhere) = &self.elsewhere {
+            elsewhere.fail(rank, &message);
+        }
+        state.failed = Some((rank, message));
+        self.changed.notify_all();
     }
 }
 
@@ -104,18 +164,11 @@ impl State {
 }
 
 impl Member {
-    fn lay(&self, place: Place, what: Laid) -> Result<(), TrainingError> {
-        let mut state = self.shared.lock();
-        state.check()?;
-        let size = self.shared.size;
-        let table = state.tables.entry(place).or_insert_with(|| Table {
-            laid: (0..size).map(|_| None).collect(),
-            done: 0,
-        });
-        table.laid[self.rank] = Some(what);
-        drop(state);
-        self.shared.changed.notify_all();
-        Ok(())
+    fn lay(&self, place: Place, mut what: Laid) -> Result<(), TrainingError> {
+        if let Some(elsewhere) = &self.shared.elsewhere {
+            elsewhere.lay(self.rank, place, &mut what, &self.owners)?;
+        }
+        self.shared.lay(self.rank, place, what)
     }
 
     /// Waits until all ranks have come to a place where this one was before.
@@ -134,8 +187,7 @@ impl Member {
             let left = timeout.saturating_sub(began.elapsed());
             if left.is_zero() {
                 let message = format!("it did not come to {place} within {} s", timeout.as_secs_f64());
-                state.failed = Some((missing[0], message));
-                self.shared.changed.notify_all();
+                self.shared.fail(&mut state, missing[0], message);
                 continue;
             }
             state = self
@@ -147,16 +199,55 @@ impl Member {
         }
     }
 
+    /// Fails where a rank has failed.
+    #[cfg(feature = "nccl")]
+    pub(super) fn check(&self) -> Result<(), TrainingError> {
+        self.shared.lock().check()
+    }
+
+    /// Gives this rank's numbers, and returns at once.
+    #[cfg(feature = "nccl")]
+    pub(super) fn announce(&self, place: Place, numbers: Vec<f64>) -> Result<(), TrainingError> {
+        self.lay(place, Laid::Numbers(numbers))
+    }
+
+    /// The numbers that all ranks gave at a place where this one gave its own. None if not `wait` and they are not there
+    /// yet.
+    #[cfg(feature = "nccl")]
+    pub(super) fn answers(&mut self, place: Place, wait: bool) -> Result<Option<Vec<Vec<f64>>>, TrainingError> {
+        if !wait && !self.all_came(place)? {
+            return Ok(None);
+        }
+        self.numbers(place).map(Some)
+    }
+
+    fn all_came(&self, place: Place) -> Result<bool, TrainingError> {
+        let state = self.shared.lock();
+        state.check()?;
+        Ok(state.missing(place).is_empty())
+    }
+
+    fn numbers(&mut self, place: Place) -> Result<Vec<Vec<f64>>, TrainingError> {
+        let all = self.take(place, |table| {
+            let numbers = |laid: &Option<Laid>| match laid {
+                Some(Laid::Numbers(numbers)) => numbers.clone(),
+                _ => Vec::new(),
+            };
+            table.laid.iter().map(numbers).collect()
+        })?;
+        Ok(all.unwrap_or_default())
+    }
+
     /// Waits for all, takes what `take` makes of a table, and clears the table when all have.
     fn take<R>(&mut self, place: Place, take: impl FnOnce(&mut Table) -> R) -> Result<Option<R>, TrainingError> {
-        let size = self.shared.size;
+        let here = self.shared.here.len();
         let mut state = self.wait(place)?;
         let Some(table) = state.tables.get_mut(&place) else {
             return Ok(None);
         };
         let taken = take(table);
         table.done += 1;
-        if table.done == size {
+        if table.done == here {
             state.tables.remove(&place);
         }
         Ok(Some(taken))
@@ -177,12 +268,8 @@ impl Collective for Member {
     }
 
     fn finish_sum(&mut self, place: Place, wait: bool) -> Result<Option<Sums>, TrainingError> {
-        if !wait {
-            let state = self.shared.lock();
-            state.check()?;
-            if !state.missing(place).is_empty() {
-                return Ok(None);
-            }
+        if !wait && !self.all_came(place)? {
+            return Ok(None);
         }
         let (rank, owners) = (self.rank, self.owners.clone());
         let parts = self.take(place, |table| {
@@ -215,14 +302,7 @@ impl Collective for Member {
 
     fn gather(&mut self, place: Place, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
         self.lay(place, Laid::Numbers(numbers))?;
-        let all = self.take(place, |table| {
-            let numbers = |laid: &Option<Laid>| match laid {
-                Some(Laid::Numbers(numbers)) => numbers.clone(),
-                _ => Vec::new(),
-            };
-            table.laid.iter().map(numbers).collect()
-        })?;
-        Ok(all.unwrap_or_default())
+        self.numbers(place)
     }
 
     fn gather_tensors(&mut self, place: Place, tensors: Vec<Tensor>) -> Result<Vec<Vec<Tensor>>, TrainingError> {
@@ -269,9 +349,7 @@ impl Collective for Member {
 
     fn fail(&mut self, message: &str) {
         let mut state = self.shared.lock();
-        state.failed.get_or_insert_with(|| (self.rank, message.to_owned()));
-        drop(state);
-        self.shared.changed.notify_all();
+        self.shared.fail(&mut state, self.rank, message.to_owned());
     }
 
     fn waited(&mut self) -> f64 {

@@ -1,0 +1,126 @@
+//! The connection to one process: a thread that writes, a thread that reads.
+
+use std::io::{self, BufReader, BufWriter, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
+
+use super::frame::{self, Kind};
+use super::{Body, End, Peer, Shared};
+
+/// How often a process that has nothing to say lets the other one know that it lives.
+const BEAT: Duration = Duration::from_secs(2);
+
+/// A process of which nothing was heard for so long is lost. Its machine has failed, or the network, or it was stopped: one
+/// that merely works on something beats from a thread of its own.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// What is to be written.
+pub(super) enum Outgoing {
+    Message { topic: u32, body: Box<dyn Body> },
+    Signal(i32),
+    End(End),
+    Bye(Sender<()>),
+}
+
+/// Starts the threads. They end with the connection.
+pub(super) fn start(shared: &Arc<Shared>, peer: Peer, stream: TcpStream) -> io::Result<Sender<Outgoing>> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(SILENCE))?;
+    let (send, outgoing) = unbounded();
+    let (writing, reading) = (stream.try_clone()?, stream);
+    let (at_writer, at_reader) = (Arc::clone(shared), Arc::clone(shared));
+    let to = peer.clone();
+    thread::Builder::new()
+        .name(format!("to-process-{}", peer.process))
+        .spawn(move || {
+            if let Err(error) = write(&writing, &outgoing) {
+                at_writer.closed(&to, &why(&error));
+            }
+            // Nothing more will come from here; the other side may still have something to say.
+            let _ = writing.shutdown(Shutdown::Write);
+        })?;
+    thread::Builder::new()
+        .name(format!("from-process-{}", peer.process))
+        .spawn(move || {
+            let ended = read(&reading, &peer, &at_reader);
+            at_reader.closed(&peer, &ended.map_or_else(|error| why(&error), |()| ENDED.to_owned()));
+            let _ = reading.shutdown(Shutdown::Both);
+        })?;
+    Ok(send)
+}
+
+const ENDED: &str = "ended without a word";
+
+/// What an error of a connection says of the process at its other end.
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("was not heard of for {} s", SILENCE.as_secs())
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ENDED.to_owned(),
+        io::ErrorKind::InvalidData => format!("sent what no process of a run sends ({error})"),
+        _ => format!("cannot be reached any more: {error}"),
+    }
+}
+
+fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {
+    let mut to = BufWriter::with_capacity(1 << 16, stream);
+    loop {
+        let next = match outgoing.try_recv() {
+            Ok(next) => next,
+            Err(TryRecvError::Disconnected) => return to.flush(),
+            Err(TryRecvError::Empty) => {
+                to.flush()?;
+                match outgoing.recv_timeout(BEAT) {
+                    Ok(next) => next,
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                    Err(RecvTimeoutError::Timeout) => {
+                        frame::header(&mut to, Kind::Beat, 0, 0)?;
+                        continue;
+                    }
+                }
+            }
+        };
+        match next {
+            Outgoing::Message { topic, body } => {
+                frame::header(&mut to, Kind::Message, topic, body.size())?;
+                body.write(&mut to)?;
+            }
+            Outgoing::Signal(signal) => frame::header(&mut to, Kind::Signal, signal as u32, 0)?,
+            Outgoing::End(End { code, message }) => {
+                frame::header(&mut to, Kind::End, u32::from(code), message.len() as u64)?;
+                to.write_all(message.as_bytes())?;
+            }
+            Outgoing::Bye(written) => {
+                frame::header(&mut to, Kind::Bye, 0, 0)?;
+                to.flush()?;
+                // Whoever waited for it may have gone on.
+                let _ = written.send(());
+            }
+        }
+    }
+}
+
+/// Until the connection ends.
+fn read(stream: &TcpStream, peer: &Peer, shared: &Shared) -> io::Result<()> {
+    let mut from = BufReader::with_capacity(1 << 16, stream);
+    while let Some(frame) = frame::read(&mut from)? {
+        match frame.kind {
+            Kind::Beat => {}
+            Kind::Message => shared.deliver(peer.process, frame.number, frame.body),
+            Kind::Signal => shared.signal(frame.number as i32),
+            // The others have no say in it.
+            Kind::End if peer.process == 0 => shared.end(End {
+                code: u8::try_from(frame.number).unwrap_or(u8::MAX),
+                message: String::from_utf8_lossy(&frame.body).into_owned(),
+            }),
+            Kind::End => {}
+            Kind::Bye => shared.goodbye(peer.process),
+        }
+    }
+    Ok(())
+}

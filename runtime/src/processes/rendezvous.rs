@@ -1,0 +1,531 @@
+//! How the processes of a run find each other: all go to process 0, which tells each where the others are.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+
+use super::frame::{self, Hello, MAGIC};
+use super::{Peer, Processes};
+use crate::digest::Digest;
+
+/// How often is looked again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// A stranger has so long to say what it wants.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// Connections that may be about to say what they want; more are closed unheard.
+const STRANGERS: usize = 256;
+
+/// Where process 0 is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    pub host: String,
+    pub port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl Address {
+    /// Whether it is found on this very machine only, by its name alone.
+    fn is_local(&self) -> bool {
+        self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
+
+    fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+        (self.host.as_str(), self.port).to_socket_addrs().map(Iterator::collect)
+    }
+}
+
+/// What a process must know to join the others.
+#[derive(Clone, Debug)]
+pub struct Join {
+    pub process: usize,
+    pub processes: usize,
+    /// Process 0.
+    pub leader: Address,
+    /// The port at which another process than 0 listens; none: any that is free.
+    pub port: Option<u16>,
+    /// Of pipeline and settings: the same for all.
+    pub digest: Digest,
+    /// How long to wait for the others.
+    pub timeout: Duration,
+}
+
+/// Why processes did not come together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    /// Numbers or addresses that cannot be right, or processes that were not started for the same run.
+    #[error("{message}")]
+    Refused { message: String },
+    /// Somebody did not come, or a port or machine cannot be reached.
+    #[error("{message}")]
+    Failed { message: String, help: String },
+}
+
+fn failed(message: impl fmt::Display, help: impl fmt::Display) -> JoinError {
+    JoinError::Failed {
+        message: message.to_string(),
+        help: help.to_string(),
+    }
+}
+
+/// Joins the other processes. Returns when all are there. `tell` is given what happens meanwhile, line by line.
+///
+/// # Errors
+/// Where they do not all come in time, or were not started for the same run.
+pub fn join(join: &Join, tell: &dyn Fn(&str)) -> Result<Arc<Processes>, JoinError> {
+    if join.processes == 0 || join.process >= join.processes || join.processes > u32::MAX as usize {
+        return Err(JoinError::Refused {
+            message: format!(
+                "there is no process {} of {}: the first is 0",
+                join.process, join.processes
+            ),
+        });
+    }
+    let until = Instant::now() + join.timeout;
+    let (peers, streams) = if join.process == 0 {
+        lead(join, until, tell)?
+    } else {
+        follow(join, until)?
+    };
+    let processes = Processes::new(join.process, peers, streams);
+    processes
+        .map(Arc::new)
+        .map_err(|error| failed(format!("the connections cannot be used: {error}"), ""))
+}
+
+type Joined = (Vec<Peer>, Vec<Option<TcpStream>>);
+
+/// Listens; on this machine alone where process 0 is looked for nowhere else.
+fn listen(join: &Join, port: u16) -> Result<TcpListener, JoinError> {
+    let bound = if join.leader.is_local() {
+        TcpListener::bind((join.leader.host.as_str(), port))
+    } else {
+        TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => Err(error),
+            _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+        })
+    };
+    let listener = bound.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => failed(
+            format!("port {port}, at which process {} is to listen, is taken", join.process),
+            "another run may be using it; give another port",
+        ),
+        _ => failed(format!("cannot listen at port {port}: {error}"), "give another port"),
+    })?;
+    listener
+        .set_nonblocking(true)
+        .map_err(|error| failed(format!("cannot listen at port {port}: {error}"), ""))?;
+    Ok(listener)
+}
+
+/// A process that came and said who it is.
+struct Arrival {
+    hello: Hello,
+    stream: TcpStream,
+    ip: IpAddr,
+}
+
+/// Takes connections until `until`, and hands those to `take` that greet properly. Ends when `take` gives something, or
+/// the time is over.
+fn arrivals<R>(
+    listener: &TcpListener,
+    until: Instant,
+    mut refused: impl FnMut(String),
+    mut take: impl FnMut(Arrival) -> Option<R>,
+) -> Option<R> {
+    let (tell, told) = unbounded::<Result<Arrival, String>>();
+    let mut strangers = 0usize;
+    while Instant::now() < until {
+        // However many knock, those that have greeted are heard in between.
+        let patience = match listener.accept() {
+            Ok((stream, address)) if strangers < STRANGERS => {
+                let tell = tell.clone();
+                let greeted = thread::Builder::new().name("greeting".into()).spawn(move || {
+                    // Nobody listens any more once all have come.
+                    let _ = tell.send(greet(stream, address));
+                });
+                strangers += usize::from(greeted.is_ok());
+                Duration::ZERO
+            }
+            Ok(_) => Duration::ZERO,
+            Err(_) => AGAIN,
+        };
+        match told.recv_timeout(patience) {
+            Ok(Ok(arrival)) => {
+                strangers -= 1;
+                if let Some(result) = take(arrival) {
+                    return Some(result);
+                }
+            }
+            Ok(Err(why)) => {
+                strangers -= 1;
+                refused(why);
+            }
+            Err(_) => {}
+        }
+    }
+    None
+}
+
+fn greet(stream: TcpStream, address: SocketAddr) -> Result<Arrival, String> {
+    let hello = (|| {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(GREETING))?;
+        stream.set_write_timeout(Some(GREETING))?;
+        Hello::read(&mut Limited(&stream, Instant::now() + GREETING))
+    })();
+    match hello {
+        Ok(Some(hello)) => Ok(Arrival {
+            hello,
+            stream,
+            ip: address.ip(),
+        }),
+        Ok(None) => Err(format!("{address} connected and speaks something else")),
+        Err(error) => Err(format!("{address} connected and did not say who it is: {error}")),
+    }
+}
+
+/// Reads until a point in time, whatever trickles in.
+struct Limited<'a>(&'a TcpStream, Instant);
+
+impl Read for Limited<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if Instant::now() >= self.1 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        (&mut &*self.0).read(buffer)
+    }
+}
+
+/// Answers a greeting: accepted, or why not.
+fn answer(mut stream: &TcpStream, refusal: Option<&str>) -> io::Result<()> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.push(u8::from(refusal.is_some()));
+    if let Some(why) = refusal {
+        frame::text(&mut bytes, why);
+    }
+    stream.write_all(&bytes)
+}
+
+/// Process 0: waits for all others and tells each of them where the rest is.
+fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, JoinError> {
+    let count = join.processes;
+    let listener = listen(join, join.leader.port)?;
+    tell(&format!(
+        "process 0 of {count} waits at port {} for the others, at most {} s",
+        join.leader.port,
+        join.timeout.as_secs_f64().round()
+    ));
+    let mut come: Vec<Option<Arrival>> = (0..count).map(|_| None).collect();
+    let refusals = std::cell::RefCell::new(Vec::new());
+    let refuse = |why: String| {
+        tell(&format!("refused: {why}"));
+        refusals.borrow_mut().push(why);
+    };
+    if count > 1 {
+        arrivals(&listener, until, refuse, |arrival| {
+            let hello = &arrival.hello;
+            let process = hello.process as usize;
+            let wrong = hello.wrong(count).or_else(|| {
+                if hello.token != *join.digest.as_bytes() {
+                    Some("its pipeline, settings or program differ from those of process 0".to_owned())
+                } else if process == 0 || process >= count {
+                    Some(format!("there is no place for a process {process} of {count}"))
+                } else if come[process].as_ref().is_some_and(|other| !is_closed(&other.stream)) {
+                    Some(format!("another process {process} is there already"))
+                } else {
+                    None
+                }
+            });
+            if let Some(why) = wrong {
+                // Whether it hears why or not, it is not let in.
+                let _ = answer(&arrival.stream, Some(&why));
+                refuse(format!("process {process} ({}, pid {}): {why}", hello.host, hello.pid));
+                return None;
+            }
+            if answer(&arrival.stream, None).is_ok() {
+                tell(&format!(
+                    "process {process} of {count} is there: {}, pid {}",
+                    hello.host, hello.pid
+                ));
+                come[process] = Some(arrival);
+            }
+            come.iter().skip(1).all(Option::is_some).then_some(())
+        });
+    }
+    let missing: Vec<String> = (1..count)
+        .filter(|&process| come[process].is_none())
+        .map(|p| p.to_string())
+        .collect();
+    if !missing.is_empty() {
+        let mut message = format!(
+            "process {} did not come to port {} within {} s",
+            missing.join(", "),
+            join.leader.port,
+            join.timeout.as_secs_f64()
+        );
+        let refusals = refusals.into_inner();
+        if let Some(last) = refusals.last() {
+            message.push_str(&format!("; {} refused, the last: {last}", refusals.len()));
+        }
+        for other in come.iter().flatten() {
+            // They wait for a table; the connection that closes tells them too.
+            let _ = (&other.stream).write_all(&[1]);
+            let mut why = Vec::new();
+            frame::text(&mut why, &message);
+            let _ = (&other.stream).write_all(&why);
+        }
+        return Err(failed(
+            message,
+            "start them all within that time, with the same pipeline and settings",
+        ));
+    }
+    let token = Digest::of(
+        format!(
+            "{:?} {} {}",
+            std::time::SystemTime::now(),
+            std::process::id(),
+            join.digest.to_hex()
+        )
+        .as_bytes(),
+    );
+    let own = Hello::new(count, 0, *token.as_bytes(), join.leader.port);
+    let mut table = vec![0u8];
+    table.extend(token.as_bytes());
+    let mut peers = Vec::with_capacity(count);
+    for (process, arrival) in come.iter().enumerate() {
+        let hello = arrival.as_ref().map_or(&own, |arrival| &arrival.hello);
+        // Nothing stands for the machine of process 0, which each finds under the name that it was given.
+        let ip = arrival
+            .as_ref()
+            .map(|arrival| arrival.ip)
+            .filter(|ip| !ip.to_canonical().is_loopback());
+        frame::text(
+            &mut table,
+            &ip.map_or(String::new(), |ip| ip.to_canonical().to_string()),
+        );
+        table.extend(hello.port.to_le_bytes());
+        table.extend(hello.pid.to_le_bytes());
+        frame::text(&mut table, &hello.host);
+        peers.push(Peer {
+            process,
+            host: hello.host.clone(),
+            pid: hello.pid,
+        });
+    }
+    let mut streams = Vec::with_capacity(count);
+    for (peer, arrival) in peers.iter().zip(come) {
+        if let Some(Arrival { mut stream, .. }) = arrival {
+            stream
+                .write_all(&table)
+                .map_err(|error| failed(format!("{peer} went before all had come: {error}"), "start all again"))?;
+            streams.push(Some(stream));
+        } else {
+            streams.push(None);
+        }
+    }
+    Ok((peers, streams))
+}
+
+fn is_closed(stream: &TcpStream) -> bool {
+    let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    let _ = stream.set_nonblocking(false);
+    match peeked {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
+/// Another process than 0: goes to process 0, then to all of lower number, and is found by those of higher number.
+fn follow(join: &Join, until: Instant) -> Result<Joined, JoinError> {
+    let count = join.processes;
+    let listener = listen(join, join.port.unwrap_or(0))?;
+    let port = listener
+        .local_addr()
+        .map_err(|error| failed(format!("cannot listen: {error}"), ""))?
+        .port();
+    let hello = Hello::new(count, join.process, *join.digest.as_bytes(), port);
+    let leader = format!("process 0 at {}", join.leader);
+    let stream = greeted(&join.leader, &hello, until, &leader)?;
+    let (token, rows) = table(&stream, count, until, join)?;
+    let mut peers = Vec::with_capacity(count);
+    let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
+    streams[0] = Some(stream);
+    let hello = Hello { token, ..hello };
+    for (process, row) in rows.into_iter().enumerate() {
+        if process > 0 && process < join.process {
+            let address = Address {
+                host: if row.ip.is_empty() {
+                    join.leader.host.clone()
+                } else {
+                    row.ip
+                },
+                port: row.port,
+            };
+            let name = format!("process {process} at {address} ({})", row.host);
+            streams[process] = Some(greeted(&address, &hello, until, &name)?);
+        }
+        peers.push(Peer {
+            process,
+            host: row.host,
+            pid: row.pid,
+        });
+    }
+    if join.process + 1 < count {
+        arrivals(
+            &listener,
+            until,
+            |_| {},
+            |arrival| {
+                let process = arrival.hello.process as usize;
+                let known = arrival.hello.wrong(count).is_none() && arrival.hello.token == token;
+                if !known || process <= join.process || process >= count {
+                    let _ = answer(&arrival.stream, Some("it is of another run"));
+                    return None;
+                }
+                if answer(&arrival.stream, None).is_ok() {
+                    streams[process] = Some(arrival.stream);
+                }
+                streams.iter().skip(join.process + 1).all(Option::is_some).then_some(())
+            },
+        );
+    }
+    let missing = (0..count).find(|&process| process != join.process && streams[process].is_none());
+    if let Some(missing) = missing {
+        return Err(failed(
+            format!(
+                "{} did not come to this process, {}, in time",
+                peers[missing], join.process
+            ),
+            "every process must be able to reach every other one; see docs/machines.md for the ports",
+        ));
+    }
+    Ok((peers, streams))
+}
+
+/// Connects and greets, again and again until the other side is there.
+fn greeted(address: &Address, hello: &Hello, until: Instant, name: &str) -> Result<TcpStream, JoinError> {
+    let mut why = "no time was left".to_owned();
+    while Instant::now() < until {
+        match connect(address, until) {
+            Ok(stream) => return greeting(stream, hello, name),
+            Err(error) => why = error.to_string(),
+        }
+        thread::sleep(AGAIN * 5);
+    }
+    Err(failed(
+        format!("{name} cannot be reached: {why}"),
+        "is it started, with that host and port, and does no firewall stand between?",
+    ))
+}
+
+fn connect(address: &Address, until: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "its host has no address");
+    for socket in address.resolve()? {
+        let left = until.saturating_duration_since(Instant::now());
+        let patience = left.clamp(Duration::from_millis(10), Duration::from_secs(5));
+        match TcpStream::connect_timeout(&socket, patience) {
+            // Linux connects a socket to itself where nobody listens and the port is free: nobody is there.
+            Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
+                last = io::ErrorKind::ConnectionRefused.into();
+            }
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn greeting(mut stream: TcpStream, hello: &Hello, name: &str) -> Result<TcpStream, JoinError> {
+    let io = |error: io::Error| {
+        failed(
+            format!("{name} did not answer: {error}"),
+            "is something else listening there?",
+        )
+    };
+    stream.set_read_timeout(Some(GREETING)).map_err(io)?;
+    stream.set_write_timeout(Some(GREETING)).map_err(io)?;
+    hello.write(&mut stream).map_err(io)?;
+    if !frame::is_magic(&mut stream).map_err(io)? {
+        return Err(JoinError::Refused {
+            message: format!("{name}: what listens there is no process of a run"),
+        });
+    }
+    let mut status = [0u8; 1];
+    stream.read_exact(&mut status).map_err(io)?;
+    if status[0] != 0 {
+        let why = frame::read_text(&mut stream).map_err(io)?;
+        return Err(JoinError::Refused {
+            message: format!("{name} refuses process {}: {why}", hello.process),
+        });
+    }
+    stream.set_write_timeout(None).map_err(io)?;
+    Ok(stream)
+}
+
+/// What process 0 says of one process.
+struct Row {
+    ip: String,
+    port: u16,
+    pid: u32,
+    host: String,
+}
+
+fn table(stream: &TcpStream, count: usize, until: Instant, join: &Join) -> Result<([u8; 32], Vec<Row>), JoinError> {
+    let mut from = stream;
+    let io = |error: io::Error| {
+        let why = match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                format!("not all processes came within {} s", join.timeout.as_secs_f64())
+            }
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                "process 0 ended before all processes had come".to_owned()
+            }
+            _ => format!("process 0 was lost before all processes had come: {error}"),
+        };
+        failed(why, "start all again")
+    };
+    // A little more than process 0 itself waits, so that it is the one to say who is missing.
+    let left = until.saturating_duration_since(Instant::now()) + Duration::from_secs(2);
+    stream.set_read_timeout(Some(left)).map_err(io)?;
+    let mut status = [0u8; 1];
+    from.read_exact(&mut status).map_err(io)?;
+    if status[0] != 0 {
+        let why = frame::read_text(&mut from).map_err(io)?;
+        return Err(failed(why, "start all again"));
+    }
+    let mut token = [0u8; 32];
+    from.read_exact(&mut token).map_err(io)?;
+    let mut rows = Vec::new();
+    for _ in 0..count {
+        rows.push(Row {
+            ip: frame::read_text(&mut from).map_err(io)?,
+            port: frame::read_u16(&mut from).map_err(io)?,
+            pid: frame::read_u32(&mut from).map_err(io)?,
+            host: frame::read_text(&mut from).map_err(io)?,
+        });
+    }
+    Ok((token, rows))
+}
+
+/// A port that nobody listens at just now.
+#[cfg(test)]
+pub(super) fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.local_addr().expect("its address").port()
+}

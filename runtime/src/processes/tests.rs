@@ -1,0 +1,238 @@
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::rendezvous::free_port;
+use super::*;
+use crate::digest::Digest;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn member(process: usize, processes: usize, port: u16) -> Join {
+    Join {
+        process,
+        processes,
+        leader: Address {
+            host: "localhost".into(),
+            port,
+        },
+        port: None,
+        digest: Digest::of(b"this run"),
+        timeout: SOON,
+    }
+}
+
+fn group(count: usize) -> Vec<Arc<Processes>> {
+    let port = free_port();
+    let joining: Vec<_> = (0..count)
+        .map(|process| thread::spawn(move || join(&member(process, count, port), &|_| {})))
+        .collect();
+    joining
+        .into_iter()
+        .map(|thread| thread.join().unwrap().unwrap())
+        .collect()
+}
+
+/// Everything that process 0 says while it waits.
+fn leader(join_as: Join) -> thread::JoinHandle<(Result<Arc<Processes>, JoinError>, String)> {
+    thread::spawn(move || {
+        let said = Mutex::new(String::new());
+        let joined = join(&join_as, &|line| *said.lock().unwrap() += &format!("{line}\n"));
+        (joined, said.into_inner().unwrap())
+    })
+}
+
+#[test]
+fn messages_go_straight_from_each_to_each_in_their_order() {
+    let group = group(3);
+    for (from, sender) in group.iter().enumerate() {
+        assert_eq!((sender.process(), sender.count()), (from, 3));
+        for to in (0..3).filter(|&to| to != from) {
+            for number in 0..50u8 {
+                // Bodies of all sizes, an empty one among them; the last are sent when the listener is there.
+                sender.send(to, 7, Box::new(vec![number; usize::from(number) * 2000]));
+            }
+        }
+    }
+    for process in &group {
+        let (tell, told) = channel();
+        process.listen(7, move |from, body| tell.send((from, body)).unwrap());
+        let mut next = [0u8; 3];
+        for _ in 0..100 {
+            let (from, body) = told.recv_timeout(SOON).unwrap();
+            assert_eq!(body, vec![next[from]; usize::from(next[from]) * 2000]);
+            next[from] += 1;
+        }
+        assert_eq!(next.iter().filter(|&&number| number == 50).count(), 2);
+    }
+    // Process 0 tells how it ends, and nobody takes the others' leaving for a loss.
+    let end = End {
+        code: 4,
+        message: "a limit".into(),
+    };
+    thread::scope(|scope| {
+        for other in &group[1..] {
+            scope.spawn(|| {
+                assert_eq!(other.outcome(SOON), Some(Outcome::Ended(end.clone())));
+                other.leave();
+            });
+        }
+        group[0].end(&end);
+    });
+    assert!(group.iter().all(|process| process.lost().is_none()));
+}
+
+#[test]
+fn whoever_is_lost_is_named_to_all_others() {
+    let mut group = group(3);
+    let (tell, told) = channel();
+    group[2].on_loss(move |loss| tell.send(loss.clone()).unwrap());
+    drop(group.remove(1));
+    let named = format!(
+        "process 1 ({}, pid {}) ended without a word",
+        group[0].peers()[1].host,
+        std::process::id()
+    );
+    assert_eq!(told.recv_timeout(SOON).unwrap().message, named);
+    // Another one than process 0 might have heard of the run's end, so that one is given time to tell.
+    assert_eq!(group[1].outcome(Duration::ZERO), None);
+    match group[1].outcome(SOON) {
+        Some(Outcome::Lost(loss)) => assert_eq!(loss.message, named),
+        other => panic!("{other:?}"),
+    }
+    let until = Instant::now() + SOON;
+    while group[0].lost().is_none() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(group[0].lost().unwrap().process, 1);
+    // The loss of process 0 needs no more waiting.
+    let late = group.pop().unwrap();
+    drop(group);
+    assert!(matches!(late.outcome(Duration::ZERO), Some(Outcome::Lost(_))));
+}
+
+#[test]
+fn signals_of_the_others_reach_process_0() {
+    let group = group(2);
+    group[1].signal(15);
+    let flags = SignalFlags {
+        stop: Arc::default(),
+        checkpoint: Arc::default(),
+    };
+    group[0].signals_to(flags.clone());
+    group[1].signal(signal_hook::consts::SIGUSR1);
+    let until = Instant::now() + SOON;
+    while !(flags.checkpoint.load(Ordering::Acquire) && flags.stop.load(Ordering::Acquire) == 15) {
+        assert!(Instant::now() < until);
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn strangers_and_processes_of_other_runs_are_refused_and_the_right_one_is_let_in() {
+    let port = free_port();
+    let leading = leader(member(0, 2, port));
+    let wrong = |change: &dyn Fn(&mut Join)| {
+        let mut other = member(1, 2, port);
+        change(&mut other);
+        join(&other, &|_| {}).unwrap_err()
+    };
+    let differs = wrong(&|other| other.digest = Digest::of(b"another run"));
+    assert!(matches!(differs, JoinError::Refused { .. }));
+    assert!(
+        differs.to_string().contains("pipeline, settings or program differ"),
+        "{differs}"
+    );
+    let miscounted = wrong(&|other| other.processes = 3).to_string();
+    assert!(
+        miscounted.contains("3 processes, process 0 that there are 2"),
+        "{miscounted}"
+    );
+    // Something that is no process of a run: what it says is not even looked at, however long it goes on.
+    for said in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0xff; 100_000], b"flow"] {
+        let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        // The other side may hang up in the middle.
+        let _ = stranger.write_all(said);
+        let _ = stranger.shutdown(Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stranger.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "{answer:?}");
+    }
+    let right = join(&member(1, 2, port), &|_| {}).unwrap();
+    let (led, said) = leading.join().unwrap();
+    assert_eq!(led.unwrap().peers(), right.peers());
+    assert!(
+        said.contains("speaks something else") && said.contains("settings or program differ"),
+        "{said}"
+    );
+}
+
+#[test]
+fn who_does_not_come_is_named_and_the_others_hear_of_it() {
+    let port = free_port();
+    let short = |process| Join {
+        timeout: Duration::from_millis(1500),
+        ..member(process, 3, port)
+    };
+    let leading = leader(short(0));
+    let waiting = join(&short(1), &|_| {}).unwrap_err().to_string();
+    let alone = leading.join().unwrap().0.unwrap_err().to_string();
+    assert!(
+        alone.contains("process 2 did not come") && alone.contains("within 1.5 s"),
+        "{alone}"
+    );
+    assert!(waiting.contains("process 2 did not come"), "{waiting}");
+}
+
+#[test]
+fn wrong_numbers_taken_ports_and_unreachable_hosts_are_said() {
+    let no_place = join(&member(2, 2, 1), &|_| {}).unwrap_err();
+    assert!(matches!(no_place, JoinError::Refused { .. }), "{no_place}");
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let refused = join(&member(0, 2, port), &|_| {}).unwrap_err().to_string();
+    assert!(
+        refused.contains(&port.to_string()) && refused.contains("taken"),
+        "{refused}"
+    );
+    drop(taken);
+    let nobody = Join {
+        timeout: Duration::from_millis(300),
+        ..member(1, 2, free_port())
+    };
+    let message = join(&nobody, &|_| {}).unwrap_err().to_string();
+    assert!(
+        message.contains("cannot be reached") && message.contains("localhost"),
+        "{message}"
+    );
+    // Something else listens there and says so.
+    let other = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = other.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (mut stream, _) = other.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
+    });
+    let message = join(&member(1, 2, port), &|_| {}).unwrap_err().to_string();
+    assert!(message.contains("is no process of a run"), "{message}");
+}
+
+/// Whatever a peer sends is a frame within bounds or an error; a length alone is not believed.
+#[test]
+fn frames_of_hostile_peers_are_errors() {
+    let frame = |kind: u8, length: u64, body: &[u8]| {
+        let mut bytes = vec![kind, 1, 0, 0, 0];
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(body);
+        super::frame::read(&mut bytes.as_slice())
+    };
+    assert!(frame(1, u64::MAX, b"").is_err());
+    assert!(frame(99, 0, b"").is_err());
+    assert!(frame(1, 1 << 33, b"short").is_err());
+    let whole = frame(1, 3, b"abc").unwrap().unwrap();
+    assert_eq!((whole.number, whole.body.as_slice()), (1, &b"abc"[..]));
+    assert!(super::frame::read(&mut &b""[..]).unwrap().is_none());
+    assert!(super::frame::read(&mut &b"\x01\x00"[..]).is_err());
+}

@@ -1,0 +1,50 @@
+//! The life of a process that joined a run of another one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use signal_hook::consts::SIGUSR1;
+
+use super::RunError;
+use super::signals::Handlers;
+use crate::dataflow::job::Signals;
+use crate::processes::{End, Outcome, Processes};
+
+/// How often is looked for signals.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Waits for the end of a run that process 0 conducts, while the stages' listeners do what they are asked. A signal that
+/// comes here is told to process 0, which ends the run for all; a second one ends this process at once. `given_up` may end
+/// it for a reason of its own.
+///
+/// # Errors
+/// Where a process is lost, or `given_up` says so.
+pub fn joined(
+    processes: &Arc<Processes>,
+    signals: bool,
+    mut given_up: impl FnMut() -> Option<String>,
+) -> Result<End, RunError> {
+    let came = Arc::new(Signals::default());
+    let _handlers = signals.then(|| Handlers::install(&came)).transpose()?;
+    loop {
+        match processes.outcome(LOOK) {
+            Some(Outcome::Ended(end)) => {
+                processes.leave();
+                return Ok(end);
+            }
+            Some(Outcome::Lost(loss)) => return Err(RunError::Process { message: loss.message }),
+            None => {}
+        }
+        match came.stop.swap(0, Ordering::AcqRel) {
+            0 => {}
+            signal => processes.signal(signal as i32),
+        }
+        if came.checkpoint.swap(false, Ordering::AcqRel) {
+            processes.signal(SIGUSR1);
+        }
+        if let Some(message) = given_up() {
+            return Err(RunError::Process { message });
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! What is written.
+
+use std::io::{self, Write};
+
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use flow_model::Part;
+use flow_model::model::MicroBatch;
+use flow_runtime::processes::Body;
+use half::slice::HalfFloatSliceExt;
+
+use super::code;
+use crate::error::TrainingError;
+use crate::optimizer::AdamWConfig;
+use crate::ranks::{Place, RankReport, StepPlan, What};
+use crate::schedule::{Recipe, Schedule};
+use crate::trainer::{LoadedBatch, TrainerConfig};
+
+/// A message in the making. Tensors are not copied into it.
+#[derive(Clone, Default)]
+pub(in crate::ranks) struct Parcel {
+    pieces: Vec<Piece>,
+    size: u64,
+}
+
+#[derive(Clone)]
+enum Piece {
+    Bytes(Vec<u8>),
+    /// Contiguous, on the CPU.
+    Tensor(Tensor),
+}
+
+impl Parcel {
+    /// A message that begins with this number, which says what it is.
+    pub fn of(kind: u8) -> Parcel {
+        let mut parcel = Parcel::default();
+        parcel.u8(kind);
+        parcel
+    }
+
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.size += bytes.len() as u64;
+        if let Some(Piece::Bytes(last)) = self.pieces.last_mut() {
+            last.extend_from_slice(bytes);
+        } else {
+            self.pieces.push(Piece::Bytes(bytes.to_vec()));
+        }
+    }
+
+    pub fn u8(&mut self, number: u8) {
+        self.bytes(&[number]);
+    }
+
+    pub fn bool(&mut self, is: bool) {
+        self.u8(u8::from(is));
+    }
+
+    pub fn u32(&mut self, number: u32) {
+        self.bytes(&number.to_le_bytes());
+    }
+
+    pub fn u64(&mut self, number: u64) {
+        self.bytes(&number.to_le_bytes());
+    }
+
+    pub fn count(&mut self, number: usize) {
+        self.u64(number as u64);
+    }
+
+    pub fn f64(&mut self, number: f64) {
+        self.bytes(&number.to_le_bytes());
+    }
+
+    pub fn text(&mut self, text: &str) {
+        self.count(text.len());
+        self.bytes(text.as_bytes());
+    }
+
+    pub fn tensor(&mut self, tensor: &Tensor) -> Result<(), TrainingError> {
+        let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
+        self.u8(code(tensor.dtype())?);
+        self.count(tensor.dims().len());
+        for &size in tensor.dims() {
+            self.count(size);
+        }
+        self.size += (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64;
+        self.pieces.push(Piece::Tensor(tensor));
+        Ok(())
+    }
+
+    pub fn place(&mut self, place: Place) {
+        self.u64(place.step);
+        self.u32(place.round);
+        let (what, layer) = match place.what {
+            What::Figures => (0, 0),
+            What::Statistics => (1, 0),
+            What::Parameters => (2, 0),
+            What::Gradients(Part::Heads) => (3, 0),
+            What::Gradients(Part::Prediction) => (4, 0),
+            What::Gradients(Part::Layer(number)) => (5, number),
+            What::Gradients(Part::Subsampling) => (6, 0),
+        };
+        self.u8(what);
+        self.count(layer);
+    }
+
+    pub fn plan(&mut self, plan: &StepPlan) {
+        let StepPlan {
+            step,
+            planned,
+            came,
+            rounds,
+        } = *plan;
+        self.u64(step);
+        self.u32(planned);
+        self.count(came);
+        self.u32(rounds);
+    }
+
+    pub fn micro_batch(&mut self, loaded: &LoadedBatch) {
+        let LoadedBatch {
+            epoch,
+            rank,
+            micro,
+            place,
+            segments,
+            batch: MicroBatch { signals, tokens },
+        } = loaded;
+        self.u64(*epoch);
+        for number in [rank, micro, place] {
+            self.u32(*number);
+        }
+        self.count(segments.len());
+        segments.iter().for_each(|segment| self.text(segment));
+        self.count(signals.len());
+        for signal in signals {
+            self.count(signal.len());
+            self.bytes(bytemuck::cast_slice(signal));
+        }
+        self.count(tokens.len());
+        for tokens in tokens {
+            self.count(tokens.len());
+            self.bytes(bytemuck::cast_slice(tokens));
+        }
+    }
+
+    pub fn report(&mut self, report: &RankReport) {
+        let RankReport {
+            loss,
+            gradient_norm,
+            skipped,
+            bad,
+            tokens,
+            waited,
+        } = report;
+        self.f64(*loss);
+        self.f64(*gradient_norm);
+        self.bool(*skipped);
+        self.count(bad.len());
+        bad.iter().for_each(|segment| self.text(segment));
+        self.u64(*tokens);
+        self.f64(*waited);
+    }
+
+    pub fn config(&mut self, config: &TrainerConfig) {
+        let TrainerConfig {
+            recipe:
+                Recipe {
+                    unfreeze_step,
+                    phase1,
+                    phase2,
+                },
+            clip,
+            ranks,
+            fold_update,
+            rank_timeout,
+            device,
+            recompute,
+            seed,
+            spec_augment,
+            dither,
+            dropout,
+        } = config;
+        self.u64(*unfreeze_step);
+        self.schedule(phase1);
+        self.schedule(phase2);
+        self.f64(*clip);
+        self.u32(*ranks);
+        self.f64(rank_timeout.as_secs_f64());
+        self.text(&device.to_string());
+        self.u64(*seed);
+        for is in [fold_update, recompute, spec_augment, dither, dropout] {
+            self.bool(*is);
+        }
+    }
+
+    fn schedule(&mut self, schedule: &Schedule) {
+        match *schedule {
+            Schedule::Cosine {
+                base,
+                minimum,
+                warmup,
+                constant,
+                end,
+            } => {
+                self.u8(0);
+                self.f64(base);
+                self.f64(minimum);
+                self.u64(warmup);
+                self.u64(constant);
+                self.u64(end);
+            }
+            Schedule::Noam {
+                base,
+                minimum,
+                warmup,
+                d_model,
+            } => {
+                self.u8(1);
+                self.f64(base);
+                self.f64(minimum);
+                self.u64(warmup);
+                self.u64(d_model);
+            }
+            Schedule::Constant { base, warmup } => {
+                self.u8(2);
+                self.f64(base);
+                self.u64(warmup);
+            }
+        }
+    }
+
+    pub fn adamw(&mut self, config: &AdamWConfig) {
+        let AdamWConfig {
+            betas,
+            epsilon,
+            weight_decay,
+            eight_bit,
+        } = *config;
+        for number in [betas.0, betas.1, epsilon, weight_decay] {
+            self.f64(number);
+        }
+        self.bool(eight_bit);
+    }
+
+    pub fn dtype(&mut self, dtype: DType) -> Result<(), TrainingError> {
+        self.u8(code(dtype)?);
+        Ok(())
+    }
+}
+
+impl Body for Parcel {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn write(&self, to: &mut dyn Write) -> io::Result<()> {
+        for piece in &self.pieces {
+            match piece {
+                Piece::Bytes(bytes) => to.write_all(bytes)?,
+                Piece::Tensor(tensor) => write_tensor(tensor, to)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_tensor(tensor: &Tensor, to: &mut dyn Write) -> io::Result<()> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (Storage::Cpu(numbers), Some((from, end))) = (&*storage, layout.contiguous_offsets()) else {
+        return Err(io::Error::other("a tensor that is not contiguous on the CPU"));
+    };
+    match numbers {
+        CpuStorage::F32(numbers) => to.write_all(bytemuck::cast_slice(&numbers[from..end])),
+        CpuStorage::F64(numbers) => to.write_all(bytemuck::cast_slice(&numbers[from..end])),
+        CpuStorage::I64(numbers) => to.write_all(bytemuck::cast_slice(&numbers[from..end])),
+        CpuStorage::U32(numbers) => to.write_all(bytemuck::cast_slice(&numbers[from..end])),
+        CpuStorage::BF16(numbers) => {
+            let bits: &[u16] = numbers[from..end].reinterpret_cast();
+            to.write_all(bytemuck::cast_slice(bits))
+        }
+        CpuStorage::F16(numbers) => {
+            let bits: &[u16] = numbers[from..end].reinterpret_cast();
+            to.write_all(bytemuck::cast_slice(bits))
+        }
+        _ => Err(io::Error::other("a tensor of a type that is not sent")),
+    }
+}

@@ -1,0 +1,234 @@
+//! What is read.
+
+use std::time::Duration;
+
+use candle_core::{DType, Device, Tensor};
+use flow_model::Part;
+use flow_model::model::MicroBatch;
+use half::{bf16, f16};
+
+use super::{DTYPES, damaged};
+use crate::error::TrainingError;
+use crate::optimizer::AdamWConfig;
+use crate::ranks::{Place, RankReport, StepPlan, What};
+use crate::schedule::{Recipe, Schedule};
+use crate::trainer::{LoadedBatch, TrainerConfig};
+
+/// A message that came.
+pub(in crate::ranks) struct Reader<'a>(&'a [u8]);
+
+/// The most dimensions of a tensor.
+const MAX_DIMENSIONS: usize = 8;
+
+impl<'a> Reader<'a> {
+    /// The message, and the number that says what it is.
+    pub fn new(message: &'a [u8]) -> Result<(u8, Reader<'a>), TrainingError> {
+        let mut reader = Reader(message);
+        Ok((reader.u8()?, reader))
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<&'a [u8], TrainingError> {
+        let (taken, rest) = self.0.split_at_checked(bytes).ok_or_else(damaged)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], TrainingError> {
+        self.take(N)?.try_into().map_err(|_| damaged())
+    }
+
+    pub fn u8(&mut self) -> Result<u8, TrainingError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub fn bool(&mut self) -> Result<bool, TrainingError> {
+        Ok(self.u8()? != 0)
+    }
+
+    pub fn u32(&mut self) -> Result<u32, TrainingError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub fn u64(&mut self) -> Result<u64, TrainingError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    pub fn count(&mut self) -> Result<usize, TrainingError> {
+        usize::try_from(self.u64()?).map_err(|_| damaged())
+    }
+
+    pub fn f64(&mut self) -> Result<f64, TrainingError> {
+        self.array().map(f64::from_le_bytes)
+    }
+
+    pub fn text(&mut self) -> Result<String, TrainingError> {
+        let length = self.count()?;
+        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| damaged())
+    }
+
+    /// All that is left.
+    pub fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// Several things, each by `read`. Each takes a byte at least, so a number beyond the bytes that are left is damage.
+    pub fn several<T>(
+        &mut self,
+        read: impl Fn(&mut Self) -> Result<T, TrainingError>,
+    ) -> Result<Vec<T>, TrainingError> {
+        let count = self.count()?;
+        if count > self.0.len() {
+            return Err(damaged());
+        }
+        (0..count).map(|_| read(self)).collect()
+    }
+
+    fn numbers<T: bytemuck::Pod>(&mut self, count: usize) -> Result<Vec<T>, TrainingError> {
+        let bytes = self.take(count.checked_mul(size_of::<T>()).ok_or_else(damaged)?)?;
+        let mut numbers = vec![T::zeroed(); count];
+        bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(bytes);
+        Ok(numbers)
+    }
+
+    pub fn tensor(&mut self) -> Result<Tensor, TrainingError> {
+        let dtype = self.dtype()?;
+        let dimensions = self.count()?;
+        if dimensions > MAX_DIMENSIONS {
+            return Err(damaged());
+        }
+        let shape = (0..dimensions).map(|_| self.count()).collect::<Result<Vec<_>, _>>()?;
+        let count = shape.iter().try_fold(1usize, |all, &size| all.checked_mul(size));
+        let count = count.ok_or_else(damaged)?;
+        let cpu = &Device::Cpu;
+        Ok(match dtype {
+            DType::F32 => Tensor::from_vec(self.numbers::<f32>(count)?, shape, cpu)?,
+            DType::F64 => Tensor::from_vec(self.numbers::<f64>(count)?, shape, cpu)?,
+            DType::I64 => Tensor::from_vec(self.numbers::<i64>(count)?, shape, cpu)?,
+            DType::U32 => Tensor::from_vec(self.numbers::<u32>(count)?, shape, cpu)?,
+            DType::BF16 => {
+                let bits = self.numbers::<u16>(count)?;
+                Tensor::from_vec(bits.into_iter().map(bf16::from_bits).collect::<Vec<_>>(), shape, cpu)?
+            }
+            _ => {
+                let bits = self.numbers::<u16>(count)?;
+                Tensor::from_vec(bits.into_iter().map(f16::from_bits).collect::<Vec<_>>(), shape, cpu)?
+            }
+        })
+    }
+
+    pub fn dtype(&mut self) -> Result<DType, TrainingError> {
+        DTYPES.get(usize::from(self.u8()?)).copied().ok_or_else(damaged)
+    }
+
+    pub fn place(&mut self) -> Result<Place, TrainingError> {
+        let (step, round) = (self.u64()?, self.u32()?);
+        let (what, layer) = (self.u8()?, self.count()?);
+        let what = match what {
+            0 => What::Figures,
+            1 => What::Statistics,
+            2 => What::Parameters,
+            3 => What::Gradients(Part::Heads),
+            4 => What::Gradients(Part::Prediction),
+            5 => What::Gradients(Part::Layer(layer)),
+            6 => What::Gradients(Part::Subsampling),
+            _ => return Err(damaged()),
+        };
+        Ok(Place { step, round, what })
+    }
+
+    pub fn plan(&mut self) -> Result<StepPlan, TrainingError> {
+        Ok(StepPlan {
+            step: self.u64()?,
+            planned: self.u32()?,
+            came: self.count()?,
+            rounds: self.u32()?,
+        })
+    }
+
+    pub fn micro_batch(&mut self) -> Result<LoadedBatch, TrainingError> {
+        Ok(LoadedBatch {
+            epoch: self.u64()?,
+            rank: self.u32()?,
+            micro: self.u32()?,
+            place: self.u32()?,
+            segments: self.several(Reader::text)?,
+            batch: MicroBatch {
+                signals: self.several(|reader| {
+                    let samples = reader.count()?;
+                    reader.numbers(samples)
+                })?,
+                tokens: self.several(|reader| {
+                    let tokens = reader.count()?;
+                    reader.numbers(tokens)
+                })?,
+            },
+        })
+    }
+
+    pub fn report(&mut self) -> Result<RankReport, TrainingError> {
+        Ok(RankReport {
+            loss: self.f64()?,
+            gradient_norm: self.f64()?,
+            skipped: self.bool()?,
+            bad: self.several(Reader::text)?,
+            tokens: self.u64()?,
+            waited: self.f64()?,
+        })
+    }
+
+    pub fn config(&mut self) -> Result<TrainerConfig, TrainingError> {
+        let recipe = Recipe {
+            unfreeze_step: self.u64()?,
+            phase1: self.schedule()?,
+            phase2: self.schedule()?,
+        };
+        let (clip, ranks) = (self.f64()?, self.u32()?);
+        let rank_timeout = Duration::try_from_secs_f64(self.f64()?).map_err(|_| damaged())?;
+        let device = self.text()?.parse().map_err(|_| damaged())?;
+        Ok(TrainerConfig {
+            recipe,
+            clip,
+            ranks,
+            rank_timeout,
+            device,
+            seed: self.u64()?,
+            fold_update: self.bool()?,
+            recompute: self.bool()?,
+            spec_augment: self.bool()?,
+            dither: self.bool()?,
+            dropout: self.bool()?,
+        })
+    }
+
+    fn schedule(&mut self) -> Result<Schedule, TrainingError> {
+        Ok(match self.u8()? {
+            0 => Schedule::Cosine {
+                base: self.f64()?,
+                minimum: self.f64()?,
+                warmup: self.u64()?,
+                constant: self.u64()?,
+                end: self.u64()?,
+            },
+            1 => Schedule::Noam {
+                base: self.f64()?,
+                minimum: self.f64()?,
+                warmup: self.u64()?,
+                d_model: self.u64()?,
+            },
+            2 => Schedule::Constant {
+                base: self.f64()?,
+                warmup: self.u64()?,
+            },
+            _ => return Err(damaged()),
+        })
+    }
+
+    pub fn adamw(&mut self) -> Result<AdamWConfig, TrainingError> {
+        Ok(AdamWConfig {
+            betas: (self.f64()?, self.f64()?),
+            epsilon: self.f64()?,
+            weight_decay: self.f64()?,
+            eight_bit: self.bool()?,
+        })
+    }
+}

@@ -1,0 +1,141 @@
+use candle_core::{DType, Device, Tensor};
+use flow_model::Part;
+use flow_model::model::MicroBatch;
+use flow_runtime::processes::Body;
+
+use super::*;
+use crate::optimizer::AdamWConfig;
+use crate::ranks::{Place, RankReport, What};
+use crate::schedule::{Recipe, Schedule};
+use crate::trainer::{LoadedBatch, TrainerConfig};
+
+fn written(parcel: &Parcel) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    parcel.write(&mut bytes).unwrap();
+    assert_eq!(bytes.len() as u64, parcel.size());
+    bytes
+}
+
+fn parcel() -> Parcel {
+    let mut parcel = Parcel::of(9);
+    for dtype in DTYPES {
+        let numbers = Tensor::new(&[[1.5f32, 2.0, 0.0], [7.0, 1.0, 3.0]], &Device::Cpu).unwrap();
+        parcel.tensor(&numbers.to_dtype(dtype).unwrap().t().unwrap()).unwrap();
+    }
+    parcel.tensor(&Tensor::new(3i64, &Device::Cpu).unwrap()).unwrap();
+    parcel.place(Place {
+        step: 5,
+        round: 2,
+        what: What::Gradients(Part::Layer(17)),
+    });
+    parcel.micro_batch(&loaded());
+    parcel.report(&report());
+    parcel.config(&config());
+    parcel.adamw(&AdamWConfig::default());
+    parcel
+}
+
+fn loaded() -> LoadedBatch {
+    LoadedBatch {
+        epoch: 3,
+        rank: 1,
+        micro: 2,
+        place: 4,
+        segments: vec!["a".into(), String::new()],
+        batch: MicroBatch {
+            signals: vec![vec![0.25, -1.0], vec![]],
+            tokens: vec![vec![], vec![7, 8, 9]],
+        },
+    }
+}
+
+fn report() -> RankReport {
+    RankReport {
+        loss: f64::INFINITY,
+        gradient_norm: 0.1,
+        skipped: true,
+        bad: vec!["b".into()],
+        tokens: 12,
+        waited: 0.5,
+    }
+}
+
+fn config() -> TrainerConfig {
+    TrainerConfig {
+        recipe: Recipe {
+            unfreeze_step: 3,
+            phase1: Schedule::Constant { base: 0.1, warmup: 4 },
+            phase2: Schedule::Cosine {
+                base: 1e-3 / 3.0,
+                minimum: 1e-6,
+                warmup: 5,
+                constant: 6,
+                end: 7,
+            },
+        },
+        clip: 1.0 / 3.0,
+        ranks: 4,
+        fold_update: false,
+        rank_timeout: std::time::Duration::from_millis(1500),
+        device: flow_model::device::DeviceChoice::Cuda(Some(3)),
+        recompute: true,
+        seed: u64::MAX,
+        spec_augment: true,
+        dither: false,
+        dropout: true,
+    }
+}
+
+fn read(bytes: &[u8]) -> Result<(), TrainingError> {
+    let (kind, mut reader) = Reader::new(bytes)?;
+    assert_eq!(kind, 9);
+    for dtype in DTYPES {
+        let tensor = reader.tensor()?;
+        assert_eq!((tensor.dtype(), tensor.dims()), (dtype, &[3, 2][..]));
+        let expected = if dtype.is_float() { 1.5 } else { 1.0 };
+        let numbers = tensor.to_dtype(DType::F64)?.to_vec2::<f64>()?;
+        assert_eq!(numbers, [[expected, 7.0], [2.0, 1.0], [0.0, 3.0]]);
+    }
+    assert_eq!(reader.tensor()?.to_scalar::<i64>()?, 3);
+    assert_eq!(
+        reader.place()?.to_string(),
+        "the gradients of encoder layer 17, micro-batch 2, step 5"
+    );
+    assert_eq!(reader.micro_batch()?, loaded());
+    assert_eq!(reader.report()?, report());
+    assert_eq!(reader.config()?, config());
+    assert_eq!(reader.adamw()?, AdamWConfig::default());
+    assert!(reader.rest().is_empty());
+    Ok(())
+}
+
+#[test]
+fn what_is_written_is_read_to_the_bit_and_what_is_cut_is_an_error() {
+    let bytes = written(&parcel());
+    read(&bytes).unwrap();
+    for length in 0..bytes.len() {
+        assert!(read(&bytes[..length]).is_err(), "{length} bytes");
+    }
+}
+
+/// Lengths that lie are errors, and no memory is asked for on their word.
+#[test]
+fn damaged_messages_are_errors_and_never_panic() {
+    let bytes = written(&parcel());
+    for at in 1..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] = 0xff;
+        let mut reader = Reader::new(&damaged).unwrap().1;
+        let _ = (|| -> Result<(), TrainingError> {
+            for _ in 0..=DTYPES.len() {
+                reader.tensor()?;
+            }
+            reader.place()?;
+            reader.micro_batch()?;
+            reader.report()?;
+            reader.config()?;
+            reader.adamw()?;
+            Ok(())
+        })();
+    }
+}

@@ -1,0 +1,302 @@
+//! Runs of several processes on this machine: the same bits as one process, and whoever dies, hangs or does not belong is
+//! named to all.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::binary::{Workplace, expect_code, stderr};
+use crate::training::{find, finetune, has_checkpoint, last_checkpoint};
+
+/// Longer than anything here takes on a busy machine; a test that would wait for ever fails instead.
+const LONG: Duration = Duration::from_secs(180);
+
+/// Two ranks whose steps do not depend on how many are to come.
+const TWO: [&str; 2] = ["train.ranks=2", "train.schedule=constant"];
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// A started process, killed at the end of the test.
+struct Started {
+    child: Child,
+    told: Option<std::thread::JoinHandle<String>>,
+}
+
+impl Started {
+    fn new(mut command: Command) -> Started {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut from = child.stderr.take().unwrap();
+        let told = std::thread::spawn(move || {
+            let mut text = String::new();
+            // What is cut off by a kill may end in the middle.
+            let _ = from.read_to_string(&mut text);
+            text
+        });
+        Started {
+            child,
+            told: Some(told),
+        }
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill(2) with a process id of our own child; no memory is involved.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Exit code (none where a signal ended it) and what it said.
+    #[track_caller]
+    fn end(mut self) -> (Option<i32>, String) {
+        let until = Instant::now() + LONG;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break Some(status);
+            }
+            if Instant::now() > until {
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        if status.is_none() {
+            self.child.kill().unwrap();
+        }
+        let told = self.told.take().unwrap().join().unwrap();
+        let status = status.unwrap_or_else(|| panic!("it did not end:\n{told}"));
+        (status.code(), told)
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // Ended already, in a test that went well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The commands of process 0 and 1, which meet by a file of hosts.
+fn two(place: &Workplace, settings: &[&str]) -> [Command; 2] {
+    let hosts = place.path("hosts.txt");
+    std::fs::write(&hosts, format!("# one machine\nlocalhost:{}\nlocalhost\n", free_port())).unwrap();
+    [0, 1].map(|process| {
+        let all: Vec<&str> = TWO.iter().chain(settings).copied().collect();
+        let mut command = finetune(place, &all);
+        command
+            .arg("--hosts")
+            .arg(&hosts)
+            .args(["--process", &process.to_string()]);
+        command
+    })
+}
+
+fn started(commands: [Command; 2]) -> [Started; 2] {
+    commands.map(Started::new)
+}
+
+#[track_caller]
+fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let until = Instant::now() + LONG;
+    while !is() {
+        assert!(Instant::now() < until, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Rank 1 hangs where checkpoints stand already, so that what follows does not depend on who is faster.
+const HANG: (&str, &str) = ("FLOW_HANG_AT", "1:6");
+
+/// Whichever process is killed, the other one names it and ends; started again, by other means, the two end with the bits
+/// of one process that was never stopped.
+#[test]
+fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
+    let steps = ["train.max_steps=8", "train.checkpoint_every=4"];
+    let one = Workplace::new("micro");
+    let all: Vec<&str> = TWO.iter().chain(&steps).copied().collect();
+    expect_code(&finetune(&one, &all).output().unwrap(), 0);
+    for killed in [1, 0] {
+        let place = Workplace::new("micro");
+        let mut commands = two(&place, &steps);
+        commands[1].env(HANG.0, HANG.1);
+        let [first, second] = started(commands);
+        wait_until("a checkpoint", || has_checkpoint(&place.path("checkpoints")));
+        let (victim, other) = if killed == 0 { (first, second) } else { (second, first) };
+        let pid = victim.child.id();
+        victim.signal(libc::SIGKILL);
+        assert_eq!(victim.end().0, None);
+        let (code, told) = other.end();
+        assert_eq!(code, Some(1), "{told}");
+        let named = format!("process {killed} (");
+        assert!(
+            told.contains(&named) && told.contains(&format!("pid {pid}) ended without a word")),
+            "{told}"
+        );
+        assert!(!has_step(&place, 8));
+
+        let again = launched(&place, &all, killed == 0);
+        let by = if killed == 0 {
+            "Slurm's variables"
+        } else {
+            "torchrun's variables"
+        };
+        for (process, (code, told)) in started(again).map(Started::end).into_iter().enumerate() {
+            assert_eq!(code, Some(0), "{told}");
+            assert!(told.contains(&format!("process {process} of 2 (by {by})")), "{told}");
+            assert_eq!(process == 1, told.contains("rank 1 of 2 ready"), "{told}");
+        }
+        assert!(
+            last_checkpoint(&one, 8) == last_checkpoint(&place, 8),
+            "two processes gave other bits than one"
+        );
+    }
+}
+
+/// The commands of both processes, which are told who they are as Slurm or torchrun tells.
+fn launched(place: &Workplace, settings: &[&str], slurm: bool) -> [Command; 2] {
+    let port = free_port();
+    [0, 1].map(|process: u32| {
+        let mut command = finetune(place, settings);
+        let process = process.to_string();
+        if slurm {
+            command.args(["--launch", "auto", "--port", &port.to_string()]);
+            command.env("SLURM_PROCID", process).env("SLURM_STEP_NUM_TASKS", "2");
+            command.env("SLURM_STEP_NODELIST", "localhost");
+        } else {
+            command.args(["--launch", "torchrun"]);
+            command.env("RANK", process).env("WORLD_SIZE", "2");
+            command
+                .env("MASTER_ADDR", "localhost")
+                .env("MASTER_PORT", (port - 1).to_string());
+        }
+        command
+    })
+}
+
+fn has_step(place: &Workplace, step: u64) -> bool {
+    place.path("checkpoints").join(format!("step-{step:09}")).is_dir()
+}
+
+/// A rank that hangs is named by the other process within its patience; both end, though the hanging rank never does, and
+/// the checkpoint is whole.
+#[test]
+fn a_rank_that_hangs_is_named_within_the_timeout() {
+    let place = Workplace::new("micro");
+    let settings = ["train.max_steps=8", "train.checkpoint_every=4", "train.rank_timeout=3"];
+    let mut commands = two(&place, &settings);
+    commands[1].env(HANG.0, HANG.1);
+    let [first, second] = started(commands);
+    wait_until("a checkpoint", || has_checkpoint(&place.path("checkpoints")));
+    let began = Instant::now();
+    for (process, (code, told)) in [first, second].map(Started::end).into_iter().enumerate() {
+        assert_eq!(code, Some(1), "process {process}: {told}");
+        assert!(
+            told.contains("rank 1 of training failed: it did not come to"),
+            "{process}: {told}"
+        );
+        assert!(told.contains("within 3 s"), "{told}");
+    }
+    // Three seconds and the way to the step; far less than the patience with which a hanging process is ended at last.
+    assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
+    for (code, told) in started(two(&place, &settings)).map(Started::end) {
+        assert_eq!(code, Some(0), "{told}");
+    }
+    assert!(has_step(&place, 8));
+}
+
+/// SIGUSR1 and SIGTERM that come to either process are for the whole run.
+#[test]
+fn signals_to_any_process_are_for_all() {
+    let endless = [
+        "train.max_steps=1000000",
+        "train.checkpoint_every=1000000",
+        "train.eval_every=0",
+    ];
+    for to in [1, 0] {
+        let place = Workplace::new("micro");
+        let both = started(two(&place, &endless));
+        let checkpoints = place.path("checkpoints");
+        wait_until("training", || checkpoints.join("metrics.jsonl").is_file());
+        both[to].signal(libc::SIGUSR1);
+        wait_until("a checkpoint", || has_checkpoint(&checkpoints));
+        both[to].signal(libc::SIGTERM);
+        for (code, told) in both.map(Started::end) {
+            assert_eq!(code, Some(143), "{told}");
+        }
+        // The last checkpoint is that of one process which does as many steps.
+        let steps = std::fs::read_dir(&checkpoints).unwrap().filter_map(|entry| {
+            let name = entry.unwrap().file_name().to_string_lossy().into_owned();
+            name.strip_prefix("step-")?.parse::<u64>().ok()
+        });
+        let last = steps.max().unwrap();
+        if to == 0 {
+            continue;
+        }
+        let one = Workplace::new("micro");
+        let steps = format!("train.max_steps={last}");
+        let all: Vec<&str> = TWO
+            .iter()
+            .copied()
+            .chain([steps.as_str(), "train.eval_every=0"])
+            .collect();
+        expect_code(&finetune(&one, &all).output().unwrap(), 0);
+        assert!(
+            last_checkpoint(&one, last) == last_checkpoint(&place, last),
+            "after {last} steps"
+        );
+        find(&checkpoints, &format!("step-{last:09}"));
+    }
+}
+
+#[test]
+fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
+    let place = Workplace::new("micro");
+    // Other settings: refused, and process 0 says who is missing, and why.
+    let [mut first, _] = two(&place, &["train.max_steps=4"]);
+    first.args(["--join-timeout", "10"]);
+    let first = Started::new(first);
+    let hosts = place.path("hosts.txt");
+    let mut other = finetune(
+        &place,
+        &["train.ranks=2", "train.schedule=constant", "train.max_steps=5"],
+    );
+    other.arg("--hosts").arg(&hosts).args(["--process", "1"]);
+    let (code, told) = Started::new(other).end();
+    assert_eq!(code, Some(2), "{told}");
+    assert!(
+        told.contains("its pipeline, settings or program differ from those of process 0"),
+        "{told}"
+    );
+    let (code, told) = first.end();
+    assert_eq!(code, Some(1), "{told}");
+    assert!(
+        told.contains("process 1 did not come") && told.contains("within 10 s; 1 refused"),
+        "{told}"
+    );
+    assert!(!place.path("checkpoints").exists());
+
+    // Nobody to meet, and nothing to share.
+    let refused = |mut command: Command, code: i32, said: &str| {
+        command.args(["--join-timeout", "1"]);
+        let output = command.output().unwrap();
+        expect_code(&output, code);
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    };
+    let [_, second] = two(&place, &["train.max_steps=4"]);
+    refused(second, 1, "cannot be reached");
+    let [odd, _] = two(&place, &["train.max_steps=4", "train.ranks=3"]);
+    refused(odd, 2, "3 cannot be shared out evenly over 2 processes");
+    let mut nothing = place.manifest_command("run", &[]);
+    nothing.arg("--hosts").arg(&hosts).args(["--process", "0"]);
+    refused(nothing, 2, "has no training stage for 2 processes to share");
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    std::fs::write(
+        &hosts,
+        format!("localhost:{}\nlocalhost\n", taken.local_addr().unwrap().port()),
+    )
+    .unwrap();
+    let mut leader = finetune(&place, &["train.ranks=2"]);
+    leader.arg("--hosts").arg(&hosts).args(["--process", "0"]);
+    refused(leader, 1, "is taken");
+}
