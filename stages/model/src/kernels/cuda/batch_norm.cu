@@ -11,6 +11,12 @@ KERNEL(column_moment, (const float* x, const float* mean, double* partial, int r
     });
 }
 
+// Means of sums over `rows` rows, rounded.
+KERNEL(column_mean, (const double* sums, float* mean, int width, int rows)) {
+    int column = element();
+    if (column < width) mean[column] = (float)(sums[column] / rows);
+}
+
 // factor = weight * inverse, offset = bias - mean * factor: (2, width).
 KERNEL(batch_norm_affine, (const float* mean, const float* inverse, const float* weight, const float* bias,
                            float* affine, int width)) {

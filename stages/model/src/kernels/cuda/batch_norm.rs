@@ -12,17 +12,24 @@ pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let x = x.contiguous()?;
     let width = x.dims().last().copied().unwrap_or(1);
     let rows = x.elem_count() / width.max(1);
-    let moment = |mean: Option<&Tensor>| -> Result<Vec<f64>> {
+    let moment = |mean: Option<&Tensor>| -> Result<Tensor> {
         let partial = Partial::new(DType::F64, rows, width, x.device())?;
         let tensors = [Read(&x), ReadIf(mean), Write(&partial.sums)];
         let sizes = [rows, width, partial.piece].map(Int);
         launch("column_moment", partial.grid(), &[&tensors[..], &sizes].concat())?;
-        let sums = partial.total(0, width, width)?.to_vec1::<f64>()?;
+        partial.total(0, width, width)
+    };
+    let sums = moment(None)?;
+    let rounded = fresh(width, &x)?;
+    let arguments = [Read(&sums), Write(&rounded), Int(width), Int(rows)];
+    launch("column_mean", Grid::elements(width), &arguments)?;
+    let squares = moment(Some(&rounded))?;
+    // All is under way before the first of these waits for the device.
+    let means = |sums: Tensor| -> Result<Vec<f64>> {
+        let sums = sums.to_vec1::<f64>()?;
         Ok(sums.iter().map(|sum| sum / rows as f64).collect())
     };
-    let mean = moment(None)?;
-    let rounded: Vec<f32> = mean.iter().map(|&mean| mean as f32).collect();
-    let squares = moment(Some(&Tensor::from_slice(&rounded, width, x.device())?))?;
+    let (mean, squares, rounded) = (means(sums)?, means(squares)?, rounded.to_vec1::<f32>()?);
     // About the mean as f32 has it; the rest of the mean is taken off.
     let away = |((square, mean), rounded): ((&f64, &f64), &f32)| square - (mean - f64::from(*rounded)).powi(2);
     let variance = squares.iter().zip(&mean).zip(&rounded).map(away).collect();
