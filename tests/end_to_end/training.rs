@@ -223,13 +223,16 @@ fn training_from_tars_gives_the_same_bits_as_from_files() {
     );
 }
 
+/// The lines of `metrics.jsonl`.
+fn lines(checkpoints: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(checkpoints.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
 /// The word error rates that evaluations while training found, by step.
 fn evaluations(checkpoints: &Path) -> BTreeMap<u64, f64> {
-    let text = std::fs::read_to_string(checkpoints.join("metrics.jsonl")).unwrap();
-    let lines = text
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    lines
+    lines(checkpoints)
+        .iter()
         .filter(|line| line["kind"] == "evaluation")
         .map(|line| (line["step"].as_u64().unwrap(), line["wer"].as_f64().unwrap()))
         .collect()
@@ -289,6 +292,15 @@ fn the_main_job_ends_under_fifteen_percent() {
     let rates = evaluations(&place.path("checkpoints"));
     let (first, last) = (rates.values().next().unwrap(), rates.values().last().unwrap());
     assert!(*last < 0.15 && *last < 0.5 * first, "{rates:?}");
+    // Batches are always there before they are asked for.
+    let seconds = |name: &str| -> f64 {
+        lines(&place.path("checkpoints"))
+            .iter()
+            .filter_map(|line| line[name].as_f64())
+            .sum()
+    };
+    let (waited, all) = (seconds("waited_for_data"), seconds("seconds"));
+    assert!(waited < 0.02 * all, "{waited} of {all} s");
 }
 
 /// Without a model to begin from, what is trained on is learned by heart.
