@@ -251,8 +251,8 @@ pub enum Progress {
 pub struct MemoryArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// The memory to fit into, as 8GB or 7.5GiB; what this machine has available if not given. Exit code 4 if it does not
-    /// fit
+    /// Memory of a device of each rank, as 8GB or 7.5GiB: says what would be there and what in host memory. Without it
+    /// training is to fit into what this machine has available. Exit code 4 if it does not fit
     #[arg(long, value_name = "SIZE", value_parser = crate::commands::memory::bytes)]
     pub device_memory: Option<u64>,
     /// The longest clip, in seconds; the stage's max_duration if not given

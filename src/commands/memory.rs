@@ -20,7 +20,12 @@ const HUB_VOCABULARY: usize = 8192;
 pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
     let pipeline = &checked.pipeline;
-    let settings = settings(pipeline, arguments)?;
+    let mut settings = settings(pipeline, arguments)?;
+    if arguments.device_memory.is_some() && settings.device == TrainSettings::default().device {
+        // Only what is reckoned goes by it; this program need not have been built for such a device.
+        settings.device = "cuda".into();
+    }
+    let separate = settings.device != TrainSettings::default().device;
     let wrong =
         |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", pipeline.path.display()));
     let config = if Reference::parse(&settings.init).is_some() {
@@ -73,32 +78,48 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         settings.max_batch_seconds
     )?;
     writeln!(out)?;
-    let row = |what: &str, bytes: u64, when: &str| vec![what.to_owned(), gigabytes(bytes), when.to_owned()];
-    let mut rows = vec![
-        ["of one rank", "memory", "when"].map(String::from).to_vec(),
-        row("parameters", total.parameters, "always"),
-        row("optimizer", total.optimizer, "always"),
-        row("averaged weights", total.average, "always, on the first rank"),
-        row(
-            "copy for a checkpoint",
-            total.checkpoint,
-            "while one is written, on the first rank",
-        ),
-        row("gradients", total.gradients, "growing through the backward pass"),
-        row(
-            "activations",
-            total.activations,
-            "until the backward pass has used them",
-        ),
-        row("joint and loss", total.joint, "between forward and backward pass"),
-        row("one layer's workspace", total.workspace, "in the layers"),
-        row("a step's peak", total.step, "the most of the last four at once"),
-        row("all", total.total(), "at most"),
-    ];
+    let host = &total.host;
+    let mut rows = vec![("of one rank", None, "when")];
+    let mut row = |what, device: u64, host: u64, when| rows.push((what, Some([device, host]), when));
+    let first = "while one is written, on the first rank";
+    row("parameters", total.parameters, host.parameters, "always");
+    row("optimizer", total.optimizer, host.optimizer, "always");
+    row("averaged weights", total.average, 0, "always, on the first rank");
+    row("copy for a checkpoint", total.checkpoint, host.checkpoint, first);
+    let growing = "growing through the backward pass";
+    row("gradients", total.gradients, host.gradients, growing);
+    let used = "until the backward pass has used them";
+    row("activations", total.activations, 0, used);
+    row("joint and loss", total.joint, 0, "between forward and backward pass");
+    row("one layer's workspace", total.workspace, 0, "in the layers");
+    row("a step's peak", total.step, 0, "the most of the last four at once");
+    row(
+        "an evaluation's peak",
+        total.evaluation,
+        0,
+        "between steps, on the first rank",
+    );
+    row("all", total.total(), host.total(), "at most");
+    let all = (total.of_ranks(settings.ranks), total.of_host(settings.ranks));
     if settings.ranks > 1 {
-        let all = total.of_ranks(settings.ranks);
-        rows.push(row("all ranks", all, "where they share one memory, as on the CPU"));
+        let when = match separate {
+            true => "devices together; the host, where it is one for all",
+            false => "where they share one memory, as on the CPU",
+        };
+        row("all ranks", all.0, all.1, when);
     }
+    let rows: Vec<Vec<String>> = rows
+        .into_iter()
+        .map(|(what, bytes, when)| {
+            let bytes = bytes.map_or(["device", "host"].map(String::from), |bytes| bytes.map(gigabytes));
+            let [device, host] = bytes;
+            match (separate, what) {
+                (true, _) => vec![what.into(), device, host, when.into()],
+                (false, "of one rank") => vec![what.into(), "memory".into(), when.into()],
+                (false, _) => vec![what.into(), device, when.into()],
+            }
+        })
+        .collect();
     for line in table::lines(&rows) {
         writeln!(out, "{line}")?;
     }
@@ -108,37 +129,42 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         ..settings.clone()
     };
     let other = measure(&recomputed)?.needs(&recomputed);
-    switches(out, &settings, &measured, &other)?;
-    let Some(device) = arguments.device_memory.or_else(available) else {
-        return Ok(Exit::Done);
-    };
-    let needed = match arguments.device_memory {
-        Some(_) => total.total(),
-        None => total.of_ranks(settings.ranks),
-    };
-    let verdict = if needed <= device {
-        "fits into"
-    } else {
-        "does not fit into"
-    };
+    switches(out, &settings, &measured, &other, separate)?;
     writeln!(out)?;
-    let now = if arguments.device_memory.is_some() {
-        ""
-    } else {
-        " that are available now"
+    let verdict = |needed: u64, there: u64| match needed <= there {
+        true => "fits into",
+        false => "does not fit into",
     };
-    writeln!(out, "{} {verdict} {}{now}", gigabytes(needed), gigabytes(device))?;
-    let share = device
-        / u64::from(if arguments.device_memory.is_some() {
-            1
-        } else {
-            settings.ranks.max(1)
-        });
-    match largest_batch(&config, &settings, &assumed, share).map_err(wrong)? {
-        Some(seconds) => writeln!(out, "the largest max_batch_seconds that fits: {seconds}")?,
-        None => writeln!(out, "not even one clip of {} s fits", assumed.longest)?,
+    let largest = |out: &mut dyn Write, device: u64| -> Result<(), Failure> {
+        match largest_batch(&config, &settings, &assumed, device).map_err(wrong)? {
+            Some(seconds) => writeln!(out, "the largest max_batch_seconds that fits: {seconds}")?,
+            None => writeln!(out, "not even one clip of {} s fits", assumed.longest)?,
+        }
+        Ok(())
+    };
+    let mut fits = true;
+    if let Some(here) = available() {
+        let (of, needed) = match separate {
+            true => ("in host memory: ", all.1),
+            false => ("", all.0),
+        };
+        let (verdict, bytes, there) = (verdict(needed, here), gigabytes(needed), gigabytes(here));
+        writeln!(out, "{of}{bytes} {verdict} {there} that are available now")?;
+        // Of the host that the training is for, nothing is known where a device is named.
+        fits = separate || needed <= here;
+        if !separate {
+            let share = here / u64::from(settings.ranks.max(1));
+            largest(out, share)?;
+        }
     }
-    Ok(if needed <= device { Exit::Done } else { Exit::Noted })
+    if let Some(device) = arguments.device_memory {
+        let needed = total.total();
+        let (verdict, bytes, there) = (verdict(needed, device), gigabytes(needed), gigabytes(device));
+        writeln!(out, "on the device: {bytes} {verdict} {there}")?;
+        fits = needed <= device;
+        largest(out, device)?;
+    }
+    Ok(if fits { Exit::Done } else { Exit::Noted })
 }
 
 /// What each switch would change.
@@ -147,6 +173,7 @@ fn switches(
     settings: &TrainSettings,
     measured: &Measured,
     recomputed: &Needs,
+    separate: bool,
 ) -> Result<(), Failure> {
     let now = measured.needs(settings);
     let other = match settings.optimizer {
@@ -176,6 +203,15 @@ fn switches(
             },
         ),
     ];
+    if separate && !settings.fold_update {
+        changes.push((
+            format!("offload: {}", !settings.offload),
+            TrainSettings {
+                offload: !settings.offload,
+                ..settings.clone()
+            },
+        ));
+    }
     if settings.average_decay > 0.0 {
         changes.push((
             "average_decay: 0".into(),
@@ -185,16 +221,24 @@ fn switches(
             },
         ));
     }
-    let mut rows = vec![["with", "one rank needs", "change"].map(String::from).to_vec()];
+    let mut header = ["with", "one rank needs", "change", "host", "change"]
+        .map(String::from)
+        .to_vec();
+    let columns = if separate { header.len() } else { 3 };
+    header.truncate(columns);
+    let mut rows = vec![header];
     let recomputed = (format!("recompute: {}", !settings.recompute), *recomputed);
     let changes = changes
         .into_iter()
         .map(|(name, settings)| (name, measured.needs(&settings)));
     for (name, then) in [recomputed].into_iter().chain(changes) {
-        let then = then.total();
-        let sign = if then <= now.total() { "-" } else { "+" };
-        let change = format!("{sign}{}", gigabytes(then.abs_diff(now.total())));
-        rows.push(vec![name, gigabytes(then), change]);
+        let mut row = vec![name];
+        for (then, now) in [(then.total(), now.total()), (then.host.total(), now.host.total())] {
+            let sign = if then <= now { "-" } else { "+" };
+            row.extend([gigabytes(then), format!("{sign}{}", gigabytes(then.abs_diff(now)))]);
+        }
+        row.truncate(columns);
+        rows.push(row);
     }
     for line in table::lines(&rows) {
         writeln!(out, "{line}")?;

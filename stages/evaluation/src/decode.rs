@@ -27,7 +27,7 @@ use crate::wer::Scores;
 /// The one partition of the output.
 const ALL: &str = "all";
 /// Seconds of padded audio in the model at once.
-const BATCH_SECONDS: f64 = 120.0;
+pub const BATCH_SECONDS: f64 = 120.0;
 
 /// Transcribes a manifest with a trained model and scores it.
 ///

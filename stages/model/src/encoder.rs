@@ -11,7 +11,7 @@ use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
 use crate::noise::{DropMask, Noise};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
-use crate::parts::{Finished, Part};
+use crate::parts::{Follow, Part};
 
 /// The encoder.
 #[derive(Debug)]
@@ -66,11 +66,26 @@ impl Encoder {
         parameters: &Parameters,
         features: &Tensor,
         lengths: &[usize],
-        mut mode: Mode,
+        mode: Mode,
     ) -> Result<(Tensor, Vec<usize>, Saved, BufferUpdates)> {
+        let nobody = &mut |_: Part, _: &mut Gradients, _: &Parameters| {};
+        self.forward_telling(parameters, features, lengths, mode, nobody)
+    }
+
+    /// The same, and tells of the sub-sampling and of each layer when they are needed.
+    pub fn forward_telling(
+        &self,
+        parameters: &Parameters,
+        features: &Tensor,
+        lengths: &[usize],
+        mut mode: Mode,
+        follow: &mut (dyn Follow + Send),
+    ) -> Result<(Tensor, Vec<usize>, Saved, BufferUpdates)> {
+        follow.needed(Part::Subsampling, parameters);
         let (mut x, mut saved) = self.start(parameters, features, lengths, &mut mode)?;
         let mut updates = BufferUpdates::default();
-        for layer in &self.layers {
+        for (number, layer) in self.layers.iter().enumerate() {
+            follow.needed(Part::Layer(number), parameters);
             let noise = match &mode {
                 Mode::Train(noise) if self.recompute => Some((*noise).clone()),
                 _ => None,
@@ -153,7 +168,13 @@ impl Encoder {
         d_encoded: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        self.backward_telling(parameters, saved, d_encoded, gradients, &mut |_, _, _| {})
+        self.backward_telling(
+            parameters,
+            saved,
+            d_encoded,
+            gradients,
+            &mut |_: Part, _: &mut Gradients, _: &Parameters| {},
+        )
     }
 
     /// The same, and tells of each layer whose gradients are complete, and of the sub-sampling.
@@ -163,7 +184,7 @@ impl Encoder {
         saved: Saved,
         d_encoded: &Tensor,
         gradients: &mut Gradients,
-        finished: Finished,
+        follow: &mut (dyn Follow + Send),
     ) -> Result<()> {
         let Saved {
             subsampling,
@@ -186,11 +207,11 @@ impl Encoder {
                 }
             };
             d = layer.backward(parameters, &saved, &frames, &d, gradients)?;
-            finished(Part::Layer(number), gradients, parameters);
+            follow.finished(Part::Layer(number), gradients, parameters);
         }
         let d = drop_scaled(&d, scale, mask)?;
         self.subsampling.backward(parameters, &subsampling, &d, gradients)?;
-        finished(Part::Subsampling, gradients, parameters);
+        follow.finished(Part::Subsampling, gradients, parameters);
         Ok(())
     }
 }

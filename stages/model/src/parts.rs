@@ -38,6 +38,11 @@ impl Part {
             .chain([Part::Subsampling])
             .collect()
     }
+
+    /// The parts of an encoder with so many layers, in the order in which it uses them.
+    pub fn of_encoder(layers: usize) -> impl Iterator<Item = Part> {
+        [Part::Subsampling].into_iter().chain((0..layers).map(Part::Layer))
+    }
 }
 
 impl std::fmt::Display for Part {
@@ -51,6 +56,22 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// Is told when the gradients of a part are complete, so that they can be taken out of the rest and sent on, or used, while
-/// the backward pass goes on below. The part's parameters are not read again in this pass and may be changed in place.
-pub type Finished<'a> = &'a mut (dyn FnMut(Part, &mut Gradients, &Parameters) + Send);
+/// Follows a training pass through the parts of a model.
+pub trait Follow {
+    /// A part's parameters are about to be read, for the first time in this pass. Until this returns they may be changed in
+    /// place.
+    fn needed(&mut self, part: Part, parameters: &Parameters);
+
+    /// The gradients of a part are complete, and can be taken out of the rest and sent on, or used, while the backward pass
+    /// goes on below. The part's parameters are not read again in this pass and may be changed in place.
+    fn finished(&mut self, part: Part, gradients: &mut Gradients, parameters: &Parameters);
+}
+
+/// Only wants to know what is finished.
+impl<F: FnMut(Part, &mut Gradients, &Parameters)> Follow for F {
+    fn needed(&mut self, _: Part, _: &Parameters) {}
+
+    fn finished(&mut self, part: Part, gradients: &mut Gradients, parameters: &Parameters) {
+        self(part, gradients, parameters);
+    }
+}

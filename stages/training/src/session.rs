@@ -10,7 +10,6 @@ use flow_evaluation::wer::Scores;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
-use flow_runtime::processes::Processes;
 use flow_sampling::planned::Planned;
 use serde_json::{Value, json};
 
@@ -21,6 +20,7 @@ use crate::init::{check_init, first_model};
 use crate::loaded_rows::StageMark;
 use crate::metrics::Metrics;
 use crate::optimizer::AdamW;
+use crate::ranks::Among;
 use crate::settings::{OnChange, TrainSettings};
 use crate::trainer::{LoadedBatch, StepReport, Trainer, panic_text};
 use crate::window::Window;
@@ -164,7 +164,7 @@ impl Session {
         data: Option<&str>,
         evaluate: Option<Evaluate>,
         report: Report,
-        processes: Option<&Arc<Processes>>,
+        among: Option<Among>,
     ) -> Result<Self, TrainingError> {
         settings.validate()?;
         let root = Path::new(&settings.checkpoints);
@@ -235,7 +235,7 @@ impl Session {
             }))?;
         }
         let config = settings.trainer_config(model.config.encoder.d_model);
-        let trainer = Trainer::among(model, optimizer, config, average, processes)?;
+        let trainer = Trainer::among(model, optimizer, config, average, among)?;
         Ok(Session {
             settings: settings.clone(),
             trainer,
@@ -511,7 +511,7 @@ impl Session {
             return Ok(());
         };
         let began = Instant::now();
-        let scores = self.trainer.lend(|model| evaluate(model))?;
+        let scores = self.trainer.lend(|model| evaluate(model))??;
         let languages: serde_json::Map<String, Value> = scores
             .languages
             .iter()

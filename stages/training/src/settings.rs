@@ -140,7 +140,10 @@ pub struct TrainSettings {
     /// norm of the whole gradient is known only at the end; where a gradient turns out not to be finite, the parts above
     /// it have moved already.
     pub fold_update: bool,
-    /// Keep the optimizer's state in host memory. Not available: on the CPU it is there anyway.
+    /// Keep the optimizer's state and the sums of the gradients in host memory, with a copy of the weights that is updated
+    /// there while the next forward pass goes on, which waits for each part of the model in turn: a GPU then needs memory for
+    /// weights and activations only, and the result is the same to the bit. Where weights are averaged, each update is waited
+    /// for at once. On the CPU, which has one memory, it costs the copy. May be changed between runs.
     pub offload: bool,
 
     /// Steps between checkpoints; one is always written at the end.
@@ -339,10 +342,10 @@ impl TrainSettings {
                 "an average of weights needs them in 32 bits; with bf16 use `average_decay: 0`",
             );
         }
-        if self.offload {
+        if self.offload && self.fold_update {
             return refuse(
-                "offload",
-                "it is not available; on the CPU the state is in host memory anyway",
+                "fold_update",
+                "with `offload` gradients leave the device as soon as they are complete anyway",
             );
         }
         if self.fold_update && (self.grad_accum != 1 || self.ranks != 1 || self.clip != 0.0) {
@@ -466,6 +469,7 @@ impl TrainSettings {
             clip: self.clip,
             ranks: self.ranks,
             fold_update: self.fold_update,
+            offload: self.offload,
             rank_timeout: Duration::from_secs_f64(self.rank_timeout),
             // `validate` has read it.
             device: self.device().unwrap_or_default(),

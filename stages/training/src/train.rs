@@ -28,8 +28,8 @@ use crate::hub::{Hub, Reference};
 use crate::init::configuration;
 use crate::loaded_rows::{micro_batches, missing_column, stage_mark};
 use crate::long_texts::LongTexts;
-use crate::memory;
-use crate::ranks::share;
+use crate::memory::{self, Checked};
+use crate::ranks::{Among, share};
 use crate::session::{Evaluate, Session, Start, find_start};
 use crate::settings::TrainSettings;
 use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
@@ -421,7 +421,7 @@ fn train(
     let Some(settings) = &with_init(settings, context, data, requests)? else {
         return Ok(());
     };
-    check_memory(settings, context, data)?;
+    let checked = check_memory(settings, context, data)?;
     let screen = context.clone();
     let evaluate = validation(settings, context)?;
     let mut session = Session::begin_among(
@@ -429,7 +429,10 @@ fn train(
         data,
         evaluate,
         Box::new(move |figures| screen.report(figures)),
-        context.processes.as_ref(),
+        context.processes.as_ref().map(|processes| Among {
+            processes,
+            rank_bytes: checked.map(|checked| checked.another),
+        }),
     )?;
     if let Some(change) = session.vocabulary_change() {
         context.events.send(Event::Warning {
@@ -514,9 +517,13 @@ fn with_init(
 }
 
 /// Finds out whether training fits into memory. A run that has nothing left to do is not looked at.
-fn check_memory(settings: &TrainSettings, context: &Context, data: Option<&str>) -> Result<(), StageError> {
+fn check_memory(
+    settings: &TrainSettings,
+    context: &Context,
+    data: Option<&str>,
+) -> Result<Option<Checked>, StageError> {
     if !settings.memory_check {
-        return Ok(());
+        return Ok(None);
     }
     let config = match find_start(settings, data)? {
         Start::Resume { checkpoint, .. } => {
@@ -525,7 +532,8 @@ fn check_memory(settings: &TrainSettings, context: &Context, data: Option<&str>)
         }
         Start::Fresh { .. } => configuration(settings, None)?,
     };
-    if let Some((needed, available)) = memory::check(settings, &config, ranks_here(settings, context)?)? {
+    let checked = memory::check(settings, &config, ranks_here(settings, context)?)?;
+    if let Some(Checked { needed, available, .. }) = checked {
         let line = format!(
             "training needs up to {} of memory, {} are available",
             memory::gigabytes(needed),
@@ -533,7 +541,7 @@ fn check_memory(settings: &TrainSettings, context: &Context, data: Option<&str>)
         );
         context.report(serde_json::json!({ "line": line, "memory_needed_mib": needed >> 20 }));
     }
-    Ok(())
+    Ok(checked)
 }
 
 /// Ranks that share the memory of this process.

@@ -1,21 +1,19 @@
 //! Optimizer steps: micro-batches in, one update out.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use flow_model::Parameters;
 use flow_model::device::DeviceChoice;
 use flow_model::model::{MicroBatch, TdtModel};
-use flow_runtime::processes::Processes;
 use rayon::ThreadPool;
 
 use crate::average::Average;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::ranks::{
-    Begin, OtherRank, RankReport, Remote, Replica, StepPlan, Work, collective, gone, members_among, nccl_group, owners,
-    pool, share,
+    Among, Begin, OtherRank, RankReport, Remote, Replica, StepPlan, Work, collective, gone, members_among, nccl_group,
+    owners, pool, share,
 };
 use crate::schedule::Recipe;
 
@@ -59,6 +57,8 @@ pub struct TrainerConfig {
     pub ranks: u32,
     /// Updates each part as soon as its gradients are complete. For one rank, one micro-batch and no clipping.
     pub fold_update: bool,
+    /// Keeps sums of gradients and moments in host memory, and updates there beside the next forward pass.
+    pub offload: bool,
     /// How long a rank waits for another one.
     pub rank_timeout: Duration,
     /// Where the ranks compute.
@@ -134,16 +134,16 @@ impl Trainer {
         optimizer: AdamW,
         config: TrainerConfig,
         average: Option<Average>,
-        processes: Option<&Arc<Processes>>,
+        among: Option<Among>,
     ) -> Result<Self, TrainingError> {
         let ranks = config.ranks.max(1) as usize;
-        let shared = match processes {
-            Some(processes) if processes.count() > 1 => Some((processes, share(ranks, processes.count())?)),
+        let shared = match among {
+            Some(among) if among.processes.count() > 1 => Some((among, share(ranks, among.processes.count())?)),
             _ => None,
         };
         if ranks == 1 {
             return Ok(Trainer {
-                first: Replica::alone(model, optimizer, config.clone()),
+                first: Replica::alone(model, optimizer, config.clone())?,
                 others: Vec::new(),
                 pool: None,
                 _remote: None,
@@ -153,8 +153,8 @@ impl Trainer {
         }
         let owners = owners(&model.parameters, ranks);
         let here = shared.map_or(0..ranks, |(_, share)| share.of(0));
-        let nccl = nccl_group(&model.parameters, ranks, here.len())?;
-        let remote = shared.map(|(processes, share)| {
+        let nccl = nccl_group(&model.parameters, &config, here.len())?;
+        let remote = shared.map(|(Among { processes, rank_bytes }, share)| {
             let begin = Begin {
                 share,
                 owners: &owners,
@@ -162,6 +162,7 @@ impl Trainer {
                 optimizer: &optimizer,
                 config: &config,
                 nccl,
+                rank_bytes,
             };
             Remote::begin(processes, &begin)
         });
@@ -176,16 +177,16 @@ impl Trainer {
         for (number, member) in (1..).zip(group) {
             let device = config.device.open(number)?;
             let replica = model.replica_on(&device)?;
-            let meeting = collective(member, &replica.parameters, config.rank_timeout, nccl)?;
-            let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), meeting);
+            let meeting = collective(member, &replica.parameters, &config, nccl)?;
+            let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), meeting)?;
             others.push(OtherRank::start(number, replica, pool(number, threads)?)?);
         }
         if let Some(remote) = &remote {
             others.extend(remote.ranks()?);
         }
-        let first = collective(first, &model.parameters, config.rank_timeout, nccl)?;
+        let first = collective(first, &model.parameters, &config, nccl)?;
         Ok(Trainer {
-            first: Replica::new(model, optimizer, config.clone(), first),
+            first: Replica::new(model, optimizer, config.clone(), first)?,
             others,
             pool: Some(pool(0, threads)?),
             _remote: remote,
@@ -194,6 +195,7 @@ impl Trainer {
         })
     }
 
+    /// The model of the first rank. Its parameters may lag behind by an update that is offloaded; see [`Trainer::lend`].
     pub fn model(&self) -> &TdtModel {
         &self.first.model
     }
@@ -245,7 +247,7 @@ impl Trainer {
         if report.skipped.is_none()
             && let Some(average) = &mut self.average
         {
-            average.update(&self.first.model.parameters, step)?;
+            average.update(&self.first.settled()?.0.parameters, step)?;
         }
         Ok(report)
     }
@@ -271,11 +273,12 @@ impl Trainer {
     }
 
     /// Lends the model that training is for: with averaged weights where they are asked for.
-    pub fn lend<R>(&mut self, use_model: impl FnOnce(&TdtModel) -> R) -> R {
-        match &mut self.average {
-            None => use_model(&self.first.model),
-            Some(average) => average.with(&mut self.first.model, |model, _| use_model(model)),
-        }
+    pub fn lend<R>(&mut self, use_model: impl FnOnce(&TdtModel) -> R) -> Result<R, TrainingError> {
+        let (model, _) = self.first.settled()?;
+        Ok(match &mut self.average {
+            None => use_model(model),
+            Some(average) => average.with(model, |model, _| use_model(model)),
+        })
     }
 
     /// Lends everything that a checkpoint holds: the model that training is for, the optimizer's state of all ranks, and
@@ -284,24 +287,21 @@ impl Trainer {
         &mut self,
         use_state: impl FnOnce(&TdtModel, &AdamW, Option<&Parameters>) -> R,
     ) -> Result<R, TrainingError> {
-        let whole;
-        let optimizer = if self.others.is_empty() {
-            &self.first.optimizer
-        } else {
-            whole = self.moments()?;
-            &whole
+        let whole = match self.others.is_empty() {
+            true => None,
+            false => Some(self.moments()?),
         };
+        let (model, own) = self.first.settled()?;
+        let optimizer = whole.as_ref().unwrap_or(own);
         Ok(match &mut self.average {
-            None => use_state(&self.first.model, optimizer, None),
-            Some(average) => average.with(&mut self.first.model, |model, live| {
-                use_state(model, optimizer, Some(live))
-            }),
+            None => use_state(model, optimizer, None),
+            Some(average) => average.with(model, |model, live| use_state(model, optimizer, Some(live))),
         })
     }
 
     /// The optimizer with the moments of all ranks.
-    fn moments(&self) -> Result<AdamW, TrainingError> {
-        let mut whole = self.first.optimizer.on_host()?;
+    fn moments(&mut self) -> Result<AdamW, TrainingError> {
+        let mut whole = self.first.settled()?.1.on_host()?;
         for (number, other) in (1..).zip(&self.others) {
             let (reply, answer) = bounded(1);
             other.work.send(Work::Moments(reply)).map_err(|_| gone(number))?;

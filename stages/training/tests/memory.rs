@@ -3,6 +3,7 @@
 use std::alloc::System;
 
 use candle_core::{DType, Device};
+use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::ModelConfig;
 use flow_model::allocation::{Count, Counted};
 use flow_model::model::{MicroBatch, TdtModel};
@@ -75,6 +76,7 @@ fn what_is_predicted_is_taken() {
         unfreeze_step: 0,
         rank_timeout: 60.0,
         checkpoint_in_background: false,
+        eval_every: 0,
         max_tokens: 60,
         ..TrainSettings::default()
     };
@@ -93,7 +95,7 @@ fn what_is_predicted_is_taken() {
         joint_hidden: 320,
         ..ModelSettings::default()
     };
-    let cases: [(&str, &ModelSettings, usize, f64, TrainSettings); 9] = [
+    let cases: [(&str, &ModelSettings, usize, f64, TrainSettings); 10] = [
         ("small", &small, 512, 20.0, base.clone()),
         (
             "small, long",
@@ -162,6 +164,16 @@ fn what_is_predicted_is_taken() {
             },
         ),
         (
+            "wide, offloaded",
+            &wide,
+            1024,
+            12.0,
+            TrainSettings {
+                offload: true,
+                ..base.clone()
+            },
+        ),
+        (
             "small, two ranks",
             &small,
             512,
@@ -198,6 +210,55 @@ fn what_is_predicted_is_taken() {
             assert!(off.abs() <= 0.1, "{name}: {off}");
         }
     }
+    // What an evaluation needs, in a model of any depth.
+    let (long, config_wide) = (BATCH_SECONDS / 4.0, config(&wide, 1024));
+    let evaluated = TrainSettings {
+        eval_every: 1,
+        ..base.clone()
+    };
+    let shape = BatchShape {
+        utterances: 1,
+        seconds: long,
+        tokens: 4,
+    };
+    let predicted = needs(&config_wide, &evaluated, &[shape]).evaluation as f64;
+    let model = TdtModel::new(config_wide, None, 3, DType::F32, &Device::Cpu).expect("a model");
+    let signal: Vec<f32> = (0..(long * 16_000.0) as usize)
+        .map(|i| (i as f32 * 0.01).sin())
+        .collect();
+    let count = Count::begin().expect("nobody else counts");
+    model.transcribe(&[&signal[..]; 4]).expect("texts");
+    let taken = count.most() as f64;
+    drop(count);
+    println!(
+        "evaluation: {:.1} MB predicted, {:.1} MB taken",
+        predicted / 1e6,
+        taken / 1e6
+    );
+    assert!((predicted / taken - 1.0).abs() <= 0.1, "{predicted} {taken}");
+    // On a device with a memory of its own, offloading leaves there what a step computes with.
+    let on_device = TrainSettings {
+        device: "cuda".into(),
+        ..base.clone()
+    };
+    let config_small = config(&small, 512);
+    let [all, some] = [false, true].map(|offload| {
+        let settings = TrainSettings {
+            offload,
+            ..on_device.clone()
+        };
+        needs(&config_small, &settings, &[shape])
+    });
+    assert_eq!(all.host.total(), 0);
+    assert_eq!((some.optimizer, some.host.optimizer), (0, all.optimizer));
+    assert_eq!(
+        (some.host.parameters, some.host.gradients),
+        (all.parameters, all.gradients)
+    );
+    assert!(
+        some.step < all.step && some.parameters == all.parameters,
+        "{some:?}, {all:?}"
+    );
     // The largest batch that fits needs about what it may.
     let config = config(&small, 512);
     let assumed = Assumed {
@@ -247,6 +308,7 @@ fn the_full_size_is_fine_tuned_within_eight_gigabytes() {
         recompute: true,
         optimizer: Optimizer::Adamw8bit,
         checkpoint_in_background: false,
+        eval_every: 0,
         ..TrainSettings::default()
     };
     let config = config(&model, 8192);

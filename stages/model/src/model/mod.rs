@@ -15,7 +15,7 @@ use crate::kernels::elementwise::add_in_place;
 use crate::loss::{TdtLoss, reduction_factors};
 use crate::noise::Noise;
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
-use crate::parts::{Finished, Part};
+use crate::parts::{Follow, Part};
 use crate::prediction::Prediction;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result, encoder, spec_augment};
@@ -280,16 +280,22 @@ impl TdtModel {
         options: &TrainOptions,
         gradients: &mut Gradients,
     ) -> Result<MicroBatchOutput> {
-        self.train_micro_batch_telling(batch, options, gradients, &mut |_, _, _| {})
+        self.train_micro_batch_telling(
+            batch,
+            options,
+            gradients,
+            &mut |_: Part, _: &mut Gradients, _: &Parameters| {},
+        )
     }
 
-    /// The same, and tells of each part whose gradients are complete. Nothing is told if the loss is not finite.
+    /// The same, and tells of each part when it is needed, and when its gradients are complete; not of the latter if the
+    /// loss is not finite.
     pub fn train_micro_batch_telling(
         &mut self,
         batch: &MicroBatch,
         options: &TrainOptions,
         gradients: &mut Gradients,
-        finished: Finished,
+        follow: &mut (dyn Follow + Send),
     ) -> Result<MicroBatchOutput> {
         check(batch)?;
         let noise = Noise::new(options.seed);
@@ -297,12 +303,14 @@ impl TdtModel {
         if !options.dropout {
             dropout = dropout.without_dropout();
         }
-        let encoded = self.encode_for_training(batch, options, &noise, &mut dropout)?;
+        let encoded = self.encode_for_training(batch, options, &noise, &mut dropout, follow)?;
         let rnnt = self.config.loss.omega > noise.derive("omega").uniform();
         let settings = self.loss_settings(rnnt);
+        follow.needed(Part::Prediction, &self.parameters);
         let (predicted, prediction_saved) =
             self.prediction
                 .forward(&self.parameters, &batch.tokens, Mode::Train(&mut dropout))?;
+        follow.needed(Part::Heads, &self.parameters);
         let loss = self.joint.loss(
             &self.parameters,
             &settings,
@@ -341,16 +349,16 @@ impl TdtModel {
             gradients,
         )?;
         drop(loss);
-        finished(Part::Heads, gradients, &self.parameters);
+        follow.finished(Part::Heads, gradients, &self.parameters);
         self.prediction
             .backward(&self.parameters, &prediction_saved, &d_predicted, gradients)?;
-        finished(Part::Prediction, gradients, &self.parameters);
+        follow.finished(Part::Prediction, gradients, &self.parameters);
         if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
             if let Some(d_ctc) = d_ctc {
                 add_in_place(&d_encoded, &d_ctc)?;
             }
             self.encoder
-                .backward_telling(&self.parameters, saved, &d_encoded, gradients, finished)?;
+                .backward_telling(&self.parameters, saved, &d_encoded, gradients, follow)?;
         }
         encoded.updates.apply(&mut self.parameters)?;
         Ok(output)
@@ -362,6 +370,7 @@ impl TdtModel {
         options: &TrainOptions,
         noise: &Noise,
         dropout: &mut Noise,
+        follow: &mut (dyn Follow + Send),
     ) -> Result<Encoded> {
         let mut dither = noise.derive("dither");
         let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
@@ -377,6 +386,9 @@ impl TdtModel {
         }
         let tensor = features.tensor(self.parameters.dtype(), self.parameters.device())?;
         if options.freeze_encoder {
+            for part in Part::of_encoder(self.encoder_layers()) {
+                follow.needed(part, &self.parameters);
+            }
             let (frames, lengths) = self.encoder.encode(&self.parameters, &tensor, &features.lengths)?;
             return Ok(Encoded {
                 frames,
@@ -385,9 +397,13 @@ impl TdtModel {
                 updates: BufferUpdates::default(),
             });
         }
-        let (frames, lengths, saved, updates) =
-            self.encoder
-                .forward(&self.parameters, &tensor, &features.lengths, Mode::Train(dropout))?;
+        let (frames, lengths, saved, updates) = self.encoder.forward_telling(
+            &self.parameters,
+            &tensor,
+            &features.lengths,
+            Mode::Train(dropout),
+            follow,
+        )?;
         Ok(Encoded {
             frames,
             lengths,

@@ -3,7 +3,8 @@
 //! Nothing is guessed from formulas for activations, which would have to follow every change of a kernel. Micro-batches of
 //! the shapes that training will meet are really computed, forward and backward, in a model of the same widths with one
 //! encoder layer and in one with two, while the allocator counts. What a layer keeps, and what it needs for itself, is
-//! then known, and so is a model of any depth. Parameters, gradients and optimizer state are counted from shapes.
+//! then known, and so is a model of any depth; a batch of evaluation is computed in the same way. Parameters, gradients and
+//! optimizer state are counted from shapes.
 
 mod available;
 mod profile;
@@ -63,11 +64,12 @@ impl Assumed {
     }
 }
 
-/// Bytes that one rank needs.
+/// Bytes that one rank needs: on its device, but for `host`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Needs {
     pub parameters: u64,
-    /// All gradients of this rank's share, as they stand when the backward pass ends.
+    /// All gradients of this rank's share, as they stand when the backward pass ends; of one part of the model where they
+    /// do not stay.
     pub gradients: u64,
     /// The optimizer's moments of this rank's share.
     pub optimizer: u64,
@@ -82,29 +84,73 @@ pub struct Needs {
     /// The most that a step needs at once beside parameters, optimizer and average. Less than the sum of gradients,
     /// activations, joint and workspace, which are not all there at the same time.
     pub step: u64,
+    /// The most that evaluation between two steps needs beside parameters, optimizer and average; on the first rank.
+    pub evaluation: u64,
     /// A copy of parameters, optimizer state and average from which a checkpoint is written while training goes on; on
     /// the first rank, of all ranks.
     pub checkpoint: u64,
+    /// In host memory, where that is another one.
+    pub host: HostNeeds,
     /// The worst micro-batch.
     pub shape: Option<BatchShape>,
 }
 
-impl Needs {
-    /// Most bytes at once on the first rank: what is always there, and the step's peak.
+/// Bytes that one rank needs in host memory beside a device that has its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostNeeds {
+    /// The parameters as they are updated here.
+    pub parameters: u64,
+    /// Sums of this rank's share.
+    pub gradients: u64,
+    /// The optimizer's moments of this rank's share.
+    pub optimizer: u64,
+    /// The copy from which a checkpoint is written; on the first rank, of all ranks.
+    pub checkpoint: u64,
+}
+
+impl HostNeeds {
     pub fn total(&self) -> u64 {
-        self.parameters + self.optimizer + self.average + self.checkpoint + self.step
+        self.parameters + self.gradients + self.optimizer + self.checkpoint
+    }
+}
+
+impl Needs {
+    /// Most bytes at once on the first rank's device: what is always there, and the peak of a step or of an evaluation.
+    pub fn total(&self) -> u64 {
+        self.parameters + self.optimizer + self.average + self.checkpoint + self.step.max(self.evaluation)
+    }
+
+    /// The same of any other rank.
+    pub fn of_another(&self) -> u64 {
+        self.parameters + self.optimizer + self.step
     }
 
     /// Most bytes at once of so many ranks that share one memory.
     pub fn of_ranks(&self, ranks: u32) -> u64 {
-        let other = self.parameters + self.optimizer + self.step;
-        self.total() + u64::from(ranks.saturating_sub(1)) * other
+        self.total() + u64::from(ranks.saturating_sub(1)) * self.of_another()
+    }
+
+    /// Most bytes at once in the host memory of so many ranks that have devices of their own.
+    pub fn of_host(&self, ranks: u32) -> u64 {
+        let other = self.host.total() - self.host.checkpoint;
+        self.host.total() + u64::from(ranks.saturating_sub(1)) * other
     }
 }
 
-/// Refuses training on the CPU that needs more memory than there is, for the `here` ranks of this process. Gives what is
-/// needed and what there is, where both are known.
-pub fn check(settings: &TrainSettings, config: &ModelConfig, here: u32) -> Result<Option<(u64, u64)>, TrainingError> {
+/// Memory that training will need, found before it begins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Checked {
+    /// Of the ranks of this process.
+    pub needed: u64,
+    /// Of each rank that is not the first.
+    pub another: u64,
+    /// What there is.
+    pub available: u64,
+}
+
+/// Refuses training on the CPU that needs more memory than there is, for the `here` ranks of this process. None where what
+/// is needed or what there is cannot be known.
+pub fn check(settings: &TrainSettings, config: &ModelConfig, here: u32) -> Result<Option<Checked>, TrainingError> {
     if settings.device()? != DeviceChoice::Cpu {
         return Ok(None);
     }
@@ -116,9 +162,14 @@ pub fn check(settings: &TrainSettings, config: &ModelConfig, here: u32) -> Resul
     let Some(measured) = Measured::new(config, settings, &assumed.shapes(settings))? else {
         return Ok(None);
     };
-    let total = measured.needs(settings).of_ranks(here);
+    let needs = measured.needs(settings);
+    let (total, another) = (needs.of_ranks(here), needs.of_another());
     if total <= available {
-        return Ok(Some((total, available)));
+        return Ok(Some(Checked {
+            needed: total,
+            another,
+            available,
+        }));
     }
     Err(TrainingError::Refused {
         message: format!(
@@ -221,6 +272,9 @@ pub fn largest_batch(
 /// A model of so many layers, from what models of one and two have shown.
 fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: BatchShape) -> Needs {
     let ranks = i64::from(settings.ranks.max(1));
+    // A device that cannot be read is refused elsewhere.
+    let separate = settings.device().is_ok_and(|device| device != DeviceChoice::Cpu);
+    let away = settings.offload && separate;
     let (one, two) = (&depths.one, &depths.two);
     let parameters = depths.scaled(layers, |model| model.parameters);
     let whole_gradient = depths.scaled(layers, |model| model.trainable);
@@ -248,7 +302,7 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
     // Gradients that are there before the micro-batch begins, and what stays of a part's gradient when it is complete.
     let micro_batches = i64::from(settings.grad_accum.max(1));
     let (before, stays) = match (ranks, micro_batches) {
-        (1, 1) if settings.fold_update => (0, 0),
+        _ if away || settings.fold_update => (0, 0),
         (1, 1) => (0, layer_gradient),
         // Added to what stands, and freed.
         (1, _) => (whole_gradient, 0),
@@ -258,7 +312,7 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
     };
     let level = |done: i64| {
         let heads_stay = match (ranks, micro_batches) {
-            (1, 1) if settings.fold_update => heads_gradient,
+            _ if away || settings.fold_update => heads_gradient,
             (1, 1) => 0,
             (_, 1) => heads_gradient - heads_gradient / ranks,
             _ => heads_gradient,
@@ -268,7 +322,7 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
     let in_layers = level(0).max(level(layers - 1)) + workspace;
     let in_subsampling = level(layers) + subsampling;
     let step = before + heads.max(prediction).max(in_layers).max(in_subsampling);
-    let gradients = if settings.fold_update {
+    let gradients = if away || settings.fold_update {
         heads_gradient.max(layer_gradient)
     } else {
         whole_gradient / ranks
@@ -277,19 +331,37 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
 
     let average = if settings.average_decay > 0.0 { parameters } else { 0 };
     let bytes = |value: i64| value.max(0) as u64;
+    let checkpoint = if settings.checkpoint_in_background {
+        parameters + moments + average
+    } else {
+        0
+    };
+    // What is in host memory, and what on the device, where each has its own.
+    let on_host = |value: i64, there: bool| if there { (value, 0) } else { (0, value) };
+    let (host_optimizer, optimizer) = on_host(moments / ranks, away);
+    let (host_checkpoint, checkpoint) = on_host(checkpoint, separate);
+    let copy = if settings.offload { parameters } else { 0 };
+    let (host_parameters, copy) = on_host(copy, separate);
     Needs {
-        parameters: bytes(parameters),
+        parameters: bytes(parameters + copy),
         gradients: bytes(gradients),
-        optimizer: bytes(moments / ranks),
+        optimizer: bytes(optimizer),
         average: bytes(average),
         activations: bytes(layers * kept + (one.heads.held - heads_gradient - kept - one.joint_held).max(0)),
         joint: bytes(heads - held_after_heads + one.joint_held),
         workspace: bytes(workspace.max(subsampling)),
         step: bytes(step),
-        checkpoint: if settings.checkpoint_in_background {
-            bytes(parameters + moments + average)
+        evaluation: if settings.eval_every > 0 {
+            bytes(one.evaluation)
         } else {
             0
+        },
+        checkpoint: bytes(checkpoint),
+        host: HostNeeds {
+            parameters: bytes(host_parameters),
+            gradients: if away { bytes(whole_gradient / ranks) } else { 0 },
+            optimizer: bytes(host_optimizer),
+            checkpoint: bytes(host_checkpoint),
         },
         shape: Some(shape),
     }

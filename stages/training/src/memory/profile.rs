@@ -1,8 +1,9 @@
 //! One micro-batch, computed while the allocator counts.
 
+use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::allocation::Count;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::{Gradients, ModelConfig, Noise, Part};
+use flow_model::{Gradients, ModelConfig, Noise, Parameters, Part};
 
 use super::{BatchShape, heads_gradient, shallow};
 use crate::error::TrainingError;
@@ -35,6 +36,8 @@ pub(super) struct Profile {
     pub subsampling: Mark,
     /// What the prediction network keeps, about: that which its backward pass frees.
     pub joint_held: i64,
+    /// The most that a batch of evaluation needs; of a model with one layer, which is that of any depth.
+    pub evaluation: i64,
 }
 
 pub(super) struct Depths {
@@ -166,29 +169,58 @@ fn measured(
     let mut gradients = Gradients::new(&model.parameters);
     let Some(count) = Count::begin() else { return Ok(None) };
     let mut before = 0;
-    let output = model.train_micro_batch_telling(&batch, &options, &mut gradients, &mut |part, _, _| {
-        let mark = Mark {
-            most: count.most(),
-            held: count.held(),
-        };
-        match part {
-            Part::Heads => profile.heads = mark,
-            Part::Prediction => {
-                profile.joint_held = before - mark.held;
-                profile.prediction = mark;
+    let output = model.train_micro_batch_telling(
+        &batch,
+        &options,
+        &mut gradients,
+        &mut |part: Part, _: &mut Gradients, _: &Parameters| {
+            let mark = Mark {
+                most: count.most(),
+                held: count.held(),
+            };
+            match part {
+                Part::Heads => profile.heads = mark,
+                Part::Prediction => {
+                    profile.joint_held = before - mark.held;
+                    profile.prediction = mark;
+                }
+                Part::Layer(_) => profile.layers.push(mark),
+                Part::Subsampling => profile.subsampling = mark,
             }
-            Part::Layer(_) => profile.layers.push(mark),
-            Part::Subsampling => profile.subsampling = mark,
-        }
-        before = mark.held;
-    })?;
+            before = mark.held;
+        },
+    )?;
     drop(count);
+    if settings.eval_every > 0 && model.encoder_layers() == 1 {
+        let Some(evaluation) = evaluated(model, shape.seconds)? else {
+            return Ok(None);
+        };
+        profile.evaluation = evaluation;
+    }
     if !output.loss.is_finite() || profile.layers.len() != model.encoder_layers() {
         return Err(TrainingError::Data {
             message: "a trial micro-batch, to measure memory, had no finite loss".into(),
         });
     }
     Ok(Some(profile))
+}
+
+/// The most that encoding a batch of evaluation takes. What the search of greedy decoding needs beside is a few rows of
+/// the vocabulary's size.
+fn evaluated(model: &TdtModel, seconds: f64) -> Result<Option<i64>, TrainingError> {
+    let utterances = ((BATCH_SECONDS / seconds).floor() as usize).max(1);
+    let batch = micro_batch(
+        BatchShape {
+            utterances,
+            seconds,
+            tokens: 0,
+        },
+        1,
+    );
+    let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
+    let Some(count) = Count::begin() else { return Ok(None) };
+    model.encode(&signals)?;
+    Ok(Some(count.most()))
 }
 
 /// Noise for signals, and tokens by number.

@@ -11,7 +11,7 @@ use candle_core::Tensor;
 use flow_model::kernels::adamw::eight_bit::BLOCK;
 use flow_model::kernels::adamw::{DeviceTables, Moment, Numbers, Update, seed, update};
 use flow_model::kernels::squares::sum_of_squares;
-use flow_model::{Gradients, Parameters};
+use flow_model::{Gradients, ParameterId, Parameters};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
@@ -121,7 +121,21 @@ impl AdamW {
         rate: f64,
         scale: f64,
     ) -> Result<(), TrainingError> {
-        for (id, parameter) in parameters.iter() {
+        let all: Vec<ParameterId> = parameters.iter().map(|(id, _)| id).collect();
+        self.step_of(&all, parameters, gradients, rate, scale)
+    }
+
+    /// The same for some of the parameters.
+    pub fn step_of(
+        &mut self,
+        ids: &[ParameterId],
+        parameters: &Parameters,
+        gradients: &Gradients,
+        rate: f64,
+        scale: f64,
+    ) -> Result<(), TrainingError> {
+        for &id in ids {
+            let parameter = parameters.parameter(id);
             let Some(gradient) = gradients.get(id) else { continue };
             if !parameter.trainable {
                 continue;

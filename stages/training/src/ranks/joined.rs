@@ -18,6 +18,7 @@ use super::remote::{
 use super::wire::{Parcel, Reader, damaged};
 use super::{NcclId, OtherRank, Replica, Work, collective, members_among, owners, pool};
 use crate::error::TrainingError;
+use crate::memory::{available, gigabytes};
 use crate::optimizer::AdamW;
 use crate::trainer::TrainerConfig;
 
@@ -97,6 +98,8 @@ struct Building {
     matrices: DType,
     yaml: String,
     nccl: Option<NcclId>,
+    /// Memory that a rank needs; 0 where that is not known.
+    rank_bytes: u64,
     tensors: Vec<(String, Tensor)>,
 }
 
@@ -141,6 +144,7 @@ impl Life {
                         true => Some(reader.array()?),
                         false => None,
                     },
+                    rank_bytes: reader.u64()?,
                     tensors: Vec::new(),
                 });
             }
@@ -157,6 +161,7 @@ impl Life {
             }
             START => {
                 let building = self.building.take().ok_or_else(damaged)?;
+                self.check_memory(&building)?;
                 self.working = Some(self.start(building)?);
             }
             STEP => {
@@ -199,6 +204,24 @@ impl Life {
         at.ok_or_else(damaged)
     }
 
+    /// Refuses ranks that need more memory than there is. What process 0 sent of the model is here already, and counts as
+    /// theirs.
+    fn check_memory(&self, building: &Building) -> Result<(), TrainingError> {
+        let ranks = building.share.of(self.processes.process()).len() as u64;
+        let needed = building.rank_bytes.saturating_mul(ranks);
+        match available() {
+            Some(here) if needed > here => Err(TrainingError::Data {
+                message: format!(
+                    "process {} has {} of memory available, and its {ranks} ranks need {}; `memory_check: false` tries all the same",
+                    self.processes.process(),
+                    gigabytes(here),
+                    gigabytes(needed),
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn start(&self, building: Building) -> Result<Working, TrainingError> {
         let Building {
             session,
@@ -209,6 +232,7 @@ impl Life {
             matrices,
             yaml,
             nccl,
+            rank_bytes: _,
             tensors,
         } = building;
         let stored = StoredModel {
@@ -233,8 +257,8 @@ impl Life {
         for (number, (rank, member)) in here.clone().zip(members).enumerate() {
             // The devices that this process sees are its own.
             let replica = model.replica_on(&config.device.open(number)?)?;
-            let meeting = collective(member, &replica.parameters, config.rank_timeout, nccl)?;
-            let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), meeting);
+            let meeting = collective(member, &replica.parameters, &config, nccl)?;
+            let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), meeting)?;
             let other = OtherRank::start(rank, replica, pool(rank, threads)?)?;
             working.ranks.push(other.work.clone());
             self.forward(session, rank, other)?;

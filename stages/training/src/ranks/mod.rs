@@ -19,15 +19,18 @@ mod other;
 mod over_host;
 mod remote;
 mod replica;
+mod update;
 mod wire;
 
 use std::fmt;
-use std::time::Duration;
+use std::sync::Arc;
 
 use candle_core::Tensor;
 use flow_model::{ParameterId, Parameters, Part};
+use flow_runtime::processes::Processes;
 
 use crate::error::TrainingError;
+use crate::trainer::TrainerConfig;
 
 pub(crate) use elsewhere::share;
 pub use joined::{Joined, serve};
@@ -38,17 +41,29 @@ pub use over_host::OverHost;
 pub(crate) use remote::{Begin, Remote};
 pub use replica::{RankReport, Replica, StepPlan};
 
+/// The processes that ranks are shared out over, as process 0 sees them.
+#[derive(Clone, Copy)]
+pub struct Among<'a> {
+    pub processes: &'a Arc<Processes>,
+    /// Memory that a rank needs, where it was found out; the others look whether they have it.
+    pub rank_bytes: Option<u64>,
+}
+
 /// Says where the ranks of a group meet that exchange by NCCL.
 pub(crate) type NcclId = [u8; 128];
 
 /// A group that exchanges by NCCL, where this program can, and each process has one rank, on a GPU of its own. Others meet
-/// in memory, and go to other processes by way of the host's memory.
-pub(crate) fn nccl_group(parameters: &Parameters, ranks: usize, here: usize) -> Result<Option<NcclId>, TrainingError> {
+/// in memory, and go to other processes by way of the host's memory, as do those whose updates are offloaded to it.
+pub(crate) fn nccl_group(
+    parameters: &Parameters,
+    config: &TrainerConfig,
+    here: usize,
+) -> Result<Option<NcclId>, TrainingError> {
     #[cfg(feature = "nccl")]
-    if ranks > 1 && here == 1 && parameters.device().is_cuda() {
+    if config.ranks > 1 && here == 1 && parameters.device().is_cuda() && !config.offload {
         return nccl::new_id().map(Some);
     }
-    let _ = (parameters, ranks, here);
+    let _ = (parameters, config, here);
     Ok(None)
 }
 
@@ -56,26 +71,29 @@ pub(crate) fn nccl_group(parameters: &Parameters, ranks: usize, here: usize) -> 
 pub(crate) fn collective(
     member: Member,
     parameters: &Parameters,
-    timeout: Duration,
+    config: &TrainerConfig,
     nccl: Option<NcclId>,
 ) -> Result<Box<dyn Collective>, TrainingError> {
+    let device = parameters.device().clone();
+    let owners = || owners(parameters, member.size());
     match nccl {
-        None if parameters.device().is_cpu() => Ok(Box::new(member)),
-        None => Ok(Box::new(OverHost::new(member, parameters.device().clone()))),
+        None if config.offload => Ok(Box::new(OverHost::new(member, device, None))),
+        None if device.is_cpu() => Ok(Box::new(member)),
+        None => {
+            let owners = owners();
+            Ok(Box::new(OverHost::new(member, device, Some(owners))))
+        }
         #[cfg(feature = "nccl")]
         Some(id) => {
-            let owners = owners(parameters, member.size());
+            let (owners, timeout) = (owners(), config.rank_timeout);
             Ok(Box::new(nccl::NcclMember::new(
                 member, parameters, owners, id, timeout,
             )?))
         }
         #[cfg(not(feature = "nccl"))]
-        Some(_) => {
-            let _ = (parameters, timeout);
-            Err(TrainingError::Data {
-                message: "process 0 exchanges by NCCL, which this program was built without".into(),
-            })
-        }
+        Some(_) => Err(TrainingError::Data {
+            message: "process 0 exchanges by NCCL, which this program was built without".into(),
+        }),
     }
 }
 

@@ -32,8 +32,9 @@ impl OtherRank {
                 while let Ok(work) = take.recv() {
                     let outcome = match work {
                         Work::Moments(reply) => {
+                            let moments = replica.settled().and_then(|(_, optimizer)| optimizer.on_host());
                             // Whoever asked may be gone.
-                            let _ = reply.send(replica.optimizer.on_host());
+                            let _ = reply.send(moments);
                             continue;
                         }
                         Work::Step(plan, batches) => {

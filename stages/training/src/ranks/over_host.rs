@@ -10,11 +10,21 @@ use crate::error::TrainingError;
 pub struct OverHost<C> {
     inner: C,
     device: Device,
+    /// The owner of each parameter. None where sums and parameters stay in host memory, since they are updated there.
+    owners: Option<Vec<usize>>,
+    /// The parameters as they were exchanged last.
+    host: Option<Parameters>,
 }
 
 impl<C: Collective> OverHost<C> {
-    pub fn new(inner: C, device: Device) -> Self {
-        OverHost { inner, device }
+    /// `owners` says which rank owns which parameter; none where parameters are updated in host memory.
+    pub fn new(inner: C, device: Device, owners: Option<Vec<usize>>) -> Self {
+        OverHost {
+            inner,
+            device,
+            owners,
+            host: None,
+        }
     }
 
     fn to_device(&self, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, TrainingError> {
@@ -44,6 +54,9 @@ impl<C: Collective> Collective for OverHost<C> {
         let Some(sums) = self.inner.finish_sum(place, wait)? else {
             return Ok(None);
         };
+        if self.owners.is_none() {
+            return Ok(Some(sums));
+        }
         let moved = sums.into_iter().map(|(id, sum)| Ok((id, sum.to_device(&self.device)?)));
         moved.collect::<Result<_, TrainingError>>().map(Some)
     }
@@ -65,15 +78,24 @@ impl<C: Collective> Collective for OverHost<C> {
         parameters: &mut Parameters,
         changed: &[ParameterId],
     ) -> Result<(), TrainingError> {
-        let mut host = parameters.copied_to(&Device::Cpu)?;
-        self.inner.spread(place, &mut host, changed)?;
-        for &id in changed {
-            let new = host.get(id).to_device(&self.device)?;
-            match parameters.get(id).dims() {
-                [] => parameters.set(id, new)?,
-                // In place: there is no room for all of them twice.
-                _ => parameters.get(id).slice_set(&new, 0, 0)?,
+        let Some(owners) = &self.owners else {
+            return self.inner.spread(place, parameters, changed);
+        };
+        let rank = self.inner.rank();
+        let (own, others): (Vec<ParameterId>, Vec<ParameterId>) =
+            changed.iter().partition(|id| owners[id.index()] == rank);
+        let host = match &mut self.host {
+            None => self.host.insert(parameters.copied_to(&Device::Cpu)?),
+            Some(host) => {
+                for id in own {
+                    put(host, id, &parameters.get(id).to_device(&Device::Cpu)?)?;
+                }
+                host
             }
+        };
+        self.inner.spread(place, host, changed)?;
+        for id in others {
+            put(parameters, id, &host.get(id).to_device(&self.device)?)?;
         }
         Ok(())
     }
@@ -85,4 +107,13 @@ impl<C: Collective> Collective for OverHost<C> {
     fn waited(&mut self) -> f64 {
         self.inner.waited()
     }
+}
+
+/// Gives a parameter new values, in its own memory: there is no room for all of them twice.
+fn put(parameters: &mut Parameters, id: ParameterId, new: &Tensor) -> Result<(), TrainingError> {
+    match parameters.get(id).dims() {
+        [] => parameters.set(id, new.copy()?)?,
+        _ => parameters.get(id).slice_set(new, 0, 0)?,
+    }
+    Ok(())
 }

@@ -66,6 +66,8 @@ pub(crate) struct Begin<'a> {
     pub config: &'a TrainerConfig,
     /// Where ranks on GPUs meet.
     pub nccl: Option<NcclId>,
+    /// Memory that a rank needs, where it is known.
+    pub rank_bytes: Option<u64>,
 }
 
 enum Answer {
@@ -84,6 +86,7 @@ impl Remote {
             optimizer,
             config,
             nccl,
+            rank_bytes,
         } = *begin;
         let session = processes.new_session();
         let parameters = &model.parameters;
@@ -99,6 +102,7 @@ impl Remote {
             begin.text(&yaml);
             begin.bool(nccl.is_some());
             begin.bytes(nccl.as_ref().map_or(&[], |id| &id[..]));
+            begin.u64(rank_bytes.unwrap_or(0));
             send(begin);
             for (_, parameter) in parameters.iter() {
                 let mut parcel = Parcel::of(TENSOR);

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use candle_core::Tensor;
 use flow_model::layers::convolution::MOMENTUM;
-use flow_model::model::{TdtModel, TrainOptions};
+use flow_model::model::{MicroBatchOutput, TdtModel, TrainOptions};
+use flow_model::parts::Follow;
 use flow_model::{Gradients, ParameterId, Parameters, Part};
 
-use super::{Alone, Collective, Place, What, hang, owners};
+use super::update::{StepUpdate, Updater, Updates};
+use super::{Alone, Collective, OverHost, Place, What, hang, members, owners};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, clip_factor, squared_norm};
 use crate::trainer::{LoadedBatch, TrainerConfig, micro_batch_seed};
@@ -43,28 +45,42 @@ pub struct RankReport {
 
 /// One rank.
 pub struct Replica {
+    /// While an update is offloaded and under way its parameters lag behind; see [`Replica::settled`].
     pub model: TdtModel,
-    /// Holds the moments of the parameters that this rank owns.
-    pub optimizer: AdamW,
     config: TrainerConfig,
-    collective: Box<dyn Collective>,
-    /// Of the micro-batch in hand, or of all so far if there is one rank.
+    rank: usize,
+    ranks: usize,
+    /// Of the micro-batch in hand, or of all so far if nothing is exchanged.
     gradients: Gradients,
-    folded: Folded,
-    /// Sums over all ranks of what this one owns. Unused if there is one rank.
-    sums: Gradients,
+    updates: Updates,
     parts: BTreeMap<Part, Vec<ParameterId>>,
     buffers: Vec<ParameterId>,
 }
 
 impl Replica {
     /// The one rank of a training without others.
-    pub fn alone(model: TdtModel, optimizer: AdamW, config: TrainerConfig) -> Self {
-        Replica::new(model, optimizer, config, Box::new(Alone))
+    pub fn alone(model: TdtModel, optimizer: AdamW, config: TrainerConfig) -> Result<Self, TrainingError> {
+        if !config.offload {
+            return Replica::new(model, optimizer, config, Box::new(Alone));
+        }
+        // Its sums and updates are made in host memory as those of several ranks are.
+        let member = members(1, owners(&model.parameters, 1), config.rank_timeout).into_iter();
+        let device = model.parameters.device().clone();
+        let collective = member.map(|member| OverHost::new(member, device.clone(), None));
+        let collective = collective.last().ok_or_else(|| TrainingError::Rank {
+            rank: 0,
+            message: "there is none".into(),
+        })?;
+        Replica::new(model, optimizer, config, Box::new(collective))
     }
 
     /// A rank among others. Of the optimizer's state it keeps what it owns.
-    pub fn new(model: TdtModel, mut optimizer: AdamW, config: TrainerConfig, collective: Box<dyn Collective>) -> Self {
+    pub fn new(
+        model: TdtModel,
+        mut optimizer: AdamW,
+        config: TrainerConfig,
+        collective: Box<dyn Collective>,
+    ) -> Result<Self, TrainingError> {
         let owners = owners(&model.parameters, collective.size());
         let mut parts: BTreeMap<Part, Vec<ParameterId>> = BTreeMap::new();
         let mut buffers = Vec::new();
@@ -75,47 +91,56 @@ impl Replica {
                 buffers.push(id);
             }
         }
+        let (rank, ranks) = (collective.rank(), collective.size());
         let owned = |name: &str| {
             let id = model.parameters.id(name);
-            id.is_some_and(|id| owners[id.index()] == collective.rank())
+            id.is_some_and(|id| owners[id.index()] == rank)
         };
         optimizer.retain(owned);
-        Replica {
-            gradients: Gradients::new(&model.parameters),
-            sums: Gradients::new(&model.parameters),
-            folded: Folded::default(),
-            model,
+        let updater = Updater {
             optimizer,
-            config,
             collective,
+            sums: Gradients::new(&model.parameters),
+        };
+        Ok(Replica {
+            gradients: Gradients::new(&model.parameters),
+            updates: Updates::new(updater, &model.parameters, config.offload)?,
+            model,
+            config,
+            rank,
+            ranks,
             parts,
             buffers,
-        }
+        })
     }
 
     /// Lets the other ranks know that this one cannot go on.
     pub fn fail(&mut self, message: &str) {
-        self.collective.fail(message);
+        self.updates.fail(message);
+    }
+
+    /// The model, and the optimizer with the moments of the parameters that this rank owns, when all updates are made.
+    pub fn settled(&mut self) -> Result<(&mut TdtModel, &AdamW), TrainingError> {
+        let updater = self.updates.settled(&self.model.parameters)?;
+        Ok((&mut self.model, &updater.optimizer))
     }
 
     /// This rank's part of an optimizer step. Where a loss of any rank or the norm of the gradient is not finite,
     /// nothing changes on any of them: neither parameters nor statistics of batch normalisation.
     pub fn step(&mut self, plan: &StepPlan, micro_batches: &[LoadedBatch]) -> Result<RankReport, TrainingError> {
-        hang::pass(self.collective.rank(), plan.step);
+        hang::pass(self.rank, plan.step);
         let frozen = self.config.recipe.encoder_frozen(plan.step);
         self.gradients.clear();
-        self.sums.clear();
-        self.folded = Folded::default();
         let before: Vec<Tensor> = self
             .buffers
             .iter()
             .map(|&id| self.model.parameters.get(id).clone())
             .collect();
         let mut report = RankReport::default();
-        let mut loss = 0.0;
+        let (mut loss, mut squares) = (0.0, 0.0);
         for round in 0..plan.rounds {
             let loaded = micro_batches.get(round as usize);
-            if let Some(output) = self.round(plan, round, loaded, frozen)? {
+            if let Some(output) = self.round(plan, round, loaded, frozen, &mut squares)? {
                 loss += output.loss / plan.came as f64;
                 report.tokens += output.tokens as u64;
                 if let Some(loaded) = loaded.filter(|_| !output.loss.is_finite()) {
@@ -123,9 +148,12 @@ impl Replica {
                 }
             }
         }
-        let several = self.collective.size() > 1;
-        let sums = if several { &self.sums } else { &self.gradients };
-        let squares = self.folded.squares + squared_norm(&self.model.parameters, sums)?;
+        let exchanges = self.exchanges();
+        let updater = self.updates.settled(&self.model.parameters)?;
+        if !exchanges {
+            std::mem::swap(&mut updater.sums, &mut self.gradients);
+        }
+        squares += squared_norm(&self.model.parameters, &updater.sums)?;
         let bad = f64::from(u8::from(!report.bad.is_empty()));
         let place = |what| Place {
             step: plan.step,
@@ -133,12 +161,14 @@ impl Replica {
             what,
         };
         let figures = [squares, loss, bad, micro_batches.len() as f64];
-        let figures = self.collective.gather(place(What::Figures), figures.to_vec())?;
+        let figures = updater.collective.gather(place(What::Figures), figures.to_vec())?;
         let total = |column: usize| -> f64 { figures.iter().filter_map(|rank| rank.get(column)).sum() };
         report.gradient_norm = total(0).sqrt();
         report.loss = total(1);
         report.skipped = total(2) > 0.0 || !report.gradient_norm.is_finite() || !report.loss.is_finite();
+        report.waited = updater.collective.waited();
         if report.skipped {
+            updater.sums.clear();
             if total(2) == 0.0 {
                 // All losses are finite, so any segment may be at fault.
                 let segments = micro_batches.iter().flat_map(|loaded| loaded.segments.iter().cloned());
@@ -148,59 +178,61 @@ impl Replica {
                 self.model.parameters.set(id, tensor)?;
             }
         } else {
-            let rate = self.config.recipe.rate(plan.step);
-            let scale = clip_factor(report.gradient_norm, self.config.clip);
-            self.optimizer.step(&self.model.parameters, sums, rate, scale)?;
-            if several {
-                let changed: Vec<ParameterId> =
-                    self.learning(frozen).flat_map(|(_, ids)| ids.iter().copied()).collect();
-                self.collective
-                    .spread(place(What::Parameters), &mut self.model.parameters, &changed)?;
-                if !frozen {
-                    let counts: Vec<f64> = figures.iter().filter_map(|rank| rank.get(3).copied()).collect();
-                    self.join_statistics(place(What::Statistics), &before, &counts)?;
-                }
+            if self.ranks > 1 && !frozen {
+                let counts: Vec<f64> = figures.iter().filter_map(|rank| rank.get(3).copied()).collect();
+                self.join_statistics(place(What::Statistics), &before, &counts)?;
             }
+            let update = StepUpdate {
+                step: plan.step,
+                rate: self.config.recipe.rate(plan.step),
+                scale: clip_factor(report.gradient_norm, self.config.clip),
+            };
+            // The forward pass reads them the other way round.
+            let parts = self.learning(frozen).into_iter().rev().collect();
+            self.updates.update(parts, update, &mut self.model.parameters)?;
         }
-        self.gradients.clear();
-        self.sums.clear();
-        report.waited = self.collective.waited();
         Ok(report)
     }
 
+    /// Whether gradients go through the collective, part by part.
+    fn exchanges(&self) -> bool {
+        self.ranks > 1 || self.config.offload
+    }
+
     /// The parts that get gradients, in the order in which the backward pass completes them.
-    fn learning(&self, frozen: bool) -> impl Iterator<Item = (Part, &[ParameterId])> {
+    fn learning(&self, frozen: bool) -> VecDeque<(Part, Vec<ParameterId>)> {
         Part::in_order(self.model.encoder_layers())
             .into_iter()
             .filter(move |part| !frozen || matches!(part, Part::Heads | Part::Prediction))
-            .map(|part| (part, self.parts.get(&part).map_or(&[][..], Vec::as_slice)))
+            .map(|part| (part, self.parts.get(&part).cloned().unwrap_or_default()))
+            .collect()
     }
 
-    /// One micro-batch, or its absence, which the others must not wait for.
+    /// One micro-batch, or its absence, which the others must not wait for. Adds the squares of gradients that are used up
+    /// in it to `squares`.
     fn round(
         &mut self,
         plan: &StepPlan,
         round: u32,
         loaded: Option<&LoadedBatch>,
         frozen: bool,
-    ) -> Result<Option<flow_model::model::MicroBatchOutput>, TrainingError> {
-        let mut left: VecDeque<(Part, Vec<ParameterId>)> =
-            self.learning(frozen).map(|(part, ids)| (part, ids.to_vec())).collect();
-        let mut exchange = Exchange {
-            collective: self.collective.as_mut(),
-            sums: &mut self.sums,
-            under_way: VecDeque::new(),
-            place: |part| Place {
-                step: plan.step,
-                round,
-                what: What::Gradients(part),
+        squares: &mut f64,
+    ) -> Result<Option<MicroBatchOutput>, TrainingError> {
+        let exchanges = self.exchanges();
+        let mut pass = Pass {
+            left: self.learning(frozen),
+            updates: &mut self.updates,
+            plan,
+            round,
+            does: match (exchanges, self.config.fold_update && plan.came == 1) {
+                (true, _) => Does::Exchange,
+                (false, true) => Does::Fold(self.config.recipe.rate(plan.step)),
+                (false, false) => Does::Gather,
             },
+            under_way: VecDeque::new(),
+            squares,
+            failed: None,
         };
-        let several = exchange.collective.size() > 1;
-        let fold = self.config.fold_update && !several && plan.came == 1;
-        let (optimizer, rate) = (&mut self.optimizer, self.config.recipe.rate(plan.step));
-        let folded = &mut self.folded;
-        let mut failed = None;
         let mut output = None;
         if let Some(loaded) = loaded {
             let options = TrainOptions {
@@ -211,36 +243,20 @@ impl Replica {
                 dropout: self.config.dropout,
                 scale: 1.0 / f64::from(plan.planned.max(1)),
             };
-            let mut finished = |part: Part, gradients: &mut Gradients, parameters: &Parameters| {
-                if failed.is_some() {
-                    return;
-                }
-                if fold {
-                    failed = folded.update(optimizer, parameters, gradients, rate).err();
-                    return;
-                }
-                if several
-                    && let Some(at) = left.iter().position(|(other, _)| *other == part)
-                    && let Some((part, ids)) = left.remove(at)
-                {
-                    failed = exchange.begin(part, &ids, gradients).err();
-                }
-            };
-            output = Some(self.model.train_micro_batch_telling(
-                &loaded.batch,
-                &options,
-                &mut self.gradients,
-                &mut finished,
-            )?);
+            output =
+                Some(
+                    self.model
+                        .train_micro_batch_telling(&loaded.batch, &options, &mut self.gradients, &mut pass)?,
+                );
         }
-        if let Some(error) = failed {
+        if let Some(error) = pass.failed {
             return Err(error);
         }
-        if several {
-            for (part, ids) in left {
-                exchange.begin(part, &ids, &mut self.gradients)?;
+        if exchanges {
+            while let Some((part, ids)) = pass.left.pop_front() {
+                pass.exchange(part, &ids, &mut self.gradients, &self.model.parameters)?;
             }
-            exchange.end()?;
+            pass.take_in(true, &self.model.parameters)?;
         }
         Ok(output)
     }
@@ -259,7 +275,8 @@ impl Replica {
             .filter(|(id, _)| names.iter().any(|name| parameters.parameter(*id).name.ends_with(name)))
             .collect();
         let own = kept.iter().map(|(id, _)| parameters.get(*id).clone()).collect();
-        let all = self.collective.gather_tensors(place, own)?;
+        let updater = self.updates.settled(&self.model.parameters)?;
+        let all = updater.collective.gather_tensors(place, own)?;
         for (at, (id, start)) in kept.into_iter().enumerate() {
             let mut joined = start.clone();
             for (moved, count) in all.iter().zip(counts) {
@@ -276,61 +293,97 @@ impl Replica {
     }
 }
 
-/// What was updated within the backward pass.
-#[derive(Default)]
-struct Folded {
-    /// Sum of the squares of all gradients so far.
-    squares: f64,
+/// One micro-batch on its way through the model.
+struct Pass<'a> {
+    updates: &'a mut Updates,
+    plan: &'a StepPlan,
+    round: u32,
+    does: Does,
+    /// Parts whose gradients are not complete.
+    left: VecDeque<(Part, Vec<ParameterId>)>,
+    /// Sums that are being made.
+    under_way: VecDeque<Place>,
+    /// Sum of the squares of all gradients that were used up.
+    squares: &'a mut f64,
+    failed: Option<TrainingError>,
 }
 
-impl Folded {
-    /// Applies the gradients that stand and drops them, unless one was not finite.
-    fn update(
-        &mut self,
-        optimizer: &mut AdamW,
-        parameters: &Parameters,
-        gradients: &mut Gradients,
-        rate: f64,
-    ) -> Result<(), TrainingError> {
-        self.squares += squared_norm(parameters, gradients)?;
+/// What becomes of gradients that are complete.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Does {
+    /// They wait for the end of the step.
+    Gather,
+    /// They are sent to the owners of their parameters.
+    Exchange,
+    /// They are applied at this rate and dropped, unless one was not finite.
+    Fold(f64),
+}
+
+impl Follow for Pass<'_> {
+    fn needed(&mut self, part: Part, parameters: &Parameters) {
+        if self.failed.is_none() {
+            self.failed = self.updates.need(part, parameters).err();
+        }
+    }
+
+    fn finished(&mut self, part: Part, gradients: &mut Gradients, parameters: &Parameters) {
+        if self.failed.is_some() {
+            return;
+        }
+        self.failed = match self.does {
+            Does::Gather => None,
+            Does::Fold(rate) => self.fold(rate, gradients, parameters).err(),
+            Does::Exchange => match self.left.iter().position(|(other, _)| *other == part) {
+                Some(at) => match self.left.remove(at) {
+                    Some((part, ids)) => self.exchange(part, &ids, gradients, parameters).err(),
+                    None => None,
+                },
+                None => None,
+            },
+        };
+    }
+}
+
+impl Pass<'_> {
+    fn fold(&mut self, rate: f64, gradients: &mut Gradients, parameters: &Parameters) -> Result<(), TrainingError> {
+        *self.squares += squared_norm(parameters, gradients)?;
         if self.squares.is_finite() {
-            optimizer.step(parameters, gradients, rate, 1.0)?;
+            let updater = self.updates.settled(parameters)?;
+            updater.optimizer.step(parameters, gradients, rate, 1.0)?;
         }
         gradients.clear();
         Ok(())
     }
-}
 
-/// Gradients of one micro-batch on their way to their owners.
-struct Exchange<'a, P: Fn(Part) -> Place> {
-    collective: &'a mut dyn Collective,
-    sums: &'a mut Gradients,
-    under_way: VecDeque<Place>,
-    place: P,
-}
-
-impl<P: Fn(Part) -> Place> Exchange<'_, P> {
-    fn begin(&mut self, part: Part, ids: &[ParameterId], gradients: &mut Gradients) -> Result<(), TrainingError> {
-        let place = (self.place)(part);
+    fn exchange(
+        &mut self,
+        part: Part,
+        ids: &[ParameterId],
+        gradients: &mut Gradients,
+        parameters: &Parameters,
+    ) -> Result<(), TrainingError> {
+        let place = Place {
+            step: self.plan.step,
+            round: self.round,
+            what: What::Gradients(part),
+        };
         let taken = ids.iter().filter_map(|&id| Some((id, gradients.take(id)?))).collect();
-        self.collective.start_sum(place, taken)?;
+        let updater = self.updates.settled(parameters)?;
+        updater.collective.start_sum(place, taken)?;
         self.under_way.push_back(place);
         // Takes in what is there, so that it does not pile up.
-        self.take_in(false)
+        self.take_in(false, parameters)
     }
 
-    fn end(&mut self) -> Result<(), TrainingError> {
-        self.take_in(true)
-    }
-
-    fn take_in(&mut self, wait: bool) -> Result<(), TrainingError> {
+    fn take_in(&mut self, wait: bool, parameters: &Parameters) -> Result<(), TrainingError> {
+        let updater = self.updates.settled(parameters)?;
         while let Some(&place) = self.under_way.front() {
-            let Some(sums) = self.collective.finish_sum(place, wait)? else {
+            let Some(sums) = updater.collective.finish_sum(place, wait)? else {
                 break;
             };
             self.under_way.pop_front();
             for (id, sum) in sums {
-                self.sums.add(id, sum)?;
+                updater.sums.add(id, sum)?;
             }
         }
         Ok(())

@@ -2,13 +2,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
-use flow_model::Parameters;
-
+use flow_model::{Gradients, Parameters};
 use flow_runtime::Digest;
 use flow_runtime::processes::{Address, Join, Processes, join};
 
 use super::elsewhere::Elsewhere;
+use super::update::{StepUpdate, Updater, Updates};
 use super::*;
+use crate::optimizer::{AdamW, AdamWConfig};
 
 /// Processes that are threads of this one, and meet over the network as others do.
 fn processes(count: usize) -> Vec<Arc<Processes>> {
@@ -111,7 +112,7 @@ fn sums_of_four_ranks(count: usize, late: usize) {
         .map(|member| {
             // Through host memory too, as ranks with devices of their own do it.
             let mut member: Box<dyn Collective> = match member.rank() {
-                1 | 2 => Box::new(OverHost::new(member, Device::Cpu)),
+                1 | 2 => Box::new(OverHost::new(member, Device::Cpu, Some(owners(&parameters, 4)))),
                 _ => Box::new(member),
             };
             let mut parameters = parameters.clone();
@@ -272,4 +273,119 @@ fn ranks_are_shared_out_evenly_or_not_at_all() {
         let error = share(ranks, processes).unwrap_err().to_string();
         assert!(error.contains(&format!("over {processes} processes")), "{error}");
     }
+}
+
+/// A collective of one rank whose exchange of parameters does what a test wants.
+struct Broken<F>(Alone, F);
+
+impl<F: FnMut() -> Result<(), TrainingError> + Send> Collective for Broken<F> {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        2
+    }
+
+    fn start_sum(&mut self, place: Place, gradients: Vec<(ParameterId, Tensor)>) -> Result<(), TrainingError> {
+        self.0.start_sum(place, gradients)
+    }
+
+    fn finish_sum(&mut self, place: Place, wait: bool) -> Result<Option<Sums>, TrainingError> {
+        self.0.finish_sum(place, wait)
+    }
+
+    fn gather(&mut self, place: Place, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
+        self.0.gather(place, numbers)
+    }
+
+    fn gather_tensors(&mut self, place: Place, tensors: Vec<Tensor>) -> Result<Vec<Vec<Tensor>>, TrainingError> {
+        self.0.gather_tensors(place, tensors)
+    }
+
+    fn spread(&mut self, _: Place, _: &mut Parameters, _: &[ParameterId]) -> Result<(), TrainingError> {
+        self.1()
+    }
+
+    fn fail(&mut self, _: &str) {}
+
+    fn waited(&mut self) -> f64 {
+        0.0
+    }
+}
+
+/// The forward pass waits for the part it needs and not for those that come after it; what goes wrong in an update under
+/// way is told where its result is needed first.
+#[test]
+fn an_offloaded_update_is_waited_for_part_by_part_and_its_failure_is_told() {
+    let parts = [Part::Subsampling, Part::Layer(0), Part::Heads];
+    let updates = |exchange: Box<dyn FnMut() -> Result<(), TrainingError> + Send>| {
+        let mut parameters = parameters(&[4, 4, 4]);
+        let mut sums = Gradients::new(&parameters);
+        let ids: Vec<ParameterId> = parameters.iter().map(|(id, _)| id).collect();
+        for &id in &ids {
+            sums.add(id, Tensor::ones(4, DType::F32, &Device::Cpu).unwrap())
+                .unwrap();
+        }
+        let updater = Updater {
+            optimizer: AdamW::new(AdamWConfig::default()),
+            collective: Box::new(Broken(Alone, exchange)),
+            sums,
+        };
+        let mut updates = Updates::new(updater, &parameters, true).unwrap();
+        let update = StepUpdate {
+            step: 0,
+            rate: 0.5,
+            scale: 1.0,
+        };
+        let by_part = parts.into_iter().zip(ids.iter().map(|&id| vec![id])).collect();
+        updates.update(by_part, update, &mut parameters).unwrap();
+        (updates, parameters, ids)
+    };
+    let changed = |parameters: &Parameters, ids: &[ParameterId]| -> Vec<bool> {
+        let before = [0.0, 1.0, 2.0];
+        ids.iter()
+            .zip(before)
+            .map(|(&id, before)| value(parameters.get(id)) != before)
+            .collect()
+    };
+
+    // The second part's exchange waits for the test to go on.
+    let (go_on, wait) = crossbeam_channel::unbounded::<()>();
+    go_on.send(()).unwrap();
+    let (mut halting, parameters, ids) = updates(Box::new(move || {
+        let _ = wait.recv();
+        Ok(())
+    }));
+    // Not a part of this update at all.
+    halting.need(Part::Prediction, &parameters).unwrap();
+    assert_eq!(changed(&parameters, &ids), [false, false, false]);
+    halting.need(Part::Subsampling, &parameters).unwrap();
+    assert_eq!(changed(&parameters, &ids), [true, false, false]);
+    drop(go_on);
+    halting.need(Part::Layer(0), &parameters).unwrap();
+    assert_eq!(changed(&parameters, &ids), [true, true, false]);
+    let updater = halting.settled(&parameters).unwrap();
+    assert_eq!(updater.sums.iter().count(), 0);
+    assert_eq!(updater.optimizer.names().count(), 3);
+    assert_eq!(changed(&parameters, &ids), [true, true, true]);
+
+    let mut calls = 0;
+    let (mut failing, parameters, _) = updates(Box::new(move || {
+        calls += 1;
+        match calls {
+            1 => Ok(()),
+            _ => Err(gone(1)),
+        }
+    }));
+    failing.need(Part::Subsampling, &parameters).unwrap();
+    let error = failing.need(Part::Heads, &parameters).unwrap_err().to_string();
+    assert_eq!(error, "rank 1 of training failed: it does not answer any more");
+
+    let (mut panicking, parameters, _) = updates(Box::new(|| panic!("out of luck")));
+    let error = panicking.settled(&parameters).map(drop).unwrap_err().to_string();
+    assert_eq!(error, "rank 0 of training failed: its update panicked: out of luck");
+    let error = panicking.settled(&parameters).map(drop).unwrap_err().to_string();
+    assert_eq!(error, "rank 0 of training failed: its last update panicked");
+    panicking.fail("nobody is left to tell");
 }

@@ -172,6 +172,7 @@ impl Parcel {
             clip,
             ranks,
             fold_update,
+            offload,
             rank_timeout,
             device,
             recompute,
@@ -188,7 +189,7 @@ impl Parcel {
         self.f64(rank_timeout.as_secs_f64());
         self.text(&device.to_string());
         self.u64(*seed);
-        for is in [fold_update, recompute, spec_augment, dither, dropout] {
+        for is in [fold_update, offload, recompute, spec_augment, dither, dropout] {
             self.bool(*is);
         }
     }

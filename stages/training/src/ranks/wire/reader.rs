@@ -193,6 +193,7 @@ impl<'a> Reader<'a> {
             device,
             seed: self.u64()?,
             fold_update: self.bool()?,
+            offload: self.bool()?,
             recompute: self.bool()?,
             spec_augment: self.bool()?,
             dither: self.bool()?,

@@ -76,6 +76,7 @@ fn config() -> TrainerConfig {
         clip: 1.0 / 3.0,
         ranks: 4,
         fold_update: false,
+        offload: true,
         rank_timeout: std::time::Duration::from_millis(1500),
         device: flow_model::device::DeviceChoice::Cuda(Some(3)),
         recompute: true,
