@@ -1,5 +1,6 @@
 //! `flow memory`: how much memory a pipeline's training will need.
 
+use std::cmp::Ordering;
 use std::io::Write;
 
 use flow_runtime::registry::Registry;
@@ -234,7 +235,11 @@ fn switches(
     for (name, then) in [recomputed].into_iter().chain(changes) {
         let mut row = vec![name];
         for (then, now) in [(then.total(), now.total()), (then.host.total(), now.host.total())] {
-            let sign = if then <= now { "-" } else { "+" };
+            let sign = match then.cmp(&now) {
+                Ordering::Less => "-",
+                Ordering::Equal => "",
+                Ordering::Greater => "+",
+            };
             row.extend([gigabytes(then), format!("{sign}{}", gigabytes(then.abs_diff(now)))]);
         }
         row.truncate(columns);

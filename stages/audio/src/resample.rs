@@ -30,6 +30,8 @@ pub fn resample(signal: Vec<f32>, from: u32, to: u32) -> Result<Vec<f32>, AudioE
     if from == to || signal.is_empty() {
         return Ok(signal);
     }
+    // Once, rather than for each tap that a sample stands under.
+    let signal: Vec<f64> = signal.into_iter().map(f64::from).collect();
     let kernel = Kernel::new(from, to);
     let phases = kernel.phases;
     let table_fits = phases.saturating_mul(kernel.width) <= TABLE_LIMIT;
@@ -58,7 +60,7 @@ pub fn resample(signal: Vec<f32>, from: u32, to: u32) -> Result<Vec<f32>, AudioE
 }
 
 /// Sum of `taps[i] * signal[first + i]`; the signal is 0 outside.
-fn weighted_sum(taps: &[f64], signal: &[f32], first: i64) -> f64 {
+fn weighted_sum(taps: &[f64], signal: &[f64], first: i64) -> f64 {
     let skip = first.min(0).unsigned_abs() as usize;
     let start = first.max(0) as usize;
     let (Some(taps), Some(signal)) = (taps.get(skip..), signal.get(start..)) else {
@@ -70,14 +72,14 @@ fn weighted_sum(taps: &[f64], signal: &[f32], first: i64) -> f64 {
     let mut sums = [0.0f64; 4];
     for (taps, signal) in taps.chunks_exact(4).zip(signal.chunks_exact(4)) {
         for ((sum, tap), sample) in sums.iter_mut().zip(taps).zip(signal) {
-            *sum += tap * f64::from(*sample);
+            *sum += tap * sample;
         }
     }
     let whole = length / 4 * 4;
     let rest: f64 = taps[whole..]
         .iter()
         .zip(&signal[whole..])
-        .map(|(tap, sample)| tap * f64::from(*sample))
+        .map(|(tap, sample)| tap * sample)
         .sum();
     (sums[0] + sums[1]) + (sums[2] + sums[3]) + rest
 }

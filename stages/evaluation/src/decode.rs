@@ -409,12 +409,18 @@ impl ValidationSet {
         })
     }
 
-    /// Transcribes and scores the sample. What cannot be read is left out.
-    pub fn scores(&self, model: &TdtModel, cancelled: &dyn Fn() -> bool) -> Result<Scores, EvaluationError> {
+    /// Transcribes and scores the sample, with so many seconds of padded audio in the model at once, [`BATCH_SECONDS`] at
+    /// most. What cannot be read is left out.
+    pub fn scores(
+        &self,
+        model: &TdtModel,
+        batch_seconds: f64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Scores, EvaluationError> {
         let outcomes = transcribe(
             model,
             &self.rows.utterances,
-            BATCH_SECONDS,
+            batch_seconds.min(BATCH_SECONDS),
             &|index| self.rows.signal(index),
             cancelled,
         )?;

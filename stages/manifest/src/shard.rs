@@ -2,7 +2,7 @@
 //! the two make together.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use arrow::buffer::OffsetBuffer;
 use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::ROW;
+use flow_runtime::store::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -501,7 +502,7 @@ fn read_table<const N: usize>(
     if !path.is_file() {
         return Err(Quarantine::new(missing, ""));
     }
-    let file = File::open(path).map_err(|e| Quarantine::new(corrupt, e))?;
+    let file = ForeignParquet::open(path).map_err(|e| Quarantine::new(corrupt, e))?;
     // The decoder is not ours and the file may be anything: a panic in it is one more way to be corrupt.
     match catch_unwind(AssertUnwindSafe(|| decode(file, wanted, corrupt))) {
         Ok(table) => table,
@@ -519,7 +520,7 @@ fn read_table<const N: usize>(
 }
 
 fn decode<const N: usize>(
-    file: File,
+    file: ForeignParquet,
     wanted: &[Wanted; N],
     corrupt: &'static str,
 ) -> Result<[ArrayRef; N], Quarantine> {

@@ -1,11 +1,11 @@
 //! Durations and languages of a manifest, from a file or from an artifact.
 
-use std::fs::File;
 use std::path::Path;
 
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, Float64Type};
+use flow_runtime::store::ForeignParquet;
 use flow_runtime::{Artifact, Partition, StageError};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -97,7 +97,7 @@ impl ManifestRows {
             path: path.to_owned(),
             why: error.to_string(),
         };
-        let file = File::open(path).map_err(|error| failed(&error))?;
+        let file = ForeignParquet::open(path).map_err(|error| failed(&error))?;
         let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| failed(&error))?;
         let wanted = ProjectionMask::columns(reader.parquet_schema(), ["duration", "lang", "text"]);
         let mut rows = ManifestRows::default();

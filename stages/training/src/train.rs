@@ -630,8 +630,9 @@ fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Eval
         settings.eval_samples_per_language,
     )
     .map_err(TrainingError::from)?;
+    let batch_seconds = settings.max_batch_seconds;
     let cancel = context.cancel.clone();
     Ok(Some(Box::new(move |model: &TdtModel| {
-        Ok(set.scores(model, &|| cancel.is_set())?)
+        Ok(set.scores(model, batch_seconds, &|| cancel.is_set())?)
     })))
 }

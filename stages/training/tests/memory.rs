@@ -214,6 +214,7 @@ fn what_is_predicted_is_taken() {
     let (long, config_wide) = (BATCH_SECONDS / 4.0, config(&wide, 1024));
     let evaluated = TrainSettings {
         eval_every: 1,
+        max_batch_seconds: 1000.0,
         ..base.clone()
     };
     let shape = BatchShape {

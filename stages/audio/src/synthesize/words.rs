@@ -8,6 +8,7 @@ use std::path::Path;
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
+use flow_runtime::store::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use sha2::{Digest as _, Sha256};
@@ -88,7 +89,10 @@ impl Excluded {
             path: path.to_owned(),
             why: error.to_string(),
         };
-        let builder = ParquetRecordBatchReaderBuilder::try_new(open(path)?).map_err(|error| wrong(&error))?;
+        let builder = ParquetRecordBatchReaderBuilder::try_new(
+            ForeignParquet::open(path).map_err(|source| unreadable(path, source))?,
+        )
+        .map_err(|error| wrong(&error))?;
         let schema = builder.schema().clone();
         let found = TEXT_COLUMNS.iter().find_map(|name| schema.index_of(name).ok());
         let column = found.ok_or_else(|| wrong(&format!("no column `{}`", TEXT_COLUMNS.join("` or `"))))?;
@@ -157,10 +161,14 @@ impl Excluded {
 }
 
 fn open(path: &Path) -> Result<File, AudioError> {
-    File::open(path).map_err(|source| AudioError::Read {
+    File::open(path).map_err(|source| unreadable(path, source))
+}
+
+fn unreadable(path: &Path, source: std::io::Error) -> AudioError {
+    AudioError::Read {
         path: path.to_owned(),
         source,
-    })
+    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Our own manifests, and other parquet files with their columns.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
+use flow_runtime::store::ForeignParquet;
 use flow_runtime::{Partition, SourcePartition, StageError};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -146,7 +146,7 @@ fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) ->
 
 impl Table {
     fn open(path: &Path) -> Result<Table, ManifestError> {
-        let file = File::open(path).map_err(|e| ManifestError::io(path, e))?;
+        let file = ForeignParquet::open(path).map_err(|e| ManifestError::io(path, e))?;
         let metadata = sheltered(path, || {
             ArrowReaderMetadata::load(&file, ArrowReaderOptions::new()).map_err(|source| ManifestError::Parquet {
                 path: path.to_path_buf(),
@@ -190,7 +190,7 @@ impl Table {
             path: self.path.clone(),
             source,
         };
-        let file = File::open(&self.path).map_err(|e| ManifestError::io(&self.path, e))?;
+        let file = ForeignParquet::open(&self.path).map_err(|e| ManifestError::io(&self.path, e))?;
         let schema = self.metadata.schema();
         let roots = schema
             .fields()

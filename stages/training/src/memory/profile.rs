@@ -192,7 +192,8 @@ fn measured(
     )?;
     drop(count);
     if settings.eval_every > 0 && model.encoder_layers() == 1 {
-        let Some(evaluation) = evaluated(model, shape.seconds)? else {
+        let seconds = settings.max_batch_seconds.min(BATCH_SECONDS);
+        let Some(evaluation) = evaluated(model, seconds, shape.seconds)? else {
             return Ok(None);
         };
         profile.evaluation = evaluation;
@@ -205,10 +206,10 @@ fn measured(
     Ok(Some(profile))
 }
 
-/// The most that encoding a batch of evaluation takes. What the search of greedy decoding needs beside is a few rows of
+/// The most that encoding a batch of evaluation takes, of clips of `seconds` that fill `batch_seconds`. What the search of greedy decoding needs beside is a few rows of
 /// the vocabulary's size.
-fn evaluated(model: &TdtModel, seconds: f64) -> Result<Option<i64>, TrainingError> {
-    let utterances = ((BATCH_SECONDS / seconds).floor() as usize).max(1);
+fn evaluated(model: &TdtModel, batch_seconds: f64, seconds: f64) -> Result<Option<i64>, TrainingError> {
+    let utterances = ((batch_seconds / seconds).floor() as usize).max(1);
     let batch = micro_batch(
         BatchShape {
             utterances,
