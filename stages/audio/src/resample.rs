@@ -43,18 +43,23 @@ pub fn resample(signal: Vec<f32>, from: u32, to: u32) -> Result<Vec<f32>, AudioE
         }
     }
     let mut own = vec![0.0; kernel.width];
+    let firsts: Vec<i64> = (0..phases).map(|phase| kernel.first(phase)).collect();
     let length = resampled_length(signal.len() as u64, from, to) as usize;
     let mut out = Vec::with_capacity(length);
-    for position in 0..length {
-        let phase = position % phases;
-        let first = (position / phases * kernel.step) as i64 + kernel.first(phase);
+    // Output sample `p * phases + phase` stands under a window from sample `p * step + firsts[phase]` on.
+    let (mut period, mut phase) = (0i64, 0);
+    for _ in 0..length {
         let taps = if table_fits {
             &table[phase * kernel.width..][..kernel.width]
         } else {
             kernel.taps(phase, &mut own);
             &own[..]
         };
-        out.push(weighted_sum(taps, &signal, first) as f32);
+        out.push(weighted_sum(taps, &signal, period + firsts[phase]) as f32);
+        phase += 1;
+        if phase == phases {
+            (period, phase) = (period + kernel.step as i64, 0);
+        }
     }
     Ok(out)
 }
