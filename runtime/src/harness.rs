@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -20,14 +21,46 @@ use arrow::datatypes::SchemaRef;
 use crate::context::{Cancel, Context, Waker};
 use crate::dataflow::collected::{Collected, drain, in_row_order};
 use crate::dataflow::work::apply;
+use crate::digest::Digest;
 use crate::event::{Event, Events};
 use crate::kind::{
     Body, Export, Global, Input, Kind, Log, Operator, Progress, ROW, Reads, Round, Shape, Source, StageError, Standing,
 };
 use crate::out::Out;
 use crate::partition::Partition;
+use crate::processes::{Address, Join, Processes, join};
 use crate::reject::Reject;
 use crate::store::{Artifact, ExportSet, RejectSet};
+
+/// Processes of a run that are threads of this one, and meet over the network as others do. In their order; the first leads.
+///
+/// # Panics
+/// When they do not come together.
+pub fn joined_processes(count: usize) -> Vec<Arc<Processes>> {
+    let free = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let port = free.local_addr().expect("an address").port();
+    drop(free);
+    let joining: Vec<_> = (0..count)
+        .map(|process| {
+            let member = Join {
+                process,
+                processes: count,
+                leader: Address {
+                    host: "localhost".into(),
+                    port,
+                },
+                port: None,
+                digest: Digest::of(b"harness"),
+                timeout: Duration::from_secs(20),
+            };
+            std::thread::spawn(move || join(&member, &|_| {}).expect("all come"))
+        })
+        .collect();
+    joining
+        .into_iter()
+        .map(|thread| thread.join().expect("no panic"))
+        .collect()
+}
 
 /// A kind with its settings, and what it is fed.
 pub struct Harness<K: Kind> {

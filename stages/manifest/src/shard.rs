@@ -14,7 +14,6 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::ROW;
 use flow_runtime::store::ForeignParquet;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::error::ManifestError;
 
@@ -525,8 +524,8 @@ fn decode<const N: usize>(
     corrupt: &'static str,
 ) -> Result<[ArrayRef; N], Quarantine> {
     let broken = |e: &dyn std::fmt::Display| Quarantine::new(corrupt, e);
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| broken(&e))?;
-    let schema = Arc::clone(builder.schema());
+    let metadata = file.metadata().map_err(|e| broken(&e))?;
+    let schema = Arc::clone(metadata.schema());
     let mut roots = Vec::new();
     for column in wanted {
         match schema.fields().iter().position(|field| field.name() == column.name) {
@@ -535,13 +534,9 @@ fn decode<const N: usize>(
             _ => {}
         }
     }
-    let rows = usize::try_from(builder.metadata().file_metadata().num_rows()).map_err(|e| broken(&e))?;
-    let mask = ProjectionMask::roots(builder.parquet_schema(), roots);
-    let reader = builder
-        .with_projection(mask)
-        .with_batch_size(8192)
-        .build()
-        .map_err(|e| broken(&e))?;
+    let rows = usize::try_from(metadata.metadata().file_metadata().num_rows()).map_err(|e| broken(&e))?;
+    let mask = ProjectionMask::roots(metadata.parquet_schema(), roots);
+    let reader = file.rows(&metadata, mask, 8192, None).map_err(|e| broken(&e))?;
     let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| broken(&e))?;
     let found: usize = batches.iter().map(RecordBatch::num_rows).sum();
     if found != rows {

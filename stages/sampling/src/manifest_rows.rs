@@ -8,7 +8,6 @@ use arrow::datatypes::{DataType, Float64Type};
 use flow_runtime::store::ForeignParquet;
 use flow_runtime::{Artifact, Partition, StageError};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::dataset::lowest_hashes;
 use crate::error::SamplingError;
@@ -98,15 +97,11 @@ impl ManifestRows {
             why: error.to_string(),
         };
         let file = ForeignParquet::open(path).map_err(|error| failed(&error))?;
-        let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| failed(&error))?;
-        let wanted = ProjectionMask::columns(reader.parquet_schema(), ["duration", "lang", "text"]);
+        let metadata = file.metadata().map_err(|error| failed(&error))?;
+        let wanted = ProjectionMask::columns(metadata.parquet_schema(), ["duration", "lang", "text"]);
         let mut rows = ManifestRows::default();
-        for batch in reader
-            .with_projection(wanted)
-            .with_batch_size(65_536)
-            .build()
-            .map_err(|error| failed(&error))?
-        {
+        let batches = file.rows(&metadata, wanted, 65_536, None);
+        for batch in batches.map_err(|error| failed(&error))? {
             let batch = batch.map_err(|error| failed(&error))?;
             rows.push(&batch).map_err(|error| failed(&error))?;
         }

@@ -6,34 +6,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, select, unbounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
 use flow_evaluation::audio_rows::{check_rows, is_members};
-use flow_evaluation::decode::ValidationSet;
-use flow_model::ModelConfig;
-use flow_model::checkpoint::OpenModel;
-use flow_model::model::TdtModel;
-use flow_runtime::event::Event;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Input, Kind, Log, Operator, Out, Partition, Port, Progress, ROW, Reads,
     Role, Shape, StageError, Standing,
 };
 
 use crate::checkpoint;
-use crate::error::TrainingError;
-use crate::hub::{Hub, Reference};
-use crate::init::configuration;
-use crate::loaded_rows::{micro_batches, missing_column, stage_mark};
-use crate::long_texts::LongTexts;
-use crate::memory::{self, Checked};
-use crate::ranks::{Among, share};
-use crate::session::{Evaluate, Session, Start, find_start};
+use crate::loaded_rows::missing_column;
 use crate::settings::TrainSettings;
+use crate::start::{Start, find_start};
 use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
 use crate::trainer::panic_text;
+use crate::training_thread::{Request, Work, train};
 
 /// The kind `training.train`.
 pub struct TrainingTrain;
@@ -129,7 +118,7 @@ impl Kind for TrainingTrain {
 
 /// What an input after the first two is, as its columns tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Further {
+pub(crate) enum Further {
     TrainRows,
     Members,
     Tokenizer,
@@ -148,26 +137,13 @@ fn role_of(schema: &Schema) -> Option<Further> {
     }
 }
 
-fn further(context: &Context, role: Further) -> Option<&Artifact> {
+pub(crate) fn further(context: &Context, role: Further) -> Option<&Artifact> {
     context
         .inputs
         .iter()
         .skip(2)
         .flatten()
         .find(|input| role_of(input.schema()) == Some(role))
-}
-
-/// The micro-batches of one step.
-struct Work {
-    step: u64,
-    partition: Partition,
-    batches: Vec<RecordBatch>,
-}
-
-/// Writes a checkpoint between two steps, and ends the thread if `stop`.
-struct Request {
-    stop: bool,
-    reply: Sender<Result<(), StageError>>,
 }
 
 struct TrainBody {
@@ -407,232 +383,4 @@ impl Log for TrainBody {
     fn checkpoint(&mut self, stop: bool) -> Result<(), StageError> {
         self.ask(stop)
     }
-}
-
-/// The thread's life: steps in order, requests between them.
-fn train(
-    settings: &TrainSettings,
-    context: &Context,
-    data: Option<&str>,
-    work: &Receiver<Work>,
-    requests: &Receiver<Request>,
-    done: &Sender<Result<Partition, StageError>>,
-) -> Result<(), StageError> {
-    let Some(settings) = &with_init(settings, context, data, requests)? else {
-        return Ok(());
-    };
-    let checked = check_memory(settings, context, data)?;
-    let screen = context.clone();
-    let evaluate = validation(settings, context)?;
-    let mut session = Session::begin_among(
-        settings,
-        data,
-        evaluate,
-        Box::new(move |figures| screen.report(figures)),
-        context.processes.as_ref().map(|processes| Among {
-            processes,
-            rank_bytes: checked.map(|checked| checked.another),
-        }),
-    )?;
-    if let Some(change) = session.vocabulary_change() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message: format!(
-                "{} differs from that of init: {}",
-                if settings.tokenizer_input.is_some() {
-                    "the tokenizer that comes as an input"
-                } else {
-                    settings.tokenizer_path()
-                },
-                change.summary()
-            ),
-        });
-    }
-    for message in session.set_aside() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message: message.clone(),
-        });
-    }
-    tell_long_texts(settings, context, &mut session)?;
-    loop {
-        let began = Instant::now();
-        // A request goes before the steps that wait.
-        if let Ok(request) = requests.try_recv()
-            && answer(&mut session, request)
-        {
-            return Ok(());
-        }
-        select! {
-            recv(requests) -> request => match request {
-                Ok(request) => if answer(&mut session, request) { return Ok(()) },
-                Err(_) => return Ok(()),
-            },
-            recv(work) -> step => match step {
-                Ok(step) => {
-                    if context.cancel.is_set() {
-                        return Ok(());
-                    }
-                    session.waited_for_data(began.elapsed());
-                    let partition = one_step(settings, context, &mut session, step)?;
-                    if done.send(Ok(partition)).is_err() {
-                        return Ok(());
-                    }
-                    context.waker.wake();
-                }
-                Err(_) => return Ok(()),
-            },
-        }
-    }
-}
-
-/// The settings with the path of a model of the hub, which is downloaded if training begins from it. None: the run is to
-/// end.
-fn with_init(
-    settings: &TrainSettings,
-    context: &Context,
-    data: Option<&str>,
-    requests: &Receiver<Request>,
-) -> Result<Option<TrainSettings>, StageError> {
-    let mut settings = settings.clone();
-    let Some(reference) = Reference::parse(&settings.init).transpose()? else {
-        return Ok(Some(settings));
-    };
-    if !matches!(find_start(&settings, data)?, Start::Fresh { .. }) {
-        return Ok(Some(settings));
-    }
-    let hub = Hub::from_environment()?;
-    let mut stopped = false;
-    let fetched = hub.fetch(&reference, &mut |line| {
-        context.report(serde_json::json!({ "line": line }));
-        if let Ok(request) = requests.try_recv() {
-            // There is nothing to checkpoint yet. Whoever asked may be gone.
-            let _ = request.reply.send(Ok(()));
-            stopped |= request.stop;
-        }
-        !stopped && !context.cancel.is_set()
-    })?;
-    settings.fetched = fetched;
-    Ok(settings.fetched.is_some().then_some(settings))
-}
-
-/// Finds out whether training fits into memory. A run that has nothing left to do is not looked at.
-fn check_memory(
-    settings: &TrainSettings,
-    context: &Context,
-    data: Option<&str>,
-) -> Result<Option<Checked>, StageError> {
-    if !settings.memory_check {
-        return Ok(None);
-    }
-    let config = match find_start(settings, data)? {
-        Start::Resume { checkpoint, .. } => {
-            let opened = OpenModel::open(&checkpoint.path).map_err(TrainingError::from)?;
-            ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(TrainingError::from)?
-        }
-        Start::Fresh { .. } => configuration(settings, None)?,
-    };
-    let checked = memory::check(settings, &config, ranks_here(settings, context)?)?;
-    if let Some(Checked { needed, available, .. }) = checked {
-        let line = format!(
-            "training needs up to {} of memory, {} are available",
-            memory::gigabytes(needed),
-            memory::gigabytes(available)
-        );
-        context.report(serde_json::json!({ "line": line, "memory_needed_mib": needed >> 20 }));
-    }
-    Ok(checked)
-}
-
-/// Ranks that share the memory of this process.
-fn ranks_here(settings: &TrainSettings, context: &Context) -> Result<u32, TrainingError> {
-    let Some(processes) = &context.processes else {
-        return Ok(settings.ranks);
-    };
-    let share = share(settings.ranks as usize, processes.count())?;
-    Ok(share.of(processes.process()).len() as u32)
-}
-
-/// Says which transcripts are learned only in part.
-fn tell_long_texts(settings: &TrainSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
-    let (Some(rows), Some(tokenizer)) = (further(context, Further::TrainRows), session.tokenizer()) else {
-        return Ok(());
-    };
-    let long = LongTexts::count(rows, tokenizer, settings.max_tokens)?;
-    if let Some(message) = long.warning() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
-        session.note(long.figures())?;
-    }
-    Ok(())
-}
-
-/// Whether the thread is to end.
-fn answer(session: &mut Session, request: Request) -> bool {
-    let outcome = session.checkpoint().map(|_| ()).map_err(StageError::from);
-    // Whoever asked may be gone.
-    let _ = request.reply.send(outcome);
-    request.stop
-}
-
-fn one_step(
-    settings: &TrainSettings,
-    context: &Context,
-    session: &mut Session,
-    work: Work,
-) -> Result<Partition, StageError> {
-    if work.step != session.step_number() {
-        return Err(StageError::Refused {
-            message: format!(
-                "the loader gives step {}, but training in {} stands at step {}",
-                work.step,
-                settings.checkpoints,
-                session.step_number()
-            ),
-            help: Some("run again: where training stands was found before its data was known".into()),
-        });
-    }
-    let tokenizer = session
-        .tokenizer()
-        .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
-    let loaded = micro_batches(&work.batches, tokenizer, settings.max_tokens)?;
-    session.in_stage(stage_mark(&work.batches)?);
-    drop(work.batches);
-    if !loaded.dropped.is_empty() {
-        let message = format!(
-            "step {}: left out for samples that are no numbers: {}",
-            work.step,
-            loaded.dropped.join(", ")
-        );
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
-    }
-    // On a worker of the pool itself: each of the thousands of parallel pieces of a step would else be handed to it
-    // from outside, and waited for, by way of the system.
-    rayon::scope(|_| session.step(&loaded.batches, loaded.planned))?;
-    Ok(work.partition)
-}
-
-/// The evaluation during training: a fixed sample of the validation rows, read once.
-fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Evaluate>, StageError> {
-    if settings.eval_every == 0 {
-        return Ok(None);
-    }
-    let Some(rows) = context.input(1) else { return Ok(None) };
-    let set = ValidationSet::read(
-        rows,
-        further(context, Further::Members),
-        &settings.shards,
-        settings.eval_samples_per_language,
-    )
-    .map_err(TrainingError::from)?;
-    let batch_seconds = settings.max_batch_seconds;
-    let cancel = context.cancel.clone();
-    Ok(Some(Box::new(move |model: &TdtModel| {
-        Ok(set.scores(model, batch_seconds, &|| cancel.is_set())?)
-    })))
 }

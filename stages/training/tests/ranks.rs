@@ -2,12 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use flow_model::model::{MicroBatch, TdtModel};
-use flow_runtime::Digest;
-use flow_runtime::processes::{Address, Join, Processes, join};
+use flow_runtime::harness::joined_processes;
+use flow_runtime::processes::Processes;
 use flow_training::TrainingError;
 use flow_training::average::Average;
 use flow_training::optimizer::AdamW;
@@ -393,26 +392,7 @@ fn a_device_that_cannot_be_had_is_refused() {
 /// Processes of a run that are threads of this one and meet over the network; process 0, and the others with what keeps
 /// them at work.
 fn processes(count: usize) -> (Arc<Processes>, Vec<(Arc<Processes>, Joined)>) {
-    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
-    let joining: Vec<_> = (0..count)
-        .map(|process| {
-            let member = Join {
-                process,
-                processes: count,
-                leader: Address {
-                    host: "localhost".into(),
-                    port,
-                },
-                port: None,
-                digest: Digest::of(b"training"),
-                timeout: Duration::from_secs(20),
-            };
-            std::thread::spawn(move || join(&member, &|_| {}).expect("all come"))
-        })
-        .collect();
-    let mut all = joining.into_iter().map(|thread| thread.join().unwrap());
+    let mut all = joined_processes(count).into_iter();
     let first = all.next().unwrap();
     let others = all.map(|process| {
         let joined = serve(&process, |_| {}).expect("a thread");

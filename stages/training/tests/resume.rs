@@ -8,8 +8,9 @@ use flow_model::checkpoint::read_safetensors;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::TrainingError;
 use flow_training::checkpoint;
-use flow_training::session::{Session, Start, find_start};
+use flow_training::session::Session;
 use flow_training::settings::{ModelSettings, OnChange, TrainSettings};
+use flow_training::start::{Start, find_start};
 use flow_training::trainer::LoadedBatch;
 
 fn settings(folder: &Path, max_steps: u64) -> TrainSettings {

@@ -10,7 +10,6 @@ use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use flow_runtime::store::ForeignParquet;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use sha2::{Digest as _, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
@@ -89,15 +88,13 @@ impl Excluded {
             path: path.to_owned(),
             why: error.to_string(),
         };
-        let builder = ParquetRecordBatchReaderBuilder::try_new(
-            ForeignParquet::open(path).map_err(|source| unreadable(path, source))?,
-        )
-        .map_err(|error| wrong(&error))?;
-        let schema = builder.schema().clone();
+        let file = ForeignParquet::open(path).map_err(|source| unreadable(path, source))?;
+        let metadata = file.metadata().map_err(|error| wrong(&error))?;
+        let schema = metadata.schema();
         let found = TEXT_COLUMNS.iter().find_map(|name| schema.index_of(name).ok());
         let column = found.ok_or_else(|| wrong(&format!("no column `{}`", TEXT_COLUMNS.join("` or `"))))?;
-        let mask = ProjectionMask::roots(builder.parquet_schema(), [column]);
-        let reader = builder.with_projection(mask).build().map_err(|error| wrong(&error))?;
+        let mask = ProjectionMask::roots(metadata.parquet_schema(), [column]);
+        let reader = file.rows(&metadata, mask, 8192, None).map_err(|error| wrong(&error))?;
         for batch in reader {
             let batch = batch.map_err(|error| wrong(&error))?;
             let texts = batch.column(0);

@@ -10,10 +10,7 @@ use arrow::datatypes::{DataType, Float64Type};
 use flow_runtime::store::ForeignParquet;
 use flow_runtime::{Partition, SourcePartition, StageError};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection,
-    RowSelector,
-};
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader, RowSelection, RowSelector};
 
 use super::files::label;
 use super::lines::tag_of;
@@ -148,7 +145,7 @@ impl Table {
     fn open(path: &Path) -> Result<Table, ManifestError> {
         let file = ForeignParquet::open(path).map_err(|e| ManifestError::io(path, e))?;
         let metadata = sheltered(path, || {
-            ArrowReaderMetadata::load(&file, ArrowReaderOptions::new()).map_err(|source| ManifestError::Parquet {
+            file.metadata().map_err(|source| ManifestError::Parquet {
                 path: path.to_path_buf(),
                 source,
             })
@@ -199,19 +196,16 @@ impl Table {
             .filter(|(_, field)| columns.contains(&field.name().as_str()))
             .map(|(root, _)| root);
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
-        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone())
-            .with_projection(mask)
-            .with_batch_size(8_192);
-        if let Some(runs) = runs {
+        let selection = runs.map(|runs| {
             let (mut selectors, mut at) = (Vec::new(), 0);
             for &(first, count) in runs {
                 selectors.push(RowSelector::skip(first - at));
                 selectors.push(RowSelector::select(count));
                 at = first + count;
             }
-            builder = builder.with_row_selection(RowSelection::from(selectors));
-        }
-        builder.build().map_err(parquet)
+            RowSelection::from(selectors)
+        });
+        file.rows(&self.metadata, mask, 8_192, selection).map_err(parquet)
     }
 
     fn next(&self, reader: &mut ParquetRecordBatchReader) -> Result<Option<RecordBatch>, ManifestError> {

@@ -140,7 +140,6 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
     }
     on_gpu!(dy, lstm::lstm_backward(dy, saved, weights));
     let dy = dy.contiguous()?;
-    let inputs = saved.input.dim(1)?;
     dispatch!(dy.dtype(), T => {
         let (dy, gates, cells) = (slice::<T>(&dy)?, slice::<T>(&saved.gates)?, slice::<T>(&saved.cells)?);
         let (dy, gates, cells): (&[T], &[T], &[T]) = (&dy, &gates, &cells);
@@ -205,19 +204,28 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
                 d_later.copy_from_slice(&slice::<T>(&recurrent.product(&d_step)?)?);
             }
         }
-        let d_gates = tensor(d_gates, (steps * batch, 4 * width))?;
-        let hidden_weight = if steps > 1 {
-            let after_first = d_gates.narrow(0, batch, (steps - 1) * batch)?;
-            product(&after_first.t()?, &saved.hidden.narrow(0, 0, (steps - 1) * batch)?)?
-        } else {
-            weights.hidden.zeros_like()?
-        };
-        Ok(LstmGradients {
-            input: product(&d_gates, weights.input)?.reshape((steps, batch, inputs))?,
-            input_weight: product(&d_gates.t()?, &saved.input)?,
-            hidden_weight,
-            bias: column_sum(&d_gates)?,
-        })
+        gradients(&tensor(d_gates, (steps * batch, 4 * width))?, saved, weights, (steps, batch))
+    })
+}
+
+/// Gradients of everything from that of the gates before their activation, (steps x batch, 4 H).
+pub(in crate::kernels) fn gradients(
+    d_gates: &Tensor,
+    saved: &LstmSaved,
+    weights: LstmWeights,
+    (steps, batch): (usize, usize),
+) -> Result<LstmGradients> {
+    let hidden_weight = if steps > 1 {
+        let after_first = d_gates.narrow(0, batch, (steps - 1) * batch)?;
+        product(&after_first.t()?, &saved.hidden.narrow(0, 0, (steps - 1) * batch)?)?
+    } else {
+        weights.hidden.zeros_like()?
+    };
+    Ok(LstmGradients {
+        input: product(d_gates, weights.input)?.reshape((steps, batch, saved.input.dim(1)?))?,
+        input_weight: product(&d_gates.t()?, &saved.input)?,
+        hidden_weight,
+        bias: column_sum(d_gates)?,
     })
 }
 

@@ -3,37 +3,12 @@ use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use flow_model::{Gradients, Parameters};
-use flow_runtime::Digest;
-use flow_runtime::processes::{Address, Join, Processes, join};
+use flow_runtime::harness::joined_processes;
 
 use super::elsewhere::Elsewhere;
 use super::update::{StepUpdate, Updater, Updates};
 use super::*;
 use crate::optimizer::{AdamW, AdamWConfig};
-
-/// Processes that are threads of this one, and meet over the network as others do.
-fn processes(count: usize) -> Vec<Arc<Processes>> {
-    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
-    let joining: Vec<_> = (0..count)
-        .map(|process| {
-            let member = Join {
-                process,
-                processes: count,
-                leader: Address {
-                    host: "localhost".into(),
-                    port,
-                },
-                port: None,
-                digest: Digest::of(b"ranks"),
-                timeout: Duration::from_secs(20),
-            };
-            std::thread::spawn(move || join(&member, &|_| {}).unwrap())
-        })
-        .collect();
-    joining.into_iter().map(|thread| thread.join().unwrap()).collect()
-}
 
 /// A group of ranks that are spread over processes; all in this one where there is no other.
 fn spread_members(
@@ -105,7 +80,7 @@ fn sums_are_those_of_the_order_of_ranks_whoever_comes_late() {
 fn sums_of_four_ranks(count: usize, late: usize) {
     let parts = [1.0e8f32, 1.0, -1.0e8, 1.0];
     let expected = ((parts[0] + parts[1]) + parts[2]) + parts[3];
-    let processes = processes(count);
+    let processes = joined_processes(count);
     let parameters = parameters(&[1, 1, 1, 1, 1]);
     let threads: Vec<_> = spread_members(4, &processes, &parameters, Duration::from_secs(20))
         .into_iter()
@@ -230,7 +205,7 @@ fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_other
             waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     };
-    let hanging = processes(2);
+    let hanging = joined_processes(2);
     let mut members = spread_members(4, &hanging, &parameters, Duration::from_millis(300));
     // Rank 1, beside rank 0; what the other process says of it is the same.
     let absent = members.remove(1);
@@ -240,7 +215,7 @@ fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_other
     }
     drop((absent, members));
 
-    let mut dying = processes(3);
+    let mut dying = joined_processes(3);
     let mut members = spread_members(6, &dying, &parameters, Duration::from_secs(1000));
     let last = (members.pop(), members.pop());
     let errors = std::thread::scope(|scope| {
@@ -256,7 +231,7 @@ fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_other
         assert!(error.ends_with("ended without a word"), "{error}");
     }
 
-    let failing = processes(2);
+    let failing = joined_processes(2);
     let mut members = spread_members(2, &failing, &parameters, Duration::from_secs(1000));
     members[1].fail("no memory");
     let error = members[0].gather(place(1), vec![]).unwrap_err();

@@ -5,8 +5,7 @@ use candle_core::Tensor;
 use super::Argument::{Int, Read, ReadIf, Write};
 use super::{Grid, fresh, launch, numbers};
 use crate::error::Result;
-use crate::kernels::bias::column_sum;
-use crate::kernels::lstm::{LstmGradients, LstmSaved, LstmWeights};
+use crate::kernels::lstm::{LstmGradients, LstmSaved, LstmWeights, gradients};
 use crate::kernels::product::product;
 
 /// Activates gates (batch, 4H) in place, which hold the product of the input, and advances the cell.
@@ -64,7 +63,6 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
     let dy = dy.contiguous()?;
     let (steps, batch, width) = dy.dims3()?;
     let dy = dy.reshape((steps * batch, width))?;
-    let inputs = saved.input.dim(1)?;
     let d_gates = fresh((steps * batch, 4 * width), &dy)?;
     let d_cell = Tensor::zeros((batch, width), dy.dtype(), dy.device())?;
     let mut later: Option<Tensor> = None;
@@ -87,18 +85,7 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
             later = Some(product(&d_step, weights.hidden)?);
         }
     }
-    let hidden_weight = if steps > 1 {
-        let after_first = d_gates.narrow(0, batch, (steps - 1) * batch)?;
-        product(&after_first.t()?, &saved.hidden.narrow(0, 0, (steps - 1) * batch)?)?
-    } else {
-        weights.hidden.zeros_like()?
-    };
-    Ok(LstmGradients {
-        input: product(&d_gates, weights.input)?.reshape((steps, batch, inputs))?,
-        input_weight: product(&d_gates.t()?, &saved.input)?,
-        hidden_weight,
-        bias: column_sum(&d_gates)?,
-    })
+    gradients(&d_gates, saved, weights, (steps, batch))
 }
 
 pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeights) -> Result<(Tensor, Tensor)> {
