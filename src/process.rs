@@ -11,8 +11,8 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 /// Milliseconds after which freed memory goes back to the system. Training frees and asks for the same large tensors at
 /// every step; with mimalloc's own 10 ms half of the processor's time went into clearing pages that had just been given
-/// away.
-const KEEP_MILLISECONDS: std::ffi::c_long = 10_000;
+/// away. A corpus of millions of rows goes through the same memory stage after stage, some ten seconds each.
+const KEEP_MILLISECONDS: std::ffi::c_long = 60_000;
 
 /// Bytes up to which the C library's allocator keeps freed memory, and takes blocks from what it keeps. Zstandard makes a
 /// context of some hundred kilobytes for every column chunk and frees it again; as the C library is set up by itself, each

@@ -21,7 +21,7 @@ pub mod store;
 pub use context::Context;
 pub use digest::Digest;
 pub use kind::{
-    Body, Conservation, Export, Fate, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role, Round,
+    Body, Conservation, Export, Fate, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role,
     Shape, Source, SourcePartition, StageError, Standing,
 };
 pub use out::Out;

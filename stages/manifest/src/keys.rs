@@ -1,15 +1,13 @@
-//! Key rows of global stages: short hashes that stand for texts, the order of partitions, and what stands
-//! after rounds of rows that left and came.
+//! Key rows of global stages: short hashes that stand for texts, and the order of partitions.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use arrow::array::{Array, BooleanArray, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray};
-use arrow::compute::filter_record_batch;
-use flow_runtime::{Partition, Round, StageError};
+use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray};
+use flow_runtime::{Artifact, Partition, StageError};
+use rayon::prelude::*;
 
-use crate::columns;
 use crate::error::ManifestError;
 
 /// The first 128 bits of a BLAKE3 digest: two texts have the same key only if they are the same text.
@@ -90,45 +88,13 @@ pub fn lang_and_shard(partition: &Partition) -> (&str, &str) {
     partition.as_str().split_once('/').unwrap_or(("", partition.as_str()))
 }
 
-/// The key rows that stand after all rounds, partitions in [`partition_order`], in each one batch per time
-/// that rows came.
+/// All key rows, partitions in [`partition_order`]; read on all cores.
 ///
 /// # Errors
-/// Those of the rounds, and rows that leave without having come.
-pub fn standing(
-    rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
-) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
-    let mut standing: BTreeMap<Partition, Vec<RecordBatch>> = BTreeMap::new();
-    for round in rounds {
-        let round = round?;
-        for (partition, batch) in round.minus {
-            let leaving: HashSet<u32> = columns::rows(&batch)?.values().iter().copied().collect();
-            let mut left = 0;
-            if let Some(batches) = standing.get_mut(&partition) {
-                for kept in batches.iter_mut() {
-                    let stays: BooleanArray = columns::rows(kept)?
-                        .values()
-                        .iter()
-                        .map(|row| Some(!leaving.contains(row)))
-                        .collect();
-                    let after = filter_record_batch(kept, &stays)?;
-                    left += kept.num_rows() - after.num_rows();
-                    *kept = after;
-                }
-                batches.retain(|batch| batch.num_rows() > 0);
-            }
-            if left != leaving.len() {
-                return Err(StageError::failed(format!(
-                    "{} key rows leave partition {partition}, but only {left} of them are there",
-                    leaving.len()
-                )));
-            }
-        }
-        for (partition, batch) in round.plus {
-            standing.entry(partition).or_default().push(batch);
-        }
-    }
-    let mut standing: Vec<_> = standing.into_iter().collect();
-    standing.sort_by(|a, b| partition_order(&a.0, &b.0));
-    Ok(standing)
+/// When they cannot be read.
+pub fn key_rows(keys: &Artifact) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
+    let mut partitions: Vec<&Partition> = keys.partitions().collect();
+    partitions.sort_by(|a, b| partition_order(a, b));
+    let read = |partition: &Partition| Ok((partition.clone(), vec![keys.read_whole(partition, None)?]));
+    partitions.into_par_iter().map(read).collect()
 }

@@ -271,7 +271,7 @@ mod tests {
     fn the_error_of_what_makes_the_rows_comes_out() {
         let folder = tempfile::tempdir().unwrap();
         let all = rows(ROW_GROUP + 1);
-        let error = write_parquet(&folder.path().join("out.parquet"), all.schema(), |rows| {
+        let error: Result<(), _> = write_parquet(&folder.path().join("out.parquet"), all.schema(), |rows| {
             rows.push(all.clone())?;
             Err(StageError::failed("the third shard is gone"))
         });
