@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::columns;
 use crate::duplicates::{Duplicate, candidates, decide_duplicates, decision_schema, key_schema};
-use crate::keys::keys_of;
+use crate::keys::{keys_of, marks_of};
 
 /// Keeps one row of each segment and of each recording.
 ///
@@ -63,7 +63,7 @@ pub struct Dedup;
 
 impl Kind for Dedup {
     const NAME: &'static str = "manifest.dedup";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = DedupSettings;
 
     fn shape(settings: &DedupSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -138,7 +138,7 @@ impl Global for Deduplicator {
                 Arc::new(columns::text(batch, &settings.segment_id)?.clone()),
                 Arc::new(columns::text(batch, &settings.tar_member_name)?.clone()),
                 Arc::new(columns::number(batch, &settings.quality)?.clone()),
-                Arc::new(keys_of(columns::text(batch, &settings.norm)?)),
+                Arc::new(marks_of(columns::text(batch, &settings.norm)?)),
                 Arc::new(keys_of(columns::text(batch, &settings.audio_hash)?)),
             ],
         )?;

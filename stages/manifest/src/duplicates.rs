@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use arrow::array::{
     Array, FixedSizeBinaryArray, Float64Array, RecordBatch, StringArray, StringBuilder, UInt8Array, UInt32Array,
+    UInt64Array,
 };
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -49,14 +50,17 @@ impl Duplicate {
     }
 }
 
-/// Schema of key rows: `norm` and `audio_hash` as 128-bit keys, null where there is none.
+/// Schema of key rows: `audio_hash` as a 128-bit key, which says what is a duplicate; of `norm` a mark ([`mark_of`]), as
+/// words only say what kind of duplicate it is. Null where there is none.
+///
+/// [`mark_of`]: crate::keys::mark_of
 pub fn key_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new(ROW, DataType::UInt32, false),
         Field::new("segment_id", DataType::Utf8, true),
         Field::new("tar_member_name", DataType::Utf8, true),
         Field::new("quality", DataType::Float64, true),
-        Field::new("norm", DataType::FixedSizeBinary(16), true),
+        Field::new("norm", DataType::UInt64, true),
         Field::new("audio_hash", DataType::FixedSizeBinary(16), true),
     ]))
 }
@@ -170,7 +174,7 @@ struct Keys {
     segment_id: StringArray,
     tar_member_name: StringArray,
     quality: Float64Array,
-    norm: FixedSizeBinaryArray,
+    norm: UInt64Array,
     audio_hash: FixedSizeBinaryArray,
 }
 
@@ -254,10 +258,18 @@ impl Keys {
             segment_id: columns::text(&batch, "segment_id")?.clone(),
             tar_member_name: columns::text(&batch, "tar_member_name")?.clone(),
             quality: columns::number(&batch, "quality")?.clone(),
-            norm: keys(&batch, "norm")?.clone(),
+            norm: marks(&batch)?.clone(),
             audio_hash: keys(&batch, "audio_hash")?.clone(),
         })
     }
+}
+
+fn marks(batch: &RecordBatch) -> Result<&UInt64Array, ManifestError> {
+    let marks = batch.column_by_name("norm").and_then(|column| column.as_any().downcast_ref());
+    marks.ok_or_else(|| ManifestError::Rows {
+        message: "key rows lack the mark `norm`".into(),
+        row: None,
+    })
 }
 
 fn text_at(texts: &StringArray, place: usize) -> Option<&str> {
@@ -280,9 +292,9 @@ impl AllKeys {
         key_at(&keys.audio_hash, place)
     }
 
-    fn norm(&self, at: At) -> Option<Key> {
+    fn norm(&self, at: At) -> Option<u64> {
         let (keys, place) = self.of(at);
-        keys.norm.is_valid(place).then(|| key_at(&keys.norm, place))
+        keys.norm.is_valid(place).then(|| keys.norm.value(place))
     }
 
     /// The rows of a partition that give way to a better row with their segment id, ascending by place.
@@ -451,7 +463,7 @@ mod tests {
                     rows.iter().map(|r| format!("m{}", r.1.member)),
                 )),
                 Arc::new(Float64Array::from_iter(rows.iter().map(|r| r.1.quality))),
-                Arc::new(key(rows.iter().map(|r| Some(r.1.norm)).collect())),
+                Arc::new(UInt64Array::from_iter_values(rows.iter().map(|r| u64::from(r.1.norm)))),
                 Arc::new(key(rows.iter().map(|r| r.1.audio).collect())),
             ],
         )
