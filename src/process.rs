@@ -52,7 +52,7 @@ mod tests {
     fn asked_one_by_one() -> usize {
         // SAFETY: a block is asked for, and freed once; the other function takes nothing.
         unsafe {
-            let block = libc::malloc(1 << 20);
+            let block = std::hint::black_box(libc::malloc(1 << 20));
             assert!(!block.is_null());
             let blocks = libc::mallinfo2().hblks;
             libc::free(block);
@@ -68,7 +68,10 @@ mod tests {
         let before = asked_one_by_one();
         super::set_up();
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        assert!(asked_one_by_one() < before, "a block of 1 MiB is still a mapping of its own");
+        assert!(
+            asked_one_by_one() < before,
+            "a block of 1 MiB is still a mapping of its own"
+        );
         // SAFETY: as above.
         let delay = unsafe { libmimalloc_sys::mi_option_get(super::PURGE_DELAY) };
         assert_eq!(

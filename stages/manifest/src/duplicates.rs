@@ -265,7 +265,9 @@ impl Keys {
 }
 
 fn marks(batch: &RecordBatch) -> Result<&UInt64Array, ManifestError> {
-    let marks = batch.column_by_name("norm").and_then(|column| column.as_any().downcast_ref());
+    let marks = batch
+        .column_by_name("norm")
+        .and_then(|column| column.as_any().downcast_ref());
     marks.ok_or_else(|| ManifestError::Rows {
         message: "key rows lack the mark `norm`".into(),
         row: None,

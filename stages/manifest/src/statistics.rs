@@ -71,7 +71,9 @@ impl Durations {
         while row < batch.num_rows() {
             // Rows of a language mostly stand together.
             let lang = langs.value(row);
-            let end = (row..langs.len()).find(|&other| langs.value(other) != lang).unwrap_or(langs.len());
+            let end = (row..langs.len())
+                .find(|&other| langs.value(other) != lang)
+                .unwrap_or(langs.len());
             if !self.languages.contains_key(lang) {
                 self.languages.insert(lang.to_owned(), Vec::new());
             }
@@ -100,7 +102,10 @@ impl Durations {
 pub(crate) fn write_statistics(sets: Vec<(&str, Languages<Figures>)>, path: &Path) -> Result<(), StageError> {
     let mut statistics = Statistics {
         version: 1,
-        sets: sets.into_iter().map(|(name, figures)| (name.to_string(), figures)).collect(),
+        sets: sets
+            .into_iter()
+            .map(|(name, figures)| (name.to_string(), figures))
+            .collect(),
         val_share: None,
     };
     if let (Some(train), Some(val)) = (statistics.sets.get("train"), statistics.sets.get("val")) {

@@ -78,7 +78,7 @@ pub struct Write;
 
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 3;
     type Settings = WriteSettings;
 
     fn shape(_: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
