@@ -11,8 +11,14 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 /// Milliseconds after which freed memory goes back to the system. Training frees and asks for the same large tensors at
 /// every step; with mimalloc's own 10 ms half of the processor's time went into clearing pages that had just been given
-/// away.
-const KEEP_MILLISECONDS: std::ffi::c_long = 10_000;
+/// away. A corpus of millions of rows goes through the same memory stage after stage, some ten seconds each.
+const KEEP_MILLISECONDS: std::ffi::c_long = 60_000;
+
+/// Bytes up to which the C library's allocator keeps freed memory, and takes blocks from what it keeps. Zstandard makes a
+/// context of some hundred kilobytes for every column chunk and frees it again; as the C library is set up by itself, each
+/// time that takes and gives back pages, which the kernel has to clear. 32 MiB is the most that it takes for the latter.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const KEEP_BYTES: std::ffi::c_int = 32 << 20;
 
 /// The variable by which rayon, and candle's matrix products, are told how many threads to use.
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -23,6 +29,11 @@ pub fn set_up() {
         // SAFETY: the function takes two numbers, may be called at any time from any thread, and ignores options that
         // it does not know.
         unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, KEEP_MILLISECONDS) };
+    }
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    for setting in [libc::M_TRIM_THRESHOLD, libc::M_MMAP_THRESHOLD] {
+        // SAFETY: the function takes two numbers, and refuses those that it does not know.
+        unsafe { libc::mallopt(setting, KEEP_BYTES) };
     }
     // Where the variable is not set, candle reads /proc/cpuinfo at every single matrix product.
     if std::env::var_os(THREADS).is_none()
@@ -36,11 +47,31 @@ pub fn set_up() {
 #[cfg(test)]
 mod tests {
     /// Alone in this program's tests, so that no other thread reads the environment.
+    /// The blocks that the C library's allocator asked of the system one by one, here by the size of a context of zstd's.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    fn asked_one_by_one() -> usize {
+        // SAFETY: a block is asked for, and freed once; the other function takes nothing.
+        unsafe {
+            let block = std::hint::black_box(libc::malloc(1 << 20));
+            assert!(!block.is_null());
+            let blocks = libc::mallinfo2().hblks;
+            libc::free(block);
+            blocks
+        }
+    }
+
     #[test]
     fn freed_memory_is_kept_and_the_number_of_threads_is_told_unless_the_environment_says_otherwise() {
         let asked = std::env::var("MIMALLOC_PURGE_DELAY").ok();
         let threads = std::env::var(super::THREADS).ok();
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        let before = asked_one_by_one();
         super::set_up();
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        assert!(
+            asked_one_by_one() < before,
+            "a block of 1 MiB is still a mapping of its own"
+        );
         // SAFETY: as above.
         let delay = unsafe { libmimalloc_sys::mi_option_get(super::PURGE_DELAY) };
         assert_eq!(

@@ -24,7 +24,7 @@ use crate::dataflow::work::apply;
 use crate::digest::Digest;
 use crate::event::{Event, Events};
 use crate::kind::{
-    Body, Export, Global, Input, Kind, Log, Operator, Progress, ROW, Reads, Round, Shape, Source, StageError, Standing,
+    Body, Export, Global, Input, Kind, Log, Operator, Progress, ROW, Reads, Shape, Source, StageError, Standing,
 };
 use crate::out::Out;
 use crate::partition::Partition;
@@ -440,20 +440,15 @@ impl Run {
         let rows = inputs[position].artifact()?;
         let key_schema = body.key_schema();
         let decision_schema = body.decision_schema();
-        let mut round = Round {
-            minus: Vec::new(),
-            plus: Vec::new(),
-        };
+        let mut key_rows = Vec::new();
         for partition in rows.partitions() {
             let mut keys = Vec::new();
             for batch in rows.read(partition, None)? {
                 keys.push(body.keys(partition, &batch?)?);
             }
-            for batch in in_row_order(&key_schema, keys)? {
-                round.plus.push((partition.clone(), batch));
-            }
+            key_rows.push((partition.clone(), in_row_order(&key_schema, keys)?));
         }
-        let decided = body.decide(&mut std::iter::once(Ok(round)))?;
+        let decided = body.decide(&Artifact::in_memory(key_schema, key_rows)?)?;
         let mut decisions: BTreeMap<Partition, Vec<RecordBatch>> = BTreeMap::new();
         for (partition, batch) in decided {
             decisions.entry(partition).or_default().push(batch);

@@ -202,12 +202,6 @@ pub trait Operator {
     }
 }
 
-/// Key rows that left and that came. The first round of a run holds what was committed before, as `plus`.
-pub struct Round {
-    pub minus: Vec<(Partition, RecordBatch)>,
-    pub plus: Vec<(Partition, RecordBatch)>,
-}
-
 /// Where a row of a global stage goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -234,12 +228,9 @@ pub trait Global {
     }
     /// Projects rows to key rows. Local.
     fn keys(&mut self, partition: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError>;
-    /// Decisions for every partition that the rounds leave standing, sorted by `_row`. Rows on which there
-    /// is nothing to say may be left out. Must not depend on the order in which key rows come.
-    fn decide(
-        &mut self,
-        rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
-    ) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
+    /// Decisions for every partition of `keys`, sorted by `_row`. Rows on which there is nothing to say may be left out.
+    /// Key rows may be more than fit in memory with all their columns: read those that are needed, when they are needed.
+    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
     /// Applies the decisions of one partition: one fate for each row, by its `_row`, ascending. Local.
     fn apply(
         &mut self,

@@ -21,8 +21,8 @@ pub mod store;
 pub use context::Context;
 pub use digest::Digest;
 pub use kind::{
-    Body, Conservation, Export, Fate, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role, Round,
-    Shape, Source, SourcePartition, StageError, Standing,
+    Body, Conservation, Export, Fate, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role, Shape,
+    Source, SourcePartition, StageError, Standing,
 };
 pub use out::Out;
 pub use partition::Partition;

@@ -1,20 +1,15 @@
 //! Runs `decide` of a global stage: over the key rows of all partitions, in one commit.
 
-use rayon::prelude::*;
-
 use super::RunError;
 use super::region::{Ran, commit_one, started};
-use crate::kind::{Body, Round, StageError};
+use crate::kind::{Body, StageError};
 use crate::partition::Partition;
 use crate::plan::Action;
 use crate::plan::decide::{NodeVerdict, Verdict, key_of};
 use crate::plan::decisions::{ALL, Decisions, digests_schema};
 use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT};
 use crate::plan::ledger::{Ledger, guarded};
-use crate::store::{Artifact, Counts, PortRows};
-
-/// Key rows of a round: as many partitions as come to about this many rows.
-const ROUND_ROWS: u64 = 1 << 20;
+use crate::store::{Counts, PortRows};
 
 pub(super) fn run(ledger: &mut Ledger, node: usize, verdicts: Vec<NodeVerdict>, ran: &mut Ran) -> Result<(), RunError> {
     let one = match verdicts.into_iter().next().map(|verdict| verdict.verdict) {
@@ -49,7 +44,7 @@ pub(super) fn run(ledger: &mut Ledger, node: usize, verdicts: Vec<NodeVerdict>, 
             return Err(StageError::failed("the kind says it is global, but its body is not"));
         };
         let schema = body.decision_schema();
-        let decisions = Decisions::new(schema.clone(), body.decide(&mut rounds(&keys))?)?;
+        let decisions = Decisions::new(schema.clone(), body.decide(&keys)?)?;
         if let Some(partition) = decisions
             .partitions()
             .find(|partition| keys.rows_of(partition).is_none())
@@ -94,25 +89,4 @@ pub(super) fn run(ledger: &mut Ledger, node: usize, verdicts: Vec<NodeVerdict>, 
     )?;
     ran.add(node, 1, 0);
     Ok(())
-}
-
-/// All key rows, as additions, some partitions at a time.
-fn rounds(keys: &Artifact) -> impl Iterator<Item = Result<Round, StageError>> + '_ {
-    let mut partitions = keys.partitions().peekable();
-    std::iter::from_fn(move || {
-        partitions.peek()?;
-        let (mut some, mut rows) = (Vec::new(), 0);
-        while rows < ROUND_ROWS
-            && let Some(partition) = partitions.next()
-        {
-            rows += keys.rows_of(partition).unwrap_or(0);
-            some.push(partition);
-        }
-        let read = |partition: &&Partition| Ok(((*partition).clone(), keys.read_whole(partition, None)?));
-        let plus = some.par_iter().map(read).collect::<Result<_, StageError>>();
-        Some(plus.map(|plus| Round {
-            minus: Vec::new(),
-            plus,
-        }))
-    })
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray};
 use arrow::compute::BatchCoalescer;
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection};
 use parquet::arrow::{ArrowWriter, ProjectionMask};
@@ -33,7 +33,8 @@ const READ_ROWS: usize = 8_192;
 const SAMPLE: usize = 512;
 
 /// Artifacts are written once and read a few times on the same machine: LZ4, which costs a fraction of Zstandard
-/// (whose contexts the library makes anew for every page), and dictionaries only where texts repeat.
+/// (whose contexts the library makes anew for every page), none for digests, which it cannot make shorter, and
+/// dictionaries only where texts repeat.
 fn properties(schema: &Schema, first: Option<&RecordBatch>) -> WriterProperties {
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::LZ4_RAW)
@@ -46,8 +47,13 @@ fn properties(schema: &Schema, first: Option<&RecordBatch>) -> WriterProperties 
         let path = ColumnPath::from(field.name().as_str());
         if field.name() == ROW {
             properties = properties.set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
-        } else if first.is_some_and(|batch| repeats(batch.column(position))) {
-            properties = properties.set_column_dictionary_enabled(path, true);
+        } else if let Some(batch) = first {
+            let column = batch.column(position);
+            if repeats(column) {
+                properties = properties.set_column_dictionary_enabled(path, true);
+            } else if digests(column) {
+                properties = properties.set_column_compression(path, Compression::UNCOMPRESSED);
+            }
         }
     }
     properties.build()
@@ -64,6 +70,15 @@ fn repeats(column: &ArrayRef) -> bool {
         distinct.insert(text);
         distinct.len() * 2 <= sample
     })
+}
+
+/// Whether a column holds digests or keys made of them: bytes of one length, or texts of hexadecimal digits.
+fn digests(column: &ArrayRef) -> bool {
+    let Some(texts) = column.as_any().downcast_ref::<StringArray>() else {
+        return matches!(column.data_type(), DataType::FixedSizeBinary(_));
+    };
+    let digest = |text: &str| text.len() >= 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    texts.null_count() < texts.len() && texts.iter().take(SAMPLE).flatten().all(digest)
 }
 
 /// What was written.

@@ -78,6 +78,16 @@ fn to_batch(rejects: &[Reject]) -> Result<RecordBatch, arrow::error::ArrowError>
     )
 }
 
+/// Checks the column `class` of a batch with the columns of [`SCHEMA`].
+fn known_classes(batch: &RecordBatch) -> Result<(), StageError> {
+    let known = |class: &str| class == RejectClass::Rule.as_str() || class == RejectClass::Fault.as_str();
+    let classes = batch.column(3).as_string::<i32>(); // Read under SCHEMA.
+    match classes.iter().flatten().find(|class| !known(class)) {
+        Some(other) => Err(StageError::failed(format!("`{other}` is no class of a reject"))),
+        None => Ok(()),
+    }
+}
+
 /// The rejects in a batch with the columns of [`SCHEMA`].
 fn from_batch(batch: &RecordBatch) -> Result<Vec<Reject>, StageError> {
     let [rows, segments, reasons, classes, details, values] = batch.columns() else {
@@ -182,6 +192,21 @@ impl RejectSet {
         })
     }
 
+    /// All rejects as they are stored, in the order of [`RejectSet::iter`], with their stage and partition: columns
+    /// `row` (null where a whole partition was refused), `segment_id`, `reason`, `class`, `detail`, `values`.
+    pub fn batches(&self) -> impl Iterator<Item = Result<(Arc<str>, Partition, RecordBatch), StageError>> + '_ {
+        self.stages.iter().flat_map(|stage| {
+            stage.parts.iter().flat_map(move |part| {
+                let (batches, failed) = match part.batches() {
+                    Ok(batches) => (batches, None),
+                    Err(error) => (Vec::new(), Some(Err(error))),
+                };
+                let named = move |batch| Ok((stage.stage.clone(), part.partition.clone(), batch));
+                failed.into_iter().chain(batches.into_iter().map(named))
+            })
+        })
+    }
+
     /// How many rejects there are.
     pub fn rows(&self) -> u64 {
         self.stages
@@ -240,12 +265,22 @@ impl RejectPart {
     fn read(&self) -> Result<Vec<Reject>, StageError> {
         match &self.data {
             RejectData::Memory(rejects) => Ok(rejects.clone()),
+            RejectData::File { .. } => {
+                let batches = self.batches()?;
+                let rejects: Vec<_> = batches.iter().map(from_batch).collect::<Result<_, _>>()?;
+                Ok(rejects.into_iter().flatten().collect())
+            }
+        }
+    }
+
+    fn batches(&self) -> Result<Vec<RecordBatch>, StageError> {
+        match &self.data {
+            RejectData::Memory(rejects) => Ok(to_batches(rejects)?),
             RejectData::File { path, bytes } => {
-                let mut rejects = Vec::new();
-                for batch in parquet_file::open(path, *bytes, &SCHEMA, None, None)? {
-                    rejects.extend(from_batch(&batch?)?);
-                }
-                Ok(rejects)
+                let batches: Vec<RecordBatch> =
+                    parquet_file::open(path, *bytes, &SCHEMA, None, None)?.collect::<Result<_, _>>()?;
+                batches.iter().try_for_each(known_classes)?;
+                Ok(batches)
             }
         }
     }

@@ -14,7 +14,7 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type
 use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Fate, Global, Input, Kind, Log, Operator, Out, Partition,
-    Port, Progress, Reads, RejectClass, RejectSet, Role, Round, Shape, Source, SourcePartition, StageError, Standing,
+    Port, Progress, Reads, RejectClass, RejectSet, Role, Shape, Source, SourcePartition, StageError, Standing,
 };
 use serde::{Deserialize, Serialize};
 
@@ -420,25 +420,15 @@ impl Global for DedupBody {
         Ok(batch.clone())
     }
 
-    fn decide(
-        &mut self,
-        rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
-    ) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
         let mut all: BTreeSet<(i64, Partition, u32)> = BTreeSet::new();
-        for round in rounds {
-            let Round { minus, plus } = round?;
-            for (partition, batch) in minus {
-                for (row, value) in each(&batch) {
-                    all.remove(&(value, partition.clone(), row));
-                }
-            }
-            for (partition, batch) in plus {
-                all.extend(
-                    each(&batch)
-                        .into_iter()
-                        .map(|(row, value)| (value, partition.clone(), row)),
-                );
-            }
+        for batch in keys.batches(None) {
+            let (partition, batch) = batch?;
+            all.extend(
+                each(&batch)
+                    .into_iter()
+                    .map(|(row, value)| (value, partition.clone(), row)),
+            );
         }
         let mut first: BTreeMap<i64, String> = BTreeMap::new();
         let mut said: BTreeMap<Partition, Vec<(u32, String)>> = BTreeMap::new();

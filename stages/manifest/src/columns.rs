@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Input, ROW, StageError};
 
@@ -95,6 +96,13 @@ pub(crate) fn with_schema(batch: RecordBatch, schema: &SchemaRef) -> Result<Reco
         columns,
         &options,
     )?)
+}
+
+/// One text in each row of a batch.
+pub(crate) fn constant(text: &str, rows: usize) -> Result<ArrayRef, ManifestError> {
+    let lengths = OffsetBuffer::from_lengths(std::iter::repeat_n(text.len(), rows));
+    let texts = StringArray::try_new(lengths, text.repeat(rows).into_bytes().into(), None)?;
+    Ok(Arc::new(texts))
 }
 
 /// The one input of a stage that takes one.

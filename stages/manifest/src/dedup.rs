@@ -5,15 +5,15 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, RejectClass, Role, Round,
+    Artifact, Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, RejectClass, Role,
     Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns;
-use crate::duplicates::{Duplicate, decide_duplicates, decision_schema, key_schema};
-use crate::keys::{keys_of, standing};
+use crate::duplicates::{Duplicate, candidates, decide_duplicates, decision_schema, key_schema};
+use crate::keys::{keys_of, marks_of};
 
 /// Keeps one row of each segment and of each recording.
 ///
@@ -63,7 +63,7 @@ pub struct Dedup;
 
 impl Kind for Dedup {
     const NAME: &'static str = "manifest.dedup";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = DedupSettings;
 
     fn shape(settings: &DedupSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -138,18 +138,15 @@ impl Global for Deduplicator {
                 Arc::new(columns::text(batch, &settings.segment_id)?.clone()),
                 Arc::new(columns::text(batch, &settings.tar_member_name)?.clone()),
                 Arc::new(columns::number(batch, &settings.quality)?.clone()),
-                Arc::new(keys_of(columns::text(batch, &settings.norm)?)),
+                Arc::new(marks_of(columns::text(batch, &settings.norm)?)),
                 Arc::new(keys_of(columns::text(batch, &settings.audio_hash)?)),
             ],
         )?;
         Ok(keys)
     }
 
-    fn decide(
-        &mut self,
-        rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
-    ) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
-        let decisions = decide_duplicates(&standing(rounds)?)?;
+    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+        let decisions = decide_duplicates(&candidates(keys)?)?;
         let mut counts = [0u64; 3];
         for (_, batch) in &decisions {
             for number in duplicates(batch)?.values() {

@@ -5,15 +5,17 @@
 //! bytes), then first in the order of the manifest.
 
 use std::cmp::Ordering;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use arrow::array::{
     Array, FixedSizeBinaryArray, Float64Array, RecordBatch, StringArray, StringBuilder, UInt8Array, UInt32Array,
+    UInt64Array,
 };
-use arrow::compute::concat_batches;
+use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{Partition, ROW};
+use flow_runtime::{Artifact, Partition, ROW, StageError};
 use rayon::prelude::*;
 
 use crate::columns;
@@ -48,14 +50,17 @@ impl Duplicate {
     }
 }
 
-/// Schema of key rows: `norm` and `audio_hash` as 128-bit keys, null where there is none.
+/// Schema of key rows: `audio_hash` as a 128-bit key, which says what is a duplicate; of `norm` a mark ([`mark_of`]), as
+/// words only say what kind of duplicate it is. Null where there is none.
+///
+/// [`mark_of`]: crate::keys::mark_of
 pub fn key_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new(ROW, DataType::UInt32, false),
         Field::new("segment_id", DataType::Utf8, true),
         Field::new("tar_member_name", DataType::Utf8, true),
         Field::new("quality", DataType::Float64, true),
-        Field::new("norm", DataType::FixedSizeBinary(16), true),
+        Field::new("norm", DataType::UInt64, true),
         Field::new("audio_hash", DataType::FixedSizeBinary(16), true),
     ]))
 }
@@ -70,6 +75,98 @@ pub fn decision_schema() -> SchemaRef {
     ]))
 }
 
+/// The key rows of `keys` ([`key_schema`]) that share their segment id with another row of their partition, or (by the
+/// first half of the key) their audio with any other row: no other row can be a duplicate, or have one. Partitions
+/// without such a row are there without rows. What is told of them by [`decide_duplicates`] is what it would tell of
+/// all rows; but these are few, and all rows with their ids and names would fill the memory.
+///
+/// # Errors
+/// When key rows cannot be read or have other columns, a row comes twice, or there are more than fit in 32 bits.
+pub fn candidates(keys: &Artifact) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
+    /// Partitions whose audio is read at a time.
+    const SOME: usize = 256;
+
+    let mut partitions: Vec<&Partition> = keys.partitions().collect();
+    partitions.sort_by(|a, b| partition_order(a, b));
+    number(partitions.len())?;
+    let mut by_audio: Vec<(u64, At)> = Vec::with_capacity(usize::try_from(keys.rows()).unwrap_or_default());
+    for (first, some) in (0u32..).step_by(SOME).zip(partitions.chunks(SOME)) {
+        let read = |(partition, name): (u32, &&Partition)| -> Result<Vec<(u64, At)>, StageError> {
+            let batch = keys.read_whole(name, Some(&["audio_hash"]))?;
+            let audio = crate::keys::keys(&batch, "audio_hash")?;
+            let places = (0..number(audio.len())?).filter(|&place| audio.is_valid(place as usize));
+            let at = |place| (halves(key_at(audio, place as usize))[0], At { partition, place });
+            Ok(places.map(at).collect())
+        };
+        let numbered: Vec<_> = (first..).zip(some).collect();
+        let read: Vec<_> = numbered.into_par_iter().map(read).collect::<Result<_, _>>()?;
+        by_audio.extend(read.into_iter().flatten());
+    }
+    by_audio.par_sort_unstable();
+    let mut alike: Vec<Vec<u32>> = vec![Vec::new(); partitions.len()];
+    for same in by_audio.chunk_by(|a, b| a.0 == b.0).filter(|same| same.len() > 1) {
+        for (_, at) in same {
+            alike[at.partition as usize].push(at.place);
+        }
+    }
+    drop(by_audio);
+    partitions
+        .into_par_iter()
+        .zip(alike)
+        .map(|(partition, mut places)| {
+            let batch = keys.read_whole(partition, None)?;
+            each_once(partition, columns::rows(&batch)?)?;
+            places.extend(same_id(columns::text(&batch, "segment_id")?)?);
+            places.sort_unstable();
+            places.dedup();
+            let rows = take_record_batch(&batch, &UInt32Array::from(places))?;
+            Ok((partition.clone(), vec![rows]))
+        })
+        .collect()
+}
+
+/// Checks that no row number comes twice.
+fn each_once(partition: &Partition, rows: &UInt32Array) -> Result<(), ManifestError> {
+    // Key rows are stored in ascending order.
+    if rows.values().is_sorted_by(|a, b| a < b) {
+        return Ok(());
+    }
+    let mut seen = HashSet::with_capacity(rows.len());
+    match rows.values().iter().find(|row| !seen.insert(**row)) {
+        None => Ok(()),
+        Some(twice) => Err(ManifestError::Rows {
+            message: format!("row {twice} of {partition} came twice"),
+            row: Some(*twice),
+        }),
+    }
+}
+
+/// Whether the ids ascend and none is null, as mostly they do: then none comes twice.
+fn ascend(ids: &StringArray) -> bool {
+    ids.null_count() == 0 && (1..ids.len()).all(|place| ids.value(place - 1) < ids.value(place))
+}
+
+/// The places of ids that come more than once.
+fn same_id(ids: &StringArray) -> Result<Vec<u32>, ManifestError> {
+    number(ids.len())?;
+    if ascend(ids) {
+        return Ok(Vec::new());
+    }
+    let mut first: HashMap<&str, u32> = HashMap::with_capacity(ids.len());
+    let mut same = Vec::new();
+    for (place, id) in (0u32..).zip(ids.iter()) {
+        if let Some(id) = id {
+            match first.entry(id) {
+                Entry::Vacant(entry) => {
+                    entry.insert(place);
+                }
+                Entry::Occupied(entry) => same.extend([*entry.get(), place]),
+            }
+        }
+    }
+    Ok(same)
+}
+
 /// Key rows of one partition, by column.
 struct Keys {
     partition: Partition,
@@ -77,7 +174,7 @@ struct Keys {
     segment_id: StringArray,
     tar_member_name: StringArray,
     quality: Float64Array,
-    norm: FixedSizeBinaryArray,
+    norm: UInt64Array,
     audio_hash: FixedSizeBinaryArray,
 }
 
@@ -154,26 +251,27 @@ impl Keys {
         let batch = concat_batches(&key_schema(), batches)?;
         number(batch.num_rows())?;
         let rows = columns::rows(&batch)?.clone();
-        // Key rows are stored in ascending order.
-        if !rows.values().is_sorted_by(|a, b| a < b) {
-            let mut seen = HashSet::with_capacity(batch.num_rows());
-            if let Some(twice) = rows.values().iter().find(|row| !seen.insert(**row)) {
-                return Err(ManifestError::Rows {
-                    message: format!("row {twice} of {partition} came twice"),
-                    row: Some(*twice),
-                });
-            }
-        }
+        each_once(partition, &rows)?;
         Ok(Keys {
             partition: partition.clone(),
             rows,
             segment_id: columns::text(&batch, "segment_id")?.clone(),
             tar_member_name: columns::text(&batch, "tar_member_name")?.clone(),
             quality: columns::number(&batch, "quality")?.clone(),
-            norm: keys(&batch, "norm")?.clone(),
+            norm: marks(&batch)?.clone(),
             audio_hash: keys(&batch, "audio_hash")?.clone(),
         })
     }
+}
+
+fn marks(batch: &RecordBatch) -> Result<&UInt64Array, ManifestError> {
+    let marks = batch
+        .column_by_name("norm")
+        .and_then(|column| column.as_any().downcast_ref());
+    marks.ok_or_else(|| ManifestError::Rows {
+        message: "key rows lack the mark `norm`".into(),
+        row: None,
+    })
 }
 
 fn text_at(texts: &StringArray, place: usize) -> Option<&str> {
@@ -196,16 +294,15 @@ impl AllKeys {
         key_at(&keys.audio_hash, place)
     }
 
-    fn norm(&self, at: At) -> Option<Key> {
+    fn norm(&self, at: At) -> Option<u64> {
         let (keys, place) = self.of(at);
-        keys.norm.is_valid(place).then(|| key_at(&keys.norm, place))
+        keys.norm.is_valid(place).then(|| keys.norm.value(place))
     }
 
     /// The rows of a partition that give way to a better row with their segment id, ascending by place.
     fn same_segment(&self, partition: u32, keys: &Keys) -> Result<Vec<Gone>, ManifestError> {
         let ids = &keys.segment_id;
-        // Segments mostly come in the order of their ids, and then none comes twice.
-        if ids.null_count() == 0 && (1..ids.len()).all(|place| ids.value(place - 1) < ids.value(place)) {
+        if ascend(ids) {
             return Ok(Vec::new());
         }
         let mut gone = Vec::new();
@@ -368,7 +465,7 @@ mod tests {
                     rows.iter().map(|r| format!("m{}", r.1.member)),
                 )),
                 Arc::new(Float64Array::from_iter(rows.iter().map(|r| r.1.quality))),
-                Arc::new(key(rows.iter().map(|r| Some(r.1.norm)).collect())),
+                Arc::new(UInt64Array::from_iter_values(rows.iter().map(|r| u64::from(r.1.norm)))),
                 Arc::new(key(rows.iter().map(|r| r.1.audio).collect())),
             ],
         )
@@ -431,8 +528,12 @@ mod tests {
             if turned {
                 keys.reverse();
             }
+            let decided = decide_duplicates(&keys).unwrap();
+            // All rows, or those alone that may be duplicates: the same decisions.
+            let stored = Artifact::in_memory(key_schema(), keys).unwrap();
+            prop_assert_eq!(&decided, &decide_duplicates(&candidates(&stored).unwrap()).unwrap());
             let mut gone = Vec::new();
-            for (partition, decisions) in decide_duplicates(&keys).unwrap() {
+            for (partition, decisions) in decided {
                 let numbers = columns::rows(&decisions).unwrap().clone();
                 let why = decisions.column(1).as_any().downcast_ref::<UInt8Array>().unwrap();
                 for place in 0..decisions.num_rows() {

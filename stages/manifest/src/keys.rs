@@ -1,15 +1,13 @@
-//! Key rows of global stages: short hashes that stand for texts, the order of partitions, and what stands
-//! after rounds of rows that left and came.
+//! Key rows of global stages: short hashes that stand for texts, and the order of partitions.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use arrow::array::{Array, BooleanArray, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray};
-use arrow::compute::filter_record_batch;
-use flow_runtime::{Partition, Round, StageError};
+use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray, UInt64Array};
+use flow_runtime::{Artifact, Partition, StageError};
+use rayon::prelude::*;
 
-use crate::columns;
 use crate::error::ManifestError;
 
 /// The first 128 bits of a BLAKE3 digest: two texts have the same key only if they are the same text.
@@ -43,6 +41,30 @@ pub fn key_of(text: &str) -> Key {
     key
 }
 
+/// A mark of a text, some ten times as cheap as its key: one for equal texts, and for other texts another but for chance
+/// (one pair in 2^64). It is no digest, as whoever wants to can make two texts of one mark.
+///
+/// Eight bytes at a time (little-endian, the last ones filled with zeros) are multiplied into what was before them, which
+/// at the beginning is the number of bytes; each step loses nothing of either.
+pub fn mark_of(text: &str) -> u64 {
+    const ODD: [u64; 2] = [0x9E37_79B9_7F4A_7C15, 0xD1B5_4A32_D192_ED03];
+    let step = |mark: u64, eight: u64| (mark ^ eight.wrapping_mul(ODD[0])).rotate_left(29).wrapping_mul(ODD[1]);
+    let (eights, rest) = text.as_bytes().as_chunks::<8>();
+    let mut mark = eights
+        .iter()
+        .fold(text.len() as u64, |mark, eight| step(mark, u64::from_le_bytes(*eight)));
+    if !rest.is_empty() {
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        mark = step(mark, u64::from_le_bytes(last));
+    }
+    // So that each bit of the last bytes counts in each bit of the mark.
+    for odd in ODD {
+        mark = (mark ^ (mark >> 32)).wrapping_mul(odd);
+    }
+    mark ^ (mark >> 32)
+}
+
 /// The keys of a column of texts; null stays null.
 pub(crate) fn keys_of(texts: &StringArray) -> FixedSizeBinaryArray {
     let mut keys = FixedSizeBinaryBuilder::with_capacity(texts.len(), 16);
@@ -54,6 +76,11 @@ pub(crate) fn keys_of(texts: &StringArray) -> FixedSizeBinaryArray {
         }
     }
     keys.finish()
+}
+
+/// The marks of a column of texts; null stays null.
+pub(crate) fn marks_of(texts: &StringArray) -> UInt64Array {
+    texts.iter().map(|text| text.map(mark_of)).collect()
 }
 
 pub(crate) fn keys<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a FixedSizeBinaryArray, ManifestError> {
@@ -90,45 +117,51 @@ pub fn lang_and_shard(partition: &Partition) -> (&str, &str) {
     partition.as_str().split_once('/').unwrap_or(("", partition.as_str()))
 }
 
-/// The key rows that stand after all rounds, partitions in [`partition_order`], in each one batch per time
-/// that rows came.
+/// All key rows, partitions in [`partition_order`]; read on all cores.
 ///
 /// # Errors
-/// Those of the rounds, and rows that leave without having come.
-pub fn standing(
-    rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
-) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
-    let mut standing: BTreeMap<Partition, Vec<RecordBatch>> = BTreeMap::new();
-    for round in rounds {
-        let round = round?;
-        for (partition, batch) in round.minus {
-            let leaving: HashSet<u32> = columns::rows(&batch)?.values().iter().copied().collect();
-            let mut left = 0;
-            if let Some(batches) = standing.get_mut(&partition) {
-                for kept in batches.iter_mut() {
-                    let stays: BooleanArray = columns::rows(kept)?
-                        .values()
-                        .iter()
-                        .map(|row| Some(!leaving.contains(row)))
-                        .collect();
-                    let after = filter_record_batch(kept, &stays)?;
-                    left += kept.num_rows() - after.num_rows();
-                    *kept = after;
-                }
-                batches.retain(|batch| batch.num_rows() > 0);
-            }
-            if left != leaving.len() {
-                return Err(StageError::failed(format!(
-                    "{} key rows leave partition {partition}, but only {left} of them are there",
-                    leaving.len()
-                )));
-            }
+/// When they cannot be read.
+pub fn key_rows(keys: &Artifact) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
+    let mut partitions: Vec<&Partition> = keys.partitions().collect();
+    partitions.sort_by(|a, b| partition_order(a, b));
+    let read = |partition: &Partition| Ok((partition.clone(), vec![keys.read_whole(partition, None)?]));
+    partitions.into_par_iter().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// Marks stand in stored key rows: these must not change. And texts that differ little have others.
+    #[test]
+    fn marks_tell_texts_apart_and_stay_as_they_are() {
+        assert_eq!(["", "a", "नमस्ते दुनिया"].map(mark_of), MARKS);
+        let base = "कल सुबह दस बजे a quick brown fox 0123456789";
+        let mut texts: Vec<String> = (0..200_000).map(|n| format!("{base} {n}")).collect();
+        texts.extend((0..40).map(|n| "\0".repeat(n)));
+        for (at, c) in base.char_indices() {
+            let cut = |with: &str| format!("{}{with}{}", &base[..at], &base[at + c.len_utf8()..]);
+            texts.extend(["", "x", "\0", "ः", "\u{7f}"].map(cut));
         }
-        for (partition, batch) in round.plus {
-            standing.entry(partition).or_default().push(batch);
+        texts.sort();
+        texts.dedup();
+        let mut seen: HashMap<u64, &str> = HashMap::new();
+        for text in &texts {
+            assert_eq!(
+                seen.insert(mark_of(text), text),
+                None,
+                "{text:?} has the mark of another"
+            );
+        }
+        // Halves too: no part of a mark is left to chance.
+        for shift in [0, 32] {
+            let low: std::collections::HashSet<u32> =
+                texts.iter().map(|text| (mark_of(text) >> shift) as u32).collect();
+            assert!(texts.len() - low.len() < 30, "{} of {}", low.len(), texts.len());
         }
     }
-    let mut standing: Vec<_> = standing.into_iter().collect();
-    standing.sort_by(|a, b| partition_order(&a.0, &b.0));
-    Ok(standing)
+
+    const MARKS: [u64; 3] = [0, 17638116316677762663, 7863651474084075448];
 }

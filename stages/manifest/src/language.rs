@@ -45,6 +45,8 @@ struct Letters {
 #[derive(Debug)]
 pub struct Languages {
     file: File,
+    /// By rule of `letters`: the number of its script, and its letters.
+    letters: Vec<(usize, Vec<char>)>,
     /// Script number + 1 of each code point below 65,536; 0 where none counts.
     plane: Vec<u8>,
     /// Ranges beyond, with their script number.
@@ -100,17 +102,22 @@ impl Languages {
                 }
             }
         }
-        if let Some(rule) = file
-            .letters
-            .iter()
-            .find(|rule| !file.scripts.iter().any(|s| s.name == rule.script))
-        {
-            return fault(format!(
-                "letters name the script {:?}, which is not in the table",
-                rule.script
-            ));
+        let mut letters = Vec::with_capacity(file.letters.len());
+        for rule in &file.letters {
+            let Some(script) = file.scripts.iter().position(|script| script.name == rule.script) else {
+                return fault(format!(
+                    "letters name the script {:?}, which is not in the table",
+                    rule.script
+                ));
+            };
+            letters.push((script, rule.any_of.chars().collect()));
         }
-        Ok(Languages { file, plane, beyond })
+        Ok(Languages {
+            file,
+            letters,
+            plane,
+            beyond,
+        })
     }
 
     /// What tells this table from another: equal for equal contents, whatever the layout of the file.
@@ -143,7 +150,7 @@ impl Languages {
     }
 
     /// The script that most code points of `clean` are in; of two with as many, the earlier in the table.
-    fn script(&self, clean: &str) -> Option<&Script> {
+    fn script(&self, clean: &str) -> Option<(usize, &Script)> {
         let mut counts = [0u32; 256];
         for c in clean.chars() {
             let point = u32::from(c);
@@ -159,7 +166,7 @@ impl Languages {
         }
         let mut best = None;
         let mut most = 0;
-        for (script, &count) in self.file.scripts.iter().zip(&counts[1..]) {
+        for (script, &count) in self.file.scripts.iter().enumerate().zip(&counts[1..]) {
             if count > most {
                 most = count;
                 best = Some(script);
@@ -181,38 +188,34 @@ impl Languages {
     /// if the script of the text can be that language, else the folder if it can, else the script's first
     /// language; letters that only one language has may overrule that. Without any letter the tag counts if
     /// it is a known language, else the folder.
-    pub fn correct(&self, clean: &str, tag: &str, path_lang: &str) -> String {
+    pub fn correct<'a>(&'a self, clean: &str, tag: &'a str, path_lang: &'a str) -> Cow<'a, str> {
         let tag = self.tag(tag);
-        let Some(script) = self.script(clean) else {
-            return if self.knows(&tag) {
-                tag.into_owned()
-            } else {
-                self.tag(path_lang).into_owned()
-            };
+        let Some((number, script)) = self.script(clean) else {
+            return if self.knows(&tag) { tag } else { self.tag(path_lang) };
         };
         let can_be = |lang: &str| script.languages.iter().any(|l| l == lang);
-        let path_lang = self.tag(path_lang);
-        let chosen: &str = if can_be(&tag) {
-            &tag
-        } else if can_be(&path_lang) {
-            &path_lang
-        } else {
-            &script.languages[0] // Checked when the table was read.
-        };
-        for rule in self.file.letters.iter().filter(|rule| rule.script == script.name) {
-            let applies =
-                rule.chosen.as_deref().is_none_or(|only| only == chosen) && !rule.except.iter().any(|l| l == chosen);
-            if applies && clean.contains(|c| rule.any_of.contains(c)) {
-                return rule.then.clone();
+        let mut chosen = tag;
+        if !can_be(&chosen) {
+            chosen = self.tag(path_lang);
+        }
+        if !can_be(&chosen) {
+            chosen = Cow::Borrowed(&script.languages[0]); // Checked when the table was read.
+        }
+        for (rule, (of, letters)) in self.file.letters.iter().zip(&self.letters) {
+            let applies = *of == number
+                && rule.chosen.as_deref().is_none_or(|only| only == chosen)
+                && !rule.except.iter().any(|l| *l == chosen);
+            if applies && clean.contains(letters.as_slice()) {
+                return Cow::Borrowed(&rule.then);
             }
         }
-        chosen.to_string()
+        chosen
     }
 }
 
 /// Corrects with the shipped table; see [`Languages::correct`].
 pub fn correct_language(clean: &str, tag: &str, path_lang: &str) -> String {
-    Languages::shipped().correct(clean, tag, path_lang)
+    Languages::shipped().correct(clean, tag, path_lang).into_owned()
 }
 
 fn code_points(range: &str) -> Option<(u32, u32)> {

@@ -15,7 +15,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory, compute_leaves};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::ColumnPath;
 
@@ -40,14 +40,21 @@ type Encoded = Result<(usize, Vec<ArrowColumnChunk>), ParquetError>;
 /// Columns in which hardly a value comes twice: a dictionary of them costs time and space.
 const ONCE_EACH: [&str; 5] = ["segment_id", "text", "tar_member_name", "values", "detail"];
 
+/// Columns whose smallest and largest value nobody looks for: to find them, every value is compared.
+const NO_RANGE: [&str; 4] = ["text", "tar_member_name", "values", "detail"];
+
 fn properties(schema: &Schema) -> Result<WriterProperties, ParquetError> {
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
         .set_max_row_group_row_count(Some(ROW_GROUP))
         .set_created_by("flow".into());
     for field in schema.fields() {
-        if ONCE_EACH.contains(&field.name().as_str()) {
-            properties = properties.set_column_dictionary_enabled(ColumnPath::from(field.name().as_str()), false);
+        let (name, path) = (field.name().as_str(), ColumnPath::from(field.name().as_str()));
+        if NO_RANGE.contains(&name) {
+            properties = properties.set_column_statistics_enabled(path.clone(), EnabledStatistics::None);
+        }
+        if ONCE_EACH.contains(&name) {
+            properties = properties.set_column_dictionary_enabled(path, false);
         }
     }
     Ok(properties.build())
@@ -89,7 +96,8 @@ impl Rows {
             .map_err(|_| StageError::failed("the file could not be written"))
     }
 
-    fn finish(mut self) -> Result<(), StageError> {
+    /// Hands the last rows on. Called in any case after the last row; whoever has more to do then calls it before.
+    pub fn finish(&mut self) -> Result<(), StageError> {
         self.chunks.finish_buffered_batch()?;
         self.send_full_groups()?;
         if self.group.is_empty() {
@@ -103,11 +111,11 @@ impl Rows {
 ///
 /// # Errors
 /// Those of `produce`, and when the file cannot be written.
-pub(crate) fn write_parquet(
+pub(crate) fn write_parquet<T: Send>(
     path: &Path,
     schema: SchemaRef,
-    produce: impl FnOnce(&mut Rows) -> Result<(), StageError> + Send,
-) -> Result<(), StageError> {
+    produce: impl FnOnce(&mut Rows) -> Result<T, StageError> + Send,
+) -> Result<T, StageError> {
     let parquet = |source| ManifestError::Parquet {
         path: PathBuf::from(path),
         source,
@@ -118,7 +126,7 @@ pub(crate) fn write_parquet(
     let (mut file, factory) = writer.into_serialized_writer().map_err(parquet)?;
     let encoders = thread::available_parallelism().map_or(1, usize::from).min(ENCODERS);
 
-    thread::scope(|scope| {
+    let made = thread::scope(|scope| -> Result<T, StageError> {
         let (groups, to_encode) = bounded::<Group>(1);
         let (encoded, to_write) = bounded::<Encoded>(encoders);
         let rows = Rows {
@@ -129,8 +137,9 @@ pub(crate) fn write_parquet(
         };
         let producer = scope.spawn(move || {
             let mut rows = rows;
-            produce(&mut rows)?;
-            rows.finish()
+            let made = produce(&mut rows)?;
+            rows.finish()?;
+            Ok::<T, StageError>(made)
         });
         for _ in 0..encoders {
             let (groups, encoded) = (to_encode.clone(), encoded.clone());
@@ -145,7 +154,7 @@ pub(crate) fn write_parquet(
         produced
     })?;
     file.close().map_err(parquet)?;
-    Ok(())
+    Ok(made)
 }
 
 fn encode_groups(
@@ -262,7 +271,7 @@ mod tests {
     fn the_error_of_what_makes_the_rows_comes_out() {
         let folder = tempfile::tempdir().unwrap();
         let all = rows(ROW_GROUP + 1);
-        let error = write_parquet(&folder.path().join("out.parquet"), all.schema(), |rows| {
+        let error: Result<(), _> = write_parquet(&folder.path().join("out.parquet"), all.schema(), |rows| {
             rows.push(all.clone())?;
             Err(StageError::failed("the third shard is gone"))
         });

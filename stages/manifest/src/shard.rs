@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, new_null_array};
-use arrow::buffer::OffsetBuffer;
 use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::ROW;
 use flow_runtime::store::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 
+use crate::columns::constant;
 use crate::error::ManifestError;
 
 pub const METADATA: &str = "metadata.parquet";
@@ -423,12 +423,6 @@ impl Places {
             Places::Any(rows) => take(column, rows, None)?,
         })
     }
-}
-
-fn constant(text: &str, rows: usize) -> Result<ArrayRef, ManifestError> {
-    let lengths = OffsetBuffer::from_lengths(std::iter::repeat_n(text.len(), rows));
-    let texts = StringArray::try_new(lengths, text.repeat(rows).into_bytes().into(), None)?;
-    Ok(Arc::new(texts))
 }
 
 /// `read_table` gives what was asked for as text as `StringArray`.

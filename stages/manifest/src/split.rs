@@ -5,14 +5,15 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, Role, Round, Shape, StageError,
+    Artifact, Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, Role, Shape,
+    StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns;
 use crate::error::ManifestError;
-use crate::keys::{keys_of, standing};
+use crate::keys::{key_rows, keys_of};
 use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_keys, key_schema, words};
 
 /// Divides rows into training and validation.
@@ -163,16 +164,13 @@ impl Global for Splitter {
         Ok(RecordBatch::try_new(key_schema(settings.split_by), columns)?)
     }
 
-    fn decide(
-        &mut self,
-        rounds: &mut dyn Iterator<Item = Result<Round, StageError>>,
-    ) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
         let settings = &self.settings;
         let quota = Quota {
             per_language: settings.val_per_language,
             percent: settings.val_percent,
         };
-        let split = decide_split(&standing(rounds)?, settings.split_by, quota, settings.split_seed)?;
+        let split = decide_split(&key_rows(keys)?, settings.split_by, quota, settings.split_seed)?;
         let figures = split
             .languages
             .iter()

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use arrow::array::Array;
-use flow_runtime::{Artifact, StageError};
+use arrow::array::{Array, RecordBatch};
+use flow_runtime::StageError;
 use serde::Serialize;
 
 use crate::columns;
 use crate::error::ManifestError;
-use crate::keys::partition_order;
 
 /// The file: by set, that is `master`, `train` and `val`.
 #[derive(Debug, Serialize)]
@@ -47,60 +46,68 @@ impl Figures {
             return Figures::default();
         }
         let seconds: f64 = durations.iter().sum();
-        durations.sort_unstable_by(f64::total_cmp);
+        let mut at = |place: usize| *durations.select_nth_unstable_by(place, f64::total_cmp).1;
         Figures {
             rows,
             hours: seconds / 3600.0,
             mean: seconds / rows as f64,
-            median: (durations[(rows - 1) / 2] + durations[rows / 2]) / 2.0,
-            p95: durations[(rows * 95).div_ceil(100) - 1],
+            median: (at((rows - 1) / 2) + at(rows / 2)) / 2.0,
+            p95: at((rows * 95).div_ceil(100) - 1),
         }
     }
 }
 
-/// Figures of a set of rows, by language and for all.
-///
-/// # Errors
-/// When rows cannot be read.
-pub fn figures(rows: &Artifact) -> Result<Languages<Figures>, StageError> {
-    let mut durations: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    let mut partitions: Vec<_> = rows.partitions().collect();
-    partitions.sort_by(|a, b| partition_order(a, b));
-    for partition in partitions {
-        for batch in rows.read(partition, Some(&["duration", "lang"]))? {
-            let batch = batch?;
-            let (seconds, langs) = (columns::number(&batch, "duration")?, columns::text(&batch, "lang")?);
-            for row in (0..batch.num_rows()).filter(|&row| seconds.is_valid(row) && langs.is_valid(row)) {
-                match durations.get_mut(langs.value(row)) {
-                    Some(of) => of.push(seconds.value(row)),
-                    None => {
-                        durations.insert(langs.value(row).to_string(), vec![seconds.value(row)]);
-                    }
-                }
+/// Durations of rows by language, in the order in which the rows came.
+#[derive(Default)]
+pub(crate) struct Durations {
+    languages: BTreeMap<String, Vec<f64>>,
+}
+
+impl Durations {
+    /// Adds the rows of a batch with the columns `duration` and `lang`.
+    pub fn add(&mut self, batch: &RecordBatch) -> Result<(), StageError> {
+        let (seconds, langs) = (columns::number(batch, "duration")?, columns::text(batch, "lang")?);
+        let mut row = 0;
+        while row < batch.num_rows() {
+            // Rows of a language mostly stand together.
+            let lang = langs.value(row);
+            let end = (row..langs.len())
+                .find(|&other| langs.value(other) != lang)
+                .unwrap_or(langs.len());
+            if !self.languages.contains_key(lang) {
+                self.languages.insert(lang.to_owned(), Vec::new());
             }
+            if let Some(durations) = self.languages.get_mut(lang) {
+                durations.extend_from_slice(&seconds.values()[row..end]);
+            }
+            row = end;
+        }
+        Ok(())
+    }
+
+    pub fn figures(self) -> Languages<Figures> {
+        let all = self.languages.values().flatten().copied().collect();
+        let of_language = |(lang, durations)| (lang, Figures::of(durations));
+        Languages {
+            all: Figures::of(all),
+            languages: self.languages.into_iter().map(of_language).collect(),
         }
     }
-    let all = durations.values().flatten().copied().collect();
-    let of_language = |(lang, durations)| (lang, Figures::of(durations));
-    Ok(Languages {
-        all: Figures::of(all),
-        languages: durations.into_iter().map(of_language).collect(),
-    })
 }
 
 /// Writes the figures of named sets of rows.
 ///
 /// # Errors
-/// When rows cannot be read or the file cannot be written.
-pub fn write_statistics(sets: &[(&str, &Artifact)], path: &Path) -> Result<(), StageError> {
+/// When the file cannot be written.
+pub(crate) fn write_statistics(sets: Vec<(&str, Languages<Figures>)>, path: &Path) -> Result<(), StageError> {
     let mut statistics = Statistics {
         version: 1,
-        sets: BTreeMap::new(),
+        sets: sets
+            .into_iter()
+            .map(|(name, figures)| (name.to_string(), figures))
+            .collect(),
         val_share: None,
     };
-    for (name, rows) in sets {
-        statistics.sets.insert((*name).to_string(), figures(rows)?);
-    }
     if let (Some(train), Some(val)) = (statistics.sets.get("train"), statistics.sets.get("val")) {
         let share = |train: usize, val: usize| val as f64 / (train + val).max(1) as f64;
         let rows = |set: &Languages<Figures>, lang: &str| set.languages.get(lang).map_or(0, |figures| figures.rows);

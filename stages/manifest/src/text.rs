@@ -403,7 +403,16 @@ pub fn python_strip(text: &str) -> &str {
 
 /// The text a model is trained on: the language tag, a space, the clean text.
 pub fn make_text(clean: &str, lang: &str) -> String {
-    format!("<|{lang}|> {clean}")
+    let mut out = String::with_capacity(clean.len() + lang.len() + 5);
+    text_into(clean, lang, &mut out);
+    out
+}
+
+/// [`make_text`], added to the end of `out`.
+pub fn text_into(clean: &str, lang: &str, out: &mut String) {
+    for piece in ["<|", lang, "|> ", clean] {
+        out.push_str(piece);
+    }
 }
 
 fn is_space(c: char) -> bool {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, RecordBatch, StringBuilder, UInt32Array};
+use arrow::array::{Array, ArrayRef, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Partition, Reads, RejectSet, Role, Shape,
@@ -12,10 +12,10 @@ use flow_runtime::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::columns::{self, MANIFEST_COLUMNS, manifest_schema};
+use crate::columns::{self, MANIFEST_COLUMNS, constant, manifest_schema};
 use crate::keys::partition_order;
 use crate::parquet_file::write_parquet;
-use crate::statistics::write_statistics;
+use crate::statistics::{Durations, Figures, Languages, write_statistics};
 use crate::write_lines::{Extracted, write_lines};
 
 /// The inputs that can be given, and the file that each becomes, less its extension.
@@ -27,9 +27,6 @@ const FILES: [(&str, &str); 3] = [
 
 const REJECTS: &str = "rejects.parquet";
 const STATISTICS: &str = "statistics.json";
-
-/// Rejects that are handed to the writer at a time.
-const CHUNK: usize = 8_192;
 
 /// Writes manifests into a folder.
 ///
@@ -162,54 +159,60 @@ impl Export for Writer {
         }
         let WriteSettings { shards, audio, out, .. } = &self.settings;
         let (statistics, refused) = (set.file(STATISTICS)?, set.file(REJECTS)?);
-        let named: Vec<_> = self.files.iter().map(|(name, _)| *name).zip(inputs).collect();
-        std::thread::scope(|scope| {
+        let figures = std::thread::scope(|scope| {
             // Beside the manifests, which the encoders work off group by group.
-            let beside = scope.spawn(|| {
-                write_statistics(&named, &statistics)?;
-                write_rejects(rejects, &refused)
-            });
+            let beside = scope.spawn(|| write_rejects(rejects, &refused));
             let written = self.write_manifests(inputs, shards, &Extracted { audio, out }, set);
             // A panic beside goes on here.
             let beside = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            written.and(beside)
-        })
+            written.and_then(|figures| beside.map(|()| figures))
+        })?;
+        write_statistics(figures, &statistics)
     }
 }
 
 impl Writer {
+    /// Gives the figures of each manifest.
     fn write_manifests(
         &self,
         inputs: &[Artifact],
         shards: &str,
         extracted: &Extracted,
         set: &mut ExportSet,
-    ) -> Result<(), StageError> {
-        for (artifact, (_, file)) in inputs.iter().zip(&self.files) {
-            write_manifest(artifact, shards, &set.file(&format!("{file}.parquet"))?)?;
+    ) -> Result<Vec<(&'static str, Languages<Figures>)>, StageError> {
+        let mut figures = Vec::with_capacity(inputs.len());
+        for (artifact, (name, file)) in inputs.iter().zip(&self.files) {
+            let path = set.file(&format!("{file}.parquet"))?;
+            figures.push((*name, write_manifest(artifact, shards, &path)?));
             if self.settings.jsonl {
                 let path = set.file(&format!("{file}.jsonl"))?;
                 write_lines(artifact, |path| prefixed(path, shards), extracted, &path)?;
             }
         }
-        Ok(())
+        Ok(figures)
     }
 }
 
-/// Writes the manifest columns of all rows of `artifact` to `path`, partitions in the order of the manifest.
+/// Writes the manifest columns of all rows of `artifact` to `path`, partitions in the order of the manifest. Gives
+/// what the manifest holds, language by language.
 ///
 /// # Errors
 /// When a value is null, or the file cannot be written.
-pub fn write_manifest(artifact: &Artifact, shards: &str, path: &Path) -> Result<(), StageError> {
+pub fn write_manifest(artifact: &Artifact, shards: &str, path: &Path) -> Result<Languages<Figures>, StageError> {
     let mut partitions: Vec<_> = artifact.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
     write_parquet(path, manifest_schema(), |rows| {
+        let mut durations = Durations::default();
         for partition in partitions {
             for batch in artifact.read(partition, Some(&MANIFEST_COLUMNS))? {
-                rows.push(manifest_rows(&batch?, partition, shards)?)?;
+                let batch = manifest_rows(&batch?, partition, shards)?;
+                durations.add(&batch)?;
+                rows.push(batch)?;
             }
         }
-        Ok(())
+        // While the last rows are still encoded.
+        rows.finish()?;
+        Ok(durations.figures())
     })
 }
 
@@ -272,41 +275,14 @@ fn rejects_schema() -> SchemaRef {
 /// When rejects cannot be read, or the file cannot be written.
 pub fn write_rejects(rejects: &RejectSet, path: &Path) -> Result<(), StageError> {
     write_parquet(path, rejects_schema(), |rows| {
-        let mut waiting = RejectColumns::default();
-        for reject in rejects.iter() {
-            let (stage, partition, reject) = reject?;
-            waiting.rows.push(reject.row);
-            waiting.texts[0].append_value(partition.as_str());
-            waiting.texts[1].append_option(reject.segment_id.as_deref());
-            waiting.texts[2].append_value(&*stage);
-            waiting.texts[3].append_value(&reject.reason);
-            waiting.texts[4].append_value(reject.class.as_str());
-            waiting.texts[5].append_value(&reject.detail);
-            waiting.texts[6].append_value(&reject.values);
-            if waiting.rows.len() == CHUNK {
-                rows.push(waiting.take()?)?;
-            }
+        for batch in rejects.batches() {
+            let (stage, partition, batch) = batch?;
+            let count = batch.num_rows();
+            let mut columns = batch.columns().to_vec(); // row, segment_id, reason, class, detail, values
+            columns.insert(0, constant(partition.as_str(), count)?);
+            columns.insert(3, constant(&stage, count)?);
+            rows.push(RecordBatch::try_new(rejects_schema(), columns)?)?;
         }
-        rows.push(waiting.take()?)
+        Ok(())
     })
-}
-
-#[derive(Default)]
-struct RejectColumns {
-    rows: Vec<Option<u32>>,
-    /// partition, segment_id, stage, reason, class, detail, values
-    texts: [StringBuilder; 7],
-}
-
-impl RejectColumns {
-    fn take(&mut self) -> Result<RecordBatch, StageError> {
-        let rows: ArrayRef = Arc::new(UInt32Array::from(std::mem::take(&mut self.rows)));
-        let mut columns: Vec<ArrayRef> = self
-            .texts
-            .iter_mut()
-            .map(|text| Arc::new(text.finish()) as ArrayRef)
-            .collect();
-        columns.insert(1, rows);
-        Ok(RecordBatch::try_new(rejects_schema(), columns)?)
-    }
 }

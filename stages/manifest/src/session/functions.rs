@@ -12,7 +12,7 @@ use datafusion::prelude::SessionContext;
 use crate::identify::identify_language;
 use crate::language::Languages;
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
-use crate::text::{TextRules, is_blank, make_text, norm_into, python_strip};
+use crate::text::{TextRules, is_blank, norm_into, python_strip, text_into};
 use crate::written_form::{nfc, strip_zero_width};
 
 /// The functions and what they go by. Each gives null where an argument is null.
@@ -47,9 +47,7 @@ impl Functions {
             out.push_str(&strip_zero_width(t))
         });
         texts(context, "strip_dot_slash", |[n], out| out.push_str(strip_dot_slash(n)));
-        texts(context, "tagged_text", |[clean, lang], out| {
-            out.push_str(&make_text(clean, lang))
-        });
+        texts(context, "tagged_text", |[clean, lang], out| text_into(clean, lang, out));
         let languages = Arc::clone(&self.languages);
         texts(context, "correct_language", move |[clean, tag, path], out| {
             out.push_str(&languages.correct(clean, tag, path))
