@@ -46,7 +46,6 @@ pub fn set_up() {
 
 #[cfg(test)]
 mod tests {
-    /// Alone in this program's tests, so that no other thread reads the environment.
     /// The blocks that the C library's allocator asked of the system one by one, here by the size of a context of zstd's.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn asked_one_by_one() -> usize {
@@ -60,6 +59,7 @@ mod tests {
         }
     }
 
+    /// Alone in this program's tests, so that no other thread reads the environment.
     #[test]
     fn freed_memory_is_kept_and_the_number_of_threads_is_told_unless_the_environment_says_otherwise() {
         let asked = std::env::var("MIMALLOC_PURGE_DELAY").ok();

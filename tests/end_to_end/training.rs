@@ -101,6 +101,22 @@ fn training_goes_on_with_another_number_of_ranks() {
     assert_eq!(after["plans"], plans);
 }
 
+/// With a single thread for everything, which waits in the forward pass for an update that needs one too; and with two
+/// ranks. The bits are those of updates in place.
+#[test]
+fn offloaded_updates_are_waited_for_whatever_the_threads() {
+    for ranks in ["train.ranks=1", "train.ranks=2"] {
+        let [plain, offloaded] = ["train.offload=false", "train.offload=true"].map(|offload| {
+            let place = Workplace::new("micro");
+            let mut command = finetune(&place, &["train.max_steps=4", ranks, offload]);
+            let output = command.env("RAYON_NUM_THREADS", "1").output().unwrap();
+            expect_code(&output, 0);
+            last_checkpoint(&place, 4)
+        });
+        assert!(plain == offloaded, "{ranks}");
+    }
+}
+
 #[test]
 fn trains_evaluates_and_resumes_with_the_same_bits() {
     let place = Workplace::new("micro");

@@ -6,13 +6,15 @@
 //! but time depends on it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use candle_core::Device;
 use crossbeam_channel::{Receiver, unbounded};
 use flow_model::{Gradients, ParameterId, Parameters, Part};
+use rayon::ThreadPool;
 
-use super::{Collective, Place, What};
+use super::{Collective, Place, What, pool};
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::trainer::panic_text;
@@ -53,6 +55,8 @@ pub(super) struct Updates {
     under_way: Option<UnderWay>,
     /// The parameters in host memory, where updates are offloaded.
     host: Option<Parameters>,
+    /// Threads of the updates alone: those of the forward pass wait for them.
+    threads: Option<Arc<ThreadPool>>,
 }
 
 struct UnderWay {
@@ -70,6 +74,7 @@ impl Updates {
             updater: Some(Box::new(updater)),
             under_way: None,
             host: offload.then(|| parameters.copied_to(&Device::Cpu)).transpose()?,
+            threads: None,
         })
     }
 
@@ -146,6 +151,14 @@ impl Updates {
             self.updater = Some(updater);
             return outcome;
         };
+        let threads = match &self.threads {
+            Some(threads) => Arc::clone(threads),
+            // As many as this rank's share of the processor.
+            None => Arc::clone(
+                self.threads
+                    .insert(Arc::new(pool(self.rank, rayon::current_num_threads())?)),
+            ),
+        };
         let (tell, done) = unbounded();
         let (missing, mut host) = (parts.clone(), host.clone());
         let work = move || {
@@ -160,7 +173,7 @@ impl Updates {
         };
         let thread = std::thread::Builder::new()
             .name(format!("update-{}", self.rank))
-            .spawn(work)
+            .spawn(move || threads.install(work))
             .map_err(|e| TrainingError::Rank {
                 rank: self.rank,
                 message: format!("the thread of its update cannot be started: {e}"),
