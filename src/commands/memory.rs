@@ -22,11 +22,11 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     let checked = checked(&arguments.pipeline, registry)?;
     let pipeline = &checked.pipeline;
     let mut settings = settings(pipeline, arguments)?;
-    if arguments.device_memory.is_some() && settings.device == TrainSettings::default().device {
+    if arguments.device_memory.is_some() && !settings.separate_memory() {
         // Only what is reckoned goes by it; this program need not have been built for such a device.
         settings.device = "cuda".into();
     }
-    let separate = settings.device != TrainSettings::default().device;
+    let separate = settings.separate_memory();
     let wrong =
         |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", pipeline.path.display()));
     let config = if Reference::parse(&settings.init).is_some() {
@@ -80,8 +80,15 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     )?;
     writeln!(out)?;
     let host = &total.host;
-    let mut rows = vec![("of one rank", None, "when")];
-    let mut row = |what, device: u64, host: u64, when| rows.push((what, Some([device, host]), when));
+    let mut rows = vec![match separate {
+        true => ["of one rank", "device", "host", "when"].map(String::from).to_vec(),
+        false => ["of one rank", "memory", "when"].map(String::from).to_vec(),
+    }];
+    let mut row = |what: &str, device: u64, host: u64, when: &str| {
+        let host = separate.then(|| gigabytes(host));
+        let row = [Some(what.into()), Some(gigabytes(device)), host, Some(when.into())];
+        rows.push(row.into_iter().flatten().collect());
+    };
     let first = "while one is written, on the first rank";
     row("parameters", total.parameters, host.parameters, "always");
     row("optimizer", total.optimizer, host.optimizer, "always");
@@ -109,18 +116,6 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         };
         row("all ranks", all.0, all.1, when);
     }
-    let rows: Vec<Vec<String>> = rows
-        .into_iter()
-        .map(|(what, bytes, when)| {
-            let bytes = bytes.map_or(["device", "host"].map(String::from), |bytes| bytes.map(gigabytes));
-            let [device, host] = bytes;
-            match (separate, what) {
-                (true, _) => vec![what.into(), device, host, when.into()],
-                (false, "of one rank") => vec![what.into(), "memory".into(), when.into()],
-                (false, _) => vec![what.into(), device, when.into()],
-            }
-        })
-        .collect();
     for line in table::lines(&rows) {
         writeln!(out, "{line}")?;
     }

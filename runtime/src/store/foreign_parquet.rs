@@ -34,14 +34,15 @@ impl ForeignParquet {
     /// # Errors
     /// When it cannot be opened, or is no plain file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
+        // Before it is opened, which waits for ever at a pipe that nobody writes to.
+        let metadata = std::fs::metadata(path)?;
+        if !metadata.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no plain file"));
         }
+        let file = File::open(path)?;
         Ok(ForeignParquet {
+            length: file.metadata()?.len(),
             file: Arc::new(file),
-            length: metadata.len(),
         })
     }
 }
@@ -305,5 +306,8 @@ mod tests {
         let foreign = ForeignParquet::open(&path).unwrap();
         assert!(foreign.get_bytes(4, 1 << 40).is_err() && foreign.get_bytes(u64::MAX, 1).is_err());
         assert!(ForeignParquet::open(folder.path()).is_err());
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success() && ForeignParquet::open(&pipe).is_err());
     }
 }

@@ -123,6 +123,17 @@ impl Parameters {
         Ok(())
     }
 
+    /// Gives a tensor new values of the same shape and type, from any device, in its own memory: whoever shares it has them
+    /// too, and there need not be room for both.
+    pub fn overwrite(&mut self, id: ParameterId, new: &Tensor) -> Result<()> {
+        let new = new.to_device(&self.device)?;
+        match self.get(id).dims() {
+            // A single number has no rows to write to.
+            [] => self.set(id, new.copy()?),
+            _ => Ok(self.get(id).slice_set(&new, 0, 0)?),
+        }
+    }
+
     /// A copy whose tensors are its own, on a device.
     pub fn copied_to(&self, device: &Device) -> Result<Self> {
         let mut copy = self.clone();

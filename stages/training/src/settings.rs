@@ -454,6 +454,12 @@ impl TrainSettings {
             .map_err(|error| TrainingError::setting("device", error))
     }
 
+    /// Whether the device has a memory of its own, beside the host's. One that cannot be read has not; it is refused
+    /// elsewhere.
+    pub fn separate_memory(&self) -> bool {
+        self.device().is_ok_and(|device| device != DeviceChoice::Cpu)
+    }
+
     pub fn adamw(&self) -> AdamWConfig {
         AdamWConfig {
             betas: self.betas,

@@ -272,8 +272,7 @@ pub fn largest_batch(
 /// A model of so many layers, from what models of one and two have shown.
 fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: BatchShape) -> Needs {
     let ranks = i64::from(settings.ranks.max(1));
-    // A device that cannot be read is refused elsewhere.
-    let separate = settings.device().is_ok_and(|device| device != DeviceChoice::Cpu);
+    let separate = settings.separate_memory();
     let away = settings.offload && separate;
     let (one, two) = (&depths.one, &depths.two);
     let parameters = depths.scaled(layers, |model| model.parameters);

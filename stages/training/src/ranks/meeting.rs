@@ -339,10 +339,7 @@ impl Collective for Member {
         // The owners change these tensors in their next update only, for which they need figures that this rank gives
         // after it has copied.
         for (id, tensor) in others.unwrap_or_default() {
-            match parameters.get(id).dims() {
-                [] => parameters.set(id, tensor.copy()?)?,
-                _ => parameters.get(id).slice_set(&tensor, 0, 0)?,
-            }
+            parameters.overwrite(id, &tensor)?;
         }
         Ok(())
     }

@@ -88,14 +88,14 @@ impl<C: Collective> Collective for OverHost<C> {
             None => self.host.insert(parameters.copied_to(&Device::Cpu)?),
             Some(host) => {
                 for id in own {
-                    put(host, id, &parameters.get(id).to_device(&Device::Cpu)?)?;
+                    host.overwrite(id, parameters.get(id))?;
                 }
                 host
             }
         };
         self.inner.spread(place, host, changed)?;
         for id in others {
-            put(parameters, id, &host.get(id).to_device(&self.device)?)?;
+            parameters.overwrite(id, host.get(id))?;
         }
         Ok(())
     }
@@ -107,13 +107,4 @@ impl<C: Collective> Collective for OverHost<C> {
     fn waited(&mut self) -> f64 {
         self.inner.waited()
     }
-}
-
-/// Gives a parameter new values, in its own memory: there is no room for all of them twice.
-fn put(parameters: &mut Parameters, id: ParameterId, new: &Tensor) -> Result<(), TrainingError> {
-    match parameters.get(id).dims() {
-        [] => parameters.set(id, new.copy()?)?,
-        _ => parameters.get(id).slice_set(new, 0, 0)?,
-    }
-    Ok(())
 }

@@ -9,7 +9,7 @@ use flow_model::parts::Follow;
 use flow_model::{Gradients, ParameterId, Parameters, Part};
 
 use super::update::{StepUpdate, Updater, Updates};
-use super::{Alone, Collective, OverHost, Place, What, hang, members, owners};
+use super::{Alone, Collective, OverHost, Place, What, gone, hang, members, owners};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, clip_factor, squared_norm};
 use crate::trainer::{LoadedBatch, TrainerConfig, micro_batch_seed};
@@ -64,13 +64,9 @@ impl Replica {
             return Replica::new(model, optimizer, config, Box::new(Alone));
         }
         // Its sums and updates are made in host memory as those of several ranks are.
-        let member = members(1, owners(&model.parameters, 1), config.rank_timeout).into_iter();
+        let member = members(1, owners(&model.parameters, 1), config.rank_timeout).pop();
         let device = model.parameters.device().clone();
-        let collective = member.map(|member| OverHost::new(member, device.clone(), None));
-        let collective = collective.last().ok_or_else(|| TrainingError::Rank {
-            rank: 0,
-            message: "there is none".into(),
-        })?;
+        let collective = OverHost::new(member.ok_or_else(|| gone(0))?, device, None);
         Replica::new(model, optimizer, config, Box::new(collective))
     }
 
@@ -333,13 +329,11 @@ impl Follow for Pass<'_> {
         self.failed = match self.does {
             Does::Gather => None,
             Does::Fold(rate) => self.fold(rate, gradients, parameters).err(),
-            Does::Exchange => match self.left.iter().position(|(other, _)| *other == part) {
-                Some(at) => match self.left.remove(at) {
-                    Some((part, ids)) => self.exchange(part, &ids, gradients, parameters).err(),
-                    None => None,
-                },
-                None => None,
-            },
+            Does::Exchange => {
+                let at = self.left.iter().position(|(other, _)| *other == part);
+                at.and_then(|at| self.left.remove(at))
+                    .and_then(|(part, ids)| self.exchange(part, &ids, gradients, parameters).err())
+            }
         };
     }
 }
