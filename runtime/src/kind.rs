@@ -226,7 +226,8 @@ pub trait Global {
     fn key_columns(&self) -> Option<Vec<String>> {
         None
     }
-    /// Projects rows to key rows. Local.
+    /// Projects rows to key rows: one for each row, in their order. Local. Where the stage takes rows from another global
+    /// one, rows that do not come through that one are projected, too; `decide` is not shown them.
     fn keys(&mut self, partition: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError>;
     /// Decisions for every partition of `keys`, sorted by `_row`. Rows on which there is nothing to say may be left out.
     /// Key rows may be more than fit in memory with all their columns: read those that are needed, when they are needed.

@@ -54,6 +54,8 @@ pub(crate) struct StreamedInput {
     /// Position in the stage's `from`.
     pub position: usize,
     pub feed: Feed,
+    /// What stands stored of a node's port, and by ordinal whether it is read instead of made again.
+    pub stored: Option<(Artifact, Vec<bool>)>,
 }
 
 /// What the key of a partition is made of.

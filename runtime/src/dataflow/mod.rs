@@ -30,7 +30,7 @@ use self::work::Work;
 use crate::context::Waker;
 use crate::kind::{Body, StageError};
 use crate::plan::ledger::{guarded, panicked};
-use crate::store::Record;
+use crate::store::{Artifact, Record};
 
 /// What became of a region.
 pub(crate) struct RegionDone {
@@ -100,6 +100,11 @@ fn expected_sources(job: &RegionJob) -> Vec<u32> {
                 .count() as u32;
         for (expected, active) in expected.iter_mut().zip(&node.active) {
             *expected += own * u32::from(*active);
+        }
+        for (_, stored) in node.streams.iter().filter_map(|stream| stream.stored.as_ref()) {
+            for (expected, stored) in expected.iter_mut().zip(stored) {
+                *expected += u32::from(*stored);
+            }
         }
     }
     expected
@@ -211,17 +216,20 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
                     Opened::Work(work) => work.columns(),
                     _ => None,
                 };
-                let (data, port) = match &stream.feed {
-                    Feed::Node { node, port } => (streams[*node].clone(), *port),
-                    Feed::Artifact(artifact) => {
-                        let mine = replayed_ordinals(shared, place, index);
-                        let reader = Reader::artifact(shared, place, artifact.clone(), columns, mine);
-                        let (data, end) = source::build(scope, reader, &written, &Arc::default());
-                        done.push(end);
-                        (data, 0)
-                    }
+                let mut replayed = |artifact: &Artifact, ordinals: &[bool]| {
+                    let mine = replayed_ordinals(shared, ordinals, index);
+                    let reader = Reader::artifact(shared, place, artifact.clone(), columns.clone(), mine);
+                    let (data, end) = source::build(scope, reader, &written, &Arc::default());
+                    done.push(end);
+                    data
                 };
-                inputs.push((stream.position, port, data));
+                match &stream.feed {
+                    Feed::Node { node, port } => inputs.push((stream.position, *port, streams[*node].clone())),
+                    Feed::Artifact(artifact) => inputs.push((stream.position, 0, replayed(artifact, &node.active))),
+                }
+                if let Some((artifact, ordinals)) = &stream.stored {
+                    inputs.push((stream.position, 0, replayed(artifact, ordinals)));
+                }
             }
             let work = match body {
                 Opened::Work(work) => Some(*work),
@@ -237,11 +245,11 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
     Ok(())
 }
 
-/// The ordinals of an artifact that a worker reads: those of its node, on the worker that they fall to also
-/// where the node (a log) takes them elsewhere.
-fn replayed_ordinals(shared: &Shared, node: usize, worker: usize) -> Vec<u64> {
+/// The ordinals of an artifact that a worker reads: those that fall to it, also where the node (a log) takes them
+/// elsewhere.
+fn replayed_ordinals(shared: &Shared, wanted: &[bool], worker: usize) -> Vec<u64> {
     let job = &shared.job;
     (job.start..job.partitions.len() as u64)
-        .filter(|ordinal| *ordinal as usize % job.workers == worker && job.nodes[node].active[*ordinal as usize])
+        .filter(|ordinal| *ordinal as usize % job.workers == worker && wanted[*ordinal as usize])
         .collect()
 }

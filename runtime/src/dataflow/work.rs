@@ -79,7 +79,12 @@ impl Work {
             Work::Local(body) => body.batch(input, partition, batch, out),
             Work::Log(body) => body.batch(input, partition, batch, out),
             Work::Keys(body) => {
-                out.send(0, body.keys(partition, &batch)?);
+                let keys = body.keys(partition, &batch)?;
+                if keys.num_rows() != batch.num_rows() {
+                    let (rows, keys) = (batch.num_rows(), keys.num_rows());
+                    return Err(StageError::failed(format!("it gave {keys} key rows for {rows} rows")));
+                }
+                out.send(0, keys);
                 Ok(())
             }
             Work::Apply { rows, .. } => {

@@ -1,7 +1,8 @@
 //! The nodes of a run, the edges between them, and the regions that they fall into.
 //!
 //! Each stage is one node, except a global one, which becomes three: `keys` (local), `decide` (over all
-//! partitions) and `apply` (local). An edge is *stored* when what flows on it is an artifact. The nodes
+//! partitions) and `apply` (local). Where a global stage takes rows from another one, its `keys` are those of the rows
+//! before that one, which changes no row: they are made as the rows are, and `decide` is about those that came through. An edge is *stored* when what flows on it is an artifact. The nodes
 //! that are joined by edges that are not stored form a region: one timely dataflow.
 
 use std::collections::BTreeMap;
@@ -37,6 +38,8 @@ pub(crate) enum Flow {
     Whole,
     /// From the decisions of the stage's own `decide`.
     Decisions,
+    /// Not rows: which of the key rows `decide` is about, where these are of rows before another global stage.
+    Among,
 }
 
 impl Flow {
@@ -119,10 +122,25 @@ pub(crate) struct Graph {
     pub outputs_of: Vec<usize>,
 }
 
+/// The same rows and those that global stages kept back: what the first of these reads.
+fn before_global(nodes: &[Node], input: &NodeInput) -> NodeInput {
+    let mut input = input.clone();
+    while input.flow == Flow::Stream
+        && nodes[input.node].part == Part::Apply
+        && let Some(before) = nodes[input.node]
+            .inputs
+            .iter()
+            .find(|before| before.flow == Flow::Stream)
+    {
+        (input.node, input.port) = (before.node, before.port);
+    }
+    input
+}
+
 impl Graph {
     /// Lays out a checked pipeline. The error is a sentence for the user.
     pub fn new(checked: &Checked) -> Result<Graph, String> {
-        let mut nodes = Vec::new();
+        let mut nodes: Vec<Node> = Vec::new();
         let mut outputs_of = Vec::with_capacity(checked.stages.len());
         for (stage, described) in checked.stages.iter().enumerate() {
             let role = described.shape.role;
@@ -170,10 +188,12 @@ impl Graph {
                     .cloned()
                     .collect();
                 let keys = nodes.len();
+                let among = inputs.iter().find(|input| input.flow == Flow::Stream).cloned();
+                let among = among.filter(|input| nodes[input.node].part == Part::Apply);
                 nodes.push(node(
                     Part::Keys,
                     format!("{name}:keys"),
-                    inputs.clone(),
+                    inputs.iter().map(|input| before_global(&nodes, input)).collect(),
                     vec![port(KEYS_PORT)],
                     Conservation::NewRows,
                 ));
@@ -184,6 +204,11 @@ impl Graph {
                     flow,
                 };
                 let mut decide = vec![wired(keys, Flow::Whole)];
+                decide.extend(among.map(|input| NodeInput {
+                    position: None,
+                    flow: Flow::Among,
+                    ..input
+                }));
                 decide.extend(whole);
                 let ports = vec![port(DECISIONS_PORT), port(DIGESTS_PORT)];
                 nodes.push(node(
@@ -248,7 +273,7 @@ impl Graph {
                 match self.nodes[index].inputs[place].flow {
                     Flow::Stream => {}
                     Flow::Decisions => self.nodes[node].kept.fill(true),
-                    Flow::Replay | Flow::Whole => self.nodes[node].kept[port] = true,
+                    Flow::Replay | Flow::Whole | Flow::Among => self.nodes[node].kept[port] = true,
                 }
             }
         }
@@ -406,6 +431,7 @@ impl Graph {
                     Flow::Replay => "artifact".into(),
                     Flow::Whole => "whole artifact".into(),
                     Flow::Decisions => "decisions".into(),
+                    Flow::Among => "among".into(),
                 });
                 if input.flow == Flow::Stream {
                     parts.push(producer.outputs[input.port].name.clone().into());
@@ -438,7 +464,7 @@ impl Graph {
                     node: input.node,
                     port: input.port,
                 }),
-                Flow::Whole => add(KeyInput::Whole {
+                Flow::Whole | Flow::Among => add(KeyInput::Whole {
                     node: input.node,
                     port: input.port,
                 }),

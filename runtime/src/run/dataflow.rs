@@ -8,10 +8,11 @@ use super::job::{node_job, region_job};
 use super::region::{Ran, failed, started, writer};
 use crate::dataflow::job::{KeyPart, Signals};
 use crate::dataflow::run_region;
+use crate::digest::Digest;
 use crate::partition::Partition;
 use crate::plan::Action;
-use crate::plan::decide::{Decided, NodeVerdict, Verdict};
-use crate::plan::graph::{Flow, KeyInput};
+use crate::plan::decide::{Decided, NodeVerdict, Verdict, key_of};
+use crate::plan::graph::{Flow, KeyInput, NodeInput};
 use crate::plan::ledger::Ledger;
 use crate::store::{ArtifactWriter, Record};
 
@@ -57,7 +58,7 @@ pub(super) fn run(
             }
         }
     }
-    // What runs is fed by the nodes that stream into it.
+    // What runs is fed by the nodes that stream into it, where their rows do not stand stored.
     for (own, node) in nodes.iter().enumerate().rev() {
         for input in ledger.graph.nodes[*node]
             .inputs
@@ -67,8 +68,13 @@ pub(super) fn run(
             let Some(&producer) = place.get(&input.node) else {
                 continue;
             };
-            for partition in 0..all.len() {
-                active[producer][partition] |= active[own][partition] && has[producer][partition];
+            for one in &decided[producer] {
+                if let Some(at) = at(&one.partition)
+                    && active[own][at]
+                    && !active[producer][at]
+                {
+                    active[producer][at] = !is_stored(ledger, input, one);
+                }
             }
         }
     }
@@ -95,6 +101,26 @@ pub(super) fn run(
     for (own, &node) in nodes.iter().enumerate() {
         let mut job = node_job(ledger, node, &place, true)?;
         job.active = runs.iter().map(|partition| active[own][*partition]).collect();
+        let streamed = ledger.graph.nodes[node]
+            .inputs
+            .iter()
+            .filter(|input| input.flow == Flow::Stream);
+        for input in streamed {
+            let Some(&producer) = place.get(&input.node) else {
+                continue;
+            };
+            let stored: Vec<bool> = runs
+                .iter()
+                .map(|&partition| active[own][partition] && has[producer][partition] && !active[producer][partition])
+                .collect();
+            let stream = job
+                .streams
+                .iter_mut()
+                .find(|stream| Some(stream.position) == input.position);
+            if let (true, Some(stream)) = (stored.contains(&true), stream) {
+                stream.stored = Some((ledger.artifact(input.node, input.port)?, stored));
+            }
+        }
         let key_inputs = &ledger.graph.nodes[node].key_inputs;
         let by_partition: BTreeMap<&Partition, &Decided> =
             decided[own].iter().map(|one| (&one.partition, one)).collect();
@@ -154,6 +180,20 @@ pub(super) fn run(
         (_, None) => Ok(()),
         (Some(signal), Some(_)) => Err(RunError::Interrupted { signal }),
         (None, Some(message)) => Err(RunError::Internal { message }),
+    }
+}
+
+/// Whether the rows of a partition stand on the port that an input reads, just as the producer would make them: they are
+/// read instead.
+fn is_stored(ledger: &Ledger, input: &NodeInput, producer: &Decided) -> bool {
+    let (described, state) = (&ledger.graph.nodes[input.node], &ledger.nodes[input.node]);
+    let inputs: Option<Vec<Digest>> = producer.inputs.iter().copied().collect();
+    match (state.settled.get(&producer.partition), inputs) {
+        (Some(record), Some(inputs)) => {
+            let port = &described.outputs[input.port].name;
+            record.key == key_of(&described.recipe, &inputs) && record.ports.contains_key(port)
+        }
+        _ => false,
     }
 }
 

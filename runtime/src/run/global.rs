@@ -7,7 +7,7 @@ use crate::partition::Partition;
 use crate::plan::Action;
 use crate::plan::decide::{NodeVerdict, Verdict, key_of};
 use crate::plan::decisions::{ALL, Decisions, digests_schema};
-use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT};
+use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow};
 use crate::plan::ledger::{Ledger, guarded};
 use crate::store::{Counts, PortRows};
 
@@ -37,7 +37,13 @@ pub(super) fn run(ledger: &mut Ledger, node: usize, verdicts: Vec<NodeVerdict>, 
         });
     };
     let keys_node = ledger.graph.nodes[node].inputs[0].node;
-    let keys = ledger.artifact(keys_node, 0)?;
+    let mut keys = ledger.artifact(keys_node, 0)?;
+    for input in &ledger.graph.nodes[node].inputs {
+        if input.flow == Flow::Among {
+            let chosen = ledger.artifact(input.node, input.port)?;
+            keys = keys.among(&chosen).map_err(|error| ledger.failed(node, None, error))?;
+        }
+    }
     let stage = &ledger.checked.stages[ledger.graph.nodes[node].stage];
     let decided = guarded(|| {
         let Body::Global(mut body) = stage.settings.open(&context)? else {

@@ -27,7 +27,7 @@ pub(super) fn region_job(
         nodes,
         workers,
         threads: (ledger.threads() / workers).max(1),
-        in_flight: ledger.options.in_flight.unwrap_or((2 * workers).max(4)).max(1) as u64,
+        in_flight: ledger.options.in_flight.unwrap_or((4 * workers).max(16)).max(1) as u64,
         as_bytes: ledger.options.as_bytes,
         sources: ledger.store.sources().clone(),
         state: ledger.store.dir().to_path_buf(),
@@ -61,7 +61,11 @@ pub(super) fn node_job(
             _ => continue,
         };
         if let Some(position) = input.position {
-            streams.push(StreamedInput { position, feed });
+            streams.push(StreamedInput {
+                position,
+                feed,
+                stored: None,
+            });
         }
     }
     let mut outputs = described.outputs.clone();

@@ -158,6 +158,59 @@ impl Artifact {
         })
     }
 
+    /// Of rows that stand one for one for those of an artifact, in the same order: the ones for what `chosen`, a
+    /// selection of that artifact, has.
+    ///
+    /// # Errors
+    /// If a partition is not there, or does not have as many rows as what `chosen` selects from.
+    pub(crate) fn among(&self, chosen: &Artifact) -> Result<Artifact, StageError> {
+        let mut parts = BTreeMap::new();
+        for (partition, part) in &chosen.inner.parts {
+            let own = self.inner.parts.get(partition);
+            let (
+                Some(own),
+                Data::File {
+                    selection: Some(selection),
+                    ..
+                },
+            ) = (own, &part.data)
+            else {
+                return Err(StageError::failed(format!(
+                    "there are no rows of {partition} to choose from"
+                )));
+            };
+            let Data::File { path, selection: None } = &own.data else {
+                return Err(StageError::failed(format!(
+                    "the rows of {partition} are a choice already"
+                )));
+            };
+            if own.written.rows != selection.file_rows {
+                return Err(StageError::failed(format!(
+                    "{partition} has {} rows, but {} are to choose from",
+                    own.written.rows, selection.file_rows
+                )));
+            }
+            let selection = Selection {
+                file: String::new(), // The path is known.
+                file_bytes: own.written.bytes,
+                file_rows: own.written.rows,
+                file_digest: own.written.digest,
+                ranges: selection.ranges.clone(),
+            };
+            let written = Written {
+                digest: selection.digest(),
+                rows: selection.rows(),
+                bytes: 0,
+            };
+            let data = Data::File {
+                path: path.clone(),
+                selection: Some(Arc::new(selection)),
+            };
+            parts.insert(partition.clone(), Part { written, data });
+        }
+        Ok(Artifact::new(self.inner.schema.clone(), parts))
+    }
+
     /// The rows of one partition at these places, as one batch.
     pub(crate) fn read_rows(&self, partition: &Partition, ranges: &[RowRange]) -> Result<RecordBatch, StageError> {
         let whole = || -> Result<RecordBatch, StageError> {

@@ -63,7 +63,7 @@ pub struct Dedup;
 
 impl Kind for Dedup {
     const NAME: &'static str = "manifest.dedup";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type Settings = DedupSettings;
 
     fn shape(settings: &DedupSettings, inputs: &[Input]) -> Result<Shape, StageError> {

@@ -23,7 +23,7 @@ use crate::error::ManifestError;
 
 /// Rows to a row group, and rows that are handed to the encoder at a time: both fixed, so that the same rows
 /// give the same bytes however they come.
-const ROW_GROUP: usize = 65_536;
+pub(crate) const ROW_GROUP: usize = 65_536;
 const CHUNK: usize = 8_192;
 
 /// Row groups are encoded on this many threads at most: each holds one in memory, some 30 MB of a manifest.

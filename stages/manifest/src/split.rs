@@ -12,7 +12,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns;
-use crate::error::ManifestError;
 use crate::keys::{key_rows, keys_of};
 use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_keys, key_schema, words};
 
@@ -71,7 +70,7 @@ pub struct Split;
 
 impl Kind for Split {
     const NAME: &'static str = "manifest.split";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type Settings = SplitSettings;
 
     fn shape(settings: &SplitSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -134,17 +133,6 @@ impl Global for Splitter {
         let settings = &self.settings;
         let rows = columns::rows(batch)?.clone();
         let lang = columns::text(batch, &settings.lang)?.clone();
-        if let Some(place) = (0..lang.len()).find(|&place| lang.is_null(place)) {
-            let message = format!(
-                "`{}` is null: a row without a language cannot be divided by language",
-                settings.lang
-            );
-            return Err(ManifestError::Rows {
-                message,
-                row: Some(rows.value(place)),
-            }
-            .into());
-        }
         let norm = columns::text(batch, &settings.norm)?;
         let norm = if norm.null_count() == 0 {
             norm.clone()
@@ -170,7 +158,20 @@ impl Global for Splitter {
             per_language: settings.val_per_language,
             percent: settings.val_percent,
         };
-        let split = decide_split(&key_rows(keys)?, settings.split_by, quota, settings.split_seed)?;
+        let keys = key_rows(keys)?;
+        for (partition, batch) in keys
+            .iter()
+            .flat_map(|(partition, batches)| batches.iter().map(move |batch| (partition, batch)))
+        {
+            let lang = columns::text(batch, "lang")?;
+            if let Some(place) = (0..lang.len()).find(|&place| lang.is_null(place)) {
+                let (column, row) = (&settings.lang, columns::rows(batch)?.value(place));
+                return Err(StageError::failed(format!(
+                    "`{column}` of row {row} of {partition} is null: a row without a language cannot be divided by language"
+                )));
+            }
+        }
+        let split = decide_split(&keys, settings.split_by, quota, settings.split_seed)?;
         let figures = split
             .languages
             .iter()

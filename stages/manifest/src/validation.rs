@@ -49,7 +49,8 @@ impl Quota {
 pub fn key_schema(by: SplitBy) -> SchemaRef {
     let mut fields = vec![
         Field::new(ROW, DataType::UInt32, false),
-        Field::new("lang", DataType::Utf8, false),
+        // Null only in rows that do not come to be decided about.
+        Field::new("lang", DataType::Utf8, true),
     ];
     match by {
         SplitBy::Text => {

@@ -1,5 +1,6 @@
 //! The kind `manifest.write`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::columns::{self, MANIFEST_COLUMNS, constant, manifest_schema};
 use crate::keys::partition_order;
-use crate::parquet_file::write_parquet;
+use crate::parquet_file::{ROW_GROUP, write_parquet};
 use crate::statistics::{Durations, Figures, Languages, write_statistics};
 use crate::write_lines::{Extracted, write_lines};
 
@@ -180,16 +181,50 @@ impl Writer {
         extracted: &Extracted,
         set: &mut ExportSet,
     ) -> Result<Vec<(&'static str, Languages<Figures>)>, StageError> {
-        let mut figures = Vec::with_capacity(inputs.len());
-        for (artifact, (name, file)) in inputs.iter().zip(&self.files) {
-            let path = set.file(&format!("{file}.parquet"))?;
-            figures.push((*name, write_manifest(artifact, shards, &path)?));
-            if self.settings.jsonl {
-                let path = set.file(&format!("{file}.jsonl"))?;
-                write_lines(artifact, |path| prefixed(path, shards), extracted, &path)?;
-            }
+        let mut paths = Vec::with_capacity(inputs.len());
+        for (_, file) in &self.files {
+            let lines = if self.settings.jsonl {
+                Some(set.file(&format!("{file}.jsonl"))?)
+            } else {
+                None
+            };
+            paths.push((set.file(&format!("{file}.parquet"))?, lines));
         }
-        Ok(figures)
+        let write = |artifact, (rows, lines): &(PathBuf, Option<PathBuf>)| {
+            let figures = write_manifest(artifact, shards, rows)?;
+            if let Some(lines) = lines {
+                write_lines(artifact, |path| prefixed(path, shards), extracted, lines)?;
+            }
+            Ok::<_, StageError>(figures)
+        };
+        std::thread::scope(|scope| {
+            // Small ones beside the others: for a few rows of validation the files of nearly all rows are read.
+            let beside: Vec<_> = inputs
+                .iter()
+                .zip(&paths)
+                .map(|(artifact, paths)| {
+                    let small = artifact.rows() <= ROW_GROUP as u64;
+                    small.then(|| scope.spawn(move || write(artifact, paths)))
+                })
+                .collect();
+            let mut figures = BTreeMap::new();
+            for (at, (artifact, paths)) in inputs.iter().zip(&paths).enumerate() {
+                if beside[at].is_none() {
+                    figures.insert(at, write(artifact, paths)?);
+                }
+            }
+            for (at, beside) in beside.into_iter().enumerate() {
+                if let Some(beside) = beside {
+                    // A panic there goes on here.
+                    let written = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                    figures.insert(at, written?);
+                }
+            }
+            Ok(figures
+                .into_iter()
+                .map(|(at, figures)| (self.files[at].0, figures))
+                .collect())
+        })
     }
 }
 
