@@ -238,6 +238,18 @@ fn rows_of(path: &Path) -> i64 {
     reader.metadata().file_metadata().num_rows()
 }
 
+/// Reads all files of a folder, so that none of those that are measured has to wait for the disk more than another.
+fn warm(folder: &Path) {
+    for entry in std::fs::read_dir(folder).expect("the corpus can be read") {
+        let path = entry.expect("the corpus can be read").path();
+        if path.is_dir() {
+            warm(&path);
+        } else {
+            std::fs::read(&path).expect("the corpus can be read");
+        }
+    }
+}
+
 fn show(name: &str, of: &Measured, base: Option<&Measured>) {
     let ratio = base.map_or(String::new(), |flow| {
         format!(
@@ -293,6 +305,8 @@ fn main() {
         flow.arg("--set").arg(format!("out={}", out.display()));
         flow
     };
+    let shards = work.join("shards");
+    warm(&shards);
     let first = measure(flow("first")).expect("flow runs");
     show("flow", &first, None);
     show(
@@ -324,6 +338,7 @@ fn main() {
             .arg(format!("benches/peers/build_{peer}.py"))
             .arg(&work)
             .arg(work.join(peer));
+        warm(&shards);
         match measure(command) {
             Some(measured) => {
                 show(peer, &measured, Some(&first));

@@ -371,10 +371,16 @@ pub struct Dedup;
 pub struct DedupSettings {
     /// Where to note work.
     noted: PathBuf,
+    /// Values with the same remainder count as the same; 0 for the values themselves.
+    modulo: i64,
+    /// Keeps the last row instead.
+    last: bool,
+    /// Gives a key row too few.
+    lossy: bool,
 }
 
 struct DedupBody {
-    noted: PathBuf,
+    settings: DedupSettings,
 }
 
 impl Kind for Dedup {
@@ -391,12 +397,21 @@ impl Kind for Dedup {
 
     fn open(settings: &DedupSettings, _: &Context) -> Result<Body, StageError> {
         Ok(Body::Global(Box::new(DedupBody {
-            noted: settings.noted.clone(),
+            settings: settings.clone(),
         })))
     }
 
-    fn identity(_: &DedupSettings) -> serde_json::Value {
-        serde_json::Value::Null
+    fn identity(settings: &DedupSettings) -> serde_json::Value {
+        serde_json::json!({"modulo": settings.modulo, "last": settings.last})
+    }
+}
+
+impl DedupBody {
+    fn same(&self, value: i64) -> i64 {
+        match self.settings.modulo {
+            0 => value,
+            modulo => value.rem_euclid(modulo),
+        }
     }
 }
 
@@ -416,8 +431,9 @@ impl Global for DedupBody {
         original_schema()
     }
 
-    fn keys(&mut self, _: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError> {
-        Ok(batch.clone())
+    fn keys(&mut self, partition: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError> {
+        note(&self.settings.noted, "keys", partition);
+        Ok(batch.slice(0, batch.num_rows() - usize::from(self.settings.lossy)))
     }
 
     fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
@@ -427,8 +443,12 @@ impl Global for DedupBody {
             all.extend(
                 each(&batch)
                     .into_iter()
-                    .map(|(row, value)| (value, partition.clone(), row)),
+                    .map(|(row, value)| (self.same(value), partition.clone(), row)),
             );
+        }
+        let mut all: Vec<_> = all.into_iter().collect();
+        if self.settings.last {
+            all.reverse();
         }
         let mut first: BTreeMap<i64, String> = BTreeMap::new();
         let mut said: BTreeMap<Partition, Vec<(u32, String)>> = BTreeMap::new();
@@ -459,7 +479,7 @@ impl Global for DedupBody {
         rows: &UInt32Array,
         decisions: &RecordBatch,
     ) -> Result<Vec<Fate>, StageError> {
-        note(&self.noted, "apply", partition);
+        note(&self.settings.noted, "apply", partition);
         let gone: BTreeMap<u32, String> = decisions
             .column(0)
             .as_primitive::<UInt32Type>()

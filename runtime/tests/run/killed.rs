@@ -1,0 +1,163 @@
+//! Runs that are killed or told to stop, in a process of their own.
+
+use super::logs::{log_of, training};
+use super::*;
+
+/// The body of the child process: runs the pipeline in the folder that the environment names.
+#[test]
+#[ignore = "the child of other tests"]
+fn child() {
+    let Ok(folder) = std::env::var("FLOW_TEST_CHILD") else {
+        return;
+    };
+    let folder = PathBuf::from(folder);
+    let set = std::env::var("FLOW_TEST_CHILD_SET").unwrap_or_default();
+    let overrides = Overrides {
+        set: set.split_whitespace().map(str::to_string).collect(),
+        ..Overrides::default()
+    };
+    let pipeline = load(&folder.join("pipeline.yaml"), &overrides).unwrap_or_else(|found| panic!("{found:?}"));
+    let checked =
+        Arc::new(check(pipeline, &Registry::new(toys::kinds()).unwrap()).unwrap_or_else(|found| panic!("{found:?}")));
+    let mut options = Options::new(folder.join("state"));
+    options.workers = Some(2);
+    options.signals = true;
+    let code = match run(&checked, &options, &Events::default()) {
+        Ok(_) => 0,
+        Err(error) => {
+            eprintln!("{error}");
+            error.exit_code()
+        }
+    };
+    std::process::exit(code.into());
+}
+
+fn child_of(place: &Place, set: &[&str], kill_at: Option<&str>) -> std::process::Child {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["killed::child", "--exact", "--ignored", "--nocapture"]);
+    command.env("FLOW_TEST_CHILD", place.dir.path());
+    let mut given: Vec<String> = set.iter().map(|one| one.to_string()).collect();
+    let text = fs::read_to_string(place.path("pipeline.yaml")).unwrap();
+    for (name, path) in [
+        ("shards", place.path("shards")),
+        ("out", place.path("out")),
+        ("noted", place.dir.path().to_path_buf()),
+    ] {
+        if text.contains(&format!("  {name}: ")) {
+            given.push(format!("{name}={}", path.display()));
+        }
+    }
+    command.env("FLOW_TEST_CHILD_SET", given.join(" "));
+    match kill_at {
+        Some(point) => command.env("FLOW_KILL_AT", point),
+        None => command.env_remove("FLOW_KILL_AT"),
+    };
+    command
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null());
+    command.spawn().unwrap()
+}
+
+#[test]
+fn killed_anywhere_the_next_run_ends_with_the_same_bytes() {
+    use std::os::unix::process::ExitStatusExt;
+    let whole = Place::new();
+    whole.run(&[]);
+    let bytes = whole.bytes();
+    let mut kills = 0;
+    for point in [
+        "data-written",
+        "data-renamed",
+        "record-written",
+        "record-linked",
+        "index-written",
+        "export-renaming",
+        "export-done",
+    ] {
+        for pass in [1, 2, 30] {
+            let place = Place::new();
+            let status = child_of(&place, &[], Some(&format!("{point}:{pass}"))).wait().unwrap();
+            match status.signal() {
+                Some(9) => kills += 1,
+                _ => assert_eq!(status.code(), Some(0), "{point}:{pass}"),
+            }
+            place.run(&[]);
+            assert_eq!(place.bytes(), bytes, "{point}:{pass}");
+            assert!(place.plan(&[]).is_empty(), "{point}:{pass}");
+        }
+    }
+    assert!(kills >= 14, "only {kills} of 21 runs came to their kill point");
+}
+
+fn signal(child: &std::process::Child, name: &str) {
+    let status = std::process::Command::new("kill")
+        .args(["-s", name, &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+fn wait_until(what: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !what() {
+        assert!(started.elapsed() < Duration::from_secs(20), "waited too long");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn sigterm_commits_what_is_in_hand() {
+    let place = Place::new();
+    place.pipeline(&PIPELINE.replace(
+        "scan: {uses: toy.count, with: {",
+        "scan: {uses: toy.count, with: {slow: 60, ",
+    ));
+    let mut child = child_of(&place, &[], None);
+    wait_until(|| {
+        place
+            .worked()
+            .get("scan")
+            .is_some_and(|partitions| partitions.len() >= 3)
+    });
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    let begun = place.worked()["scan"].clone();
+    assert!(begun.len() < 11, "{begun:?}");
+    place.run(&[]);
+    let again = &place.worked()["scan"];
+    assert!(
+        again.len() < 11 && again.len() + begun.len() >= 11,
+        "{begun:?} {again:?}"
+    );
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
+}
+
+#[test]
+fn signals_reach_a_log() {
+    let place = Place::new();
+    let log = training(&place);
+    let path = place.path("train.log");
+    let next = || -> u64 {
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        text.split_whitespace()
+            .next()
+            .and_then(|word| word.parse().ok())
+            .unwrap_or(0)
+    };
+    let mut child = child_of(&place, &[&log, "slow=30"], None);
+    wait_until(|| place.worked().get("steps").is_some_and(|steps| steps.len() >= 5));
+    signal(&child, "USR1");
+    wait_until(|| next() > 0);
+    let checkpoint = next();
+    signal(&child, "INT");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(next() >= checkpoint && next() < 40, "{} {checkpoint}", next());
+    place.run(&[&log]);
+    assert_eq!(
+        log_of(&path),
+        format!("40 {} 1", (0..40).map(|step| step + 220).sum::<i64>())
+    );
+}
