@@ -26,7 +26,7 @@ fn main() -> ExitCode {
                 .args(std::env::args_os().skip(1))
                 .env("RAYON_NUM_THREADS", "1")
                 // As the `flow` binary sets it.
-                .env("MIMALLOC_PURGE_DELAY", "10000")
+                .env("MIMALLOC_PURGE_DELAY", "60000")
                 .status()
         });
         return match again {

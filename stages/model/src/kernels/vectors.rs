@@ -43,7 +43,12 @@ macro_rules! widest {
         #[cfg(target_arch = "x86_64")]
         {
             if $crate::kernels::has_avx512() {
-                let work = || $body;
+                // Inlined at any size: a closure that is merely called from there is compiled without AVX-512. (As an
+                // argument, because an attribute may not stand before any other closure.)
+                let work = std::convert::identity(
+                    #[inline(always)]
+                    || $body,
+                );
                 // SAFETY: the processor has what the function is compiled for.
                 unsafe { $crate::kernels::with_avx512(work) }
             } else {
