@@ -203,3 +203,40 @@ impl Global for Splitter {
         Ok(fates)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow::datatypes::{Field, Schema};
+    use flow_runtime::harness::Harness;
+
+    use super::*;
+
+    fn split(langs: &[Option<&str>]) -> Result<flow_runtime::harness::Output, StageError> {
+        let schema = Arc::new(Schema::new(vec![
+            Field::new(ROW, DataType::UInt32, false),
+            Field::new("lang", DataType::Utf8, true),
+            Field::new("norm", DataType::Utf8, true),
+        ]));
+        let texts = (0..langs.len()).map(|row| Some(format!("words {row}")));
+        let columns: Vec<Arc<dyn Array>> = vec![
+            Arc::new(UInt32Array::from_iter_values(0..langs.len() as u32)),
+            Arc::new(StringArray::from(langs.to_vec())),
+            Arc::new(texts.collect::<StringArray>()),
+        ];
+        let batch = RecordBatch::try_new(Arc::clone(&schema), columns)?;
+        Harness::<Split>::from_yaml("{val_per_language: 1, val_percent: 100}")?
+            .input("rows", schema)
+            .feed("rows", "hi/a", batch)
+            .run()
+    }
+
+    #[test]
+    fn a_row_without_a_language_is_named() {
+        let output = split(&[Some("hi"), Some("hi"), Some("ta")]).unwrap();
+        assert_eq!(output.all_rows("val").num_rows(), 2);
+        let Err(error) = split(&[Some("hi"), None]) else {
+            panic!("a null went through")
+        };
+        assert!(error.to_string().contains("`lang` of row 1 of hi/a is null"), "{error}");
+    }
+}
