@@ -38,7 +38,8 @@ pub struct Options {
     pub force: Vec<String>,
     /// Take SIGINT, SIGTERM and SIGUSR1 (a program does, a test does not).
     pub signals: bool,
-    /// Partitions in flight at most; none: four times the workers, at least 16.
+    /// Partitions in flight at most; none: four times the workers, at least 16, and of steps that feed a log twice the
+    /// workers, at least 4.
     pub in_flight: Option<usize>,
     /// Send batches between workers as Arrow IPC instead of by pointer, as between processes. For tests.
     pub as_bytes: bool,

@@ -21,13 +21,18 @@ pub(super) fn region_job(
 ) -> RegionJob {
     let left = (partitions.len() as u64).saturating_sub(start).max(1);
     let workers = ledger.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
+    // What feeds a log are training steps with their audio, much larger than the rows of a shard.
+    let in_flight = match nodes.iter().any(|node| node.is_log) {
+        true => (2 * workers).max(4),
+        false => (4 * workers).max(16),
+    };
     RegionJob {
         partitions,
         start,
         nodes,
         workers,
         threads: (ledger.threads() / workers).max(1),
-        in_flight: ledger.options.in_flight.unwrap_or((4 * workers).max(16)).max(1) as u64,
+        in_flight: ledger.options.in_flight.unwrap_or(in_flight).max(1) as u64,
         as_bytes: ledger.options.as_bytes,
         sources: ledger.store.sources().clone(),
         state: ledger.store.dir().to_path_buf(),
