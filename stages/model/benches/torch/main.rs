@@ -34,7 +34,8 @@ fn main() -> ExitCode {
             _ => ExitCode::FAILURE,
         };
     }
-    match run() {
+    // On a thread of the pool, as training and decoding run: from another one each kernel would wait to be taken up.
+    match rayon::scope(|_| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

@@ -1,11 +1,9 @@
 //! Element-wise parts of the joint network and its loss, over lists of lattice cells.
 
-use std::array::from_fn;
-
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{Float, LANES, by_pieces, dispatch, modify, on_gpu, rows_per_piece, slice, sum_of, tensor, widest};
+use super::{Float, LANES, by_pieces, dispatch, lanes, modify, on_gpu, rows_per_piece, slice, sum_of, tensor, widest};
 use crate::error::Result;
 use crate::noise::DropMask;
 
@@ -120,7 +118,7 @@ fn log_sum_exp<T: Float>(logits: &[T], bias: &[T]) -> f64 {
     let (rest, bias_rest) = (blocks.remainder(), bias_blocks.remainder());
     let mut largest = [T::neg_infinity(); LANES];
     for (logits, bias) in blocks.zip(bias_blocks) {
-        largest = from_fn(|lane| {
+        largest = lanes(|lane| {
             let value = logits[lane] + bias[lane];
             if value > largest[lane] { value } else { largest[lane] }
         });

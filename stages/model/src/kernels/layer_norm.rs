@@ -69,10 +69,8 @@ pub fn layer_norm_backward(
                 for (out, (&x, (&dy, &w))) in out.iter_mut().zip(x.iter().zip(dy.iter().zip(weight))) {
                     *out += inverse * (dy * w - sum - (x - mean) * inverse * along);
                 }
-                for (dw, (&x, &dy)) in dw.iter_mut().zip(x.iter().zip(dy)) {
+                for (((dw, db), &x), &dy) in dw.iter_mut().zip(&mut *db).zip(x).zip(dy) {
                     *dw += dy * ((x - mean) * inverse);
-                }
-                for (db, &dy) in db.iter_mut().zip(dy) {
                     *db += dy;
                 }
             }

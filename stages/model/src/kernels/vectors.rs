@@ -1,36 +1,51 @@
 //! Loops that the compiler makes vector code of.
 
-use std::array::from_fn;
-
 use super::Float;
 
 /// Independent partial sums of a reduction: enough for a vector of any processor.
 pub(crate) const LANES: usize = 16;
 
+/// What `f` gives for each lane. In place of `array::from_fn` and `array::map`, which the compiler may leave as calls: what
+/// is called from [`widest`] is not compiled for its vectors.
+#[inline(always)]
+pub(crate) fn lanes<T: Float, const N: usize>(mut f: impl FnMut(usize) -> T) -> [T; N] {
+    let mut values = [T::zero(); N];
+    for (lane, value) in values.iter_mut().enumerate() {
+        *value = f(lane);
+    }
+    values
+}
+
 /// Sum of `f` over the elements of slices of one length, in interleaved sums so that it can be vectorised.
 #[inline(always)]
 pub(crate) fn sum_of<T: Float, const N: usize>(slices: [&[T]; N], f: impl Fn([T; N]) -> T) -> T {
+    let (mut blocks, mut rests): ([&[[T; 2 * LANES]]; N], _) = ([&[]; N], slices);
+    for ((blocks, rest), slice) in blocks.iter_mut().zip(&mut rests).zip(slices) {
+        (*blocks, *rest) = slice.as_chunks();
+    }
     // Arrays by value: the compiler keeps those in registers.
     let (mut even, mut odd) = ([T::zero(); LANES], [T::zero(); LANES]);
-    let mut rest = slices;
-    while rest[0].len() >= 2 * LANES {
-        let block = rest.map(|slice| &slice[..2 * LANES]);
-        rest = rest.map(|slice| &slice[2 * LANES..]);
-        even = from_fn(|lane| even[lane] + f(block.map(|slice| slice[lane])));
-        odd = from_fn(|lane| odd[lane] + f(block.map(|slice| slice[LANES + lane])));
+    let zeros = [T::zero(); 2 * LANES];
+    let mut block = [&zeros; N];
+    for at in 0..blocks[0].len() {
+        for (block, blocks) in block.iter_mut().zip(blocks) {
+            *block = &blocks[at];
+        }
+        even = lanes(|lane| even[lane] + f(lanes(|slice| block[slice][lane])));
+        odd = lanes(|lane| odd[lane] + f(lanes(|slice| block[slice][LANES + lane])));
     }
-    let mut sums: [T; LANES] = from_fn(|lane| even[lane] + odd[lane]);
-    for i in 0..rest[0].len() {
-        sums[i % LANES] += f(rest.map(|slice| slice[i]));
+    let mut sums: [T; LANES] = lanes(|lane| even[lane] + odd[lane]);
+    for at in 0..rests[0].len() {
+        sums[at % LANES] += f(lanes(|slice| rests[slice][at]));
     }
     sum_lanes(sums)
 }
 
 /// Sum of all lanes, in a fixed order.
 #[inline(always)]
-pub(crate) fn sum_lanes<T: Float>(lanes: [T; LANES]) -> T {
-    let eight: [T; 8] = from_fn(|lane| lanes[lane] + lanes[lane + 8]);
-    let four: [T; 4] = from_fn(|lane| eight[lane] + eight[lane + 4]);
+pub(crate) fn sum_lanes<T: Float>(sums: [T; LANES]) -> T {
+    let eight: [T; 8] = lanes(|lane| sums[lane] + sums[lane + 8]);
+    let four: [T; 4] = lanes(|lane| eight[lane] + eight[lane + 4]);
     (four[0] + four[2]) + (four[1] + four[3])
 }
 

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 
 use rayon::prelude::*;
 
+use super::row::{TOGETHER, row_times};
 use super::tile::{DEPTH, MOST_NARROW, MOST_WIDE, Processor, STRIP, Sums, Tile, transpose_8x8};
 
 /// Tiles of the wide side that a task takes together: 8 of 48 x 512 floats lie in the second cache.
@@ -163,6 +164,9 @@ pub fn multiply(processor: Processor, a: Matrix, b: Matrix, out: &mut [MaybeUnin
     };
     // Both sides as (element, depth).
     let (rows, columns) = (a, b.transposed());
+    if rows.rows == 1 && columns.column_step == 1 {
+        return one_row(rows, columns, target);
+    }
     // Rows are the wide side where packing them, and transposing the tiles, is less than packing the columns: for few
     // rows and a weight whose depth is contiguous, which is then read once and never copied.
     let by_columns = columns.rows * a.columns;
@@ -172,6 +176,25 @@ pub fn multiply(processor: Processor, a: Matrix, b: Matrix, out: &mut [MaybeUnin
     } else {
         run(processor, Wide::Matrix(columns), rows, false, target);
     }
+}
+
+/// The product of a single row with `columns`, (element, depth) with the depth contiguous.
+fn one_row(row: Matrix, columns: Matrix, target: Target) {
+    // SAFETY: the elements exist.
+    let row: Vec<f32> = (0..row.columns).map(|k| unsafe { *row.at(0, k) }).collect();
+    let threads = rayon::current_num_threads();
+    let parallel = threads > 1 && columns.rows * columns.columns >= PARALLEL;
+    let tasks = if parallel { threads * TASKS } else { 1 };
+    let part = columns.rows.div_ceil(tasks).next_multiple_of(TOGETHER);
+    each(columns.rows.div_ceil(part), parallel, |task| {
+        let first = task * part;
+        let count = part.min(columns.rows - first);
+        // The whole of it, or only its pointer would go to other threads.
+        let Target { to, .. } = { target };
+        // SAFETY: every processor that this module is for has AVX2; the elements exist, and tasks write to disjoint
+        // parts of the result.
+        unsafe { row_times(&row, columns.at(first, 0), columns.row_step, count, to.add(first)) };
+    });
 }
 
 /// The right side of products, packed once.
@@ -442,11 +465,19 @@ impl Part<'_> {
         for strip in chunk.clone().step_by(STRIP * columns) {
             let strip = strip..chunk.end.min(strip + STRIP * columns);
             for tile in group.clone() {
-                for start in strip.clone().step_by(columns) {
+                // Tiles of nearly one size where that costs nothing: nine rows are five and four.
+                let tiles_of_strip = strip.len().div_ceil(columns);
+                for number in 0..tiles_of_strip {
+                    let (start, end) = if straight {
+                        let bound = |number| strip.start + strip.len() * number / tiles_of_strip;
+                        (bound(number), bound(number + 1))
+                    } else {
+                        let start = strip.start + number * columns;
+                        (start, start + columns)
+                    };
                     let narrow = std::array::from_fn(|j| {
                         if straight {
-                            // Elements that are missing are computed from the last one, and left.
-                            self.narrow.at((start + j).min(strip.end - 1), self.first)
+                            self.narrow.at(start + j, self.first)
                         } else {
                             packed.wrapping_add((start - chunk.start) * depth + j)
                         }
@@ -455,13 +486,14 @@ impl Part<'_> {
                         depth,
                         vectors: self.tiles.vectors(tile),
                         wide: self.packed.tile(self.tiles, tile),
+                        count: end - start,
                         narrow,
                         packed: !straight,
                         ahead: (straight && tile == group.start).then_some(STRIP * columns * self.narrow.row_step),
                         sums: &mut sums.0[start - strip.start],
                     };
                     // SAFETY: packed operands have the sizes that a tile needs, an unpacked narrow side has `depth`
-                    // contiguous floats at each pointer, and a strip has the rows of `STRIP` tiles.
+                    // contiguous floats at each pointer before `end`, and a strip has the rows of `STRIP` tiles.
                     unsafe { product.run(self.processor) };
                 }
                 // SAFETY: the caller's promise.

@@ -127,6 +127,29 @@ impl Processor {
     }
 }
 
+/// Calls the function that is made for this number of vectors.
+macro_rules! by_vectors {
+    ($function:ident, $narrow:literal, $step:literal, $tile:expr, $($vectors:literal)+) => {
+        match $tile.vectors {
+            $($vectors => $function::<$vectors, $narrow, $step>($tile),)+
+            _ => unreachable!("a tile has one to so many vectors"),
+        }
+    };
+}
+
+/// Calls the function that is made for this number of elements and of vectors; the narrow side is not packed.
+macro_rules! by_count {
+    ($function:ident, $tile:expr, $($narrow:literal)+; $vectors:tt) => {
+        match $tile.count {
+            $($narrow => by_count!(@ $function, $narrow, $tile, $vectors),)+
+            _ => unreachable!("a tile has one to so many elements"),
+        }
+    };
+    (@ $function:ident, $narrow:literal, $tile:expr, [$($vectors:literal)+]) => {
+        by_vectors!($function, $narrow, 1, $tile, $($vectors)+)
+    };
+}
+
 /// The operands of a tile.
 pub struct Tile {
     pub depth: usize,
@@ -134,7 +157,9 @@ pub struct Tile {
     pub vectors: usize,
     /// The wide side, packed: `depth` rows of `vectors` vectors.
     pub wide: *const f32,
-    /// Where each element of the narrow side begins; those past the first `Processor::narrow()` are not read.
+    /// Elements of the narrow side.
+    pub count: usize,
+    /// Where each element of the narrow side begins; those past `count` are not read.
     pub narrow: [*const f32; MOST_NARROW],
     /// Whether the narrow side is packed: one depth step is then `Processor::narrow()` elements, otherwise one.
     pub packed: bool,
@@ -150,37 +175,31 @@ impl Tile {
     /// # Safety
     ///
     /// The processor must be at least this one. `wide` must have `depth * vectors * lanes` floats; each of the first
-    /// `narrow()` pointers `depth` floats, or `(depth - 1) * narrow() + 1` if packed; `sums` `narrow()` rows. `vectors`
-    /// must be 1 to `vectors()`.
+    /// `count` pointers `depth` floats, or `(depth - 1) * narrow() + 1` if packed; `sums` `count` rows. `vectors`
+    /// must be 1 to `vectors()`, and `count` 1 to `narrow()`, or `narrow()` if packed.
     pub unsafe fn run(self, processor: Processor) {
         // SAFETY: the caller's promise.
         unsafe {
-            match (processor, self.vectors, self.packed) {
-                (Processor::Avx512, 1, false) => avx512::<1, 1>(self),
-                (Processor::Avx512, 2, false) => avx512::<2, 1>(self),
-                (Processor::Avx512, _, false) => avx512::<3, 1>(self),
-                (Processor::Avx512, 1, true) => avx512::<1, 8>(self),
-                (Processor::Avx512, 2, true) => avx512::<2, 8>(self),
-                (Processor::Avx512, _, true) => avx512::<3, 8>(self),
-                (Processor::Avx2, 1, false) => avx2::<1, 1>(self),
-                (Processor::Avx2, _, false) => avx2::<2, 1>(self),
-                (Processor::Avx2, 1, true) => avx2::<1, 6>(self),
-                (Processor::Avx2, _, true) => avx2::<2, 6>(self),
+            match (processor, self.packed) {
+                (Processor::Avx512, true) => by_vectors!(avx512, 8, 8, self, 1 2 3),
+                (Processor::Avx512, false) => by_count!(avx512, self, 1 2 3 4 5 6 7 8; [1 2 3]),
+                (Processor::Avx2, true) => by_vectors!(avx2, 6, 6, self, 1 2),
+                (Processor::Avx2, false) => by_count!(avx2, self, 1 2 3 4 5 6; [1 2]),
             }
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn avx512<const VECTORS: usize, const STEP: usize>(tile: Tile) {
+unsafe fn avx512<const VECTORS: usize, const NARROW: usize, const STEP: usize>(tile: Tile) {
     // SAFETY: the caller's promise.
-    unsafe { sums::<__m512, VECTORS, 8, STEP>(tile) }
+    unsafe { sums::<__m512, VECTORS, NARROW, STEP>(tile) }
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2<const VECTORS: usize, const STEP: usize>(tile: Tile) {
+unsafe fn avx2<const VECTORS: usize, const NARROW: usize, const STEP: usize>(tile: Tile) {
     // SAFETY: the caller's promise.
-    unsafe { sums::<__m256, VECTORS, 6, STEP>(tile) }
+    unsafe { sums::<__m256, VECTORS, NARROW, STEP>(tile) }
 }
 
 /// One step of depth. No closures here: those would not be compiled for the processor.
@@ -244,6 +263,43 @@ unsafe fn sums<V: Vector, const VECTORS: usize, const NARROW: usize, const STEP:
     }
 }
 
+/// Eight rows of eight floats, transposed.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub fn transposed_8x8(x: [__m256; 8]) -> [__m256; 8] {
+    // Pairs of rows, then groups of four rows, within halves of vectors; then halves.
+    let pairs = [
+        _mm256_unpacklo_ps(x[0], x[1]),
+        _mm256_unpackhi_ps(x[0], x[1]),
+        _mm256_unpacklo_ps(x[2], x[3]),
+        _mm256_unpackhi_ps(x[2], x[3]),
+        _mm256_unpacklo_ps(x[4], x[5]),
+        _mm256_unpackhi_ps(x[4], x[5]),
+        _mm256_unpacklo_ps(x[6], x[7]),
+        _mm256_unpackhi_ps(x[6], x[7]),
+    ];
+    let fours = [
+        _mm256_shuffle_ps::<0x44>(pairs[0], pairs[2]),
+        _mm256_shuffle_ps::<0xEE>(pairs[0], pairs[2]),
+        _mm256_shuffle_ps::<0x44>(pairs[1], pairs[3]),
+        _mm256_shuffle_ps::<0xEE>(pairs[1], pairs[3]),
+        _mm256_shuffle_ps::<0x44>(pairs[4], pairs[6]),
+        _mm256_shuffle_ps::<0xEE>(pairs[4], pairs[6]),
+        _mm256_shuffle_ps::<0x44>(pairs[5], pairs[7]),
+        _mm256_shuffle_ps::<0xEE>(pairs[5], pairs[7]),
+    ];
+    [
+        _mm256_permute2f128_ps::<0x20>(fours[0], fours[4]),
+        _mm256_permute2f128_ps::<0x20>(fours[1], fours[5]),
+        _mm256_permute2f128_ps::<0x20>(fours[2], fours[6]),
+        _mm256_permute2f128_ps::<0x20>(fours[3], fours[7]),
+        _mm256_permute2f128_ps::<0x31>(fours[0], fours[4]),
+        _mm256_permute2f128_ps::<0x31>(fours[1], fours[5]),
+        _mm256_permute2f128_ps::<0x31>(fours[2], fours[6]),
+        _mm256_permute2f128_ps::<0x31>(fours[3], fours[7]),
+    ]
+}
+
 /// Transposes eight rows of eight floats: element (i, j) at `from + i * from_row + j` goes to `to + j * to_row + i`,
 /// added to what is there if `add`.
 ///
@@ -259,39 +315,14 @@ pub unsafe fn transpose_8x8(from: *const f32, from_row: usize, to: *mut f32, to_
         for (i, x) in x.iter_mut().enumerate() {
             *x = _mm256_loadu_ps(from.add(i * from_row));
         }
-        // Pairs of rows, then groups of four rows, within halves of vectors; then halves.
-        let pairs = [
-            _mm256_unpacklo_ps(x[0], x[1]),
-            _mm256_unpackhi_ps(x[0], x[1]),
-            _mm256_unpacklo_ps(x[2], x[3]),
-            _mm256_unpackhi_ps(x[2], x[3]),
-            _mm256_unpacklo_ps(x[4], x[5]),
-            _mm256_unpackhi_ps(x[4], x[5]),
-            _mm256_unpacklo_ps(x[6], x[7]),
-            _mm256_unpackhi_ps(x[6], x[7]),
-        ];
-        let fours = [
-            _mm256_shuffle_ps::<0x44>(pairs[0], pairs[2]),
-            _mm256_shuffle_ps::<0xEE>(pairs[0], pairs[2]),
-            _mm256_shuffle_ps::<0x44>(pairs[1], pairs[3]),
-            _mm256_shuffle_ps::<0xEE>(pairs[1], pairs[3]),
-            _mm256_shuffle_ps::<0x44>(pairs[4], pairs[6]),
-            _mm256_shuffle_ps::<0xEE>(pairs[4], pairs[6]),
-            _mm256_shuffle_ps::<0x44>(pairs[5], pairs[7]),
-            _mm256_shuffle_ps::<0xEE>(pairs[5], pairs[7]),
-        ];
-        for j in 0..4 {
-            let low = _mm256_permute2f128_ps::<0x20>(fours[j], fours[j + 4]);
-            let high = _mm256_permute2f128_ps::<0x31>(fours[j], fours[j + 4]);
-            for (row, values) in [(j, low), (j + 4, high)] {
-                let to = to.add(row * to_row);
-                let values = if add {
-                    _mm256_add_ps(_mm256_loadu_ps(to), values)
-                } else {
-                    values
-                };
-                _mm256_storeu_ps(to, values);
-            }
+        for (row, values) in transposed_8x8(x).into_iter().enumerate() {
+            let to = to.add(row * to_row);
+            let values = if add {
+                _mm256_add_ps(_mm256_loadu_ps(to), values)
+            } else {
+                values
+            };
+            _mm256_storeu_ps(to, values);
         }
     }
 }
