@@ -1,7 +1,7 @@
 //! Parquet files that others made, and that may be damaged.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,11 +17,27 @@ use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
+use super::thrift::{Fault, number_in_struct};
+
+/// Bytes at the end of a file that say how long its metadata are: a number of four, and a mark.
+const TAIL: u64 = 8;
+
+/// The number of the field of a page's header that says how many bytes the page has when it is decompressed.
+const UNCOMPRESSED_SIZE: i64 = 2;
+
+/// Most bytes of a page. Writers end pages at one megabyte, if they are not told otherwise.
+const LARGEST_PAGE: i64 = 512 << 20;
+
+/// Longest header of a page that is looked at; texts that are least and greatest stand in it.
+const LONGEST_HEADER: u64 = 64 << 20;
+
 /// A parquet file that is read by the parquet crate, with what that takes on trust looked at first:
 ///
 /// - Where more is read than there is, it gets an error. Skipping in the header of a page takes the end of a file for
 ///   numbers that were skipped, and where a damaged header speaks of two thousand million of them, that takes many minutes.
-/// - A page may not speak of more values than it can hold, for which gigabytes would be set aside.
+/// - A page may not speak of more values than it can hold, or of more bytes than its column has, for which gigabytes would
+///   be set aside.
+/// - No header has a list of two thousand million booleans, which take no bytes, but a long time to be passed over.
 #[derive(Clone, Debug)]
 pub struct ForeignParquet {
     file: Arc<File>,
@@ -53,7 +69,24 @@ impl ForeignParquet {
     /// # Errors
     /// When it is damaged.
     pub fn metadata(&self) -> Result<ArrowReaderMetadata> {
+        self.check_footer()?;
         ArrowReaderMetadata::load(self, ArrowReaderOptions::new())
+    }
+
+    /// Looks at the metadata at the end of the file, where there are any; what else may be wrong there is found when they
+    /// are read.
+    fn check_footer(&self) -> Result<()> {
+        let Some(place) = self.length.checked_sub(TAIL) else {
+            return Ok(());
+        };
+        let tail = self.get_bytes(place, TAIL as usize)?;
+        let length = u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]);
+        let Some(start) = place.checked_sub(u64::from(length)).filter(|_| tail.ends_with(b"PAR1")) else {
+            return Ok(());
+        };
+        let bytes = self.get_bytes(start, length as usize)?;
+        number_in_struct(&bytes, 0).map_err(|fault| general(format!("the metadata: {fault}")))?;
+        Ok(())
     }
 
     /// Its rows in batches: of the columns in `mask`, and of `selection` where there is one. `metadata` is its own.
@@ -137,7 +170,14 @@ impl Iterator for Chunks {
         let chunk = group.column(self.column);
         let pages = usize::try_from(group.num_rows())
             .map_err(ParquetError::from)
-            .and_then(|rows| SerializedPageReader::new(Arc::clone(&self.groups.file), chunk, rows, None));
+            .and_then(|rows| {
+                let source = PageSource {
+                    file: ForeignParquet::clone(&self.groups.file),
+                    // Some writers have counted a little less than there is.
+                    largest: chunk.uncompressed_size().saturating_mul(2).saturating_add(1 << 20),
+                };
+                SerializedPageReader::new(Arc::new(source), chunk, rows, None)
+            });
         let values = chunk.num_values();
         Some(pages.map(|pages| Box::new(Pages { pages, values }) as Box<dyn PageReader>))
     }
@@ -147,7 +187,7 @@ impl PageIterator for Chunks {}
 
 /// The pages of one column in one row group.
 struct Pages {
-    pages: SerializedPageReader<ForeignParquet>,
+    pages: SerializedPageReader<PageSource>,
     /// How many values they have together.
     values: i64,
 }
@@ -161,7 +201,7 @@ impl Pages {
             _ => u64::try_from(self.values).unwrap_or(0),
         };
         if values > most {
-            return Err(ParquetError::General(format!(
+            return Err(general(format!(
                 "a page says that it has {values} values, and can have {most} at most"
             )));
         }
@@ -193,6 +233,87 @@ impl Iterator for Pages {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.get_next_page().transpose()
+    }
+}
+
+fn general(message: String) -> ParquetError {
+    ParquetError::General(message)
+}
+
+/// The file as the pages of one column are read from it.
+struct PageSource {
+    file: ForeignParquet,
+    /// Most bytes that a page of this column may have.
+    largest: i64,
+}
+
+impl Length for PageSource {
+    fn len(&self) -> u64 {
+        self.file.length
+    }
+}
+
+impl ChunkReader for PageSource {
+    type T = Header;
+
+    fn get_read(&self, start: u64) -> Result<Header> {
+        Ok(Header {
+            file: self.file.clone(),
+            start,
+            largest: self.largest.min(LARGEST_PAGE),
+            bytes: self.file.get_read(start)?,
+            checked: false,
+        })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
+        self.file.get_bytes(start, length)
+    }
+}
+
+/// Reads the header of a page, and looks at it before the first byte is given out. (The page reader asks for it also where
+/// it knows the header already, and then reads nothing.)
+struct Header {
+    file: ForeignParquet,
+    start: u64,
+    largest: i64,
+    bytes: BufReader<FromPlace>,
+    checked: bool,
+}
+
+impl Header {
+    fn check(&mut self) -> io::Result<()> {
+        let invalid =
+            |detail: String| io::Error::new(io::ErrorKind::InvalidData, format!("the header of a page: {detail}"));
+        let found = match number_in_struct(self.bytes.fill_buf()?, UNCOMPRESSED_SIZE) {
+            Err(Fault::Cut) => {
+                let rest = self.file.length.saturating_sub(self.start).min(LONGEST_HEADER);
+                let longer = self
+                    .file
+                    .get_bytes(self.start, rest as usize)
+                    .map_err(io::Error::other)?;
+                number_in_struct(&longer, UNCOMPRESSED_SIZE)
+            }
+            found => found,
+        };
+        match found {
+            Ok(size) if size <= self.largest => Ok(()),
+            Ok(size) => Err(invalid(format!(
+                "a page of {size} bytes, where one can have {} at most",
+                self.largest
+            ))),
+            Err(fault) => Err(invalid(fault.to_string())),
+        }
+    }
+}
+
+impl Read for Header {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if !self.checked {
+            self.check()?;
+            self.checked = true;
+        }
+        self.bytes.read(into)
     }
 }
 
@@ -287,6 +408,23 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let error = read(&path).unwrap_err().to_string();
         assert!(!error.is_empty());
+        // The same with booleans, of which all would be passed over: in a page, and in the metadata.
+        bytes[5] = 0xF1;
+        std::fs::write(&path, &bytes).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("too many booleans"), "{error}");
+        let mut bytes = b"PAR1\x19\xF1\xFF\xFF\xFF\xFF\x07\0".to_vec();
+        bytes.extend_from_slice(&[8, 0, 0, 0]);
+        bytes.extend_from_slice(b"PAR1");
+        std::fs::write(&path, &bytes).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("too many booleans"), "{error}");
+        // A page that says it has 2^31 - 1 bytes: its kind, that number, and how many it takes in the file.
+        let mut bytes = whole.clone();
+        bytes[4..13].copy_from_slice(&[0x15, 0, 0x15, 0xFE, 0xFF, 0xFF, 0xFF, 0x0F, 0]);
+        std::fs::write(&path, &bytes).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("a page of 2147483647 bytes"), "{error}");
 
         // The header of a dictionary page of numbers says that there are 8,191 of them in its 8,000 bytes, not 1,000.
         let mut bytes = whole.clone();

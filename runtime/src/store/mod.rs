@@ -37,6 +37,7 @@ mod removed;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod thrift;
 mod writer;
 
 pub use artifact::{Artifact, Batches};
