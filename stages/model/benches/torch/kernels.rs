@@ -9,7 +9,7 @@ use flow_model::kernels::elementwise::{silu, silu_backward};
 use flow_model::kernels::glu::{glu, glu_backward};
 use flow_model::kernels::layer_norm::{layer_norm, layer_norm_backward};
 use flow_model::kernels::lstm::{LstmWeights, lstm, lstm_backward};
-use flow_model::kernels::product::product;
+use flow_model::kernels::product::{Right, product};
 use flow_model::layers::Frames;
 use flow_model::layers::attention::PositionTable;
 use flow_model::layers::conformer_layer::ConformerLayer;
@@ -41,6 +41,7 @@ pub fn products(torch: &mut Peer) -> Result<()> {
         ("feed-forward 1, d 1024, 15 s", "nt", [188, 1024, 4096]),
         ("LSTM step of 8", "nt", [8, 640, 2560]),
         ("LSTM step of 1", "nt", [1, 640, 2560]),
+        ("one frame", "nt", [1, 1024, 4096]),
     ] {
         let of = |letter: u8, rows: usize, columns: usize| -> Result<Tensor> {
             Ok(if letter == b'n' {
@@ -55,6 +56,17 @@ pub fn products(torch: &mut Peer) -> Result<()> {
             torch,
             &format!("matmul {layout} {m} {k} {n}"),
             || product(&a, &b).map(drop),
+        )?;
+    }
+    // As the LSTM has its recurrent weights.
+    for [m, k, n] in [[8, 640, 2560], [8, 2560, 640]] {
+        let (a, b) = (random(&[m, k])?, random(&[n, k])?.t()?);
+        let kept = Right::new(&b)?;
+        compare(
+            &format!("packed before, {m}x{k}x{n}"),
+            torch,
+            &format!("matmul nt {m} {k} {n}"),
+            || kept.product(&a).map(drop),
         )?;
     }
     for [batch, m, k, n] in [[64, 150, 32, 150], [64, 150, 150, 32]] {

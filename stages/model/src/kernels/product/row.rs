@@ -7,11 +7,11 @@ use std::arch::x86_64::*;
 
 use super::tile::{DEPTH, transposed_8x8};
 
-/// Elements of the result that are computed together: four vectors, which hide each other's latency.
+/// Most elements of the result that are computed together: four vectors, which hide each other's latency.
 pub const TOGETHER: usize = 32;
 
 /// Floats ahead of those that are read, in each row of the matrix, that are fetched meanwhile.
-const AHEAD: usize = 128;
+const AHEAD: usize = 32;
 
 /// `to[i] = sum of row[k] * from[i * step + k]`, for `count` elements.
 ///
@@ -21,12 +21,18 @@ const AHEAD: usize = 128;
 /// times `step`, and `to` `count` floats, which are written wholly.
 #[target_feature(enable = "avx2,fma")]
 pub unsafe fn row_times(row: &[f32], from: *const f32, step: usize, count: usize, to: *mut f32) {
+    // Where rows lie a multiple of two kilobytes apart, few of them fit into the first cache at once.
+    let spread = !step.is_multiple_of(512);
     let mut done = 0;
     // SAFETY: each call has elements before `count`.
     unsafe {
-        while done + TOGETHER <= count {
+        while spread && done + TOGETHER <= count {
             vectors::<4>(row, from.add(done * step), step, to.add(done));
             done += TOGETHER;
+        }
+        while done + 16 <= count {
+            vectors::<2>(row, from.add(done * step), step, to.add(done));
+            done += 16;
         }
         while done + 8 <= count {
             vectors::<1>(row, from.add(done * step), step, to.add(done));
