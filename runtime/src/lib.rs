@@ -1,6 +1,7 @@
 //! The runtime of `flow`: it reads a pipeline, plans what must run, runs it on timely dataflow, and keeps
 //! what was done. It knows nothing of speech, and is the only crate that names timely.
 
+mod available_memory;
 pub mod context;
 pub mod dataflow;
 pub mod digest;
@@ -18,6 +19,7 @@ pub mod run;
 pub mod spec;
 pub mod store;
 
+pub use available_memory::available_memory;
 pub use context::Context;
 pub use digest::Digest;
 pub use kind::{

@@ -3,11 +3,12 @@
 use std::cmp::Ordering;
 use std::io::Write;
 
+use flow_runtime::available_memory;
 use flow_runtime::registry::Registry;
 use flow_runtime::spec::{Pipeline, yaml};
 use flow_training::hub::Reference;
 use flow_training::init::configuration;
-use flow_training::memory::{Assumed, Measured, Needs, available, gigabytes, largest_batch};
+use flow_training::memory::{Assumed, Measured, Needs, gigabytes, largest_batch};
 use flow_training::settings::{ModelSettings, Optimizer, TrainSettings};
 
 use super::checked;
@@ -139,7 +140,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         Ok(())
     };
     let mut fits = true;
-    if let Some(here) = available() {
+    if let Some(here) = available_memory() {
         let (of, needed) = match separate {
             true => ("in host memory: ", all.1),
             false => ("", all.0),

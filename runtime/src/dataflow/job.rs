@@ -19,6 +19,7 @@ use crate::reject::RejectClass;
 use crate::store::{Artifact, ArtifactWriter, Counts, Pending, PortRows, Record, SourceDigests, add_up};
 
 use super::collected::{Collected, in_row_order};
+use super::in_flight::InFlight;
 
 /// A region, ready to run.
 pub(crate) struct RegionJob {
@@ -31,8 +32,7 @@ pub(crate) struct RegionJob {
     pub workers: usize,
     /// Thread budget of one worker's bodies.
     pub threads: usize,
-    /// Partitions in flight at most.
-    pub in_flight: u64,
+    pub in_flight: InFlight,
     pub as_bytes: bool,
     pub sources: SourceDigests,
     /// The state directory.

@@ -7,6 +7,7 @@
 mod batches;
 pub(crate) mod collected;
 mod commit;
+pub(crate) mod in_flight;
 pub(crate) mod job;
 mod source;
 mod stage;

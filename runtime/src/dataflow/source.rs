@@ -160,7 +160,7 @@ pub(super) fn build<'scope>(
             let oldest = written
                 .with_frontier(|frontier| frontier.first().copied())
                 .unwrap_or(ordinal);
-            if ordinal.saturating_sub(oldest.max(shared.job.start)) >= shared.job.in_flight {
+            if !shared.job.in_flight.take(ordinal, oldest.max(shared.job.start)) {
                 activator.activate_after(Duration::from_millis(1));
                 return;
             }
@@ -168,10 +168,16 @@ pub(super) fn build<'scope>(
             if let Some((capability, _)) = &capabilities {
                 let mut output = data.activate();
                 let mut session = output.session(capability);
-                if let Err(error) = reader.read(ordinal, partition, |routed| session.give(routed)) {
+                let mut bytes = 0;
+                let give = |routed: Routed| {
+                    bytes += routed.batch.get_array_memory_size() as u64;
+                    session.give(routed);
+                };
+                if let Err(error) = reader.read(ordinal, partition, give) {
                     shared.fail_stage(reader.node, Some(partition), error);
                     return;
                 }
+                shared.job.in_flight.gave(ordinal, bytes);
             }
             shared.gave(ordinal);
             reader.todo.pop_front();

@@ -41,6 +41,9 @@ pub struct Options {
     /// Partitions in flight at most; none: four times the workers, at least 16, and of steps that feed a log twice the
     /// workers, at least 4.
     pub in_flight: Option<usize>,
+    /// Bytes in flight at most, two partitions apart; none: no limit, and for what feeds a log an eighth of the memory that
+    /// is available.
+    pub in_flight_bytes: Option<u64>,
     /// Send batches between workers as Arrow IPC instead of by pointer, as between processes. For tests.
     pub as_bytes: bool,
     /// The other processes of the run, where this is process 0 of several.
@@ -59,6 +62,7 @@ impl Options {
             force: Vec::new(),
             signals: false,
             in_flight: None,
+            in_flight_bytes: None,
             as_bytes: false,
             processes: None,
         }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use super::RunError;
 use super::region::writer;
+use crate::available_memory::available_memory;
+use crate::dataflow::in_flight::InFlight;
 use crate::dataflow::job::{Feed, NodeJob, RegionJob, Signals, StreamedInput, faults};
 use crate::kind::{Conservation, Role};
 use crate::partition::Partition;
@@ -22,9 +24,9 @@ pub(super) fn region_job(
     let left = (partitions.len() as u64).saturating_sub(start).max(1);
     let workers = ledger.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
     // What feeds a log are training steps with their audio, much larger than the rows of a shard.
-    let in_flight = match nodes.iter().any(|node| node.is_log) {
-        true => (2 * workers).max(4),
-        false => (4 * workers).max(16),
+    let (in_flight, bytes) = match nodes.iter().any(|node| node.is_log) {
+        true => ((2 * workers).max(4), available_memory().map(|bytes| bytes / 8)),
+        false => ((4 * workers).max(16), None),
     };
     RegionJob {
         partitions,
@@ -32,7 +34,10 @@ pub(super) fn region_job(
         nodes,
         workers,
         threads: (ledger.threads() / workers).max(1),
-        in_flight: ledger.options.in_flight.unwrap_or(in_flight).max(1) as u64,
+        in_flight: InFlight::new(
+            ledger.options.in_flight.unwrap_or(in_flight).max(1) as u64,
+            ledger.options.in_flight_bytes.or(bytes),
+        ),
         as_bytes: ledger.options.as_bytes,
         sources: ledger.store.sources().clone(),
         state: ledger.store.dir().to_path_buf(),

@@ -75,6 +75,22 @@ fn a_log_that_fails_ends_the_run() {
 }
 
 #[test]
+fn no_more_steps_are_loaded_ahead_than_there_is_room_for() {
+    for workers in [1, 3] {
+        let mut place = Place::new();
+        place.options.workers = Some(workers);
+        place.options.in_flight_bytes = Some(1);
+        let log = training(&place);
+        assert!(place.try_run(&[&log, "fail_at=11"]).is_err());
+        // Those before, the one that failed, and the next, which is never held back.
+        let loaded = place.worked()["steps"].len();
+        assert!((12..=13).contains(&loaded), "{loaded} steps");
+        place.run(&[&log]);
+        assert!(log_of(&place.path("train.log")).starts_with("40 "));
+    }
+}
+
+#[test]
 fn regions_and_what_is_kept() {
     let place = Place::new();
     let shown = |plan: &Plan| -> Vec<String> {

@@ -6,20 +6,18 @@
 //! then known, and so is a model of any depth; a batch of evaluation is computed in the same way. Parameters, gradients and
 //! optimizer state are counted from shapes.
 
-mod available;
 mod profile;
 
 use candle_core::{DType, Device};
 use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_model::{ModelConfig, Part};
+use flow_runtime::available_memory;
 use flow_sampling::plan::Packing;
 
 use crate::error::TrainingError;
 use crate::settings::{Optimizer, TrainSettings};
 use profile::{Depths, depths};
-
-pub use available::available;
 
 /// Utterances of one length that make a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -158,7 +156,9 @@ pub fn check(settings: &TrainSettings, config: &ModelConfig, here: u32) -> Resul
         longest: settings.max_duration,
         tokens_per_second: TOKENS_PER_SECOND,
     };
-    let Some(available) = available() else { return Ok(None) };
+    let Some(available) = available_memory() else {
+        return Ok(None);
+    };
     let Some(measured) = Measured::new(config, settings, &assumed.shapes(settings))? else {
         return Ok(None);
     };

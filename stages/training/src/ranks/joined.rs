@@ -9,6 +9,7 @@ use crossbeam_channel::{Sender, bounded};
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
 use flow_model::model::TdtModel;
+use flow_runtime::available_memory;
 use flow_runtime::processes::Processes;
 
 use super::elsewhere::{Elsewhere, Share, share, tell_failed};
@@ -18,7 +19,7 @@ use super::remote::{
 use super::wire::{Parcel, Reader, damaged};
 use super::{NcclId, OtherRank, Replica, Work, collective, members_among, owners, pool};
 use crate::error::TrainingError;
-use crate::memory::{available, gigabytes};
+use crate::memory::gigabytes;
 use crate::optimizer::AdamW;
 use crate::trainer::TrainerConfig;
 
@@ -209,7 +210,7 @@ impl Life {
     fn check_memory(&self, building: &Building) -> Result<(), TrainingError> {
         let ranks = building.share.of(self.processes.process()).len() as u64;
         let needed = building.rank_bytes.saturating_mul(ranks);
-        match available() {
+        match available_memory() {
             Some(here) if needed > here => Err(TrainingError::Data {
                 message: format!(
                     "process {} has {} of memory available, and its {ranks} ranks need {}; `memory_check: false` tries all the same",

@@ -1,10 +1,10 @@
-//! How much memory there is.
+//! How much memory this process may use.
 
 use std::path::Path;
 
 /// Bytes that this process may still use: what the system has available, or less where a control group (a container) sets
 /// a limit. None where the system does not say.
-pub fn available() -> Option<u64> {
+pub fn available_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
     let system = meminfo.as_deref().and_then(available_in);
     let group = [
@@ -51,6 +51,6 @@ mod tests {
             assert_eq!(available_in(wrong), None, "{wrong}");
         }
         // This very system, wherever the tests run.
-        assert!(available().is_none_or(|bytes| bytes > 1 << 20));
+        assert!(available_memory().is_none_or(|bytes| bytes > 1 << 20));
     }
 }
