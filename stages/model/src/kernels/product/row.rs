@@ -74,14 +74,16 @@ unsafe fn vectors<const VECTORS: usize>(row: &[f32], from: *const f32, step: usi
                 }
                 k += 8;
             }
-            for k in k..end {
+            while k < end {
+                let factor = _mm256_set1_ps(row[k]);
                 for (v, sum) in sums.iter_mut().enumerate() {
                     let mut x = [0.0; 8];
                     for (i, x) in x.iter_mut().enumerate() {
                         *x = *from.add((8 * v + i) * step + k);
                     }
-                    *sum = _mm256_fmadd_ps(_mm256_loadu_ps(x.as_ptr()), _mm256_set1_ps(row[k]), *sum);
+                    *sum = _mm256_fmadd_ps(_mm256_loadu_ps(x.as_ptr()), factor, *sum);
                 }
+                k += 1;
             }
             for (v, sum) in sums.into_iter().enumerate() {
                 let to = to.add(8 * v);
