@@ -42,6 +42,15 @@ impl Workplace {
         }
     }
 
+    /// Reads the bundled shards, whatever the environment says: for what is known of these alone.
+    pub fn bundled(corpus_name: &str) -> Self {
+        let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/corpus");
+        Workplace {
+            shards: corpora.join(corpus_name).join("shards"),
+            ..Workplace::new(corpus_name)
+        }
+    }
+
     /// Works on a copy of the shards, for tests that change them.
     pub fn with_copy(corpus_name: &str) -> Self {
         let mut place = Workplace::new(corpus_name);

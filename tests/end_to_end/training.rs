@@ -258,7 +258,7 @@ fn evaluations(checkpoints: &Path) -> BTreeMap<u64, f64> {
 /// the recipe, which is that of the pipeline on a shorter clock, and the error rate falls in each.
 #[test]
 fn fine_tuning_the_bundled_model_lowers_the_error_rate() {
-    let place = Workplace::new("mini");
+    let place = Workplace::bundled("mini");
     let output = main_job(
         &place,
         &[
@@ -302,7 +302,7 @@ fn fine_tuning_the_bundled_model_lowers_the_error_rate() {
 #[test]
 #[ignore = "trains for minutes"]
 fn the_main_job_ends_under_fifteen_percent() {
-    let place = Workplace::new("mini");
+    let place = Workplace::bundled("mini");
     let output = main_job(&place, &[]).output().unwrap();
     expect_code(&output, 0);
     let rates = evaluations(&place.path("checkpoints"));
@@ -323,7 +323,7 @@ fn the_main_job_ends_under_fifteen_percent() {
 #[test]
 #[ignore = "trains for minutes"]
 fn from_nothing_the_corpus_is_learned_by_heart() {
-    let place = Workplace::new("mini");
+    let place = Workplace::bundled("mini");
     let output = main_job(&place, &[])
         .args(["--config", "configs/from_nothing.yaml"])
         .output()
