@@ -22,6 +22,11 @@ use flow_model::{ModelConfig, ParameterBuilder};
 const ROUNDS: usize = 3;
 
 fn main() {
+    // On a thread of the pool, as training loads: from another one every kernel would wait to be taken up.
+    rayon::scope(|_| measure());
+}
+
+fn measure() {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("load of the machine: {}", load.trim());
     let bytes = speech();
