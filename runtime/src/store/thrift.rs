@@ -6,8 +6,8 @@ use std::fmt;
 /// How deep structs and lists may lie in each other, as in the parquet crate.
 const DEPTH: u8 = 64;
 
-/// Most booleans in a list. In a list that is passed over they take no bytes, so that a few bytes could speak of two
-/// thousand million; headers of parquet have no such lists.
+/// Most booleans in the lists of a struct, all together. In a list that is passed over they take no bytes, so that a few
+/// bytes could speak of two thousand million; headers of parquet have no such lists.
 const BOOLEANS: u64 = 1 << 16;
 
 /// What is wrong with a struct.
@@ -34,7 +34,7 @@ impl fmt::Display for Fault {
 /// # Errors
 /// When the struct does not end within `bytes`, or no reader should try to read it.
 pub(super) fn number_in_struct(bytes: &[u8], wanted: i64) -> Result<i64, Fault> {
-    let mut rest = Rest(bytes);
+    let mut rest = Rest { bytes, booleans: 0 };
     let (mut id, mut largest) = (0, 0);
     while let Some((kind, step)) = rest.field()? {
         id = match step {
@@ -55,18 +55,22 @@ pub(super) fn number_in_struct(bytes: &[u8], wanted: i64) -> Result<i64, Fault> 
 }
 
 /// What was not looked at yet.
-struct Rest<'a>(&'a [u8]);
+struct Rest<'a> {
+    bytes: &'a [u8],
+    /// In the lists so far.
+    booleans: u64,
+}
 
 impl Rest<'_> {
     fn byte(&mut self) -> Result<u8, Fault> {
-        let (first, rest) = self.0.split_first().ok_or(Fault::Cut)?;
-        self.0 = rest;
+        let (first, rest) = self.bytes.split_first().ok_or(Fault::Cut)?;
+        self.bytes = rest;
         Ok(*first)
     }
 
     fn pass(&mut self, count: u64) -> Result<(), Fault> {
         let count = usize::try_from(count).map_err(|_| Fault::Cut)?;
-        self.0 = self.0.get(count..).ok_or(Fault::Cut)?;
+        self.bytes = self.bytes.get(count..).ok_or(Fault::Cut)?;
         Ok(())
     }
 
@@ -139,9 +143,12 @@ impl Rest<'_> {
 
     /// Passes over `count` times values of these kinds.
     fn skip_all(&mut self, kinds: &[u8], count: u64, depth: u8) -> Result<(), Fault> {
-        let without_bytes = kinds.iter().all(|kind| matches!(kind, 1 | 2));
-        if without_bytes && count > BOOLEANS {
-            return Err(Fault::Nonsense("it has a list of too many booleans"));
+        if kinds.iter().all(|kind| matches!(kind, 1 | 2)) {
+            self.booleans = self.booleans.saturating_add(count);
+            return match self.booleans {
+                0..=BOOLEANS => Ok(()),
+                _ => Err(Fault::Nonsense("it has lists of too many booleans")),
+            };
         }
         // Some writers give an empty list no kind.
         for _ in 0..count {
@@ -185,6 +192,8 @@ mod tests {
             begun(&[0x19, 0xF2]),
             [&begun(&[0x1B])[..], &[0x22]].concat(),
             begun(&[0x19, 0x29, 0xF1]),
+            // Many lists of not so many.
+            [0x19, 0xF1, 0xFF, 0xFF, 0x03].repeat(2),
             vec![0x1E],
             [0xFF; 11].to_vec(),
             vec![0x16, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF],
