@@ -22,7 +22,7 @@ use crate::plan::ledger::Ledger;
 use crate::plan::{Options, Plan};
 use crate::processes::{Loss, SignalFlags};
 use crate::spec::Checked;
-use crate::store::{Access, Store, StoreError};
+use crate::store::{Access, SnapshotWriter, Store, StoreError};
 pub use joined::joined;
 use region::Ran;
 
@@ -145,6 +145,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     let store = Store::open(&options.state, Access::Run { run_id: id.clone() })?;
     let folder = store.create_run_folder(&id)?;
     let log = records::EventLog::open(&folder, events)?;
+    let snapshots = store.snapshot_writer(&id, &checked.pipeline.path)?;
     let signals = Arc::new(Signals {
         processes: options.processes.clone(),
         ..Signals::default()
@@ -166,7 +167,15 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         stages: checked.stages.iter().map(|stage| stage.name.clone()).collect(),
     });
     let mut ran = Ran::default();
-    let outcome = run_regions(checked, options, events, store.clone(), &id, &signals, &mut ran);
+    let outcome = run_regions(
+        checked,
+        options,
+        events,
+        store.clone(),
+        (&id, &snapshots),
+        &signals,
+        &mut ran,
+    );
     let outcome = match (outcome, signals.lost()) {
         // Where a stage found out first, it says what it was about.
         (outcome @ Err(RunError::Stage { .. }), _) | (outcome, None) => outcome,
@@ -254,7 +263,7 @@ fn run_regions(
     options: &Options,
     events: &Events,
     store: Store,
-    id: &str,
+    (id, snapshots): (&str, &SnapshotWriter),
     signals: &Arc<Signals>,
     ran: &mut Ran,
 ) -> Result<Done, RunError> {
@@ -270,7 +279,9 @@ fn run_regions(
         if let Some(Loss { message, .. }) = signals.lost() {
             return Err(RunError::Process { message });
         }
-        region::run(&mut ledger, region, id, signals, ran)?;
+        region::run(&mut ledger, region, id, snapshots, signals, ran)?;
+        // A shortcut for the next run, and no more.
+        let _ = store.append_sources();
         for node in ledger.graph.regions[region].nodes.clone() {
             if let Some(summary) = limits::summarise(&ledger, node, ran) {
                 events.send(Event::StageFinished {

@@ -20,9 +20,10 @@ pub fn gc(arguments: &GcArguments, out: &mut dyn Write) -> Result<Exit, Failure>
     let collected = store.collect(arguments.keep as usize, arguments.dry_run)?;
     writeln!(
         out,
-        "{} {} ({} MiB) and {} of runs; {} stay",
+        "{} {}, {} of others ({} MiB) and {} of runs; {} stay",
         if arguments.dry_run { "would remove" } else { "removed" },
         plural(collected.artifacts, "artifact"),
+        plural(collected.partitions, "partition"),
         count(collected.bytes >> 20),
         plural(collected.runs, "folder"),
         plural(collected.kept, "artifact"),

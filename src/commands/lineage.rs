@@ -3,12 +3,11 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::plan::{Plan, StagePlan};
-use flow_runtime::store::Record;
+use flow_runtime::store::{Record, StageSnapshot};
 use flow_runtime::{Partition, Reject};
 
 use super::past_run::PastRun;
-use super::rejects::{latest_records, on_one_line, stage_of};
+use super::rejects::{on_one_line, stage_of};
 use crate::arguments::LineageArguments;
 use crate::failure::{Exit, Failure};
 
@@ -27,13 +26,18 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     let run = PastRun::find(&arguments.look)?;
     let plan = run.plan()?;
     let wanted = Wanted::parse(&arguments.segment)?;
+    let snapshots = run.snapshots()?;
     let mut found = Vec::new();
+    let mut knows_partition = false;
     for stage in &plan.stages {
         // The keys and decisions of a global stage are its own affair.
         if stage.stage.ends_with(":keys") || stage.stage.ends_with(":decide") {
             continue;
         }
-        for record in latest_records(&run.store, stage)? {
+        let Some(stage) = snapshots.of(&stage.stage) else {
+            continue;
+        };
+        for record in run.records_of(stage)? {
             if wanted
                 .partition
                 .as_ref()
@@ -41,15 +45,12 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
             {
                 continue;
             }
+            knows_partition = true;
             found.extend(of_record(&run, stage, &record, &wanted)?);
         }
     }
     if found.is_empty() {
-        let known = wanted
-            .partition
-            .as_ref()
-            .is_none_or(|partition| has_partition(&run, &plan, partition));
-        let help = if known {
+        let help = if knows_partition || wanted.partition.is_none() {
             "its id may be spelt otherwise, or no stored stage has it: a segment that only streamed stages saw leaves no trace"
         } else {
             "name it as LANG/SHARD/SEGMENT, or SEGMENT alone to look in all partitions"
@@ -117,7 +118,7 @@ impl Step {
 }
 
 /// What a stage's record says of the segment: rows on its stored ports, and rejects.
-fn of_record(run: &PastRun, stage: &StagePlan, record: &Record, wanted: &Wanted) -> Result<Vec<Step>, Failure> {
+fn of_record(run: &PastRun, stage: &StageSnapshot, record: &Record, wanted: &Wanted) -> Result<Vec<Step>, Failure> {
     let name = stage_of(&stage.stage).to_string();
     let mut steps = Vec::new();
     let step = |row, fate, values| Step {
@@ -172,13 +173,6 @@ fn values_of(values: &str) -> Vec<(String, String)> {
             .collect(),
         _ => Vec::new(),
     }
-}
-
-fn has_partition(run: &PastRun, plan: &Plan, partition: &Partition) -> bool {
-    plan.stages
-        .iter()
-        .filter_map(|stage| run.store.records(&stage.recipe).ok())
-        .any(|records| records.latest(partition).is_some())
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! A run that was, or one that is going on, as it stands in the state directory.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use flow_runtime::event::{EVENT_VERSION, Event};
 use flow_runtime::plan::{PLAN_VERSION, Plan};
-use flow_runtime::store::{Access, Store};
+use flow_runtime::store::{Access, Record, RunSnapshots, StageSnapshot, Store};
 
 use crate::arguments::LookArguments;
 use crate::failure::Failure;
+use crate::table::plural;
 
 pub struct PastRun {
     pub id: String,
@@ -103,6 +105,30 @@ impl PastRun {
             )));
         }
         Ok(plan)
+    }
+
+    /// What the stages of the run had, as far as it came.
+    pub fn snapshots(&self) -> Result<RunSnapshots, Failure> {
+        self.store.run_snapshots(&self.id)?.ok_or_else(|| {
+            Failure::unreadable(format!(
+                "run {} did not note what its stages had: an earlier version of flow made it",
+                self.id
+            ))
+        })
+    }
+
+    /// The records of a stage in the run.
+    pub fn records_of(&self, snapshot: &StageSnapshot) -> Result<Vec<Arc<Record>>, Failure> {
+        let standing = snapshot.among(&self.store.records(&snapshot.recipe)?);
+        match snapshot.keys.len() - standing.len() {
+            0 => Ok(standing),
+            lost => Err(Failure::unreadable(format!(
+                "{} of stage `{}` that run {} had are no longer there: `flow gc` removed them, or their files are lost",
+                plural(lost as u64, "partition"),
+                snapshot.stage,
+                self.id
+            ))),
+        }
     }
 
     /// All events so far, with their lines as they were written.

@@ -2,11 +2,9 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 
 use flow_runtime::RejectSet;
-use flow_runtime::plan::{Plan, StagePlan};
-use flow_runtime::store::{Record, Store};
+use flow_runtime::plan::Plan;
 
 use super::past_run::PastRun;
 use crate::arguments::RejectsArguments;
@@ -23,7 +21,7 @@ pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit
         let help = flow_runtime::spec::did_you_mean(stage, stages.iter().copied(), "stages");
         return Err(Failure::usage(format!("run {} has no stage `{stage}`", run.id), help));
     }
-    let set = of_run(&run.store, &plan, arguments.stage.as_deref())?;
+    let set = of_run(&run, &plan, arguments.stage.as_deref())?;
     if let Some(path) = &arguments.export {
         export(&set, arguments.reason.as_deref(), path)?;
     } else if arguments.stage.is_some() || arguments.reason.is_some() {
@@ -50,38 +48,21 @@ pub(super) fn stage_of(part: &str) -> &str {
     part.split(':').next().unwrap_or(part)
 }
 
-/// The rejects of the partitions of a run's plan, as they were committed last.
-fn of_run(store: &Store, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
+/// The rejects of the stages of a run.
+fn of_run(run: &PastRun, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
+    let snapshots = run.snapshots()?;
     let mut stages = Vec::new();
     for planned in plan
         .stages
         .iter()
         .filter(|planned| stage.is_none_or(|stage| stage_of(&planned.stage) == stage))
     {
-        let standing = latest_records(store, planned)?;
-        stages.push((stage_of(&planned.stage).to_string(), planned.recipe, standing));
+        if let Some(snapshot) = snapshots.of(&planned.stage) {
+            let records = run.records_of(snapshot)?;
+            stages.push((stage_of(&planned.stage).to_string(), snapshot.recipe, records));
+        }
     }
-    Ok(store.reject_set(&stages))
-}
-
-/// The records of a stage of a plan, as they were committed last.
-pub(super) fn latest_records(store: &Store, planned: &StagePlan) -> Result<Vec<Arc<Record>>, Failure> {
-    let records = store.records(&planned.recipe)?;
-    // Where the plan could not know the partitions yet, all that were committed count.
-    Ok(if planned.partitions.is_empty() {
-        records
-            .partitions()
-            .filter_map(|partition| records.latest(partition))
-            .map(Arc::clone)
-            .collect()
-    } else {
-        planned
-            .partitions
-            .iter()
-            .filter_map(|one| records.latest(&one.partition))
-            .map(Arc::clone)
-            .collect()
-    })
+    Ok(run.store.reject_set(&stages))
 }
 
 fn count(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {

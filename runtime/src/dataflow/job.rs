@@ -16,7 +16,7 @@ use crate::plan::ledger::source_digest;
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::RejectClass;
-use crate::store::{Artifact, ArtifactWriter, Counts, Pending, PortRows, Record, SourceDigests, add_up};
+use crate::store::{Artifact, ArtifactWriter, Counts, Pending, PortRows, Record, SnapshotWriter, Store, add_up};
 
 use super::collected::{Collected, in_row_order};
 use super::in_flight::InFlight;
@@ -34,9 +34,9 @@ pub(crate) struct RegionJob {
     pub threads: usize,
     pub in_flight: InFlight,
     pub as_bytes: bool,
-    pub sources: SourceDigests,
-    /// The state directory.
-    pub state: PathBuf,
+    pub store: Store,
+    /// Where the run notes what its stages have.
+    pub snapshots: SnapshotWriter,
     pub events: Events,
     pub cancel: Cancel,
     pub signals: Arc<Signals>,
@@ -167,6 +167,8 @@ pub(crate) struct Shared {
     source_digests: Mutex<BTreeMap<(usize, u64), Digest>>,
     waiting: Mutex<Vec<Written>>,
     committed: Mutex<Vec<(usize, Arc<Record>)>>,
+    /// By node: partitions committed, and rejects of class fault in them.
+    sums: Mutex<Vec<(u64, u64)>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -179,6 +181,7 @@ impl Shared {
         Shared {
             given: expected.iter().map(|_| AtomicU32::new(0)).collect(),
             expected,
+            sums: Mutex::new(vec![(0, 0); job.nodes.len()]),
             job,
             failure: Mutex::default(),
             leave: AtomicBool::new(false),
@@ -249,7 +252,7 @@ impl Shared {
         let files = partition
             .files
             .iter()
-            .map(|file| self.job.sources.digest(file))
+            .map(|file| self.job.store.sources().digest(file))
             .collect::<Result<Vec<_>, _>>()?;
         let digest = source_digest(partition, &files);
         match lock(&self.source_digests).insert((node, ordinal), digest) {
@@ -286,7 +289,7 @@ impl Shared {
             if *kept {
                 let selection = match (selected, described.streams.first().map(|stream| &stream.feed)) {
                     (Some(ranges), Some(Feed::Artifact(input))) => {
-                        let selection = input.select(partition, &ranges, &self.job.state);
+                        let selection = input.select(partition, &ranges, self.job.store.dir());
                         Some(selection.ok_or_else(|| {
                             StageError::failed("it selects from rows that are not stored: a fault of the runtime")
                         })?)
@@ -335,13 +338,18 @@ impl Shared {
             let sum = |of: fn(&Record) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
             let (rows_in, rows_out, rejects) = (sum(|r| r.rows_in), sum(|r| r.rows_out), sum(|r| r.rejects.rows));
             let partitions = records.len() as u64;
-            let mut committed = lock(&self.committed);
-            committed.extend(records.into_iter().map(|record| (node, record)));
-            let own = || committed.iter().filter(|(of, _)| *of == node).map(|(_, record)| record);
-            let done = described.reused + own().count() as u64;
-            let faults = described.reused_faults + own().map(|record| faults(record)).sum::<u64>();
-            let reasons = add_up(own().flat_map(|record| &record.rejects.by_reason));
-            drop(committed);
+            self.job
+                .snapshots
+                .note_committed(&described.stage, &described.recipe, &records)
+                .map_err(|error| (node, error.into()))?;
+            let (done, faults) = {
+                let mut sums = lock(&self.sums);
+                let (done, of_fault) = &mut sums[node];
+                *done += partitions;
+                *of_fault += sum(faults);
+                (described.reused + *done, described.reused_faults + *of_fault)
+            };
+            lock(&self.committed).extend(records.into_iter().map(|record| (node, record)));
             self.job.events.send(Event::Committed {
                 stage: described.stage.clone(),
                 partitions,
@@ -354,6 +362,9 @@ impl Shared {
             if let Some(limit) = described.fault_limit
                 && faults > limit
             {
+                let committed = lock(&self.committed);
+                let own = committed.iter().filter(|(of, _)| *of == node);
+                let reasons = add_up(own.flat_map(|(_, record)| &record.rejects.by_reason));
                 let message = format!(
                     "{faults} rejects of class fault, and max_rejects is {limit}: {}",
                     commonest(&reasons)
@@ -361,6 +372,8 @@ impl Shared {
                 return Err((node, StageError::failed(message).with_help(LIMIT_HELP)));
             }
         }
+        // A shortcut for the next run, as when the run ends: not worth failing for.
+        let _ = self.job.store.append_sources();
         Ok(())
     }
 

@@ -1,74 +1,77 @@
-//! What earlier runs left: their plans, and artifacts that are taken as they stand.
+//! What earlier runs of the pipeline left: their plans, and artifacts that are taken as they stand.
 
-use std::sync::Arc;
-
-use super::StagePlan;
 use super::ledger::Ledger;
-use crate::kind::Role;
+use super::{Plan, StagePlan};
+use crate::partition::Partition;
 use crate::run::RunError;
-use crate::store::Record;
+use crate::store::StageSnapshot;
 
 /// How many runs back older plans are looked at.
 pub(super) const LOOK_BACK: usize = 10;
 
 impl Ledger {
-    /// What an earlier plan said of a node: the latest (0), or one before it.
+    /// What an earlier plan of the pipeline said of a node: the latest (0), or one before it.
     pub fn before(&mut self, node: usize, back: usize) -> Option<&StagePlan> {
         while self.previous.len() <= back {
             let run = self.unread.pop()?;
-            // Only reasons and the choice of an older artifact hang on it, so a plan that cannot be read is
-            // passed over.
+            // Only reasons hang on it, so a plan that cannot be read is passed over.
             let folder = self.store.run_folder(&run).ok();
             let text = folder.and_then(|folder| std::fs::read(folder.join("plan.json")).ok());
+            let plan = text.and_then(|text| serde_json::from_slice::<Plan>(&text).ok());
             self.previous
-                .extend(text.and_then(|text| serde_json::from_slice(&text).ok()));
+                .extend(plan.filter(|plan| plan.pipeline == self.checked.pipeline.name));
         }
         let name = &self.graph.nodes[node].name;
         self.previous[back].stages.iter().find(|stage| stage.stage == *name)
     }
 
-    /// Takes a node that is not selected as it stands: what its recipe has for the present inputs, else the
-    /// latest that there is.
+    /// What the stage of a node last had, all of it, in a run of this pipeline.
+    pub fn last_snapshot(&mut self, node: usize) -> Result<Option<StageSnapshot>, RunError> {
+        let kind = self.stage(node).kind.name();
+        let name = &self.graph.nodes[node].name;
+        Ok(self
+            .store
+            .last_complete_snapshot(&self.checked.pipeline.path, name, kind)?)
+    }
+
+    /// Takes a node that is not selected as it stands: as it would be made from the present inputs, where all of that
+    /// stands, else what the stage had in the last run of this pipeline that came to its end.
+    ///
+    /// Not simply the latest records of its recipe: another stage may have the same recipe, and other settings of the
+    /// stages before it leave records under it too.
     pub fn settle_as_it_stands(&mut self, node: usize) -> Result<(), RunError> {
         if self.nodes[node].all_settled {
             return Ok(());
         }
-        let mut records = self.records(node)?;
-        let mut recipe = self.graph.nodes[node].recipe;
-        for back in 0..LOOK_BACK {
-            if !records.is_empty() {
-                break;
-            }
-            if let Some(before) = self.before(node, back).map(|stage| stage.recipe) {
-                recipe = before;
-                records = Arc::new(self.store.records(&recipe)?);
-            }
-        }
-        let space = self.space(node).ok().flatten();
-        for partition in records.partitions() {
-            let wanted = space
-                .as_ref()
-                .is_none_or(|space| space.binary_search(partition).is_ok())
-                || self.graph.nodes[node].role == Role::Log;
-            if !wanted || self.nodes[node].settled.contains_key(partition) {
-                continue;
-            }
+        if let Some(snapshot) = self.last_snapshot(node)? {
+            let records = self.store.records(&snapshot.recipe)?;
             let described = &self.graph.nodes[node];
-            let kept = |record: &Record| {
-                described
-                    .outputs
-                    .iter()
-                    .zip(&described.kept)
-                    .all(|(port, kept)| !kept || record.ports.contains_key(&port.name))
-            };
-            if let Some(record) = records.of(partition).iter().rev().find(|record| kept(record)) {
-                self.nodes[node].stale += 1;
-                self.nodes[node].settle(partition, Arc::clone(record));
+            let standing: Vec<_> = snapshot
+                .among(&records)
+                .into_iter()
+                .filter(|record| {
+                    let mut kept = described.outputs.iter().zip(&described.kept);
+                    kept.all(|(port, kept)| !kept || record.ports.contains_key(&port.name))
+                })
+                .collect();
+            let state = &mut self.nodes[node];
+            let as_planned = std::mem::take(&mut state.settled);
+            state.missing = (snapshot.keys.len() - standing.len()) as u64;
+            for record in standing {
+                let planned = as_planned.get(&record.partition);
+                state.stale += u64::from(planned.is_none_or(|planned| planned.key != record.key));
+                let partition: Partition = record.partition.clone();
+                state.settle(&partition, record);
             }
+            let left_out = as_planned
+                .keys()
+                .filter(|partition| !snapshot.keys.contains_key(*partition));
+            state.stale += left_out.count() as u64;
+            state.settled_recipe = Some(snapshot.recipe);
+        } else {
+            self.nodes[node].never_complete = true;
         }
-        let state = &mut self.nodes[node];
-        state.settled_recipe = Some(recipe);
-        state.all_settled = true;
+        self.nodes[node].all_settled = true;
         Ok(())
     }
 }

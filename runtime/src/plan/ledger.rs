@@ -39,6 +39,10 @@ pub(crate) struct NodeState {
     pub settled_recipe: Option<Digest>,
     /// How many settled records are not those that the plan would make.
     pub stale: u64,
+    /// How many partitions of what is taken as it stands are lost.
+    pub missing: u64,
+    /// Taken as it stands, though no run ever came to its end.
+    pub never_complete: bool,
     whole: BTreeMap<usize, Digest>,
     decided: Option<Arc<BTreeMap<Partition, Digest>>>,
 }
@@ -66,8 +70,7 @@ pub(crate) struct Ledger {
     pub selection: Selection,
     pub store: Store,
     pub nodes: Vec<NodeState>,
-    /// Plans of the last runs, the latest first, as far as they were asked for: for reasons, and for artifacts
-    /// that are taken as they are.
+    /// Plans of the last runs of the pipeline, the latest first, as far as they were asked for: for reasons.
     pub(super) previous: Vec<Plan>,
     pub(super) unread: Vec<String>,
     pub events: Events,

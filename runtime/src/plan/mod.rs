@@ -110,8 +110,9 @@ pub struct StagePlan {
     pub unknown_partitions: bool,
     /// How often each reason was given, commonest first.
     pub reasons: Vec<(Action, String, u64)>,
+    /// In the plan that a run keeps: those that are not reused.
     pub partitions: Vec<PartitionPlan>,
-    /// Partitions with records that are no longer there.
+    /// Partitions that the stage last had and that are no longer there.
     pub removed: Vec<Partition>,
 }
 
@@ -137,7 +138,7 @@ impl Plan {
 }
 
 /// Version of `plan.json`.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// A role in the words of plans and messages.
 pub(crate) fn role_name(role: Role) -> &'static str {

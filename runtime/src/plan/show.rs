@@ -95,20 +95,16 @@ impl Ledger {
         Ok(plan)
     }
 
-    /// Partitions that the last plan had and that are no longer there.
+    /// Partitions that the stage last had and that are no longer there.
     fn removed(&mut self, node: usize) -> Result<Vec<Partition>, RunError> {
         let Some(space) = self.space(node)? else {
             return Ok(Vec::new());
         };
-        let Some(before) = self.before(node, 0) else {
-            return Ok(Vec::new());
-        };
-        let gone = before
-            .partitions
-            .iter()
-            .map(|one| &one.partition)
-            .filter(|partition| space.binary_search(partition).is_err());
-        Ok(gone.cloned().collect())
+        let gone = self.last_snapshot(node)?.map_or_else(Vec::new, |snapshot| {
+            let gone = |partition: &Partition| space.binary_search(partition).is_err();
+            snapshot.keys.into_keys().filter(gone).collect()
+        });
+        Ok(gone)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::RunError;
 use super::job::{node_job, region_job};
-use super::region::{Ran, failed, started, writer};
+use super::region::{Ran, failed, note, started};
 use crate::dataflow::job::{KeyPart, Signals};
 use crate::dataflow::run_region;
 use crate::digest::Digest;
@@ -14,12 +14,13 @@ use crate::plan::Action;
 use crate::plan::decide::{Decided, NodeVerdict, Verdict, key_of};
 use crate::plan::graph::{Flow, KeyInput, NodeInput};
 use crate::plan::ledger::Ledger;
-use crate::store::{ArtifactWriter, Record};
+use crate::store::{ArtifactWriter, SnapshotWriter};
 
 pub(super) fn run(
     ledger: &mut Ledger,
     nodes: &[usize],
     verdicts: Vec<NodeVerdict>,
+    snapshots: &SnapshotWriter,
     signals: &Arc<Signals>,
     ran: &mut Ran,
 ) -> Result<(), RunError> {
@@ -91,11 +92,11 @@ pub(super) fn run(
             ran.add(*node, 0, reused);
         }
     }
-    for (own, node) in decided.iter().zip(nodes) {
-        make_latest(ledger, *node, own)?;
-    }
     if runs.is_empty() {
         return Ok(());
+    }
+    for node in nodes {
+        note(ledger, *node, snapshots)?;
     }
     let mut jobs = Vec::new();
     for (own, &node) in nodes.iter().enumerate() {
@@ -143,7 +144,7 @@ pub(super) fn run(
     }
     let partitions: Vec<Partition> = runs.iter().map(|partition| all[*partition].clone()).collect();
     let writers: Vec<Option<ArtifactWriter>> = jobs.iter().map(|job| job.writer.clone()).collect();
-    let job = region_job(ledger, partitions, 0, jobs, signals);
+    let job = region_job(ledger, partitions, 0, jobs, snapshots, signals);
     let done = run_region(job);
     for (own, record) in done.committed {
         let node = nodes[own];
@@ -195,32 +196,6 @@ fn is_stored(ledger: &Ledger, input: &NodeInput, producer: &Decided) -> bool {
         }
         _ => false,
     }
-}
-
-/// Marks records that are reused, though others were committed after them (a setting was changed and changed back), as
-/// the latest: `flow rejects` and `--only` look at those.
-fn make_latest(ledger: &mut Ledger, node: usize, decided: &[Decided]) -> Result<(), RunError> {
-    if !ledger.selection.selected[node] {
-        return Ok(());
-    }
-    let records = ledger.records(node)?;
-    let settled = &ledger.nodes[node].settled;
-    let older: Vec<Arc<Record>> = decided
-        .iter()
-        .filter(|one| one.action == Action::Reuse)
-        .filter_map(|one| settled.get(&one.partition))
-        .filter(|record| {
-            records
-                .latest(&record.partition)
-                .is_some_and(|latest| latest.key != record.key)
-        })
-        .cloned()
-        .collect();
-    if !older.is_empty() {
-        writer(ledger, node)?.make_latest(older)?;
-        ledger.nodes[node].records = None;
-    }
-    Ok(())
 }
 
 /// The parts of a running partition's key. A source that runs it digests its files as it reads them.

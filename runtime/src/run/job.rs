@@ -13,12 +13,14 @@ use crate::partition::Partition;
 use crate::plan::graph::{Flow, KEYS_PORT, Part};
 use crate::plan::ledger::Ledger;
 use crate::spec::{LimitAction, RejectLimit};
+use crate::store::SnapshotWriter;
 
 pub(super) fn region_job(
     ledger: &Ledger,
     partitions: Vec<Partition>,
     start: u64,
     nodes: Vec<NodeJob>,
+    snapshots: &SnapshotWriter,
     signals: &Arc<Signals>,
 ) -> RegionJob {
     let left = (partitions.len() as u64).saturating_sub(start).max(1);
@@ -39,8 +41,8 @@ pub(super) fn region_job(
             ledger.options.in_flight_bytes.or(bytes),
         ),
         as_bytes: ledger.options.as_bytes,
-        sources: ledger.store.sources().clone(),
-        state: ledger.store.dir().to_path_buf(),
+        store: ledger.store.clone(),
+        snapshots: snapshots.clone(),
         events: ledger.events.clone(),
         cancel: ledger.cancel.clone(),
         signals: Arc::clone(signals),

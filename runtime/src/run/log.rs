@@ -15,13 +15,14 @@ use crate::kind::{StageError, Standing};
 use crate::partition::Partition;
 use crate::plan::decide::{NodeVerdict, Verdict, result_key};
 use crate::plan::ledger::{Ledger, RESULT};
-use crate::store::{Counts, PortRows};
+use crate::store::{Counts, PortRows, SnapshotWriter};
 
 pub(super) fn run(
     ledger: &mut Ledger,
     nodes: &[usize],
     log: usize,
     verdicts: Vec<NodeVerdict>,
+    snapshots: &SnapshotWriter,
     signals: &Arc<Signals>,
     ran: &mut Ran,
 ) -> Result<(), RunError> {
@@ -59,7 +60,7 @@ pub(super) fn run(
                 .collect();
             jobs.push(job);
         }
-        let job = region_job(ledger, partitions, step, jobs, signals);
+        let job = region_job(ledger, partitions, step, jobs, snapshots, signals);
         let done = run_region(job);
         if let Some(failure) = done.failure {
             return Err(failed(failure));

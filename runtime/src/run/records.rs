@@ -10,7 +10,7 @@ use chrono::{SecondsFormat, Utc};
 use super::RunError;
 use crate::digest::Digest;
 use crate::event::{Event, Events};
-use crate::plan::Plan;
+use crate::plan::{Action, Plan};
 use crate::spec::Checked;
 use crate::store::{Store, StoreError, write_atomically};
 
@@ -26,7 +26,12 @@ pub(super) fn new_run_id() -> String {
 pub(super) fn freeze(store: &Store, id: &str, checked: &Checked, plan: &Plan) -> Result<(), RunError> {
     let folder = store.run_folder(id)?;
     write_atomically(&folder.join("spec.yaml"), checked.pipeline.frozen().as_bytes())?;
-    let mut text = serde_json::to_vec(plan).map_err(|error| RunError::Internal {
+    // Partitions that are reused stand in the run's snapshots.
+    let mut plan = plan.clone();
+    for stage in &mut plan.stages {
+        stage.partitions.retain(|one| one.action != Action::Reuse);
+    }
+    let mut text = serde_json::to_vec(&plan).map_err(|error| RunError::Internal {
         message: format!("plan.json: {error}"),
     })?;
     text.push(b'\n');

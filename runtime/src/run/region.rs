@@ -7,10 +7,11 @@ use super::RunError;
 use super::{dataflow, export, global, log};
 use crate::dataflow::job::{Failure, Signals};
 use crate::event::Event;
+use crate::kind::Role;
 use crate::partition::Partition;
 use crate::plan::graph::RegionKind;
 use crate::plan::ledger::Ledger;
-use crate::store::{ArtifactWriter, Counts, PortRows};
+use crate::store::{ArtifactWriter, Counts, PortRows, SnapshotWriter};
 
 /// How many partitions ran and were reused.
 #[derive(Default)]
@@ -37,6 +38,7 @@ pub(super) fn run(
     ledger: &mut Ledger,
     region: usize,
     run: &str,
+    snapshots: &SnapshotWriter,
     signals: &Arc<Signals>,
     ran: &mut Ran,
 ) -> Result<(), RunError> {
@@ -62,34 +64,60 @@ pub(super) fn run(
         }
     }
     if !selected {
-        return Ok(());
+        nodes.iter().try_for_each(|node| note(ledger, *node, snapshots))?;
+        return Ok(snapshots.flush()?);
     }
     demand_artifacts(ledger, &nodes)?;
     match ledger.graph.regions[region].kind {
-        RegionKind::Dataflow => dataflow::run(ledger, &nodes, verdicts, signals, ran),
+        RegionKind::Dataflow => dataflow::run(ledger, &nodes, verdicts, snapshots, signals, ran),
         RegionKind::Decide { node } => global::run(ledger, node, verdicts, ran),
         RegionKind::Export { node } => export::run(ledger, node, verdicts, run, ran),
-        RegionKind::Log { log } => log::run(ledger, &nodes, log, verdicts, signals, ran),
-    }
+        RegionKind::Log { log } => log::run(ledger, &nodes, log, verdicts, snapshots, signals, ran),
+    }?;
+    nodes.iter().try_for_each(|node| note(ledger, *node, snapshots))?;
+    Ok(snapshots.flush()?)
 }
 
-/// Refuses to run on artifacts of stages that are left out and have none.
+/// Notes in the run's snapshots what a node has: all of it, or what is reused before the rest is made.
+pub(super) fn note(ledger: &Ledger, node: usize, snapshots: &SnapshotWriter) -> Result<(), RunError> {
+    let (described, state) = (&ledger.graph.nodes[node], &ledger.nodes[node]);
+    let feeds_log = matches!(ledger.graph.regions[described.region].kind, RegionKind::Log { log } if log != node);
+    if described.role == Role::Export || feeds_log {
+        return Ok(());
+    }
+    let complete = state.all_settled && !state.never_complete && state.missing == 0;
+    let recipe = state.settled_recipe.unwrap_or(described.recipe);
+    let kind = ledger.stage(node).kind.name();
+    Ok(snapshots.note(&described.name, kind, &recipe, complete, state.settled.values())?)
+}
+
+/// Refuses to run on artifacts of stages that are left out and do not have all of theirs.
 fn demand_artifacts(ledger: &Ledger, nodes: &[usize]) -> Result<(), RunError> {
     for &node in nodes {
         for input in &ledger.graph.nodes[node].inputs {
             let (producer, state) = (&ledger.graph.nodes[input.node], &ledger.nodes[input.node]);
-            if input.flow.is_stored() && !ledger.selection.selected[input.node] && state.settled.is_empty() {
-                return Err(RunError::Usage {
-                    message: format!(
-                        "stage `{}` reads `{}`, which has no artifact yet",
-                        ledger.graph.nodes[node].name, producer.name
-                    ),
-                    help: Some(format!(
-                        "run `{}` first, or leave out --only and --from",
-                        ledger.stage(input.node).name
-                    )),
-                });
+            if !input.flow.is_stored() || ledger.selection.selected[input.node] {
+                continue;
             }
+            let lacks = if state.never_complete && state.settled.is_empty() {
+                "which has no artifact yet".to_string()
+            } else if state.never_complete {
+                "whose artifact was never completed".to_string()
+            } else if state.missing > 0 {
+                format!("whose artifact has lost {} partitions", state.missing)
+            } else {
+                continue;
+            };
+            return Err(RunError::Usage {
+                message: format!(
+                    "stage `{}` reads `{}`, {lacks}",
+                    ledger.graph.nodes[node].name, producer.name
+                ),
+                help: Some(format!(
+                    "run `{}` first, or leave out --only and --from",
+                    ledger.stage(input.node).name
+                )),
+            });
         }
     }
     Ok(())

@@ -2,20 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use serde::Deserialize;
 
+use super::decide::Listing;
 use super::read_back::{self, recipe_folder};
-use super::writer::data_folder;
+use super::record::Record;
+use super::writer::{ArtifactWriter, data_folder};
 use super::{RECIPE_VERSION, Recipe, Store, StoreError, atomic, decide};
 use crate::digest::Digest;
+use crate::partition::Partition;
 
 /// What was removed, or would be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Artifacts: what stages made under settings that no run that is kept had.
     pub artifacts: u64,
+    /// Partitions of artifacts that stay, as they were made from inputs that no run that is kept had.
+    pub partitions: u64,
     pub bytes: u64,
     /// Folders of runs.
     pub runs: u64,
@@ -26,20 +31,46 @@ pub struct Collected {
 /// Of a run's plan, what its stages work under.
 #[derive(Deserialize)]
 struct Planned {
+    #[serde(default)]
+    pipeline: String,
     stages: Vec<PlannedStage>,
 }
 
 #[derive(Deserialize)]
 struct PlannedStage {
+    #[serde(default)]
+    stage: String,
     recipe: Digest,
 }
 
+/// A recipe's folder.
+struct Folder {
+    path: PathBuf,
+    recipe: Digest,
+    records: Vec<Arc<Record>>,
+    data: Listing,
+    /// Bytes of the files that say what is committed.
+    noted: u64,
+}
+
+/// What the runs that are kept need.
+#[derive(Default)]
+struct Needed {
+    /// Recipes that a plan names.
+    recipes: BTreeSet<Digest>,
+    /// Recipes of which a run knew all that it needs: what its snapshots do not name may go.
+    known: BTreeSet<Digest>,
+    records: BTreeSet<(Digest, Partition, Digest)>,
+    snapshots: BTreeSet<PathBuf>,
+}
+
 impl Store {
-    /// Removes the folders of all runs but the last `keep`, and the artifacts that none of these planned with and that
-    /// hold no row which an artifact of theirs selects. With `dry` nothing is removed. Where no run is known, nothing is
-    /// removed either: what the artifacts are for cannot be told.
+    /// Removes the folders of all runs of a pipeline but the last `keep`, the artifacts that none of these planned with,
+    /// and of the others the partitions that none of these had. What holds a row that is selected by something that stays
+    /// stays too. With `dry` nothing is removed. Where no run is known, nothing is removed either: what the artifacts are
+    /// for cannot be told.
     ///
-    /// An artifact goes as a whole; a crash leaves a part of one, whose records do not count without their data.
+    /// After a crash a part is removed, and the rest is found again.
     ///
     /// # Errors
     /// If the store was opened for reading, a writer of it is open, or the plan of a run that is kept cannot be read.
@@ -55,43 +86,63 @@ impl Store {
                 path: self.inner.dir.clone(),
             });
         }
-        let mut old = self.runs()?;
-        let last = old.split_off(old.len().saturating_sub(keep));
-        let mut recipes = BTreeSet::new();
-        let mut planned = false;
-        for run in &last {
-            let path = self.run_folder(run)?.join("plan.json");
-            // A run that ended before it had a plan.
-            let Some(bytes) = atomic::read(&path)? else { continue };
-            let plan: Planned = serde_json::from_slice(&bytes)
-                .map_err(|error| StoreError::io("read the plan", &path, std::io::Error::other(error)))?;
-            recipes.extend(plan.stages.into_iter().map(|stage| stage.recipe));
-            planned = true;
-        }
-        if !planned {
+        let (last, old) = self.last_runs(keep)?;
+        let needed = self.needed(&last)?;
+        if needed.recipes.is_empty() {
             return Ok(Collected::default());
         }
         let folders = self.artifact_folders()?;
-        let wanted = wanted(&folders, &recipes)?;
+        let wanted = wanted(&folders, &needed);
         let mut sum = Collected {
             runs: old.len() as u64,
             kept: wanted.len() as u64,
             ..Collected::default()
         };
-        for (name, (folder, recipe)) in &folders {
-            if wanted.contains(name) {
+        for (name, folder) in &folders {
+            let Some(wanted) = wanted.get(name) else {
+                sum.artifacts += 1;
+                sum.bytes += folder.data.values().sum::<u64>() + folder.noted;
+                if !dry {
+                    // What names the artifact goes last: after a crash the rest is found again.
+                    let removed = match std::fs::remove_dir_all(data_folder(&folder.path)) {
+                        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+                        _ => std::fs::remove_dir_all(&folder.path),
+                    };
+                    removed.map_err(|e| StoreError::io("remove", &folder.path, e))?;
+                }
+                continue;
+            };
+            let is_wanted = |record: &Record| wanted.contains(&(record.partition.clone(), record.key));
+            let gone: Vec<&Arc<Record>> = folder.records.iter().filter(|record| !is_wanted(record)).collect();
+            if gone.is_empty() {
                 continue;
             }
-            let found = recipe_folder(folder, recipe)?;
-            sum.artifacts += 1;
-            sum.bytes += found.data.values().chain(found.records.values()).sum::<u64>();
+            let stays: BTreeSet<String> = folder
+                .records
+                .iter()
+                .filter(|record| is_wanted(record))
+                .flat_map(|record| record.files())
+                .map(|(file, _)| file)
+                .collect();
+            sum.partitions += gone.len() as u64;
+            sum.bytes += gone
+                .iter()
+                .flat_map(|record| record.files())
+                .filter(|(file, _)| !stays.contains(file))
+                .map(|(_, bytes)| bytes)
+                .sum::<u64>();
             if !dry {
-                // What names the artifact goes last: after a crash the rest is found again.
-                let removed = match std::fs::remove_dir_all(data_folder(folder)) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-                    _ => std::fs::remove_dir_all(folder),
-                };
-                removed.map_err(|e| StoreError::io("remove", folder, e))?;
+                let identity = atomic::read(&folder.path.join("recipe.json"))?.unwrap_or_default();
+                ArtifactWriter::open(self.inner.files.clone(), folder.recipe, folder.path.clone(), &identity)?
+                    .retain(is_wanted)?;
+            }
+        }
+        for path in self.snapshot_files()? {
+            if !needed.snapshots.contains(&path) {
+                sum.bytes += std::fs::metadata(&path).map_or(0, |file| file.len());
+                if !dry {
+                    self.inner.files.remove(&path)?;
+                }
             }
         }
         if !dry {
@@ -103,8 +154,62 @@ impl Store {
         Ok(sum)
     }
 
+    /// The last `keep` runs of each pipeline, and the others.
+    fn last_runs(&self, keep: usize) -> Result<(Vec<String>, Vec<String>), StoreError> {
+        let mut of_pipeline: BTreeMap<String, usize> = BTreeMap::new();
+        let (mut last, mut old) = (Vec::new(), Vec::new());
+        for run in self.runs()?.into_iter().rev() {
+            // Runs that ended before they had a plan, or whose plan cannot be read, count as one more pipeline.
+            let plan = atomic::read(&self.run_folder(&run)?.join("plan.json"))?;
+            let plan = plan.and_then(|bytes| serde_json::from_slice::<Planned>(&bytes).ok());
+            let before = of_pipeline
+                .entry(plan.map_or_else(String::new, |plan| plan.pipeline))
+                .or_default();
+            *before += 1;
+            if *before <= keep { last.push(run) } else { old.push(run) }
+        }
+        Ok((last, old))
+    }
+
+    fn needed(&self, runs: &[String]) -> Result<Needed, StoreError> {
+        let mut needed = Needed::default();
+        let mut planned: BTreeSet<(String, Digest)> = BTreeSet::new();
+        let mut complete: BTreeSet<(String, Digest)> = BTreeSet::new();
+        for run in runs {
+            let path = self.run_folder(run)?.join("plan.json");
+            // A run that ended before it had a plan.
+            let Some(bytes) = atomic::read(&path)? else { continue };
+            let plan: Planned = serde_json::from_slice(&bytes)
+                .map_err(|error| StoreError::io("read the plan", &path, std::io::Error::other(error)))?;
+            for stage in plan.stages {
+                needed.recipes.insert(stage.recipe);
+                planned.insert((stage.stage, stage.recipe));
+            }
+            let snapshots = self.run_snapshots(run)?.unwrap_or_default();
+            for snapshot in snapshots.stages {
+                needed.recipes.insert(snapshot.recipe);
+                if snapshot.complete {
+                    complete.insert((snapshot.stage, snapshot.recipe));
+                }
+                let keys = snapshot.keys.into_iter();
+                needed
+                    .records
+                    .extend(keys.map(|(partition, key)| (snapshot.recipe, partition, key)));
+            }
+            let files = self.snapshots_of_run(run)?;
+            needed
+                .snapshots
+                .extend(files.iter().map(|digest| self.snapshot_file(digest)));
+        }
+        needed.known = needed.recipes.clone();
+        for (_, recipe) in planned.difference(&complete) {
+            needed.known.remove(recipe);
+        }
+        Ok(needed)
+    }
+
     /// The folders of all artifacts, by name.
-    fn artifact_folders(&self) -> Result<BTreeMap<String, (PathBuf, Digest)>, StoreError> {
+    fn artifact_folders(&self) -> Result<BTreeMap<String, Folder>, StoreError> {
         let artifacts = self.inner.dir.join("artifacts");
         let entries = match std::fs::read_dir(&artifacts) {
             Ok(entries) => entries,
@@ -118,42 +223,72 @@ impl Store {
             // Without it the folder is not one of ours, or has just been begun and holds nothing yet.
             let Some(bytes) = atomic::read(&path)? else { continue };
             let Recipe { recipe, .. } = read_back::from_json(&path, &bytes, RECIPE_VERSION)?;
-            if let Ok(name) = entry.file_name().into_string() {
-                folders.insert(name, (entry.path(), recipe));
-            }
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let found = recipe_folder(&entry.path(), &recipe)?;
+            let folder = Folder {
+                path: entry.path(),
+                recipe,
+                noted: found.records.values().chain(found.top.values()).sum(),
+                records: decide::merge(found.index, found.groups),
+                data: found.data,
+            };
+            folders.insert(name, folder);
         }
         Ok(folders)
     }
 }
 
-/// The names of the folders of these recipes, and of those whose files their records select rows of.
-fn wanted(
-    folders: &BTreeMap<String, (PathBuf, Digest)>,
-    recipes: &BTreeSet<Digest>,
-) -> Result<BTreeSet<String>, StoreError> {
-    let mut open: Vec<&String> = folders
-        .iter()
-        .filter(|(_, (_, recipe))| recipes.contains(recipe))
-        .map(|(name, _)| name)
-        .collect();
-    let mut wanted = BTreeSet::new();
-    while let Some(name) = open.pop() {
-        if !wanted.insert(name.clone()) {
+/// A partition and a key.
+type RecordName = (Partition, Digest);
+
+/// By the names of their folders, the artifacts that stay, and which of their records.
+fn wanted(folders: &BTreeMap<String, Folder>, needed: &Needed) -> BTreeMap<String, BTreeSet<RecordName>> {
+    let mut wanted: BTreeMap<String, BTreeSet<RecordName>> = BTreeMap::new();
+    let mut open: Vec<(&String, &Arc<Record>)> = Vec::new();
+    for (name, folder) in folders {
+        if !needed.recipes.contains(&folder.recipe) {
             continue;
         }
-        let (folder, recipe) = &folders[name];
-        let found = recipe_folder(folder, recipe)?;
-        for record in decide::merge(found.index, found.groups) {
-            for selection in record.ports.values().filter_map(|port| port.selection.as_ref()) {
-                // artifacts/<name>/data/<file>
-                let other = selection
-                    .file
-                    .split('/')
-                    .nth(1)
-                    .and_then(|name| folders.get_key_value(name));
-                open.extend(other.map(|(name, _)| name));
-            }
+        wanted.entry(name.clone()).or_default();
+        let all = !needed.known.contains(&folder.recipe);
+        open.extend(
+            folder
+                .records
+                .iter()
+                .map(|record| (name, record))
+                .filter(|(_, record)| {
+                    all || needed
+                        .records
+                        .contains(&(folder.recipe, record.partition.clone(), record.key))
+                }),
+        );
+    }
+    // Whose data file a selection names.
+    let mut owners: BTreeMap<&String, BTreeMap<String, &Arc<Record>>> = BTreeMap::new();
+    while let Some((name, record)) = open.pop() {
+        let name_of = (record.partition.clone(), record.key);
+        if !wanted.entry(name.clone()).or_default().insert(name_of) {
+            continue;
+        }
+        for selection in record.ports.values().filter_map(|port| port.selection.as_ref()) {
+            // artifacts/<name>/data/<file>
+            let mut parts = selection.file.split('/').skip(1);
+            let (other, file) = (parts.next(), parts.nth(1));
+            let Some((other, folder)) = other.and_then(|name| folders.get_key_value(name)) else {
+                continue;
+            };
+            let owners = owners.entry(other).or_insert_with(|| {
+                let owned = |record| move |(file, _)| (file, record);
+                folder
+                    .records
+                    .iter()
+                    .flat_map(|record| record.files().map(owned(record)))
+                    .collect()
+            });
+            open.extend(file.and_then(|file| owners.get(file)).map(|record| (other, *record)));
         }
     }
-    Ok(wanted)
+    wanted
 }

@@ -8,8 +8,9 @@
 //!    data/<key>.<port>.<digest>.parquet     one file per stored port of a partition; `rejects` for rejects
 //!    records/<generation>-<number>.json     one file per committed group of partitions
 //!    index.json               all records, once the artifact is complete; takes the place of records/
-//! sources.json                digests of source files: a shortcut, never part of a key
-//! runs/<id>/                  the frozen spec and plan, the events and the report of a run
+//! snapshots/<digest>.json     partitions and keys: of which records the artifact of a stage was made up in a run
+//! sources.json, sources.jsonl digests of source files: a shortcut, never part of a key
+//! runs/<id>/                  the frozen spec and plan, the events, the snapshots and the report of a run
 //! scratch/<stage>/            what may be lost at any time
 //! ```
 //!
@@ -34,6 +35,7 @@ mod read_back;
 mod record;
 mod rejects;
 mod removed;
+mod snapshot;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -52,6 +54,8 @@ pub(crate) use record::Ranges;
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
 pub use rejects::{RejectSet, add_up};
 pub use removed::{REMOVED_SUFFIX, remove_source, was_removed};
+pub(crate) use snapshot::SnapshotWriter;
+pub use snapshot::{RunSnapshots, StageSnapshot};
 pub use sources::SourceDigests;
 pub use writer::{ArtifactWriter, Pending, PortRows};
 
@@ -161,7 +165,10 @@ impl Store {
                 Some(lock)
             }
         };
-        let sources = SourceDigests::load(&dir.join("sources.json"))?;
+        let sources = SourceDigests::load(dir)?;
+        if lock.is_some() {
+            sources.save(&files, dir)?;
+        }
         let inner = Inner {
             dir: dir.to_path_buf(),
             files,
@@ -190,10 +197,16 @@ impl Store {
     /// Writes down the digests of source files for the next run. Does nothing if opened for reading.
     pub fn save_sources(&self) -> Result<(), StoreError> {
         match self.inner.lock {
-            Some(_) => self
-                .inner
-                .sources
-                .save(&self.inner.files, &self.inner.dir.join("sources.json")),
+            Some(_) => self.inner.sources.save(&self.inner.files, &self.inner.dir),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes down the digests of source files that were made since this was last called, so that a run that is killed
+    /// does not read those files again. Costs as much as there is that is new. Does nothing if opened for reading.
+    pub(crate) fn append_sources(&self) -> Result<(), StoreError> {
+        match self.inner.lock {
+            Some(_) => self.inner.sources.append(&self.inner.dir),
             None => Ok(()),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,12 +17,17 @@ use super::read_back;
 use super::removed;
 use crate::digest::Digest;
 
-/// Version of `sources.json`.
-const SOURCES_VERSION: u64 = 1;
+/// Version of `sources.json` and `sources.jsonl`.
+const SOURCES_VERSION: u64 = 2;
 
-/// A file changed this recently is not noted: a further change within the same tick of the file system's
-/// clock would not show.
+/// A digest is trusted if the file was changed longer before it was read than this: a further change within the same
+/// tick of the file system's clock would not show.
 const SETTLED: Duration = Duration::from_secs(2);
+
+/// All digests, as of the end of the last run.
+const FILE: &str = "sources.json";
+/// Those that the run in hand made, one to a line.
+const JOURNAL: &str = "sources.jsonl";
 
 /// Digests of files outside the store. Cheap to clone; clones share what they know.
 ///
@@ -36,6 +41,8 @@ pub struct SourceDigests {
 #[derive(Default)]
 struct Shared {
     notes: Mutex<BTreeMap<String, Note>>,
+    /// What is in `notes` and not yet in the journal.
+    fresh: Mutex<Vec<(String, Note)>>,
     changed: AtomicBool,
 }
 
@@ -46,6 +53,10 @@ struct Note {
     mtime_ns: i64,
     inode: u64,
     digest: Digest,
+    /// When the file was first seen as it is (seconds since 1970, by this machine's clock), where it may have been changed
+    /// just before: such a note is not trusted. If the file is read again and is still as it was, the next one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seen: Option<u64>,
 }
 
 impl Note {
@@ -59,12 +70,26 @@ impl Note {
             mtime_ns,
             inode: metadata.ino(),
             digest,
+            seen: None,
         }
     }
 
     fn fits(&self, metadata: &Metadata) -> bool {
-        *self == Note::of(metadata, self.digest)
+        let now = Note::of(metadata, self.digest);
+        (self.size, self.mtime_ns, self.inode) == (now.size, now.mtime_ns, now.inode)
     }
+}
+
+/// Whether whoever changes a file from now on leaves another modification time than the file has. The modification time
+/// itself may lie in the future, if somebody set it or if the file server's clock is ahead.
+fn is_settled(metadata: &Metadata, known: Option<&Note>, now: SystemTime) -> bool {
+    let age = |at: SystemTime| now.duration_since(at).is_ok_and(|age| age >= SETTLED);
+    let changed = u64::try_from(metadata.ctime()).map(|at| SystemTime::UNIX_EPOCH + Duration::from_secs(at));
+    let seen = known
+        .filter(|note| note.fits(metadata))
+        .and_then(|note| note.seen)
+        .map(|at| SystemTime::UNIX_EPOCH + Duration::from_secs(at));
+    metadata.modified().is_ok_and(age) || changed.is_ok_and(age) || seen.is_some_and(age)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -75,6 +100,21 @@ struct Stored {
 }
 
 impl read_back::Versioned for Stored {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+/// A line of the journal.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JournalLine {
+    version: u64,
+    file: String,
+    note: Note,
+}
+
+impl read_back::Versioned for JournalLine {
     fn version(&self) -> u64 {
         self.version
     }
@@ -91,33 +131,73 @@ impl SourceDigests {
         Ok(removed::digest(path)?.unwrap_or_else(Self::absent))
     }
 
-    pub(super) fn load(path: &Path) -> Result<Self, StoreError> {
-        let notes = match atomic::read(path)? {
+    /// Reads what earlier runs noted in the state directory `dir`.
+    pub(super) fn load(dir: &Path) -> Result<Self, StoreError> {
+        let path = dir.join(FILE);
+        let mut notes = match atomic::read(&path)? {
             None => BTreeMap::new(),
-            Some(bytes) => match read_back::from_json::<Stored>(path, &bytes, SOURCES_VERSION) {
+            Some(bytes) => match read_back::from_json::<Stored>(&path, &bytes, SOURCES_VERSION) {
                 Ok(stored) => stored.files,
                 // Lost notes cost time, not truth.
                 Err(StoreError::Damaged { .. }) => BTreeMap::new(),
                 Err(error) => return Err(error),
             },
         };
+        // Of a run that did not come to its end.
+        let path = dir.join(JOURNAL);
+        let journal = atomic::read(&path)?;
+        for line in journal.iter().flat_map(|bytes| bytes.split(|byte| *byte == b'\n')) {
+            match read_back::from_json::<JournalLine>(&path, line, SOURCES_VERSION) {
+                Ok(line) => {
+                    notes.insert(line.file, line.note);
+                }
+                Err(StoreError::Damaged { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(SourceDigests {
             shared: Arc::new(Shared {
                 notes: Mutex::new(notes),
-                changed: AtomicBool::new(false),
+                fresh: Mutex::default(),
+                changed: AtomicBool::new(journal.is_some()),
             }),
         })
     }
 
-    pub(super) fn save(&self, files: &Files, path: &Path) -> Result<(), StoreError> {
+    /// Writes all notes, in place of the journal.
+    pub(super) fn save(&self, files: &Files, dir: &Path) -> Result<(), StoreError> {
         if !self.shared.changed.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
+        self.fresh().clear();
         let stored = Stored {
             version: SOURCES_VERSION,
             files: self.notes().clone(),
         };
-        files.replace(path, &read_back::to_json(path, &stored)?)
+        let path = dir.join(FILE);
+        files.replace(&path, &read_back::to_json(&path, &stored)?)?;
+        files.remove(&dir.join(JOURNAL))
+    }
+
+    /// Adds to the journal what was noted since it was last called.
+    pub(super) fn append(&self, dir: &Path) -> Result<(), StoreError> {
+        let mut fresh = self.fresh();
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        let path = dir.join(JOURNAL);
+        let mut lines = Vec::new();
+        for (file, note) in fresh.drain(..) {
+            let version = SOURCES_VERSION;
+            lines.extend(read_back::to_json(&path, &JournalLine { version, file, note })?);
+        }
+        // Not brought to the disk: after a power cut the files are read again.
+        File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(&lines))
+            .map_err(|e| StoreError::io("write", &path, e))
     }
 
     /// The digest of a file's bytes if it is known without reading the file; [`SourceDigests::absent`] if the
@@ -145,22 +225,34 @@ impl SourceDigests {
             if let Some(digest) = self.noted(path, &before) {
                 return Ok(digest);
             }
+            let began = SystemTime::now();
             let digest = match read_digest(path) {
                 Ok(digest) => digest,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(StoreError::io("read", path, e)),
             };
             let Some(after) = look(path)? else { continue };
-            let note = Note::of(&after, digest);
+            let mut note = Note::of(&after, digest);
             if !note.fits(&before) {
                 continue;
             }
-            let settled = after
-                .modified()
-                .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age >= SETTLED));
-            if let (true, Some(name)) = (settled, name_of(path)) {
-                self.notes().insert(name, note);
-                self.shared.changed.store(true, Ordering::Release);
+            if let Some(name) = name_of(path) {
+                let now = SystemTime::now();
+                let mut notes = self.notes();
+                let known = notes.get(&name).copied();
+                if !is_settled(&before, known.as_ref(), began) {
+                    let earlier = known.filter(|known| known.fits(&after)).and_then(|known| known.seen);
+                    let seconds = now
+                        .duration_since(SystemTime::UNIX_EPOCH)
+                        .map_or(0, |now| now.as_secs() + 1);
+                    note.seen = Some(earlier.unwrap_or(seconds));
+                }
+                if known != Some(note) {
+                    notes.insert(name.clone(), note);
+                    drop(notes);
+                    self.fresh().push((name, note));
+                    self.shared.changed.store(true, Ordering::Release);
+                }
             }
             return Ok(digest);
         }
@@ -201,8 +293,12 @@ impl SourceDigests {
         let notes = self.notes();
         notes
             .get(&name_of(path)?)
-            .filter(|note| note.fits(metadata))
+            .filter(|note| note.seen.is_none() && note.fits(metadata))
             .map(|note| note.digest)
+    }
+
+    fn fresh(&self) -> MutexGuard<'_, Vec<(String, Note)>> {
+        self.shared.fresh.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn notes(&self) -> MutexGuard<'_, BTreeMap<String, Note>> {
@@ -260,17 +356,16 @@ mod tests {
     fn a_note_is_trusted_until_size_time_or_inode_differ() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        let stored = folder.path().join("sources.json");
         std::fs::write(&path, b"first").unwrap();
         age(&path, 100);
         let digests = SourceDigests::default();
         assert_eq!(digests.known(&path).unwrap(), None);
         assert_eq!(digests.digest(&path).unwrap(), Digest::of(b"first"));
         assert_eq!(digests.known(&path).unwrap(), Some(Digest::of(b"first")));
-        digests.save(&Files::default(), &stored).unwrap();
+        digests.save(&Files::default(), folder.path()).unwrap();
 
         // Same size, same time: the shortcut believes the note, which shows that the file is not read.
-        let loaded = SourceDigests::load(&stored).unwrap();
+        let loaded = SourceDigests::load(folder.path()).unwrap();
         let time = std::fs::metadata(&path).unwrap().modified().unwrap();
         std::fs::write(&path, b"other").unwrap();
         File::options()
@@ -308,6 +403,63 @@ mod tests {
     }
 
     #[test]
+    fn a_time_in_the_future_is_trusted_once_the_file_was_seen_long_enough() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, b"1").unwrap();
+        let ahead = SystemTime::now() + Duration::from_secs(86_400);
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_modified(ahead).unwrap();
+        let digests = SourceDigests::default();
+        digests.digest(&path).unwrap();
+        assert_eq!(digests.known(&path).unwrap(), None, "just changed");
+        // As if it had been seen by a run of ten seconds ago, which the next one reads from the journal.
+        digests.append(folder.path()).unwrap();
+        let journal = folder.path().join(JOURNAL);
+        let seen = digests.notes().values().next().unwrap().seen.unwrap();
+        let text = std::fs::read_to_string(&journal).unwrap();
+        let older = text.replace(&format!("\"seen\":{seen}"), &format!("\"seen\":{}", seen - 10));
+        assert_ne!(older, text);
+        std::fs::write(&journal, older).unwrap();
+        let next = SourceDigests::load(folder.path()).unwrap();
+        assert_eq!(next.known(&path).unwrap(), None);
+        next.digest(&path).unwrap();
+        assert_eq!(next.known(&path).unwrap(), Some(Digest::of(b"1")));
+        // A change leaves another time, however far ahead the old one was.
+        std::fs::write(&path, b"2").unwrap();
+        assert_eq!(next.digest(&path).unwrap(), Digest::of(b"2"));
+    }
+
+    #[test]
+    fn what_was_noted_survives_a_run_that_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths: Vec<PathBuf> = (0..3).map(|i| folder.path().join(format!("file {i}"))).collect();
+        let digests = SourceDigests::default();
+        for (i, path) in paths.iter().enumerate() {
+            std::fs::write(path, i.to_string()).unwrap();
+            age(path, 100);
+            digests.digest(path).unwrap();
+            digests.append(folder.path()).unwrap();
+        }
+        // The last line was not written to its end.
+        let journal = folder.path().join(JOURNAL);
+        let text = std::fs::read(&journal).unwrap();
+        std::fs::write(&journal, &text[..text.len() - 9]).unwrap();
+        let loaded = SourceDigests::load(folder.path()).unwrap();
+        let known = |digests: &SourceDigests| -> Vec<bool> {
+            let known = paths.iter().map(|path| digests.known(path).unwrap().is_some());
+            known.collect()
+        };
+        assert_eq!(known(&loaded), [true, true, false]);
+        // The next run puts all into one file before it notes more.
+        loaded.save(&Files::default(), folder.path()).unwrap();
+        assert!(!journal.exists());
+        loaded.digest(&paths[2]).unwrap();
+        loaded.append(folder.path()).unwrap();
+        assert_eq!(known(&SourceDigests::load(folder.path()).unwrap()), [true; 3]);
+    }
+
+    #[test]
     fn absent_files_have_a_digest_and_folders_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let digests = SourceDigests::default();
@@ -338,11 +490,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sources.json");
         std::fs::write(&path, b"{\"version\":1,\"files\":{\"/a\":{\"si").unwrap();
-        assert!(SourceDigests::load(&path).unwrap().notes().is_empty());
-        std::fs::write(&path, b"{\"version\":2,\"places\":[]}").unwrap();
+        assert!(SourceDigests::load(folder.path()).unwrap().notes().is_empty());
+        std::fs::write(&path, b"{\"version\":3,\"places\":[]}").unwrap();
         assert!(matches!(
-            SourceDigests::load(&path),
-            Err(StoreError::Newer { found: 2, .. })
+            SourceDigests::load(folder.path()),
+            Err(StoreError::Newer { found: 3, .. })
         ));
     }
 }

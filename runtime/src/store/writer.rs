@@ -69,17 +69,6 @@ impl State {
             }
         }
     }
-
-    /// Puts a record after all others.
-    fn put_last(&mut self, record: Arc<Record>) {
-        self.records
-            .retain(|other| (&other.partition, other.key) != (&record.partition, record.key));
-        self.records.push(record);
-        self.places = (0..)
-            .zip(&self.records)
-            .map(|(at, record)| ((record.partition.clone(), record.key), at))
-            .collect();
-    }
 }
 
 /// A partition whose data lies under temporary names; nothing is committed yet. Dropping it removes them.
@@ -290,16 +279,6 @@ impl ArtifactWriter {
         Ok(result)
     }
 
-    /// Notes standing records once more, so that they are the latest of their partitions.
-    pub fn make_latest(&self, records: Vec<Arc<Record>>) -> Result<(), StoreError> {
-        let mut state = self.lock();
-        self.write_group(&mut state, &records)?;
-        for record in records {
-            state.put_last(record);
-        }
-        Ok(())
-    }
-
     /// Writes one group of records: all of them stand when this returns.
     fn write_group(&self, state: &mut State, records: &[Arc<Record>]) -> Result<(), StoreError> {
         let Shared {
@@ -342,9 +321,6 @@ impl ArtifactWriter {
     /// # Errors
     /// If one of `planned` was not committed.
     pub fn finish<'a>(&self, planned: impl IntoIterator<Item = (&'a Partition, &'a Digest)>) -> Result<(), StoreError> {
-        let Shared {
-            files, recipe, folder, ..
-        } = &*self.shared;
         let mut state = self.lock();
         for (partition, key) in planned {
             if state.standing(partition, key).is_none() {
@@ -356,6 +332,34 @@ impl ArtifactWriter {
         if state.groups.is_empty() && state.has_index {
             return Ok(());
         }
+        self.write_index(&mut state)
+    }
+
+    /// Keeps those of the records that `wanted` names, and removes the data of the others. Gives how many went.
+    pub(super) fn retain(&self, wanted: impl Fn(&Record) -> bool) -> Result<u64, StoreError> {
+        let mut state = self.lock();
+        let before = state.records.len();
+        state.records.retain(|record| wanted(record));
+        state.places = (0..)
+            .zip(&state.records)
+            .map(|(at, record)| ((record.partition.clone(), record.key), at))
+            .collect();
+        let gone = (before - state.records.len()) as u64;
+        if gone > 0 {
+            // From here on the data has no name: a crash leaves files that the next writer removes.
+            self.write_index(&mut state)?;
+            let data = data_folder(&self.shared.folder);
+            for orphan in decide::orphans(&atomic::list(&data)?, &state.records) {
+                self.shared.files.remove(&data.join(orphan))?;
+            }
+        }
+        Ok(gone)
+    }
+
+    fn write_index(&self, state: &mut State) -> Result<(), StoreError> {
+        let Shared {
+            files, recipe, folder, ..
+        } = &*self.shared;
         let path = folder.join("index.json");
         let index = Index {
             version: RECORD_VERSION,

@@ -89,6 +89,26 @@ fn killed_anywhere_the_next_run_ends_with_the_same_bytes() {
     assert!(kills >= 14, "only {kills} of 21 runs came to their kill point");
 }
 
+#[test]
+fn a_killed_run_leaves_the_digests_of_what_it_read() {
+    let place = Place::new();
+    let shards: Vec<PathBuf> = fs::read_dir(place.path("shards"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    for shard in &shards {
+        let file = fs::File::options().write(true).open(shard).unwrap();
+        file.set_modified(std::time::SystemTime::now() - Duration::from_secs(100))
+            .unwrap();
+    }
+    // All partitions of the first region are committed by then.
+    child_of(&place, &[], Some("index-written:1")).wait().unwrap();
+    let store = Store::open(&place.options.state, Access::Read).unwrap();
+    for shard in &shards {
+        assert!(store.sources().known(shard).unwrap().is_some(), "{}", shard.display());
+    }
+}
+
 fn signal(child: &std::process::Child, name: &str) {
     let status = std::process::Command::new("kill")
         .args(["-s", name, &child.id().to_string()])

@@ -5,6 +5,7 @@ mod globals;
 mod killed;
 mod logs;
 mod reuse;
+mod shared_recipes;
 #[path = "../toys/mod.rs"]
 mod toys;
 

@@ -1,0 +1,389 @@
+//! Snapshots: of which records a stage's artifact was made up in a run.
+//!
+//! Two stages may have one recipe (the same kind with the same settings, on other rows), and a partition may have
+//! records under several keys. Which of them a stage had, the records do not tell; a run notes it:
+//!
+//! ```text
+//! snapshots/<digest>.json       partitions with their keys; named by its content, never changed
+//! runs/<id>/snapshots.jsonl     the snapshot of each stage: as it begins (what is reused), and when all of it stands
+//! runs/<id>/committed.jsonl     what was committed since, of the stages that are not complete
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Record, Records, Store, StoreError, atomic, read_back};
+use crate::digest::Digest;
+use crate::partition::Partition;
+
+/// Version of snapshots, and of a run's list of them.
+const SNAPSHOT_VERSION: u64 = 1;
+
+/// Files in a run's folder.
+const SNAPSHOTS: &str = "snapshots.jsonl";
+const COMMITTED: &str = "committed.jsonl";
+
+/// What a stage had in a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageSnapshot {
+    /// The stage's name; parts of a global stage are `NAME:keys`, `NAME:decide` and `NAME:apply`.
+    pub stage: String,
+    /// The name of its kind.
+    pub kind: String,
+    pub recipe: Digest,
+    /// False where the run ended, or has not come, before all partitions of the stage stood.
+    pub complete: bool,
+    /// The key of the record of each partition.
+    pub keys: BTreeMap<Partition, Digest>,
+}
+
+impl StageSnapshot {
+    /// Those of `records` (of the snapshot's recipe) that the stage had, sorted by partition. Records whose data is gone
+    /// are left out.
+    pub fn among(&self, records: &Records) -> Vec<Arc<Record>> {
+        self.keys
+            .iter()
+            .filter_map(|(partition, key)| records.get(partition, key).cloned())
+            .collect()
+    }
+}
+
+/// What the stages of a run had, as far as the run has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunSnapshots {
+    /// The pipeline's file, as an absolute path.
+    pub pipeline: PathBuf,
+    /// In the order in which they were first noted.
+    pub stages: Vec<StageSnapshot>,
+}
+
+impl RunSnapshots {
+    pub fn of(&self, stage: &str) -> Option<&StageSnapshot> {
+        self.stages.iter().find(|snapshot| snapshot.stage == stage)
+    }
+}
+
+/// Partitions and keys: a file below `snapshots/`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Listed {
+    version: u64,
+    recipe: Digest,
+    keys: BTreeMap<Partition, Digest>,
+}
+
+impl read_back::Versioned for Listed {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+/// The first line of a run's list.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Head {
+    version: u64,
+    pipeline: PathBuf,
+}
+
+impl read_back::Versioned for Head {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+/// Another line. Of several lines of a stage the last one counts.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    stage: String,
+    kind: String,
+    recipe: Digest,
+    complete: bool,
+    snapshot: Digest,
+}
+
+/// Partitions of a stage that were committed together.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CommittedLine {
+    stage: String,
+    recipe: Digest,
+    keys: BTreeMap<Partition, Digest>,
+}
+
+/// Writes the lists of a run. Cheap to clone; may be used from any thread.
+#[derive(Clone)]
+pub(crate) struct SnapshotWriter {
+    store: Store,
+    snapshots: Arc<Appended>,
+    committed: Arc<Appended>,
+}
+
+/// A file of lines.
+struct Appended {
+    path: PathBuf,
+    file: Mutex<File>,
+}
+
+impl Appended {
+    fn open(path: PathBuf) -> Result<Self, StoreError> {
+        match OpenOptions::new().create(true).append(true).open(&path) {
+            Ok(file) => Ok(Appended {
+                path,
+                file: Mutex::new(file),
+            }),
+            Err(error) => Err(StoreError::io("write", &path, error)),
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), StoreError> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut file).map_err(|e| StoreError::io("write", &self.path, e))
+    }
+
+    fn append(&self, line: &impl Serialize) -> Result<(), StoreError> {
+        let bytes = read_back::to_json(&self.path, line)?;
+        self.change(|file| file.write_all(&bytes))
+    }
+}
+
+impl SnapshotWriter {
+    /// Notes the records of a stage: all of them, or (not `complete`) those that stand before the others are made.
+    pub fn note<'a>(
+        &self,
+        stage: &str,
+        kind: &str,
+        recipe: &Digest,
+        complete: bool,
+        records: impl IntoIterator<Item = &'a Arc<Record>>,
+    ) -> Result<(), StoreError> {
+        let keys = keys_of(records);
+        let digest = digest_of(recipe, &keys);
+        let path = self.store.snapshot_file(&digest);
+        if !path.exists() {
+            let listed = Listed {
+                version: SNAPSHOT_VERSION,
+                recipe: *recipe,
+                keys,
+            };
+            let files = &self.store.inner.files;
+            files.create_folder(&self.store.inner.dir.join("snapshots"))?;
+            files.replace(&path, &read_back::to_json(&path, &listed)?)?;
+        }
+        self.snapshots.append(&Line {
+            stage: stage.to_string(),
+            kind: kind.to_string(),
+            recipe: *recipe,
+            complete,
+            snapshot: digest,
+        })
+    }
+
+    /// Notes partitions that were just committed. A power cut may cost these lines: no stage is complete by them.
+    pub fn note_committed(&self, stage: &str, recipe: &Digest, records: &[Arc<Record>]) -> Result<(), StoreError> {
+        self.committed.append(&CommittedLine {
+            stage: stage.to_string(),
+            recipe: *recipe,
+            keys: keys_of(records),
+        })
+    }
+
+    /// Brings what was noted to the disk, and forgets what was committed one by one: every stage that is at work is
+    /// complete.
+    pub fn flush(&self) -> Result<(), StoreError> {
+        self.snapshots.change(|file| file.sync_data())?;
+        self.committed.change(|file| file.set_len(0))
+    }
+}
+
+fn keys_of<'a>(records: impl IntoIterator<Item = &'a Arc<Record>>) -> BTreeMap<Partition, Digest> {
+    records
+        .into_iter()
+        .map(|record| (record.partition.clone(), record.key))
+        .collect()
+}
+
+fn digest_of(recipe: &Digest, keys: &BTreeMap<Partition, Digest>) -> Digest {
+    let keys = keys
+        .iter()
+        .flat_map(|(partition, key)| [partition.as_str().as_bytes(), key.as_bytes().as_slice()]);
+    Digest::of_parts(std::iter::once(recipe.as_bytes().as_slice()).chain(keys))
+}
+
+impl Store {
+    /// Begins the lists of a run of the pipeline in the file `pipeline`.
+    pub(crate) fn snapshot_writer(&self, run: &str, pipeline: &Path) -> Result<SnapshotWriter, StoreError> {
+        let folder = self.run_folder(run)?;
+        let writer = SnapshotWriter {
+            store: self.clone(),
+            snapshots: Arc::new(Appended::open(folder.join(SNAPSHOTS))?),
+            committed: Arc::new(Appended::open(folder.join(COMMITTED))?),
+        };
+        writer.snapshots.append(&Head {
+            version: SNAPSHOT_VERSION,
+            pipeline: absolute(pipeline),
+        })?;
+        Ok(writer)
+    }
+
+    /// What the stages of a run had, as far as the run came; none for a run that noted nothing.
+    ///
+    /// # Errors
+    /// If what the run noted is damaged or newer than this binary. A last line that was cut short is passed over.
+    pub fn run_snapshots(&self, run: &str) -> Result<Option<RunSnapshots>, StoreError> {
+        let folder = self.run_folder(run)?;
+        // Read first: a run that goes on forgets these once they are in the other file.
+        let committed: Vec<CommittedLine> = read_lines(&folder.join(COMMITTED), &mut |_| true)?;
+        let Some(noted) = read_noted(&folder.join(SNAPSHOTS), None)? else {
+            return Ok(None);
+        };
+        let mut stages: Vec<StageSnapshot> = Vec::new();
+        for line in noted.lines {
+            let snapshot = StageSnapshot {
+                keys: self.snapshot(&line.snapshot, &line.recipe)?,
+                stage: line.stage,
+                kind: line.kind,
+                recipe: line.recipe,
+                complete: line.complete,
+            };
+            match stages.iter_mut().find(|known| known.stage == snapshot.stage) {
+                Some(known) => *known = snapshot,
+                None => stages.push(snapshot),
+            }
+        }
+        for line in committed {
+            let known = stages.iter_mut().find(|known| known.stage == line.stage);
+            if let Some(known) = known.filter(|known| !known.complete && known.recipe == line.recipe) {
+                known.keys.extend(line.keys);
+            }
+        }
+        Ok(Some(RunSnapshots {
+            pipeline: noted.pipeline,
+            stages,
+        }))
+    }
+
+    /// What a stage last had, all of it, in a run of the pipeline in the file `pipeline`.
+    ///
+    /// # Errors
+    /// As [`Store::run_snapshots`].
+    pub(crate) fn last_complete_snapshot(
+        &self,
+        pipeline: &Path,
+        stage: &str,
+        kind: &str,
+    ) -> Result<Option<StageSnapshot>, StoreError> {
+        let pipeline = absolute(pipeline);
+        for run in self.runs()?.iter().rev() {
+            let Some(noted) = read_noted(&self.run_folder(run)?.join(SNAPSHOTS), Some(&pipeline))? else {
+                continue;
+            };
+            let last = noted.lines.into_iter().rfind(|line| line.stage == stage);
+            // A run that did not come to the end of the stage leaves what the stage had before it.
+            if let Some(line) = last
+                && line.complete
+                && line.kind == kind
+            {
+                return Ok(Some(StageSnapshot {
+                    keys: self.snapshot(&line.snapshot, &line.recipe)?,
+                    stage: line.stage,
+                    kind: line.kind,
+                    recipe: line.recipe,
+                    complete: true,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The digests of the snapshots that a run's list names.
+    pub(super) fn snapshots_of_run(&self, run: &str) -> Result<Vec<Digest>, StoreError> {
+        let noted = read_noted(&self.run_folder(run)?.join(SNAPSHOTS), None)?;
+        Ok(noted.map_or_else(Vec::new, |noted| noted.lines.iter().map(|line| line.snapshot).collect()))
+    }
+
+    /// The names of all files of snapshots.
+    pub(super) fn snapshot_files(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let folder = self.inner.dir.join("snapshots");
+        Ok(atomic::list(&folder)?.keys().map(|name| folder.join(name)).collect())
+    }
+
+    pub(super) fn snapshot_file(&self, digest: &Digest) -> PathBuf {
+        self.inner
+            .dir
+            .join("snapshots")
+            .join(format!("{}.json", digest.to_hex()))
+    }
+
+    fn snapshot(&self, digest: &Digest, recipe: &Digest) -> Result<BTreeMap<Partition, Digest>, StoreError> {
+        let path = self.snapshot_file(digest);
+        let Some(bytes) = atomic::read(&path)? else {
+            let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+            return Err(StoreError::io("read", &path, missing));
+        };
+        let listed: Listed = read_back::from_json(&path, &bytes, SNAPSHOT_VERSION)?;
+        if listed.recipe != *recipe || digest_of(recipe, &listed.keys) != *digest {
+            let detail = "it does not hold what its name says".to_string();
+            return Err(StoreError::Damaged { path, detail });
+        }
+        Ok(listed.keys)
+    }
+}
+
+struct Noted {
+    pipeline: PathBuf,
+    lines: Vec<Line>,
+}
+
+/// Reads a run's list of snapshots; none if there is none, or if it is of another pipeline than `only`.
+fn read_noted(path: &Path, only: Option<&Path>) -> Result<Option<Noted>, StoreError> {
+    let mut head: Option<Result<Head, StoreError>> = None;
+    let mut is_wanted = |line: &[u8]| {
+        let first = head.is_none();
+        let head = head.get_or_insert_with(|| read_back::from_json(path, line, SNAPSHOT_VERSION));
+        !first
+            && head
+                .as_ref()
+                .is_ok_and(|head| only.is_none_or(|only| only == head.pipeline))
+    };
+    let lines = read_lines(path, &mut is_wanted)?;
+    match head {
+        None => Ok(None),
+        Some(Err(error)) => Err(error),
+        Some(Ok(head)) if only.is_some_and(|only| only != head.pipeline) => Ok(None),
+        Some(Ok(Head { pipeline, .. })) => Ok(Some(Noted { pipeline, lines })),
+    }
+}
+
+/// Parses the lines of a file that are wanted; none if it is not there.
+fn read_lines<T: serde::de::DeserializeOwned>(
+    path: &Path,
+    is_wanted: &mut dyn FnMut(&[u8]) -> bool,
+) -> Result<Vec<T>, StoreError> {
+    let bytes = atomic::read(path)?.unwrap_or_default();
+    // A line without its end is being written now, or was when the run was killed.
+    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    bytes[..whole]
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty() && is_wanted(line))
+        .map(|line| {
+            serde_json::from_slice(line).map_err(|error| StoreError::Damaged {
+                path: path.to_path_buf(),
+                detail: error.to_string(),
+            })
+        })
+        .collect()
+}
+
+/// The path without links and dots, or (where the file is not there) as an absolute one.
+fn absolute(path: &Path) -> PathBuf {
+    path.canonicalize()
+        .or_else(|_| std::path::absolute(path))
+        .unwrap_or_else(|_| path.to_path_buf())
+}

@@ -1,0 +1,63 @@
+//! Stages that are not run are taken as they stand: train rows stay train rows, whatever ran before.
+
+use std::process::Command;
+
+use crate::binary::{Workplace, expect_code, program, read_manifest};
+use crate::training::finetune;
+
+/// `flow lineage`, of the latest run.
+fn lineage(place: &Workplace, segment: &str) -> String {
+    let mut flow = program();
+    flow.args(["lineage", segment, "--state"]).arg(place.path("state"));
+    String::from_utf8(flow.output().unwrap().stdout).unwrap()
+}
+
+#[test]
+fn rows_of_training_and_validation_are_never_exchanged() {
+    // What the split says.
+    let known = Workplace::new("micro");
+    known.build_manifests(&[]);
+    let segments = |name: &str| -> Vec<String> {
+        let rows = read_manifest(&known.out().join(name));
+        rows.into_iter().map(|row| row.segment_id).collect()
+    };
+    let (train, val) = (
+        segments("train_manifest_v2.parquet"),
+        segments("val_manifest_v2.parquet"),
+    );
+    assert!(!train.is_empty() && !val.is_empty());
+
+    // Stages that share a recipe (`train_audio` and `val_audio`, `train_rows` and `val_rows`) run in turns, with another
+    // split between them.
+    let place = Workplace::new("micro");
+    let run = |settings: &[&str], more: &[&str]| {
+        let mut flow: Command = finetune(&place, settings);
+        expect_code(&flow.args(more).output().unwrap(), 0);
+    };
+    run(&[], &["--until", "train_data"]);
+    run(&[], &["--until", "val_rows"]);
+    run(&["split_seed=9"], &["--until", "manifest/split"]);
+    run(&["split_seed=9"], &["--only", "train_rows"]);
+    run(&["split_seed=9"], &["--only", "train_data"]);
+    let check = || {
+        for segment in &val {
+            let text = lineage(&place, segment);
+            assert!(
+                !text.contains("train_data:") && !text.contains("train_rows:"),
+                "{segment}:\n{text}"
+            );
+        }
+        for segment in &train {
+            let text = lineage(&place, segment);
+            assert!(
+                text.contains("train_data:") && !text.contains("val_rows:"),
+                "{segment}:\n{text}"
+            );
+        }
+    };
+    check();
+    run(&[], &["--only", "train_data"]);
+    check();
+    run(&["train.max_steps=4"], &["--from", "train_rows"]);
+    check();
+}
