@@ -75,7 +75,21 @@ impl Serialize for Digest {
 
 impl<'de> Deserialize<'de> for Digest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Digest::from_hex(&text).ok_or_else(|| de::Error::custom("expected 64 hexadecimal digits"))
+        deserializer.deserialize_str(HexDigits)
+    }
+}
+
+/// Reads digests without a string for each of them: an index has hundreds of thousands.
+struct HexDigits;
+
+impl de::Visitor<'_> for HexDigits {
+    type Value = Digest;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("64 hexadecimal digits")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Digest, E> {
+        Digest::from_hex(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
     }
 }

@@ -5,6 +5,8 @@ use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::decisions::{self, ALL, Decisions, digests_schema};
 use super::earlier::LOOK_BACK;
 use super::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, Part};
@@ -130,6 +132,18 @@ impl Ledger {
         let records = Arc::new(self.store.records(&self.graph.nodes[node].recipe)?);
         self.nodes[node].records = Some(Arc::clone(&records));
         Ok(records)
+    }
+
+    /// Reads what stands under the recipes of all nodes, on all threads; what cannot be read is named when it is asked for.
+    pub fn read_records(&mut self) {
+        let mut recipes: Vec<_> = self.graph.nodes.iter().map(|node| node.recipe).collect();
+        recipes.sort_unstable();
+        recipes.dedup();
+        let read = |recipe: &Digest| Some((*recipe, Arc::new(self.store.records(recipe).ok()?)));
+        let found: BTreeMap<Digest, Arc<Records>> = recipes.par_iter().filter_map(read).collect();
+        for (node, state) in self.graph.nodes.iter().zip(&mut self.nodes) {
+            state.records = found.get(&node.recipe).cloned();
+        }
     }
 
     /// The partitions on which a node works; none while a stage before it has yet to run.

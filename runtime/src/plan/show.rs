@@ -12,6 +12,7 @@ use crate::run::RunError;
 impl Ledger {
     /// Decides over all regions with what is known now: the plan.
     pub fn plan(&mut self) -> Result<Plan, RunError> {
+        self.read_records();
         let mut stages: BTreeMap<usize, StagePlan> = BTreeMap::new();
         for region in 0..self.graph.regions.len() {
             for verdict in self.decide(region)? {

@@ -387,3 +387,126 @@ fn absolute(path: &Path) -> PathBuf {
         .or_else(|_| std::path::absolute(path))
         .unwrap_or_else(|_| path.to_path_buf())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::RejectRecord;
+    use super::super::{Access, Counts};
+    use super::*;
+
+    fn record(partition: &str, key: u8) -> Arc<Record> {
+        let Counts {
+            rows_in,
+            rows_out,
+            read,
+            merged,
+        } = Counts::default();
+        Arc::new(Record {
+            partition: Partition::new(partition),
+            key: Digest::of(&[key]),
+            inputs: Vec::new(),
+            ports: BTreeMap::new(),
+            rows_in,
+            rows_out,
+            read,
+            merged,
+            rejects: RejectRecord::none(),
+        })
+    }
+
+    fn keys(snapshot: &StageSnapshot) -> Vec<(String, Digest)> {
+        let named = |(partition, key): (&Partition, &Digest)| (partition.to_string(), *key);
+        snapshot.keys.iter().map(named).collect()
+    }
+
+    #[test]
+    fn a_run_tells_what_its_stages_had_however_far_it_came() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), Access::Run { run_id: "x".into() }).unwrap();
+        let recipe = Digest::of(b"recipe");
+        let pipeline = dir.path().join("a.yaml");
+        let begin = |run: &str, pipeline: &Path| {
+            store.create_run_folder(run).unwrap();
+            store.snapshot_writer(run, pipeline).unwrap()
+        };
+        let last = || store.last_complete_snapshot(&pipeline, "clean", "sql").unwrap();
+        assert_eq!(store.run_snapshots("1").unwrap(), None);
+
+        let first = begin("1", &pipeline);
+        first.note("clean", "sql", &recipe, false, [&record("a", 1)]).unwrap();
+        first
+            .note_committed("clean", &recipe, &[record("b", 1), record("a", 2)])
+            .unwrap();
+        let seen = store.run_snapshots("1").unwrap().unwrap();
+        let clean = seen.of("clean").unwrap();
+        assert_eq!(
+            keys(clean),
+            [("a".into(), Digest::of(&[2])), ("b".into(), Digest::of(&[1]))]
+        );
+        assert!(!clean.complete && last().is_none());
+        first
+            .note("clean", "sql", &recipe, true, [&record("a", 2), &record("b", 1)])
+            .unwrap();
+        // What was committed one by one does not count beside the whole, also before it is forgotten.
+        first.note_committed("clean", &recipe, &[record("c", 9)]).unwrap();
+        assert_eq!(last().unwrap().keys.len(), 2);
+        assert_eq!(
+            store
+                .run_snapshots("1")
+                .unwrap()
+                .unwrap()
+                .of("clean")
+                .unwrap()
+                .keys
+                .len(),
+            2
+        );
+        first.flush().unwrap();
+
+        // A run that was cut short, one of another pipeline, and one in which another kind has the name.
+        begin("2", &pipeline)
+            .note("clean", "sql", &recipe, false, [&record("z", 1)])
+            .unwrap();
+        begin("3", &dir.path().join("b/a.yaml"))
+            .note("clean", "sql", &recipe, true, [&record("z", 1)])
+            .unwrap();
+        begin("4", &pipeline)
+            .note("clean", "other", &recipe, true, [&record("z", 1)])
+            .unwrap();
+        assert_eq!(keys(&last().unwrap()), keys(clean));
+    }
+
+    #[test]
+    fn a_line_cut_short_is_passed_over_and_a_damaged_file_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), Access::Run { run_id: "x".into() }).unwrap();
+        let recipe = Digest::of(b"recipe");
+        let folder = store.create_run_folder("1").unwrap();
+        let writer = store.snapshot_writer("1", Path::new("p.yaml")).unwrap();
+        for stage in ["a", "b"] {
+            writer.note(stage, "sql", &recipe, true, [&record(stage, 1)]).unwrap();
+        }
+        let path = folder.join(SNAPSHOTS);
+        let whole = std::fs::read(&path).unwrap();
+        for end in 0..=whole.len() {
+            std::fs::write(&path, &whole[..end]).unwrap();
+            let stages = store.run_snapshots("1").unwrap().map_or(0, |seen| seen.stages.len());
+            let ends = whole[..end].iter().filter(|byte| **byte == b'\n').count();
+            assert_eq!(stages, ends.saturating_sub(1), "{end}");
+        }
+        let newer = String::from_utf8(whole.clone())
+            .unwrap()
+            .replace("\"version\":1", "\"version\":2");
+        std::fs::write(&path, newer).unwrap();
+        assert!(matches!(
+            store.run_snapshots("1"),
+            Err(StoreError::Newer { found: 2, .. })
+        ));
+        std::fs::write(&path, &whole).unwrap();
+        let listed = store.snapshot_files().unwrap().remove(0);
+        let text = std::fs::read_to_string(&listed).unwrap();
+        std::fs::write(&listed, text.replace("\"a\":", "\"c\":").replace("\"b\":", "\"c\":")).unwrap();
+        let error = store.run_snapshots("1").unwrap_err();
+        assert!(error.to_string().contains("snapshots/"), "{error}");
+    }
+}

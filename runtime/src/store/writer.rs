@@ -21,6 +21,10 @@ use crate::digest::Digest;
 use crate::partition::Partition;
 use crate::reject::Reject;
 
+/// So many groups may stay beside an index, if they hold at most this part of all records.
+const LEFT_GROUPS: usize = 16;
+const LEFT_SHARE: usize = 16;
+
 /// The rows of one port of one partition, to be stored: batches in the order of `_row`.
 pub struct PortRows {
     pub name: String,
@@ -48,6 +52,8 @@ struct State {
     generation: u64,
     next_group: u64,
     groups: Vec<GroupName>,
+    /// Records in these groups.
+    grouped: usize,
     has_index: bool,
     /// All that stands committed, in the order of the commits.
     records: Vec<Arc<Record>>,
@@ -312,10 +318,11 @@ impl ArtifactWriter {
         kill::pass(Point::RecordLinked);
         state.next_group += 1;
         state.groups.push(name);
+        state.grouped += records.len();
         Ok(())
     }
 
-    /// Ends the artifact: one index file takes the place of the group records. `planned` are the partitions and
+    /// Ends the artifact: one index file takes the place of the group records, unless they are few. `planned` are the partitions and
     /// keys that this run was to have.
     ///
     /// # Errors
@@ -329,7 +336,9 @@ impl ArtifactWriter {
                 });
             }
         }
-        if state.groups.is_empty() && state.has_index {
+        // A few records are left beside a large index, which would take much longer to write than they to read.
+        let is_small = state.groups.len() <= LEFT_GROUPS && state.grouped * LEFT_SHARE <= state.records.len();
+        if state.has_index && is_small {
             return Ok(());
         }
         self.write_index(&mut state)
@@ -372,6 +381,7 @@ impl ArtifactWriter {
         state.has_index = true;
         state.generation += 1;
         state.next_group = 0;
+        state.grouped = 0;
         for name in std::mem::take(&mut state.groups) {
             files.remove(&records_folder(folder).join(name.file()))?;
         }
@@ -398,6 +408,9 @@ fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, Store
     for name in &stale {
         files.remove(&records.join(name.file()))?;
     }
+    let is_left = |name: &GroupName| !stale.contains(name);
+    let left = found.groups.iter().filter(|(name, _)| is_left(name));
+    let grouped = left.map(|(_, group)| group.records.len()).sum();
     let all = decide::merge(found.index, found.groups);
     let (standing, _) = decide::standing(all, &found.data);
     for orphan in decide::orphans(&found.data, &standing) {
@@ -415,6 +428,7 @@ fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, Store
     let mut state = State {
         generation,
         next_group: 0,
+        grouped,
         groups: groups.into_iter().filter(|name| !stale.contains(name)).collect(),
         has_index: indexed.is_some(),
         records: Vec::new(),
