@@ -109,9 +109,7 @@ fn files_of(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// Never stops, but spares the disk.
 fn unstopped() -> Files {
-    Files {
-        crash: Some(Crash::after(u64::MAX)),
-    }
+    Files::stopping(&Crash::after(u64::MAX))
 }
 
 fn check_crash(acts: &[Act], at: u64, remains: Remains) -> u64 {
@@ -120,9 +118,7 @@ fn check_crash(acts: &[Act], at: u64, remains: Remains) -> u64 {
     let (sure, in_hand, whole) = perform(
         dir.path(),
         acts,
-        Files {
-            crash: Some(crash.clone()),
-        },
+        Files::stopping(&crash),
     );
     crash.settle(remains);
     let stands = standing(dir.path());

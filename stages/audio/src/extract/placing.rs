@@ -13,7 +13,7 @@ use crate::error::AudioError;
 use crate::flac;
 use crate::flac_encode::encode;
 use crate::format::Format;
-use crate::place::{Content, Placed, Range, Target};
+use crate::place::{Content, Range, Target};
 use crate::recording;
 use crate::shards::Shard;
 use crate::space;
@@ -25,8 +25,8 @@ pub(super) struct Kept {
     /// 0 for a file of its own.
     pub offset: u64,
     pub size: u64,
-    /// Not there before.
-    written: bool,
+    /// A file that an extraction made, now or earlier.
+    made: bool,
 }
 
 pub(super) struct Place<'a> {
@@ -52,7 +52,7 @@ pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept
             path: format!("{}/{name}", shard.name()),
             offset,
             size: job.member.size,
-            written: false,
+            made: false,
         })
     };
     jobs.iter().map(point).collect()
@@ -95,8 +95,9 @@ impl Place<'_> {
             .zip(&needed)
             .map(one)
             .collect::<Result<_, AudioError>>()?;
-        if placed.iter().flatten().any(|kept| kept.written) {
-            // What is committed must outlive a power cut.
+        if placed.iter().flatten().any(|kept| kept.made) {
+            // What is committed must outlive a power cut; what stands already may be of a run that was killed before it
+            // came to this.
             self.target.sync()?;
         }
         Ok(placed)
@@ -130,15 +131,15 @@ impl Place<'_> {
             .into_iter()
             .chain(name.split('/'))
             .collect();
-        let kept = |size, placed| Kept {
+        let kept = |size, made| Kept {
             path,
             offset: 0,
             size,
-            written: placed == Placed::Written,
+            made,
         };
         if job.member.in_tar && tar.is_none() {
             return Ok(match self.standing(job, &below)? {
-                Some(size) => Ok(kept(size, Placed::Standing)),
+                Some(size) => Ok(kept(size, true)),
                 None => {
                     let detail = format!("{} was deleted, and {name:?} is not there", tar_path.display());
                     Err(("missing_tar".into(), detail))
@@ -156,7 +157,7 @@ impl Place<'_> {
             },
             _ => {
                 if self.settings.target() == self.settings.shards && !job.encode {
-                    return Ok(Ok(kept(job.member.size, Placed::Standing)));
+                    return Ok(Ok(kept(job.member.size, false)));
                 }
                 source_path = self.shard.folder.join(job.components.join("/"));
                 opened = File::open(&source_path).map_err(|source| AudioError::Read {
@@ -172,11 +173,11 @@ impl Place<'_> {
             }
         };
         if !job.encode {
-            let placed = self.target.place(&below, Content::Copy(from))?;
-            return Ok(Ok(kept(from.size, placed)));
+            self.target.place(&below, Content::Copy(from))?;
+            return Ok(Ok(kept(from.size, true)));
         }
         if let Some(size) = self.standing(job, &below)? {
-            return Ok(Ok(kept(size, Placed::Standing)));
+            return Ok(Ok(kept(size, true)));
         }
         let bytes = read_open_range(from.file, from.path, from.offset, from.size)?;
         let encoded = recording::decode(&bytes, u64::MAX).map(|samples| encode(&samples));
@@ -185,8 +186,8 @@ impl Place<'_> {
             Ok(Some(encoded))
                 if flac::probe(&encoded).is_ok_and(|verdict| verdict.audio_hash == job.member.audio_hash) =>
             {
-                let placed = self.target.place(&below, Content::Bytes(&encoded))?;
-                Ok(Ok(kept(encoded.len() as u64, placed)))
+                self.target.place(&below, Content::Bytes(&encoded))?;
+                Ok(Ok(kept(encoded.len() as u64, true)))
             }
             Ok(_) => {
                 let detail = format!("{name:?} does not hold the samples that were probed");
