@@ -28,5 +28,5 @@ pub use kind::{
 };
 pub use out::Out;
 pub use partition::Partition;
-pub use reject::{Reject, RejectClass};
+pub use reject::{Reject, RejectClass, UNREADABLE};
 pub use store::{Artifact, ExportSet, RejectSet};

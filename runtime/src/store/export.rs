@@ -77,7 +77,7 @@ impl ExportSet {
     /// what `key` stands for. Changes nothing. Files are read only if `sources` has no note of them.
     ///
     /// # Errors
-    /// If a newer flow wrote the folder, or a file cannot be read.
+    /// If a newer flow wrote the folder, or the set's description cannot be read.
     pub fn standing(
         folder: &Path,
         manifest: &str,
@@ -108,7 +108,8 @@ impl ExportSet {
                 Ok(metadata) if metadata.is_file() && metadata.len() == entry.bytes => {}
                 _ => return changed(),
             }
-            if sources.digest(&path)? != entry.digest {
+            // One that cannot be read is made again like one that is gone.
+            if sources.digest(&path).ok() != Some(entry.digest) {
                 return changed();
             }
         }

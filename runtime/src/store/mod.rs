@@ -53,7 +53,7 @@ pub(crate) use record::Ranges;
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
 pub use rejects::{RejectSet, add_up};
 pub use removed::{REMOVED_SUFFIX, remove_source, was_removed};
-pub use sources::SourceDigests;
+pub use sources::{SourceDigests, is_fault_of_the_file};
 pub use writer::{ArtifactWriter, Pending, PortRows};
 
 use std::collections::{BTreeMap, BTreeSet};

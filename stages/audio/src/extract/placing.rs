@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use flow_runtime::UNREADABLE;
 use flow_runtime::store::was_removed;
 use rayon::prelude::*;
 
@@ -58,21 +59,29 @@ pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept
     jobs.iter().map(point).collect()
 }
 
+/// The refusal of what cannot be read; any other error is one of the disk that is written to, or of this process.
+fn unreadable(error: AudioError) -> Result<Refusal, AudioError> {
+    if error.is_unreadable() {
+        Ok((UNREADABLE.into(), error.to_string()))
+    } else {
+        Err(error)
+    }
+}
+
 impl Place<'_> {
     /// Places all jobs, on the threads of the current pool. An error is one of the disk, not of a recording.
     pub fn all(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
         let tar_path = self.shard.tar();
-        let tar = if jobs.iter().any(|job| job.member.in_tar) {
-            match File::open(&tar_path) {
-                Ok(tar) => Some(tar),
-                // Deleted after an extraction: what was wanted then is there.
-                Err(_) if was_removed(&tar_path) => None,
-                Err(source) => return Err(AudioError::Read { path: tar_path, source }),
+        let tar = match File::open(&tar_path) {
+            Ok(tar) => Ok(tar),
+            // Deleted after an extraction: what was wanted then is there.
+            Err(_) if was_removed(&tar_path) => Err(("missing_tar".into(), format!("{} was deleted", tar_path.display()))),
+            Err(source) => {
+                let path = tar_path.clone();
+                Err(unreadable(AudioError::Read { path, source })?)
             }
-        } else {
-            None
         };
-        let readable = |job: &Job<'_>| tar.is_some() || !job.member.in_tar;
+        let readable = |job: &Job<'_>| tar.is_ok() || !job.member.in_tar;
         let missing = |job: &Job<'_>| match readable(job) && !self.may_stand(job) {
             true => self.bound(job),
             false => 0,
@@ -83,7 +92,7 @@ impl Place<'_> {
             needed.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
         )?;
         let one = |(job, needed): (&Job<'_>, &u64)| {
-            let placed = self.one(job, tar.as_ref(), &tar_path);
+            let placed = self.one(job, tar.as_ref(), &tar_path).or_else(|error| unreadable(error).map(Err));
             room.used(*needed);
             match placed {
                 Err(error @ AudioError::UnsafePath { .. }) => Ok(Err(("unsafe_path".into(), error.to_string()))),
@@ -124,7 +133,12 @@ impl Place<'_> {
         }
     }
 
-    fn one(&self, job: &Job<'_>, tar: Option<&File>, tar_path: &Path) -> Result<Result<Kept, Refusal>, AudioError> {
+    fn one(
+        &self,
+        job: &Job<'_>,
+        tar: Result<&File, &Refusal>,
+        tar_path: &Path,
+    ) -> Result<Result<Kept, Refusal>, AudioError> {
         let path = self.path(job).to_string_lossy().into_owned();
         let name = job.name();
         let below: Vec<&str> = [self.shard.lang.as_str(), &self.shard.shard_id]
@@ -137,19 +151,18 @@ impl Place<'_> {
             size,
             made,
         };
-        if job.member.in_tar && tar.is_none() {
+        if job.member.in_tar
+            && let Err((reason, why)) = tar
+        {
             return Ok(match self.standing(job, &below)? {
                 Some(size) => Ok(kept(size, true)),
-                None => {
-                    let detail = format!("{} was deleted, and {name:?} is not there", tar_path.display());
-                    Err(("missing_tar".into(), detail))
-                }
+                None => Err((reason.clone(), format!("{why}, and {name:?} is not there"))),
             });
         }
         let opened;
         let source_path;
         let from = match tar {
-            Some(tar) if job.member.in_tar => Range {
+            Ok(tar) if job.member.in_tar => Range {
                 file: tar,
                 path: tar_path,
                 offset: job.member.offset,
@@ -202,6 +215,8 @@ impl Place<'_> {
         let bytes = match self.target.read(below) {
             Ok(Some(bytes)) => bytes,
             Ok(None) | Err(AudioError::TooLarge { .. } | AudioError::PastEnd { .. }) => return Ok(None),
+            // It is written anew.
+            Err(error) if error.is_unreadable() => return Ok(None),
             Err(error) => return Err(error),
         };
         let found = recording::probe(&bytes, &Format::ALL);
