@@ -414,7 +414,7 @@ fn inputs_that_do_not_fit_are_named() {
 
 #[test]
 fn layout_is_no_change_and_everything_else_is() {
-    let identity = |with: &str| Sql::identity(&serde_yaml::from_str(with).unwrap());
+    let identity = |with: &str| Sql::identity(&yaml::from_text(with).unwrap());
     let base = identity("query: SELECT _row, clean_text(a) AS b FROM scan");
     assert_eq!(
         base,
