@@ -18,6 +18,7 @@ mod row_json;
 pub mod run;
 pub mod spec;
 pub mod store;
+pub mod visible;
 
 pub use available_memory::available_memory;
 pub use context::Context;

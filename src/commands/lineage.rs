@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use flow_runtime::plan::{Plan, StagePlan};
 use flow_runtime::store::Record;
+use flow_runtime::visible::on_one_line;
 use flow_runtime::{Partition, Reject};
 
 use super::past_run::PastRun;
-use super::rejects::{latest_records, on_one_line, stage_of};
+use super::rejects::{latest_records, stage_of};
 use crate::arguments::LineageArguments;
 use crate::failure::{Exit, Failure};
 
@@ -62,7 +63,7 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     for step in &found {
         writeln!(out, "{}", step.text())?;
         for (name, value) in &step.values {
-            writeln!(out, "    {name}: {}", on_one_line(value))?;
+            writeln!(out, "    {}: {}", on_one_line(name), on_one_line(value))?;
         }
     }
     Ok(Exit::Done)

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, Float64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef, UInt32Type};
 use flow_runtime::harness::{Harness, Output};
+use flow_runtime::spec::yaml;
 use flow_runtime::{Kind, ROW, StageError};
 use proptest::prelude::*;
 
