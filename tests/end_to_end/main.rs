@@ -17,3 +17,4 @@ mod sampling;
 mod synthesize;
 mod tokenizer;
 mod training;
+mod unreadable;
