@@ -62,8 +62,14 @@ mod tests {
 
     #[test]
     fn what_a_terminal_obeys_is_shown() {
-        assert_eq!(on_one_line("a\tb\n\u{1b}[2J\u{9b}1m\r\u{7f}"), "a\\tb\\n\\u{1b}[2J\\u{9b}1m\\r\\u{7f}");
-        assert_eq!(on_one_line("\u{202e}gnp.exe\u{2066}\u{2028}"), "\\u{202e}gnp.exe\\u{2066}\\u{2028}");
+        assert_eq!(
+            on_one_line("a\tb\n\u{1b}[2J\u{9b}1m\r\u{7f}"),
+            "a\\tb\\n\\u{1b}[2J\\u{9b}1m\\r\\u{7f}"
+        );
+        assert_eq!(
+            on_one_line("\u{202e}gnp.exe\u{2066}\u{2028}"),
+            "\\u{202e}gnp.exe\\u{2066}\\u{2028}"
+        );
         assert_eq!(in_lines("a\tb\nc\u{1b}]0;x\u{7}\r\n"), "a\tb\nc\\u{1b}]0;x\\u{7}\\r\n");
         // Words of any script, with the joiners and marks that belong to them, stay as they are.
         for text in ["नमस्ते क\u{200d}ष", "اردو\u{200f}", "ü ß 😀", ""] {

@@ -148,7 +148,11 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
     let mut numbers = 0u32..;
     let temporary = loop {
         let mut name = path.as_os_str().to_owned();
-        name.push(format!(".tmp-{}-{}", std::process::id(), numbers.next().unwrap_or_default()));
+        name.push(format!(
+            ".tmp-{}-{}",
+            std::process::id(),
+            numbers.next().unwrap_or_default()
+        ));
         match std::fs::OpenOptions::new().write(true).create_new(true).open(&name) {
             Ok(_) => break PathBuf::from(name),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}

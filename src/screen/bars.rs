@@ -66,7 +66,8 @@ impl Bars {
             Event::StageFigures { figures, .. } if figures::is_notice(figures) => self.say(event),
             Event::StageFigures { stage, figures } => {
                 if let Some(bar) = stages.get(stage) {
-                    bar.bar.set_message(on_one_line(&figures::on_one_line(figures)).into_owned());
+                    bar.bar
+                        .set_message(on_one_line(&figures::on_one_line(figures)).into_owned());
                 }
             }
             Event::StageFinished { stage, .. } => {

@@ -57,7 +57,10 @@ fn of_shards(place: &Workplace) -> BTreeMap<String, Vec<RejectRow>> {
 fn expect_one_reject_each(place: &Workplace) {
     let refused = of_shards(place);
     let names: Vec<&str> = refused.keys().map(String::as_str).collect();
-    assert_eq!(names, ["en/en_0000", "hi/hi_0000", "mr/mr_0000", "ta/ta_0000", "te/te_0000"]);
+    assert_eq!(
+        names,
+        ["en/en_0000", "hi/hi_0000", "mr/mr_0000", "ta/ta_0000", "te/te_0000"]
+    );
     for (name, _) in DAMAGED {
         let (shard, file) = name.rsplit_once('/').unwrap();
         let [reject] = refused[shard].as_slice() else {
@@ -118,13 +121,21 @@ fn what_is_called_like_a_command_to_the_terminal_is_shown() {
     let state = place.path("state");
     let partition = format!("hi/{name}");
     let mut look = |command: &[&str]| {
-        let output = crate::binary::program().args(command).arg("--state").arg(&state).output().unwrap();
+        let output = crate::binary::program()
+            .args(command)
+            .arg("--state")
+            .arg(&state)
+            .output()
+            .unwrap();
         said.push(stderr(&output));
         said.push(String::from_utf8(output.stdout).unwrap());
         said[said.len() - 1].clone()
     };
     let shown = look(&["rejects", "--reason", "corrupt_metadata"]);
-    assert!(shown.contains("hi/hi\\u{1b}]0;owned\\u{7}\\u{202e}\\u{9b}2J\t"), "{shown}");
+    assert!(
+        shown.contains("hi/hi\\u{1b}]0;owned\\u{7}\\u{202e}\\u{9b}2J\t"),
+        "{shown}"
+    );
     look(&["rejects"]);
     look(&["status"]);
     look(&["log"]);

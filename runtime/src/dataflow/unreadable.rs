@@ -99,8 +99,13 @@ mod tests {
         let (out, digest) = given.unwrap();
         assert_eq!((asked, digest), (1, Digest::of(b"none")));
         assert_eq!(out.read, [], "the source was not asked");
-        let [(_, reject)] = out.rejects.as_slice() else { panic!("{:?}", out.rejects) };
-        assert_eq!((reject.reason.as_str(), reject.class, reject.row), (UNREADABLE, RejectClass::Fault, None));
+        let [(_, reject)] = out.rejects.as_slice() else {
+            panic!("{:?}", out.rejects)
+        };
+        assert_eq!(
+            (reject.reason.as_str(), reject.class, reject.row),
+            (UNREADABLE, RejectClass::Fault, None)
+        );
         assert_eq!(reject.detail, "cannot read a.tar");
     }
 
@@ -127,7 +132,13 @@ mod tests {
             Ok(file(&asked.get().to_string(), false))
         };
         let given = give(&mut Flaky(0), &Partition::new("p"), digest, || false);
-        assert!(given.err().unwrap().to_string().contains("changed while they were read"));
+        assert!(
+            given
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("changed while they were read")
+        );
         assert_eq!(asked.get(), 4);
         // Nobody waits for files when the run is being given up.
         asked.set(0);

@@ -212,7 +212,10 @@ impl<L: Lookup> Expansion<'_, L> {
                 Piece::Param(_) => referenced(piece, self.lookup),
             };
             let name = &text[*at..].split_inclusive('}').next().unwrap_or_default();
-            match value.and_then(|value| self.admit(value, depth)).map(|value| as_text(&value)) {
+            match value
+                .and_then(|value| self.admit(value, depth))
+                .map(|value| as_text(&value))
+            {
                 Ok(Ok(text)) => whole.push_str(&text),
                 Ok(Err(what)) => {
                     let message = format!("`{name}` is {what}, which cannot stand inside a text");
@@ -265,20 +268,21 @@ const DEEPEST: usize = 128;
 
 /// Bytes of a value; none if it has more than `left`, or more levels than `levels`.
 fn size(value: &Value, left: usize, levels: usize) -> Option<usize> {
-    let inner = |inner: &mut dyn Iterator<Item = (usize, &Value)>| {
-        let levels = levels.checked_sub(1)?;
-        inner.try_fold(0, |sum: usize, (key, value)| {
-            let sum = sum + ENTRY + key;
-            Some(sum + size(value, left.checked_sub(sum)?, levels)?)
-        })
+    let mut sum = 0;
+    let mut add = |key: usize, value: &Value| {
+        sum += ENTRY + key;
+        sum += size(value, left.checked_sub(sum)?, levels.checked_sub(1)?)?;
+        Some(())
     };
-    let size = match value {
-        Value::String(text) => text.len(),
-        Value::Sequence(items) => inner(&mut items.iter().map(|item| (0, item)))?,
-        Value::Mapping(map) => inner(&mut map.iter().map(|(key, value)| (key.as_str().map_or(0, str::len), value)))?,
-        _ => 0,
-    };
-    (size <= left).then_some(size)
+    match value {
+        Value::String(text) => sum = text.len(),
+        Value::Sequence(items) => items.iter().try_for_each(|item| add(0, item))?,
+        Value::Mapping(map) => map
+            .iter()
+            .try_for_each(|(key, value)| add(key.as_str().map_or(0, str::len), value))?,
+        _ => {}
+    }
+    (sum <= left).then_some(sum)
 }
 
 fn unset(name: &str) -> (String, Option<String>) {

@@ -252,7 +252,16 @@ mod tests {
     #[test]
     fn temporary_files_are_told_by_their_whole_name() {
         assert!(is_temporary(".tmp-12-345"));
-        for other in [".tmp-mine", ".tmp-1", ".tmp-1-", ".tmp--1", ".tmp-1-2.txt", "x.tmp-1-2", ".tmp-1-2-3", ".tmp-"] {
+        for other in [
+            ".tmp-mine",
+            ".tmp-1",
+            ".tmp-1-",
+            ".tmp--1",
+            ".tmp-1-2.txt",
+            "x.tmp-1-2",
+            ".tmp-1-2-3",
+            ".tmp-",
+        ] {
             assert!(!is_temporary(other), "{other}");
         }
     }

@@ -103,7 +103,9 @@ impl Lock {
     }
 
     fn take_with(path: &Path, what: &'static str, run: &str, patience: &Patience) -> Result<Lock, StoreError> {
-        let one_machine = patience.one_machine.unwrap_or_else(|| is_of_one_machine(folder_of(path)));
+        let one_machine = patience
+            .one_machine
+            .unwrap_or_else(|| is_of_one_machine(folder_of(path)));
         let mut watch = Watch::default();
         let mut refusals = 0;
         let mut made = None;
@@ -231,7 +233,10 @@ impl Held {
         let mut record = self.record();
         match record::at(&self.path) {
             Ok(Some(other)) if other.token != record.token && !other.token.is_empty() => {
-                let _ = self.lost.0.set((self.what, folder_of(&self.path).to_path_buf(), other.holder()));
+                let _ = self
+                    .lost
+                    .0
+                    .set((self.what, folder_of(&self.path).to_path_buf(), other.holder()));
             }
             // Removed by somebody: nobody has it, so it is still ours. Whoever takes it makes a new file.
             Ok(None) => {}

@@ -397,7 +397,10 @@ mod tests {
             assert_eq!(digest, SourceDigests::unreadable(), "{said}");
             let why = why.unwrap().to_string();
             assert!(why.contains(said) && why.contains("a.tar"), "{why}");
-            assert_eq!(digests.digest_all(std::slice::from_ref(&path), 2)[0].as_ref().unwrap(), &digest);
+            assert_eq!(
+                digests.digest_all(std::slice::from_ref(&path), 2)[0].as_ref().unwrap(),
+                &digest
+            );
             assert!(digests.notes().is_empty(), "{said}");
             let _ = std::fs::remove_dir(&path);
             let _ = std::fs::remove_file(&path);

@@ -33,7 +33,12 @@ fn child() {
 }
 
 fn child_of(place: &Place, set: &[&str], kill_at: Option<&str>) -> std::process::Child {
-    child_by(std::process::Command::new(std::env::current_exe().unwrap()), place, set, kill_at)
+    child_by(
+        std::process::Command::new(std::env::current_exe().unwrap()),
+        place,
+        set,
+        kill_at,
+    )
 }
 
 fn child_by(
@@ -149,7 +154,12 @@ fn a_lost_terminal_ends_a_run_as_sigterm_does_and_nohup_keeps_it_going() {
         "scan: {uses: toy.count, with: {",
         "scan: {uses: toy.count, with: {slow: 60, ",
     );
-    let has_begun = |place: &Place| place.worked().get("scan").is_some_and(|partitions| partitions.len() >= 3);
+    let has_begun = |place: &Place| {
+        place
+            .worked()
+            .get("scan")
+            .is_some_and(|partitions| partitions.len() >= 3)
+    };
     let place = Place::new();
     place.pipeline(&slow);
     let mut child = child_of(&place, &[], None);

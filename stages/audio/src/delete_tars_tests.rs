@@ -282,7 +282,10 @@ fn a_tar_goes_only_after_what_was_extracted_is_on_the_disk() {
             false => Ok(()),
         };
         let why = unflushed(&files, flush).unwrap();
-        assert!(why.contains(&broken.display().to_string()) && why.contains("disk"), "{why}");
+        assert!(
+            why.contains(&broken.display().to_string()) && why.contains("disk"),
+            "{why}"
+        );
     }
     fs::remove_file(place.file("b.wav.flac")).unwrap();
     assert!(unflushed(&files, bring_to_disk).is_some());

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, new_null_array};
 use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{ROW, UNREADABLE};
 use flow_runtime::store::ForeignParquet;
+use flow_runtime::{ROW, UNREADABLE};
 use parquet::arrow::ProjectionMask;
 
 use crate::columns::constant;

@@ -300,7 +300,10 @@ print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag 
             fs::write(temp.path().join(FOLDER).join(name), "theirs").unwrap();
         }
         EventFile::begin(temp.path(), None).unwrap();
-        assert_eq!(fs::read_dir(temp.path().join(FOLDER)).unwrap().count(), 1 + theirs.len());
+        assert_eq!(
+            fs::read_dir(temp.path().join(FOLDER)).unwrap().count(),
+            1 + theirs.len()
+        );
         assert!(theirs.iter().all(|name| temp.path().join(FOLDER).join(name).exists()));
     }
 }

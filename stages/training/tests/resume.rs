@@ -410,13 +410,26 @@ fn old_checkpoints_are_removed_and_half_written_ones_ignored() {
     assert_eq!(steps, [2, 3]);
     // What an interrupted process wrote down is removed; what merely looks like it stays.
     let ours = [".writing-step-000000009", ".removing-step-000000002-2"];
-    let theirs = [".writing-mine", ".removing-step-000000001", ".writing-step-000000004", "notes/.writing-x"];
+    let theirs = [
+        ".writing-mine",
+        ".removing-step-000000001",
+        ".writing-step-000000004",
+        "notes/.writing-x",
+    ];
     for name in ours.iter().chain(&theirs) {
         let torn = folder.path().join(name);
         std::fs::create_dir_all(&torn).expect("folder");
         std::fs::write(torn.join("model.safetensors"), b"half").expect("file");
     }
-    let noted = [ours[0], ours[1], "../x", "notes/.writing-x", "step-000000003", "/etc/.writing-x", "none/.writing-1"];
+    let noted = [
+        ours[0],
+        ours[1],
+        "../x",
+        "notes/.writing-x",
+        "step-000000003",
+        "/etc/.writing-x",
+        "none/.writing-1",
+    ];
     let lock = serde_json::json!({"host": "h", "pid": 1, "run": "training", "temporary": noted});
     std::fs::write(folder.path().join("lock"), lock.to_string()).expect("file");
     train(&settings, 3..4);

@@ -77,7 +77,10 @@ impl Resolver<'_> {
             State::Open => {}
         }
         if self.depth == CHAIN {
-            let message = format!("parameter `{}` is reached by more than {CHAIN} references, one after the other", param.name);
+            let message = format!(
+                "parameter `{}` is reached by more than {CHAIN} references, one after the other",
+                param.name
+            );
             self.found.push(param.given.wrong(message));
             self.state[index] = State::Done(None);
             return None;
@@ -222,7 +225,9 @@ impl Lookup for &Scope {
     }
 
     fn spend(&mut self, bytes: usize) -> bool {
-        let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        let taken = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         taken.is_ok()
     }
 }

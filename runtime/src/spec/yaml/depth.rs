@@ -52,6 +52,9 @@ impl Scan {
                 column += self.in_quotes(quote, c, &mut rest);
                 continue;
             }
+            if begins && self.depth == 0 && !matches!(c, ' ' | '\t' | '\r' | '!' | '&' | '|' | '>') {
+                parent = column as isize - 1;
+            }
             match c {
                 ' ' | '\t' | '\r' => continue,
                 '#' if blank_before => return None,
@@ -73,17 +76,15 @@ impl Scan {
                     begins = true;
                     continue;
                 }
-                '-' | '?' if begins && blank_after && self.depth == 0 => {
-                    parent = column as isize - 1;
-                    continue;
-                }
+                '-' | '?' if begins && blank_after && self.depth == 0 => continue,
                 '|' | '>' if begins && self.depth == 0 => {
                     self.block_text = Some(parent);
                     return None;
                 }
                 // A tag or an anchor: the value comes after it.
                 '!' | '&' if begins => {
-                    while !rest.as_str().is_empty() && !rest.as_str().starts_with([' ', '\t', ',', '[', ']', '{', '}']) {
+                    while !rest.as_str().is_empty() && !rest.as_str().starts_with([' ', '\t', ',', '[', ']', '{', '}'])
+                    {
                         rest.next();
                         column += 1;
                     }
@@ -94,7 +95,6 @@ impl Scan {
                     column += 2;
                     continue;
                 }
-                _ if begins && self.depth == 0 => parent = column as isize - 1,
                 _ => {}
             }
             begins = false;
@@ -126,7 +126,14 @@ mod tests {
 
     #[test]
     fn what_is_too_deep_is_found_where_it_is() {
-        for (open, close) in [("[", "]"), ("{a: ", "}"), ("[{a: ", "}]"), ("[\n", "]"), ("{? ", "}"), ("!t [", "]")] {
+        for (open, close) in [
+            ("[", "]"),
+            ("{a: ", "}"),
+            ("[{a: ", "}]"),
+            ("[\n", "]"),
+            ("{? ", "}"),
+            ("!t [", "]"),
+        ] {
             let times = |times: usize| format!("x: {}1{}", open.repeat(times), close.repeat(times));
             let levels = open.matches(['[', '{']).count();
             assert_eq!(too_deep(&times(DEEPEST / levels)), None, "{open}");
@@ -176,7 +183,12 @@ mod tests {
             assert!(error.message.contains("128") && error.at.is_some(), "{error:?}");
         }
         // Other ways into depth, which the parser ends itself.
-        for text in ["- ".repeat(many), "? ".repeat(many), "a: &b !c ".repeat(1000), "a:\n ".repeat(1000)] {
+        for text in [
+            "- ".repeat(many),
+            "? ".repeat(many),
+            "a: &b !c ".repeat(1000),
+            "a:\n ".repeat(1000),
+        ] {
             let _ = parse_text(&text);
         }
         assert!(parse_text(&"- ".repeat(many)).is_err());

@@ -71,7 +71,11 @@ impl Record {
 
     pub fn holder(&self) -> Holder {
         Holder {
-            host: if self.host.is_empty() { "its host".into() } else { self.host.clone() },
+            host: if self.host.is_empty() {
+                "its host".into()
+            } else {
+                self.host.clone()
+            },
             pid: self.pid,
             run: self.run.clone(),
         }

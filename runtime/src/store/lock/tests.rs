@@ -107,7 +107,10 @@ fn a_living_owner_on_another_machine_is_believed_and_a_dead_one_replaced() {
             ended.store(true, Ordering::SeqCst);
             panic!("two machines have the lock");
         };
-        assert_eq!((holder.host.as_str(), holder.pid, holder.run.as_str()), ("far", 77, "theirs"));
+        assert_eq!(
+            (holder.host.as_str(), holder.pid, holder.run.as_str()),
+            ("far", 77, "theirs")
+        );
         ended.store(true, Ordering::SeqCst);
     });
     // It has ended without a word; what it wrote down is known to whoever comes after it.

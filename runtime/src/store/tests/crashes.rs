@@ -115,11 +115,7 @@ fn unstopped() -> Files {
 fn check_crash(acts: &[Act], at: u64, remains: Remains) -> u64 {
     let dir = TempDir::new().unwrap();
     let crash = Crash::after(at);
-    let (sure, in_hand, whole) = perform(
-        dir.path(),
-        acts,
-        Files::stopping(&crash),
-    );
+    let (sure, in_hand, whole) = perform(dir.path(), acts, Files::stopping(&crash));
     crash.settle(remains);
     let stands = standing(dir.path());
     assert!(sure.is_subset(&stands), "{sure:?} was committed, {stands:?} stands");

@@ -141,7 +141,12 @@ fn an_export_removes_what_a_crash_left_and_nothing_else() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, "mine").unwrap();
     }
-    let expected = |more: &[&str]| mine.iter().chain(more).map(|name| name.to_string()).collect::<BTreeSet<_>>();
+    let expected = |more: &[&str]| {
+        mine.iter()
+            .chain(more)
+            .map(|name| name.to_string())
+            .collect::<BTreeSet<_>>()
+    };
     export(folder, 1, &["a"], Files::default()).unwrap();
     assert_eq!(names(folder), expected(&["a", "flow.json"]));
     // Killed: what it was writing is left, and goes with the next export.
@@ -155,11 +160,16 @@ fn an_export_removes_what_a_crash_left_and_nothing_else() {
         .unwrap();
     assert!(!killed.status.success());
     let left = names(folder);
-    assert_eq!(left.difference(&expected(&["a", "flow.json", ".flow-lock"])).count(), 1, "{left:?}");
+    assert_eq!(
+        left.difference(&expected(&["a", "flow.json", ".flow-lock"])).count(),
+        1,
+        "{left:?}"
+    );
     export(folder, 2, &["a"], Files::default()).unwrap();
     assert_eq!(names(folder), expected(&["a", "flow.json"]));
     // A lock file that somebody else filled does not point us at the user's files.
-    let planted = r#"{"host":"h","pid":1,"run":"r","temporary":["../x",".tmp-mine",".tmp-export-../a","a",".tmp-12-3"]}"#;
+    let planted =
+        r#"{"host":"h","pid":1,"run":"r","temporary":["../x",".tmp-mine",".tmp-export-../a","a",".tmp-12-3"]}"#;
     std::fs::write(folder.join(".flow-lock"), planted).unwrap();
     export(folder, 3, &["a"], Files::default()).unwrap();
     assert_eq!(names(folder), expected(&["a", "flow.json"]));
@@ -173,12 +183,7 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
             let folder = dir.path().join("out");
             export(&folder, 1, &["a", "b", "c"], Files::default()).unwrap();
             let crash = Crash::after(at);
-            let done = export(
-                &folder,
-                2,
-                &["a", "b", "d"],
-                Files::stopping(&crash),
-            );
+            let done = export(&folder, 2, &["a", "b", "d"], Files::stopping(&crash));
             crash.settle(remains);
             let sources = SourceDigests::default();
             for version in [1, 2] {

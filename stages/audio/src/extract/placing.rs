@@ -75,7 +75,9 @@ impl Place<'_> {
         let tar = match File::open(&tar_path) {
             Ok(tar) => Ok(tar),
             // Deleted after an extraction: what was wanted then is there.
-            Err(_) if was_removed(&tar_path) => Err(("missing_tar".into(), format!("{} was deleted", tar_path.display()))),
+            Err(_) if was_removed(&tar_path) => {
+                Err(("missing_tar".into(), format!("{} was deleted", tar_path.display())))
+            }
             Err(source) => {
                 let path = tar_path.clone();
                 Err(unreadable(AudioError::Read { path, source })?)
@@ -92,7 +94,9 @@ impl Place<'_> {
             needed.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
         )?;
         let one = |(job, needed): (&Job<'_>, &u64)| {
-            let placed = self.one(job, tar.as_ref(), &tar_path).or_else(|error| unreadable(error).map(Err));
+            let placed = self
+                .one(job, tar.as_ref(), &tar_path)
+                .or_else(|error| unreadable(error).map(Err));
             room.used(*needed);
             match placed {
                 Err(error @ AudioError::UnsafePath { .. }) => Ok(Err(("unsafe_path".into(), error.to_string()))),

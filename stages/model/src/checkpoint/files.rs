@@ -116,14 +116,20 @@ mod tests {
         }
         fs::write(at("file.tmp"), "mine").unwrap();
         let write = |text: &str| {
-            write_folder(&at("model/"), true, |name| name == "weights", |folder| {
-                fs::write(folder.join("weights"), text).map_err(|error| broken(folder, error))
-            })
+            write_folder(
+                &at("model/"),
+                true,
+                |name| name == "weights",
+                |folder| fs::write(folder.join("weights"), text).map_err(|error| broken(folder, error)),
+            )
         };
         write("first").unwrap();
         write("second").unwrap();
         assert_eq!(fs::read_to_string(at("model/weights")).unwrap(), "second");
-        write_renamed(&at("file"), |file| file.write_all(b"new").map_err(|error| broken(&at("file"), error))).unwrap();
+        write_renamed(&at("file"), |file| {
+            file.write_all(b"new").map_err(|error| broken(&at("file"), error))
+        })
+        .unwrap();
         assert_eq!(fs::read_to_string(at("file")).unwrap(), "new");
         assert!(theirs[..3].iter().all(|name| at(name).join("mine").exists()));
         assert_eq!(fs::read_to_string(at("file.tmp")).unwrap(), "mine");

@@ -73,7 +73,12 @@ impl FolderLock {
     fn note(&self, paths: &[&Path]) -> Result<(), TrainingError> {
         let names: Vec<String> = paths
             .iter()
-            .map(|path| path.strip_prefix(&self.root).unwrap_or(path).to_string_lossy().into_owned())
+            .map(|path| {
+                path.strip_prefix(&self.root)
+                    .unwrap_or(path)
+                    .to_string_lossy()
+                    .into_owned()
+            })
             .collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.lock.note(&names).map_err(refused)
@@ -247,7 +252,10 @@ mod tests {
         // Another that looks like it takes another name.
         let other = folder.join(".writing-step-000000004");
         fs::create_dir(&other).unwrap();
-        assert_eq!(free(&folder, ".writing-step-000000004"), folder.join(".writing-step-000000004-2"));
+        assert_eq!(
+            free(&folder, ".writing-step-000000004"),
+            folder.join(".writing-step-000000004-2")
+        );
         drop(held);
         // The names outlive the process that wrote them down, also where it had the time to let go.
         assert!(dir.path().join(LOCK).exists());
