@@ -1,6 +1,7 @@
 //! Puts the wanted recordings of one shard where they belong.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use flow_runtime::UNREADABLE;
@@ -77,6 +78,10 @@ impl Place<'_> {
             // Deleted after an extraction: what was wanted then is there.
             Err(_) if was_removed(&tar_path) => {
                 Err(("missing_tar".into(), format!("{} was deleted", tar_path.display())))
+            }
+            // Nothing that rows are to be refused for: the whole corpus may be elsewhere.
+            Err(source) if source.kind() == ErrorKind::NotFound && jobs.iter().any(|job| job.member.in_tar) => {
+                return Err(AudioError::Read { path: tar_path, source });
             }
             Err(source) => {
                 let path = tar_path.clone();
