@@ -9,6 +9,7 @@ use flow_runtime::processes::JoinError;
 use flow_runtime::run::RunError;
 use flow_runtime::spec::{Checked, Diagnostics, Style};
 use flow_runtime::store::StoreError;
+use flow_runtime::visible::in_lines;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,8 +177,9 @@ fn render_run(error: &RunError, checked: &Checked, style: Style) -> String {
 }
 
 fn with_help(message: &str, help: Option<&str>) -> String {
-    match help {
+    let text = match help {
         Some(help) => format!("error: {message}\n  help: {help}"),
         None => format!("error: {message}"),
-    }
+    };
+    in_lines(&text).into_owned()
 }

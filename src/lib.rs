@@ -20,6 +20,7 @@ mod screen;
 mod table;
 #[cfg(test)]
 mod tests;
+mod visible;
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,6 +75,15 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
 
 fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Write) -> Result<Exit, Failure> {
     let registry = Registry::new(kinds).map_err(|error| Failure::Bug(error.to_string()))?;
+    // What programs read keeps its bytes.
+    let is_for_programs = match &arguments.command {
+        Command::Plan(arguments) => arguments.json,
+        Command::Log(arguments) => arguments.json,
+        Command::Graph(_) | Command::Kinds(_) => true,
+        _ => false,
+    };
+    let mut visible = visible::Visible(out);
+    let out: &mut dyn Write = if is_for_programs { &mut *visible.0 } else { &mut visible };
     match arguments.command {
         Command::Run(arguments) => commands::run::run(&arguments, &registry, out),
         Command::Plan(arguments) => commands::plan::plan(&arguments, &registry, out),

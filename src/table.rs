@@ -1,8 +1,12 @@
 //! Columns of text.
 
+use flow_runtime::visible::on_one_line;
+
 /// Lines of a table with a head. Columns of numbers (and `-` or `?` for none) stand to the right, others to the
-/// left, two blanks apart, without blanks at the ends of lines.
+/// left, two blanks apart, without blanks at the ends of lines. A cell stays on its line, whatever it holds.
 pub fn lines(rows: &[Vec<String>]) -> Vec<String> {
+    let shown = |row: &Vec<String>| row.iter().map(|cell| on_one_line(cell).into_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
     let widths: Vec<usize> = (0..columns)
@@ -60,6 +64,8 @@ mod tests {
             lines(&rows),
             ["stage     run  why", "a       1,000  new", "längst      -"]
         );
+        let hostile = [["name", "rows"], ["a\nb\u{1b}[2J", "1"]].map(|row| row.map(String::from).to_vec());
+        assert_eq!(lines(&hostile), ["name           rows", "a\\nb\\u{1b}[2J     1"]);
         assert_eq!(
             [count(0), count(999), count(1000), count(1234567)],
             ["0", "999", "1,000", "1,234,567"]

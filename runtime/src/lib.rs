@@ -18,6 +18,7 @@ mod row_json;
 pub mod run;
 pub mod spec;
 pub mod store;
+pub mod visible;
 
 pub use available_memory::available_memory;
 pub use context::Context;
@@ -28,5 +29,5 @@ pub use kind::{
 };
 pub use out::Out;
 pub use partition::Partition;
-pub use reject::{Reject, RejectClass};
+pub use reject::{Reject, RejectClass, UNREADABLE};
 pub use store::{Artifact, ExportSet, RejectSet};

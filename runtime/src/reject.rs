@@ -21,6 +21,10 @@ impl RejectClass {
     }
 }
 
+/// The reason of what is refused because a file cannot be read. Once the file can be, it is made again: a stage that
+/// refuses rows of its input for this reason runs again each time.
+pub const UNREADABLE: &str = "unreadable_file";
+
 /// One refused row, or (with `row` empty) one refused partition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reject {

@@ -4,10 +4,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flow_runtime::store::{Record, StageSnapshot};
+use flow_runtime::visible::on_one_line;
 use flow_runtime::{Partition, Reject};
 
 use super::past_run::PastRun;
-use super::rejects::{on_one_line, stage_of};
+use super::rejects::stage_of;
 use crate::arguments::LineageArguments;
 use crate::failure::{Exit, Failure};
 
@@ -63,7 +64,7 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     for step in &found {
         writeln!(out, "{}", step.text())?;
         for (name, value) in &step.values {
-            writeln!(out, "    {name}: {}", on_one_line(value))?;
+            writeln!(out, "    {}: {}", on_one_line(name), on_one_line(value))?;
         }
     }
     Ok(Exit::Done)

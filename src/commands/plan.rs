@@ -4,6 +4,7 @@ use std::io::Write;
 
 use flow_runtime::plan::{Action, Plan, StagePlan};
 use flow_runtime::registry::Registry;
+use flow_runtime::visible::on_one_line;
 
 use super::{checked, options};
 use crate::arguments::PlanArguments;
@@ -76,9 +77,9 @@ fn show(plan: &Plan, partitions: bool, out: &mut dyn Write) -> Result<(), Failur
                     out,
                     "{} {}: {}: {}",
                     stage.stage,
-                    one.partition,
+                    on_one_line(one.partition.as_str()),
                     word(one.action),
-                    one.reason
+                    on_one_line(&one.reason)
                 )?;
             }
         }

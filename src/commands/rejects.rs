@@ -1,10 +1,11 @@
 //! `flow rejects`: the rows that stages refused.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flow_runtime::RejectSet;
 use flow_runtime::plan::Plan;
+use flow_runtime::visible::on_one_line;
 
 use super::past_run::PastRun;
 use crate::arguments::RejectsArguments;
@@ -110,19 +111,6 @@ fn list(set: &RejectSet, reason: Option<&str>, out: &mut dyn Write) -> Result<()
     Ok(())
 }
 
-/// Tabs, ends of lines and other control characters (which come from the user's data) made visible.
-pub(super) fn on_one_line(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            if c.is_control() {
-                c.escape_default().collect::<Vec<_>>()
-            } else {
-                vec![c]
-            }
-        })
-        .collect()
-}
-
 fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Failure> {
     let chosen = match reason {
         None => set.clone(),
@@ -137,10 +125,22 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
             RejectSet::in_memory(chosen)
         }
     };
-    // The file appears whole or not at all.
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".tmp-{}", std::process::id()));
-    let temporary = Path::new(&temporary);
+    // The file appears whole or not at all. What has the temporary name already is not ours.
+    let mut numbers = 0u32..;
+    let temporary = loop {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(
+            ".tmp-{}-{}",
+            std::process::id(),
+            numbers.next().unwrap_or_default()
+        ));
+        match std::fs::OpenOptions::new().write(true).create_new(true).open(&name) {
+            Ok(_) => break PathBuf::from(name),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let temporary = temporary.as_path();
     let written = flow_manifest::write::write_rejects(&chosen, temporary).map_err(Failure::unreadable);
     match written.and_then(|()| Ok(std::fs::rename(temporary, path)?)) {
         Ok(()) => Ok(()),

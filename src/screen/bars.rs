@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use flow_runtime::event::Event;
+use flow_runtime::visible::on_one_line;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::figures;
@@ -30,7 +31,7 @@ impl Bars {
             Event::StageStarted { stage, run, .. } if *run > 0 => {
                 let bar = self.screen.add(ProgressBar::new(*run));
                 bar.set_style(style());
-                bar.set_prefix(stage.clone());
+                bar.set_prefix(on_one_line(stage).into_owned());
                 bar.enable_steady_tick(Duration::from_millis(200));
                 stages.insert(
                     stage.clone(),
@@ -65,7 +66,8 @@ impl Bars {
             Event::StageFigures { figures, .. } if figures::is_notice(figures) => self.say(event),
             Event::StageFigures { stage, figures } => {
                 if let Some(bar) = stages.get(stage) {
-                    bar.bar.set_message(figures::on_one_line(figures));
+                    bar.bar
+                        .set_message(on_one_line(&figures::on_one_line(figures)).into_owned());
                 }
             }
             Event::StageFinished { stage, .. } => {

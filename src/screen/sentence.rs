@@ -5,12 +5,17 @@ use std::time::{Duration, Instant};
 
 use flow_runtime::RejectClass;
 use flow_runtime::event::{Event, ReasonCount};
+use flow_runtime::visible::on_one_line;
 
 use super::figures;
 use crate::table::{count, plural};
 
-/// One event as one line.
+/// One event as one line, whatever names and messages are in it.
 pub fn sentence(event: &Event) -> String {
+    on_one_line(&in_words(event)).into_owned()
+}
+
+fn in_words(event: &Event) -> String {
     match event {
         Event::RunStarted {
             run, pipeline, stages, ..
@@ -229,6 +234,20 @@ mod tests {
         assert_eq!(
             [duration(0.4), duration(59.4), duration(200.0), duration(7500.0)],
             ["0.40 s", "59.40 s", "3 min 20 s", "2 h 5 min"]
+        );
+    }
+
+    #[test]
+    fn data_in_events_stays_on_its_line() {
+        let failed = Event::RunFailed {
+            stage: Some("probe".into()),
+            partition: Some("hi/\u{1b}]0;x\u{7}\nfailed: no".into()),
+            row: None,
+            message: "no member \u{202e}3pm".into(),
+        };
+        assert_eq!(
+            sentence(&failed),
+            "failed: stage probe, partition hi/\\u{1b}]0;x\\u{7}\\nfailed: no: no member \\u{202e}3pm"
         );
     }
 

@@ -18,3 +18,4 @@ mod sampling;
 mod synthesize;
 mod tokenizer;
 mod training;
+mod unreadable;

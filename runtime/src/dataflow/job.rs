@@ -155,6 +155,14 @@ pub(crate) struct Written {
     pub pending: Pending,
 }
 
+/// What is known of the files of a source's partition.
+#[derive(Clone, Debug)]
+pub(crate) struct Digested {
+    pub digest: Digest,
+    /// Why one of them cannot be read.
+    pub unreadable: Option<String>,
+}
+
 /// What the workers of a region share.
 pub(crate) struct Shared {
     pub job: RegionJob,
@@ -247,21 +255,27 @@ impl Shared {
         }
     }
 
-    /// Digests the files of a source's partition and notes the digest for the keys of the region.
-    pub fn digest_source(&self, node: usize, ordinal: u64, partition: &SourcePartition) -> Result<Digest, StageError> {
-        let files = partition
-            .files
-            .iter()
-            .map(|file| self.job.store.sources().digest(file))
-            .collect::<Result<Vec<_>, _>>()?;
-        let digest = source_digest(partition, &files);
-        match lock(&self.source_digests).insert((node, ordinal), digest) {
-            Some(before) if before != digest => {
-                Err(StageError::failed("its source files changed while they were read")
-                    .with_help("wait until they are written, then run again"))
+    /// Digests the files of a source's partition; read again in any case, if they are to be read `afresh`.
+    pub fn digest_files(&self, partition: &SourcePartition, afresh: bool) -> Result<Digested, StageError> {
+        let mut files = Vec::with_capacity(partition.files.len());
+        let mut unreadable = None;
+        for file in &partition.files {
+            if afresh {
+                self.job.store.sources().forget(file);
             }
-            _ => Ok(digest),
+            let (digest, why) = self.job.store.sources().digest_or_why_not(file)?;
+            files.push(digest);
+            unreadable = unreadable.or(why.map(|why| why.to_string()));
         }
+        Ok(Digested {
+            digest: source_digest(partition, &files),
+            unreadable,
+        })
+    }
+
+    /// Notes the digest of a source's partition for the keys of the region.
+    pub fn note_source(&self, node: usize, ordinal: u64, digest: Digest) {
+        lock(&self.source_digests).insert((node, ordinal), digest);
     }
 
     /// Checks a partition that is complete, and writes it under temporary names if it is to be recorded.

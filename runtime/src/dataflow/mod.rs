@@ -11,6 +11,7 @@ pub(crate) mod in_flight;
 pub(crate) mod job;
 mod source;
 mod stage;
+mod unreadable;
 pub(crate) mod work;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -15,6 +15,7 @@ use timely::scheduling::SyncActivator;
 use super::batches::{Batches, Routed};
 use super::collected::{Collected, drain};
 use super::job::Shared;
+use super::unreadable::give;
 use crate::kind::{Source, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
@@ -93,13 +94,22 @@ impl Reader {
             From::Source(body) => {
                 let job = &self.shared.job;
                 let node = &job.nodes[self.node];
-                let described = node.source_partitions.get(partition);
-                if let (Some(_), Some(described)) = (&node.writer, described) {
-                    self.shared.digest_source(self.node, ordinal, described)?;
-                }
+                let described = node.source_partitions.get(partition).filter(|_| node.writer.is_some());
                 let mut in_hand = BTreeMap::from([(partition.clone(), Collected::new(node.outputs.len()))]);
-                let mut out = Out::new(partition.clone());
-                guarded(|| body.read(partition, &mut out))?;
+                let mut out = match described {
+                    None => {
+                        let mut out = Out::new(partition.clone());
+                        guarded(|| body.read(partition, &mut out))?;
+                        out
+                    }
+                    Some(described) => {
+                        let shared = &self.shared;
+                        let digest = |afresh| shared.digest_files(described, afresh);
+                        let (out, digest) = give(body.as_mut(), partition, digest, || shared.leaving())?;
+                        shared.note_source(self.node, ordinal, digest);
+                        out
+                    }
+                };
                 drain(&mut out, &node.outputs, &node.kept, &mut in_hand, |_, port, batch| {
                     send(Routed {
                         ordinal,
@@ -107,10 +117,6 @@ impl Reader {
                         batch,
                     });
                 })?;
-                if let (Some(_), Some(described)) = (&node.writer, described) {
-                    // Costs a look at the file's times, and another reading only if they moved.
-                    self.shared.digest_source(self.node, ordinal, described)?;
-                }
                 if let Some(collected) = in_hand.remove(partition) {
                     self.shared.write(self.node, ordinal, collected)?;
                 }

@@ -14,8 +14,9 @@ use super::reason::{self, Identity};
 use crate::digest::Digest;
 use crate::kind::{Body, Role, StageError, Standing};
 use crate::partition::Partition;
+use crate::reject::UNREADABLE;
 use crate::run::RunError;
-use crate::store::{ExportSet, ExportStanding};
+use crate::store::{ExportSet, ExportStanding, Record};
 
 /// What was decided of one partition of a node.
 #[derive(Clone, Debug)]
@@ -56,6 +57,11 @@ pub(crate) struct NodeVerdict {
 
 pub(crate) fn key_of(recipe: &Digest, inputs: &[Digest]) -> Digest {
     Digest::of_parts(std::iter::once(recipe).chain(inputs))
+}
+
+/// Whether the record holds rows that were refused for a file that may be readable by now.
+fn lacks_a_file(record: &Record) -> bool {
+    record.rejects.by_reason.iter().any(|count| count.reason == UNREADABLE)
 }
 
 /// Key of the result of a log stage: its log decides it, not its inputs.
@@ -171,6 +177,10 @@ impl Ledger {
             });
             let (action, reason) = match (standing, unkept, records.latest(partition)) {
                 (Some(_), None, _) if selected && forced => (Action::Run, "forced".to_string()),
+                // Of a source the key tells whether its files can be read.
+                (Some(record), None, _) if selected && described.role == Role::Local && lacks_a_file(record) => {
+                    (Action::Run, "a file could not be read".to_string())
+                }
                 (Some(record), None, _) => {
                     self.nodes[node].settle(partition, Arc::clone(record));
                     (Action::Reuse, "unchanged".to_string())

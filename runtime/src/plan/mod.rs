@@ -36,7 +36,7 @@ pub struct Options {
     pub only: Vec<String>,
     /// Run these stages even where a record stands; `all` for every stage.
     pub force: Vec<String>,
-    /// Take SIGINT, SIGTERM and SIGUSR1 (a program does, a test does not).
+    /// Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 (a program does, a test does not).
     pub signals: bool,
     /// Partitions in flight at most; none: four times the workers, at least 16, and of steps that feed a log twice the
     /// workers, at least 4.

@@ -11,6 +11,7 @@
 mod frame;
 mod link;
 mod rendezvous;
+mod strangers;
 #[cfg(test)]
 mod tests;
 

@@ -7,20 +7,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::unbounded;
-
 use super::frame::{self, Hello, MAGIC};
+use super::strangers::{Arrival, GREETING, Strangers};
 use super::{Peer, Processes};
 use crate::digest::Digest;
 
 /// How often is looked again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// A stranger has so long to say what it wants.
-const GREETING: Duration = Duration::from_secs(10);
-
-/// Connections that may be about to say what they want; more are closed unheard.
-const STRANGERS: usize = 256;
+/// Refusals that are told as they come; beyond that the last one is told at the end.
+const TOLD: usize = 20;
 
 /// Where process 0 is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,13 +129,6 @@ fn listen(join: &Join, port: u16) -> Result<TcpListener, JoinError> {
     Ok(listener)
 }
 
-/// A process that came and said who it is.
-struct Arrival {
-    hello: Hello,
-    stream: TcpStream,
-    ip: IpAddr,
-}
-
 /// Takes connections until `until`, and hands those to `take` that greet properly. Ends when `take` gives something, or
 /// the time is over.
 fn arrivals<R>(
@@ -148,68 +137,24 @@ fn arrivals<R>(
     mut refused: impl FnMut(String),
     mut take: impl FnMut(Arrival) -> Option<R>,
 ) -> Option<R> {
-    let (tell, told) = unbounded::<Result<Arrival, String>>();
-    let mut strangers = 0usize;
+    let mut strangers = Strangers::default();
     while Instant::now() < until {
-        // However many knock, those that have greeted are heard in between.
-        let patience = match listener.accept() {
-            Ok((stream, address)) if strangers < STRANGERS => {
-                let tell = tell.clone();
-                let greeted = thread::Builder::new().name("greeting".into()).spawn(move || {
-                    // Nobody listens any more once all have come.
-                    let _ = tell.send(greet(stream, address));
-                });
-                strangers += usize::from(greeted.is_ok());
-                Duration::ZERO
-            }
-            Ok(_) => Duration::ZERO,
-            Err(_) => AGAIN,
-        };
-        match told.recv_timeout(patience) {
-            Ok(Ok(arrival)) => {
-                strangers -= 1;
-                if let Some(result) = take(arrival) {
-                    return Some(result);
+        let came = strangers.accept(listener);
+        for heard in strangers.listen() {
+            match heard {
+                Ok(arrival) => {
+                    if let Some(result) = take(arrival) {
+                        return Some(result);
+                    }
                 }
+                Err(why) => refused(why),
             }
-            Ok(Err(why)) => {
-                strangers -= 1;
-                refused(why);
-            }
-            Err(_) => {}
+        }
+        if !came {
+            thread::sleep(AGAIN);
         }
     }
     None
-}
-
-fn greet(stream: TcpStream, address: SocketAddr) -> Result<Arrival, String> {
-    let hello = (|| {
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(GREETING))?;
-        stream.set_write_timeout(Some(GREETING))?;
-        Hello::read(&mut Limited(&stream, Instant::now() + GREETING))
-    })();
-    match hello {
-        Ok(Some(hello)) => Ok(Arrival {
-            hello,
-            stream,
-            ip: address.ip(),
-        }),
-        Ok(None) => Err(format!("{address} connected and speaks something else")),
-        Err(error) => Err(format!("{address} connected and did not say who it is: {error}")),
-    }
-}
-
-/// Reads until a point in time, whatever trickles in.
-struct Limited<'a>(&'a TcpStream, Instant);
-
-impl Read for Limited<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if Instant::now() >= self.1 {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        (&mut &*self.0).read(buffer)
-    }
 }
 
 /// Answers a greeting: accepted, or why not.
@@ -232,10 +177,14 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
         join.timeout.as_secs_f64().round()
     ));
     let mut come: Vec<Option<Arrival>> = (0..count).map(|_| None).collect();
-    let refusals = std::cell::RefCell::new(Vec::new());
+    // How many, and the last.
+    let refusals = std::cell::RefCell::new((0usize, String::new()));
     let refuse = |why: String| {
-        tell(&format!("refused: {why}"));
-        refusals.borrow_mut().push(why);
+        let mut refusals = refusals.borrow_mut();
+        if refusals.0 < TOLD {
+            tell(&format!("refused: {why}"));
+        }
+        *refusals = (refusals.0 + 1, why);
     };
     if count > 1 {
         arrivals(&listener, until, refuse, |arrival| {
@@ -279,9 +228,9 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
             join.leader.port,
             join.timeout.as_secs_f64()
         );
-        let refusals = refusals.into_inner();
-        if let Some(last) = refusals.last() {
-            message.push_str(&format!("; {} refused, the last: {last}", refusals.len()));
+        let (refused, last) = refusals.into_inner();
+        if refused > 0 {
+            message.push_str(&format!("; {refused} refused, the last: {last}"));
         }
         for other in come.iter().flatten() {
             // They wait for a table; the connection that closes tells them too.
@@ -418,20 +367,27 @@ fn follow(join: &Join, until: Instant) -> Result<Joined, JoinError> {
     Ok((peers, streams))
 }
 
-/// Connects and greets, again and again until the other side is there.
+/// Connects and greets, again and again until the other side is there and answers: it may be busy with strangers, and let
+/// go of those that it has not heard yet.
 fn greeted(address: &Address, hello: &Hello, until: Instant, name: &str) -> Result<TcpStream, JoinError> {
-    let mut why = "no time was left".to_owned();
+    let unreachable = |why: &dyn fmt::Display| {
+        failed(
+            format!("{name} cannot be reached: {why}"),
+            "is it started, with that host and port, and does no firewall stand between?",
+        )
+    };
+    let mut last = unreachable(&"no time was left");
     while Instant::now() < until {
         match connect(address, until) {
-            Ok(stream) => return greeting(stream, hello, name),
-            Err(error) => why = error.to_string(),
+            Ok(stream) => match greeting(stream, hello, until, name) {
+                Err(error @ JoinError::Failed { .. }) => last = error,
+                decided => return decided,
+            },
+            Err(error) => last = unreachable(&error),
         }
-        thread::sleep(AGAIN * 5);
+        thread::sleep((AGAIN * 5).min(until.saturating_duration_since(Instant::now())));
     }
-    Err(failed(
-        format!("{name} cannot be reached: {why}"),
-        "is it started, with that host and port, and does no firewall stand between?",
-    ))
+    Err(last)
 }
 
 fn connect(address: &Address, until: Instant) -> io::Result<TcpStream> {
@@ -451,15 +407,17 @@ fn connect(address: &Address, until: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn greeting(mut stream: TcpStream, hello: &Hello, name: &str) -> Result<TcpStream, JoinError> {
+fn greeting(mut stream: TcpStream, hello: &Hello, until: Instant, name: &str) -> Result<TcpStream, JoinError> {
     let io = |error: io::Error| {
         failed(
             format!("{name} did not answer: {error}"),
             "is something else listening there?",
         )
     };
-    stream.set_read_timeout(Some(GREETING)).map_err(io)?;
-    stream.set_write_timeout(Some(GREETING)).map_err(io)?;
+    let left = until.saturating_duration_since(Instant::now());
+    let patience = Some(left.clamp(Duration::from_millis(100), GREETING));
+    stream.set_read_timeout(patience).map_err(io)?;
+    stream.set_write_timeout(patience).map_err(io)?;
     hello.write(&mut stream).map_err(io)?;
     if !frame::is_magic(&mut stream).map_err(io)? {
         return Err(JoinError::Refused {

@@ -174,6 +174,64 @@ fn strangers_and_processes_of_other_runs_are_refused_and_the_right_one_is_let_in
     );
 }
 
+/// More idle connections than are listened to, some that begin to speak, and some that are made again and again.
+#[test]
+fn silent_strangers_keep_nobody_out() {
+    let port = free_port();
+    let leading = leader(member(0, 3, port));
+    let connect = || loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => return stream,
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let silent: Vec<TcpStream> = (0..400)
+        .map(|number| {
+            let mut stream = connect();
+            if number % 3 == 0 {
+                // Closed for the one after the last, perhaps.
+                let _ = stream.write_all(b"flow-pr\n\x01");
+            }
+            stream
+        })
+        .collect();
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Acquire) {
+                // Nobody listens once all have come.
+                let _ = TcpStream::connect(("127.0.0.1", port));
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let others = [1, 2].map(|process| scope.spawn(move || join(&member(process, 3, port), &|_| {})));
+        let others = others.map(|thread| thread.join().unwrap());
+        ended.store(true, Ordering::Release);
+        for joined in others {
+            assert_eq!(joined.unwrap().count(), 3);
+        }
+    });
+    drop(silent);
+    let (led, said) = leading.join().unwrap();
+    assert_eq!(led.unwrap().count(), 3);
+    assert!(said.lines().count() < 40, "{said}");
+}
+
+/// A leader that lets go of a connection before it has heard it is asked again.
+#[test]
+fn who_is_not_heard_at_first_asks_again() {
+    let busy = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = busy.local_addr().unwrap().port();
+    let follower = thread::spawn(move || join(&member(1, 2, port), &|_| {}));
+    for _ in 0..3 {
+        drop(busy.accept().unwrap());
+    }
+    drop(busy);
+    let (led, _) = leader(member(0, 2, port)).join().unwrap();
+    assert_eq!(led.unwrap().count(), 2);
+    assert_eq!(follower.join().unwrap().unwrap().count(), 2);
+}
+
 #[test]
 fn who_does_not_come_is_named_and_the_others_hear_of_it() {
     let port = free_port();

@@ -1,9 +1,10 @@
-//! SIGINT and SIGTERM end a run gently, a second one at once; SIGUSR1 asks for a checkpoint.
+//! SIGINT and SIGTERM end a run gently, a second one at once; SIGHUP ends it gently, however often it comes; SIGUSR1 asks
+//! for a checkpoint.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::{SigId, flag, low_level};
 
 use super::RunError;
@@ -30,6 +31,13 @@ impl Handlers {
             ];
             handlers.ids.extend(ids);
         }
+        // A terminal that is lost sends it, and so does the shell that ends with the terminal: the second one is no second
+        // wish. Under nohup it stays ignored.
+        if !is_ignored(SIGHUP) {
+            handlers
+                .ids
+                .push(flag::register_usize(SIGHUP, Arc::clone(&signals.stop), SIGHUP as usize).map_err(failed)?);
+        }
         handlers
             .ids
             .push(flag::register(SIGUSR1, Arc::clone(&signals.checkpoint)).map_err(failed)?);
@@ -37,10 +45,31 @@ impl Handlers {
     }
 }
 
+/// Whether the process was started with the signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: with no new action the call only writes the present one to the place it is given, which has room for it.
+    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: the call succeeded, so it has written the whole action.
+    asked == 0 && unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
+}
+
 impl Drop for Handlers {
     fn drop(&mut self) {
         for id in self.ids.drain(..) {
             low_level::unregister(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ignored_is_told_from_what_is_not() {
+        // Rust ignores it in every program; nothing here touches the other one.
+        assert!(is_ignored(libc::SIGPIPE));
+        assert!(!is_ignored(libc::SIGWINCH));
     }
 }

@@ -1,8 +1,10 @@
 //! Errors in a pipeline, with the place and a picture of it.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use super::source::{Place, SourceFile};
+use super::source::Place;
+use crate::visible::{in_lines, in_place, on_one_line};
 
 /// One thing that is wrong with a pipeline, an overlay or a parameter given on the command line.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,17 +37,17 @@ impl Diagnostic {
     /// The message with a picture of the place.
     pub fn render(&self, style: Style) -> String {
         let theme = match style {
-            Style::Plain => return self.to_string(),
+            Style::Plain => return in_lines(&self.to_string()).into_owned(),
             Style::Unicode => miette::GraphicalTheme::unicode_nocolor(),
             Style::Colour => miette::GraphicalTheme::unicode(),
         };
         let mut text = String::new();
         match miette::GraphicalReportHandler::new_themed(theme)
             .with_links(false)
-            .render_report(&mut text, &Picture(self))
+            .render_report(&mut text, &Picture::of(self))
         {
             Ok(()) => text,
-            Err(fmt::Error) => self.to_string(),
+            Err(fmt::Error) => in_lines(&self.to_string()).into_owned(),
         }
     }
 }
@@ -94,13 +96,41 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// The same for miette, whose message must not carry the place that its picture shows.
+/// The same for miette, whose message must not carry the place that its picture shows. It colours what it writes, so what
+/// comes from the user is made visible before.
 #[derive(Debug)]
-struct Picture<'a>(&'a Diagnostic);
+struct Picture<'a> {
+    message: Cow<'a, str>,
+    help: Option<Cow<'a, str>>,
+    place: Option<&'a Place>,
+    source: Option<Source<'a>>,
+}
+
+/// The text of a file, and what it is called.
+#[derive(Debug)]
+struct Source<'a> {
+    name: String,
+    text: Cow<'a, str>,
+}
+
+impl<'a> Picture<'a> {
+    fn of(diagnostic: &'a Diagnostic) -> Self {
+        let place = diagnostic.place.as_ref();
+        Picture {
+            message: in_lines(&diagnostic.message),
+            help: diagnostic.help.as_deref().map(in_lines),
+            place,
+            source: place.map(|place| Source {
+                name: on_one_line(&place.source.path.to_string_lossy()).into_owned(),
+                text: in_place(&place.source.text),
+            }),
+        }
+    }
+}
 
 impl fmt::Display for Picture<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        f.write_str(&self.message)
     }
 }
 
@@ -112,18 +142,15 @@ impl miette::Diagnostic for Picture<'_> {
     }
 
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        self.0.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
     }
 
     fn source_code(&self) -> Option<&dyn miette::SourceCode> {
-        self.0
-            .place
-            .as_ref()
-            .map(|place| place.source.as_ref() as &dyn miette::SourceCode)
+        self.source.as_ref().map(|source| source as &dyn miette::SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = miette::LabeledSpan> + '_>> {
-        let place = self.0.place.as_ref()?;
+        let place = self.place?;
         Some(Box::new(std::iter::once(miette::LabeledSpan::new(
             None,
             place.offset,
@@ -132,16 +159,16 @@ impl miette::Diagnostic for Picture<'_> {
     }
 }
 
-impl miette::SourceCode for SourceFile {
+impl miette::SourceCode for Source<'_> {
     fn read_span<'a>(
         &'a self,
         span: &miette::SourceSpan,
         lines_before: usize,
         lines_after: usize,
     ) -> Result<Box<dyn miette::SpanContents<'a> + 'a>, miette::MietteError> {
-        let found = self.text.read_span(span, lines_before, lines_after)?;
+        let found = self.text.as_ref().read_span(span, lines_before, lines_after)?;
         Ok(Box::new(miette::MietteSpanContents::new_named(
-            self.path.display().to_string(),
+            self.name.clone(),
             found.data(),
             *found.span(),
             found.line(),

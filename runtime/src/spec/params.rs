@@ -86,6 +86,9 @@ pub(super) struct Params {
     params: Vec<Param>,
 }
 
+/// Characters of a value of the command line that are shown.
+const SHOWN: usize = 200;
+
 const LONG_FORM: [&str; 3] = ["default", "help", "required"];
 
 impl Params {
@@ -324,7 +327,10 @@ impl Params {
 
     /// Gives a value in the form `name=value` of the command line.
     pub fn give_text(&mut self, argument: &str, found: &mut Vec<Diagnostic>) {
-        let by = format!("--set {argument}");
+        let by = match argument.char_indices().nth(SHOWN) {
+            Some((end, _)) => format!("--set {}…", &argument[..end]),
+            None => format!("--set {argument}"),
+        };
         let Some((name, text)) = argument.split_once('=') else {
             found.push(Diagnostic::new(format!("{by}: expected NAME=VALUE")));
             return;

@@ -11,6 +11,8 @@ pub(super) trait Lookup {
     /// The error is what to say as help; `None` when the parameter is itself wrong and that was said.
     fn param(&mut self, name: &str) -> Result<Value, Option<String>>;
     fn environment(&mut self, name: &str) -> Option<String>;
+    /// Counts bytes that references bring in; false where they have become too many.
+    fn spend(&mut self, bytes: usize) -> bool;
 }
 
 /// A reference that cannot be put in.
@@ -115,86 +117,172 @@ pub(super) fn in_value(
     problems: &mut Vec<Problem>,
     taken: &mut Vec<Taken>,
 ) -> Value {
-    match value {
-        Value::String(text) => in_text(text, steps, lookup, problems, taken),
-        Value::Sequence(items) => Value::Sequence(
-            items
-                .iter()
-                .enumerate()
-                .map(|(index, item)| in_value(item, &steps.index(index), lookup, problems, taken))
-                .collect(),
-        ),
-        Value::Mapping(map) => {
-            let entries = map.iter().map(|(key, inner)| {
-                let below = steps.key(key.as_str().unwrap_or_default());
-                (key.clone(), in_value(inner, &below, lookup, problems, taken))
-            });
-            Value::Mapping(entries.collect::<Mapping>())
+    let mut expansion = Expansion {
+        lookup,
+        problems,
+        taken,
+        left: LARGEST,
+        too_large: false,
+    };
+    expansion.value(value, steps, 0)
+}
+
+/// A value while references are put into it.
+struct Expansion<'a, L> {
+    lookup: &'a mut L,
+    problems: &'a mut Vec<Problem>,
+    taken: &'a mut Vec<Taken>,
+    /// What references may still bring into this value.
+    left: usize,
+    too_large: bool,
+}
+
+impl<L: Lookup> Expansion<'_, L> {
+    /// The value `depth` levels down.
+    fn value(&mut self, value: &Value, steps: &Steps, depth: usize) -> Value {
+        match value {
+            // What is refused as a whole need not be gone through to its end.
+            _ if self.too_large => Value::Null,
+            Value::String(text) => self.text(text, steps, depth),
+            Value::Sequence(items) => Value::Sequence(
+                items
+                    .iter()
+                    .enumerate()
+                    .map(|(index, item)| self.value(item, &steps.index(index), depth + 1))
+                    .collect(),
+            ),
+            Value::Mapping(map) => {
+                let entries = map.iter().map(|(key, inner)| {
+                    let below = steps.key(key.as_str().unwrap_or_default());
+                    (key.clone(), self.value(inner, &below, depth + 1))
+                });
+                Value::Mapping(entries.collect::<Mapping>())
+            }
+            other => other.clone(),
         }
-        other => other.clone(),
+    }
+
+    fn text(&mut self, text: &str, steps: &Steps, depth: usize) -> Value {
+        let problem = |at, message: Option<String>, help| Problem {
+            steps: steps.clone(),
+            offset: position(text, at),
+            message,
+            help,
+        };
+        let pieces = match pieces(text) {
+            Ok(pieces) => pieces,
+            Err((at, message)) => {
+                let help = Some("for a literal `${` write `$${`".to_string());
+                self.problems.push(problem(at, Some(message), help));
+                return Value::Null;
+            }
+        };
+        if let [(at, only @ (Piece::Param(_) | Piece::Environment { .. }))] = pieces.as_slice() {
+            if let Piece::Param(name) = only {
+                self.taken.push(Taken {
+                    steps: steps.clone(),
+                    param: (*name).to_string(),
+                });
+            }
+            let value = referenced(only, self.lookup).and_then(|value| self.admit(value, depth));
+            return value.unwrap_or_else(|(message, help)| {
+                self.problems.push(problem(*at, message, help));
+                Value::Null
+            });
+        }
+        let mut whole = String::new();
+        for (at, piece) in &pieces {
+            let value = match piece {
+                Piece::Text(text) => {
+                    whole.push_str(text);
+                    continue;
+                }
+                Piece::Escaped => {
+                    whole.push_str("${");
+                    continue;
+                }
+                // As text, whatever it looks like.
+                Piece::Environment { name, default } => {
+                    let text = self.lookup.environment(name).or(default.map(str::to_string));
+                    text.map(Value::String).ok_or_else(|| {
+                        let (message, help) = unset(name);
+                        (Some(message), help)
+                    })
+                }
+                Piece::Param(_) => referenced(piece, self.lookup),
+            };
+            let name = &text[*at..].split_inclusive('}').next().unwrap_or_default();
+            match value
+                .and_then(|value| self.admit(value, depth))
+                .map(|value| as_text(&value))
+            {
+                Ok(Ok(text)) => whole.push_str(&text),
+                Ok(Err(what)) => {
+                    let message = format!("`{name}` is {what}, which cannot stand inside a text");
+                    self.problems.push(problem(*at, Some(message), None));
+                }
+                Err((message, help)) => self.problems.push(problem(*at, message, help)),
+            }
+            if self.too_large {
+                return Value::Null;
+            }
+        }
+        Value::String(whole)
+    }
+
+    /// Counts what a reference brings in, and refuses what is too much.
+    fn admit(&mut self, value: Value, depth: usize) -> Result<Value, Refused> {
+        let Some(size) = size(&value, self.left, DEEPEST.saturating_sub(depth)) else {
+            self.too_large = true;
+            let message = format!(
+                "with this reference the value has more than {} MiB, or more than {DEEPEST} levels of lists and maps",
+                LARGEST >> 20
+            );
+            let help = "parameters that refer to each other several times grow with each step";
+            return Err((Some(message), Some(help.to_string())));
+        };
+        self.left -= size;
+        if !self.lookup.spend(size) {
+            self.too_large = true;
+            let message = format!("references bring more than {} MiB into this pipeline", ALL >> 20);
+            return Err((Some(message), None));
+        }
+        Ok(value)
     }
 }
 
-fn in_text(
-    text: &str,
-    steps: &Steps,
-    lookup: &mut impl Lookup,
-    problems: &mut Vec<Problem>,
-    taken: &mut Vec<Taken>,
-) -> Value {
-    let problem = |at, message: Option<String>, help| Problem {
-        steps: steps.clone(),
-        offset: position(text, at),
-        message,
-        help,
+/// Message and help; no message where the cause was reported already.
+type Refused = (Option<String>, Option<String>);
+
+/// Most that references may bring into one value, in bytes of its texts and [`ENTRY`] for each entry.
+const LARGEST: usize = 1 << 20;
+
+/// Most that references may bring into all values of a pipeline.
+pub(super) const ALL: usize = 64 << 20;
+
+/// What an entry of a list or map counts, whatever it holds.
+const ENTRY: usize = 16;
+
+/// Most levels of lists and maps within each other.
+const DEEPEST: usize = 128;
+
+/// Bytes of a value; none if it has more than `left`, or more levels than `levels`.
+fn size(value: &Value, left: usize, levels: usize) -> Option<usize> {
+    let mut sum = 0;
+    let mut add = |key: usize, value: &Value| {
+        sum += ENTRY + key;
+        sum += size(value, left.checked_sub(sum)?, levels.checked_sub(1)?)?;
+        Some(())
     };
-    let pieces = match pieces(text) {
-        Ok(pieces) => pieces,
-        Err((at, message)) => {
-            problems.push(problem(
-                at,
-                Some(message),
-                Some("for a literal `${` write `$${`".to_string()),
-            ));
-            return Value::Null;
-        }
-    };
-    if let [(at, only @ (Piece::Param(_) | Piece::Environment { .. }))] = pieces.as_slice() {
-        if let Piece::Param(name) = only {
-            taken.push(Taken {
-                steps: steps.clone(),
-                param: (*name).to_string(),
-            });
-        }
-        return referenced(only, lookup).unwrap_or_else(|(message, help)| {
-            problems.push(problem(*at, message, help));
-            Value::Null
-        });
+    match value {
+        Value::String(text) => sum = text.len(),
+        Value::Sequence(items) => items.iter().try_for_each(|item| add(0, item))?,
+        Value::Mapping(map) => map
+            .iter()
+            .try_for_each(|(key, value)| add(key.as_str().map_or(0, str::len), value))?,
+        _ => {}
     }
-    let mut whole = String::new();
-    for (at, piece) in &pieces {
-        match piece {
-            Piece::Text(text) => whole.push_str(text),
-            Piece::Escaped => whole.push_str("${"),
-            Piece::Environment { name, default } => match lookup.environment(name).or(default.map(str::to_string)) {
-                Some(text) => whole.push_str(&text),
-                None => {
-                    let (message, help) = unset(name);
-                    problems.push(problem(*at, Some(message), help));
-                }
-            },
-            Piece::Param(name) => match referenced(piece, lookup).map(|value| as_text(&value)) {
-                Ok(Ok(text)) => whole.push_str(&text),
-                Ok(Err(what)) => problems.push(problem(
-                    *at,
-                    Some(format!("`${{{name}}}` is {what}, which cannot stand inside a text")),
-                    None,
-                )),
-                Err((message, help)) => problems.push(problem(*at, message, help)),
-            },
-        }
-    }
-    Value::String(whole)
+    (sum <= left).then_some(sum)
 }
 
 fn unset(name: &str) -> (String, Option<String>) {
@@ -204,7 +292,7 @@ fn unset(name: &str) -> (String, Option<String>) {
     )
 }
 
-fn referenced(piece: &Piece<'_>, lookup: &mut impl Lookup) -> Result<Value, (Option<String>, Option<String>)> {
+fn referenced(piece: &Piece<'_>, lookup: &mut impl Lookup) -> Result<Value, Refused> {
     match piece {
         Piece::Param(name) => lookup
             .param(name)
@@ -271,6 +359,10 @@ mod tests {
 
         fn environment(&mut self, name: &str) -> Option<String> {
             (name == "HOME").then(|| "/root".to_string())
+        }
+
+        fn spend(&mut self, _: usize) -> bool {
+            true
         }
     }
 

@@ -351,6 +351,92 @@ fn circles_are_shown() {
     assert!(said.contains("refers to itself"), "{said}");
 }
 
+/// References that double at each step, in texts and in lists, and chains of them.
+#[test]
+fn references_that_grow_without_end_are_refused_where_they_stand() {
+    let pipeline = |params: String, label: &str| {
+        format!("flow: 1\nparams:\n{params}stages:\n  c: {{uses: toy.count, with: {{rows: 1, label: \"{label}\"}}}}\n")
+    };
+    let doubled = |first: &str, next: &dyn Fn(&str) -> String, steps: usize| {
+        let mut params = format!("  p0: {first}\n");
+        for step in 1..=steps {
+            params.push_str(&format!("  p{step}: {}\n", next(&format!("${{p{}}}", step - 1))));
+        }
+        params
+    };
+    let texts = |steps| doubled("\"0123456789abcdef\"", &|before| format!("\"{before}{before}\""), steps);
+    let lists = |steps| doubled("[x]", &|before| format!("[\"{before}\", \"{before}\"]"), steps);
+    let maps = |steps| {
+        doubled(
+            "{a: x}",
+            &|before| format!("{{a: \"{before}\", b: \"{before}\"}}"),
+            steps,
+        )
+    };
+    for grown in [
+        texts(24),
+        lists(40),
+        maps(24),
+        doubled("[x]", &|before| format!("[[[\"{before}\"]]]"), 100),
+    ] {
+        let said = mistakes(&pipeline(grown, "x"));
+        assert!(
+            said.contains("more than 1 MiB, or more than 128 levels") && said.contains("p.yaml:"),
+            "{said}"
+        );
+    }
+    // As much as is allowed, many times.
+    let many: String = (0..80).map(|n| format!("  m{n}: \"${{p16}}\"\n")).collect();
+    let said = mistakes(&pipeline(texts(16) + &many, "x"));
+    assert!(said.contains("more than 64 MiB into this pipeline"), "{said}");
+    let label = "${p16}".repeat(2);
+    let said = mistakes(&pipeline(texts(16), &label));
+    assert!(said.contains("more than 1 MiB"), "{said}");
+    let said = mistakes(&pipeline(doubled("1", &|before| format!("\"{before}\""), 300), "x"));
+    assert!(said.contains("more than 200 references"), "{said}");
+    // What people write is far from that.
+    let files = Files::new(&[(
+        "p.yaml",
+        &pipeline(
+            doubled("1", &|before| format!("\"{before}\""), 150) + "  t: \"${p150}${p150}\"\n",
+            "${t}",
+        ),
+    )]);
+    let checked = files.check(&[]).unwrap_or_else(|found| panic!("{}", files.said(found)));
+    assert_eq!(checked.stages.len(), 1);
+}
+
+/// In a pipeline, an overlay, and on the command line.
+#[test]
+fn documents_without_a_bottom_are_refused_by_place() {
+    let deep = "[".repeat(200_000);
+    let said = mistakes(&format!("flow: 1\nstages: {deep}"));
+    assert!(said.contains("more than 128 deep") && said.contains(":2:"), "{said}");
+    let files = Files::new(&[
+        (
+            "p.yaml",
+            "flow: 1\nparams: {a: 1}\nstages:\n  c: {uses: toy.count, with: {rows: \"${a}\"}}\n",
+        ),
+        ("over.yaml", &format!("params:\n  a: {deep}\n")),
+    ]);
+    let said = files.said(files.load(&["over.yaml"], &[]).err().unwrap());
+    assert!(
+        said.contains("more than 128 deep") && said.contains("over.yaml"),
+        "{said}"
+    );
+    let said = files.said(files.check(&[&format!("a={deep}")]).err().unwrap());
+    assert!(
+        said.contains("a=") || said.contains("`a`"),
+        "{}",
+        &said[..said.len().min(400)]
+    );
+    assert!(
+        said.len() < 2_000,
+        "the value is not shown in full: {} bytes",
+        said.len()
+    );
+}
+
 #[test]
 fn formats_of_the_future_are_refused_by_name() {
     assert!(mistakes("flow: 2\nstages: []\n").contains("is of format 2, and this binary reads formats up to 1"));

@@ -1,5 +1,6 @@
-//! The one place that names serde_yaml: documents, paths into them, and where a path stands in the text.
+//! YAML is read here: documents, paths into them, and where a path stands in the text.
 
+mod depth;
 mod locate;
 
 use std::fmt;
@@ -100,6 +101,12 @@ pub fn parse_text(text: &str) -> Result<Value, SyntaxError> {
     if text.trim().is_empty() {
         return Ok(Value::Null);
     }
+    if let Some(at) = depth::too_deep(text) {
+        return Err(SyntaxError {
+            message: too_deep(),
+            at: Some(at),
+        });
+    }
     serde_yaml::from_str::<Value>(text).map_err(|error| {
         let at = error.location().map(|location| (location.line(), location.column()));
         SyntaxError {
@@ -107,6 +114,22 @@ pub fn parse_text(text: &str) -> Result<Value, SyntaxError> {
             at,
         }
     })
+}
+
+fn too_deep() -> String {
+    format!("lists and maps lie more than {} deep within each other", depth::DEEPEST)
+}
+
+/// Reads a file of a form of its own, such as a table of languages. The message of an error says where in the text the
+/// mistake is.
+///
+/// # Errors
+/// When the text is no YAML, or does not fit the type.
+pub fn from_text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    match depth::too_deep(text) {
+        Some((line, column)) => Err(format!("{} at line {line} column {column}", too_deep())),
+        None => serde_yaml::from_str(text).map_err(|error| error.to_string()),
+    }
 }
 
 /// Writes a document.

@@ -3,11 +3,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::StoreError;
 use super::decide::{Listing, TEMPORARY};
+use super::lock::{Lock, Lost};
 
 /// Threads that bring files to the disk at the same time. The file system joins what is asked for together
 /// into few writes of its journal, so this is about waiting, not about processors.
@@ -16,6 +18,8 @@ const SYNC_THREADS: usize = 16;
 /// File operations. In tests they can be made to stop after any number of steps, as a crash would.
 #[derive(Clone, Default)]
 pub(crate) struct Files {
+    /// Of the lock under which the files are written: without it nothing is written any more.
+    lost: Lost,
     #[cfg(test)]
     pub(crate) crash: Option<std::sync::Arc<super::crash::Crash>>,
 }
@@ -27,8 +31,26 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 }
 
 impl Files {
-    /// Called before every step; fails if the test says that the machine has stopped.
+    /// The same, under a lock.
+    pub(crate) fn under(&self, lock: &Lock) -> Files {
+        Files {
+            lost: lock.lost(),
+            ..self.clone()
+        }
+    }
+
+    /// In tests: as if the machine stopped after some steps.
+    #[cfg(test)]
+    pub(crate) fn stopping(crash: &std::sync::Arc<super::crash::Crash>) -> Files {
+        Files {
+            crash: Some(crash.clone()),
+            ..Files::default()
+        }
+    }
+
+    /// Called before every step; fails if the lock is lost, or the test says that the machine has stopped.
     fn step(&self, path: &Path) -> Result<(), StoreError> {
+        self.lost.check()?;
         #[cfg(test)]
         if let Some(crash) = &self.crash {
             crash.step().map_err(|e| StoreError::io("go on with", path, e))?;
@@ -127,6 +149,8 @@ impl Files {
         }
         match std::fs::hard_link(from, to) {
             Ok(()) => {}
+            // Over a network, the answer to the first attempt may be lost and the second one find what the first did.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_one_file(from, to) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
             // File systems without hard links. The lock keeps others away, so looking first is enough.
             Err(e) if matches!(e.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied) => {
@@ -153,6 +177,12 @@ impl Files {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("remove", path, e)),
             _ => Ok(()),
         }
+    }
+
+    /// Makes a folder that is not there.
+    pub(crate) fn create_new_folder(&self, path: &Path) -> Result<(), StoreError> {
+        self.step(path)?;
+        std::fs::create_dir(path).map_err(|e| StoreError::io("create the folder", path, e))
     }
 
     pub(crate) fn create_folder(&self, path: &Path) -> Result<(), StoreError> {
@@ -190,6 +220,14 @@ impl Files {
         return self.crash.is_some();
         #[cfg(not(test))]
         false
+    }
+}
+
+/// Whether two names are of one file.
+fn is_one_file(a: &Path, b: &Path) -> bool {
+    match (a.symlink_metadata(), b.symlink_metadata()) {
+        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => false,
     }
 }
 
@@ -233,5 +271,29 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
         Ok(bytes) => Ok(Some(bytes)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(StoreError::io("read", path, e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_a_lost_answer_gave_already_is_ours_and_any_other_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join(".tmp-1-1"), folder.path().join("record.json"));
+        let files = Files::default();
+        std::fs::write(&from, "ours").unwrap();
+        std::fs::hard_link(&from, &to).unwrap();
+        assert!(files.rename_if_absent(&from, &to).unwrap());
+        assert!(!from.exists());
+        // The same bytes in another file are another's.
+        std::fs::write(&from, "ours").unwrap();
+        assert!(!files.rename_if_absent(&from, &to).unwrap());
+        assert!(from.exists());
+        // So is a link that leads to our own.
+        std::fs::remove_file(&to).unwrap();
+        std::os::unix::fs::symlink(&from, &to).unwrap();
+        assert!(!files.rename_if_absent(&from, &to).unwrap());
     }
 }

@@ -122,8 +122,16 @@ impl Crash {
             match undo {
                 Undo::Rename { from, to, replaced } => {
                     // Not done at all, if the crash came between the note and the deed.
-                    if std::fs::rename(&to, &from).is_ok() && state.unflushed.remove(&to) {
-                        state.unflushed.insert(from);
+                    match std::fs::rename(&to, &from) {
+                        Ok(()) if state.unflushed.remove(&to) => {
+                            state.unflushed.insert(from);
+                        }
+                        // The folder of temporary files is gone, and its content with it.
+                        Err(_) if !from.parent().is_some_and(Path::exists) => {
+                            let _ = std::fs::remove_file(&to);
+                            state.unflushed.remove(&to);
+                        }
+                        _ => {}
                     }
                     if let Some(content) = replaced {
                         std::fs::write(&to, content).unwrap();

@@ -88,9 +88,13 @@ pub(crate) fn orphans(data: &Listing, records: &[Arc<Record>]) -> Vec<String> {
         .collect()
 }
 
-/// Whether a file is one that a writer had in hand. Only the holder of the lock may remove it.
+/// Whether a file of the state directory is one that a writer had in hand: `.tmp-`, the number of a process, and a
+/// number. Only the holder of the lock may remove it.
 pub(crate) fn is_temporary(file: &str) -> bool {
-    file.starts_with(TEMPORARY)
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    file.strip_prefix(TEMPORARY)
+        .and_then(|rest| rest.split_once('-'))
+        .is_some_and(|(process, number)| is_number(process) && is_number(number))
 }
 
 /// How names of temporary files begin.
@@ -243,6 +247,23 @@ mod tests {
         let mut fewer = (*record(0, 0, 1, &[])).clone();
         fewer.rows_out = 7;
         assert_eq!(combine(&ab, fewer.clone()), fewer);
+    }
+
+    #[test]
+    fn temporary_files_are_told_by_their_whole_name() {
+        assert!(is_temporary(".tmp-12-345"));
+        for other in [
+            ".tmp-mine",
+            ".tmp-1",
+            ".tmp-1-",
+            ".tmp--1",
+            ".tmp-1-2.txt",
+            "x.tmp-1-2",
+            ".tmp-1-2-3",
+            ".tmp-",
+        ] {
+            assert!(!is_temporary(other), "{other}");
+        }
     }
 
     #[test]

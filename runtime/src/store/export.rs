@@ -9,7 +9,7 @@ use super::StoreError;
 use super::atomic::{self, Files};
 use super::decide::TEMPORARY;
 use super::kill::{self, Point};
-use super::lock::Lock;
+use super::lock::{Lock, new_token};
 use super::read_back;
 use super::sources::{SourceDigests, read_digest};
 use crate::digest::Digest;
@@ -19,6 +19,8 @@ const EXPORT_VERSION: u64 = 1;
 /// Says of what a set consists; a set without it is not whole. Sets that share a folder have names of their own.
 const MANIFEST: &str = "flow.json";
 const LOCK: &str = ".flow-lock";
+/// How names of folders of files in the making begin, after [`TEMPORARY`].
+const WAITING: &str = "export-";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,8 +68,8 @@ pub struct ExportSet {
     key: Digest,
     names: BTreeMap<String, PathBuf>,
     files: Files,
-    /// Dropped last: the folder is let go after it has been cleaned up.
-    _lock: Lock,
+    /// Knows the name of the waiting folder. Dropped last: the folder is let go after it has been cleaned up.
+    lock: Lock,
 }
 
 impl ExportSet {
@@ -75,7 +77,7 @@ impl ExportSet {
     /// what `key` stands for. Changes nothing. Files are read only if `sources` has no note of them.
     ///
     /// # Errors
-    /// If a newer flow wrote the folder, or a file cannot be read.
+    /// If a newer flow wrote the folder, or the set's description cannot be read.
     pub fn standing(
         folder: &Path,
         manifest: &str,
@@ -106,15 +108,16 @@ impl ExportSet {
                 Ok(metadata) if metadata.is_file() && metadata.len() == entry.bytes => {}
                 _ => return changed(),
             }
-            if sources.digest(&path)? != entry.digest {
+            // One that cannot be read is made again like one that is gone.
+            if sources.digest(&path).ok() != Some(entry.digest) {
                 return changed();
             }
         }
         Ok(ExportStanding::Whole)
     }
 
-    /// Begins a set. The folder is made if it is not there, and locked; what a crash left of an earlier set's
-    /// temporary files is removed.
+    /// Begins a set. The folder is made if it is not there, and locked; the folder of temporary files that a crash
+    /// left, by the name that was written down before it was made, is removed. Nothing else is, whatever its name.
     ///
     /// # Errors
     /// [`StoreError::Held`] if another run exports there.
@@ -130,14 +133,17 @@ impl ExportSet {
         files: Files,
     ) -> Result<ExportSet, StoreError> {
         files.create_folder(folder)?;
-        let lock = Lock::take(&folder.join(LOCK), "the export folder", run, true)?;
+        let lock = Lock::take(&folder.join(LOCK), "the export folder", run)?;
+        let files = files.under(&lock);
         // A newer flow's set is not overwritten; any other state of the file is.
         if let Err(error @ StoreError::Newer { .. }) = read_manifest(&folder.join(manifest)) {
             return Err(error);
         }
-        remove_waiting(folder)?;
-        let waiting = folder.join(format!("{TEMPORARY}export-{}", std::process::id()));
-        files.create_folder(&waiting)?;
+        remove_left(folder, lock.left())?;
+        let name = format!("{TEMPORARY}{WAITING}{}", new_token());
+        let waiting = folder.join(&name);
+        lock.note(&[&name])?;
+        files.create_new_folder(&waiting)?;
         Ok(ExportSet {
             folder: folder.to_path_buf(),
             manifest: manifest.to_string(),
@@ -145,7 +151,7 @@ impl ExportSet {
             key,
             names: BTreeMap::new(),
             files,
-            _lock: lock,
+            lock,
         })
     }
 
@@ -222,8 +228,11 @@ impl ExportSet {
             key: self.key,
             files: entries,
         };
-        self.files
-            .replace(&manifest_path, &read_back::to_json(&manifest_path, &manifest)?)?;
+        // Beside the other files in the making, so that no crash leaves a name that was not written down.
+        let manifest = read_back::to_json(&manifest_path, &manifest)?;
+        let prepared = self.files.prepare(&self.waiting.join(MANIFEST), &manifest)?;
+        self.files.rename(&prepared, &manifest_path)?;
+        self.files.sync_folder(&self.folder)?;
         kill::pass(Point::ExportDone);
         Ok(self.names.keys().cloned().collect())
     }
@@ -244,7 +253,10 @@ impl ExportSet {
 
 impl Drop for ExportSet {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.waiting);
+        if std::fs::remove_dir_all(&self.waiting).is_ok() {
+            // If this cannot be written, the next export looks for a folder that is not there.
+            let _ = self.lock.note(&[]);
+        }
     }
 }
 
@@ -255,22 +267,18 @@ fn read_manifest(path: &Path) -> Result<Option<Manifest>, StoreError> {
     }
 }
 
-/// Removes temporary folders of exports that did not come to their end.
-fn remove_waiting(folder: &Path) -> Result<(), StoreError> {
-    let entries = std::fs::read_dir(folder).map_err(|e| StoreError::io("list the folder", folder, e))?;
-    for entry in entries {
-        let entry = entry.map_err(|e| StoreError::io("list the folder", folder, e))?;
-        let path = entry.path();
-        if !entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+/// Removes folders of exports that did not come to their end, by the names that were written down for them.
+fn remove_left(folder: &Path, names: &[String]) -> Result<(), StoreError> {
+    for name in names {
+        let token = name.strip_prefix(TEMPORARY).and_then(|rest| rest.strip_prefix(WAITING));
+        if !token.is_some_and(|token| token.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
             continue;
         }
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        let removed = if is_folder {
-            std::fs::remove_dir_all(&path)
-        } else {
-            std::fs::remove_file(&path)
-        };
-        removed.map_err(|e| StoreError::io("remove", &path, e))?;
+        let path = folder.join(name);
+        // What is no folder was not made by us.
+        if path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+            std::fs::remove_dir_all(&path).map_err(|e| StoreError::io("remove", &path, e))?;
+        }
     }
     Ok(())
 }

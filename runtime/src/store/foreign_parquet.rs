@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parquet::arrow::arrow_reader::{
@@ -40,8 +40,26 @@ const LONGEST_HEADER: u64 = 64 << 20;
 /// - No header has a list of two thousand million booleans, which take no bytes, but a long time to be passed over.
 #[derive(Clone, Debug)]
 pub struct ForeignParquet {
-    file: Arc<File>,
+    file: Arc<Noting>,
     length: u64,
+}
+
+/// A file that notes the first time that the system could not read it. What the decoder makes of such an error does not
+/// tell it from damage.
+#[derive(Debug)]
+struct Noting {
+    file: File,
+    failed: OnceLock<String>,
+}
+
+impl Noting {
+    fn note<T>(&self, read: io::Result<T>) -> io::Result<T> {
+        read.inspect_err(|error| {
+            if error.raw_os_error().is_some() {
+                let _ = self.failed.set(error.to_string());
+            }
+        })
+    }
 }
 
 impl ForeignParquet {
@@ -58,8 +76,16 @@ impl ForeignParquet {
         let file = File::open(path)?;
         Ok(ForeignParquet {
             length: file.metadata()?.len(),
-            file: Arc::new(file),
+            file: Arc::new(Noting {
+                file,
+                failed: OnceLock::new(),
+            }),
         })
+    }
+
+    /// Why the system could not read the file, if it ever could not: what came of it is then no damage of the file.
+    pub fn unreadable(&self) -> Option<&str> {
+        self.file.failed.get().map(String::as_str)
     }
 }
 
@@ -342,7 +368,7 @@ impl ChunkReader for ForeignParquet {
             )));
         }
         let mut bytes = vec![0; length];
-        self.file.read_exact_at(&mut bytes, start)?;
+        self.file.note(self.file.file.read_exact_at(&mut bytes, start))?;
         Ok(bytes.into())
     }
 }
@@ -350,13 +376,13 @@ impl ChunkReader for ForeignParquet {
 /// Reads a file from a place on. Its end is an error.
 #[derive(Debug)]
 pub struct FromPlace {
-    file: Arc<File>,
+    file: Arc<Noting>,
     at: u64,
 }
 
 impl Read for FromPlace {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(into, self.at)?;
+        let read = self.file.note(self.file.file.read_at(into, self.at))?;
         if read == 0 && !into.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -371,6 +397,26 @@ mod tests {
     use arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
     use arrow::datatypes::Int64Type;
     use parquet::arrow::ArrowWriter;
+
+    #[test]
+    fn what_the_system_cannot_read_is_told_from_damage() {
+        let folder = tempfile::tempdir().unwrap();
+        let damaged = folder.path().join("damaged.parquet");
+        std::fs::write(&damaged, "PAR1 and no more of it PAR1").unwrap();
+        let damaged = ForeignParquet::open(&damaged).unwrap();
+        assert!(damaged.metadata().is_err());
+        assert_eq!(damaged.unreadable(), None);
+        // A plain file that gives an input/output error at every place.
+        let broken = ForeignParquet {
+            length: 1000,
+            ..ForeignParquet::open(Path::new("/proc/self/mem")).unwrap()
+        };
+        assert!(broken.metadata().is_err());
+        assert!(broken.unreadable().unwrap().contains("os error 5"));
+        let again = ForeignParquet::open(Path::new("/proc/self/mem")).unwrap();
+        assert!(again.get_read(0).unwrap().read(&mut [0; 8]).is_err());
+        assert!(again.unreadable().is_some());
+    }
 
     fn read(path: &Path) -> Result<i64> {
         let file = ForeignParquet::open(path)?;

@@ -1,98 +1,348 @@
-//! Locks: one run per state directory, one export at a time per folder.
+//! Locks: one run per state directory, one export at a time per folder, one training per folder of checkpoints.
 //!
-//! The lock is the kernel's, on an open file, so it ends with its owner however that died. The text in the
-//! file only tells the others whom to blame.
+//! The kernel's lock on the open file ends with its owner however that died, and between processes of one machine it
+//! is all that is needed. Some shared file systems keep it within a machine, though, so that two machines both get
+//! it. There the record in the file counts: it names its owner, and holds a number that a thread of the owner raises
+//! every few seconds. Whoever finds the record of another machine watches that number by its own clock (clocks of
+//! two machines are never compared): if it moves, the owner lives; if it stands still long enough, the owner is
+//! dead and the lock is taken over. An owner that was taken for dead, and finds another record in the file, writes
+//! nothing more.
+
+mod machine;
+mod record;
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 use super::StoreError;
 use super::error::Holder;
+pub(crate) use machine::host_name;
+use machine::{boot_id, is_of_one_machine};
+use record::Record;
+pub(crate) use record::new_token;
+
+/// How long is waited for what.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// An owner raises its number this often.
+    beat: Duration,
+    /// An owner whose number stands still for so long is dead. Twelve beats: it may be slow, not that slow.
+    stale: Duration,
+    /// How often the number of another owner is looked at.
+    look: Duration,
+    /// After a lock was taken from a dead owner, another machine that does the same has shown itself.
+    settle: Duration,
+    /// Whether files there are seen by one machine only; none: as the kind of the file system tells.
+    one_machine: Option<bool>,
+}
+
+const PATIENCE: Patience = Patience {
+    beat: Duration::from_secs(5),
+    stale: Duration::from_secs(60),
+    look: Duration::from_secs(1),
+    settle: Duration::from_secs(2),
+    one_machine: None,
+};
+
+/// A record older than this by the file's time is not shown as that of a living owner. Nothing but a message depends on
+/// it, so clocks may differ.
+const SHOWN: Duration = Duration::from_secs(600);
 
 /// A held lock; let go when dropped.
-pub(crate) struct Lock {
-    file: File,
+#[derive(Debug)]
+pub struct Lock {
+    held: Arc<Held>,
+    left: Vec<String>,
+    beating: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+#[derive(Debug)]
+struct Held {
+    what: &'static str,
     path: PathBuf,
-    /// Whether the file goes with the lock (a folder of the user's) or stays (the state directory).
-    removed_at_end: bool,
+    file: File,
+    record: Mutex<Record>,
+    lost: Lost,
+}
+
+/// Tells whether a lock was taken over by another machine, to which its owner seemed dead.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lost(Arc<OnceLock<(&'static str, PathBuf, Holder)>>);
+
+impl Lost {
+    /// # Errors
+    /// [`StoreError::Held`] if the lock was lost.
+    pub fn check(&self) -> Result<(), StoreError> {
+        match self.0.get() {
+            None => Ok(()),
+            Some((what, path, holder)) => Err(StoreError::Held {
+                what,
+                path: path.clone(),
+                holder: holder.clone(),
+            }),
+        }
+    }
 }
 
 impl Lock {
-    /// Takes the lock at `path`, or says who has it.
-    pub(crate) fn take(path: &Path, what: &'static str, run: &str, removed_at_end: bool) -> Result<Lock, StoreError> {
+    /// Takes the lock at `path`, a file of its own in the folder that it guards. `what` names the folder in
+    /// messages, `run` its user.
+    ///
+    /// # Errors
+    /// [`StoreError::Held`] if somebody has it. On a shared file system it may take a minute to tell that an owner on
+    /// another machine is dead.
+    pub fn take(path: &Path, what: &'static str, run: &str) -> Result<Lock, StoreError> {
+        Lock::take_with(path, what, run, &PATIENCE)
+    }
+
+    fn take_with(path: &Path, what: &'static str, run: &str, patience: &Patience) -> Result<Lock, StoreError> {
+        let one_machine = patience
+            .one_machine
+            .unwrap_or_else(|| is_of_one_machine(folder_of(path)));
+        let mut watch = Watch::default();
         let mut refusals = 0;
+        let mut made = None;
+        let refused = |holder| {
+            Err(StoreError::Held {
+                what,
+                path: folder_of(path).to_path_buf(),
+                holder,
+            })
+        };
         loop {
-            let mut file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path)
-                .map_err(|e| StoreError::io("open the lock file", path, e))?;
-            match file.try_lock() {
-                Ok(()) => {}
+            let Some((file, is_new)) = open(path)? else { continue };
+            let inode = file.metadata().map_err(|e| StoreError::io("look at", path, e))?.ino();
+            made = if is_new { Some(inode) } else { made };
+            let by_kernel = match file.try_lock() {
+                Ok(()) => true,
                 // Someone who only asks who holds it (`holder_of`) holds it for an instant himself.
                 Err(TryLockError::WouldBlock) if refusals < 5 => {
                     refusals += 1;
-                    std::thread::sleep(std::time::Duration::from_millis(10));
+                    thread::sleep(Duration::from_millis(10));
                     continue;
                 }
-                Err(TryLockError::WouldBlock) => {
-                    return Err(StoreError::Held {
-                        what,
-                        path: locked_folder(path),
-                        holder: read_holder(&mut file),
-                    });
-                }
-                Err(TryLockError::Error(e)) => return Err(StoreError::io("lock", path, e)),
-            }
+                Err(TryLockError::WouldBlock) => return refused(record::read(&file).holder()),
+                Err(TryLockError::Error(error)) if has_no_locks(&error) => false,
+                Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", path, error)),
+            };
             // The owner before us may have removed the file between our opening and our locking it; then the
             // lock is on a file that nobody else will ever open.
             if !is_still_at(&file, path) {
                 continue;
             }
-            let holder = Holder {
-                host: host_name(),
-                pid: std::process::id(),
-                run: run.to_string(),
+            let found = record::read(&file);
+            // Somebody may have looked in between; the file is this one's as long as nobody wrote to it.
+            let is_new = made == Some(inode) && found.text().is_empty();
+            let alone = one_machine && by_kernel;
+            let is_free = is_new || alone || found.released || (by_kernel && found.is_of_boot(boot_id()));
+            if !is_free {
+                match watch.look(found.text(), Instant::now(), patience.stale) {
+                    Owner::Lives => return refused(found.holder()),
+                    Owner::Dead => {}
+                    Owner::Unknown => {
+                        drop(file);
+                        thread::sleep(patience.look);
+                        continue;
+                    }
+                }
+            }
+            let own = Record::new(run, found.temporary.clone());
+            own.write(&file).map_err(|e| StoreError::io("write", path, e))?;
+            if !alone && !is_new {
+                // Another machine may have come to the same end at the same time; the record that stays counts.
+                thread::sleep(patience.settle);
+                if !own.is_at(path) {
+                    continue;
+                }
+            }
+            return Ok(Lock::begin(what, path, file, own, (!alone).then_some(patience.beat)));
+        }
+    }
+
+    fn begin(what: &'static str, path: &Path, file: File, record: Record, beat: Option<Duration>) -> Lock {
+        let left = record.temporary.clone();
+        let held = Arc::new(Held {
+            what,
+            path: path.to_path_buf(),
+            file,
+            record: Mutex::new(record),
+            lost: Lost::default(),
+        });
+        let beating = beat.and_then(|beat| {
+            let (end, ended) = bounded::<()>(0);
+            let owner = Arc::clone(&held);
+            let beats = move || {
+                while ended.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
+                    owner.beat();
+                }
             };
-            let text = serde_json::to_string(&holder).unwrap_or_default();
-            file.set_len(0)
-                .and_then(|()| file.seek(SeekFrom::Start(0)))
-                .and_then(|_| file.write_all(text.as_bytes()))
-                .map_err(|e| StoreError::io("write", path, e))?;
-            return Ok(Lock {
-                file,
-                path: path.to_path_buf(),
-                removed_at_end,
-            });
+            // Without the thread the lock is one that other machines may take over: better than none.
+            let thread = thread::Builder::new().name("lock".into()).spawn(beats).ok()?;
+            Some((end, thread))
+        });
+        Lock { held, left, beating }
+    }
+
+    /// Names that an owner before this one wrote down and did not take back: what it left in the folder, if they
+    /// are there.
+    pub fn left(&self) -> &[String] {
+        &self.left
+    }
+
+    /// Writes down names of temporary files or folders, before they are made, in the place of those written down
+    /// before. Whoever takes the lock after a crash knows by them what is not the user's.
+    ///
+    /// # Errors
+    /// If the lock file cannot be written, or the lock is lost.
+    pub fn note(&self, names: &[&str]) -> Result<(), StoreError> {
+        self.check()?;
+        let mut record = self.held.record();
+        record.temporary = names.iter().map(|name| name.to_string()).collect();
+        record
+            .write(&self.held.file)
+            .and_then(|()| self.held.file.sync_all())
+            .map_err(|e| StoreError::io("write", &self.held.path, e))
+    }
+
+    /// # Errors
+    /// [`StoreError::Held`] if another machine has taken the lock over.
+    pub fn check(&self) -> Result<(), StoreError> {
+        self.held.lost.check()
+    }
+
+    pub(crate) fn lost(&self) -> Lost {
+        self.held.lost.clone()
+    }
+}
+
+impl Held {
+    fn record(&self) -> MutexGuard<'_, Record> {
+        // A record is changed field by field and written as a whole; any state of it names this owner.
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows that the owner lives, unless the lock is another's by now.
+    fn beat(&self) {
+        let mut record = self.record();
+        match record::at(&self.path) {
+            Ok(Some(other)) if other.token != record.token && !other.token.is_empty() => {
+                let _ = self
+                    .lost
+                    .0
+                    .set((self.what, folder_of(&self.path).to_path_buf(), other.holder()));
+            }
+            // Removed by somebody: nobody has it, so it is still ours. Whoever takes it makes a new file.
+            Ok(None) => {}
+            // What cannot be read or written now may be in five seconds; if not, others take the owner for dead.
+            _ => {
+                record.beat += 1;
+                let _ = record.write(&self.file);
+            }
         }
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if self.removed_at_end {
-            // Still locked here, so no one else can have taken it for theirs.
-            let _ = std::fs::remove_file(&self.path);
+        if let Some((end, thread)) = self.beating.take() {
+            drop(end);
+            let _ = thread.join();
         }
-        let _ = self.file.unlock();
+        let held = &self.held;
+        let mut record = held.record();
+        if !record.is_at(&held.path) {
+            return;
+        }
+        // Still locked here, so nobody else of this machine can have taken the file for theirs.
+        let _ = if record.temporary.is_empty() {
+            std::fs::remove_file(&held.path)
+        } else {
+            record.released = true;
+            record.write(&held.file)
+        };
+        let _ = held.file.unlock();
     }
 }
 
 /// Who holds the lock at `path` at this moment; none if it is free or was never there.
 pub(crate) fn holder_of(path: &Path) -> Option<Holder> {
-    let mut file = OpenOptions::new().read(true).open(path).ok()?;
+    let file = OpenOptions::new().read(true).open(path).ok()?;
+    let found = record::read(&file);
     match file.try_lock_shared() {
-        Err(TryLockError::WouldBlock) => Some(read_holder(&mut file)),
-        _ => None,
+        Err(TryLockError::WouldBlock) => Some(found.holder()),
+        _ if found.released || found.is_of_boot(boot_id()) || is_of_one_machine(folder_of(path)) => None,
+        _ => {
+            let age = SystemTime::now().duration_since(file.metadata().ok()?.modified().ok()?);
+            age.map_or(true, |age| age < SHOWN).then(|| found.holder())
+        }
     }
 }
 
-fn locked_folder(path: &Path) -> PathBuf {
-    path.parent().unwrap_or(path).to_path_buf()
+/// What watching a record tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Lives,
+    Dead,
+    Unknown,
+}
+
+/// A record that is watched: its text when it was seen first, and when that was.
+#[derive(Default)]
+struct Watch {
+    first: Option<(String, Instant)>,
+}
+
+impl Watch {
+    fn look(&mut self, text: &str, now: Instant, stale: Duration) -> Owner {
+        let (before, since) = self.first.get_or_insert_with(|| (text.to_owned(), now));
+        if before != text {
+            Owner::Lives
+        } else if now.saturating_duration_since(*since) >= stale {
+            Owner::Dead
+        } else {
+            Owner::Unknown
+        }
+    }
+}
+
+/// Opens the lock file, and says whether this made it. None if it came and went meanwhile.
+fn open(path: &Path) -> Result<Option<(File, bool)>, StoreError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => return Ok(Some((file, true))),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(StoreError::io("open the lock file", path, error)),
+    }
+    match options.open(path) {
+        Ok(file) => Ok(Some((file, false))),
+        Err(error) if error.kind() == ErrorKind::NotFound && !is_dangling(path) => Ok(None),
+        Err(error) => Err(StoreError::io("open the lock file", path, error)),
+    }
+}
+
+/// Some file systems have none, some have them only while a service runs.
+fn has_no_locks(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(libc::ENOLCK)
+}
+
+/// A link to nothing is there and cannot be opened, however often it is tried.
+fn is_dangling(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.is_symlink())
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
 }
 
 fn is_still_at(file: &File, path: &Path) -> bool {
@@ -102,70 +352,5 @@ fn is_still_at(file: &File, path: &Path) -> bool {
     }
 }
 
-fn read_holder(file: &mut File) -> Holder {
-    let mut text = String::new();
-    let _ = file.take(4096).read_to_string(&mut text);
-    serde_json::from_str(&text).unwrap_or(Holder {
-        host: "its host".into(),
-        pid: 0,
-        run: String::new(),
-    })
-}
-
-pub(crate) fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .ok()
-        .or_else(|| std::env::var("HOSTNAME").ok())
-        .map(|name| name.trim().to_string())
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "unknown host".into())
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_second_is_told_who_the_first_is_and_a_dead_owner_is_no_obstacle() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lock");
-        let first = Lock::take(&path, "the state directory", "run-1", false).unwrap();
-        let Err(StoreError::Held { holder, .. }) = Lock::take(&path, "the state directory", "run-2", false) else {
-            panic!("two owners");
-        };
-        assert_eq!((holder.run.as_str(), holder.pid), ("run-1", std::process::id()));
-        assert!(!holder.host.is_empty());
-        assert_eq!(holder_of(&path), Some(holder));
-        drop(first);
-        assert_eq!(holder_of(&path), None);
-        // The text of the dead owner is still there; it does not matter.
-        let _second = Lock::take(&path, "the state directory", "run-2", false).unwrap();
-    }
-
-    #[test]
-    fn a_lock_that_removes_its_file_is_never_held_twice() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lock");
-        let held = std::sync::atomic::AtomicU32::new(0);
-        let most = std::sync::atomic::AtomicU32::new(0);
-        let taken = std::sync::atomic::AtomicU32::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    use std::sync::atomic::Ordering::SeqCst;
-                    for _ in 0..500 {
-                        if let Ok(lock) = Lock::take(&path, "the folder", "r", true) {
-                            most.fetch_max(held.fetch_add(1, SeqCst) + 1, SeqCst);
-                            taken.fetch_add(1, SeqCst);
-                            held.fetch_sub(1, SeqCst);
-                            drop(lock);
-                        }
-                    }
-                });
-            }
-        });
-        assert_eq!(most.into_inner(), 1);
-        assert!(taken.into_inner() > 0);
-        assert!(!path.exists());
-    }
-}
+mod tests;

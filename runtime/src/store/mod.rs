@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! FORMAT                      {"version":1}
-//! lock                        who runs: host, process, run (the lock itself is the kernel's)
+//! lock                        who runs: host, process, run; there while a run is going on
 //! artifacts/<recipe>/         one folder per recipe, named by the first 16 digits
 //!    recipe.json              the recipe in full, and what it was made of
 //!    data/<key>.<port>.<digest>.parquet     one file per stored port of a partition; `rejects` for rejects
@@ -49,6 +49,7 @@ pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
 pub use find::FoundRow;
 pub use foreign_parquet::{ForeignParquet, FromPlace};
+pub use lock::Lock;
 pub(crate) use lock::host_name;
 pub(crate) use record::Ranges;
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
@@ -56,7 +57,7 @@ pub use rejects::{RejectSet, add_up};
 pub use removed::{REMOVED_SUFFIX, remove_source, was_removed};
 pub(crate) use snapshot::SnapshotWriter;
 pub use snapshot::{RunSnapshots, StageSnapshot};
-pub use sources::SourceDigests;
+pub use sources::{SourceDigests, is_fault_of_the_file};
 pub use writer::{ArtifactWriter, Pending, PortRows};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,7 +70,6 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use artifact::{Data, Part};
 use atomic::Files;
-use lock::Lock;
 use parquet_file::Written;
 use rejects::{RejectData, RejectPart, StageRejects};
 
@@ -152,7 +152,8 @@ impl Store {
                     refuse_foreign(dir)?;
                 }
                 files.create_folder(dir)?;
-                let lock = Lock::take(&dir.join("lock"), "the state directory", run_id, false)?;
+                let lock = Lock::take(&dir.join("lock"), "the state directory", run_id)?;
+                let files = files.under(&lock);
                 for name in atomic::list(dir)?.keys().filter(|name| decide::is_temporary(name)) {
                     files.remove(&dir.join(name))?;
                 }
@@ -165,6 +166,7 @@ impl Store {
                 Some(lock)
             }
         };
+        let files = lock.as_ref().map_or(files.clone(), |lock| files.under(lock));
         let sources = SourceDigests::load(dir)?;
         if lock.is_some() {
             sources.save(&files, dir)?;

@@ -126,6 +126,12 @@ impl SourceDigests {
         Digest::of_parts([b"flow: absent file".as_slice(), b""])
     }
 
+    /// The digest that stands for a file that is there and cannot be read. No file has it, so that what is computed
+    /// without the file is computed again once it can be read.
+    pub fn unreadable() -> Digest {
+        Digest::of_parts([b"flow: unreadable file".as_slice(), b""])
+    }
+
     /// What a file counts as that is not there: as it was, if it was deleted by [`super::remove_source`].
     fn of_absent(path: &Path) -> Result<Digest, StoreError> {
         Ok(removed::digest(path)?.unwrap_or_else(Self::absent))
@@ -260,7 +266,30 @@ impl SourceDigests {
         Err(StoreError::io("digest", path, changing))
     }
 
-    /// The digests of many files, read by up to `threads` threads, in the order of `paths`.
+    /// As [`SourceDigests::digest`], for a file without which the rest goes on: where it cannot be read,
+    /// [`SourceDigests::unreadable`] and why.
+    ///
+    /// # Errors
+    /// Where not the file is to blame: this process may open no more files, or a newer flow left a note about it.
+    pub fn digest_or_why_not(&self, path: &Path) -> Result<(Digest, Option<StoreError>), StoreError> {
+        match self.digest(path) {
+            Ok(digest) => Ok((digest, None)),
+            Err(error) if is_of_the_file(&error) => Ok((Self::unreadable(), Some(error))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Drops what is noted of a file: it is read when its digest is asked for next.
+    pub fn forget(&self, path: &Path) {
+        if let Some(name) = name_of(path)
+            && self.notes().remove(&name).is_some()
+        {
+            self.shared.changed.store(true, Ordering::Release);
+        }
+    }
+
+    /// The digests of many files as [`SourceDigests::digest_or_why_not`] gives them, read by up to `threads` threads,
+    /// in the order of `paths`.
     pub fn digest_all(&self, paths: &[PathBuf], threads: usize) -> Vec<Result<Digest, StoreError>> {
         let next = AtomicUsize::new(0);
         let take = || {
@@ -268,7 +297,7 @@ impl SourceDigests {
             while let Some((at, path)) =
                 Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, paths.get(at)?)))
             {
-                done.push((at, self.digest(path)));
+                done.push((at, self.digest_or_why_not(path).map(|(digest, _)| digest)));
             }
             done
         };
@@ -304,6 +333,20 @@ impl SourceDigests {
     fn notes(&self) -> MutexGuard<'_, BTreeMap<String, Note>> {
         self.shared.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_of_the_file(error: &StoreError) -> bool {
+    match error {
+        StoreError::Io { source, .. } => is_fault_of_the_file(source),
+        StoreError::Damaged { .. } => true,
+        _ => false,
+    }
+}
+
+/// Whether a file is to blame for an error of reading it, and not this process, which may open no more files or has no
+/// memory left: the next file would then fail as well.
+pub fn is_fault_of_the_file(error: &io::Error) -> bool {
+    !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
 /// What the file system says of a file; none if it is not there.
@@ -483,6 +526,46 @@ mod tests {
                 .collect::<Vec<_>>()
         );
         assert!(digests.digest_all(&[], 4).is_empty());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_has_a_digest_that_no_file_has_until_it_can() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let digests = SourceDigests::default();
+        let path = folder.path().join("a.tar");
+        let ways: [(&str, &dyn Fn()); 4] = [
+            ("not a file", &|| std::fs::create_dir(&path).unwrap()),
+            ("symbolic links", &|| symlink(&path, &path).unwrap()),
+            // A plain file by its looks that gives an input/output error, to root as well.
+            ("os error 5", &|| symlink("/proc/self/mem", &path).unwrap()),
+            ("a.tar.flow-removed", &|| {
+                std::fs::create_dir(folder.path().join("a.tar.flow-removed")).unwrap();
+            }),
+        ];
+        for (said, make) in ways {
+            make();
+            let (digest, why) = digests.digest_or_why_not(&path).unwrap();
+            assert_eq!(digest, SourceDigests::unreadable(), "{said}");
+            let why = why.unwrap().to_string();
+            assert!(why.contains(said) && why.contains("a.tar"), "{why}");
+            assert_eq!(
+                digests.digest_all(std::slice::from_ref(&path), 2)[0].as_ref().unwrap(),
+                &digest
+            );
+            assert!(digests.notes().is_empty(), "{said}");
+            let _ = std::fs::remove_dir(&path);
+            let _ = std::fs::remove_file(&path);
+        }
+        std::fs::remove_dir(folder.path().join("a.tar.flow-removed")).unwrap();
+        let distinct = [SourceDigests::absent(), SourceDigests::unreadable(), Digest::of(b"")];
+        assert!(distinct[0] != distinct[1] && distinct[1] != distinct[2]);
+        std::fs::write(&path, "rows").unwrap();
+        age(&path, 100);
+        let (digest, why) = digests.digest_or_why_not(&path).unwrap();
+        assert!(why.is_none() && digest == Digest::of(b"rows"));
+        digests.forget(&path);
+        assert_eq!(digests.known(&path).unwrap(), None);
     }
 
     #[test]

@@ -79,3 +79,64 @@ fn reject_limits_look_at_faults_alone() {
     let error = fresh.try_run(&[]).unwrap_err();
     assert!(error.to_string().contains("max_rejects is 2"), "{error}");
 }
+
+/// Of a source, whose files are known, and of a stage that reads files of its own.
+#[test]
+fn what_cannot_be_read_is_refused_and_made_again_once_it_can() {
+    let place = Place::new();
+    let needed = place.path("needed");
+    place.pipeline(&PIPELINE.replace(
+        "probe: {uses: toy.double, from: scan, with: {",
+        &format!(
+            "probe: {{uses: toy.double, from: scan, with: {{needs: {}, ",
+            needed.display()
+        ),
+    ));
+    fs::write(&needed, "").unwrap();
+    place.run(&[]);
+    let rejects = |stage: &str| {
+        let summary = place.run(&[]);
+        let of = summary.stages.iter().find(|one| one.stage == stage).unwrap();
+        (
+            of.ran,
+            of.rejects
+                .iter()
+                .filter(|one| one.reason == "unreadable_file")
+                .map(|one| one.rows)
+                .sum::<u64>(),
+        )
+    };
+    let (path, aside) = (place.path("shards/s04.txt"), place.path("aside"));
+    fs::rename(&path, &aside).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_eq!(rejects("scan"), (1, 1));
+    assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
+    assert_eq!(rejects("scan"), (0, 1));
+    fs::remove_dir(&path).unwrap();
+    fs::rename(&aside, &path).unwrap();
+    assert_eq!(rejects("scan"), (0, 0));
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
+
+    // The stage's own file is in no key: its rejects are not taken for what would be made.
+    fs::remove_file(&needed).unwrap();
+    fs::create_dir(&needed).unwrap();
+    place.shard("s04", "2\n4");
+    assert_eq!(rejects("probe"), (1, 2));
+    assert_eq!(rejects("probe"), (1, 2));
+    let plan = place.plan(&[]);
+    let probe = stage(&plan, "probe");
+    assert_eq!((probe.run, probe.reuse), (1, 10));
+    let one = probe
+        .partitions
+        .iter()
+        .find(|one| one.partition.as_str() == "s04")
+        .unwrap();
+    assert_eq!(one.reason, "a file could not be read");
+    fs::remove_dir(&needed).unwrap();
+    fs::write(&needed, "").unwrap();
+    assert_eq!(rejects("probe"), (1, 0));
+    assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
+}

@@ -33,7 +33,20 @@ fn child() {
 }
 
 fn child_of(place: &Place, set: &[&str], kill_at: Option<&str>) -> std::process::Child {
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    child_by(
+        std::process::Command::new(std::env::current_exe().unwrap()),
+        place,
+        set,
+        kill_at,
+    )
+}
+
+fn child_by(
+    mut command: std::process::Command,
+    place: &Place,
+    set: &[&str],
+    kill_at: Option<&str>,
+) -> std::process::Child {
     command.args(["killed::child", "--exact", "--ignored", "--nocapture"]);
     command.env("FLOW_TEST_CHILD", place.dir.path());
     let mut given: Vec<String> = set.iter().map(|one| one.to_string()).collect();
@@ -149,6 +162,51 @@ fn sigterm_commits_what_is_in_hand() {
         again.len() < 11 && again.len() + begun.len() >= 11,
         "{begun:?} {again:?}"
     );
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
+}
+
+#[test]
+fn a_lost_terminal_ends_a_run_as_sigterm_does_and_nohup_keeps_it_going() {
+    let slow = PIPELINE.replace(
+        "scan: {uses: toy.count, with: {",
+        "scan: {uses: toy.count, with: {slow: 60, ",
+    );
+    let has_begun = |place: &Place| {
+        place
+            .worked()
+            .get("scan")
+            .is_some_and(|partitions| partitions.len() >= 3)
+    };
+    let place = Place::new();
+    place.pipeline(&slow);
+    let mut child = child_of(&place, &[], None);
+    wait_until(|| has_begun(&place));
+    // The kernel and the shell each send one.
+    signal(&child, "HUP");
+    signal(&child, "HUP");
+    assert_eq!(child.wait().unwrap().code(), Some(129));
+    assert!(!place.path("state/lock").exists());
+    let begun = place.worked()["scan"].clone();
+    place.run(&[]);
+    let again = &place.worked()["scan"];
+    assert!(
+        begun.len() < 11 && again.len() < 11 && again.len() + begun.len() >= 11,
+        "{begun:?} {again:?}"
+    );
+
+    let place = Place::new();
+    place.pipeline(&slow);
+    let mut nohup = std::process::Command::new("sh");
+    nohup
+        .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap());
+    let mut child = child_by(nohup, &place, &[], None);
+    wait_until(|| has_begun(&place));
+    signal(&child, "HUP");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!(
         fs::read_to_string(place.path("out/rows.txt")).unwrap(),
         expected(&place, 3)

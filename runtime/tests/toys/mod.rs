@@ -15,6 +15,7 @@ use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Fate, Global, Input, Kind, Log, Operator, Out, Partition,
     Port, Progress, Reads, RejectClass, RejectSet, Role, Shape, Source, SourcePartition, StageError, Standing,
+    UNREADABLE,
 };
 use serde::{Deserialize, Serialize};
 
@@ -193,6 +194,8 @@ pub struct DoubleSettings {
     dear: bool,
     /// Works beside the worker.
     aside: bool,
+    /// A file without which all rows are refused.
+    needs: PathBuf,
     /// Where to note work.
     noted: PathBuf,
 }
@@ -207,6 +210,7 @@ impl Default for DoubleSettings {
             lose: None,
             dear: false,
             aside: false,
+            needs: PathBuf::new(),
             noted: PathBuf::new(),
         }
     }
@@ -249,6 +253,11 @@ impl Kind for Double {
 impl DoubleBody {
     fn double(&self, partition: &Partition, batch: &RecordBatch, out: &mut Out) -> Result<(), StageError> {
         let settings = &self.settings;
+        if !settings.needs.as_os_str().is_empty() && fs::read(&settings.needs).is_err() {
+            let all: Vec<usize> = (0..batch.num_rows()).collect();
+            out.of(partition);
+            return out.reject_rows(batch, &all, UNREADABLE, RejectClass::Fault, "");
+        }
         let (mut even, mut odd, mut refused) = ((vec![], vec![]), (vec![], vec![]), vec![]);
         for (at, (row, value)) in each(batch).into_iter().enumerate() {
             if settings.fail_at == Some(value) {

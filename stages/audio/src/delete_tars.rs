@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray};
@@ -37,7 +38,8 @@ use crate::tar;
 /// - at least one of its members was extracted, and no row was refused as `unsafe_path` or `name_taken`;
 /// - its members are where `audio.probe` found them;
 /// - every extracted file has the size that was committed, decodes, and has the samples that `audio.probe`
-///   hashed; a copy also has the bytes of its member.
+///   hashed; a copy also has the bytes of its member;
+/// - these files are on the disk, so that a power cut cannot take them.
 ///
 /// Beside the tar `<shard_id>.tar.flow-removed` is left, which keeps its digest: to `audio.probe` the tar counts
 /// as unchanged, and what was computed from it is not computed again. Members that no row wanted are lost.
@@ -247,7 +249,8 @@ impl Deleter {
         if files.is_empty() {
             return kept("nothing of it was extracted");
         }
-        if let Some(why) = self.pool.install(|| doubt(&tar, &found, &files)) {
+        let doubt = || doubt(&tar, &found, &files).or_else(|| unflushed(&files, bring_to_disk));
+        if let Some(why) = self.pool.install(doubt) {
             return kept(&why);
         }
         let bytes = remove_source(&tar).map_err(StageError::failed)?;
@@ -311,6 +314,40 @@ fn doubt(tar_path: &Path, members: &HashMap<String, Member>, files: &[Extracted]
         .filter_map(|file| file_doubt(&tar, tar_path, members, file))
         .collect();
     doubts.into_iter().next()
+}
+
+/// Why the files may not outlive a power cut; none once `flush` has brought all of them to the disk, and then one folder
+/// of each file system with all names. An extraction that was killed left them unflushed, and the next one found
+/// them standing.
+fn unflushed(files: &[Extracted], flush: impl Fn(&Path) -> io::Result<()> + Sync) -> Option<String> {
+    let failed = |path: &Path, error| format!("{} cannot be brought to the disk: {error}", path.display());
+    let failures: Vec<String> = files
+        .par_iter()
+        .filter_map(|file| flush(&file.path).err().map(|error| failed(&file.path, error)))
+        .collect();
+    if let Some(first) = failures.into_iter().next() {
+        return Some(first);
+    }
+    let mut systems: BTreeMap<u64, &Path> = BTreeMap::new();
+    for folder in files.iter().filter_map(|file| file.path.parent()) {
+        match folder.metadata() {
+            Ok(about) => systems.entry(about.dev()).or_insert(folder),
+            Err(error) => return Some(failed(folder, error)),
+        };
+    }
+    systems
+        .into_values()
+        .find_map(|folder| flush(folder).err().map(|error| failed(folder, error)))
+}
+
+/// Of a folder: with all that is on its file system.
+fn bring_to_disk(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    if file.metadata()?.is_dir() {
+        rustix::fs::syncfs(&file).map_err(io::Error::from)
+    } else {
+        file.sync_all()
+    }
 }
 
 fn file_doubt(tar: &File, tar_path: &Path, members: &HashMap<String, Member>, file: &Extracted) -> Option<String> {

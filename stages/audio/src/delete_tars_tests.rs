@@ -249,3 +249,44 @@ fn version_guards_the_output() {
         "{lines}"
     );
 }
+
+#[test]
+fn a_tar_goes_only_after_what_was_extracted_is_on_the_disk() {
+    let place = Place::new();
+    let names = ["a.flac", "b.wav.flac", "c.flac"];
+    let files: Vec<Extracted> = names
+        .iter()
+        .map(|name| Extracted {
+            name: name.to_string(),
+            path: place.file(name),
+            bytes: 0,
+        })
+        .collect();
+    let flushed = std::sync::Mutex::new(Vec::new());
+    let note = |path: &Path| {
+        flushed.lock().unwrap().push(path.to_path_buf());
+        bring_to_disk(path)
+    };
+    assert_eq!(unflushed(&files, note), None);
+    let mut flushed = flushed.into_inner().unwrap();
+    // The names last: they are of no use before what they name.
+    assert_eq!(flushed.pop().as_deref(), place.file("a.flac").parent());
+    flushed.sort();
+    assert_eq!(flushed, names.map(|name| place.file(name)));
+    // A disk that does not take a file, or the names.
+    let folder = place.file("c.flac").parent().unwrap().to_owned();
+    for broken in [place.file("c.flac"), folder] {
+        let broken = broken.as_path();
+        let flush = |path: &Path| match path == broken {
+            true => Err(io::Error::from_raw_os_error(5)),
+            false => Ok(()),
+        };
+        let why = unflushed(&files, flush).unwrap();
+        assert!(
+            why.contains(&broken.display().to_string()) && why.contains("disk"),
+            "{why}"
+        );
+    }
+    fs::remove_file(place.file("b.wav.flac")).unwrap();
+    assert!(unflushed(&files, bring_to_disk).is_some());
+}

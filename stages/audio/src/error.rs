@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use flow_runtime::store::is_fault_of_the_file;
+
 /// Error of this crate. One bad recording is told from a disk that fails: [`AudioError::is_fault_of_the_data`].
 #[derive(Debug, thiserror::Error)]
 pub enum AudioError {
@@ -41,6 +43,11 @@ pub enum AudioError {
 }
 
 impl AudioError {
+    /// True where a file is there and cannot be read, for which it alone is to blame.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self, AudioError::Read { source, .. } if is_fault_of_the_file(source))
+    }
+
     /// True where this one recording is to blame, false where reading or writing itself failed and would
     /// fail again for the next one.
     pub fn is_fault_of_the_data(&self) -> bool {

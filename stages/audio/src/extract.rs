@@ -46,7 +46,8 @@ pub(crate) use wanted::{Member, members_by_name};
 /// `store: tar`, with `tar_path`, `offset` and `size` in bytes). Rows are refused (class `fault`) as
 /// `unsafe_name` (also a member named like one of the shard's own files), `missing_member`, `unsafe_path` (a
 /// folder or a link is in the way), `name_taken` (two recordings would have one file), `missing_tar` (the tar was
-/// deleted after an extraction that did not want this row), or with the status that `audio.probe` gave the member.
+/// deleted after an extraction that did not want this row), `unreadable_file` (the shard is done again by the next
+/// run), or with the status that `audio.probe` gave the member.
 ///
 /// Each run looks whether the files are still there with their sizes; a shard that lost some is done again. (Not
 /// what was refused as `missing_tar`: after a deleted tar was put back, `--force` this stage.)

@@ -381,6 +381,42 @@ fn without_the_tar_what_was_extracted_stands_and_the_rest_is_refused() {
     assert!(error.to_string().contains("hi_0000.tar"), "{error}");
 }
 
+/// What stands already is taken; what would have to be read is refused, to be looked at again.
+#[test]
+fn a_tar_that_cannot_be_read_refuses_rows_and_ends_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    let shards = temp.path().join("shards");
+    let flac = member("as", "as_0000", "rec_as_0004_000.flac");
+    let wav = wav(16_000, 1, &[3; 500]);
+    let folder = shard_of(&shards, &[("a", &flac), ("b.wav", &wav)]);
+    let members = probed(&shards, "hi/hi_0000");
+    let settings = ExtractSettings {
+        store: Store::Flac,
+        ..as_is(shards, temp.path().join("audio"))
+    };
+    let whole = extract(&settings, &["a", "b.wav"], members.clone());
+    let (tar, aside) = (folder.join("hi_0000.tar"), folder.join("aside"));
+    fs::rename(&tar, &aside).unwrap();
+    for make in [
+        |tar: &Path| fs::create_dir(tar).unwrap(),
+        |tar: &Path| std::os::unix::fs::symlink(tar, tar).unwrap(),
+    ] {
+        make(&tar);
+        fs::remove_file(temp.path().join("audio/hi/hi_0000/b.wav.flac")).unwrap();
+        let output = extract(&settings, &["a", "b.wav"], members.clone());
+        let refused = reasons(&output);
+        assert!(refused.contains(&(Some(1), "unreadable_file")), "{refused:?}");
+        let detail = &output.rejects()[0].1.detail;
+        assert!(detail.contains("hi_0000.tar"), "{detail}");
+        let _ = fs::remove_dir(&tar);
+        let _ = fs::remove_file(&tar);
+        fs::rename(&aside, &tar).unwrap();
+        let again = extract(&settings, &["a", "b.wav"], members.clone());
+        assert_eq!(again.rows("rows", "hi/hi_0000"), whole.rows("rows", "hi/hi_0000"));
+        fs::rename(&tar, &aside).unwrap();
+    }
+}
+
 /// A change of these rows, or of the files, asks for a higher [`Kind::VERSION`].
 #[test]
 fn version_guards_the_output() {

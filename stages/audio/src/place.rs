@@ -108,21 +108,17 @@ impl Target {
         if self.stands(&folder, name, &path, content)? {
             return Ok(Placed::Standing);
         }
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let temporary = format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id());
-        let create = || {
+        let (temporary, file) = loop {
+            let number = MADE.fetch_add(1, Ordering::Relaxed);
+            let temporary = format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id());
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            rustix::fs::openat(&*folder, &temporary, flags, Mode::from_raw_mode(0o666))
-        };
-        let file = match create() {
-            // Left by a process of the same number that was killed, perhaps.
-            Err(Errno::EXIST) => {
-                rustix::fs::unlinkat(&*folder, &temporary, AtFlags::empty()).map_err(|errno| judged(&path, errno))?;
-                create()
+            match rustix::fs::openat(&*folder, &temporary, flags, Mode::from_raw_mode(0o666)) {
+                Ok(file) => break (temporary, file),
+                // Of a process of the same number on another machine, which may be writing it.
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(judged(&path, errno)),
             }
-            other => other,
         };
-        let file = file.map_err(|errno| judged(&path, errno))?;
         let written = write(content, File::from(file), &path).and_then(|()| {
             rustix::fs::renameat(&*folder, &temporary, &*folder, *name).map_err(|errno| judged(&path, errno))
         });

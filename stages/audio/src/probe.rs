@@ -51,6 +51,9 @@ pub enum AudioFrom {
 /// A tar that `audio.delete_tars` deleted counts as unchanged: what was found in it stays, and only a reason to
 /// decode it again (another setting, a lost state directory) is an error.
 ///
+/// A shard of which a file is there and cannot be read is refused as a whole (`unreadable_file`, class `fault`), and
+/// looked at again by the next run.
+///
 /// Port `tars`, one row per partition: `_row, status, members, detail`; `status` is `ok`, `tar_truncated` or
 /// `missing_tar`.
 ///
@@ -193,7 +196,19 @@ impl Source for Prober {
                     extra: "tar".into(),
                 }
             } else {
-                let files = shards::recordings(&shard).map_err(StageError::failed)?;
+                let files = match shards::recordings(&shard) {
+                    Ok(files) => files,
+                    // A folder in the place of a file: one that cannot be read is refused, by its path and reason.
+                    Err(error) if error.is_unreadable() => {
+                        partitions.push(SourcePartition {
+                            name,
+                            files: vec![shard.folder],
+                            extra: "files".into(),
+                        });
+                        continue;
+                    }
+                    Err(error) => return Err(StageError::failed(error)),
+                };
                 // Contents are digested by the runtime; names count too.
                 let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
                 let extra = format!("files\n{}", names.join("\n"));

@@ -41,7 +41,8 @@ use sample::{Row, Sample};
 ///
 /// Rejects, of class `fault`: `unsafe_name`, `missing_audio`, `several_recordings`, `missing_text`, `bad_text` (not
 /// UTF-8, or longer than 1 MiB), `bad_json` (no object, or a field that is no text), `missing_lang`, `empty_text`,
-/// and the verdicts of `audio.probe`. A tar that cannot be read to its end is one more: `tar_truncated`.
+/// and the verdicts of `audio.probe`. A tar that ends too early is one more: `tar_truncated`; so is one that is not
+/// there (`missing_tar`: a link that leads nowhere) or cannot be read (`unreadable_file`; the next run looks again).
 ///
 /// # Example
 ///
@@ -179,7 +180,14 @@ impl Source for Reader {
                 source,
             })
         };
-        let file = File::open(&path).map_err(failed)?;
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                out.reject_partition("missing_tar", RejectClass::Fault, path.display().to_string());
+                return Ok(());
+            }
+            Err(error) => return Err(failed(error)),
+        };
         let length = file.metadata().map_err(failed)?.len();
         let listing = tar::list(&mut BufReader::with_capacity(512, &file), length).map_err(failed)?;
         if let End::Cut(why) = &listing.end {
@@ -259,7 +267,8 @@ fn tars_below(shards: &Path) -> Result<Vec<String>, AudioError> {
             let kind = entry.file_type().map_err(failed)?;
             let is_tar = entry.path().extension().is_some_and(|extension| extension == "tar");
             let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-            let wanted = kind.is_dir() || (is_tar && entry.path().is_file());
+            // A link that leads nowhere, or a pipe, is refused by name, and does not vanish.
+            let wanted = kind.is_dir() || (is_tar && !entry.path().is_dir());
             if hidden || !wanted {
                 continue;
             }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
+use flow_runtime::spec::yaml;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ManifestError;
@@ -74,7 +75,7 @@ impl Languages {
     /// When the text is no language table; the message says where.
     pub fn parse(text: &str) -> Result<Languages, ManifestError> {
         let fault = |message: String| Err(ManifestError::Languages(message));
-        let file: File = serde_yaml::from_str(text).map_err(|e| ManifestError::Languages(e.to_string()))?;
+        let file: File = yaml::from_text(text).map_err(ManifestError::Languages)?;
         if file.scripts.len() > usize::from(u8::MAX) - 1 {
             return fault("more than 254 scripts".into());
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use arrow::datatypes::SchemaRef;
 use flow_runtime::{
     Body, Conservation, Context, Input, Kind, Out, Partition, Port, RejectClass, Shape, Source, SourcePartition,
-    StageError,
+    StageError, UNREADABLE,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use crate::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions, joined_schema, li
 ///
 /// A shard that cannot be read is refused as a whole, and the run goes on: `missing_metadata`,
 /// `corrupt_metadata`, `missing_audio_index`, `corrupt_audio_index`, `missing_column`, `bad_column_type`,
-/// `too_many_rows`. Rows are refused as `null_segment_id` and `no_index_row`. All are of class `fault`. Index rows that no
+/// `too_many_rows`, `unreadable_file` (looked at again by the next run). Rows are refused as `null_segment_id` and `no_index_row`. All are of class `fault`. Index rows that no
 /// metadata row names are reported, not refused.
 ///
 /// # Example
@@ -146,6 +146,8 @@ impl Source for Scanner {
         };
         let shard = match Shard::read(&folder, lang, shard_id, &options) {
             Ok(shard) => shard,
+            // Whether it can be read now decides over the partition: the runtime looks again.
+            Err(quarantine) if quarantine.reason == UNREADABLE => return Err(StageError::failed(quarantine.detail)),
             Err(quarantine) => {
                 out.reject_partition(quarantine.reason, RejectClass::Fault, quarantine.detail);
                 return Ok(());

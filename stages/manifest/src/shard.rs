@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, new_null_array};
 use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::ROW;
 use flow_runtime::store::ForeignParquet;
+use flow_runtime::{ROW, UNREADABLE};
 use parquet::arrow::ProjectionMask;
 
 use crate::columns::constant;
@@ -67,12 +68,16 @@ fn folders(folder: &Path, links: &mut Vec<PathBuf>) -> Result<Vec<(String, PathB
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quarantine {
     /// `missing_metadata`, `corrupt_metadata`, `missing_audio_index`, `corrupt_audio_index`, `missing_column`,
-    /// `bad_column_type` or `too_many_rows`.
+    /// `bad_column_type`, `too_many_rows`, or [`UNREADABLE`], which may pass.
     pub reason: &'static str,
     pub detail: String,
 }
 
 impl Quarantine {
+    fn unreadable(path: &Path, why: impl std::fmt::Display) -> Self {
+        Quarantine::new(UNREADABLE, format!("cannot read {}: {why}", path.display()))
+    }
+
     fn new(reason: &'static str, detail: impl std::fmt::Display) -> Self {
         Quarantine {
             reason,
@@ -492,13 +497,16 @@ fn read_table<const N: usize>(
     missing: &'static str,
     corrupt: &'static str,
 ) -> Result<[ArrayRef; N], Quarantine> {
-    if !path.is_file() {
-        return Err(Quarantine::new(missing, ""));
-    }
-    let file = ForeignParquet::open(path).map_err(|e| Quarantine::new(corrupt, e))?;
+    let file = ForeignParquet::open(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => Quarantine::new(missing, ""),
+        _ => Quarantine::unreadable(path, error),
+    })?;
     // The decoder is not ours and the file may be anything: a panic in it is one more way to be corrupt.
-    match catch_unwind(AssertUnwindSafe(|| decode(file, wanted, corrupt))) {
-        Ok(table) => table,
+    match catch_unwind(AssertUnwindSafe(|| decode(file.clone(), wanted, corrupt))) {
+        Ok(table) => table.map_err(|quarantine| match file.unreadable() {
+            Some(why) => Quarantine::unreadable(path, why),
+            None => quarantine,
+        }),
         Err(panic) => {
             let said = panic
                 .downcast_ref::<String>()

@@ -266,3 +266,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn files_that_are_there_and_cannot_be_read_are_told_from_missing_ones() {
+    use std::os::unix::fs::symlink;
+    let ids = [Some("a")];
+    for name in [METADATA, AUDIO_INDEX] {
+        let folder = shard(metadata(&ids), index(&ids));
+        let path = folder.path().join(name);
+        let refused = || read(&folder).err().unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(refused().reason.starts_with("missing_"));
+        fs::create_dir(&path).unwrap();
+        let quarantine = refused();
+        assert_eq!(quarantine.reason, UNREADABLE);
+        assert!(quarantine.detail.contains(name), "{}", quarantine.detail);
+        fs::remove_dir(&path).unwrap();
+        symlink(&path, &path).unwrap();
+        assert_eq!(refused().reason, UNREADABLE);
+        fs::remove_file(&path).unwrap();
+        symlink(folder.path().join("none"), &path).unwrap();
+        assert!(refused().reason.starts_with("missing_"));
+    }
+}

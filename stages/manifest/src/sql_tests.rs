@@ -3,6 +3,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, Float64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef, UInt32Type};
 use flow_runtime::harness::{Harness, Output};
+use flow_runtime::spec::yaml;
 use flow_runtime::{Kind, ROW, StageError};
 use proptest::prelude::*;
 
@@ -414,7 +415,7 @@ fn inputs_that_do_not_fit_are_named() {
 
 #[test]
 fn layout_is_no_change_and_everything_else_is() {
-    let identity = |with: &str| Sql::identity(&serde_yaml::from_str(with).unwrap());
+    let identity = |with: &str| Sql::identity(&yaml::from_text(with).unwrap());
     let base = identity("query: SELECT _row, clean_text(a) AS b FROM scan");
     assert_eq!(
         base,

@@ -17,6 +17,18 @@ use crate::error::TrainingError;
 /// Folder of the event files, beside the checkpoints.
 pub const FOLDER: &str = "tensorboard";
 
+/// Whether a file is named as [`EventFile::begin`] names it.
+fn is_ours(name: &str) -> bool {
+    let parts = name
+        .strip_prefix("events.out.tfevents.")
+        .and_then(|rest| rest.strip_suffix(".flow"))
+        .map(|rest| rest.split('.').collect::<Vec<_>>());
+    parts.is_some_and(|parts| {
+        let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        parts.len() == 3 && parts.iter().all(is_number)
+    })
+}
+
 /// Appends to an event file.
 pub struct EventFile {
     path: PathBuf,
@@ -25,13 +37,13 @@ pub struct EventFile {
 
 impl EventFile {
     /// Begins a file in the folder of a run of training that goes on after `step` steps. Without a checkpoint older
-    /// files, which belong to a run that left none, are removed.
+    /// files of ours, which belong to a run that left none, are removed; those of other programs stay.
     pub fn begin(checkpoints: &Path, checkpoint: Option<u64>) -> Result<Self, TrainingError> {
         let folder = checkpoints.join(FOLDER);
         if checkpoint.is_none() && folder.is_dir() {
             for entry in fs::read_dir(&folder).map_err(TrainingError::file(&folder))? {
                 let path = entry.map_err(TrainingError::file(&folder))?.path();
-                if path.to_string_lossy().contains("events.out.tfevents.") {
+                if path.file_name().and_then(|name| name.to_str()).is_some_and(is_ours) {
                     fs::remove_file(&path).map_err(TrainingError::file(&path))?;
                 }
             }
@@ -278,8 +290,20 @@ print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag 
         assert!(holds(3, &scalar("validation/wer", 0.25)) && holds(3, &scalar("validation_wer/hi", 0.5)));
         assert!(!holds(3, b"validation/cer"));
 
-        // A run that begins anew leaves nothing of the one before.
+        // A run that begins anew leaves nothing of the one before, and all of what is not ours.
+        let theirs = [
+            "events.out.tfevents.1700000000.node1.77.0",
+            "my-events.out.tfevents.1.2.3.flow",
+            "events.out.tfevents.1.2.x.flow",
+        ];
+        for name in theirs {
+            fs::write(temp.path().join(FOLDER).join(name), "theirs").unwrap();
+        }
         EventFile::begin(temp.path(), None).unwrap();
-        assert_eq!(fs::read_dir(temp.path().join(FOLDER)).unwrap().count(), 1);
+        assert_eq!(
+            fs::read_dir(temp.path().join(FOLDER)).unwrap().count(),
+            1 + theirs.len()
+        );
+        assert!(theirs.iter().all(|name| temp.path().join(FOLDER).join(name).exists()));
     }
 }

@@ -290,10 +290,16 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_old_ones_stay() {
     let old = train(&settings, 0..2);
     let mut session = begin(&settings);
     // In the way of what is to be written.
-    std::fs::write(folder.path().join(".writing-step-000000004"), b"a file").expect("a file");
+    std::os::unix::fs::symlink("none/at/all", folder.path().join("step-000000004")).expect("a link");
     let outcome = (2..6).try_for_each(|step| session.step(&micro_batches(step), 2).map(drop));
     let error = outcome.expect_err("it cannot be written").to_string();
-    assert!(error.contains(".writing-step-000000004"), "{error}");
+    assert!(error.contains("step-000000004"), "{error}");
+    let left: Vec<String> = std::fs::read_dir(folder.path())
+        .expect("the folder")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with('.'))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
     assert!(old.join("model.safetensors").exists());
 }
 
@@ -402,11 +408,38 @@ fn old_checkpoints_are_removed_and_half_written_ones_ignored() {
         .map(|c| c.step)
         .collect();
     assert_eq!(steps, [2, 3]);
-    let torn = folder.path().join(".writing-step-000000009");
-    std::fs::create_dir(&torn).expect("folder");
-    std::fs::write(torn.join("model.safetensors"), b"half").expect("file");
-    assert_eq!(begin(&settings).step_number(), 3);
-    assert!(!torn.exists());
+    // What an interrupted process wrote down is removed; what merely looks like it stays.
+    let ours = [".writing-step-000000009", ".removing-step-000000002-2"];
+    let theirs = [
+        ".writing-mine",
+        ".removing-step-000000001",
+        ".writing-step-000000004",
+        "notes/.writing-x",
+    ];
+    for name in ours.iter().chain(&theirs) {
+        let torn = folder.path().join(name);
+        std::fs::create_dir_all(&torn).expect("folder");
+        std::fs::write(torn.join("model.safetensors"), b"half").expect("file");
+    }
+    let noted = [
+        ours[0],
+        ours[1],
+        "../x",
+        "notes/.writing-x",
+        "step-000000003",
+        "/etc/.writing-x",
+        "none/.writing-1",
+    ];
+    let lock = serde_json::json!({"host": "h", "pid": 1, "run": "training", "temporary": noted});
+    std::fs::write(folder.path().join("lock"), lock.to_string()).expect("file");
+    train(&settings, 3..4);
+    for name in ours {
+        assert!(!folder.path().join(name).exists(), "{name}");
+    }
+    for name in theirs {
+        assert!(folder.path().join(name).join("model.safetensors").exists(), "{name}");
+    }
+    assert!(!folder.path().join("lock").exists());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The values of parameters, with references to each other put in.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::fit::{fit, has_reference};
 use super::{Environment, ParamValue, Params};
@@ -16,6 +17,8 @@ impl Params {
             params: &self,
             environment,
             state: vec![State::Open; self.params.len()],
+            depth: 0,
+            left: substitute::ALL,
             found,
         };
         let values: Vec<Value> = (0..self.params.len())
@@ -31,6 +34,7 @@ impl Params {
         Scope {
             values: values.collect(),
             environment: Arc::clone(environment),
+            left: AtomicUsize::new(substitute::ALL),
         }
     }
 }
@@ -47,8 +51,15 @@ pub(super) struct Resolver<'a> {
     params: &'a Params,
     environment: &'a Environment,
     state: Vec<State>,
+    /// Parameters in work, each for the one before it.
+    depth: usize,
+    /// What references may still bring in.
+    left: usize,
     found: &'a mut Vec<Diagnostic>,
 }
+
+/// Most parameters of which each refers to the next.
+const CHAIN: usize = 200;
 
 impl Resolver<'_> {
     pub fn value(&mut self, index: usize) -> Option<Value> {
@@ -65,8 +76,19 @@ impl Resolver<'_> {
             }
             State::Open => {}
         }
+        if self.depth == CHAIN {
+            let message = format!(
+                "parameter `{}` is reached by more than {CHAIN} references, one after the other",
+                param.name
+            );
+            self.found.push(param.given.wrong(message));
+            self.state[index] = State::Done(None);
+            return None;
+        }
         self.state[index] = State::InWork;
+        self.depth += 1;
         let value = self.resolve(index);
+        self.depth -= 1;
         self.state[index] = State::Done(value.clone());
         value
     }
@@ -145,12 +167,20 @@ impl Lookup for Resolver<'_> {
     fn environment(&mut self, name: &str) -> Option<String> {
         (self.environment)(name)
     }
+
+    fn spend(&mut self, bytes: usize) -> bool {
+        let enough = bytes <= self.left;
+        self.left = self.left.saturating_sub(bytes);
+        enough
+    }
 }
 
 /// The resolved parameters of one pipeline file.
 pub(in crate::spec) struct Scope {
     pub values: Vec<ParamValue>,
     environment: Environment,
+    /// What references may still bring in.
+    left: AtomicUsize,
 }
 
 impl Scope {
@@ -192,6 +222,13 @@ impl Lookup for &Scope {
 
     fn environment(&mut self, name: &str) -> Option<String> {
         (self.environment)(name)
+    }
+
+    fn spend(&mut self, bytes: usize) -> bool {
+        let taken = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        taken.is_ok()
     }
 }
 

@@ -109,21 +109,13 @@ fn files_of(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// Never stops, but spares the disk.
 fn unstopped() -> Files {
-    Files {
-        crash: Some(Crash::after(u64::MAX)),
-    }
+    Files::stopping(&Crash::after(u64::MAX))
 }
 
 fn check_crash(acts: &[Act], at: u64, remains: Remains) -> u64 {
     let dir = TempDir::new().unwrap();
     let crash = Crash::after(at);
-    let (sure, in_hand, whole) = perform(
-        dir.path(),
-        acts,
-        Files {
-            crash: Some(crash.clone()),
-        },
-    );
+    let (sure, in_hand, whole) = perform(dir.path(), acts, Files::stopping(&crash));
     crash.settle(remains);
     let stands = standing(dir.path());
     assert!(sure.is_subset(&stands), "{sure:?} was committed, {stands:?} stands");

@@ -114,6 +114,67 @@ fn an_export_is_whole_or_visibly_not() {
     assert_eq!(standing(4), ExportStanding::Whole);
 }
 
+/// The child of the test below: begins an export and is killed in the middle of it.
+#[test]
+fn export_child() {
+    let Ok(folder) = std::env::var("FLOW_TEST_EXPORT_CHILD") else {
+        return;
+    };
+    let mut set = ExportSet::begin(Path::new(&folder), "flow.json", key(1), "killed").unwrap();
+    std::fs::write(set.file("a").unwrap(), "half").unwrap();
+    signal_hook::low_level::raise(signal_hook::consts::SIGKILL).unwrap();
+}
+
+#[test]
+fn an_export_removes_what_a_crash_left_and_nothing_else() {
+    let root = TempDir::new().unwrap();
+    let folder = root.path();
+    let mine = [
+        ".tmp-mine/notes.txt",
+        ".tmp-export-1/a.parquet",
+        ".tmp-export-0123456789abcdef/b.parquet",
+        ".tmp-12-3",
+        ".tmp-x",
+    ];
+    for name in mine {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "mine").unwrap();
+    }
+    let expected = |more: &[&str]| {
+        mine.iter()
+            .chain(more)
+            .map(|name| name.to_string())
+            .collect::<BTreeSet<_>>()
+    };
+    export(folder, 1, &["a"], Files::default()).unwrap();
+    assert_eq!(names(folder), expected(&["a", "flow.json"]));
+    // Killed: what it was writing is left, and goes with the next export.
+    let killed = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(
+            ["--exact", concat!(module_path!(), "::export_child")]
+                .map(|arg| arg.trim_start_matches(concat!(env!("CARGO_CRATE_NAME"), "::"))),
+        )
+        .env("FLOW_TEST_EXPORT_CHILD", folder)
+        .output()
+        .unwrap();
+    assert!(!killed.status.success());
+    let left = names(folder);
+    assert_eq!(
+        left.difference(&expected(&["a", "flow.json", ".flow-lock"])).count(),
+        1,
+        "{left:?}"
+    );
+    export(folder, 2, &["a"], Files::default()).unwrap();
+    assert_eq!(names(folder), expected(&["a", "flow.json"]));
+    // A lock file that somebody else filled does not point us at the user's files.
+    let planted =
+        r#"{"host":"h","pid":1,"run":"r","temporary":["../x",".tmp-mine",".tmp-export-../a","a",".tmp-12-3"]}"#;
+    std::fs::write(folder.join(".flow-lock"), planted).unwrap();
+    export(folder, 3, &["a"], Files::default()).unwrap();
+    assert_eq!(names(folder), expected(&["a", "flow.json"]));
+}
+
 #[test]
 fn a_crash_in_an_export_never_passes_for_a_whole_one() {
     for remains in [Remains::All, Remains::Flushed] {
@@ -122,14 +183,7 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
             let folder = dir.path().join("out");
             export(&folder, 1, &["a", "b", "c"], Files::default()).unwrap();
             let crash = Crash::after(at);
-            let done = export(
-                &folder,
-                2,
-                &["a", "b", "d"],
-                Files {
-                    crash: Some(crash.clone()),
-                },
-            );
+            let done = export(&folder, 2, &["a", "b", "d"], Files::stopping(&crash));
             crash.settle(remains);
             let sources = SourceDigests::default();
             for version in [1, 2] {

@@ -1,8 +1,10 @@
 //! Puts the wanted recordings of one shard where they belong.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use flow_runtime::UNREADABLE;
 use flow_runtime::store::was_removed;
 use rayon::prelude::*;
 
@@ -13,7 +15,7 @@ use crate::error::AudioError;
 use crate::flac;
 use crate::flac_encode::encode;
 use crate::format::Format;
-use crate::place::{Content, Placed, Range, Target};
+use crate::place::{Content, Range, Target};
 use crate::recording;
 use crate::shards::Shard;
 use crate::space;
@@ -25,8 +27,8 @@ pub(super) struct Kept {
     /// 0 for a file of its own.
     pub offset: u64,
     pub size: u64,
-    /// Not there before.
-    written: bool,
+    /// A file that an extraction made, now or earlier.
+    made: bool,
 }
 
 pub(super) struct Place<'a> {
@@ -52,27 +54,41 @@ pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept
             path: format!("{}/{name}", shard.name()),
             offset,
             size: job.member.size,
-            written: false,
+            made: false,
         })
     };
     jobs.iter().map(point).collect()
+}
+
+/// The refusal of what cannot be read; any other error is one of the disk that is written to, or of this process.
+fn unreadable(error: AudioError) -> Result<Refusal, AudioError> {
+    if error.is_unreadable() {
+        Ok((UNREADABLE.into(), error.to_string()))
+    } else {
+        Err(error)
+    }
 }
 
 impl Place<'_> {
     /// Places all jobs, on the threads of the current pool. An error is one of the disk, not of a recording.
     pub fn all(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
         let tar_path = self.shard.tar();
-        let tar = if jobs.iter().any(|job| job.member.in_tar) {
-            match File::open(&tar_path) {
-                Ok(tar) => Some(tar),
-                // Deleted after an extraction: what was wanted then is there.
-                Err(_) if was_removed(&tar_path) => None,
-                Err(source) => return Err(AudioError::Read { path: tar_path, source }),
+        let tar = match File::open(&tar_path) {
+            Ok(tar) => Ok(tar),
+            // Deleted after an extraction: what was wanted then is there.
+            Err(_) if was_removed(&tar_path) => {
+                Err(("missing_tar".into(), format!("{} was deleted", tar_path.display())))
             }
-        } else {
-            None
+            // Nothing that rows are to be refused for: the whole corpus may be elsewhere.
+            Err(source) if source.kind() == ErrorKind::NotFound && jobs.iter().any(|job| job.member.in_tar) => {
+                return Err(AudioError::Read { path: tar_path, source });
+            }
+            Err(source) => {
+                let path = tar_path.clone();
+                Err(unreadable(AudioError::Read { path, source })?)
+            }
         };
-        let readable = |job: &Job<'_>| tar.is_some() || !job.member.in_tar;
+        let readable = |job: &Job<'_>| tar.is_ok() || !job.member.in_tar;
         let missing = |job: &Job<'_>| match readable(job) && !self.may_stand(job) {
             true => self.bound(job),
             false => 0,
@@ -83,7 +99,9 @@ impl Place<'_> {
             needed.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
         )?;
         let one = |(job, needed): (&Job<'_>, &u64)| {
-            let placed = self.one(job, tar.as_ref(), &tar_path);
+            let placed = self
+                .one(job, tar.as_ref(), &tar_path)
+                .or_else(|error| unreadable(error).map(Err));
             room.used(*needed);
             match placed {
                 Err(error @ AudioError::UnsafePath { .. }) => Ok(Err(("unsafe_path".into(), error.to_string()))),
@@ -95,8 +113,9 @@ impl Place<'_> {
             .zip(&needed)
             .map(one)
             .collect::<Result<_, AudioError>>()?;
-        if placed.iter().flatten().any(|kept| kept.written) {
-            // What is committed must outlive a power cut.
+        if placed.iter().flatten().any(|kept| kept.made) {
+            // What is committed must outlive a power cut; what stands already may be of a run that was killed before it
+            // came to this.
             self.target.sync()?;
         }
         Ok(placed)
@@ -123,32 +142,36 @@ impl Place<'_> {
         }
     }
 
-    fn one(&self, job: &Job<'_>, tar: Option<&File>, tar_path: &Path) -> Result<Result<Kept, Refusal>, AudioError> {
+    fn one(
+        &self,
+        job: &Job<'_>,
+        tar: Result<&File, &Refusal>,
+        tar_path: &Path,
+    ) -> Result<Result<Kept, Refusal>, AudioError> {
         let path = self.path(job).to_string_lossy().into_owned();
         let name = job.name();
         let below: Vec<&str> = [self.shard.lang.as_str(), &self.shard.shard_id]
             .into_iter()
             .chain(name.split('/'))
             .collect();
-        let kept = |size, placed| Kept {
+        let kept = |size, made| Kept {
             path,
             offset: 0,
             size,
-            written: placed == Placed::Written,
+            made,
         };
-        if job.member.in_tar && tar.is_none() {
+        if job.member.in_tar
+            && let Err((reason, why)) = tar
+        {
             return Ok(match self.standing(job, &below)? {
-                Some(size) => Ok(kept(size, Placed::Standing)),
-                None => {
-                    let detail = format!("{} was deleted, and {name:?} is not there", tar_path.display());
-                    Err(("missing_tar".into(), detail))
-                }
+                Some(size) => Ok(kept(size, true)),
+                None => Err((reason.clone(), format!("{why}, and {name:?} is not there"))),
             });
         }
         let opened;
         let source_path;
         let from = match tar {
-            Some(tar) if job.member.in_tar => Range {
+            Ok(tar) if job.member.in_tar => Range {
                 file: tar,
                 path: tar_path,
                 offset: job.member.offset,
@@ -156,7 +179,7 @@ impl Place<'_> {
             },
             _ => {
                 if self.settings.target() == self.settings.shards && !job.encode {
-                    return Ok(Ok(kept(job.member.size, Placed::Standing)));
+                    return Ok(Ok(kept(job.member.size, false)));
                 }
                 source_path = self.shard.folder.join(job.components.join("/"));
                 opened = File::open(&source_path).map_err(|source| AudioError::Read {
@@ -172,11 +195,11 @@ impl Place<'_> {
             }
         };
         if !job.encode {
-            let placed = self.target.place(&below, Content::Copy(from))?;
-            return Ok(Ok(kept(from.size, placed)));
+            self.target.place(&below, Content::Copy(from))?;
+            return Ok(Ok(kept(from.size, true)));
         }
         if let Some(size) = self.standing(job, &below)? {
-            return Ok(Ok(kept(size, Placed::Standing)));
+            return Ok(Ok(kept(size, true)));
         }
         let bytes = read_open_range(from.file, from.path, from.offset, from.size)?;
         let encoded = recording::decode(&bytes, u64::MAX).map(|samples| encode(&samples));
@@ -185,8 +208,8 @@ impl Place<'_> {
             Ok(Some(encoded))
                 if flac::probe(&encoded).is_ok_and(|verdict| verdict.audio_hash == job.member.audio_hash) =>
             {
-                let placed = self.target.place(&below, Content::Bytes(&encoded))?;
-                Ok(Ok(kept(encoded.len() as u64, placed)))
+                self.target.place(&below, Content::Bytes(&encoded))?;
+                Ok(Ok(kept(encoded.len() as u64, true)))
             }
             Ok(_) => {
                 let detail = format!("{name:?} does not hold the samples that were probed");
@@ -201,6 +224,8 @@ impl Place<'_> {
         let bytes = match self.target.read(below) {
             Ok(Some(bytes)) => bytes,
             Ok(None) | Err(AudioError::TooLarge { .. } | AudioError::PastEnd { .. }) => return Ok(None),
+            // It is written anew.
+            Err(error) if error.is_unreadable() => return Ok(None),
             Err(error) => return Err(error),
         };
         let found = recording::probe(&bytes, &Format::ALL);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 
+use flow_runtime::spec::yaml;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -117,7 +118,7 @@ impl Language {
 
     /// The message of an error says where in the text the mistake is.
     pub fn parse(name: &str, text: &str) -> Result<Language, String> {
-        let file: File = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+        let file: File = yaml::from_text(text)?;
         if file.voice.is_empty()
             || !file
                 .voice

@@ -15,21 +15,37 @@ pub(super) fn read_small(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|error| broken(path, error))
 }
 
-fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_os_string();
-    name.push(ending);
-    PathBuf::from(name)
+/// Makes something beside `path` under a name that nobody has taken, `<name><ending>` or `<name><ending>-2` and so on: what
+/// has such a name already may be the user's. `make` is to fail where it is taken.
+fn make_beside<T>(
+    path: &Path,
+    ending: &str,
+    make: impl Fn(&Path) -> std::io::Result<T>,
+) -> std::io::Result<(PathBuf, T)> {
+    // Without a slash at its end, beyond which the ending would be within it.
+    let path = path.components().as_path();
+    let mut number = 1u64;
+    loop {
+        let mut name = path.as_os_str().to_os_string();
+        name.push(ending);
+        if number > 1 {
+            name.push(format!("-{number}"));
+        }
+        let beside = PathBuf::from(name);
+        match make(&beside) {
+            Ok(made) => return Ok((beside, made)),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Writes a file under a temporary name, flushes and renames it.
 pub(super) fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    let temporary = beside(path, ".tmp");
-    let written = File::create(&temporary)
-        .map_err(|error| broken(path, error))
-        .and_then(|mut file| {
-            write(&mut file)?;
-            file.sync_all().map_err(|error| broken(path, error))
-        })
+    let create = |path: &Path| File::options().write(true).create_new(true).open(path);
+    let (temporary, mut file) = make_beside(path, ".tmp", create).map_err(|error| broken(path, error))?;
+    let written = write(&mut file)
+        .and_then(|()| file.sync_all().map_err(|error| broken(path, error)))
         .and_then(|()| fs::rename(&temporary, path).map_err(|error| broken(path, error)));
     if written.is_err() {
         // The first error is what the user must see, whether or not the remains can be removed.
@@ -60,32 +76,66 @@ pub(super) fn write_folder(
             }
         }
     }
-    let writing = beside(folder, ".writing");
-    let old = beside(folder, ".old");
-    let written = remove_if_there(&writing)
-        .and_then(|()| fs::create_dir_all(&writing))
-        .map_err(fail)
-        .and_then(|()| fill(&writing))
+    if let Some(parent) = folder.parent() {
+        fs::create_dir_all(parent).map_err(fail)?;
+    }
+    let (writing, ()) = make_beside(folder, ".writing", |path| fs::create_dir(path)).map_err(fail)?;
+    let written = fill(&writing)
         .and_then(|()| File::open(&writing).and_then(|opened| opened.sync_all()).map_err(fail))
         .and_then(|()| {
-            if folder.exists() {
-                remove_if_there(&old)
-                    .and_then(|()| fs::rename(folder, &old))
-                    .map_err(fail)?;
+            if !folder.exists() {
+                return fs::rename(&writing, folder).map_err(fail);
             }
+            // An empty folder is made in the place that the old one is renamed to, so that it is ours.
+            let (old, ()) = make_beside(folder, ".old", |path| fs::create_dir(path)).map_err(fail)?;
+            fs::rename(folder, &old).map_err(fail)?;
             fs::rename(&writing, folder).map_err(fail)?;
-            remove_if_there(&old).map_err(fail)
+            fs::remove_dir_all(&old).map_err(fail)
         });
     if written.is_err() {
         // As above: the first error counts.
-        let _ = remove_if_there(&writing);
+        let _ = fs::remove_dir_all(&writing);
     }
     written
 }
 
-fn remove_if_there(folder: &Path) -> std::io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_has_the_names_that_we_give_already_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        let theirs = ["model.old", "model.writing", "model.writing-2", "file.tmp"];
+        for name in &theirs[..3] {
+            fs::create_dir(at(name)).unwrap();
+            fs::write(at(name).join("mine"), "mine").unwrap();
+        }
+        fs::write(at("file.tmp"), "mine").unwrap();
+        let write = |text: &str| {
+            write_folder(
+                &at("model/"),
+                true,
+                |name| name == "weights",
+                |folder| fs::write(folder.join("weights"), text).map_err(|error| broken(folder, error)),
+            )
+        };
+        write("first").unwrap();
+        write("second").unwrap();
+        assert_eq!(fs::read_to_string(at("model/weights")).unwrap(), "second");
+        write_renamed(&at("file"), |file| {
+            file.write_all(b"new").map_err(|error| broken(&at("file"), error))
+        })
+        .unwrap();
+        assert_eq!(fs::read_to_string(at("file")).unwrap(), "new");
+        assert!(theirs[..3].iter().all(|name| at(name).join("mine").exists()));
+        assert_eq!(fs::read_to_string(at("file.tmp")).unwrap(), "mine");
+        // Nothing else is left, also where it fails.
+        assert!(write_folder(&at("model"), true, |_| true, |folder| Err(broken(folder, "full"))).is_err());
+        assert!(write_renamed(&at("file"), |_| Err(broken(&at("file"), "full"))).is_err());
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), theirs.len() + 2);
     }
 }

@@ -1,13 +1,14 @@
 //! Writing checkpoints: the lock of their folder, whole or absent, and which ones stay.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
+use flow_runtime::store::{Lock, StoreError};
 
-use super::{DAMAGED, LIVE, OPTIMIZER, RECORD, Record, digest_file, folders, list, name_of, read_record};
+use super::{DAMAGED, LIVE, OPTIMIZER, RECORD, RESTART, Record, digest_file, list, name_of, read_record};
 use crate::average;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
@@ -20,50 +21,79 @@ const REMOVING: &str = ".removing-";
 /// with the process.
 #[derive(Debug)]
 pub struct FolderLock {
-    _file: File,
+    root: PathBuf,
+    lock: Lock,
 }
 
 /// Makes the folder if there is none, and locks it.
 pub fn lock(root: &Path) -> Result<FolderLock, TrainingError> {
     fs::create_dir_all(root).map_err(TrainingError::file(root))?;
-    let path = root.join(LOCK);
-    let mut file = File::options()
-        .create(true)
-        .read(true)
-        .write(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(TrainingError::file(&path))?;
-    if let Err(error) = file.try_lock() {
-        let mut owner = String::new();
-        // Only the message suffers when it cannot be read.
-        let _ = file.read_to_string(&mut owner);
-        return Err(match error {
-            fs::TryLockError::WouldBlock => TrainingError::Locked {
-                folder: root.to_owned(),
-                owner: if owner.is_empty() {
-                    "another process trains into it".into()
-                } else {
-                    owner.trim().to_owned()
-                },
+    let lock = Lock::take(&root.join(LOCK), "the folder of checkpoints", "training").map_err(refused)?;
+    Ok(FolderLock {
+        root: root.to_owned(),
+        lock,
+    })
+}
+
+fn refused(error: StoreError) -> TrainingError {
+    match error {
+        StoreError::Held { path, holder, .. } => TrainingError::Locked {
+            folder: path,
+            owner: match holder.pid {
+                0 => "another process trains into it".into(),
+                pid => format!("process {pid} on {} trains into it", holder.host),
             },
-            fs::TryLockError::Error(source) => TrainingError::File { path, source },
-        });
+        },
+        StoreError::Io { path, source, .. } => TrainingError::File { path, source },
+        other => TrainingError::Data {
+            message: other.to_string(),
+        },
     }
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let owner = format!("process {} on {} trains into it\n", std::process::id(), host.trim());
-    file.set_len(0)
-        .and_then(|()| file.rewind())
-        .and_then(|()| file.write_all(owner.as_bytes()))
-        .map_err(TrainingError::file(&path))?;
-    Ok(FolderLock { _file: file })
+}
+
+impl FolderLock {
+    /// Removes what an interrupted process was writing or removing, by the names that it wrote down. Other folders
+    /// stay, whatever their names.
+    fn remove_left(&self) -> Result<(), TrainingError> {
+        for name in self.lock.left() {
+            let (folder, own) = match name.split_once('/') {
+                Some((folder, own)) => (Some(folder), own),
+                None => (None, name.as_str()),
+            };
+            let below = folder.is_none_or(|folder| folder.strip_prefix(RESTART).is_some_and(is_number));
+            let ours = [WRITING, REMOVING].iter().any(|prefix| own.starts_with(prefix)) && !own.contains('/');
+            let path = self.root.join(name);
+            if below && ours && path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+                fs::remove_dir_all(&path).map_err(TrainingError::file(&path))?;
+            }
+        }
+        self.note(&[])
+    }
+
+    fn note(&self, paths: &[&Path]) -> Result<(), TrainingError> {
+        let names: Vec<String> = paths
+            .iter()
+            .map(|path| {
+                path.strip_prefix(&self.root)
+                    .unwrap_or(path)
+                    .to_string_lossy()
+                    .into_owned()
+            })
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        self.lock.note(&names).map_err(refused)
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// A checkpoint folder, held for writing.
 #[derive(Debug)]
 pub struct CheckpointFolder {
     folder: PathBuf,
-    _lock: FolderLock,
+    lock: FolderLock,
 }
 
 impl CheckpointFolder {
@@ -71,29 +101,24 @@ impl CheckpointFolder {
     /// is removed.
     pub fn open(lock: FolderLock, folder: &Path) -> Result<Self, TrainingError> {
         fs::create_dir_all(folder).map_err(TrainingError::file(folder))?;
-        for name in folders(folder)? {
-            if name.starts_with(WRITING) || name.starts_with(REMOVING) {
-                let path = folder.join(&name);
-                fs::remove_dir_all(&path).map_err(TrainingError::file(&path))?;
-            }
-        }
+        lock.remove_left()?;
         Ok(CheckpointFolder {
             folder: folder.to_owned(),
-            _lock: lock,
+            lock,
         })
+    }
+
+    /// A path for a folder that is not to be taken for a checkpoint, written down before it is made.
+    fn noted(&self, prefix: &str, name: &str) -> Result<PathBuf, TrainingError> {
+        let path = free(&self.folder, &format!("{prefix}{name}"));
+        self.lock.note(&[&path])?;
+        Ok(path)
     }
 
     /// Takes a damaged checkpoint out of the way, so that its step can be written again. Nothing of it is lost.
     pub fn set_aside(&self, checkpoint: &Path) -> Result<PathBuf, TrainingError> {
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
-        let free = (1..)
-            .map(|number| match number {
-                1 => format!("{DAMAGED}{name}"),
-                _ => format!("{DAMAGED}{name}-{number}"),
-            })
-            .map(|name| self.folder.join(name))
-            .find(|path| !path.exists());
-        let target = free.unwrap_or_else(|| self.folder.join(DAMAGED));
+        let target = free(&self.folder, &format!("{DAMAGED}{name}"));
         fs::rename(checkpoint, &target).map_err(TrainingError::file(checkpoint))?;
         Ok(target)
     }
@@ -116,40 +141,22 @@ impl CheckpointFolder {
         if target.exists() {
             return Ok(target);
         }
-        let writing = self.folder.join(format!("{WRITING}{name}"));
-        if writing.exists() {
-            fs::remove_dir_all(&writing).map_err(TrainingError::file(&writing))?;
+        let writing = self.noted(WRITING, &name)?;
+        let written = fs::create_dir(&writing)
+            .map_err(TrainingError::file(&writing))
+            .and_then(|()| fill(&writing, record, model, optimizer, live))
+            // Somebody may train into the folder by now who took this process for dead.
+            .and_then(|()| self.lock.lock.check().map_err(refused))
+            .and_then(|()| fs::rename(&writing, &target).map_err(TrainingError::file(&target)));
+        if let Err(error) = written {
+            // The first error is the one to tell; what cannot be removed is removed by the next run.
+            if fs::remove_dir_all(&writing).is_ok() {
+                let _ = self.lock.note(&[]);
+            }
+            return Err(error);
         }
-        fs::create_dir(&writing).map_err(TrainingError::file(&writing))?;
-        model.save(&writing)?;
-        optimizer.save(&writing.join(OPTIMIZER))?;
-        if let Some(live) = live {
-            average::write_live(&writing.join(LIVE), live)?;
-        }
-        let mut record = record.clone();
-        record.files.clear();
-        for entry in fs::read_dir(&writing).map_err(TrainingError::file(&writing))? {
-            let path = entry.map_err(TrainingError::file(&writing))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            File::open(&path)
-                .and_then(|file| file.sync_all())
-                .map_err(TrainingError::file(&path))?;
-            record
-                .files
-                .insert(name, digest_file(&path).map_err(TrainingError::file(&path))?);
-        }
-        let path = writing.join(RECORD);
-        let mut text = serde_json::to_string_pretty(&record).map_err(|e| TrainingError::Data {
-            message: format!("{}: {e}", path.display()),
-        })?;
-        text.push('\n');
-        let mut file = File::create(&path).map_err(TrainingError::file(&path))?;
-        file.write_all(text.as_bytes())
-            .and_then(|()| file.sync_all())
-            .map_err(TrainingError::file(&path))?;
-        sync_folder(&writing)?;
-        fs::rename(&writing, &target).map_err(TrainingError::file(&target))?;
         sync_folder(&self.folder)?;
+        self.lock.note(&[])?;
         Ok(target)
     }
 
@@ -168,16 +175,92 @@ impl CheckpointFolder {
                 continue;
             }
             // Renamed first, so that a half removed folder is never taken for a checkpoint.
-            let removing = self.folder.join(format!("{REMOVING}{}", name_of(checkpoint.step)));
+            let removing = self.noted(REMOVING, &name_of(checkpoint.step))?;
             fs::rename(&checkpoint.path, &removing).map_err(TrainingError::file(&checkpoint.path))?;
             fs::remove_dir_all(&removing).map_err(TrainingError::file(&removing))?;
+            self.lock.note(&[])?;
         }
         Ok(())
     }
+}
+
+/// The first of `name`, `name-2`, `name-3`, ... that is not taken.
+fn free(folder: &Path, name: &str) -> PathBuf {
+    let mut path = folder.join(name);
+    let mut number = 2;
+    while path.symlink_metadata().is_ok() {
+        path = folder.join(format!("{name}-{number}"));
+        number += 1;
+    }
+    path
+}
+
+/// Writes the files of a checkpoint into a folder and brings them to the disk.
+fn fill(
+    writing: &Path,
+    record: &Record,
+    model: &TdtModel,
+    optimizer: &AdamW,
+    live: Option<&Parameters>,
+) -> Result<(), TrainingError> {
+    model.save(writing)?;
+    optimizer.save(&writing.join(OPTIMIZER))?;
+    if let Some(live) = live {
+        average::write_live(&writing.join(LIVE), live)?;
+    }
+    let mut record = record.clone();
+    record.files.clear();
+    for entry in fs::read_dir(writing).map_err(TrainingError::file(writing))? {
+        let path = entry.map_err(TrainingError::file(writing))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        File::open(&path)
+            .and_then(|file| file.sync_all())
+            .map_err(TrainingError::file(&path))?;
+        record
+            .files
+            .insert(name, digest_file(&path).map_err(TrainingError::file(&path))?);
+    }
+    let path = writing.join(RECORD);
+    let mut text = serde_json::to_string_pretty(&record).map_err(|e| TrainingError::Data {
+        message: format!("{}: {e}", path.display()),
+    })?;
+    text.push('\n');
+    let mut file = File::create(&path).map_err(TrainingError::file(&path))?;
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(TrainingError::file(&path))?;
+    sync_folder(writing)
 }
 
 fn sync_folder(folder: &Path) -> Result<(), TrainingError> {
     File::open(folder)
         .and_then(|file| file.sync_all())
         .map_err(TrainingError::file(folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_down_in_a_restart_is_removed_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("restart-001");
+        let held = CheckpointFolder::open(lock(dir.path()).unwrap(), &folder).unwrap();
+        let ours = held.noted(WRITING, &name_of(3)).unwrap();
+        fs::create_dir(&ours).unwrap();
+        // Another that looks like it takes another name.
+        let other = folder.join(".writing-step-000000004");
+        fs::create_dir(&other).unwrap();
+        assert_eq!(
+            free(&folder, ".writing-step-000000004"),
+            folder.join(".writing-step-000000004-2")
+        );
+        drop(held);
+        // The names outlive the process that wrote them down, also where it had the time to let go.
+        assert!(dir.path().join(LOCK).exists());
+        CheckpointFolder::open(lock(dir.path()).unwrap(), &folder).unwrap();
+        assert!(!ours.exists() && other.exists());
+        assert!(!dir.path().join(LOCK).exists());
+    }
 }

@@ -1,0 +1,134 @@
+//! Connections that have yet to say who they are. However many come and stay silent, whoever speaks is heard.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::frame::{Hello, MAGIC};
+
+/// A stranger has so long to say what it wants.
+pub(super) const GREETING: Duration = Duration::from_secs(10);
+
+/// Connections that are listened to at the same time. Where more come, the one that has been silent for longest goes.
+const STRANGERS: usize = 256;
+
+/// Connections taken before those that are there are listened to again.
+const AT_ONCE: usize = 64;
+
+/// No greeting is longer.
+const LONGEST: usize = 512;
+
+/// A process that came and said who it is.
+pub(super) struct Arrival {
+    pub hello: Hello,
+    pub stream: TcpStream,
+    pub ip: IpAddr,
+}
+
+struct Stranger {
+    stream: TcpStream,
+    address: SocketAddr,
+    said: Vec<u8>,
+    until: Instant,
+}
+
+/// The oldest first.
+#[derive(Default)]
+pub(super) struct Strangers {
+    all: Vec<Stranger>,
+}
+
+impl Strangers {
+    /// Takes connections that wait at a listener that does not block. Says whether there may be more.
+    pub fn accept(&mut self, listener: &TcpListener) -> bool {
+        for _ in 0..AT_ONCE {
+            let Ok((stream, address)) = listener.accept() else {
+                return false;
+            };
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.all.len() >= STRANGERS {
+                let silent = self.all.iter().position(|stranger| stranger.said.is_empty());
+                self.all.remove(silent.unwrap_or(0));
+            }
+            self.all.push(Stranger {
+                stream,
+                address,
+                said: Vec::new(),
+                until: Instant::now() + GREETING,
+            });
+        }
+        true
+    }
+
+    /// Reads what has come. Gives those that greeted, and why others are let go.
+    pub fn listen(&mut self) -> Vec<Result<Arrival, String>> {
+        let mut heard = Vec::new();
+        for mut stranger in std::mem::take(&mut self.all) {
+            match stranger.listen() {
+                Ok(None) => self.all.push(stranger),
+                Ok(Some(hello)) => heard.push(stranger.arrive(hello)),
+                Err(why) => heard.push(Err(format!("{} connected and {why}", stranger.address))),
+            }
+        }
+        heard
+    }
+}
+
+impl Stranger {
+    /// The greeting, once it is whole; why there will be none.
+    fn listen(&mut self) -> Result<Option<Hello>, String> {
+        let mut piece = [0; LONGEST];
+        let why = match self.stream.read(&mut piece) {
+            Ok(0) if self.said.is_empty() => "did not say who it is: it hung up".to_owned(),
+            Ok(0) => "speaks something else".to_owned(),
+            Ok(read) => {
+                self.said.extend_from_slice(&piece[..read]);
+                return self.understand();
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                if Instant::now() < self.until {
+                    return Ok(None);
+                }
+                "did not say who it is in time".to_owned()
+            }
+            Err(error) => format!("did not say who it is: {error}"),
+        };
+        Err(why)
+    }
+
+    fn understand(&self) -> Result<Option<Hello>, String> {
+        let begun = &self.said[..self.said.len().min(MAGIC.len())];
+        let mut left = self.said.as_slice();
+        if MAGIC.starts_with(begun) {
+            match Hello::read(&mut left) {
+                Ok(Some(hello)) if left.is_empty() => return Ok(Some(hello)),
+                // What is there so far is the beginning of one.
+                Ok(None) => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && self.said.len() < LONGEST => {
+                    return Ok(None);
+                }
+                _ => {}
+            }
+        }
+        Err("speaks something else".to_owned())
+    }
+
+    fn arrive(self, hello: Hello) -> Result<Arrival, String> {
+        let address = self.address;
+        let ready = self
+            .stream
+            .set_nonblocking(false)
+            .and_then(|()| self.stream.set_read_timeout(Some(GREETING)))
+            .and_then(|()| self.stream.set_write_timeout(Some(GREETING)));
+        match ready {
+            Ok(()) => Ok(Arrival {
+                hello,
+                stream: self.stream,
+                ip: address.ip(),
+            }),
+            Err(error) => Err(format!("{address} connected and cannot be answered: {error}")),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What is to be known of this machine, and of the file systems that only it can see.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+pub(crate) fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .map(|name| name.trim().to_string())
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "unknown host".into())
+}
+
+/// Names the running kernel: the same for all processes and containers of a machine until it starts anew, and
+/// another one on every other machine, also where two have one host name. Empty if it cannot be read.
+pub(super) fn boot_id() -> &'static str {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    BOOT.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map(|id| id.trim().to_string())
+            .unwrap_or_default()
+    })
+}
+
+/// Magic numbers (`statfs(2)`) of file systems on a disk or in the memory of one machine. Whatever is not among them
+/// (NFS, SMB, Lustre, Ceph, FUSE, 9P, ...) may be shared with others.
+const LOCAL: [i64; 11] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x2fc1_2fc1, // ZFS
+    0xf2f5_2010, // F2FS
+    0x3153_464a, // JFS
+    0x5265_4973, // ReiserFS
+    0xca45_1a4e, // bcachefs
+    0x4d44,      // FAT
+];
+
+/// Whether the files of a folder can be seen by this machine only.
+pub(super) fn is_of_one_machine(folder: &Path) -> bool {
+    // An overlay's upper layer must be of a kind that only local file systems are, or an overlay is refused by the kernel.
+    const OVERLAY: i64 = 0x794c_7630;
+    // The width of the number differs between platforms; 32 bits of it are the magic.
+    let kind = rustix::fs::statfs(folder).map(|about| i64::from(about.f_type as u32));
+    kind.is_ok_and(|kind| kind == OVERLAY || LOCAL.contains(&kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_temporary_folder_is_of_this_machine_and_proc_is_not_taken_for_it() {
+        assert_eq!(boot_id().len(), 36);
+        assert!(!host_name().is_empty());
+        assert!(!is_of_one_machine(Path::new("/proc")));
+        assert!(!is_of_one_machine(Path::new("/none/at/all")));
+    }
+}

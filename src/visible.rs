@@ -1,0 +1,35 @@
+//! Standard output for people: nothing that comes from the user's data reaches the terminal as a command to it.
+
+use std::io::{self, Write};
+
+use flow_runtime::visible::in_lines;
+
+/// Passes text on with what a terminal would obey made visible; ends of lines and tabs stay.
+pub struct Visible<'a>(pub &'a mut dyn Write);
+
+impl Write for Visible<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Text comes in whole pieces: everything here is written with the macros of formatting.
+        let text = String::from_utf8_lossy(bytes);
+        self.0.write_all(in_lines(&text).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escape_codes_do_not_come_through() {
+        let mut out = Vec::new();
+        let mut visible = Visible(&mut out);
+        write!(visible, "{}\t{}\n", "a\u{1b}[31m", "é\u{9b}").unwrap();
+        visible.flush().unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "a\\u{1b}[31m\té\\u{9b}\n");
+    }
+}
