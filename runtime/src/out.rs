@@ -4,6 +4,7 @@ use arrow::array::RecordBatch;
 
 use crate::kind::StageError;
 use crate::partition::Partition;
+use crate::reject::packed::PackedRejects;
 use crate::reject::{Reject, RejectClass};
 use crate::store::RowRange;
 
@@ -14,7 +15,7 @@ use crate::store::RowRange;
 pub struct Out {
     pub(crate) partition: Partition,
     pub(crate) batches: Vec<(Partition, usize, RecordBatch)>,
-    pub(crate) rejects: Vec<(Partition, Reject)>,
+    pub(crate) rejects: Vec<(Partition, PackedRejects)>,
     pub(crate) read: Vec<(Partition, u64)>,
     pub(crate) merged: Vec<(Partition, u64)>,
     /// Port, and ranges of rows of the streamed input's partition.
@@ -49,7 +50,14 @@ impl Out {
     }
 
     pub fn reject(&mut self, reject: Reject) {
-        self.rejects.push((self.partition.clone(), reject));
+        match self.rejects.last_mut() {
+            Some((partition, rejects)) if *partition == self.partition => rejects.push(reject),
+            _ => {
+                let mut rejects = PackedRejects::default();
+                rejects.push(reject);
+                self.rejects.push((self.partition.clone(), rejects));
+            }
+        }
     }
 
     /// Refuses rows of `batch` (by position), with all their columns as JSON.
@@ -61,10 +69,7 @@ impl Out {
         class: RejectClass,
         detail: &str,
     ) -> Result<(), StageError> {
-        for reject in crate::row_json::rejects(batch, positions, reason, class, detail)? {
-            self.reject(reject);
-        }
-        Ok(())
+        crate::row_json::rejects(batch, positions, reason, class, detail, |reject| self.reject(reject))
     }
 
     /// Refuses the whole partition with one reject.

@@ -19,7 +19,7 @@ use crate::reject::RejectClass;
 use crate::store::{Artifact, ArtifactWriter, Counts, Pending, PortRows, Record, SourceDigests, add_up};
 
 use super::collected::{Collected, in_row_order};
-use super::in_flight::InFlight;
+use super::in_flight::{Held, InFlight};
 
 /// A region, ready to run.
 pub(crate) struct RegionJob {
@@ -32,7 +32,7 @@ pub(crate) struct RegionJob {
     pub workers: usize,
     /// Thread budget of one worker's bodies.
     pub threads: usize,
-    pub in_flight: InFlight,
+    pub in_flight: Arc<InFlight>,
     pub as_bytes: bool,
     pub sources: SourceDigests,
     /// The state directory.
@@ -261,6 +261,15 @@ impl Shared {
         }
     }
 
+    /// Where to put what a node makes of a partition.
+    pub fn collected(&self, node: usize, ordinal: u64) -> Collected {
+        let described = &self.job.nodes[node];
+        let recorded = matches!(described.record.get(ordinal as usize), Some(Some(_)));
+        let keep: Vec<bool> = described.kept.iter().map(|kept| *kept && recorded).collect();
+        let held = Held::new(&self.job.in_flight, ordinal, 0);
+        Collected::new(&keep, described.writer.as_ref(), Some(held))
+    }
+
     /// Checks a partition that is complete, and writes it under temporary names if it is to be recorded.
     pub fn write(&self, node: usize, ordinal: u64, collected: Collected) -> Result<(), StageError> {
         let described = &self.job.nodes[node];
@@ -281,9 +290,10 @@ impl Shared {
         let key = crate::plan::decide::key_of(&described.recipe, &inputs);
         let partition = &self.job.partitions[ordinal as usize];
         let mut ports = Vec::new();
-        let made = collected.batches.into_iter().zip(collected.selected);
-        for ((port, kept), (batches, selected)) in described.outputs.iter().zip(&described.kept).zip(made) {
-            if *kept {
+        let made = collected.kept.into_iter().zip(collected.selected);
+        for (port, (kept, selected)) in described.outputs.iter().zip(made) {
+            if let Some(kept) = kept {
+                let (begun, batches) = kept.into_parts();
                 let selection = match (selected, described.streams.first().map(|stream| &stream.feed)) {
                     (Some(ranges), Some(Feed::Artifact(input))) => {
                         let selection = input.select(partition, &ranges, &self.job.state);
@@ -297,6 +307,7 @@ impl Shared {
                     name: port.name.clone(),
                     schema: port.schema.clone(),
                     batches: in_row_order(&port.schema, batches)?,
+                    begun,
                     selection,
                 });
             }

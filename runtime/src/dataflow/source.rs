@@ -13,8 +13,9 @@ use timely::dataflow::{Scope, Stream};
 use timely::scheduling::SyncActivator;
 
 use super::batches::{Batches, Routed};
-use super::collected::{Collected, drain};
+use super::collected::drain;
 use super::job::Shared;
+use super::kept::bytes_of;
 use crate::kind::{Source, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
@@ -86,6 +87,7 @@ impl Reader {
                             ordinal,
                             port: 0,
                             batch: batch?,
+                            held: None,
                         });
                     }
                 }
@@ -97,14 +99,15 @@ impl Reader {
                 if let (Some(_), Some(described)) = (&node.writer, described) {
                     self.shared.digest_source(self.node, ordinal, described)?;
                 }
-                let mut in_hand = BTreeMap::from([(partition.clone(), Collected::new(node.outputs.len()))]);
+                let mut in_hand = BTreeMap::from([(partition.clone(), self.shared.collected(self.node, ordinal))]);
                 let mut out = Out::new(partition.clone());
                 guarded(|| body.read(partition, &mut out))?;
-                drain(&mut out, &node.outputs, &node.kept, &mut in_hand, |_, port, batch| {
+                drain(&mut out, &node.outputs, &mut in_hand, |_, port, batch| {
                     send(Routed {
                         ordinal,
                         port: port as u16,
                         batch,
+                        held: None,
                     });
                 })?;
                 if let (Some(_), Some(described)) = (&node.writer, described) {
@@ -170,7 +173,7 @@ pub(super) fn build<'scope>(
                 let mut session = output.session(capability);
                 let mut bytes = 0;
                 let give = |routed: Routed| {
-                    bytes += routed.batch.get_array_memory_size() as u64;
+                    bytes += bytes_of(&routed.batch) as u64;
                     session.give(routed);
                 };
                 if let Err(error) = reader.read(ordinal, partition, give) {

@@ -19,6 +19,7 @@
 
 mod artifact;
 mod atomic;
+mod begun_file;
 mod collect;
 #[cfg(test)]
 mod crash;
@@ -42,12 +43,14 @@ mod writer;
 
 pub use artifact::{Artifact, Batches};
 pub use atomic::write_atomically;
+pub(crate) use begun_file::BegunFile;
 pub use collect::Collected;
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
 pub use find::FoundRow;
 pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub(crate) use lock::host_name;
+pub(crate) use parquet_file::ROW_GROUP;
 pub(crate) use record::Ranges;
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
 pub use rejects::{RejectSet, add_up};
