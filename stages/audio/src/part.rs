@@ -93,18 +93,11 @@ struct Mono {
 fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault> {
     let mut head = [0; 64];
     let length = bytes.read_at(0, &mut head).map_err(broken)?;
-    let mut blocks = match recognise(&head[..length]) {
-        Ok(Format::Flac) => {
-            let (info, info_bytes, frames) = flac_info(bytes)?;
-            let mut head = MARKER.to_vec();
-            // The one metadata block, marked as the last: type 0, 34 bytes.
-            head.extend([0x80, 0, 0, 34]);
-            head.extend(info_bytes);
-            Blocks::open_flac(Box::new(bytes.source(head, frames)), &info)?
-        }
-        Ok(Format::Wav) => Blocks::open(Box::new(bytes.source(Vec::new(), 0)), Format::Wav)?,
+    let format = match recognise(&head[..length]) {
+        Ok(format @ (Format::Flac | Format::Wav)) => format,
         _ => return Ok(None),
     };
+    let mut blocks = open(bytes, format)?;
     let Some(total) = blocks.promised.filter(|total| *total > 0) else {
         return Ok(None);
     };
@@ -119,6 +112,8 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
     let NeededInput { input, first_output } = needed_input(wanted.clone(), rate, SAMPLE_RATE);
     let mut samples = Vec::new();
     if input.start < total && !input.is_empty() {
+        // Anew: the reader of FLAC takes frames before those that it has seen for noise.
+        blocks = open(bytes, format)?;
         blocks.seek(input.start)?;
         let mut next: Option<u64> = None;
         while next.is_none_or(|next| next < input.end) {
@@ -143,6 +138,18 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
         first_output,
         decoded_frames: decoded,
     }))
+}
+
+fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault> {
+    if format != Format::Flac {
+        return Blocks::open(Box::new(bytes.source(Vec::new(), 0)), format);
+    }
+    let (info, info_bytes, frames) = flac_info(bytes)?;
+    let mut head = MARKER.to_vec();
+    // The one metadata block, marked as the last: type 0, 34 bytes.
+    head.extend([0x80, 0, 0, 34]);
+    head.extend(info_bytes);
+    Blocks::open_flac(Box::new(bytes.source(head, frames)), &info)
 }
 
 /// Whether the last block ends where the header says.

@@ -4,7 +4,7 @@ use super::*;
 use crate::decode::decode;
 use crate::flac::Samples;
 use crate::flac_encode;
-use crate::test_data::{raw_wav, tone, wav};
+use crate::test_data::{good_members, raw_wav, tone, wav};
 
 /// As it was done before parts could be decoded alone.
 fn from_the_whole(bytes: &[u8], start: f64, seconds: f64) -> Option<Vec<f32>> {
@@ -103,7 +103,8 @@ proptest! {
     ) {
         let samples = sound(rate, channels, length);
         let bytes = if as_wav { wav(rate, channels, &samples) } else { flac(rate, channels, &samples) };
-        check(&bytes, start, seconds);
+        let decoded = check(&bytes, start, seconds);
+        prop_assert_eq!(decoded.is_some(), from_the_whole(&bytes, start, seconds).is_some(), "decoded alone");
     }
 }
 
@@ -119,6 +120,19 @@ fn other_formats_have_the_same_bits_too() {
             (whole + 0.1, 1.0),
         ] {
             check(&bytes, start, seconds);
+        }
+    }
+}
+
+/// As other encoders write it, with blocks of their own and metadata of every kind.
+#[test]
+fn parts_of_the_bundled_recordings_are_decoded_alone() {
+    let members = good_members("mini", "hi", "hi_0001");
+    assert!(!members.is_empty());
+    for bytes in members.iter().take(10) {
+        let seconds = decode(bytes, 1e6).unwrap().len() as f64 / 16_000.0;
+        for (start, part) in [(0.0, 0.3), (seconds * 0.4, seconds * 0.2), (seconds - 0.2, 1.0)] {
+            assert!(check(bytes, start, part).is_some(), "{start} s of {seconds} s");
         }
     }
 }
