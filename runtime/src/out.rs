@@ -6,7 +6,7 @@ use crate::kind::StageError;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
 use crate::reject::{Reject, RejectClass};
-use crate::store::RowRange;
+use crate::store::{DigestedFile, RowRange};
 
 /// Receives what a body produces for the partition in hand.
 ///
@@ -20,6 +20,7 @@ pub struct Out {
     pub(crate) merged: Vec<(Partition, u64)>,
     /// Port, and ranges of rows of the streamed input's partition.
     pub(crate) selected: Vec<(Partition, usize, Vec<RowRange>)>,
+    pub(crate) digested: Vec<DigestedFile>,
 }
 
 impl Out {
@@ -31,6 +32,7 @@ impl Out {
             read: Vec::new(),
             merged: Vec::new(),
             selected: Vec::new(),
+            digested: Vec::new(),
         }
     }
 
@@ -87,6 +89,12 @@ impl Out {
     /// For a source: how many rows it read, so that the runtime can check that none vanished.
     pub fn read(&mut self, rows: u64) {
         self.read.push((self.partition.clone(), rows));
+    }
+
+    /// For a source that [`crate::Source::digests`] its files: one of them, read as far as it was of use. The runtime reads
+    /// the rest, and does not read the file a second time.
+    pub fn digested(&mut self, file: DigestedFile) {
+        self.digested.push(file);
     }
 
     /// Rows that were merged into others on purpose.

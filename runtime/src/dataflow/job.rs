@@ -16,7 +16,7 @@ use crate::plan::ledger::source_digest;
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::RejectClass;
-use crate::store::{Artifact, ArtifactWriter, Counts, Pending, PortRows, Record, SourceDigests, add_up};
+use crate::store::{Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, SourceDigests, add_up};
 
 use super::collected::{Collected, in_row_order};
 use super::in_flight::{Held, InFlight};
@@ -253,12 +253,21 @@ impl Shared {
             .collect::<Result<Vec<_>, _>>()?;
         let digest = source_digest(partition, &files);
         match lock(&self.source_digests).insert((node, ordinal), digest) {
-            Some(before) if before != digest => {
-                Err(StageError::failed("its source files changed while they were read")
-                    .with_help("wait until they are written, then run again"))
-            }
+            Some(before) if before != digest => Err(changed()),
             _ => Ok(digest),
         }
+    }
+
+    /// Notes the digests of files that a source has read itself.
+    pub fn note_read(&self, files: Vec<DigestedFile>) -> Result<(), StageError> {
+        for file in files {
+            let (path, read) = self.job.sources.note_read(file)?;
+            // Once more only where the digest could not be noted, or another file is there by now.
+            if self.job.sources.digest(&path)? != read {
+                return Err(changed());
+            }
+        }
+        Ok(())
     }
 
     /// Where to put what a node makes of a partition.
@@ -378,6 +387,11 @@ impl Shared {
     pub fn take_committed(&self) -> Vec<(usize, Arc<Record>)> {
         std::mem::take(&mut *lock(&self.committed))
     }
+}
+
+fn changed() -> StageError {
+    StageError::failed("its source files changed while they were read")
+        .with_help("wait until they are written, then run again")
 }
 
 /// Rejects of class fault in a record.

@@ -16,7 +16,7 @@ use super::batches::{Batches, Routed};
 use super::collected::drain;
 use super::job::Shared;
 use super::kept::bytes_of;
-use crate::kind::{Source, StageError};
+use crate::kind::{Source, SourcePartition, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::plan::ledger::guarded;
@@ -96,7 +96,13 @@ impl Reader {
                 let job = &self.shared.job;
                 let node = &job.nodes[self.node];
                 let described = node.source_partitions.get(partition);
-                if let (Some(_), Some(described)) = (&node.writer, described) {
+                // What is not there, or is no file, is for the runtime to look at.
+                let reads_once = |described: &SourcePartition| {
+                    body.digests(described) && described.files.iter().all(|file| file.is_file())
+                };
+                if let (Some(_), Some(described)) = (&node.writer, described)
+                    && !reads_once(described)
+                {
                     self.shared.digest_source(self.node, ordinal, described)?;
                 }
                 let mut in_hand = BTreeMap::from([(partition.clone(), self.shared.collected(self.node, ordinal))]);
@@ -111,6 +117,7 @@ impl Reader {
                     });
                 })?;
                 if let (Some(_), Some(described)) = (&node.writer, described) {
+                    self.shared.note_read(std::mem::take(&mut out.digested))?;
                     // Costs a look at the file's times, and another reading only if they moved.
                     self.shared.digest_source(self.node, ordinal, described)?;
                 }

@@ -24,6 +24,7 @@ mod collect;
 #[cfg(test)]
 mod crash;
 mod decide;
+mod digested_file;
 mod error;
 mod export;
 mod find;
@@ -45,6 +46,7 @@ pub use artifact::{Artifact, Batches};
 pub use atomic::write_atomically;
 pub(crate) use begun_file::BegunFile;
 pub use collect::Collected;
+pub use digested_file::DigestedFile;
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
 pub use find::FoundRow;

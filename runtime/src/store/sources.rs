@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::atomic::{self, Files};
+use super::digested_file::DigestedFile;
 use super::read_back;
 use super::removed;
 use crate::digest::Digest;
@@ -195,6 +196,22 @@ impl SourceDigests {
         });
         all.sort_by_key(|(at, _)| *at);
         all.into_iter().map(|(_, digest)| digest).collect()
+    }
+
+    /// Ends the reading of a file by somebody else, and notes the digest that came of it, which is given with the path.
+    ///
+    /// # Errors
+    /// If the rest of the file cannot be read, or it was changed since it was opened.
+    pub fn note_read(&self, file: DigestedFile) -> Result<(PathBuf, Digest), StoreError> {
+        let (path, metadata, digest) = file.finish()?;
+        let settled = metadata
+            .modified()
+            .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age >= SETTLED));
+        if let (true, Some(name)) = (settled, name_of(&path)) {
+            self.notes().insert(name, Note::of(&metadata, digest));
+            self.shared.changed.store(true, Ordering::Release);
+        }
+        Ok((path, digest))
     }
 
     fn noted(&self, path: &Path, metadata: &Metadata) -> Option<Digest> {
