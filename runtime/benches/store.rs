@@ -68,12 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 detail: String::new(),
                 values: "{}".into(),
             };
-            let ports = vec![PortRows {
-                name: "rows".into(),
-                schema: schema.clone(),
-                batches: vec![batch(i)?],
-                selection: None,
-            }];
+            let ports = vec![PortRows::new("rows", schema.clone(), vec![batch(i)?])];
             let rejects = if i % 2 == 0 {
                 vec![reject(1), reject(5)]
             } else {

@@ -20,6 +20,7 @@ use arrow::datatypes::SchemaRef;
 
 use crate::context::{Cancel, Context, Waker};
 use crate::dataflow::collected::{Collected, drain, in_row_order};
+use crate::dataflow::kept::KeptRows;
 use crate::dataflow::work::apply;
 use crate::digest::Digest;
 use crate::event::{Event, Events};
@@ -255,17 +256,16 @@ impl<K: Kind> Harness<K> {
             result: run.result,
             shape: run.shape,
         };
-        for (partition, mut collected) in run.done {
-            for (port, batches) in collected.batches.into_iter().enumerate() {
+        for (partition, collected) in run.done {
+            for (port, kept) in collected.kept.into_iter().enumerate() {
+                let (_, batches) = kept.map(KeptRows::into_parts).unwrap_or_default();
                 let sorted = in_row_order(&output.shape.outputs[port].schema, batches)?;
                 output.batches.insert((port, partition.clone()), sorted);
             }
-            collected
-                .rejects
-                .sort_by(|a, b| (a.row, &a.reason, &a.detail).cmp(&(b.row, &b.reason, &b.detail)));
-            output
-                .rejects
-                .extend(collected.rejects.into_iter().map(|reject| (partition.clone(), reject)));
+            let mut rejects: Vec<Reject> = collected.rejects.sorted().collect::<Result<_, _>>()?;
+            rejects.sort_by(|a, b| (a.row, &a.reason, &a.detail).cmp(&(b.row, &b.reason, &b.detail)));
+            let named = rejects.into_iter().map(|reject| (partition.clone(), reject));
+            output.rejects.extend(named);
         }
         Ok(output)
     }
@@ -319,13 +319,13 @@ struct Run {
 
 impl Run {
     fn drain(&mut self, out: &mut Out) -> Result<(), StageError> {
-        let keep = vec![true; self.shape.outputs.len()];
-        drain(out, &self.shape.outputs, &keep, &mut self.in_hand, |_, _, _| {})
+        drain(out, &self.shape.outputs, &mut self.in_hand, |_, _, _| {})
     }
 
     fn begin(&mut self, partition: &Partition) {
+        let keep = vec![true; self.shape.outputs.len()];
         self.in_hand
-            .insert(partition.clone(), Collected::new(self.shape.outputs.len()));
+            .insert(partition.clone(), Collected::new(&keep, None, None));
     }
 
     fn finish(&mut self, partition: &Partition, source: bool) -> Result<(), StageError> {
@@ -466,7 +466,9 @@ impl Run {
             let ports = self.shape.outputs.len();
             apply(body.as_mut(), ports, &rows, partition, &numbers, &own, &mut out)?;
             for (_, port, ranges) in std::mem::take(&mut out.selected) {
-                out.send(port, rows.read_rows(partition, &ranges)?);
+                for batch in rows.read_rows(partition, &ranges)? {
+                    out.send(port, batch?);
+                }
             }
             self.drain(&mut out)?;
             self.finish(partition, false)?;

@@ -162,6 +162,12 @@ pub trait Source {
     /// All partitions, sorted by name. Called once, before the run, on one body.
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError>;
 
+    /// Whether [`Source::read`] reads the files of a partition from beginning to end itself, and gives them to
+    /// [`Out::digested`]; otherwise the runtime reads them before, for their digests.
+    fn digests(&self, _partition: &SourcePartition) -> bool {
+        false
+    }
+
     /// Gives one partition. Called on the worker that the partition falls to; other workers read other
     /// partitions at the same time with bodies of their own.
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError>;

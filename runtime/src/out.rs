@@ -4,8 +4,9 @@ use arrow::array::RecordBatch;
 
 use crate::kind::StageError;
 use crate::partition::Partition;
+use crate::reject::packed::PackedRejects;
 use crate::reject::{Reject, RejectClass};
-use crate::store::RowRange;
+use crate::store::{DigestedFile, RowRange};
 
 /// Receives what a body produces for the partition in hand.
 ///
@@ -14,11 +15,12 @@ use crate::store::RowRange;
 pub struct Out {
     pub(crate) partition: Partition,
     pub(crate) batches: Vec<(Partition, usize, RecordBatch)>,
-    pub(crate) rejects: Vec<(Partition, Reject)>,
+    pub(crate) rejects: Vec<(Partition, PackedRejects)>,
     pub(crate) read: Vec<(Partition, u64)>,
     pub(crate) merged: Vec<(Partition, u64)>,
     /// Port, and ranges of rows of the streamed input's partition.
     pub(crate) selected: Vec<(Partition, usize, Vec<RowRange>)>,
+    pub(crate) digested: Vec<DigestedFile>,
 }
 
 impl Out {
@@ -30,6 +32,7 @@ impl Out {
             read: Vec::new(),
             merged: Vec::new(),
             selected: Vec::new(),
+            digested: Vec::new(),
         }
     }
 
@@ -49,7 +52,14 @@ impl Out {
     }
 
     pub fn reject(&mut self, reject: Reject) {
-        self.rejects.push((self.partition.clone(), reject));
+        match self.rejects.last_mut() {
+            Some((partition, rejects)) if *partition == self.partition => rejects.push(reject),
+            _ => {
+                let mut rejects = PackedRejects::default();
+                rejects.push(reject);
+                self.rejects.push((self.partition.clone(), rejects));
+            }
+        }
     }
 
     /// Refuses rows of `batch` (by position), with all their columns as JSON.
@@ -61,10 +71,7 @@ impl Out {
         class: RejectClass,
         detail: &str,
     ) -> Result<(), StageError> {
-        for reject in crate::row_json::rejects(batch, positions, reason, class, detail)? {
-            self.reject(reject);
-        }
-        Ok(())
+        crate::row_json::rejects(batch, positions, reason, class, detail, |reject| self.reject(reject))
     }
 
     /// Refuses the whole partition with one reject.
@@ -82,6 +89,12 @@ impl Out {
     /// For a source: how many rows it read, so that the runtime can check that none vanished.
     pub fn read(&mut self, rows: u64) {
         self.read.push((self.partition.clone(), rows));
+    }
+
+    /// For a source that [`crate::Source::digests`] its files: one of them, read as far as it was of use. The runtime reads
+    /// the rest, and does not read the file a second time.
+    pub fn digested(&mut self, file: DigestedFile) {
+        self.digested.push(file);
     }
 
     /// Rows that were merged into others on purpose.

@@ -1,6 +1,10 @@
 //! Rows that a stage refused. A row never vanishes: it goes on, or it becomes one of these.
 
+use std::cmp::Ordering;
+
 use serde::{Deserialize, Serialize};
+
+pub(crate) mod packed;
 
 /// Why a row was refused, in kind: a filter said no, or something is broken.
 ///
@@ -38,4 +42,17 @@ pub struct Reject {
     pub detail: String,
     /// The row's values as a JSON object; empty for a partition.
     pub values: String,
+}
+
+impl Reject {
+    /// The one order that does not depend on how a run went: by row (a refused partition first), then by what they say.
+    pub(crate) fn compare(&self, other: &Reject) -> Ordering {
+        let key = |reject: &Reject| (reject.row, reject.class);
+        key(self)
+            .cmp(&key(other))
+            .then_with(|| self.segment_id.cmp(&other.segment_id))
+            .then_with(|| self.reason.cmp(&other.reason))
+            .then_with(|| self.detail.cmp(&other.detail))
+            .then_with(|| self.values.cmp(&other.values))
+    }
 }

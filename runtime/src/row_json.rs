@@ -15,7 +15,7 @@ use crate::reject::{Reject, RejectClass};
 /// Column that names a segment; kept beside the values.
 const SEGMENT: &str = "segment_id";
 
-/// Makes rejects of the rows at `positions`: `_row` and `segment_id` where the batch has them, and all other
+/// Gives rejects of the rows at `positions`, one at a time: `_row` and `segment_id` where the batch has them, and all other
 /// columns as a JSON object, in the order of the schema.
 ///
 /// Numbers that JSON has not are strings (`"NaN"`, `"inf"`, `"-inf"`), binary is hexadecimal, and lists of
@@ -26,7 +26,8 @@ pub(crate) fn rejects(
     reason: &str,
     class: RejectClass,
     detail: &str,
-) -> Result<Vec<Reject>, StageError> {
+    mut give: impl FnMut(Reject),
+) -> Result<(), StageError> {
     let rows = match batch.column_by_name(ROW) {
         Some(column) => Some(
             column
@@ -52,7 +53,6 @@ pub(crate) fn rejects(
         };
         columns.push((field.name(), column));
     }
-    let mut rejects = Vec::with_capacity(positions.len());
     for &at in positions {
         if at >= batch.num_rows() {
             return Err(StageError::failed(format!(
@@ -70,7 +70,7 @@ pub(crate) fn rejects(
             write_value(&mut values, column.as_ref(), at)?;
         }
         values.push('}');
-        rejects.push(Reject {
+        give(Reject {
             row: rows.filter(|rows| rows.is_valid(at)).map(|rows| rows.value(at)),
             segment_id: segments
                 .filter(|column| column.is_valid(at))
@@ -81,7 +81,7 @@ pub(crate) fn rejects(
             values,
         });
     }
-    Ok(rejects)
+    Ok(())
 }
 
 fn is_signal(data_type: &DataType) -> bool {
@@ -220,9 +220,12 @@ mod tests {
     }
 
     fn of(batch: &RecordBatch, at: usize) -> Reject {
-        rejects(batch, &[at], "reason", RejectClass::Fault, "detail")
-            .unwrap()
-            .remove(0)
+        let mut given = Vec::new();
+        rejects(batch, &[at], "reason", RejectClass::Fault, "detail", |reject| {
+            given.push(reject)
+        })
+        .unwrap();
+        given.remove(0)
     }
 
     #[test]
@@ -277,9 +280,9 @@ mod tests {
             (reject.row, reject.segment_id, reject.values.as_str()),
             (None, None, r#"{"a":1}"#)
         );
-        assert!(rejects(&plain, &[1], "r", RejectClass::Rule, "").is_err());
+        assert!(rejects(&plain, &[1], "r", RejectClass::Rule, "", drop).is_err());
         let wrong = batch(vec![("_row", Arc::new(Int64Array::from(vec![1])))]);
-        let error = rejects(&wrong, &[0], "r", RejectClass::Rule, "")
+        let error = rejects(&wrong, &[0], "r", RejectClass::Rule, "", drop)
             .unwrap_err()
             .to_string();
         assert!(error.contains("_row") && error.contains("Int64"), "{error}");

@@ -5,6 +5,7 @@
 
 use std::cell::OnceCell;
 use std::io::{Cursor, Write};
+use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
@@ -15,12 +16,17 @@ use timely::bytes::arc::Bytes;
 use timely::container::{DrainContainer, PushInto, SizableContainer};
 use timely::dataflow::channels::ContainerBytes;
 
+use super::in_flight::Held;
+
 /// A batch with its address.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone)]
 pub(super) struct Routed {
     pub ordinal: u64,
     pub port: u16,
     pub batch: RecordBatch,
+    /// Says that its memory is taken until all who get the batch are through with it. What a source gave is counted until
+    /// it is written, and what comes from another process was counted there.
+    pub held: Option<Arc<Held>>,
 }
 
 /// Timely's container of batches.
@@ -151,15 +157,18 @@ fn decode(bytes: &[u8]) -> Result<Vec<Routed>, ArrowError> {
             .next()
             .ok_or_else(short)??;
         at = end.next_multiple_of(8);
-        items.push(Routed { ordinal, port, batch });
+        items.push(Routed {
+            ordinal,
+            port,
+            batch,
+            held: None,
+        });
     }
     Ok(items)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow::array::{Array, ArrayRef, Float32Array, ListArray, StringArray, UInt32Array};
     use arrow::datatypes::{DataType, Field, Float32Type, Schema};
 
@@ -184,6 +193,7 @@ mod tests {
             ordinal,
             port: 3,
             batch: RecordBatch::try_new(Arc::new(schema), columns).unwrap(),
+            held: None,
         }
     }
 
@@ -203,7 +213,11 @@ mod tests {
         ];
         let bytes = encode(&items).unwrap();
         assert_eq!(bytes.len() % 8, 0);
-        assert_eq!(decode(&bytes).unwrap(), items);
+        let parts = |items: Vec<Routed>| -> Vec<_> {
+            let part = |routed: Routed| (routed.ordinal, routed.port, routed.batch);
+            items.into_iter().map(part).collect()
+        };
+        assert_eq!(parts(decode(&bytes).unwrap()), parts(items));
     }
 
     #[test]

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow::compute::{concat_batches, take_record_batch};
+use arrow::compute::interleave_record_batch;
 use arrow::datatypes::SchemaRef;
 
+use super::in_flight::Held;
+use super::kept::KeptRows;
 use crate::kind::{Conservation, Port, ROW, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
-use crate::reject::Reject;
-use crate::store::RowRange;
+use crate::reject::packed::PackedRejects;
+use crate::store::{ArtifactWriter, ROW_GROUP, RowRange};
 
 /// Batches of the ports that are kept, rejects and counts of one (stage, partition).
 #[derive(Default)]
@@ -21,19 +23,30 @@ pub(crate) struct Collected {
     pub rows_out: u64,
     pub read: u64,
     pub merged: u64,
-    /// By port; empty for ports that are not kept.
-    pub batches: Vec<Vec<RecordBatch>>,
+    /// By port; none for ports that are not kept.
+    pub kept: Vec<Option<KeptRows>>,
     /// By port, where rows of the input go on as they are: ranges of their places in its partition.
     pub selected: Vec<Option<Vec<RowRange>>>,
-    pub rejects: Vec<Reject>,
+    pub rejects: PackedRejects,
+    /// Says how much memory all of it takes.
+    held: Option<Held>,
 }
 
 impl Collected {
-    pub fn new(ports: usize) -> Self {
+    /// `keep` says of each port whether it is kept; with a writer, row groups are written as they come.
+    pub fn new(keep: &[bool], writer: Option<&ArtifactWriter>, held: Option<Held>) -> Self {
         Collected {
-            batches: vec![Vec::new(); ports],
-            selected: vec![None; ports],
+            kept: keep.iter().map(|keep| keep.then(|| KeptRows::new(writer))).collect(),
+            selected: vec![None; keep.len()],
+            held,
             ..Collected::default()
+        }
+    }
+
+    fn weigh(&mut self) {
+        if let Some(held) = &mut self.held {
+            let kept: usize = self.kept.iter().flatten().map(KeptRows::bytes).sum();
+            held.set((kept + self.rejects.bytes()) as u64);
         }
     }
 
@@ -44,10 +57,9 @@ impl Collected {
             return Ok(());
         }
         let rows_in = if source { self.read } else { self.rows_in };
-        let refused = self.rejects.iter().filter(|reject| reject.row.is_some()).count() as u64;
+        let refused = self.rejects.rows();
         let accounted = self.rows_out + refused + self.merged;
-        let whole_refused = self.rejects.iter().any(|reject| reject.row.is_none());
-        if accounted == rows_in || (whole_refused && accounted <= rows_in) {
+        if accounted == rows_in || (self.rejects.refuses_partition() && accounted <= rows_in) {
             return Ok(());
         }
         Err(StageError::failed(format!(
@@ -63,7 +75,6 @@ impl Collected {
 pub(crate) fn drain(
     out: &mut Out,
     ports: &[Port],
-    keep: &[bool],
     in_hand: &mut BTreeMap<Partition, Collected>,
     mut forward: impl FnMut(&Partition, usize, RecordBatch),
 ) -> Result<(), StageError> {
@@ -90,8 +101,9 @@ pub(crate) fn drain(
         if batch.num_rows() == 0 {
             continue;
         }
-        if keep.get(port).copied().unwrap_or(false) {
-            place.batches[port].push(batch.clone());
+        if let Some(Some(kept)) = place.kept.get_mut(port) {
+            kept.push(&declared.schema, batch.clone())?;
+            place.weigh();
         }
         forward(&partition, port, batch);
     }
@@ -102,8 +114,10 @@ pub(crate) fn drain(
             *selected = Some(ranges);
         }
     }
-    for (partition, reject) in out.rejects.drain(..) {
-        place(in_hand, &partition)?.rejects.push(reject);
+    for (partition, rejects) in out.rejects.drain(..) {
+        let place = place(in_hand, &partition)?;
+        place.rejects.append(rejects);
+        place.weigh();
     }
     for (partition, rows) in out.read.drain(..) {
         place(in_hand, &partition)?.read += rows;
@@ -170,17 +184,24 @@ pub(crate) fn in_row_order(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Res
     if sorted {
         return Ok(batches);
     }
-    let all = concat_batches(schema, &batches)?;
-    let numbers = row_numbers(all.column(position))?.values();
-    let count = u32::try_from(all.num_rows())
-        .map_err(|_| StageError::failed("a partition has more rows than `_row` can count"))?;
-    let mut order: Vec<u32> = (0..count).collect();
-    order.sort_by_key(|at| numbers[*at as usize]);
-    Ok(vec![take_record_batch(&all, &UInt32Array::from(order))?])
+    // Row, batch, place in the batch.
+    let mut order: Vec<(u32, usize, usize)> = Vec::new();
+    for (which, batch) in batches.iter().enumerate() {
+        let numbers = row_numbers(batch.column(position))?.values();
+        order.extend(numbers.iter().enumerate().map(|(at, row)| (*row, which, at)));
+    }
+    order.sort_unstable();
+    let batches: Vec<&RecordBatch> = batches.iter().collect();
+    // Piece by piece: the texts of a whole partition may be more than one array can hold.
+    let piece = |rows: &[(u32, usize, usize)]| {
+        let places: Vec<(usize, usize)> = rows.iter().map(|(_, which, at)| (*which, *at)).collect();
+        Ok(interleave_record_batch(&batches, &places)?)
+    };
+    order.chunks(ROW_GROUP).map(piece).collect()
 }
 
 /// `_row` as numbers, or what is wrong with it.
-fn row_numbers(column: &ArrayRef) -> Result<&UInt32Array, StageError> {
+pub(super) fn row_numbers(column: &ArrayRef) -> Result<&UInt32Array, StageError> {
     let rows = column
         .as_any()
         .downcast_ref::<UInt32Array>()
@@ -198,11 +219,12 @@ mod tests {
     use std::sync::Arc;
 
     use arrow::array::StringArray;
+    use arrow::compute::concat_batches;
     use arrow::datatypes::{DataType, Field, Schema};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::reject::RejectClass;
+    use crate::reject::{Reject, RejectClass};
 
     fn batch(rows: &[u32], texts: &[String]) -> RecordBatch {
         let schema = Schema::new(vec![
@@ -246,10 +268,10 @@ mod tests {
 
     #[test]
     fn conservation_names_the_counts() {
-        let mut collected = Collected::new(1);
+        let mut collected = Collected::new(&[true], None, None);
         collected.rows_in = 5;
         collected.rows_out = 3;
-        collected.rejects = vec![reject(Some(1))];
+        collected.rejects = vec![reject(Some(1))].into();
         let error = collected.conserved(Conservation::Rows, false).unwrap_err();
         assert!(
             error
@@ -266,9 +288,9 @@ mod tests {
 
     #[test]
     fn a_refused_partition_stands_for_missing_rows_but_not_for_extra_ones() {
-        let mut collected = Collected::new(1);
+        let mut collected = Collected::new(&[true], None, None);
         collected.read = 5;
-        collected.rejects = vec![reject(None)];
+        collected.rejects = vec![reject(None)].into();
         collected.conserved(Conservation::Rows, true).unwrap();
         collected.rows_out = 6;
         assert!(collected.conserved(Conservation::Rows, true).is_err());

@@ -1,9 +1,10 @@
 //! How far sources may read ahead of what is written.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the sources of a region have given that is not written yet, and how much of it there may be.
+/// What is in flight in a region: what its sources have given that is not written yet, and what the stages hold of it
+/// beside that (rows between stages, rows and rejects that are to be written); and how much of it there may be.
 pub(crate) struct InFlight {
     partitions: u64,
     bytes: Option<u64>,
@@ -12,12 +13,65 @@ pub(crate) struct InFlight {
 
 #[derive(Default)]
 struct State {
-    /// By ordinal.
+    /// By ordinal, until it is written.
     given: BTreeMap<u64, u64>,
+    /// By ordinal, as long as somebody has a [`Held`] of it.
+    held: BTreeMap<u64, u64>,
     /// Partitions that are being read.
     reading: u64,
-    /// The largest that was read.
+    /// The most that was in flight of one partition.
     largest: u64,
+}
+
+impl State {
+    fn total(&self) -> u64 {
+        self.given.values().sum::<u64>() + self.held.values().sum::<u64>()
+    }
+
+    fn measure(&mut self, ordinal: u64) {
+        let of = |bytes: &BTreeMap<u64, u64>| bytes.get(&ordinal).copied().unwrap_or_default();
+        self.largest = self.largest.max(of(&self.given) + of(&self.held));
+    }
+}
+
+/// Memory that a stage, or an edge between two, has of one partition. Dropping it says that it is free.
+pub(crate) struct Held {
+    flight: Arc<InFlight>,
+    ordinal: u64,
+    bytes: u64,
+}
+
+impl Held {
+    pub fn new(flight: &Arc<InFlight>, ordinal: u64, bytes: u64) -> Self {
+        let mut held = Held {
+            flight: Arc::clone(flight),
+            ordinal,
+            bytes: 0,
+        };
+        held.set(bytes);
+        held
+    }
+
+    /// It is so much now.
+    pub fn set(&mut self, bytes: u64) {
+        if bytes == self.bytes {
+            return;
+        }
+        let mut state = self.flight.lock();
+        let sum = state.held.entry(self.ordinal).or_default();
+        *sum = (*sum + bytes).saturating_sub(self.bytes);
+        if *sum == 0 {
+            state.held.remove(&self.ordinal);
+        }
+        self.bytes = bytes;
+        state.measure(self.ordinal);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.set(0);
+    }
 }
 
 impl InFlight {
@@ -42,9 +96,9 @@ impl InFlight {
         let Some(most) = self.bytes else {
             return true;
         };
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         state.given = state.given.split_off(&oldest);
-        let expected = state.given.values().sum::<u64>() + (state.reading + 1) * state.largest;
+        let expected = state.total() + (state.reading + 1) * state.largest;
         let may = ordinal <= oldest + 1 || state.largest > 0 && expected <= most;
         state.reading += u64::from(may);
         may
@@ -55,10 +109,15 @@ impl InFlight {
         if self.bytes.is_none() {
             return;
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         state.reading = state.reading.saturating_sub(1);
-        state.largest = state.largest.max(bytes);
         *state.given.entry(ordinal).or_default() += bytes;
+        state.measure(ordinal);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Sums that are a little off, whatever panicked while they were added up, hold back a little more or less.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -91,5 +150,26 @@ mod tests {
         flight.gave(4, 10);
         assert!(!flight.take(6, 4), "another one as large as the largest does not fit");
         assert!(flight.take(5, 4));
+    }
+
+    #[test]
+    fn what_stages_hold_counts_until_they_let_it_go() {
+        let flight = Arc::new(InFlight::new(100, Some(350)));
+        for ordinal in 0..2 {
+            assert!(flight.take(ordinal, 0));
+            flight.gave(ordinal, 50);
+        }
+        let mut collected = Held::new(&flight, 1, 60);
+        // 50 and 110 there, 110 to come.
+        assert!(flight.take(2, 0));
+        flight.gave(2, 50);
+        collected.set(200);
+        assert!(!flight.take(3, 0), "300 there, 250 to come");
+        let between = Held::new(&flight, 0, 10);
+        collected.set(30);
+        assert!(!flight.take(3, 0), "one may become as large as the largest was");
+        drop((collected, between));
+        assert!(flight.take(3, 3));
+        assert!(flight.lock().held.is_empty());
     }
 }

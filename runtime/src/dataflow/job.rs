@@ -16,10 +16,12 @@ use crate::plan::ledger::source_digest;
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::RejectClass;
-use crate::store::{Artifact, ArtifactWriter, Counts, Pending, PortRows, Record, SnapshotWriter, Store, add_up};
+use crate::store::{
+    Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, SnapshotWriter, Store, add_up,
+};
 
 use super::collected::{Collected, in_row_order};
-use super::in_flight::InFlight;
+use super::in_flight::{Held, InFlight};
 
 /// A region, ready to run.
 pub(crate) struct RegionJob {
@@ -32,7 +34,7 @@ pub(crate) struct RegionJob {
     pub workers: usize,
     /// Thread budget of one worker's bodies.
     pub threads: usize,
-    pub in_flight: InFlight,
+    pub in_flight: Arc<InFlight>,
     pub as_bytes: bool,
     pub store: Store,
     /// Where the run notes what its stages have.
@@ -278,6 +280,28 @@ impl Shared {
         lock(&self.source_digests).insert((node, ordinal), digest);
     }
 
+    /// Notes the digests of files that a source has read itself.
+    pub fn note_read(&self, files: Vec<DigestedFile>) -> Result<(), StageError> {
+        let sources = self.job.store.sources();
+        for file in files {
+            let (path, read) = sources.note_read(file)?;
+            // Once more only where the digest could not be noted, or another file is there by now.
+            if sources.digest(&path)? != read {
+                return Err(changed());
+            }
+        }
+        Ok(())
+    }
+
+    /// Where to put what a node makes of a partition.
+    pub fn collected(&self, node: usize, ordinal: u64) -> Collected {
+        let described = &self.job.nodes[node];
+        let recorded = matches!(described.record.get(ordinal as usize), Some(Some(_)));
+        let keep: Vec<bool> = described.kept.iter().map(|kept| *kept && recorded).collect();
+        let held = Held::new(&self.job.in_flight, ordinal, 0);
+        Collected::new(&keep, described.writer.as_ref(), Some(held))
+    }
+
     /// Checks a partition that is complete, and writes it under temporary names if it is to be recorded.
     pub fn write(&self, node: usize, ordinal: u64, collected: Collected) -> Result<(), StageError> {
         let described = &self.job.nodes[node];
@@ -298,9 +322,10 @@ impl Shared {
         let key = crate::plan::decide::key_of(&described.recipe, &inputs);
         let partition = &self.job.partitions[ordinal as usize];
         let mut ports = Vec::new();
-        let made = collected.batches.into_iter().zip(collected.selected);
-        for ((port, kept), (batches, selected)) in described.outputs.iter().zip(&described.kept).zip(made) {
-            if *kept {
+        let made = collected.kept.into_iter().zip(collected.selected);
+        for (port, (kept, selected)) in described.outputs.iter().zip(made) {
+            if let Some(kept) = kept {
+                let (begun, batches) = kept.into_parts();
                 let selection = match (selected, described.streams.first().map(|stream| &stream.feed)) {
                     (Some(ranges), Some(Feed::Artifact(input))) => {
                         let selection = input.select(partition, &ranges, self.job.store.dir());
@@ -314,6 +339,7 @@ impl Shared {
                     name: port.name.clone(),
                     schema: port.schema.clone(),
                     batches: in_row_order(&port.schema, batches)?,
+                    begun,
                     selection,
                 });
             }
@@ -394,6 +420,12 @@ impl Shared {
     pub fn take_committed(&self) -> Vec<(usize, Arc<Record>)> {
         std::mem::take(&mut *lock(&self.committed))
     }
+}
+
+/// Source files were changed while they were read.
+pub(super) fn changed() -> StageError {
+    StageError::failed("its source files changed while they were read")
+        .with_help("wait until they are written, then run again")
 }
 
 /// Rejects of class fault in a record.

@@ -9,6 +9,7 @@ pub(crate) mod collected;
 mod commit;
 pub(crate) mod in_flight;
 pub(crate) mod job;
+pub(crate) mod kept;
 mod source;
 mod stage;
 mod unreadable;

@@ -13,14 +13,15 @@ use timely::dataflow::{Scope, Stream};
 use timely::scheduling::SyncActivator;
 
 use super::batches::{Batches, Routed};
-use super::collected::{Collected, drain};
-use super::job::Shared;
-use super::unreadable::give;
-use crate::kind::{Source, StageError};
+use super::collected::drain;
+use super::job::{Digested, Shared};
+use super::kept::bytes_of;
+use super::unreadable::{SourceFiles, give};
+use crate::kind::{Source, SourcePartition, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::plan::ledger::guarded;
-use crate::store::Artifact;
+use crate::store::{Artifact, DigestedFile};
 
 /// Reads partitions, one per call.
 pub(super) struct Reader {
@@ -29,6 +30,31 @@ pub(super) struct Reader {
     node: usize,
     from: From,
     todo: VecDeque<u64>,
+}
+
+/// The source files of a partition.
+struct ReadFiles<'a> {
+    shared: &'a Shared,
+    described: &'a SourcePartition,
+    read_once: bool,
+}
+
+impl SourceFiles for ReadFiles<'_> {
+    fn read_by_source(&self) -> bool {
+        self.read_once
+    }
+
+    fn digest(&self, afresh: bool) -> Result<Digested, StageError> {
+        self.shared.digest_files(self.described, afresh)
+    }
+
+    fn note_read(&self, files: Vec<DigestedFile>) -> Result<(), StageError> {
+        self.shared.note_read(files)
+    }
+
+    fn leaving(&self) -> bool {
+        self.shared.leaving()
+    }
 }
 
 enum From {
@@ -87,6 +113,7 @@ impl Reader {
                             ordinal,
                             port: 0,
                             batch: batch?,
+                            held: None,
                         });
                     }
                 }
@@ -95,7 +122,7 @@ impl Reader {
                 let job = &self.shared.job;
                 let node = &job.nodes[self.node];
                 let described = node.source_partitions.get(partition).filter(|_| node.writer.is_some());
-                let mut in_hand = BTreeMap::from([(partition.clone(), Collected::new(node.outputs.len()))]);
+                let mut in_hand = BTreeMap::from([(partition.clone(), self.shared.collected(self.node, ordinal))]);
                 let mut out = match described {
                     None => {
                         let mut out = Out::new(partition.clone());
@@ -103,18 +130,23 @@ impl Reader {
                         out
                     }
                     Some(described) => {
-                        let shared = &self.shared;
-                        let digest = |afresh| shared.digest_files(described, afresh);
-                        let (out, digest) = give(body.as_mut(), partition, digest, || shared.leaving())?;
-                        shared.note_source(self.node, ordinal, digest);
+                        let files = ReadFiles {
+                            shared: &self.shared,
+                            described,
+                            // What is not there, or is no file, is for the runtime to look at.
+                            read_once: body.digests(described) && described.files.iter().all(|file| file.is_file()),
+                        };
+                        let (out, digest) = give(body.as_mut(), partition, &files)?;
+                        self.shared.note_source(self.node, ordinal, digest);
                         out
                     }
                 };
-                drain(&mut out, &node.outputs, &node.kept, &mut in_hand, |_, port, batch| {
+                drain(&mut out, &node.outputs, &mut in_hand, |_, port, batch| {
                     send(Routed {
                         ordinal,
                         port: port as u16,
                         batch,
+                        held: None,
                     });
                 })?;
                 if let Some(collected) = in_hand.remove(partition) {
@@ -176,7 +208,7 @@ pub(super) fn build<'scope>(
                 let mut session = output.session(capability);
                 let mut bytes = 0;
                 let give = |routed: Routed| {
-                    bytes += routed.batch.get_array_memory_size() as u64;
+                    bytes += bytes_of(&routed.batch) as u64;
                     session.give(routed);
                 };
                 if let Err(error) = reader.read(ordinal, partition, give) {

@@ -17,7 +17,9 @@ use timely::scheduling::SyncActivator;
 
 use super::batches::{Batches, Routed};
 use super::collected::{Collected, drain};
+use super::in_flight::Held;
 use super::job::{NodeJob, Shared};
+use super::kept::bytes_of;
 use super::work::Work;
 use crate::kind::{Progress, StageError};
 use crate::out::Out;
@@ -103,40 +105,35 @@ impl NodeOperator {
         let shared = Arc::clone(&self.shared);
         let node = &shared.job.nodes[self.node];
         let (hold, not_yet) = (&self.hold, &self.not_yet);
-        drain(
-            &mut out,
-            &node.outputs,
-            &node.kept,
-            &mut self.in_hand,
-            |partition, port, batch| {
-                let Ok(at) = shared.job.partitions.binary_search(partition) else {
-                    return;
-                };
-                let ordinal = at as u64;
-                let routed = Routed {
-                    ordinal,
-                    port: port as u16,
-                    batch,
-                };
-                match not_yet.get(&ordinal) {
-                    Some(hold) => send(&hold.data, routed),
-                    // `drain` lets through what is in hand alone: it is the first of `own` or comes after it.
-                    None => {
-                        if let Some(hold) = hold {
-                            send(&hold.data.delayed(&ordinal), routed);
-                        }
+        drain(&mut out, &node.outputs, &mut self.in_hand, |partition, port, batch| {
+            let Ok(at) = shared.job.partitions.binary_search(partition) else {
+                return;
+            };
+            let ordinal = at as u64;
+            let held = Held::new(&shared.job.in_flight, ordinal, bytes_of(&batch) as u64);
+            let routed = Routed {
+                ordinal,
+                port: port as u16,
+                batch,
+                held: Some(Arc::new(held)),
+            };
+            match not_yet.get(&ordinal) {
+                Some(hold) => send(&hold.data, routed),
+                // `drain` lets through what is in hand alone: it is the first of `own` or comes after it.
+                None => {
+                    if let Some(hold) = hold {
+                        send(&hold.data.delayed(&ordinal), routed);
                     }
                 }
-            },
-        )?;
+            }
+        })?;
         Ok(result)
     }
 
-    fn in_hand(&mut self, partition: &Partition) -> &mut Collected {
-        let ports = self.described().outputs.len();
+    fn in_hand(&mut self, ordinal: u64, partition: &Partition) -> &mut Collected {
         self.in_hand
             .entry(partition.clone())
-            .or_insert_with(|| Collected::new(ports))
+            .or_insert_with(|| self.shared.collected(self.node, ordinal))
     }
 
     fn batch(&mut self, input: usize, ordinal: u64, batch: RecordBatch, send: Send) -> Result<(), StageError> {
@@ -151,7 +148,7 @@ impl NodeOperator {
             .streams
             .first()
             .is_some_and(|stream| stream.position == input);
-        let collected = self.in_hand(&partition);
+        let collected = self.in_hand(ordinal, &partition);
         if first {
             collected.rows_in += rows;
         }
@@ -172,7 +169,7 @@ impl NodeOperator {
                 self.advance();
                 continue;
             }
-            self.in_hand(&partition);
+            self.in_hand(ordinal, &partition);
             let here = |error| (Some(ordinal), error);
             let progress = self
                 .call(&partition, send, |work, out| work.partition_complete(&partition, out))
@@ -282,7 +279,14 @@ impl NodeOperator {
             self.shared.leave();
             return Ok(());
         }
-        for (input, Routed { ordinal, batch, .. }) in batches {
+        for (input, routed) in batches {
+            // Let go of, like the batch, when the body is through.
+            let Routed {
+                ordinal,
+                batch,
+                held: _held,
+                ..
+            } = routed;
             if self.described().active.get(ordinal as usize) == Some(&true) {
                 self.batch(input, ordinal, batch, send)
                     .map_err(|error| (Some(ordinal), error))?;

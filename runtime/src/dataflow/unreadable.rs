@@ -1,12 +1,28 @@
 //! Source files that cannot be read: their partition is refused, and the run goes on.
 
-use super::job::Digested;
+use super::job::{Digested, changed};
 use crate::digest::Digest;
 use crate::kind::{Source, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::plan::ledger::guarded;
 use crate::reject::{RejectClass, UNREADABLE};
+use crate::store::DigestedFile;
+
+/// The files of a partition, as [`give`] needs to know them.
+pub(super) trait SourceFiles {
+    /// Whether the source reads them from beginning to end itself, so that they need not be read before, for their digests.
+    fn read_by_source(&self) -> bool;
+
+    /// Their digest; read again in any case, if they are to be read `afresh`.
+    fn digest(&self, afresh: bool) -> Result<Digested, StageError>;
+
+    /// Takes the digests of files that the source has read itself.
+    fn note_read(&self, files: Vec<DigestedFile>) -> Result<(), StageError>;
+
+    /// The run is being given up.
+    fn leaving(&self) -> bool;
+}
 
 /// What a source gives for a partition, and the digest of the files that it was made of.
 ///
@@ -18,30 +34,37 @@ use crate::reject::{RejectClass, UNREADABLE};
 pub(super) fn give(
     body: &mut dyn Source,
     partition: &Partition,
-    digest: impl Fn(bool) -> Result<Digested, StageError>,
-    leaving: impl Fn() -> bool,
+    files: &impl SourceFiles,
 ) -> Result<(Out, Digest), StageError> {
     let mut afresh = false;
     loop {
-        let before = digest(afresh)?;
+        let before = match files.read_by_source() && !afresh {
+            true => None,
+            false => Some(files.digest(afresh)?),
+        };
         let mut out = Out::new(partition.clone());
-        if let Some(why) = before.unreadable {
+        if let Some(Digested {
+            unreadable: Some(why),
+            digest,
+        }) = before
+        {
             out.reject_partition(UNREADABLE, RejectClass::Fault, why);
-            return Ok((out, before.digest));
+            return Ok((out, digest));
         }
-        let failure = match guarded(|| body.read(partition, &mut out)) {
+        let read = guarded(|| body.read(partition, &mut out));
+        let failure = match read.and_then(|()| files.note_read(std::mem::take(&mut out.digested))) {
             Ok(()) => {
                 // Costs a look at the files' times, and another reading only if they moved.
-                let after = digest(false)?;
-                if after.digest == before.digest {
-                    return Ok((out, before.digest));
+                let after = files.digest(false)?;
+                let is_same = before.as_ref().is_none_or(|before| before.digest == after.digest);
+                if is_same && after.unreadable.is_none() {
+                    return Ok((out, after.digest));
                 }
-                StageError::failed("its source files changed while they were read")
-                    .with_help("wait until they are written, then run again")
+                changed()
             }
             Err(error) => error,
         };
-        if afresh || leaving() {
+        if afresh || files.leaving() {
             return Err(failure);
         }
         // A note of an earlier run says nothing about whether the files can be read now.
@@ -81,27 +104,74 @@ mod tests {
         }
     }
 
+    /// Files of which it is known what each look at them gives.
+    struct Known<F> {
+        digest: F,
+        read_by_source: bool,
+        leaving: bool,
+    }
+
+    impl<F: Fn(bool) -> Digested> SourceFiles for Known<F> {
+        fn read_by_source(&self) -> bool {
+            self.read_by_source
+        }
+
+        fn digest(&self, afresh: bool) -> Result<Digested, StageError> {
+            Ok((self.digest)(afresh))
+        }
+
+        fn note_read(&self, _: Vec<DigestedFile>) -> Result<(), StageError> {
+            Ok(())
+        }
+
+        fn leaving(&self) -> bool {
+            self.leaving
+        }
+    }
+
     /// What comes of it, and how often the files were digested.
-    fn attempt(failures: u32, states: &[Digested]) -> (Result<(Out, Digest), StageError>, usize) {
+    fn attempt(
+        failures: u32,
+        states: &[Digested],
+        read_by_source: bool,
+    ) -> (Result<(Out, Digest), StageError>, usize) {
         let asked = Cell::new(0);
+        let before = usize::from(!read_by_source);
         let digest = |afresh: bool| {
             let at = asked.replace(asked.get() + 1);
-            assert_eq!(afresh, at > 0 && failures > 0 && at == 1, "asked for the {at}th time");
-            Ok(states[at.min(states.len() - 1)].clone())
+            assert_eq!(afresh, failures > 0 && at == before, "asked for the {at}th time");
+            states[at.min(states.len() - 1)].clone()
         };
-        let given = give(&mut Flaky(failures), &Partition::new("p"), digest, || false);
+        let files = Known {
+            digest,
+            read_by_source,
+            leaving: false,
+        };
+        let given = give(&mut Flaky(failures), &Partition::new("p"), &files);
         (given, asked.get())
     }
 
     #[test]
-    fn a_partition_whose_file_cannot_be_read_is_refused_once() {
-        let (given, asked) = attempt(0, &[file("none", true)]);
+    fn files_that_the_source_reads_itself_are_not_read_before() {
+        let (given, asked) = attempt(0, &[file("good", false)], true);
+        assert_eq!((given.unwrap().1, asked), (Digest::of(b"good"), 1));
+        // It failed: whether the file is to blame is looked at then.
+        let (given, _) = attempt(1, &[file("none", true)], true);
         let (out, digest) = given.unwrap();
+        assert_eq!((out.rejects.len(), digest), (1, Digest::of(b"none")));
+        let (given, _) = attempt(1, &[file("good", false)], true);
+        assert_eq!(given.unwrap().0.read.len(), 1);
+    }
+
+    #[test]
+    fn a_partition_whose_file_cannot_be_read_is_refused_once() {
+        let (given, asked) = attempt(0, &[file("none", true)], false);
+        let (mut out, digest) = given.unwrap();
         assert_eq!((asked, digest), (1, Digest::of(b"none")));
         assert_eq!(out.read, [], "the source was not asked");
-        let [(_, reject)] = out.rejects.as_slice() else {
-            panic!("{:?}", out.rejects)
-        };
+        assert_eq!(out.rejects.len(), 1);
+        let (_, rejects) = out.rejects.pop().unwrap();
+        let reject = rejects.sorted().next().unwrap().unwrap();
         assert_eq!(
             (reject.reason.as_str(), reject.class, reject.row),
             (UNREADABLE, RejectClass::Fault, None)
@@ -112,26 +182,30 @@ mod tests {
     #[test]
     fn what_fails_while_it_is_read_is_looked_at_afresh() {
         // Noted as good, and not to be read any more: refused, under the digest of what cannot be read.
-        let (given, _) = attempt(1, &[file("good", false), file("none", true)]);
+        let (given, _) = attempt(1, &[file("good", false), file("none", true)], false);
         let (out, digest) = given.unwrap();
         assert_eq!((out.rejects.len(), out.read.len(), digest), (1, 0, Digest::of(b"none")));
         // A fault that passed: nothing of the first attempt is left.
-        let (given, _) = attempt(1, &[file("good", false)]);
+        let (given, _) = attempt(1, &[file("good", false)], false);
         let (out, digest) = given.unwrap();
         assert_eq!((out.rejects.len(), out.read.len(), digest), (0, 1, Digest::of(b"good")));
         // The files are fine, and the source is not.
-        let (given, _) = attempt(2, &[file("good", false)]);
+        let (given, _) = attempt(2, &[file("good", false)], false);
         assert!(given.err().unwrap().to_string().contains("os error 5"));
     }
 
     #[test]
     fn files_that_change_all_the_time_end_the_run() {
         let asked = Cell::new(0u8);
-        let digest = |_: bool| {
-            asked.set(asked.get() + 1);
-            Ok(file(&asked.get().to_string(), false))
+        let mut files = Known {
+            digest: |_: bool| {
+                asked.set(asked.get() + 1);
+                file(&asked.get().to_string(), false)
+            },
+            read_by_source: false,
+            leaving: false,
         };
-        let given = give(&mut Flaky(0), &Partition::new("p"), digest, || false);
+        let given = give(&mut Flaky(0), &Partition::new("p"), &files);
         assert!(
             given
                 .err()
@@ -142,7 +216,8 @@ mod tests {
         assert_eq!(asked.get(), 4);
         // Nobody waits for files when the run is being given up.
         asked.set(0);
-        assert!(give(&mut Flaky(0), &Partition::new("p"), digest, || true).is_err());
+        files.leaving = true;
+        assert!(give(&mut Flaky(0), &Partition::new("p"), &files).is_err());
         assert_eq!(asked.get(), 2);
     }
 }

@@ -12,7 +12,6 @@ use crate::out::Out;
 use crate::partition::Partition;
 use crate::plan::decisions::Decisions;
 use crate::plan::graph::Part;
-use crate::row_json;
 use crate::store::{Artifact, Ranges};
 
 pub(super) enum Work {
@@ -185,10 +184,11 @@ pub(crate) fn apply(
         }
     }
     if !reasons.is_empty() {
-        let rows = input.read_rows(partition, &refused.0)?;
-        for (position, (reason, class, detail)) in reasons.into_iter().enumerate() {
-            for reject in row_json::rejects(&rows, &[position], reason, class, detail)? {
-                out.reject(reject);
+        let mut reasons = reasons.into_iter();
+        for rows in input.read_rows(partition, &refused.0)? {
+            let rows = rows?;
+            for (position, (reason, class, detail)) in (0..rows.num_rows()).zip(&mut reasons) {
+                out.reject_rows(&rows, &[position], reason, class, detail)?;
             }
         }
     }

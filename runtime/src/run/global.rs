@@ -70,18 +70,8 @@ pub(super) fn run(ledger: &mut Ledger, node: usize, verdicts: Vec<NodeVerdict>, 
         merged: 0,
     };
     let ports = vec![
-        PortRows {
-            name: DECISIONS_PORT.into(),
-            schema,
-            batches: rows,
-            selection: None,
-        },
-        PortRows {
-            name: DIGESTS_PORT.into(),
-            schema: digests_schema(),
-            batches: vec![list],
-            selection: None,
-        },
+        PortRows::new(DECISIONS_PORT, schema, rows),
+        PortRows::new(DIGESTS_PORT, digests_schema(), vec![list]),
     ];
     let recipe = ledger.graph.nodes[node].recipe;
     commit_one(

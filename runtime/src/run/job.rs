@@ -15,6 +15,9 @@ use crate::plan::ledger::Ledger;
 use crate::spec::{LimitAction, RejectLimit};
 use crate::store::SnapshotWriter;
 
+/// Bytes in flight with which a worker is never out of work: more than this would make nothing faster.
+const ENOUGH_FOR_A_WORKER: u64 = 256 << 20;
+
 pub(super) fn region_job(
     ledger: &Ledger,
     partitions: Vec<Partition>,
@@ -25,10 +28,17 @@ pub(super) fn region_job(
 ) -> RegionJob {
     let left = (partitions.len() as u64).saturating_sub(start).max(1);
     let workers = ledger.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
+    let share = available_memory().map(|bytes| bytes / 8);
     // What feeds a log are training steps with their audio, much larger than the rows of a shard.
     let (in_flight, bytes) = match nodes.iter().any(|node| node.is_log) {
-        true => ((2 * workers).max(4), available_memory().map(|bytes| bytes / 8)),
-        false => ((4 * workers).max(16), None),
+        true => ((2 * workers).max(4), share),
+        false => {
+            let enough = ENOUGH_FOR_A_WORKER.saturating_mul(workers as u64);
+            (
+                (4 * workers).max(16),
+                Some(share.map_or(enough, |share| share.min(enough))),
+            )
+        }
     };
     RegionJob {
         partitions,
@@ -36,10 +46,10 @@ pub(super) fn region_job(
         nodes,
         workers,
         threads: (ledger.threads() / workers).max(1),
-        in_flight: InFlight::new(
+        in_flight: Arc::new(InFlight::new(
             ledger.options.in_flight.unwrap_or(in_flight).max(1) as u64,
             ledger.options.in_flight_bytes.or(bytes),
-        ),
+        )),
         as_bytes: ledger.options.as_bytes,
         store: ledger.store.clone(),
         snapshots: snapshots.clone(),

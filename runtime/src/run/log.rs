@@ -112,11 +112,6 @@ fn write_result(ledger: &mut Ledger, log: usize, rows: RecordBatch) -> Result<()
         merged: 0,
     };
     let batches = in_row_order(&port.schema, vec![rows]).map_err(failed)?;
-    let ports = vec![PortRows {
-        name: port.name.clone(),
-        schema: port.schema.clone(),
-        batches,
-        selection: None,
-    }];
+    let ports = vec![PortRows::new(&port.name, port.schema.clone(), batches)];
     commit_one(ledger, log, &Partition::new(RESULT), key, Vec::new(), ports, counts)
 }

@@ -63,7 +63,8 @@ impl Artifact {
         let mut parts = BTreeMap::new();
         for (partition, batches) in partitions {
             let batches = parquet_file::conform(&schema, batches)?;
-            let written = parquet_file::encode(std::io::sink(), &schema, &batches).map_err(StageError::failed)?;
+            let written =
+                parquet_file::encode(std::io::sink(), &schema, batches.clone()).map_err(StageError::failed)?;
             let part = Part {
                 written,
                 data: Data::Memory(batches),
@@ -211,15 +212,20 @@ impl Artifact {
         Ok(Artifact::new(self.inner.schema.clone(), parts))
     }
 
-    /// The rows of one partition at these places, as one batch.
-    pub(crate) fn read_rows(&self, partition: &Partition, ranges: &[RowRange]) -> Result<RecordBatch, StageError> {
-        let whole = || -> Result<RecordBatch, StageError> {
+    /// The rows of one partition at these places, batch by batch.
+    pub(crate) fn read_rows(&self, partition: &Partition, ranges: &[RowRange]) -> Result<Batches, StageError> {
+        let schema = self.inner.schema.clone();
+        let whole = || -> Result<Batches, StageError> {
             let all = self.read_whole(partition, None)?;
             let slices: Vec<RecordBatch> = ranges
                 .iter()
                 .map(|&(start, length)| all.slice(start as usize, length as usize))
                 .collect();
-            Ok(concat_batches(&self.inner.schema, &slices)?)
+            let rows = concat_batches(&self.inner.schema, &slices)?;
+            Ok(Batches {
+                schema: self.inner.schema.clone(),
+                source: Source::Memory(vec![rows].into_iter()),
+            })
         };
         let Some(Part {
             written,
@@ -231,9 +237,11 @@ impl Artifact {
         let Some(selection) = self.select(partition, ranges, Path::new("")) else {
             return whole();
         };
-        let rows = parquet_file::open(path, written.bytes, &self.inner.schema, None, Some(&selection))?;
-        let batches: Vec<RecordBatch> = rows.collect::<Result<_, _>>()?;
-        Ok(concat_batches(&self.inner.schema, &batches)?)
+        let rows = parquet_file::open(path, written.bytes, &schema, None, Some(&selection))?;
+        Ok(Batches {
+            schema,
+            source: Source::File(Box::new(rows)),
+        })
     }
 
     /// Reads one partition as one batch.

@@ -53,11 +53,12 @@ impl Store {
             }
             let rows = filter_record_batch(&batch, &matching)?;
             let all: Vec<usize> = (0..rows.num_rows()).collect();
-            let shown = row_json::rejects(&rows, &all, "", RejectClass::Rule, "")?;
-            found.extend(shown.into_iter().map(|row| FoundRow {
-                row: row.row,
-                values: row.values,
-            }));
+            row_json::rejects(&rows, &all, "", RejectClass::Rule, "", |row| {
+                found.push(FoundRow {
+                    row: row.row,
+                    values: row.values,
+                });
+            })?;
         }
         Ok(found)
     }

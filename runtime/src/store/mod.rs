@@ -20,10 +20,12 @@
 
 mod artifact;
 mod atomic;
+mod begun_file;
 mod collect;
 #[cfg(test)]
 mod crash;
 mod decide;
+mod digested_file;
 mod error;
 mod export;
 mod find;
@@ -44,13 +46,16 @@ mod writer;
 
 pub use artifact::{Artifact, Batches};
 pub use atomic::write_atomically;
+pub(crate) use begun_file::BegunFile;
 pub use collect::Collected;
+pub use digested_file::DigestedFile;
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStanding};
 pub use find::FoundRow;
 pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub use lock::Lock;
 pub(crate) use lock::host_name;
+pub(crate) use parquet_file::ROW_GROUP;
 pub(crate) use record::Ranges;
 pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
 pub use rejects::{RejectSet, add_up};

@@ -24,7 +24,7 @@ use crate::digest::Digest;
 use crate::kind::{ROW, StageError};
 
 /// Rows of a row group. Part of the format: another number gives other bytes.
-const ROW_GROUP: usize = 65_536;
+pub(crate) const ROW_GROUP: usize = 65_536;
 
 /// Rows of a batch when reading.
 const READ_ROWS: usize = 8_192;
@@ -114,48 +114,97 @@ impl<W: Write> Write for Hashing<W> {
     }
 }
 
-/// Writes rows as parquet. The batches must have the columns of `schema`; how the rows are cut into batches
-/// changes nothing in the file.
+/// Writes rows as parquet, a row group whenever there are enough of them. How the rows are cut into batches changes
+/// nothing in the file.
+pub(crate) struct Encoder<W: Write + Send> {
+    schema: SchemaRef,
+    /// Pages end where a batch ends, so the writer must see the same batches whatever came in.
+    coalescer: BatchCoalescer,
+    /// None until the first row group: its rows say how columns are written.
+    writer: Option<ArrowWriter<BufWriter<Hashing<W>>>>,
+    sink: Option<W>,
+    rows: u64,
+}
+
+impl<W: Write + Send> Encoder<W> {
+    pub fn new(sink: W, schema: &SchemaRef) -> Self {
+        Encoder {
+            schema: schema.clone(),
+            coalescer: BatchCoalescer::new(schema.clone(), ROW_GROUP),
+            writer: None,
+            sink: Some(sink),
+            rows: 0,
+        }
+    }
+
+    /// Takes rows with the columns of the schema. True: all that were taken before this batch are written.
+    pub fn push(&mut self, batch: RecordBatch) -> Result<bool, ParquetError> {
+        self.rows += batch.num_rows() as u64;
+        self.coalescer.push_batch(batch)?;
+        let mut wrote = false;
+        while let Some(group) = self.coalescer.next_completed_batch() {
+            self.write(&group)?;
+            wrote = true;
+        }
+        Ok(wrote)
+    }
+
+    fn write(&mut self, group: &RecordBatch) -> Result<(), ParquetError> {
+        self.begun(Some(group))?.write(group)
+    }
+
+    fn begun(&mut self, first: Option<&RecordBatch>) -> Result<&mut ArrowWriter<BufWriter<Hashing<W>>>, ParquetError> {
+        if let Some(inner) = self.sink.take() {
+            let hashing = Hashing {
+                inner,
+                hasher: blake3::Hasher::new(),
+                bytes: 0,
+            };
+            let buffered = BufWriter::with_capacity(PIECE, hashing);
+            let properties = properties(&self.schema, first);
+            self.writer = Some(ArrowWriter::try_new(buffered, self.schema.clone(), Some(properties))?);
+        }
+        let failed = || ParquetError::General("the file could not be begun".into());
+        self.writer.as_mut().ok_or_else(failed)
+    }
+
+    /// Writes what is left, and the end of the file.
+    pub fn finish(mut self) -> Result<Written, ParquetError> {
+        self.coalescer.finish_buffered_batch()?;
+        while let Some(group) = self.coalescer.next_completed_batch() {
+            self.write(&group)?;
+        }
+        self.begun(None)?;
+        let failed = || ParquetError::General("the file could not be begun".into());
+        let writer = self.writer.ok_or_else(failed)?;
+        let hashing = writer.into_inner()?.into_inner().map_err(|error| error.into_error())?;
+        Ok(Written {
+            digest: Digest::from_bytes(*hashing.hasher.finalize().as_bytes()),
+            rows: self.rows,
+            bytes: hashing.bytes,
+        })
+    }
+}
+
+/// Writes rows as parquet, each batch let go as soon as it is written. The batches must have the columns of `schema`.
 pub(crate) fn encode<W: Write + Send>(
     sink: W,
     schema: &SchemaRef,
-    batches: &[RecordBatch],
+    batches: Vec<RecordBatch>,
 ) -> Result<Written, ParquetError> {
-    let hashing = Hashing {
-        inner: sink,
-        hasher: blake3::Hasher::new(),
-        bytes: 0,
-    };
-    let mut rows = 0;
-    // Pages end where a batch ends, so the writer must see the same batches whatever came in.
-    let mut pieces: Vec<RecordBatch> = Vec::new();
-    if let [only] = batches {
-        rows = only.num_rows() as u64;
+    let mut encoder = Encoder::new(sink, schema);
+    if let [only] = batches.as_slice() {
+        // Cut without a copy.
+        encoder.rows = only.num_rows() as u64;
         for start in (0..only.num_rows()).step_by(ROW_GROUP) {
-            pieces.push(only.slice(start, ROW_GROUP.min(only.num_rows() - start)));
+            encoder.write(&only.slice(start, ROW_GROUP.min(only.num_rows() - start)))?;
         }
     } else {
-        let mut coalescer = BatchCoalescer::new(schema.clone(), ROW_GROUP);
         for batch in batches {
-            rows += batch.num_rows() as u64;
-            coalescer.push_batch(batch.clone())?;
-            pieces.extend(std::iter::from_fn(|| coalescer.next_completed_batch()));
+            encoder.push(batch)?;
         }
-        coalescer.finish_buffered_batch()?;
-        pieces.extend(std::iter::from_fn(|| coalescer.next_completed_batch()));
     }
-    let properties = properties(schema, pieces.first());
-    let buffered = BufWriter::with_capacity(PIECE, hashing);
-    let mut writer = ArrowWriter::try_new(buffered, schema.clone(), Some(properties))?;
-    for piece in &pieces {
-        writer.write(piece)?;
-    }
-    let hashing = writer.into_inner()?.into_inner().map_err(|error| error.into_error())?;
-    Ok(Written {
-        digest: Digest::from_bytes(*hashing.hasher.finalize().as_bytes()),
-        rows,
-        bytes: hashing.bytes,
-    })
+    encoder.finish()
 }
 
 /// Gives batches the schema that was declared: metadata and "may be null" are those of the declaration,
@@ -191,7 +240,7 @@ pub(crate) fn write(
     files: &Files,
     folder: &Path,
     schema: &SchemaRef,
-    batches: &[RecordBatch],
+    batches: Vec<RecordBatch>,
 ) -> Result<(PathBuf, Written), StoreError> {
     let (temporary, file) = files.create_temporary(folder)?;
     match encode(file, schema, batches) {

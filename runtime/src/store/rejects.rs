@@ -12,6 +12,7 @@ use crate::digest::Digest;
 use crate::event::ReasonCount;
 use crate::kind::StageError;
 use crate::partition::Partition;
+use crate::reject::packed::PackedRejects;
 use crate::reject::{Reject, RejectClass};
 
 /// Columns of a file of rejects.
@@ -25,20 +26,6 @@ pub(crate) static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
         Field::new("values", DataType::Utf8, false),
     ]))
 });
-
-/// Puts rejects into the one order that does not depend on how a run went: by row (a refused partition
-/// first), then by what they say.
-pub(crate) fn sort(rejects: &mut [Reject]) {
-    rejects.sort_by(|a, b| {
-        let key = |r: &Reject| (r.row, r.class);
-        key(a)
-            .cmp(&key(b))
-            .then_with(|| a.segment_id.cmp(&b.segment_id))
-            .then_with(|| a.reason.cmp(&b.reason))
-            .then_with(|| a.detail.cmp(&b.detail))
-            .then_with(|| a.values.cmp(&b.values))
-    });
-}
 
 /// How many rejects there are for each reason.
 pub(crate) fn count(rejects: &[Reject]) -> Vec<ReasonCount> {
@@ -56,10 +43,20 @@ pub(crate) fn count(rejects: &[Reject]) -> Vec<ReasonCount> {
         .collect()
 }
 
-/// Rejects as batches with the columns of [`SCHEMA`], short enough for any text to fit.
-pub(crate) fn to_batches(rejects: &[Reject]) -> Result<Vec<RecordBatch>, arrow::error::ArrowError> {
-    rejects.chunks(4_096).map(to_batch).collect()
+/// Rejects in their order, as batches with the columns of [`SCHEMA`].
+pub(crate) fn in_order(rejects: PackedRejects) -> impl Iterator<Item = Result<RecordBatch, StageError>> {
+    let mut rejects = rejects.sorted();
+    std::iter::from_fn(move || {
+        let some: Result<Vec<Reject>, StageError> = rejects.by_ref().take(BATCH).collect();
+        match some {
+            Ok(some) if some.is_empty() => None,
+            some => Some(some.and_then(|some| Ok(to_batch(&some)?))),
+        }
+    })
 }
+
+/// Rejects of a batch, few enough for any text to fit.
+const BATCH: usize = 4_096;
 
 fn to_batch(rejects: &[Reject]) -> Result<RecordBatch, arrow::error::ArrowError> {
     let text =
@@ -157,7 +154,7 @@ impl RejectSet {
             stages[at].1.entry(partition).or_default().push(reject);
         }
         let part = |(partition, mut rejects): (Partition, Vec<Reject>)| {
-            sort(&mut rejects);
+            rejects.sort_by(Reject::compare);
             let texts = rejects.iter().map(|reject| format!("{reject:?}"));
             let digest = Digest::of_parts(texts);
             RejectPart {
@@ -180,15 +177,16 @@ impl RejectSet {
 
     /// All rejects with their stage and partition.
     pub fn iter(&self) -> impl Iterator<Item = Result<(Arc<str>, Partition, Reject), StageError>> + '_ {
-        self.stages.iter().flat_map(|stage| {
-            stage.parts.iter().flat_map(move |part| {
-                let (rejects, failed) = match part.read() {
-                    Ok(rejects) => (rejects, None),
-                    Err(error) => (Vec::new(), Some(Err(error))),
-                };
-                let named = move |reject| Ok((stage.stage.clone(), part.partition.clone(), reject));
-                failed.into_iter().chain(rejects.into_iter().map(named))
-            })
+        self.batches().flat_map(|batch| {
+            let rejects = batch.and_then(|(stage, partition, batch)| Ok((stage, partition, from_batch(&batch)?)));
+            let (named, failed) = match rejects {
+                Ok((stage, partition, rejects)) => {
+                    let name = move |reject| Ok((stage.clone(), partition.clone(), reject));
+                    (Some(rejects.into_iter().map(name)), None)
+                }
+                Err(error) => (None, Some(Err(error))),
+            };
+            failed.into_iter().chain(named.into_iter().flatten())
         })
     }
 
@@ -198,11 +196,11 @@ impl RejectSet {
         self.stages.iter().flat_map(|stage| {
             stage.parts.iter().flat_map(move |part| {
                 let (batches, failed) = match part.batches() {
-                    Ok(batches) => (batches, None),
-                    Err(error) => (Vec::new(), Some(Err(error))),
+                    Ok(batches) => (Some(batches), None),
+                    Err(error) => (None, Some(Err(error))),
                 };
-                let named = move |batch| Ok((stage.stage.clone(), part.partition.clone(), batch));
-                failed.into_iter().chain(batches.into_iter().map(named))
+                let named = move |batch| Ok((stage.stage.clone(), part.partition.clone(), batch?));
+                failed.into_iter().chain(batches.into_iter().flatten().map(named))
             })
         })
     }
@@ -262,25 +260,18 @@ pub fn add_up<'a>(counts: impl IntoIterator<Item = &'a ReasonCount>) -> Vec<Reas
 }
 
 impl RejectPart {
-    fn read(&self) -> Result<Vec<Reject>, StageError> {
+    fn batches(&self) -> Result<Box<dyn Iterator<Item = Result<RecordBatch, StageError>>>, StageError> {
         match &self.data {
-            RejectData::Memory(rejects) => Ok(rejects.clone()),
-            RejectData::File { .. } => {
-                let batches = self.batches()?;
-                let rejects: Vec<_> = batches.iter().map(from_batch).collect::<Result<_, _>>()?;
-                Ok(rejects.into_iter().flatten().collect())
+            RejectData::Memory(rejects) => {
+                let batches: Vec<_> = rejects.chunks(BATCH).map(|some| Ok(to_batch(some)?)).collect();
+                Ok(Box::new(batches.into_iter()))
             }
-        }
-    }
-
-    fn batches(&self) -> Result<Vec<RecordBatch>, StageError> {
-        match &self.data {
-            RejectData::Memory(rejects) => Ok(to_batches(rejects)?),
             RejectData::File { path, bytes } => {
-                let batches: Vec<RecordBatch> =
-                    parquet_file::open(path, *bytes, &SCHEMA, None, None)?.collect::<Result<_, _>>()?;
-                batches.iter().try_for_each(known_classes)?;
-                Ok(batches)
+                let batches = parquet_file::open(path, *bytes, &SCHEMA, None, None)?;
+                Ok(Box::new(batches.map(|batch| {
+                    let batch = batch?;
+                    known_classes(&batch).map(|()| batch)
+                })))
             }
         }
     }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::atomic::{self, Files};
+use super::digested_file::DigestedFile;
 use super::read_back;
 use super::removed;
 use crate::digest::Digest;
@@ -238,28 +239,10 @@ impl SourceDigests {
                 Err(e) => return Err(StoreError::io("read", path, e)),
             };
             let Some(after) = look(path)? else { continue };
-            let mut note = Note::of(&after, digest);
-            if !note.fits(&before) {
+            if !Note::of(&after, digest).fits(&before) {
                 continue;
             }
-            if let Some(name) = name_of(path) {
-                let now = SystemTime::now();
-                let mut notes = self.notes();
-                let known = notes.get(&name).copied();
-                if !is_settled(&before, known.as_ref(), began) {
-                    let earlier = known.filter(|known| known.fits(&after)).and_then(|known| known.seen);
-                    let seconds = now
-                        .duration_since(SystemTime::UNIX_EPOCH)
-                        .map_or(0, |now| now.as_secs() + 1);
-                    note.seen = Some(earlier.unwrap_or(seconds));
-                }
-                if known != Some(note) {
-                    notes.insert(name.clone(), note);
-                    drop(notes);
-                    self.fresh().push((name, note));
-                    self.shared.changed.store(true, Ordering::Release);
-                }
-            }
+            self.note(path, &before, began, digest);
             return Ok(digest);
         }
         let changing = io::Error::other("it changes while it is read; wait until it is written");
@@ -316,6 +299,35 @@ impl SourceDigests {
         });
         all.sort_by_key(|(at, _)| *at);
         all.into_iter().map(|(_, digest)| digest).collect()
+    }
+
+    /// Ends the reading of a file by somebody else, and notes the digest that came of it, which is given with the path.
+    ///
+    /// # Errors
+    /// If the rest of the file cannot be read, or it was changed since it was opened.
+    pub fn note_read(&self, file: DigestedFile) -> Result<(PathBuf, Digest), StoreError> {
+        let (path, metadata, opened, digest) = file.finish()?;
+        self.note(&path, &metadata, opened, digest);
+        Ok((path, digest))
+    }
+
+    /// Notes the digest of a file that was as `metadata` says when reading it began, and that was not changed since.
+    fn note(&self, path: &Path, metadata: &Metadata, began: SystemTime, digest: Digest) {
+        let Some(name) = name_of(path) else { return };
+        let mut note = Note::of(metadata, digest);
+        let mut notes = self.notes();
+        let known = notes.get(&name).copied();
+        if !is_settled(metadata, known.as_ref(), began) {
+            let earlier = known.filter(|known| known.fits(metadata)).and_then(|known| known.seen);
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            note.seen = Some(earlier.unwrap_or(now.map_or(0, |now| now.as_secs() + 1)));
+        }
+        if known != Some(note) {
+            notes.insert(name.clone(), note);
+            drop(notes);
+            self.fresh().push((name, note));
+            self.shared.changed.store(true, Ordering::Release);
+        }
     }
 
     fn noted(&self, path: &Path, metadata: &Metadata) -> Option<Digest> {

@@ -77,12 +77,7 @@ fn key(n: u64) -> Digest {
 }
 
 fn port(name: &str, batches: Vec<RecordBatch>) -> PortRows {
-    PortRows {
-        name: name.into(),
-        schema: schema(),
-        batches,
-        selection: None,
-    }
+    PortRows::new(name, schema(), batches)
 }
 
 fn run(dir: &Path) -> Store {
@@ -278,8 +273,8 @@ proptest! {
         ends.sort_unstable();
         let pieces: Vec<RecordBatch> = ends.windows(2).map(|w| batch.slice(w[0], w[1] - w[0])).collect();
         let (mut whole, mut cut) = (Vec::new(), Vec::new());
-        let one = parquet_file::encode(&mut whole, &schema(), &[batch]).unwrap();
-        let many = parquet_file::encode(&mut cut, &schema(), &pieces).unwrap();
+        let one = parquet_file::encode(&mut whole, &schema(), vec![batch]).unwrap();
+        let many = parquet_file::encode(&mut cut, &schema(), pieces).unwrap();
         prop_assert_eq!(one, many);
         prop_assert!(whole == cut);
         prop_assert_eq!(one.digest, Digest::of(&whole));
@@ -294,12 +289,7 @@ fn rows_that_do_not_fit_their_port_are_refused() {
     let writer = writer(&store);
     let other = Arc::new(Schema::new(vec![Field::new("_row", DataType::UInt32, false)]));
     let counts = Counts::default();
-    let wrong = PortRows {
-        name: "rows".into(),
-        schema: other,
-        batches: vec![rows(1, 2)],
-        selection: None,
-    };
+    let wrong = PortRows::new("rows", other, vec![rows(1, 2)]);
     let error = writer
         .write_partition(&"p".into(), key(1), vec![], vec![wrong], vec![], counts)
         .err()
@@ -322,12 +312,7 @@ fn rows_that_do_not_fit_their_port_are_refused() {
     let strict = Arc::new(Schema::new(vec![Field::new("_row", DataType::UInt32, false)]));
     for (values, fits) in [(vec![Some(1)], true), (vec![None], false)] {
         let batch = RecordBatch::try_new(Arc::new(loose.clone()), vec![Arc::new(UInt32Array::from(values))]).unwrap();
-        let rows = PortRows {
-            name: "rows".into(),
-            schema: strict.clone(),
-            batches: vec![batch],
-            selection: None,
-        };
+        let rows = PortRows::new("rows", strict.clone(), vec![batch]);
         assert_eq!(
             writer
                 .write_partition(&"p".into(), key(1), vec![], vec![rows], vec![], counts)

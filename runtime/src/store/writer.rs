@@ -10,6 +10,7 @@ use arrow::datatypes::SchemaRef;
 
 use super::StoreError;
 use super::atomic::{self, Files};
+use super::begun_file::BegunFile;
 use super::decide;
 use super::kill::{self, Point};
 use super::read_back;
@@ -19,7 +20,7 @@ use super::record::{
 use super::{parquet_file, rejects};
 use crate::digest::Digest;
 use crate::partition::Partition;
-use crate::reject::Reject;
+use crate::reject::packed::PackedRejects;
 
 /// So many groups may stay beside an index, if they hold at most this part of all records.
 const LEFT_GROUPS: usize = 16;
@@ -27,11 +28,25 @@ const LEFT_SHARE: usize = 16;
 
 /// The rows of one port of one partition, to be stored: batches in the order of `_row`.
 pub struct PortRows {
-    pub name: String,
-    pub schema: SchemaRef,
-    pub batches: Vec<RecordBatch>,
+    pub(crate) name: String,
+    pub(crate) schema: SchemaRef,
+    pub(crate) batches: Vec<RecordBatch>,
+    /// Where all rows are written already. `batches` are then empty.
+    pub(crate) begun: Option<BegunFile>,
     /// Where the rows are rows of a partition that stands already: which. `batches` are then empty.
-    pub selection: Option<Selection>,
+    pub(crate) selection: Option<Selection>,
+}
+
+impl PortRows {
+    pub fn new(name: impl Into<String>, schema: SchemaRef, batches: Vec<RecordBatch>) -> Self {
+        PortRows {
+            name: name.into(),
+            schema,
+            batches,
+            begun: None,
+            selection: None,
+        }
+    }
 }
 
 /// Writes the partitions of one recipe. Cheap to clone and shared by the workers: all clones, and all that
@@ -138,6 +153,11 @@ impl ArtifactWriter {
         &self.shared.recipe
     }
 
+    /// Begins a data file, to be handed to [`ArtifactWriter::write_partition`].
+    pub(crate) fn begin(&self, schema: &SchemaRef) -> Result<BegunFile, StoreError> {
+        BegunFile::create(&self.shared.files, &data_folder(&self.shared.folder), schema)
+    }
+
     /// Writes the data of one partition under temporary names: on the caller's thread, at the same time as
     /// others. `rejects` may come in any order. `inputs` are kept to tell later which input changed.
     ///
@@ -149,7 +169,7 @@ impl ArtifactWriter {
         key: Digest,
         inputs: Vec<Digest>,
         ports: Vec<PortRows>,
-        mut rejects: Vec<Reject>,
+        rejects: impl Into<PackedRejects>,
         counts: Counts,
     ) -> Result<Pending, StoreError> {
         let data = data_folder(&self.shared.folder);
@@ -159,19 +179,19 @@ impl ArtifactWriter {
             moves: Vec::new(),
             files: files.clone(),
         };
-        let mut write = |port: &str, schema: &SchemaRef, batches: &[RecordBatch]| {
-            let (temporary, written) = parquet_file::write(files, &data, schema, batches)?;
+        let mut written = |port: &str, (temporary, written): (PathBuf, parquet_file::Written)| {
             pending
                 .moves
                 .push((temporary, data.join(data_file(&key, port, &written.digest))));
             kill::pass(Point::DataWritten);
-            Ok::<_, StoreError>(written)
+            written
         };
         let mut port_records = BTreeMap::new();
         for PortRows {
             name,
             schema,
             batches,
+            begun,
             selection,
         } in ports
         {
@@ -189,8 +209,14 @@ impl ArtifactWriter {
                     selection: Some(Arc::new(selection)),
                 },
                 None => {
-                    let batches = parquet_file::conform(&schema, batches).map_err(|e| misfit(e.to_string()))?;
-                    let written = write(&name, &schema, &batches)?;
+                    let file = match begun {
+                        Some(begun) => begun.finish()?,
+                        None => {
+                            let batches = parquet_file::conform(&schema, batches).map_err(|e| misfit(e.to_string()))?;
+                            parquet_file::write(files, &data, &schema, batches)?
+                        }
+                    };
+                    let written = written(&name, file);
                     PortRecord {
                         digest: written.digest,
                         rows: written.rows,
@@ -204,19 +230,24 @@ impl ArtifactWriter {
             }
         }
         let mut reject_record = RejectRecord::none();
+        let rejects: PackedRejects = rejects.into();
         if !rejects.is_empty() {
-            rejects::sort(&mut rejects);
-            let batches = rejects::to_batches(&rejects).map_err(|e| StoreError::Rows {
+            let by_reason = rejects.by_reason();
+            let misfit = |error: &dyn std::fmt::Display| StoreError::Rows {
                 port: REJECTS.to_string(),
                 partition: partition.to_string(),
-                detail: e.to_string(),
-            })?;
-            let written = write(REJECTS, &rejects::SCHEMA, &batches)?;
+                detail: error.to_string(),
+            };
+            let mut file = BegunFile::create(files, &data, &rejects::SCHEMA)?;
+            for batch in rejects::in_order(rejects) {
+                file.push(batch.map_err(|error| misfit(&error))?)?;
+            }
+            let written = written(REJECTS, file.finish()?);
             reject_record = RejectRecord {
                 digest: written.digest,
                 rows: written.rows,
                 bytes: written.bytes,
-                by_reason: rejects::count(&rejects),
+                by_reason,
             };
         }
         pending.record = Some(Record {

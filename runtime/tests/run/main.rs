@@ -1,5 +1,6 @@
 //! Whole runs of toy pipelines: results, reuse, failure, logs.
 
+mod digested;
 mod failures;
 mod globals;
 mod killed;

@@ -12,6 +12,7 @@ use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, UInt
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type};
 use flow_runtime::registry::{AnyKind, kind};
+use flow_runtime::store::DigestedFile;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Fate, Global, Input, Kind, Log, Operator, Out, Partition,
     Port, Progress, Reads, RejectClass, RejectSet, Role, Shape, Source, SourcePartition, StageError, Standing,
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub fn kinds() -> Vec<Box<dyn AnyKind>> {
     vec![
         kind::<Count>(),
+        kind::<Once>(),
         kind::<Double>(),
         kind::<Join>(),
         kind::<Dedup>(),
@@ -575,6 +577,101 @@ impl Export for WriteBody {
             ));
         }
         fs::write(set.file("rejects.txt")?, text).map_err(StageError::failed)?;
+        Ok(())
+    }
+}
+
+// --- a source that digests what it reads -------------------------------------------------------------------
+
+pub struct Once;
+
+/// Reads files as [`Count`] does, and digests them itself. Numbers are written in their place when they are read.
+#[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OnceSettings {
+    /// The folder.
+    folder: PathBuf,
+    /// Lets the runtime digest the files.
+    #[serde(default)]
+    leave: bool,
+    /// What is written into each file before it is opened, and with how old a time.
+    #[serde(default)]
+    before: Option<String>,
+    /// And when half of it was read.
+    #[serde(default)]
+    between: Option<String>,
+}
+
+struct OnceBody(OnceSettings);
+
+impl Kind for Once {
+    const NAME: &'static str = "toy.once";
+    const VERSION: u32 = 1;
+    type Settings = OnceSettings;
+
+    fn shape(_: &OnceSettings, _: &[Input]) -> Result<Shape, StageError> {
+        Ok(Shape::source(vec![port("rows")]))
+    }
+
+    fn open(settings: &OnceSettings, _: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(OnceBody(settings.clone()))))
+    }
+
+    fn identity(_: &OnceSettings) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}
+
+/// Writes a file that looks as if it were a hundred seconds old.
+pub fn write_aged(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    let then = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(then).unwrap();
+}
+
+impl Source for OnceBody {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let mut files: Vec<PathBuf> = fs::read_dir(&self.0.folder)
+            .map_err(StageError::failed)?
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        files.sort();
+        let partition = |path: PathBuf| SourcePartition {
+            name: path.file_stem().unwrap().to_string_lossy().into_owned().into(),
+            files: vec![path],
+            extra: String::new(),
+        };
+        Ok(files.into_iter().map(partition).collect())
+    }
+
+    fn digests(&self, _: &SourcePartition) -> bool {
+        !self.0.leave
+    }
+
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let path = self.0.folder.join(format!("{partition}.txt"));
+        if let Some(text) = &self.0.before {
+            write_aged(&path, text);
+        }
+        let mut file = DigestedFile::open(&path).map_err(StageError::failed)?;
+        let length = file.length() as usize;
+        let mut bytes = file.read(0, length / 2).map_err(StageError::failed)?;
+        if let Some(text) = &self.0.between {
+            fs::write(&path, text).map_err(StageError::failed)?;
+        }
+        bytes.extend(
+            file.read(length as u64 / 2, length - length / 2)
+                .map_err(StageError::failed)?,
+        );
+        let value = String::from_utf8_lossy(&bytes)
+            .trim()
+            .parse()
+            .map_err(StageError::failed)?;
+        out.send(0, rows(&[0], &[value]));
+        if !self.0.leave {
+            out.digested(file);
+        }
         Ok(())
     }
 }

@@ -76,7 +76,7 @@ fn main() {
         .expect("threads");
 
     let ours = best("probe", || {
-        let shard = examine::tar_of(&path, &[Format::Flac], &pool, &|| false)
+        let (shard, _) = examine::tar_of(&path, &[Format::Flac], &pool, &|| false)
             .expect("a tar")
             .expect("to its end");
         assert!(shard.recordings.iter().all(|recording| recording.status == "ok"));

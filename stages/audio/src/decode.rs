@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::error::AudioError;
+use crate::part::mixed;
 use crate::recording;
 use crate::resample::resample;
 
@@ -27,10 +28,7 @@ pub fn decode(bytes: &[u8], max_seconds: f64) -> Result<Vec<f32>, AudioError> {
             limit_seconds: max_seconds,
         });
     }
-    const FULL_SCALE: f64 = 2_147_483_648.0;
-    let scale = 1.0 / (FULL_SCALE * channels as f64);
-    let mean = |frame: &[i32]| (frame.iter().map(|&sample| f64::from(sample)).sum::<f64>() * scale) as f32;
-    let mono = samples.interleaved.chunks_exact(channels).map(mean).collect();
+    let mono = mixed(&samples.interleaved, channels).collect();
     resample(mono, rate, SAMPLE_RATE)
 }
 

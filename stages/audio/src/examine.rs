@@ -1,13 +1,15 @@
 //! Looks at all recordings of a shard: in its tar, or as files in its folder.
 
-use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use flow_runtime::store::DigestedFile;
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
-use crate::decode::{MAX_RECORDING_BYTES, read_file, read_open_range};
+use crate::decode::{MAX_RECORDING_BYTES, read_file};
 use crate::error::AudioError;
 use crate::flac::{Status, Verdict};
 use crate::format::Format;
@@ -43,65 +45,103 @@ pub struct ExaminedShard {
     pub members: u64,
 }
 
-/// Decodes every recording of a tar that is of one of `formats` once, on the threads of `pool`. `stop` is asked before each recording; once
-/// true, the rest is left out and `None` given.
+/// Decodes every recording of a tar that is of one of `formats` once, on the threads of `pool`. The tar is read from its
+/// beginning to the last recording, and given back so that its digest needs no other reading; none where there is no
+/// tar. `stop` is asked before each recording; once true, the rest is left out and `None` given.
 pub fn tar_of(
     path: &Path,
     formats: &[Format],
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
-) -> Result<Option<ExaminedShard>, AudioError> {
+) -> Result<Option<(ExaminedShard, Option<DigestedFile>)>, AudioError> {
     let failed = |source| AudioError::Read {
         path: path.to_owned(),
         source,
     };
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Some(missing("no tar"))),
-        Err(error) => return Err(failed(error)),
-    };
-    let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Ok(Some(missing("what has the name of the tar is no file")));
+    match std::fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => {
+            return Ok(Some((missing("what has the name of the tar is no file"), None)));
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Some((missing("no tar"), None))),
+        _ => {}
     }
-    let listing = tar::list(&mut BufReader::with_capacity(512, &file), metadata.len()).map_err(failed)?;
-    let look = |member: &&tar::Member| {
-        let (status, detail, verdict) = match member.kind {
-            MemberKind::Other => (
-                "not_regular_file",
-                "a link, folder, device or sparse file".to_owned(),
-                None,
-            ),
-            MemberKind::Regular if member.truncated => ("tar_truncated", "the tar ends within it".to_owned(), None),
-            MemberKind::Regular => judge(member.size, formats, || {
-                read_open_range(&file, path, member.offset, member.size)
-            })?,
+    let file = DigestedFile::open(path).map_err(failed)?;
+    let mut headers = BufReader::with_capacity(512, file.file());
+    let listing = tar::list(&mut headers, file.length()).map_err(failed)?;
+    let members = listing.last_of_each_name();
+    let tar = Mutex::new((file, members.iter().enumerate()));
+    // The next recording in the order of the tar, with its bytes. While one thread reads, the others decode.
+    let next = || -> Result<Option<(usize, &tar::Member, Vec<u8>)>, AudioError> {
+        let mut tar = tar.lock().unwrap_or_else(PoisonError::into_inner);
+        let (file, members) = &mut *tar;
+        let Some((place, member)) = members.next() else {
+            return Ok(None);
         };
-        Ok(Examined {
-            name: member.name.clone(),
-            status,
-            detail,
-            offset: member.offset,
-            size: member.size,
-            verdict,
-        })
+        let decodable = member.kind == MemberKind::Regular && !member.truncated && member.size <= MAX_RECORDING_BYTES;
+        let bytes = match decodable {
+            true => file.read(member.offset, member.size as usize).map_err(failed)?,
+            false => Vec::new(),
+        };
+        Ok(Some((place, member, bytes)))
     };
-    let Some(recordings) = each(pool, stop, &listing.last_of_each_name(), look)? else {
+    let stopped = AtomicBool::new(false);
+    let work = || -> Result<Vec<(usize, Examined)>, AudioError> {
+        let mut done = Vec::new();
+        loop {
+            if stop() {
+                stopped.store(true, Ordering::Release);
+                return Ok(done);
+            }
+            let Some((place, member, bytes)) = next()? else {
+                return Ok(done);
+            };
+            let (status, detail, verdict) = match member.kind {
+                MemberKind::Other => (
+                    "not_regular_file",
+                    "a link, folder, device or sparse file".to_owned(),
+                    None,
+                ),
+                MemberKind::Regular if member.truncated => ("tar_truncated", "the tar ends within it".to_owned(), None),
+                MemberKind::Regular => judge(member.size, formats, || Ok(bytes))?,
+            };
+            done.push((
+                place,
+                Examined {
+                    name: member.name.clone(),
+                    status,
+                    detail,
+                    offset: member.offset,
+                    size: member.size,
+                    verdict,
+                },
+            ));
+        }
+    };
+    let mut recordings = Vec::with_capacity(members.len());
+    for done in pool.broadcast(|_| work()) {
+        recordings.extend(done?);
+    }
+    if stopped.into_inner() {
         return Ok(None);
-    };
+    }
+    recordings.sort_unstable_by_key(|(place, _)| *place);
+    let recordings = recordings.into_iter().map(|(_, examined)| examined).collect();
+    let (file, _) = tar.into_inner().unwrap_or_else(PoisonError::into_inner);
     let (status, detail) = match listing.end {
         End::Whole => ("ok", String::new()),
         End::Cut(why) => ("tar_truncated", why),
     };
-    Ok(Some(ExaminedShard {
+    let members = listing.members.len() as u64;
+    let shard = ExaminedShard {
         status,
         detail,
         recordings,
-        members: listing.members.len() as u64,
-    }))
+        members,
+    };
+    Ok(Some((shard, Some(file))))
 }
 
-/// Decodes every file of a shard's folder that may be a recording; otherwise like [`tar_of`].
+/// Decodes every file of a shard's folder that may be a recording. `stop` is as for [`tar_of`].
 pub fn files_of(
     shard: &Shard,
     formats: &[Format],

@@ -316,7 +316,7 @@ fn interleave(block: &AudioBuffer<i32>, channels: usize, into: &mut Vec<i32>) ->
 
 impl StreamInfo {
     /// Layout: RFC 9639 section 8.2. Bytes 0 to 9 hold block and frame sizes, which only the decoder needs.
-    fn parse(block: &[u8; 34]) -> Result<Self, Fault> {
+    pub(crate) fn parse(block: &[u8; 34]) -> Result<Self, Fault> {
         let mut packed = [0u8; 8];
         packed.copy_from_slice(&block[10..18]);
         let packed = u64::from_be_bytes(packed);

@@ -9,6 +9,7 @@ pub mod flac;
 pub mod flac_encode;
 pub mod format;
 pub mod member_name;
+pub mod part;
 pub mod place;
 pub mod probe;
 pub mod recording;

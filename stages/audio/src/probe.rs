@@ -223,6 +223,10 @@ impl Source for Prober {
         Ok(partitions)
     }
 
+    fn digests(&self, partition: &SourcePartition) -> bool {
+        partition.extra == "tar"
+    }
+
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let shard = Shard::named(&self.settings.shards, partition.as_str())
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
@@ -238,7 +242,11 @@ impl Source for Prober {
                 let help = "put the tar back, or set `audio_from: files` if the recordings lie beside it";
                 return Err(StageError::failed(message).with_help(help));
             }
-            examine::tar_of(&shard.tar(), formats, &self.pool, &stop)
+            examine::tar_of(&shard.tar(), formats, &self.pool, &stop).map(|examined| {
+                let (shard, tar) = examined?;
+                tar.into_iter().for_each(|tar| out.digested(tar));
+                Some(shard)
+            })
         } else {
             examine::files_of(&shard, formats, &self.pool, &stop)
         };

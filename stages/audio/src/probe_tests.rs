@@ -213,7 +213,7 @@ fn files_give_the_same_verdicts_as_the_tar() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("metadata.parquet"), b"not audio").unwrap();
     std::fs::create_dir_all(folder.join("deep")).unwrap();
-    let from_tar = examine::tar_of(
+    let (from_tar, _) = examine::tar_of(
         &tar,
         &only_flac(),
         &rayon::ThreadPoolBuilder::new().build().unwrap(),
@@ -241,6 +241,39 @@ fn files_give_the_same_verdicts_as_the_tar() {
     let members = Members::of(&probe(settings(), AudioFrom::Auto));
     assert!(members.status("as/as_0000", &from_tar.recordings[0].name).is_some());
     assert_eq!(members.rows.len(), from_tar.recordings.len());
+}
+
+/// Truncated, with a member in the way that is too large, links and repeated names: the digest is that of the whole file, and
+/// of an examination that was given up there is none.
+#[test]
+fn a_tar_is_digested_by_the_reading_that_examines_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("a.tar");
+    let recordings = crate::test_data::good_members("micro", "as", "as_0000");
+    let (one, two) = (recordings[0].as_slice(), recordings[1].as_slice());
+    let tar = crate::test_data::tar_of(&[("a.flac", one), ("b.txt", b"?"), ("a.flac", two), ("c.flac", one)]);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    for length in [tar.len(), tar.len() - 3_000, tar.len() / 2, 700, 0] {
+        std::fs::write(&path, &tar[..length]).unwrap();
+        let earlier = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(earlier).unwrap();
+        let examined = examine::tar_of(&path, &only_flac(), &pool, &|| false).unwrap().unwrap();
+        let digests = flow_runtime::store::SourceDigests::default();
+        let (noted, digest) = digests.note_read(examined.1.unwrap()).unwrap();
+        assert_eq!(
+            (noted, digest),
+            (path.clone(), flow_runtime::Digest::of(&tar[..length]))
+        );
+        assert_eq!(digests.known(&path).unwrap(), Some(digest));
+        if length == tar.len() {
+            let names: Vec<&str> = examined.0.recordings.iter().map(|found| found.name.as_str()).collect();
+            assert_eq!(names, ["b.txt", "a.flac", "c.flac"]);
+            let statuses: Vec<&str> = examined.0.recordings.iter().map(|found| found.status).collect();
+            assert_eq!(statuses, ["not_flac", "ok", "ok"]);
+        }
+    }
+    assert!(examine::tar_of(&path, &only_flac(), &pool, &|| true).unwrap().is_none());
 }
 
 #[test]

@@ -9,12 +9,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sha2::{Digest as _, Sha256};
 use symphonia::core::audio::GenericAudioBufferRef;
-use symphonia::core::codecs::audio::AudioDecoderOptions;
 use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_VORBIS};
+use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as SymphoniaError;
-use symphonia::core::formats::{FormatOptions, FormatReader, TrackType};
-use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
-use symphonia::default::formats::{IsoMp4Reader, MpaReader, OggReader, WavReader};
+use symphonia::core::formats::{FormatOptions, FormatReader, SeekMode, SeekTo, TrackType};
+use symphonia::core::io::{MediaSource, MediaSourceStream, MediaSourceStreamOptions};
+use symphonia::core::units::Timestamp;
+use symphonia::default::codecs::FlacDecoder;
+use symphonia::default::formats::{FlacReader, IsoMp4Reader, MpaReader, OggReader, WavReader};
 
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::flac_encode::MOST_RATE;
@@ -89,11 +91,11 @@ fn judge(bytes: &[u8], format: Format) -> Result<Verdict, Fault> {
     })
 }
 
-fn no_frames() -> Fault {
+pub(crate) fn no_frames() -> Fault {
     flac::fault(Status::NoAudio, "no frames")
 }
 
-fn broken(detail: impl ToString) -> Fault {
+pub(crate) fn broken(detail: impl ToString) -> Fault {
     flac::fault(Status::DecodeError, detail)
 }
 
@@ -124,88 +126,175 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
 }
 
 fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<(), Fault> {
-    let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), MediaSourceStreamOptions::default());
-    let options = FormatOptions::default();
-    let mut reader: Box<dyn FormatReader> = match format {
-        Format::Flac => return Err(broken("FLAC has a decoder of its own")),
-        Format::Wav => Box::new(WavReader::try_new(source, options).map_err(failed)?),
-        Format::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(failed)?),
-        Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
-        Format::Ogg => Box::new(OggReader::try_new(source, options).map_err(failed)?),
-    };
-    let no_track = || broken("no audio track");
-    let track = reader.default_track(TrackType::Audio).ok_or_else(no_track)?;
-    let (track_id, promised) = (track.id, track.num_frames);
-    let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
-    let parameters = parameters.ok_or_else(no_track)?;
-    let codec = parameters.codec;
-    let expected = match format {
-        Format::Mp3 => codec == CODEC_ID_MP3,
-        Format::M4a => codec == CODEC_ID_AAC,
-        Format::Ogg => codec == CODEC_ID_VORBIS,
-        Format::Wav | Format::Flac => true,
-    };
-    if !expected {
-        let detail = format!("{} with another codec than {}", format.as_str(), codec_of(format));
-        return Err(flac::fault(Status::UnsupportedFormat, detail));
-    }
-    let lossy = format != Format::Wav;
-    let mut decoder = symphonia::default::get_codecs()
-        .make_audio_decoder(parameters, &AudioDecoderOptions::default())
-        .map_err(failed)?;
-    let mut layout: Option<StreamInfo> = None;
-    let (mut floats, mut samples): (Vec<f64>, Vec<i32>) = (Vec::new(), Vec::new());
+    let mut blocks = Blocks::open(Box::new(Cursor::new(bytes)), format)?;
     let mut frames = 0u64;
-    while let Some(packet) = reader.next_packet().map_err(failed)? {
-        if packet.track_id != track_id {
-            continue;
-        }
-        let block = decoder.decode(&packet).map_err(failed)?;
-        if block.frames() == 0 {
-            continue;
-        }
-        let bits = bits_of(&block, lossy);
-        let here = StreamInfo {
-            sample_rate: block.spec().rate(),
-            channels: u32::try_from(block.num_planes()).unwrap_or(u32::MAX),
-            bits,
-            total_frames: 0,
-            md5: [0; 16],
-        };
-        let layout = layout.get_or_insert_with(|| here.clone());
-        if *layout != here {
-            return Err(broken("sample rate, channels or width change within the recording"));
-        }
-        if !(1..=MOST_RATE).contains(&here.sample_rate) || !(1..=MOST_CHANNELS).contains(&here.channels) {
-            let detail = format!("{} Hz with {} channels", here.sample_rate, here.channels);
-            return Err(flac::fault(Status::UnsupportedFormat, detail));
-        }
-        match &block {
-            GenericAudioBufferRef::F32(_) | GenericAudioBufferRef::F64(_) => {
-                block.copy_to_vec_interleaved(&mut floats);
-                samples.clear();
-                for &value in &floats {
-                    if !value.is_finite() {
-                        return Err(broken("samples that are no numbers"));
-                    }
-                    samples.push(whole(value, bits));
-                }
-            }
-            _ => {
-                block.copy_to_vec_interleaved(&mut samples);
-                if bits == 24 {
-                    // Wider PCM loses what FLAC with 24 bits cannot hold.
-                    samples.iter_mut().for_each(|sample| *sample &= !0xff);
-                }
-            }
-        }
-        frames += block.frames() as u64;
-        take(layout, &samples)?;
+    while let Some(block) = blocks.next_block()? {
+        frames += block.frames;
+        take(block.layout, block.samples)?;
     }
-    match promised {
+    match blocks.promised {
         // An MP4's edit list may name a part; Vorbis and MP3 count what they trim.
         Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),
         _ => Ok(()),
+    }
+}
+
+/// Reads a recording block by block. The decoders are a third party's and see hostile input: a panic of them is for the
+/// caller to catch.
+pub(crate) struct Blocks {
+    reader: Box<dyn FormatReader>,
+    decoder: Box<dyn AudioDecoder>,
+    track_id: u32,
+    /// Frames that the header speaks of.
+    pub promised: Option<u64>,
+    lossy: bool,
+    /// What FLAC says of the width of its samples, which are decoded to 32 bits.
+    flac_bits: Option<u32>,
+    /// All blocks have one layout.
+    layout: Option<StreamInfo>,
+    floats: Vec<f64>,
+    samples: Vec<i32>,
+}
+
+/// Samples of one packet.
+pub(crate) struct Block<'a> {
+    /// Place of the first frame in the recording, as the format has it.
+    pub first: u64,
+    pub frames: u64,
+    pub layout: &'a StreamInfo,
+    /// Interleaved and left-justified.
+    pub samples: &'a [i32],
+}
+
+impl Blocks {
+    /// Any format but FLAC.
+    pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
+        let source = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
+        let options = FormatOptions::default();
+        let reader: Box<dyn FormatReader> = match format {
+            Format::Flac => return Err(broken("FLAC has a decoder of its own")),
+            Format::Wav => Box::new(WavReader::try_new(source, options).map_err(failed)?),
+            Format::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(failed)?),
+            Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
+            Format::Ogg => Box::new(OggReader::try_new(source, options).map_err(failed)?),
+        };
+        let no_track = || broken("no audio track");
+        let track = reader.default_track(TrackType::Audio).ok_or_else(no_track)?;
+        let (track_id, promised) = (track.id, track.num_frames);
+        let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
+        let parameters = parameters.ok_or_else(no_track)?;
+        let codec = parameters.codec;
+        let expected = match format {
+            Format::Mp3 => codec == CODEC_ID_MP3,
+            Format::M4a => codec == CODEC_ID_AAC,
+            Format::Ogg => codec == CODEC_ID_VORBIS,
+            Format::Wav | Format::Flac => true,
+        };
+        if !expected {
+            let detail = format!("{} with another codec than {}", format.as_str(), codec_of(format));
+            return Err(flac::fault(Status::UnsupportedFormat, detail));
+        }
+        let decoder = symphonia::default::get_codecs()
+            .make_audio_decoder(parameters, &AudioDecoderOptions::default())
+            .map_err(failed)?;
+        Ok(Blocks {
+            reader,
+            decoder,
+            track_id,
+            promised,
+            lossy: format != Format::Wav,
+            flac_bits: None,
+            layout: None,
+            floats: Vec::new(),
+            samples: Vec::new(),
+        })
+    }
+
+    /// A FLAC file whose only metadata is `info`.
+    pub fn open_flac(source: Box<dyn MediaSource>, info: &StreamInfo) -> Result<Blocks, Fault> {
+        let source = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
+        let reader = FlacReader::try_new(source, FormatOptions::default()).map_err(failed)?;
+        let track = reader.tracks().first().ok_or_else(|| broken("no audio track"))?;
+        let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
+        let parameters = parameters.ok_or_else(|| broken("no audio track"))?;
+        let decoder = FlacDecoder::try_new(parameters, &AudioDecoderOptions::default()).map_err(failed)?;
+        Ok(Blocks {
+            track_id: track.id,
+            promised: track.num_frames,
+            reader: Box::new(reader),
+            decoder: Box::new(decoder),
+            lossy: false,
+            flac_bits: Some(info.bits),
+            layout: None,
+            floats: Vec::new(),
+            samples: Vec::new(),
+        })
+    }
+
+    /// Goes to the block that holds a frame, or to one before it.
+    pub fn seek(&mut self, frame: u64) -> Result<(), Fault> {
+        let to = SeekTo::Timestamp {
+            ts: Timestamp::new(i64::try_from(frame).unwrap_or(i64::MAX)),
+            track_id: self.track_id,
+        };
+        self.reader.seek(SeekMode::Accurate, to).map_err(failed)?;
+        self.decoder.reset();
+        Ok(())
+    }
+
+    /// The next block that is not empty.
+    pub fn next_block(&mut self) -> Result<Option<Block<'_>>, Fault> {
+        while let Some(packet) = self.reader.next_packet().map_err(failed)? {
+            if packet.track_id != self.track_id {
+                continue;
+            }
+            let block = self.decoder.decode(&packet).map_err(failed)?;
+            if block.frames() == 0 {
+                continue;
+            }
+            let bits = self.flac_bits.unwrap_or_else(|| bits_of(&block, self.lossy));
+            let here = StreamInfo {
+                sample_rate: block.spec().rate(),
+                channels: u32::try_from(block.num_planes()).unwrap_or(u32::MAX),
+                bits,
+                total_frames: 0,
+                md5: [0; 16],
+            };
+            let layout = self.layout.get_or_insert_with(|| here.clone());
+            if *layout != here {
+                return Err(broken("sample rate, channels or width change within the recording"));
+            }
+            if !(1..=MOST_RATE).contains(&here.sample_rate) || !(1..=MOST_CHANNELS).contains(&here.channels) {
+                let detail = format!("{} Hz with {} channels", here.sample_rate, here.channels);
+                return Err(flac::fault(Status::UnsupportedFormat, detail));
+            }
+            match &block {
+                GenericAudioBufferRef::F32(_) | GenericAudioBufferRef::F64(_) => {
+                    block.copy_to_vec_interleaved(&mut self.floats);
+                    self.samples.clear();
+                    for &value in &self.floats {
+                        if !value.is_finite() {
+                            return Err(broken("samples that are no numbers"));
+                        }
+                        self.samples.push(whole(value, bits));
+                    }
+                }
+                _ => {
+                    block.copy_to_vec_interleaved(&mut self.samples);
+                    if bits == 24 {
+                        // Wider PCM loses what FLAC with 24 bits cannot hold.
+                        self.samples.iter_mut().for_each(|sample| *sample &= !0xff);
+                    }
+                }
+            }
+            return Ok(Some(Block {
+                first: u64::try_from(packet.pts.get()).unwrap_or_default(),
+                frames: block.frames() as u64,
+                layout,
+                samples: &self.samples,
+            }));
+        }
+        Ok(None)
     }
 }
 

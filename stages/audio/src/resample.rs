@@ -7,6 +7,8 @@
 //! `s = 0.99 * min(from, to)`.
 //! Only the taps inside the window are computed, which makes it cheap at any ratio of rates.
 
+use std::ops::Range;
+
 use crate::error::AudioError;
 
 const ZERO_CROSSINGS: f64 = 6.0;
@@ -18,6 +20,36 @@ const TABLE_LIMIT: usize = 1 << 20;
 pub fn resampled_length(frames: u64, from: u32, to: u32) -> u64 {
     // Frames are bounded by memory, far below 2^64 / 2^32.
     (frames * u64::from(to)).div_ceil(u64::from(from))
+}
+
+/// What of the input has to be there for some of the output samples to be what they are in the whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NeededInput {
+    /// Samples of the input; the last ones may lie past its end.
+    pub input: Range<u64>,
+    /// Which output sample the first one is that [`resample`] gives of them.
+    pub first_output: u64,
+}
+
+/// The part of a signal to be given to [`resample`], so that of what it gives, the samples `output` of the whole are
+/// right to the last bit: the part begins with a period of the filter, far enough before them.
+pub fn needed_input(output: Range<u64>, from: u32, to: u32) -> NeededInput {
+    if from == to {
+        return NeededInput {
+            first_output: output.start,
+            input: output,
+        };
+    }
+    let kernel = Kernel::new(from, to);
+    let (phases, step) = (kernel.phases as u64, kernel.step as u64);
+    // Periods that half a window covers, and one for the sample's own place in its period.
+    let margin = (kernel.width as u64).div_ceil(step) + 1;
+    let first = (output.start / phases).saturating_sub(margin);
+    let last = (output.end / phases).saturating_add(margin + 1);
+    NeededInput {
+        input: first * step..last.saturating_mul(step),
+        first_output: first * phases,
+    }
 }
 
 /// Resamples one channel. Rates from 1 to 768 kHz; equal rates give the input back.

@@ -7,8 +7,9 @@ use arrow::array::{Array, AsArray, BooleanArray, Float64Array, Int64Array, Recor
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, Float64Type, Int64Type, Schema};
 use flow_audio::AudioError;
-use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
+use flow_audio::decode::{decode, read_file, read_range};
 use flow_audio::member_name::{safe_components, strip_dot_slash};
+use flow_audio::part::decode_part;
 use flow_audio::shards::Shard;
 use flow_runtime::{Artifact, Partition, StageError};
 
@@ -97,7 +98,7 @@ pub struct Utterance<'a> {
     pub start: Option<f64>,
 }
 
-/// Longest recording that utterances are cut from.
+/// Longest part of a recording that is one utterance.
 const LONGEST_CUT_SECONDS: f64 = 4.0 * 3600.0;
 
 /// Where a recording is.
@@ -108,24 +109,22 @@ pub enum Place {
 }
 
 impl Utterance<'_> {
-    /// Reads and decodes the recording: 16 kHz, mono. What is far longer than the row says is refused.
+    /// Reads and decodes the recording: 16 kHz, mono. What is far longer than the row says is refused. Of a recording in
+    /// which the row begins later, only the row's part is read where the format lets us.
     pub fn signal(&self) -> Result<Vec<f32>, AudioError> {
-        let bytes = match &self.place {
-            Some(Place::File(path)) => read_file(path)?,
-            Some(Place::Range { file, offset, size }) => read_range(file, *offset, *size)?,
+        let (path, range) = match &self.place {
+            Some(Place::File(path)) => (path, None),
+            Some(Place::Range { file, offset, size }) => (file, Some((*offset, *size))),
             None => return Err(AudioError::Decode("the row's member is not in the tar".into())),
         };
-        let Some(start) = self.start else {
-            return decode(&bytes, self.duration * 2.0 + 30.0);
-        };
-        let mut signal = decode(&bytes, LONGEST_CUT_SECONDS)?;
-        // Negative and NaN become 0.
-        let sample = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)).round() as usize;
-        signal.truncate(sample(start + self.duration));
-        if sample(start) >= signal.len() {
-            return Err(AudioError::Decode(format!("the recording ends before {start} s")));
+        if let Some(start) = self.start {
+            return Ok(decode_part(path, range, start, self.duration, LONGEST_CUT_SECONDS)?.signal);
         }
-        Ok(signal.split_off(sample(start)))
+        let bytes = match range {
+            None => read_file(path)?,
+            Some((offset, size)) => read_range(path, offset, size)?,
+        };
+        decode(&bytes, self.duration * 2.0 + 30.0)
     }
 }
 

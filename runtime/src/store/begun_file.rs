@@ -1,0 +1,69 @@
+//! A data file whose row groups are written while rows still come.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use super::StoreError;
+use super::atomic::Files;
+use super::parquet_file::{self, Encoder, Written};
+use crate::kind::StageError;
+
+/// Rows of one port of one partition, under a temporary name, with the bytes that writing them all at once would give.
+/// Dropping it removes the file.
+pub(crate) struct BegunFile {
+    files: Files,
+    path: PathBuf,
+    schema: SchemaRef,
+    encoder: Option<Encoder<File>>,
+}
+
+impl BegunFile {
+    pub(super) fn create(files: &Files, folder: &Path, schema: &SchemaRef) -> Result<Self, StoreError> {
+        let (path, file) = files.create_temporary(folder)?;
+        Ok(BegunFile {
+            files: files.clone(),
+            path,
+            schema: schema.clone(),
+            encoder: Some(Encoder::new(file, schema)),
+        })
+    }
+
+    /// Takes rows with the columns of the schema. True: all that were taken before this batch are written.
+    pub fn push(&mut self, batch: RecordBatch) -> Result<bool, StoreError> {
+        match &mut self.encoder {
+            Some(encoder) => encoder
+                .push(batch)
+                .map_err(|error| StoreError::parquet("write", &self.path, error)),
+            None => Ok(true),
+        }
+    }
+
+    fn end(&mut self) -> Result<Written, StoreError> {
+        let ended = parquet::errors::ParquetError::General("it was ended before".into());
+        let finished = self.encoder.take().map_or(Err(ended), Encoder::finish);
+        finished.map_err(|error| StoreError::parquet("write", &self.path, error))
+    }
+
+    /// Ends the file. It is not brought to the disk yet.
+    pub(super) fn finish(mut self) -> Result<(PathBuf, Written), StoreError> {
+        let written = self.end()?;
+        Ok((std::mem::take(&mut self.path), written))
+    }
+
+    /// All rows once more, in memory; the file goes.
+    pub fn read_back(mut self) -> Result<Vec<RecordBatch>, StageError> {
+        let written = self.end()?;
+        parquet_file::open(&self.path, written.bytes, &self.schema, None, None)?.collect()
+    }
+}
+
+impl Drop for BegunFile {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            let _ = self.files.remove(&self.path);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Part of a recording, decoded without the rest of it where the format lets us.
+//!
+//! Frames of FLAC and PCM say where they stand and need nothing of those before them, so that decoding begins at the
+//! frame in which the part begins. MP3, AAC and Vorbis carry something over from block to block, and are decoded whole.
+//!
+//! The samples are those that decoding the whole recording gives. What is promised of the recording is less: it must begin
+//! and end as its header says, and the frames that are decoded must be whole, but damage in others, and with it another
+//! MD5 than that of `STREAMINFO`, goes unnoticed.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use symphonia::core::io::MediaSource;
+
+use crate::decode::{SAMPLE_RATE, decode, read_open_range};
+use crate::error::AudioError;
+use crate::flac::{self, Fault, MARKER, StreamInfo};
+use crate::format::{Format, recognise};
+use crate::recording::{Blocks, broken};
+use crate::resample::{NeededInput, needed_input, resample};
+
+/// A decoded part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// 16 kHz, mono, in [-1, 1].
+    pub signal: Vec<f32>,
+    /// How many frames of the recording were decoded for it; none where it was decoded whole.
+    pub decoded_frames: Option<u64>,
+}
+
+/// Decodes a part of a recording of any format that [`crate::recording`] knows: the samples that [`decode`] gives of the
+/// whole, from `start` on for `seconds`, or to its end where that comes first. The recording is the file, or the `range`
+/// (offset and size in bytes) of it. Longer than `max_seconds` is an error; of a recording that has to be decoded whole,
+/// that is the length of the recording.
+///
+/// # Errors
+/// If the file cannot be read, the recording is no audio or damaged where it is decoded, or it ends before `start`.
+pub fn decode_part(
+    path: &Path,
+    range: Option<(u64, u64)>,
+    start: f64,
+    seconds: f64,
+    max_seconds: f64,
+) -> Result<Part, AudioError> {
+    let bytes = StoredBytes::open(path, range)?;
+    // Negative and NaN become 0, infinity the largest number.
+    let sample = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)).round() as u64;
+    let wanted = sample(start)..sample(start + seconds);
+    let alone = if wanted.end.saturating_sub(wanted.start) > sample(max_seconds) {
+        None
+    } else {
+        let decoded = catch_unwind(AssertUnwindSafe(|| alone(&bytes, &wanted)));
+        // Whatever goes wrong on the way to the part, the whole recording decides.
+        decoded.ok().and_then(Result::ok).flatten()
+    };
+    let (mut signal, first_output, decoded_frames) = match alone {
+        Some(mono) => {
+            let signal = resample(mono.samples, mono.rate, SAMPLE_RATE)?;
+            (signal, mono.first_output, Some(mono.decoded_frames))
+        }
+        None => {
+            let bytes = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
+            (decode(&bytes, max_seconds)?, 0, None)
+        }
+    };
+    let place = |output: u64| usize::try_from(output.saturating_sub(first_output)).unwrap_or(usize::MAX);
+    signal.truncate(place(wanted.end));
+    if place(wanted.start) >= signal.len() {
+        return Err(AudioError::Decode(format!("the recording ends before {start} s")));
+    }
+    Ok(Part {
+        signal: signal.split_off(place(wanted.start)),
+        decoded_frames,
+    })
+}
+
+/// One channel of a part at the recording's own rate.
+struct Mono {
+    rate: u32,
+    samples: Vec<f32>,
+    /// Which sample at 16 kHz comes of the first one.
+    first_output: u64,
+    decoded_frames: u64,
+}
+
+/// None where the format does not let us, or where the recording's own account of its frames does not hold, so that a
+/// place in it says nothing.
+fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault> {
+    let mut head = [0; 64];
+    let length = bytes.read_at(0, &mut head).map_err(broken)?;
+    let format = match recognise(&head[..length]) {
+        Ok(format @ (Format::Flac | Format::Wav)) => format,
+        _ => return Ok(None),
+    };
+    let mut blocks = open(bytes, format)?;
+    let Some(total) = blocks.promised.filter(|total| *total > 0) else {
+        return Ok(None);
+    };
+    let Some(first) = blocks.next_block()? else {
+        return Ok(None);
+    };
+    let mut decoded = first.frames;
+    let rate = first.layout.sample_rate;
+    if first.first != 0 || !ends_at(&mut blocks, total, &mut decoded)? {
+        return Ok(None);
+    }
+    let NeededInput { input, first_output } = needed_input(wanted.clone(), rate, SAMPLE_RATE);
+    let mut samples = Vec::new();
+    if input.start < total && !input.is_empty() {
+        // Anew: the reader of FLAC takes frames before those that it has seen for noise.
+        blocks = open(bytes, format)?;
+        blocks.seek(input.start)?;
+        let mut next: Option<u64> = None;
+        while next.is_none_or(|next| next < input.end) {
+            let Some(block) = blocks.next_block()? else { break };
+            decoded += block.frames;
+            // A place that was found is not before the one looked for, or a block is missing.
+            if next.map_or(block.first > input.start, |next| next != block.first) {
+                return Ok(None);
+            }
+            next = Some(block.first + block.frames);
+            let channels = block.layout.channels as usize;
+            let skip = input.start.saturating_sub(block.first).min(block.frames) as usize;
+            samples.extend(mixed(&block.samples[skip * channels..], channels));
+        }
+        if next.is_none_or(|next| next < input.end.min(total)) {
+            return Ok(None);
+        }
+    }
+    Ok(Some(Mono {
+        rate,
+        samples,
+        first_output,
+        decoded_frames: decoded,
+    }))
+}
+
+fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault> {
+    if format != Format::Flac {
+        return Blocks::open(Box::new(bytes.source(Vec::new(), 0)), format);
+    }
+    let (info, info_bytes, frames) = flac_info(bytes)?;
+    let mut head = MARKER.to_vec();
+    // The one metadata block, marked as the last: type 0, 34 bytes.
+    head.extend([0x80, 0, 0, 34]);
+    head.extend(info_bytes);
+    Blocks::open_flac(Box::new(bytes.source(head, frames)), &info)
+}
+
+/// Whether the last block ends where the header says.
+fn ends_at(blocks: &mut Blocks, total: u64, decoded: &mut u64) -> Result<bool, Fault> {
+    blocks.seek(total - 1)?;
+    let mut end = 0;
+    while let Some(block) = blocks.next_block()? {
+        *decoded += block.frames;
+        end = block.first + block.frames;
+    }
+    Ok(end == total)
+}
+
+/// The mean of the channels of each frame.
+pub(crate) fn mixed(interleaved: &[i32], channels: usize) -> impl Iterator<Item = f32> + '_ {
+    const FULL_SCALE: f64 = 2_147_483_648.0;
+    let scale = 1.0 / (FULL_SCALE * channels as f64);
+    let mean = move |frame: &[i32]| (frame.iter().map(|&sample| f64::from(sample)).sum::<f64>() * scale) as f32;
+    interleaved.chunks_exact(channels).map(mean)
+}
+
+/// What `STREAMINFO` says, its bytes, and where the frames begin.
+fn flac_info(bytes: &StoredBytes) -> Result<(StreamInfo, [u8; 34], u64), Fault> {
+    let mut at = MARKER.len() as u64;
+    let mut info: Option<[u8; 34]> = None;
+    let cut = || broken("ends within the metadata");
+    loop {
+        let [kind, a, b, c] = bytes.array(at).ok_or_else(cut)?;
+        let length = u32::from_be_bytes([0, a, b, c]);
+        if kind & 0x7f == 0 {
+            if info.is_some() {
+                return Err(broken("two STREAMINFO blocks"));
+            }
+            let block = bytes.array(at + 4).filter(|_| length >= 34);
+            info = Some(block.ok_or_else(|| broken("STREAMINFO is cut"))?);
+        }
+        at += 4 + u64::from(length);
+        if kind & 0x80 != 0 {
+            break;
+        }
+    }
+    let info = info.ok_or_else(|| broken("no STREAMINFO"))?;
+    if at >= bytes.size {
+        return Err(flac::fault(flac::Status::NoAudio, "nothing after the metadata"));
+    }
+    Ok((StreamInfo::parse(&info)?, info, at))
+}
+
+/// The bytes of a recording, read where they are asked for.
+#[derive(Clone)]
+struct StoredBytes {
+    file: Arc<File>,
+    offset: u64,
+    size: u64,
+}
+
+impl StoredBytes {
+    fn open(path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
+        let failed = |source| AudioError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        let (offset, size) = range.unwrap_or((0, length));
+        if offset.checked_add(size).is_none_or(|end| end > length) {
+            return Err(AudioError::PastEnd {
+                path: path.to_owned(),
+                offset,
+                size,
+            });
+        }
+        Ok(StoredBytes {
+            file: Arc::new(file),
+            offset,
+            size,
+        })
+    }
+
+    fn read_at(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
+        let length = buffer.len().min(left);
+        self.file.read_at(&mut buffer[..length], self.offset + at)
+    }
+
+    /// None past the end.
+    fn array<const N: usize>(&self, at: u64) -> Option<[u8; N]> {
+        let mut array = [0; N];
+        self.source(Vec::new(), at).read_exact(&mut array).ok()?;
+        Some(array)
+    }
+
+    /// `head`, and after it the bytes from `from` on.
+    fn source(&self, head: Vec<u8>, from: u64) -> Source {
+        Source {
+            bytes: self.clone(),
+            head,
+            from,
+            at: 0,
+        }
+    }
+}
+
+struct Source {
+    bytes: StoredBytes,
+    head: Vec<u8>,
+    from: u64,
+    at: u64,
+}
+
+impl Source {
+    fn length(&self) -> u64 {
+        self.head.len() as u64 + self.bytes.size.saturating_sub(self.from)
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = match usize::try_from(self.at).ok().and_then(|at| self.head.get(at..)) {
+            Some(head) if !head.is_empty() => {
+                let length = head.len().min(buffer.len());
+                buffer[..length].copy_from_slice(&head[..length]);
+                length
+            }
+            _ => self
+                .bytes
+                .read_at(self.from + (self.at - self.head.len() as u64), buffer)?,
+        };
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for Source {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::End(by) => self.length().checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        self.at = at.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a place before the beginning"))?;
+        Ok(self.at)
+    }
+}
+
+impl MediaSource for Source {
+    fn is_seekable(&self) -> bool {
+        true
+    }
+
+    fn byte_len(&self) -> Option<u64> {
+        Some(self.length())
+    }
+}
+
+#[cfg(test)]
+#[path = "part_tests.rs"]
+mod tests;

@@ -1,0 +1,216 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::decode::decode;
+use crate::flac::Samples;
+use crate::flac_encode;
+use crate::test_data::{good_members, raw_wav, tone, wav};
+
+/// As it was done before parts could be decoded alone.
+fn from_the_whole(bytes: &[u8], start: f64, seconds: f64) -> Option<Vec<f32>> {
+    let mut signal = decode(bytes, 1e6).unwrap();
+    let sample = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)).round() as usize;
+    signal.truncate(sample(start + seconds));
+    (sample(start) < signal.len()).then(|| signal.split_off(sample(start)))
+}
+
+struct Stored(tempfile::TempDir);
+
+impl Stored {
+    /// The bytes as a file, and as a member of something larger.
+    fn new(bytes: &[u8]) -> Stored {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("alone"), bytes).unwrap();
+        let within = [&[0xff; 700][..], bytes, &[0xff; 5_000]].concat();
+        std::fs::write(folder.path().join("within"), within).unwrap();
+        Stored(folder)
+    }
+
+    fn part(&self, start: f64, seconds: f64) -> Result<Part, AudioError> {
+        decode_part(&self.0.path().join("alone"), None, start, seconds, 3600.0)
+    }
+
+    fn part_within(&self, size: usize, start: f64, seconds: f64) -> Result<Part, AudioError> {
+        decode_part(
+            &self.0.path().join("within"),
+            Some((700, size as u64)),
+            start,
+            seconds,
+            3600.0,
+        )
+    }
+}
+
+/// Noise over a hum, `seconds` long.
+fn sound(rate: u32, channels: u16, seconds: f64) -> Vec<i16> {
+    let frames = (f64::from(rate) * seconds) as usize;
+    let mut state = 1u32;
+    (0..frames * usize::from(channels))
+        .map(|at| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let hum = (at as f64 / 37.0).sin() * 9_000.0;
+            (hum + f64::from(state >> 20)) as i16
+        })
+        .collect()
+}
+
+fn flac(rate: u32, channels: u16, samples: &[i16]) -> Vec<u8> {
+    let info = StreamInfo {
+        sample_rate: rate,
+        channels: channels.into(),
+        bits: 16,
+        total_frames: 0,
+        md5: [0; 16],
+    };
+    let interleaved = samples.iter().map(|&sample| i32::from(sample) << 16).collect();
+    flac_encode::encode(&Samples { info, interleaved }).unwrap()
+}
+
+/// Gives how many frames were decoded; none where there is no such part, or the recording was decoded whole.
+fn check(bytes: &[u8], start: f64, seconds: f64) -> Option<u64> {
+    let stored = Stored::new(bytes);
+    let expected = from_the_whole(bytes, start, seconds);
+    let got = [
+        stored.part(start, seconds),
+        stored.part_within(bytes.len(), start, seconds),
+    ];
+    let mut decoded = None;
+    for got in got {
+        match (got, &expected) {
+            (Ok(part), Some(expected)) => {
+                let bits = |signal: &[f32]| signal.iter().map(|sample| sample.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&part.signal), bits(expected), "{start} s, {seconds} s");
+                decoded = part.decoded_frames;
+            }
+            (Err(AudioError::Decode(why)), None) => assert!(why.contains("ends before"), "{why}"),
+            (got, expected) => panic!("{got:?} instead of {:?}", expected.as_ref().map(Vec::len)),
+        }
+    }
+    decoded
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    /// Any part of FLAC and WAV, at any rate, has the bits that it has in the whole.
+    #[test]
+    fn a_part_is_what_it_is_in_the_whole(
+        rate in prop_oneof![Just(8_000u32), Just(11_025), Just(16_000), Just(22_050), Just(44_100), Just(48_000), 4_000u32..50_000],
+        channels in 1u16..3,
+        length in 0.01f64..3.0,
+        start in -0.1f64..3.2,
+        seconds in -0.1f64..2.0,
+        as_wav in any::<bool>(),
+    ) {
+        let samples = sound(rate, channels, length);
+        let bytes = if as_wav { wav(rate, channels, &samples) } else { flac(rate, channels, &samples) };
+        let decoded = check(&bytes, start, seconds);
+        prop_assert_eq!(decoded.is_some(), from_the_whole(&bytes, start, seconds).is_some(), "decoded alone");
+    }
+}
+
+#[test]
+fn other_formats_have_the_same_bits_too() {
+    for name in ["tone.mp3", "tone.m4a", "tone.ogg"] {
+        let bytes = tone(name);
+        let whole = decode(&bytes, 1e6).unwrap().len() as f64 / 16_000.0;
+        for (start, seconds) in [
+            (0.0, 0.1),
+            (whole * 0.3, whole * 0.2),
+            (whole * 0.5, whole),
+            (whole + 0.1, 1.0),
+        ] {
+            check(&bytes, start, seconds);
+        }
+    }
+}
+
+/// As other encoders write it, with blocks of their own and metadata of every kind.
+#[test]
+fn parts_of_the_bundled_recordings_are_decoded_alone() {
+    let members = good_members("mini", "hi", "hi_0001");
+    assert!(!members.is_empty());
+    for bytes in members.iter().take(10) {
+        let seconds = decode(bytes, 1e6).unwrap().len() as f64 / 16_000.0;
+        for (start, part) in [(0.0, 0.3), (seconds * 0.4, seconds * 0.2), (seconds - 0.2, 1.0)] {
+            assert!(check(bytes, start, part).is_some(), "{start} s of {seconds} s");
+        }
+    }
+}
+
+/// Twenty minutes, and parts of a second or two: what is decoded does not depend on where the part stands, nor on how
+/// long the recording is.
+#[test]
+fn a_part_of_a_long_recording_decodes_little_more_than_the_part() {
+    let samples = sound(16_000, 1, 1_200.0);
+    for bytes in [flac(16_000, 1, &samples), wav(16_000, 1, &samples)] {
+        let stored = Stored::new(&bytes);
+        for (start, seconds) in [(0.0, 1.0), (1.5, 2.0), (601.2, 1.0), (1_198.9, 1.0), (1_199.5, 2.0)] {
+            let part = stored.part(start, seconds).unwrap();
+            let frames = 16_000 * seconds as u64;
+            let decoded = part.decoded_frames.unwrap();
+            assert!(decoded < frames + 6 * 8_192, "{decoded} frames for {frames}");
+            let from = (start * 16_000.0) as usize;
+            let expected: Vec<f32> = samples[from..(from + frames as usize).min(samples.len())]
+                .iter()
+                .map(|&sample| (f64::from(i32::from(sample) << 16) / 2_147_483_648.0) as f32)
+                .collect();
+            assert_eq!(part.signal, expected, "{start} s");
+        }
+    }
+}
+
+/// Frames whose numbers do not begin with 0 (a recording cut out of another one without decoding it), and a header that
+/// does not know how long the recording is: places say nothing there, and the whole counts.
+#[test]
+fn where_frames_do_not_say_where_they_stand_the_whole_is_decoded() {
+    let bytes = flac(16_000, 1, &sound(16_000, 1, 20.0));
+    let forget = |bytes: &mut Vec<u8>, total: u64| {
+        // Bytes 10 to 33 of STREAMINFO: the lower 36 bits of eight are the number of frames, then comes the MD5.
+        let mut packed = u64::from_be_bytes(bytes[18..26].try_into().unwrap());
+        packed = packed >> 36 << 36 | total;
+        bytes[18..26].copy_from_slice(&packed.to_be_bytes());
+        bytes[26..42].fill(0);
+    };
+    let mut unknown = bytes.clone();
+    forget(&mut unknown, 0);
+    assert_eq!(flac::probe(&unknown).unwrap().info.total_frames, 0);
+    assert_eq!(check(&unknown, 10.0, 1.0), None);
+    // The second frame begins like the first, with 1 where that has its number.
+    let second = (43..bytes.len()).find(|&at| bytes[at..at + 4] == bytes[42..46] && bytes[at + 4] == 1);
+    let mut cut = [&bytes[..42], &bytes[second.unwrap()..]].concat();
+    forget(&mut cut, 20 * 16_000 - 4_096);
+    assert_eq!(flac::probe(&cut).unwrap().frames, 20 * 16_000 - 4_096);
+    assert_eq!(check(&cut, 10.0, 1.0), None);
+    // Where the header knows, the part is decoded alone.
+    assert!(check(&bytes, 10.0, 1.0).is_some_and(|decoded| decoded < 16_000 + 6 * 4_096));
+}
+
+#[test]
+fn damage_in_the_part_and_a_missing_end_are_noticed() {
+    let samples = sound(16_000, 1, 60.0);
+    let bytes = flac(16_000, 1, &samples);
+    let mut damaged = bytes.clone();
+    let middle = bytes.len() / 2;
+    damaged[middle..middle + 40].fill(0);
+    let stored = Stored::new(&damaged);
+    assert!(stored.part(29.5, 1.0).is_err(), "the damage is in the part");
+    // Outside of it, nothing is promised; what is given is right.
+    assert_eq!(
+        stored.part(10.0, 1.0).unwrap().signal,
+        Stored::new(&bytes).part(10.0, 1.0).unwrap().signal
+    );
+    // The end is missing.
+    let cut = Stored::new(&bytes[..bytes.len() - 5_000]);
+    assert!(cut.part(30.0, 1.0).is_err() && cut.part(59.5, 1.0).is_err());
+    let short = wav(16_000, 1, &samples);
+    assert!(Stored::new(&short[..short.len() - 5_000]).part(30.0, 1.0).is_err());
+    for short in [0, 3, 10, 41, 42, 60, 200] {
+        assert!(Stored::new(&bytes[..short]).part(0.0, 1.0).is_err(), "{short}");
+    }
+    let past = decode_part(&stored.0.path().join("alone"), Some((10, u64::MAX)), 0.0, 1.0, 10.0);
+    assert!(matches!(past, Err(AudioError::PastEnd { .. })));
+    let long = decode_part(&stored.0.path().join("alone"), None, 0.0, 11.0, 10.0);
+    assert!(matches!(long, Err(AudioError::Decode(_) | AudioError::TooLong { .. })));
+    let silent = raw_wav(16_000, 1, 1, 16, &[]);
+    assert!(Stored::new(&silent).part(0.0, 1.0).is_err());
+}
