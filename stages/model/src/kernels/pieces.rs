@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{Float, widest};
+use super::{Float, lanes, widest};
 
 /// Rows per piece of work for rows of `width` elements: about 8192 elements.
 pub(crate) fn rows_per_piece(width: usize) -> usize {
@@ -79,9 +79,13 @@ pub(crate) fn mapped<T: Float, const N: usize>(
         .for_each(|(number, out)| {
             widest!({
                 let first = number * piece;
-                let slices = slices.map(|slice| &slice[first..first + out.len()]);
+                // Of a length that the compiler sees, or it looks at each index and makes no vector code.
+                let mut here: [&[T]; N] = [&[]; N];
+                for (here, slice) in here.iter_mut().zip(slices) {
+                    *here = &slice[first..][..out.len()];
+                }
                 for (i, out) in out.iter_mut().enumerate() {
-                    out.write(f(slices.map(|slice| slice[i])));
+                    out.write(f(lanes(|slice| here[slice][i])));
                 }
                 // SAFETY: every element was written just now.
                 finish(first, unsafe { written(out) });
