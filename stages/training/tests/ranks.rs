@@ -225,27 +225,25 @@ fn offloaded_updates_are_the_same() {
     }
 }
 
-/// How many of the first moments are subnormal, and how many are zero.
-fn subnormal_and_zero(optimizer: &AdamW, file: &Path) -> [usize; 2] {
+/// How many of the first moments are subnormal.
+fn subnormal(optimizer: &AdamW, file: &Path) -> usize {
     optimizer.save(file).expect("saved");
     let tensors = candle_core::safetensors::load(file, &Device::Cpu).expect("tensors");
-    let first: Vec<f32> = tensors
-        .iter()
-        .filter(|(name, _)| name.starts_with("first."))
-        .flat_map(|(_, tensor)| tensor.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values"))
-        .collect();
-    let zero = |value: &&f32| value.abs().to_bits() == 0;
-    [
-        first.iter().filter(|value| value.is_subnormal()).count(),
-        first.iter().filter(zero).count(),
-    ]
+    let first = tensors.iter().filter(|(name, _)| name.starts_with("first."));
+    first
+        .flat_map(|(_, tensor)| {
+            let values = tensor.flatten_all().and_then(|tensor| tensor.to_vec1::<f32>());
+            values.expect("values")
+        })
+        .filter(|value| value.is_subnormal())
+        .count()
 }
 
-/// Whichever thread computes: one rank's, another rank's, that of an offloaded update, or one in another process. All moments
-/// begin just above the subnormal numbers; those of pieces that are in no text have no gradient, and fall below.
+/// Of one rank, of several, with offloaded updates and in other processes. All moments begin just above the subnormal numbers;
+/// those of pieces that are in no text have no gradient, and would fall below.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[test]
-fn subnormal_numbers_are_zeros_on_every_thread_that_trains() {
+fn no_thread_that_trains_makes_subnormal_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let model = session(&settings(folder.path(), 1)).checkpoint().expect("a checkpoint");
     let file = folder.path().join("moments");
@@ -263,13 +261,12 @@ fn subnormal_numbers_are_zeros_on_every_thread_that_trains() {
             .expect("an update");
         (optimizer, gradients)
     };
-    // With subnormal numbers, as on this thread, there would be some.
+    // On a thread of another kind, as this one is, they do.
     let (mut plain, mut gradients) = smallest(&load());
-    assert_eq!(subnormal_and_zero(&plain, &file)[0], 0);
+    assert_eq!(subnormal(&plain, &file), 0);
     gradients.scale(0.0).unwrap();
-    plain.step(&load().parameters, &gradients, 0.0, 1.0).unwrap();
-    let [all, _] = subnormal_and_zero(&plain, &file);
-    assert!(all > 1000);
+    plain.step(&load().parameters, &gradients, 0.0, 1.0).expect("an update");
+    assert!(subnormal(&plain, &file) > 1000);
 
     for (ranks, offload, count) in [
         (1, false, 1),
@@ -279,27 +276,21 @@ fn subnormal_numbers_are_zeros_on_every_thread_that_trains() {
         (4, false, 2),
         (4, true, 2),
     ] {
-        let (first, others) = processes(count);
+        let joined = (count > 1).then(|| processes(count));
         let config = TrainerConfig {
             offload,
             ..settings(folder.path(), ranks).trainer_config(16)
         };
         let model = load();
         let (optimizer, _) = smallest(&model);
-        let among = (count > 1).then(|| among(&first));
+        let among = joined.as_ref().map(|(first, _)| among(first));
         let mut trainer = Trainer::among(model, optimizer, config, None, among).expect("a trainer");
         // The encoder learns from step 2 on.
         trainer.step(2, &micro_batches(2), PLANNED).expect("a step");
-        let [subnormal, zero] = trainer
-            .lend_state(|_, optimizer, _| subnormal_and_zero(optimizer, &file))
+        let found = trainer
+            .lend_state(|_, optimizer, _| subnormal(optimizer, &file))
             .expect("the state");
-        assert_eq!(subnormal, 0, "{ranks} ranks in {count} processes, offload {offload}");
-        assert!(
-            zero > 1000,
-            "{ranks} ranks in {count} processes, offload {offload}: {zero}"
-        );
-        drop(trainer);
-        assert!(others.iter().all(|(_, joined)| joined.given_up().is_none()));
+        assert_eq!(found, 0, "{ranks} ranks in {count} processes, offload {offload}");
     }
 }
 

@@ -55,6 +55,7 @@ pub(crate) fn by_pieces<T: Float>(len: usize, piece: usize, fill: impl Fn(usize,
     out
 }
 
+/// A block as it is put where nothing was written yet.
 #[inline(always)]
 fn written_as<T: Float>(values: [T; LANES]) -> [MaybeUninit<T>; LANES] {
     let mut out = [MaybeUninit::uninit(); LANES];
@@ -94,7 +95,7 @@ pub(crate) fn mapped<T: Float, const N: usize>(
                 }
                 // Block by block: the compiler makes no vector code where it looks at each index, or where what `f` holds might
                 // be what was written last.
-                let (blocks, rest) = out.as_chunks_mut();
+                let (blocks, rest) = out.as_chunks_mut::<LANES>();
                 let done = blocks.len() * LANES;
                 for (at, out) in blocks.iter_mut().enumerate() {
                     let mut block = [[T::zero(); LANES]; N];
