@@ -129,7 +129,7 @@ type Capabilities = Option<(Capability<u64>, Capability<u64>)>;
 pub(super) type Sources = Rc<RefCell<Vec<Activator>>>;
 
 /// How long a source that is held back waits where nothing more is written: another worker may have found out meanwhile how
-/// large a partition is. In a virtual machine each of these wake-ups takes some 30 µs of every worker.
+/// large a partition is. Each time is a wake-up of the worker, which is dear in a virtual machine.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Gives the stream of batches, and one that carries nothing but the frontier of what was given.
