@@ -4,6 +4,7 @@
 //! its record; only the batches of a log stage go to worker 0. A node holds a capability for each of its
 //! partitions until the partition is written, so the frontier of what is written bounds what is in flight.
 
+mod alarm;
 mod batches;
 pub(crate) mod collected;
 mod commit;
@@ -20,14 +21,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use timely::communication::Config as Communication;
+use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::Concatenate;
 use timely::dataflow::operators::Probe;
+use timely::dataflow::operators::generic::operator::Operator;
 use timely::dataflow::operators::probe::Handle;
 use timely::scheduling::SyncActivator;
 use timely::worker::Worker;
 
 use self::job::{Failure, Feed, RegionJob, Shared};
-use self::source::Reader;
+use self::source::{Reader, Sources};
 use self::stage::NodeOperator;
 use self::work::Work;
 use crate::context::Waker;
@@ -42,8 +45,8 @@ pub(crate) struct RegionDone {
     pub failure: Option<Failure>,
 }
 
-/// How long a worker sleeps at most when nothing calls it.
-const NAP: Duration = Duration::from_millis(20);
+/// How long a worker sleeps at most when nothing calls it: whether the region is to be left is looked at in between.
+const NAP: Duration = Duration::from_millis(50);
 
 /// Runs a region to its end, to its first failure, or until a signal ended it. What was written is committed in
 /// each case.
@@ -198,6 +201,7 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
     }
     worker.dataflow::<u64, _, _>(|scope| {
         let written = Handle::new();
+        let sources = Sources::default();
         let mut streams = Vec::new();
         let mut done = Vec::new();
         for (place, (body, address)) in opened.into_iter().enumerate() {
@@ -208,7 +212,7 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
                     Opened::Source(body) => Reader::source(shared, place, body, own),
                     _ => Reader::idle(shared, place),
                 };
-                let (data, end) = source::build(scope, reader, &written, &address);
+                let (data, end) = source::build(scope, reader, &written, &sources, &address);
                 streams.push(data);
                 done.push(end);
                 continue;
@@ -222,7 +226,7 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
                 let mut replayed = |artifact: &Artifact, ordinals: &[bool]| {
                     let mine = replayed_ordinals(shared, ordinals, index);
                     let reader = Reader::artifact(shared, place, artifact.clone(), columns.clone(), mine);
-                    let (data, end) = source::build(scope, reader, &written, &Arc::default());
+                    let (data, end) = source::build(scope, reader, &written, &sources, &Arc::default());
                     done.push(end);
                     data
                 };
@@ -243,7 +247,14 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
             streams.push(data);
             done.push(end);
         }
-        scope.concatenate(done).probe_with(&written);
+        let done = scope.concatenate(done).probe_with(&written);
+        // Comes after the probe in each round, and so finds that it has moved.
+        done.sink(Pipeline, "written", move |(input, _)| {
+            input.for_each(|_, _| {});
+            for source in sources.borrow().iter() {
+                source.activate();
+            }
+        });
     });
     Ok(())
 }

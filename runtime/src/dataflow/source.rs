@@ -1,6 +1,8 @@
 //! What opens a dataflow: sources, and artifacts that are read again partition by partition.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -10,8 +12,9 @@ use timely::dataflow::operators::generic::OutputBuilder;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 use timely::dataflow::operators::probe::Handle;
 use timely::dataflow::{Scope, Stream};
-use timely::scheduling::SyncActivator;
+use timely::scheduling::{Activator, SyncActivator};
 
+use super::alarm::Alarm;
 use super::batches::{Batches, Routed};
 use super::collected::drain;
 use super::job::{Digested, Shared};
@@ -160,16 +163,26 @@ impl Reader {
 
 type Capabilities = Option<(Capability<u64>, Capability<u64>)>;
 
+/// The sources of a worker. Whoever sees that more is written wakes them.
+pub(super) type Sources = Rc<RefCell<Vec<Activator>>>;
+
+/// How long a source that is held back waits where nothing more is written: another worker may have found out meanwhile how
+/// large a partition is. Each time is a wake-up of the worker, which is dear in a virtual machine.
+const AGAIN: Duration = Duration::from_millis(20);
+
 /// Gives the stream of batches, and one that carries nothing but the frontier of what was given.
 pub(super) fn build<'scope>(
     scope: Scope<'scope, u64>,
     mut reader: Reader,
     written: &Handle<u64>,
+    sources: &Sources,
     address: &Arc<OnceLock<SyncActivator>>,
 ) -> (Stream<'scope, u64, Batches>, Stream<'scope, u64, Vec<()>>) {
     let mut builder = OperatorBuilder::new("source".into(), scope);
     let info = builder.operator_info();
     let activator = scope.activator_for(info.address.clone());
+    sources.borrow_mut().push(scope.activator_for(info.address.clone()));
+    let mut alarm = Alarm::new(scope.activator_for(info.address.clone()), AGAIN);
     let _ = address.set(scope.worker().sync_activator_for(info.address.to_vec()));
     let (data, data_stream) = builder.new_output::<Batches>();
     let (end, end_stream) = builder.new_output::<Vec<()>>();
@@ -199,7 +212,7 @@ pub(super) fn build<'scope>(
                 .with_frontier(|frontier| frontier.first().copied())
                 .unwrap_or(ordinal);
             if !shared.job.in_flight.take(ordinal, oldest.max(shared.job.start)) {
-                activator.activate_after(Duration::from_millis(1));
+                alarm.set();
                 return;
             }
             let partition = &shared.job.partitions[ordinal as usize];

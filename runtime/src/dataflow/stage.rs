@@ -15,6 +15,7 @@ use timely::dataflow::{Scope, Stream};
 use timely::progress::frontier::MutableAntichain;
 use timely::scheduling::SyncActivator;
 
+use super::alarm::Alarm;
 use super::batches::{Batches, Routed};
 use super::collected::{Collected, drain};
 use super::in_flight::Held;
@@ -314,7 +315,7 @@ pub(super) fn build<'scope>(
 ) -> (Stream<'scope, u64, Batches>, Stream<'scope, u64, Vec<()>>) {
     let mut builder = OperatorBuilder::new(operator.described().stage.clone(), scope);
     let info = builder.operator_info();
-    let activator = scope.activator_for(info.address.clone());
+    let mut alarm = Alarm::new(scope.activator_for(info.address.clone()), ASK);
     let _ = address.set(scope.worker().sync_activator_for(info.address.to_vec()));
     type Pull = Box<dyn FnMut(&mut Vec<(usize, Routed)>)>;
     let mut pulls: Vec<Pull> = Vec::new();
@@ -359,7 +360,7 @@ pub(super) fn build<'scope>(
                 output.session(capability).give(routed)
             });
             if again {
-                activator.activate_after(ASK);
+                alarm.set();
             }
         }
     });

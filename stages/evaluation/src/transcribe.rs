@@ -1,6 +1,8 @@
 //! Runs a model over many utterances: grouped by length, loaded in parallel, scored.
 
 use flow_model::model::TdtModel;
+use flow_model::subnormals::kept;
+use flow_model::threads::install;
 use flow_model::tokenizer::Tokenizer;
 use rayon::prelude::*;
 
@@ -52,8 +54,8 @@ pub fn transcribe(
         if cancelled() {
             return Err(EvaluationError::Cancelled);
         }
-        let loaded: Vec<(usize, Result<Vec<f32>, String>)> =
-            group.into_par_iter().map(|index| (index, load(index))).collect();
+        let load = |index| (index, kept(|| load(index)));
+        let loaded: Vec<(usize, Result<Vec<f32>, String>)> = install(|| group.into_par_iter().map(load).collect());
         let mut signals = Vec::with_capacity(loaded.len());
         let mut indices = Vec::with_capacity(loaded.len());
         for (index, signal) in &loaded {
@@ -68,8 +70,7 @@ pub fn transcribe(
         if signals.is_empty() {
             continue;
         }
-        // On a worker of the pool, which its parallel pieces then need not be handed to from outside.
-        let hypotheses = rayon::scope(|_| model.transcribe(&signals))?;
+        let hypotheses = install(|| model.transcribe(&signals))?;
         for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
             let reference = scored_reference(&utterances[index].text, model.tokenizer.as_ref());
             let score = score(&reference, &hypothesis.text);

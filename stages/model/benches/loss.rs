@@ -108,6 +108,10 @@ fn long() -> Result<()> {
 }
 
 fn main() -> Result<()> {
+    flow_model::threads::install(run)
+}
+
+fn run() -> Result<()> {
     if std::env::args().any(|argument| argument == "long") {
         return long();
     }

@@ -43,6 +43,10 @@ fn timed<T>(sum: &mut f64, part: impl FnOnce() -> T) -> T {
 }
 
 fn main() -> Result<(), flow_model::Error> {
+    flow_model::threads::install(run)
+}
+
+fn run() -> Result<(), flow_model::Error> {
     let config = configuration(setting("FLOW_BENCH_MELS", 80), setting("FLOW_BENCH_CHANNELS", 64));
     let mut builder = ParameterBuilder::random(DType::F32, Device::Cpu, 1);
     let front_end = LogMel::new(&config.preprocessor, &mut builder)?;

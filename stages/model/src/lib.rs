@@ -23,6 +23,8 @@ pub mod parameters;
 pub mod parts;
 pub mod prediction;
 pub mod spec_augment;
+pub mod subnormals;
+pub mod threads;
 pub mod timestamps;
 pub mod tokenizer;
 pub mod vocabulary;

@@ -6,6 +6,7 @@ use crossbeam_channel::bounded;
 use flow_model::Parameters;
 use flow_model::device::DeviceChoice;
 use flow_model::model::{MicroBatch, TdtModel};
+use flow_model::threads::install;
 use rayon::ThreadPool;
 
 use crate::average::Average;
@@ -167,7 +168,7 @@ impl Trainer {
             Remote::begin(processes, &begin)
         });
         let remote = remote.transpose()?;
-        let threads = (rayon::current_num_threads() / here.len()).max(1);
+        let threads = (install(rayon::current_num_threads) / here.len()).max(1);
         let elsewhere = remote.as_ref().map(|remote| remote.elsewhere(&model.parameters));
         let mut group = members_among(ranks, here, owners, config.rank_timeout, elsewhere).into_iter();
         let first = group
@@ -206,6 +207,15 @@ impl Trainer {
     /// other or one more. Where a loss or the norm of the gradient is not finite, nothing changes: neither parameters nor
     /// statistics of batch normalisation.
     pub fn step(
+        &mut self,
+        step: u64,
+        micro_batches: &[LoadedBatch],
+        planned: u32,
+    ) -> Result<StepReport, TrainingError> {
+        install(|| self.step_here(step, micro_batches, planned))
+    }
+
+    fn step_here(
         &mut self,
         step: u64,
         micro_batches: &[LoadedBatch],

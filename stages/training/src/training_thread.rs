@@ -238,9 +238,7 @@ fn one_step(
             message,
         });
     }
-    // On a worker of the pool itself: each of the thousands of parallel pieces of a step would else be handed to it
-    // from outside, and waited for, by way of the system.
-    rayon::scope(|_| session.step(&loaded.batches, loaded.planned))?;
+    session.step(&loaded.batches, loaded.planned)?;
     Ok(work.partition)
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use flow_model::Gradients;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_runtime::harness::joined_processes;
 use flow_runtime::processes::Processes;
@@ -13,7 +14,7 @@ use flow_training::optimizer::AdamW;
 use flow_training::ranks::{Among, Joined, serve};
 use flow_training::session::Session;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
-use flow_training::trainer::{LoadedBatch, Trainer};
+use flow_training::trainer::{LoadedBatch, Trainer, TrainerConfig};
 
 const PLANNED: u32 = 4;
 
@@ -221,6 +222,75 @@ fn offloaded_updates_are_the_same() {
                 assert_eq!(off, 0.0, "{name}, {ranks} ranks, {offload:?}: {tensor}");
             }
         }
+    }
+}
+
+/// How many of the first moments are subnormal.
+fn subnormal(optimizer: &AdamW, file: &Path) -> usize {
+    optimizer.save(file).expect("saved");
+    let tensors = candle_core::safetensors::load(file, &Device::Cpu).expect("tensors");
+    let first = tensors.iter().filter(|(name, _)| name.starts_with("first."));
+    first
+        .flat_map(|(_, tensor)| {
+            let values = tensor.flatten_all().and_then(|tensor| tensor.to_vec1::<f32>());
+            values.expect("values")
+        })
+        .filter(|value| value.is_subnormal())
+        .count()
+}
+
+/// Of one rank, of several, with offloaded updates and in other processes. All moments begin just above the subnormal numbers;
+/// those of pieces that are in no text have no gradient, and would fall below.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[test]
+fn no_thread_that_trains_makes_subnormal_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = session(&settings(folder.path(), 1)).checkpoint().expect("a checkpoint");
+    let file = folder.path().join("moments");
+    let load = || TdtModel::load(&model, DType::F32, &Device::Cpu).expect("the model");
+    let adamw = settings(folder.path(), 1).adamw();
+    let smallest = |model: &TdtModel| {
+        let mut gradients = Gradients::new(&model.parameters);
+        for (id, parameter) in model.parameters.iter().filter(|(_, parameter)| parameter.trainable) {
+            let gradient = (parameter.tensor.zeros_like().unwrap() + 1.2e-38 / (1.0 - adamw.betas.0)).unwrap();
+            gradients.add(id, gradient).unwrap();
+        }
+        let mut optimizer = AdamW::new(adamw);
+        optimizer
+            .step(&model.parameters, &gradients, 0.0, 1.0)
+            .expect("an update");
+        (optimizer, gradients)
+    };
+    // On a thread of another kind, as this one is, they do.
+    let (mut plain, mut gradients) = smallest(&load());
+    assert_eq!(subnormal(&plain, &file), 0);
+    gradients.scale(0.0).unwrap();
+    plain.step(&load().parameters, &gradients, 0.0, 1.0).expect("an update");
+    assert!(subnormal(&plain, &file) > 1000);
+
+    for (ranks, offload, count) in [
+        (1, false, 1),
+        (1, true, 1),
+        (4, false, 1),
+        (2, true, 1),
+        (4, false, 2),
+        (4, true, 2),
+    ] {
+        let joined = (count > 1).then(|| processes(count));
+        let config = TrainerConfig {
+            offload,
+            ..settings(folder.path(), ranks).trainer_config(16)
+        };
+        let model = load();
+        let (optimizer, _) = smallest(&model);
+        let among = joined.as_ref().map(|(first, _)| among(first));
+        let mut trainer = Trainer::among(model, optimizer, config, None, among).expect("a trainer");
+        // The encoder learns from step 2 on.
+        trainer.step(2, &micro_batches(2), PLANNED).expect("a step");
+        let found = trainer
+            .lend_state(|_, optimizer, _| subnormal(optimizer, &file))
+            .expect("the state");
+        assert_eq!(found, 0, "{ranks} ranks in {count} processes, offload {offload}");
     }
 }
 

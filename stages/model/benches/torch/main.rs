@@ -34,8 +34,8 @@ fn main() -> ExitCode {
             _ => ExitCode::FAILURE,
         };
     }
-    // On a thread of the pool, as training and decoding run: from another one each kernel would wait to be taken up.
-    match rayon::scope(|_| run()) {
+    // On the threads that training and decoding run on.
+    match flow_model::threads::install(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

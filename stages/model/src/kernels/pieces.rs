@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{Float, widest};
+use super::{Float, LANES, lanes, widest};
 
 /// Rows per piece of work for rows of `width` elements: about 8192 elements.
 pub(crate) fn rows_per_piece(width: usize) -> usize {
@@ -55,6 +55,16 @@ pub(crate) fn by_pieces<T: Float>(len: usize, piece: usize, fill: impl Fn(usize,
     out
 }
 
+/// A block as it is put where nothing was written yet.
+#[inline(always)]
+fn written_as<T: Float>(values: [T; LANES]) -> [MaybeUninit<T>; LANES] {
+    let mut out = [MaybeUninit::uninit(); LANES];
+    for (out, value) in out.iter_mut().zip(values) {
+        out.write(value);
+    }
+    out
+}
+
 /// # Safety
 ///
 /// Every element must have been written.
@@ -79,9 +89,23 @@ pub(crate) fn mapped<T: Float, const N: usize>(
         .for_each(|(number, out)| {
             widest!({
                 let first = number * piece;
-                let slices = slices.map(|slice| &slice[first..first + out.len()]);
-                for (i, out) in out.iter_mut().enumerate() {
-                    out.write(f(slices.map(|slice| slice[i])));
+                let mut here: [&[T]; N] = [&[]; N];
+                for (here, slice) in here.iter_mut().zip(slices) {
+                    *here = &slice[first..][..out.len()];
+                }
+                // Block by block: the compiler makes no vector code where it looks at each index, or where what `f` holds might
+                // be what was written last.
+                let (blocks, rest) = out.as_chunks_mut::<LANES>();
+                let done = blocks.len() * LANES;
+                for (at, out) in blocks.iter_mut().enumerate() {
+                    let mut block = [[T::zero(); LANES]; N];
+                    for (block, here) in block.iter_mut().zip(here) {
+                        block.copy_from_slice(&here[at * LANES..][..LANES]);
+                    }
+                    *out = written_as(lanes(|lane| f(lanes(|slice| block[slice][lane]))));
+                }
+                for (i, out) in rest.iter_mut().enumerate() {
+                    out.write(f(lanes(|slice| here[slice][done + i])));
                 }
                 // SAFETY: every element was written just now.
                 finish(first, unsafe { written(out) });

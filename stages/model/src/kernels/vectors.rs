@@ -52,20 +52,31 @@ pub(crate) fn sum_lanes<T: Float>(sums: [T; LANES]) -> T {
 /// Runs a block with the widest vectors that the processor has. What it computes is the same to the bit: the order of
 /// sums is written out in the code, and no multiplication is contracted with an addition unless the code says so.
 ///
-/// The block stands twice in the program, so that each copy is compiled for its processor.
+/// The block stands twice in the program, so that each copy is compiled for its processor. `.ci/vector_code` looks at what
+/// became of it, and finds it by the name of the function around it.
 macro_rules! widest {
     ($body:expr) => {{
         #[cfg(target_arch = "x86_64")]
         {
+            /// Calls `work`, which is inlined and so compiled for AVX-512. Defined here, so that its name tells the place.
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+            fn with_avx512<R>(work: impl FnOnce() -> R) -> R {
+                work()
+            }
             if $crate::kernels::has_avx512() {
                 // Inlined at any size: a closure that is merely called from there is compiled without AVX-512. (As an
-                // argument, because an attribute may not stand before any other closure.)
+                // argument, because an attribute may not stand before any other closure.) One that could be called more than
+                // once would be called by a function in between, which need not be inlined.
+                let once = $crate::kernels::Once;
                 let work = std::convert::identity(
                     #[inline(always)]
-                    || $body,
+                    || {
+                        let _consumed = once;
+                        $body
+                    },
                 );
                 // SAFETY: the processor has what the function is compiled for.
-                unsafe { $crate::kernels::with_avx512(work) }
+                unsafe { with_avx512(work) }
             } else {
                 $body
             }
@@ -78,7 +89,11 @@ macro_rules! widest {
 }
 pub(crate) use widest;
 
-/// Whether [`with_avx512`] may be called.
+/// Whoever moves it can be called once.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Once;
+
+/// Whether the processor has what the block of [`widest`] is compiled for.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn has_avx512() -> bool {
@@ -86,13 +101,6 @@ pub(crate) fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
-}
-
-/// Calls `work`, which is inlined and so compiled for AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(crate) fn with_avx512<R>(work: impl FnOnce() -> R) -> R {
-    work()
 }
 
 #[cfg(test)]

@@ -516,7 +516,7 @@ fn odd_batches_do_not_crash() {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let run = |threads: usize| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let pool = crate::threads::pool("test", threads).unwrap();
         pool.install(|| {
             let mut model = model(DType::F32);
             let mut gradients = Gradients::new(&model.parameters);

@@ -3,6 +3,7 @@
 use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::allocation::Count;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
+use flow_model::threads::install;
 use flow_model::{Gradients, ModelConfig, Noise, Parameters, Part};
 
 use super::{BatchShape, heads_gradient, shallow};
@@ -138,6 +139,14 @@ impl Profile {
 }
 
 fn measured(
+    model: &mut TdtModel,
+    settings: &TrainSettings,
+    shape: BatchShape,
+) -> Result<Option<Profile>, TrainingError> {
+    install(|| measured_here(model, settings, shape))
+}
+
+fn measured_here(
     model: &mut TdtModel,
     settings: &TrainSettings,
     shape: BatchShape,

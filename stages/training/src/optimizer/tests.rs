@@ -122,10 +122,7 @@ fn the_norm_is_that_of_all_gradients_whatever_the_threads() {
     let gradients = gradients(&parameters, &[long.clone(), vec![3.0, 4.0]]);
     let exact = (long.iter().map(|g| f64::from(*g as f32).powi(2)).sum::<f64>() + 25.0).sqrt();
     let norm = |threads| {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .expect("threads");
+        let pool = flow_model::threads::pool("test", threads).expect("threads");
         pool.install(|| squared_norm(&parameters, &gradients))
             .expect("a norm")
             .sqrt()

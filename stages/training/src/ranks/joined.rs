@@ -9,6 +9,7 @@ use crossbeam_channel::{Sender, bounded};
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
 use flow_model::model::TdtModel;
+use flow_model::threads::install;
 use flow_runtime::available_memory;
 use flow_runtime::processes::Processes;
 
@@ -249,7 +250,7 @@ impl Life {
         let owners = owners(&model.parameters, ranks);
         let elsewhere = Elsewhere::new(&self.processes, session, share, &model.parameters);
         let members = members_among(ranks, here.clone(), owners, config.rank_timeout, Some(elsewhere));
-        let threads = (rayon::current_num_threads() / here.len()).max(1);
+        let threads = (install(rayon::current_num_threads) / here.len()).max(1);
         let mut working = Working {
             session,
             first: here.start,

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 
 use super::{RankReport, Replica, StepPlan};
 use crate::error::TrainingError;
@@ -71,14 +71,10 @@ impl OtherRank {
 /// Threads for the work of one rank. They are its own: a rank that waits for another must not hold up a thread that the
 /// other one needs.
 pub(crate) fn pool(rank: usize, threads: usize) -> Result<ThreadPool, TrainingError> {
-    ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(move |thread| format!("rank-{rank}-{thread}"))
-        .build()
-        .map_err(|e| TrainingError::Rank {
-            rank,
-            message: format!("its threads cannot be started: {e}"),
-        })
+    flow_model::threads::pool(&format!("rank-{rank}"), threads).map_err(|e| TrainingError::Rank {
+        rank,
+        message: format!("its threads cannot be started: {e}"),
+    })
 }
 
 pub(crate) fn gone(rank: usize) -> TrainingError {

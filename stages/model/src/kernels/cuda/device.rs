@@ -11,6 +11,7 @@ use candle_core::{Device, Storage, Tensor};
 use super::signature::Kernel;
 use super::{Argument, FILES, PRELUDE, THREADS};
 use crate::error::{Error, Result};
+use crate::subnormals::kept;
 
 /// A scalar as a kernel takes it.
 enum Value {
@@ -40,8 +41,11 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
             })
         })
         .collect::<Result<Vec<_>>>()?;
-    let ptx = compiled(kernel.file, &stream)?;
-    let function = device.get_or_load_custom_func(kernel.name, FILES[kernel.file].0, &ptx)?;
+    // The compiler computes constants as the device does, with subnormal numbers.
+    let function = kept(|| -> Result<_> {
+        let ptx = compiled(kernel.file, &stream)?;
+        Ok(device.get_or_load_custom_func(kernel.name, FILES[kernel.file].0, &ptx)?)
+    })?;
     let mut builder = function.builder();
     for value in &values {
         match value {

@@ -6,6 +6,8 @@
 #[cfg(target_arch = "x86_64")]
 mod blocks;
 #[cfg(target_arch = "x86_64")]
+mod cache;
+#[cfg(target_arch = "x86_64")]
 mod row;
 #[cfg(target_arch = "x86_64")]
 mod tile;

@@ -96,7 +96,7 @@ fn a_row_is_the_same(best: super::tile::Processor, depth: usize) {
             let mut out = vec![MaybeUninit::new(f32::NAN); rows * columns];
             let a = Matrix::new(&a, 0, [rows, depth], [depth, 1]).unwrap();
             let b = Matrix::new(&b, 0, [depth, columns], [1, depth]).unwrap();
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let pool = crate::threads::pool("test", threads).unwrap();
             pool.install(|| multiply(processor, a, b, &mut out));
             // SAFETY: there was a value in each from the beginning.
             let found: Vec<u32> = out.iter().map(|x| unsafe { x.assume_init() }.to_bits()).collect();

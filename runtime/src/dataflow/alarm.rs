@@ -1,0 +1,56 @@
+//! Calls an operator again after some time.
+
+use std::time::{Duration, Instant};
+
+use timely::scheduling::Activator;
+
+/// One call to come. An operator is called for other reasons too, and asks each time: were every wish a call of its own, which
+/// brings the next wish, there would be more of them with each partition.
+pub(super) struct Alarm {
+    activator: Activator,
+    after: Duration,
+    due: Option<Instant>,
+}
+
+impl Alarm {
+    pub fn new(activator: Activator, after: Duration) -> Self {
+        Alarm {
+            activator,
+            after,
+            due: None,
+        }
+    }
+
+    /// Has the operator called again, unless that will be done anyway.
+    pub fn set(&mut self) {
+        if rings(&mut self.due, self.after, Instant::now()) {
+            self.activator.activate_after(self.after);
+        }
+    }
+}
+
+/// Whether a call is to be asked for now, where the one that was asked for last is `due`.
+fn rings(due: &mut Option<Instant>, after: Duration, now: Instant) -> bool {
+    let asks = due.is_none_or(|due| due <= now);
+    if asks {
+        *due = Some(now + after);
+    }
+    asks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_call_to_come_however_often_it_is_asked_for() {
+        let (start, after) = (Instant::now(), Duration::from_millis(50));
+        let mut due = None;
+        // An operator that is called every 7 ms for other reasons, and asks each time.
+        let asked: Vec<u64> = (0..40)
+            .map(|turn| turn * 7)
+            .filter(|at| rings(&mut due, after, start + Duration::from_millis(*at)))
+            .collect();
+        assert_eq!(asked, [0, 56, 112, 168, 224]);
+    }
+}
