@@ -7,6 +7,7 @@ mod curriculum;
 mod edits;
 mod evaluation;
 mod from_manifests;
+mod inputs;
 mod machines;
 mod manifests;
 mod mistakes;

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
 use crate::event::{Event, Events, ReasonCount};
-use crate::kind::{Conservation, Input, Port, SourcePartition, StageError};
+use crate::kind::{Conservation, Input, Port, StageError};
 use crate::partition::Partition;
 use crate::plan::decisions::Decisions;
 use crate::plan::graph::Part;
-use crate::plan::ledger::source_digest;
+use crate::plan::ledger::{Listed, source_digest};
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::RejectClass;
@@ -80,7 +80,7 @@ pub(crate) struct NodeJob {
     pub is_source: bool,
     pub is_log: bool,
     /// For a source.
-    pub source_partitions: BTreeMap<Partition, SourcePartition>,
+    pub source_partitions: BTreeMap<Partition, Listed>,
     /// For `apply`.
     pub decisions: Option<Arc<Decisions>>,
     /// By ordinal: the node works on the partition in this run.
@@ -245,13 +245,13 @@ impl Shared {
     }
 
     /// Digests the files of a source's partition and notes the digest for the keys of the region.
-    pub fn digest_source(&self, node: usize, ordinal: u64, partition: &SourcePartition) -> Result<Digest, StageError> {
-        let files = partition
-            .files
-            .iter()
-            .map(|file| self.job.sources.digest(file))
-            .collect::<Result<Vec<_>, _>>()?;
-        let digest = source_digest(partition, &files);
+    pub fn digest_source(&self, node: usize, ordinal: u64, listed: &Listed) -> Result<Digest, StageError> {
+        let (sources, threads) = (&self.job.sources, self.job.threads);
+        let files = listed.partition.files.iter().map(|file| sources.digest(file));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
+        let ranges = sources.digest_ranges(&listed.ranges, threads).into_iter();
+        let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+        let digest = source_digest(&listed.partition, &files, &ranges);
         match lock(&self.source_digests).insert((node, ordinal), digest) {
             Some(before) if before != digest => {
                 Err(StageError::failed("its source files changed while they were read")

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use arrow::datatypes::{DataType, Field, FieldRef, Fields};
 use bytes::Bytes;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups, RowSelection,
@@ -100,8 +101,14 @@ impl ForeignParquet {
         batch_size: usize,
         selection: Option<RowSelection>,
     ) -> Result<ParquetRecordBatchReader> {
-        let fields = metadata.schema().fields();
-        let levels = parquet_to_arrow_field_levels(metadata.parquet_schema(), mask, Some(fields))?;
+        // With offsets of 32 bits a batch of texts that would need gigabytes is an error of the reader's, whatever offsets the
+        // writer had: a dictionary of one long text makes a small file.
+        let plain = |field: &FieldRef| match field.data_type() {
+            DataType::LargeUtf8 => Arc::new(Field::clone(field).with_data_type(DataType::Utf8)),
+            _ => Arc::clone(field),
+        };
+        let fields: Fields = metadata.schema().fields().iter().map(plain).collect();
+        let levels = parquet_to_arrow_field_levels(metadata.parquet_schema(), mask, Some(&fields))?;
         let groups = Groups::new(self.clone(), Arc::clone(metadata.metadata()))?;
         let batch_size = batch_size.min(groups.rows);
         ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_size, selection)

@@ -44,7 +44,7 @@ pub use artifact::{Artifact, Batches};
 pub use atomic::write_atomically;
 pub use collect::Collected;
 pub use error::{Holder, StoreError};
-pub use export::{ExportSet, ExportStanding};
+pub use export::{ExportSet, ExportStanding, InSet, Shrunk, in_set};
 pub use find::FoundRow;
 pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub(crate) use lock::host_name;

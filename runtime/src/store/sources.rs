@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,6 +16,7 @@ use super::atomic::{self, Files};
 use super::read_back;
 use super::removed;
 use crate::digest::Digest;
+use crate::kind::FileRange;
 
 /// Version of `sources.json`.
 const SOURCES_VERSION: u64 = 1;
@@ -155,10 +156,7 @@ impl SourceDigests {
             if !note.fits(&before) {
                 continue;
             }
-            let settled = after
-                .modified()
-                .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age >= SETTLED));
-            if let (true, Some(name)) = (settled, name_of(path)) {
+            if let (true, Some(name)) = (has_settled(&after), name_of(path)) {
                 self.notes().insert(name, note);
                 self.shared.changed.store(true, Ordering::Release);
             }
@@ -197,6 +195,58 @@ impl SourceDigests {
         all.into_iter().map(|(_, digest)| digest).collect()
     }
 
+    /// The digests of parts of files, read by up to `threads` threads, in the order of `ranges`. Noted as files are: by
+    /// size, time and inode of the file that a part is in.
+    pub fn digest_ranges(&self, ranges: &[FileRange], threads: usize) -> Vec<Result<Digest, StoreError>> {
+        let share = ranges.len().div_ceil(threads.max(1)).max(1);
+        std::thread::scope(|scope| {
+            let all = |ranges: &[FileRange]| ranges.iter().map(|range| self.digest_range(range)).collect::<Vec<_>>();
+            let mut shares = ranges.chunks(share);
+            let own = shares.next();
+            let helpers: Vec<_> = shares.map(|share| scope.spawn(move || all(share))).collect();
+            let mut digests = own.map(all).unwrap_or_default();
+            for helper in helpers {
+                match helper.join() {
+                    Ok(done) => digests.extend(done),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            digests
+        })
+    }
+
+    /// The digest of the bytes of a file in a range, as far as the file goes; [`SourceDigests::absent`] if it is not there.
+    fn digest_range(&self, range: &FileRange) -> Result<Digest, StoreError> {
+        let FileRange { path, offset, size } = range;
+        let name = name_of(path).map(|name| format!("{name}@{offset}+{size}"));
+        for _ in 0..2 {
+            let Some(before) = look(path)? else {
+                return Ok(Self::absent());
+            };
+            let noted = name.as_ref().and_then(|name| self.notes().get(name).copied());
+            if let Some(note) = noted.filter(|note| note.fits(&before)) {
+                return Ok(note.digest);
+            }
+            let digest = match read_range_digest(range) {
+                Ok(digest) => digest,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(StoreError::io("read", path, e)),
+            };
+            let Some(after) = look(path)? else { continue };
+            let note = Note::of(&after, digest);
+            if !note.fits(&before) {
+                continue;
+            }
+            if let (true, Some(name)) = (has_settled(&after), &name) {
+                self.notes().insert(name.clone(), note);
+                self.shared.changed.store(true, Ordering::Release);
+            }
+            return Ok(digest);
+        }
+        let changing = io::Error::other("it changes while it is read; wait until it is written");
+        Err(StoreError::io("digest", path, changing))
+    }
+
     fn noted(&self, path: &Path, metadata: &Metadata) -> Option<Digest> {
         let notes = self.notes();
         notes
@@ -208,6 +258,12 @@ impl SourceDigests {
     fn notes(&self) -> MutexGuard<'_, BTreeMap<String, Note>> {
         self.shared.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a further change would show.
+fn has_settled(metadata: &Metadata) -> bool {
+    let age = |at| SystemTime::now().duration_since(at).ok();
+    metadata.modified().ok().and_then(age).is_some_and(|age| age >= SETTLED)
 }
 
 /// What the file system says of a file; none if it is not there.
@@ -227,7 +283,16 @@ fn name_of(path: &Path) -> Option<String> {
 }
 
 pub(super) fn read_digest(path: &Path) -> io::Result<Digest> {
-    let mut file = File::open(path)?;
+    digest_to_end(File::open(path)?)
+}
+
+fn read_range_digest(range: &FileRange) -> io::Result<Digest> {
+    let mut file = File::open(&range.path)?;
+    file.seek(SeekFrom::Start(range.offset))?;
+    digest_to_end(file.take(range.size))
+}
+
+fn digest_to_end(mut file: impl Read) -> io::Result<Digest> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; 1 << 18];
     loop {
@@ -295,6 +360,37 @@ mod tests {
             .unwrap();
         std::fs::rename(&beside, &path).unwrap();
         assert_eq!(loaded.digest(&path).unwrap(), Digest::of(b"longEr"));
+    }
+
+    #[test]
+    fn a_range_is_read_again_only_where_its_file_moved() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tar");
+        std::fs::write(&path, b"0123456789").unwrap();
+        age(&path, 100);
+        let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+        let range = |offset, size| FileRange {
+            path: path.clone(),
+            offset,
+            size,
+        };
+        let wanted = [range(2, 3), range(8, 5), range(20, 1)];
+        let digests = SourceDigests::default();
+        let of = |ranges: &[FileRange]| -> Vec<Digest> {
+            let found = digests.digest_ranges(ranges, 2).into_iter();
+            found.collect::<Result<_, _>>().unwrap()
+        };
+        let bytes = [b"234".as_slice(), b"89", b""].map(Digest::of);
+        assert_eq!(of(&wanted), bytes);
+        assert_eq!(digests.known(&path).unwrap(), None, "the file as a whole was not read");
+        // Same size, same time, same inode: the notes are believed, which shows that nothing is read.
+        std::fs::write(&path, b"abcdefghij").unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+        assert_eq!(of(&wanted), bytes);
+        age(&path, 50);
+        assert_eq!(of(&wanted[..1]), [Digest::of(b"cde")]);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(of(&wanted[..1]), [SourceDigests::absent()]);
     }
 
     #[test]
