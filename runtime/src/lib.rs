@@ -24,8 +24,8 @@ pub use available_memory::available_memory;
 pub use context::Context;
 pub use digest::Digest;
 pub use kind::{
-    Body, Conservation, Export, Fate, FileRange, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role, Shape,
-    Source, SourcePartition, StageError, Standing,
+    Body, Conservation, Export, Fate, FileRange, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role,
+    Shape, Source, SourcePartition, StageError, Standing,
 };
 pub use out::Out;
 pub use partition::Partition;

@@ -41,7 +41,12 @@ fn evaluate(place: &Workplace, manifest: &Path) -> (BTreeMap<String, u64>, BTree
     let ran = fs::read_to_string(events).unwrap();
     let ran = ran.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let ran = ran.filter(|event| event["event"] == "stage_started");
-    let ran = ran.map(|event| (event["stage"].as_str().unwrap().to_string(), event["run"].as_u64().unwrap()));
+    let ran = ran.map(|event| {
+        (
+            event["stage"].as_str().unwrap().to_string(),
+            event["run"].as_u64().unwrap(),
+        )
+    });
     let heard = fs::read_to_string(place.path("evaluation/transcripts.jsonl")).unwrap();
     let heard = heard.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let text = |line: &Value, name: &str| line[name].as_str().unwrap().to_string();
@@ -61,7 +66,8 @@ fn recording(place: &Workplace, row: usize) -> (String, PathBuf) {
 
 fn move_time(path: &Path, seconds: u64) {
     let file = fs::File::options().write(true).open(path).unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(seconds))
+        .unwrap();
 }
 
 /// Recordings are part of what is evaluated, though a manifest only names them.
@@ -164,7 +170,10 @@ fn what_is_missing_empties_no_manifest() {
     // Half of the languages, and a third of what is left.
     let away = place.path("away");
     fs::create_dir(&away).unwrap();
-    let mut langs: Vec<PathBuf> = fs::read_dir(&place.shards).unwrap().map(|lang| lang.unwrap().path()).collect();
+    let mut langs: Vec<PathBuf> = fs::read_dir(&place.shards)
+        .unwrap()
+        .map(|lang| lang.unwrap().path())
+        .collect();
     langs.sort();
     langs.retain(|lang| !["hi", "bn"].contains(&lang.file_name().unwrap().to_str().unwrap()));
     for lang in &langs {
@@ -216,7 +225,11 @@ fn manifests_of_two_splits_are_not_read_together() {
     // A set that was not written to its end.
     let output = train_on(&place, &place.out().join(train), &place.out().join(val), &[]);
     expect_code(&output, 2);
-    assert!(stderr(&output).contains("no flow.json beside it"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("no flow.json beside it"),
+        "{}",
+        stderr(&output)
+    );
 
     // A set into which a file of another one was put.
     let mixed = place.path("mixed");
@@ -237,12 +250,21 @@ fn manifests_of_two_splits_are_not_read_together() {
     ] {
         let output = train_on(&place, &train, &val, &[]);
         expect_code(&output, 2);
-        for said in ["rows of validation are also in training", "by their segment", "allow_overlap"] {
+        for said in [
+            "rows of validation are also in training",
+            "by their segment",
+            "allow_overlap",
+        ] {
             assert!(stderr(&output).contains(said), "no {said:?} in {}", stderr(&output));
         }
         assert!(!place.path("checkpoints").exists());
     }
-    let meant = train_on(&place, &first.join(train), &place.out().join(val), &["allow_overlap=true"]);
+    let meant = train_on(
+        &place,
+        &first.join(train),
+        &place.out().join(val),
+        &["allow_overlap=true"],
+    );
     expect_code(&meant, 0);
     assert!(stderr(&meant).contains("are also in training"), "{}", stderr(&meant));
 }

@@ -204,7 +204,10 @@ impl Ledger {
                     let ranges = body.ranges(&partition.name)?;
                     Ok(Listed { partition, ranges })
                 };
-                partitions.into_iter().map(with_ranges).collect()
+                partitions
+                    .into_iter()
+                    .map(with_ranges)
+                    .collect::<Result<Vec<_>, StageError>>()
             }
             _ => Err(StageError::failed("the kind says it is a source, but its body is none")),
         })

@@ -385,7 +385,12 @@ mod tests {
         assert_eq!(digests.known(&path).unwrap(), None, "the file as a whole was not read");
         // Same size, same time, same inode: the notes are believed, which shows that nothing is read.
         std::fs::write(&path, b"abcdefghij").unwrap();
-        File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(time)
+            .unwrap();
         assert_eq!(of(&wanted), bytes);
         age(&path, 50);
         assert_eq!(of(&wanted[..1]), [Digest::of(b"cde")]);

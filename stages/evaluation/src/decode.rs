@@ -10,8 +10,8 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, FileRange, Input, Kind, Out, Partition, Port, ROW, Reads, Reject, RejectClass, Role,
-    Shape, Source, SourcePartition, StageError,
+    Artifact, Body, Conservation, Context, FileRange, Input, Kind, Out, Partition, Port, ROW, Reads, Reject,
+    RejectClass, Role, Shape, Source, SourcePartition, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -77,7 +77,11 @@ mod tests {
             ranges: vec![("a.tar".into(), 512, 7)],
         };
         let noted = |of: Value, otherwise: Option<&str>| {
-            let choose = || otherwise.map(chosen).ok_or_else(|| StageError::failed("they were read again"));
+            let choose = || {
+                otherwise
+                    .map(chosen)
+                    .ok_or_else(|| StageError::failed("they were read again"))
+            };
             Recordings::noted(scratch.path(), &of, choose)
         };
         assert_eq!(noted(json!(["rows", 1]), Some("a")).unwrap(), chosen("a"));

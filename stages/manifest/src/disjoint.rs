@@ -169,7 +169,10 @@ pub struct Overlap {
 
 impl std::fmt::Display for Overlap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let by = SHARED.iter().zip(self.by).map(|(what, rows)| format!("{rows} by their {what}"));
+        let by = SHARED
+            .iter()
+            .zip(self.by)
+            .map(|(what, rows)| format!("{rows} by their {what}"));
         write!(
             f,
             "{} of {} rows of validation are also in training ({}): ",
@@ -282,7 +285,9 @@ impl Rows {
             langs: text("lang")?,
             texts: text("text")?,
             paths: text("audio_path")?,
-            durations: column("duration", DataType::Float64)?.as_primitive::<Float64Type>().clone(),
+            durations: column("duration", DataType::Float64)?
+                .as_primitive::<Float64Type>()
+                .clone(),
             offsets: column("offset", DataType::Int64)?.as_primitive::<Int64Type>().clone(),
         })
     }
@@ -298,7 +303,10 @@ impl Rows {
             false => String::new(),
         };
         let segment_id = of(&self.segment_ids);
-        let milliseconds = self.durations.is_valid(row).then(|| (self.durations.value(row) * 1e3).round());
+        let milliseconds = self
+            .durations
+            .is_valid(row)
+            .then(|| (self.durations.value(row) * 1e3).round());
         let segment = (!segment_id.is_empty()).then(|| {
             let duration = milliseconds.unwrap_or(f64::NAN).to_string();
             key(&[&of(&self.langs), &of(&self.shard_ids), &segment_id, &duration])
@@ -322,7 +330,9 @@ impl Rows {
 fn key(parts: &[&str]) -> Key {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
-        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        hasher
+            .update(&(part.len() as u64).to_le_bytes())
+            .update(part.as_bytes());
     }
     let mut key = Key::default();
     key.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
@@ -344,8 +354,15 @@ impl Folders {
             let found = folder.canonicalize().or_else(|_| std::path::absolute(folder));
             self.0 = Some((folder.to_path_buf(), found.unwrap_or_else(|_| folder.to_path_buf())));
         }
-        let folder = self.0.as_ref().map(|(_, resolved)| resolved.as_path()).unwrap_or(folder);
-        folder.join(file.file_name().unwrap_or_default()).to_string_lossy().into_owned()
+        let folder = self
+            .0
+            .as_ref()
+            .map(|(_, resolved)| resolved.as_path())
+            .unwrap_or(folder);
+        folder
+            .join(file.file_name().unwrap_or_default())
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
@@ -355,12 +372,20 @@ fn each_row(
     mut each: impl FnMut(&Rows, usize, [Option<Key>; SHARED.len()]),
 ) -> Result<(), StageError> {
     let schema: &SchemaRef = artifact.schema();
-    let columns: Vec<&str> = ["segment_id", "shard_id", "lang", "text", "audio_path", "duration", "offset"]
-        .into_iter()
-        .filter(|name| schema.column_with_name(name).is_some())
-        .collect();
+    let columns: Vec<&str> = [
+        "segment_id",
+        "shard_id",
+        "lang",
+        "text",
+        "audio_path",
+        "duration",
+        "offset",
+    ]
+    .into_iter()
+    .filter(|name| schema.column_with_name(name).is_some())
+    .collect();
     let (mut first, mut folders) = (0, Folders::default());
-    for batch in artifact.batches(Some(&columns)) {
+    for batch in artifact.batches(Some(columns.as_slice())) {
         let (_, batch) = batch?;
         let rows = Rows::of(&batch, first)?;
         for row in 0..batch.num_rows() {

@@ -23,9 +23,8 @@ fn schema() -> SchemaRef {
 }
 
 fn batch(rows: &[Row<'_>]) -> RecordBatch {
-    let text = |of: fn(&Row<'_>) -> String| -> ArrayRef {
-        Arc::new(StringArray::from_iter_values(rows.iter().map(of)))
-    };
+    let text =
+        |of: fn(&Row<'_>) -> String| -> ArrayRef { Arc::new(StringArray::from_iter_values(rows.iter().map(of))) };
     let columns: Vec<ArrayRef> = vec![
         Arc::new(UInt32Array::from_iter_values(0..rows.len() as u32)),
         text(|row| row.0.into()),

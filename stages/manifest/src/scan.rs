@@ -121,7 +121,10 @@ impl Source for Scanner {
                 .report(serde_json::json!({"links_not_followed": listing.links}));
         }
         if listing.shards.is_empty() {
-            let message = format!("{} holds no shard, that is, no folder <lang>/<shard_id>/", root.display());
+            let message = format!(
+                "{} holds no shard, that is, no folder <lang>/<shard_id>/",
+                root.display()
+            );
             return Err(StageError::setting("shards", message).with_help("is the disk mounted that it is on?"));
         }
         let partition = |(lang, shard_id): (String, String)| {

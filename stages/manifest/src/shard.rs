@@ -194,7 +194,13 @@ impl Shard {
             Wanted::required("segment_language", Text),
             Wanted::optional("recording_id", Text),
         ];
-        let table = read_table(&folder.join(METADATA), &wanted, "missing_metadata", "corrupt_metadata", options.max_text)?;
+        let table = read_table(
+            &folder.join(METADATA),
+            &wanted,
+            "missing_metadata",
+            "corrupt_metadata",
+            options.max_text,
+        )?;
         let [
             segment_id,
             transcription_native,
@@ -570,7 +576,11 @@ fn decode<const N: usize>(
     let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| {
         let message = e.to_string();
         // What the reader says where the texts of one batch have more than 2 GiB.
-        if message.contains("overflow") { too_much() } else { broken(&message) }
+        if message.contains("overflow") {
+            too_much()
+        } else {
+            broken(&message)
+        }
     })?;
     let found: usize = batches.iter().map(RecordBatch::num_rows).sum();
     if found != rows {
@@ -598,7 +608,9 @@ fn decode<const N: usize>(
         for batch in &batches {
             let part = batch.column_by_name(column.name).ok_or_else(|| broken(&column.name))?;
             let part = cast(part, &plain).map_err(|e| broken(&e))?;
-            bytes += part.as_string_opt::<i32>().map_or(0, |texts| texts.value_data().len() as u64);
+            bytes += part
+                .as_string_opt::<i32>()
+                .map_or(0, |texts| texts.value_data().len() as u64);
             parts.push(part);
         }
         if bytes > most {

@@ -181,9 +181,7 @@ impl Kind for Sql {
 impl SqlSettings {
     fn languages(&self) -> Result<Arc<Languages>, ManifestError> {
         match &self.languages {
-            Some(path) => self
-                .table
-                .get(&path.to_string_lossy(), || Languages::from_file(path)),
+            Some(path) => self.table.get(&path.to_string_lossy(), || Languages::from_file(path)),
             None => Ok(Languages::shipped()),
         }
     }

@@ -490,7 +490,8 @@ fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("table.yaml");
     let table = |lang: &str| {
-        let table = format!("aliases: {{}}\nscripts: [{{name: Latin, ranges: [\"0041-007A\"], languages: [{lang}]}}]\n");
+        let table =
+            format!("aliases: {{}}\nscripts: [{{name: Latin, ranges: [\"0041-007A\"], languages: [{lang}]}}]\n");
         std::fs::write(&path, table).unwrap();
     };
     let with = format!(

@@ -27,7 +27,10 @@ const FILES: [(&str, &str); 3] = [
 ];
 
 /// What must not shrink unnoticed, and the inputs that it is made of.
-const GUARDED: [(&str, &[&str]); 2] = [("the master manifest", &["master"]), ("train and validation", &["train", "val"])];
+const GUARDED: [(&str, &[&str]); 2] = [
+    ("the master manifest", &["master"]),
+    ("train and validation", &["train", "val"]),
+];
 
 const REJECTS: &str = "rejects.parquet";
 const STATISTICS: &str = "statistics.json";
@@ -187,7 +190,11 @@ impl Export for Writer {
         }
         let WriteSettings { shards, audio, out, .. } = &self.settings;
         for (what, names) in GUARDED {
-            let rows = self.files.iter().zip(inputs).filter(|((name, _), _)| names.contains(name));
+            let rows = self
+                .files
+                .iter()
+                .zip(inputs)
+                .filter(|((name, _), _)| names.contains(name));
             let (files, rows): (Vec<String>, Vec<u64>) = rows
                 .map(|((_, file), artifact)| (format!("{file}.parquet"), artifact.rows()))
                 .unzip();

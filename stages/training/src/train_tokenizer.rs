@@ -12,8 +12,8 @@ use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, ReadOnce, Reads, Role, Shape, Source,
-    SourcePartition, StageError,
+    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, ReadOnce, Reads, Role, Shape,
+    Source, SourcePartition, StageError,
 };
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;

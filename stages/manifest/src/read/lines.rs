@@ -137,7 +137,11 @@ impl LineManifest {
             Ok(SourcePartition {
                 name: name.clone(),
                 files: vec![self.files[block.file].0.clone()],
-                extra: if self.look { self.recordings(*block)?.to_hex() } else { String::new() },
+                extra: if self.look {
+                    self.recordings(*block)?.to_hex()
+                } else {
+                    String::new()
+                },
             })
         };
         self.blocks.par_iter().map(partition).collect()

@@ -43,11 +43,10 @@ impl FileLook {
     pub fn still(self, path: &Path) -> Result<(), StageError> {
         match FileLook::of(path) {
             Ok(now) if now == self => Ok(()),
-            _ => Err(StageError::failed(format!(
-                "{} was changed while the run was going on",
-                path.display()
-            ))
-            .with_help("wait until it is written, then run again")),
+            _ => Err(
+                StageError::failed(format!("{} was changed while the run was going on", path.display()))
+                    .with_help("wait until it is written, then run again"),
+            ),
         }
     }
 }

@@ -253,12 +253,15 @@ impl Reader {
         }
         let settings = &self.settings;
         let open = || settings.open(&self.context.scratch);
-        let manifest = settings.opened.get(&settings.name(), open).map_err(|error| match error {
-            error @ (ManifestError::Manifest { .. } | ManifestError::Parquet { .. } | ManifestError::Io { .. }) => {
-                StageError::setting("manifest", error)
-            }
-            other => other.into(),
-        })?;
+        let manifest = settings
+            .opened
+            .get(&settings.name(), open)
+            .map_err(|error| match error {
+                error @ (ManifestError::Manifest { .. } | ManifestError::Parquet { .. } | ManifestError::Io { .. }) => {
+                    StageError::setting("manifest", error)
+                }
+                other => other.into(),
+            })?;
         Ok(Arc::clone(self.manifest.insert(manifest)))
     }
 }

@@ -118,7 +118,7 @@ pub struct Rows<'a> {
     /// Bytes of the texts that wait, and of all so far.
     bytes: usize,
     all_bytes: usize,
-    pub(super) most_bytes: usize,
+    most_bytes: usize,
     /// Number of the next row.
     next: u32,
 }
@@ -255,4 +255,32 @@ pub fn line_values(line: &str) -> String {
         end -= 1;
     }
     serde_json::json!({ "line": &line[..end] }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flow_runtime::Partition;
+
+    #[test]
+    fn rows_beyond_the_text_that_a_partition_may_have_are_refused() {
+        let (mut out, mut recordings) = (Out::new(Partition::new("p")), Recordings::new(false));
+        let mut rows = Rows::new(&mut out, &mut recordings);
+        rows.most_bytes = 350;
+        for _ in 0..10 {
+            let row = ManifestRow {
+                text: "x".repeat(98),
+                lang: "hi".into(),
+                duration: Some(1.0),
+                wanted: Wanted {
+                    files: vec!["f".into()],
+                    member: None,
+                },
+                ..ManifestRow::default()
+            };
+            rows.push(Ok(row), String::new).unwrap();
+        }
+        assert_eq!((rows.waiting, rows.next), (3, 10));
+        assert_eq!(rows.bytes, 3 * 101, "the path counts, too");
+    }
 }

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use arrow::array::{Array, ArrayRef, AsArray, Float64Array, StringArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
 use flow_runtime::store::ForeignParquet;
@@ -16,7 +16,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use super::files::label;
 use super::grouped::{Grouped, Grouping};
 use super::lines::tag_of;
-use super::looks::{Chain, FileLook, looks_of};
+use super::looks::{Chain, FileLook, Look, looks_of};
 use super::places::{Places, shard_folders};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
@@ -50,6 +50,9 @@ const BATCH_BYTES: u64 = 64 << 20;
 
 /// Rows of a file: first and number.
 type Run = (usize, usize);
+
+/// By the name of the shard: its rows, and how their recordings look.
+type ShardsOfFile = BTreeMap<String, (Vec<Run>, Chain)>;
 
 /// Parquet manifests, cut into shards.
 pub struct TableManifest {
@@ -102,8 +105,10 @@ impl TableManifest {
             scratch: scratch.to_path_buf(),
         };
         for (number, path) in files.into_iter().enumerate() {
-            let table = Table::open(&path, settings)?;
-            let found = sheltered(&path, || table.shards(number, settings.check_audio))?;
+            let mut table = Table::open(&path, settings)?;
+            let (found, rows) = sheltered(&path, || table.shards(number, settings.check_audio))?;
+            // As many as there are, whatever the metadata say.
+            table.rows = rows;
             for (name, (runs, recordings)) in found {
                 let shard = manifest.shards.entry(Partition::from(name)).or_default();
                 shard.runs.push((number, runs));
@@ -128,7 +133,11 @@ impl TableManifest {
                 .iter()
                 .map(|(file, _)| self.files[*file].path.clone())
                 .collect(),
-            extra: if self.look { shard.recordings.to_hex() } else { String::new() },
+            extra: if self.look {
+                shard.recordings.to_hex()
+            } else {
+                String::new()
+            },
         };
         self.shards.iter().map(partition).collect()
     }
@@ -160,17 +169,12 @@ impl TableManifest {
     }
 
     /// The rows of a shard, where those of the file were grouped; none where they are to be read out of it.
-    fn of_group(
-        &self,
-        file: usize,
-        shard: u32,
-        runs: &[Run],
-    ) -> Result<Option<Vec<RecordBatch>>, StageError> {
+    fn of_group(&self, file: usize, shard: u32, runs: &[Run]) -> Result<Option<Vec<RecordBatch>>, StageError> {
         let table = &self.files[file];
         // Held while rows are grouped: the others need that, too.
         let mut reading = table.reading.lock().unwrap_or_else(PoisonError::into_inner);
         if reading.grouped.is_none() {
-            let passed = reading.passed + table.passed_for(runs);
+            let passed = reading.passed.saturating_add(table.passed_for(runs));
             if passed <= table.rows {
                 reading.passed = passed;
                 return Ok(None);
@@ -243,7 +247,7 @@ impl Table {
         let table = Table {
             path: path.to_path_buf(),
             places: settings.places(path.parent().unwrap_or(Path::new(""))),
-            rows: rows.map(|rows| usize::try_from(rows).unwrap_or(0)).sum(),
+            rows: rows.fold(0, |sum, rows| sum.saturating_add(usize::try_from(rows).unwrap_or(0))),
             metadata,
             look,
             reading: Mutex::default(),
@@ -290,15 +294,6 @@ impl Table {
             .filter(|(_, field)| columns.contains(&field.name().as_str()))
             .map(|(root, _)| root);
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
-        let selection = runs.map(|runs| {
-            let (mut selectors, mut at) = (Vec::new(), 0);
-            for &(first, count) in runs {
-                selectors.push(RowSelector::skip(first - at));
-                selectors.push(RowSelector::select(count));
-                at = first + count;
-            }
-            RowSelection::from(selectors)
-        });
         let bytes: i64 = self
             .metadata
             .metadata()
@@ -307,8 +302,44 @@ impl Table {
             .flat_map(|group| group.columns().iter().map(|column| column.uncompressed_size()))
             .fold(0, i64::saturating_add);
         let of_row = u64::try_from(bytes).unwrap_or(0) / (self.rows as u64).max(1) + 1;
-        let batch_rows = usize::try_from(BATCH_BYTES / of_row).unwrap_or(BATCH_ROWS).clamp(1, BATCH_ROWS);
-        file.rows(&self.metadata, mask, batch_rows, selection).map_err(parquet)
+        let batch_rows = usize::try_from(BATCH_BYTES / of_row)
+            .unwrap_or(BATCH_ROWS)
+            .clamp(1, BATCH_ROWS);
+        let Some(runs) = runs else {
+            return file.rows(&self.metadata, mask, batch_rows, None).map_err(parquet);
+        };
+        let (groups, selection) = self.selection(runs);
+        file.rows_of(&self.metadata, &groups, mask, batch_rows, Some(selection))
+            .map_err(parquet)
+    }
+
+    /// The row groups that rows are in, and which of the rows of these groups they are.
+    fn selection(&self, runs: &[Run]) -> (Vec<usize>, RowSelection) {
+        let (mut groups, mut selectors) = (Vec::new(), Vec::new());
+        let (mut start, mut at, mut runs) = (0usize, 0usize, runs.iter().copied().peekable());
+        for (number, group) in self.metadata.metadata().row_groups().iter().enumerate() {
+            let end = start.saturating_add(usize::try_from(group.num_rows()).unwrap_or(0));
+            while let Some((first, count)) = runs.peek_mut().filter(|run| run.0 < end) {
+                if groups.last() != Some(&number) {
+                    groups.push(number);
+                    at = start;
+                }
+                let here = (*count).min(end - *first);
+                selectors.push(RowSelector::skip(*first - at));
+                selectors.push(RowSelector::select(here));
+                at = *first + here;
+                (*first, *count) = (at, *count - here);
+                if *count > 0 {
+                    break;
+                }
+                runs.next();
+            }
+            if groups.last() == Some(&number) {
+                selectors.push(RowSelector::skip(end - at));
+            }
+            start = end;
+        }
+        (groups, RowSelection::from(selectors))
     }
 
     fn next(&self, reader: &mut ParquetRecordBatchReader) -> Result<Option<RecordBatch>, ManifestError> {
@@ -317,21 +348,15 @@ impl Table {
 
     /// How many rows are passed over to read these: all of the row groups that they are in.
     fn passed_for(&self, runs: &[Run]) -> usize {
-        let (mut start, mut passed, mut runs) = (0, 0, runs.iter().peekable());
-        for group in self.metadata.metadata().row_groups() {
-            let rows = usize::try_from(group.num_rows()).unwrap_or(0);
-            let end = start + rows;
-            while runs.next_if(|(first, count)| first + count <= start).is_some() {}
-            if runs.peek().is_some_and(|(first, _)| *first < end) {
-                passed += rows;
-            }
-            start = end;
-        }
-        passed
+        let groups = self.metadata.metadata().row_groups();
+        let rows = |group: usize| usize::try_from(groups[group].num_rows()).unwrap_or(0);
+        let (touched, _) = self.selection(runs);
+        touched.into_iter().map(rows).fold(0, usize::saturating_add)
     }
 
-    /// The shards in this file by name: where their rows are, in order, and how their recordings look if `look` asks for that.
-    fn shards(&self, number: usize, look: bool) -> Result<BTreeMap<String, (Vec<Run>, Chain)>, ManifestError> {
+    /// The shards in this file by name: where their rows are, in order, and how their recordings look if `look` asks for
+    /// that. And how many rows there are.
+    fn shards(&self, number: usize, look: bool) -> Result<(ShardsOfFile, usize), ManifestError> {
         let recordings = if look { &OF_RECORDINGS[..] } else { &[] };
         let mut reader = self.rows(&[&OF_SHARDS[..], recordings].concat(), None)?;
         let label = label(number, &self.path);
@@ -381,11 +406,11 @@ impl Table {
             }
         }
         let named = |(name, number): (String, usize)| (name, std::mem::take(&mut shards[number]));
-        Ok(numbers.into_iter().map(named).collect())
+        Ok((numbers.into_iter().map(named).collect(), at))
     }
 
     /// How the recording of each row looks from outside.
-    fn looks(&self, batch: &RecordBatch) -> Result<Vec<super::looks::Look>, ManifestError> {
+    fn looks(&self, batch: &RecordBatch) -> Result<Vec<Look>, ManifestError> {
         let columns = Columns::of(batch)?;
         let wanted: Vec<Wanted> = (0..batch.num_rows())
             .map(|row| columns.wanted(row, &self.places, &self.path).unwrap_or_default())

@@ -403,9 +403,8 @@ fn write_table(path: &Path, rows: &[(String, String, String)], group: usize) {
     let text = |of: fn(&(String, String, String)) -> &String| -> arrow::array::ArrayRef {
         Arc::new(StringArray::from_iter_values(rows.iter().map(of)))
     };
-    let same = |value: &str| -> arrow::array::ArrayRef {
-        Arc::new(StringArray::from_iter_values(rows.iter().map(|_| value)))
-    };
+    let same =
+        |value: &str| -> arrow::array::ArrayRef { Arc::new(StringArray::from_iter_values(rows.iter().map(|_| value))) };
     let seconds = Float32Array::from_iter_values(rows.iter().map(|_| 1.0));
     let columns: Vec<(&str, arrow::array::ArrayRef)> = vec![
         ("segment_id", text(|row| &row.0)),
@@ -434,11 +433,17 @@ fn each_form_of_a_manifest_sees_its_recordings_change() {
     }
     fs::write(at("folder/a.txt"), "one").unwrap();
     fs::write(at("t.tar"), tar_of(&[("m.flac", &recording())])).unwrap();
-    let line = |file: &str| format!("{{\"audio_filepath\": \"{file}\", \"duration\": 1, \"text\": \"x\", \"lang\": \"hi\"}}\n");
+    let line = |file: &str| {
+        format!("{{\"audio_filepath\": \"{file}\", \"duration\": 1, \"text\": \"x\", \"lang\": \"hi\"}}\n")
+    };
     fs::write(at("m.jsonl"), line("b.flac") + &line("none.flac")).unwrap();
     fs::write(at("tarred.jsonl"), line("m.flac")).unwrap();
     let row = |segment: &str, shard: &str, path: &str| (segment.to_string(), shard.to_string(), path.to_string());
-    write_table(&at("m.parquet"), &[row("a", "s1", "b.flac"), row("b", "s2", "none.flac")], 10);
+    write_table(
+        &at("m.parquet"),
+        &[row("a", "s1", "b.flac"), row("b", "s2", "none.flac")],
+        10,
+    );
     let tarred = ReadSettings {
         tars: at("t.tar").to_str().unwrap().into(),
         ..settings(&at("tarred.jsonl"))
@@ -470,7 +475,10 @@ fn each_form_of_a_manifest_sees_its_recordings_change() {
                     check_audio: false,
                     ..settings.clone()
                 };
-                assert_eq!(extras(&unseen), before.iter().map(|_| String::new()).collect::<Vec<_>>());
+                assert_eq!(
+                    extras(&unseen),
+                    before.iter().map(|_| String::new()).collect::<Vec<_>>()
+                );
                 // The other shard of the table is as it was.
                 assert_eq!(gone[1..], before[1..]);
                 vec![before.clone(), touched, gone]
@@ -496,7 +504,13 @@ fn shuffled_shards_are_read_in_few_passes() {
     let (count, shards) = (20_000, 400);
     // Each row's shard is as far from the one before as can be.
     let rows: Vec<_> = (0..count)
-        .map(|row| (format!("r{row:06}"), format!("s{:03}", row * 7_919 % shards), "x.flac".to_string()))
+        .map(|row| {
+            (
+                format!("r{row:06}"),
+                format!("s{:03}", row * 7_919 % shards),
+                "x.flac".to_string(),
+            )
+        })
         .collect();
     write_table(&path, &rows, 1_000);
     let mut settings = settings(&path);
@@ -510,7 +524,10 @@ fn shuffled_shards_are_read_in_few_passes() {
             .filter(|row| row * 7_919 % shards == number)
             .map(|row| format!("r{row:06}"))
             .collect();
-        assert!(ids.iter().flatten().eq(wanted.iter().map(String::as_str)), "{partition}");
+        assert!(
+            ids.iter().flatten().eq(wanted.iter().map(String::as_str)),
+            "{partition}"
+        );
     }
 
     let Manifest::Tables(tables) = opened(&settings) else {
@@ -521,7 +538,11 @@ fn shuffled_shards_are_read_in_few_passes() {
         let mut rows = Rows::new(&mut out, &mut recordings);
         tables.read(&partition.name, &mut rows).unwrap();
     }
-    assert_eq!(tables.rows_passed(), 2 * count, "one shard out of the file, then all of them at once");
+    assert_eq!(
+        tables.rows_passed(),
+        2 * count,
+        "one shard out of the file, then all of them at once"
+    );
 
     // Shards that stand together are read out of the row groups that they are in.
     let mut sorted = rows.clone();
@@ -544,9 +565,13 @@ fn shuffled_shards_are_read_in_few_passes() {
 fn a_manifest_that_changes_after_the_plan_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let line = |text: &str| format!("{{\"audio_filepath\": \"x\", \"duration\": 1, \"text\": \"{text}\", \"lang\": \"hi\"}}\n");
+    let line = |text: &str| {
+        format!("{{\"audio_filepath\": \"x\", \"duration\": 1, \"text\": \"{text}\", \"lang\": \"hi\"}}\n")
+    };
     let rows = |count: usize| -> Vec<_> {
-        (0..count).map(|row| (row.to_string(), "s".to_string(), "x".to_string())).collect()
+        (0..count)
+            .map(|row| (row.to_string(), "s".to_string(), "x".to_string()))
+            .collect()
     };
     fs::create_dir(at("folder")).unwrap();
     let write = |longer: bool| {
@@ -591,26 +616,4 @@ fn a_manifest_without_rows_is_an_error() {
         let message = failure(settings(&at(name)));
         assert!(message.contains("there are no rows in it"), "{name}: {message}");
     }
-}
-
-#[test]
-fn rows_beyond_the_text_that_a_partition_may_have_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("m.parquet");
-    let rows: Vec<_> = (0..10)
-        .map(|row| (format!("{row:050}"), "s".to_string(), "x".to_string()))
-        .collect();
-    write_table(&path, &rows, 10);
-    let Manifest::Tables(tables) = opened(&settings(&path)) else {
-        panic!("no table")
-    };
-    let partition = tables.partitions().remove(0).name;
-    let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(false));
-    let mut rows = Rows::new(&mut out, &mut recordings);
-    rows.most_bytes = 350;
-    tables.read(&partition, &mut rows).unwrap();
-    rows.finish().unwrap();
-    let kept: usize = out.batches.iter().map(|(_, _, batch)| batch.num_rows()).sum();
-    assert_eq!((kept, out.rejects.len()), (3, 7));
-    assert!(out.rejects.iter().all(|(_, reject)| reject.reason == "too_much_text"));
 }

@@ -16,7 +16,11 @@ pub fn check_set(path: &Path) -> Result<(), ManifestError> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Ok(());
     };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let folder = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
     let wrong = |why: String| {
         Err(ManifestError::Manifest {
             path: path.to_path_buf(),
