@@ -91,6 +91,9 @@ pub fn in_set(folder: &Path, manifest: &str, name: &str) -> Result<InSet, StoreE
     Ok(if same { InSet::AsWritten } else { InSet::Changed })
 }
 
+/// Rows of a set that are too few to be guarded: a trial, of which one shard more or less is most.
+const FEW_ROWS: u64 = 100;
+
 /// Rows of a set that must not become far fewer unnoticed.
 struct Guarded {
     what: &'static str,
@@ -243,7 +246,7 @@ impl ExportSet {
         });
     }
 
-    /// What was guarded and became too few. Files of the old set that cannot be read are left out of account.
+    /// What was guarded and became too few (where it was 100 rows at least). Files of the old set that cannot be read are left out of account.
     pub fn shrunk(&self) -> Vec<Shrunk> {
         let old = read_manifest(&self.folder.join(&self.manifest)).ok().flatten();
         let Some(old) = old else { return Vec::new() };
@@ -253,7 +256,8 @@ impl ExportSet {
         };
         let shrunk = |guarded: &Guarded| {
             let (before, now) = (of_old(guarded), guarded.rows);
-            ((now as f64) < before as f64 * (1.0 - guarded.most)).then_some(Shrunk {
+            let too_few = (now as f64) < before as f64 * (1.0 - guarded.most);
+            (before >= FEW_ROWS && too_few).then_some(Shrunk {
                 what: guarded.what,
                 before,
                 now,

@@ -78,7 +78,8 @@ pub struct WriteSettings {
     #[serde(default)]
     pub audio: PathBuf,
     /// Rows that a new set may have less than the one it takes the place of, as a share of 1: of the master manifest, and of
-    /// train and validation together. Past it nothing is written, unless the run was started with `--allow-shrink`.
+    /// train and validation together. Past it nothing is written, unless the run was started with `--allow-shrink` (or
+    /// there were fewer than 100).
     #[serde(default = "half")]
     pub max_shrink: f64,
     /// Where this is not empty, nothing is written: give it the parameter that names manifests to start from instead.
