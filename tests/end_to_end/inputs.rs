@@ -162,7 +162,8 @@ fn what_is_missing_empties_no_manifest() {
         }
         assert!(place.out_bytes() == whole, "the manifests are others: {said:?}");
     };
-    let shards = std::mem::replace(&mut place.shards, place.path("empty"));
+    let empty = place.path("empty");
+    let shards = std::mem::replace(&mut place.shards, empty);
     fs::create_dir(&place.shards).unwrap();
     refused(&place, &[], 2, &["holds no shard", "mounted"]);
     place.shards = shards;
