@@ -314,8 +314,8 @@ impl Rows {
         let text = of(&self.texts);
         let words = match tag_of(&text) {
             // Behind `<|`, the tag and `|>`.
-            Some(tag) => norm_text(&text[tag.len() + 4..]),
-            None => norm_text(&text),
+            Some(tag) => norm_text(text[tag.len() + 4..].trim()),
+            None => norm_text(text.trim()),
         };
         let path = of(&self.paths);
         let recording = (!path.is_empty()).then(|| {
