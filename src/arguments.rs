@@ -176,6 +176,9 @@ pub struct RunArguments {
     pub selection: SelectionArguments,
     #[command(flatten)]
     pub processes: ProcessArguments,
+    /// Replace manifests by ones with far fewer rows too
+    #[arg(long)]
+    pub allow_shrink: bool,
     /// What standard error shows while the run goes on
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub progress: Progress,

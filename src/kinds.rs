@@ -10,6 +10,7 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_manifest::sql::Sql>(),
         kind::<flow_manifest::dedup::Dedup>(),
         kind::<flow_manifest::split::Split>(),
+        kind::<flow_manifest::disjoint::Disjoint>(),
         kind::<flow_manifest::write::Write>(),
         kind::<flow_audio::Probe>(),
         kind::<flow_audio::Extract>(),

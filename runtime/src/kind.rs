@@ -157,6 +157,16 @@ pub struct SourcePartition {
     pub extra: String,
 }
 
+/// A part of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    pub path: PathBuf,
+    /// In bytes.
+    pub offset: u64,
+    /// In bytes.
+    pub size: u64,
+}
+
 /// Opens a space of partitions.
 pub trait Source {
     /// All partitions, sorted by name. Called once, before the run, on one body.
@@ -166,6 +176,13 @@ pub trait Source {
     /// [`Out::digested`]; otherwise the runtime reads them before, for their digests.
     fn digests(&self, _partition: &SourcePartition) -> bool {
         false
+    }
+
+    /// The parts of files that a partition is made from, beside its [`SourcePartition::files`], in a fixed order. Their
+    /// bytes belong to its input digest, too: for those who read a little of large files. Called after
+    /// `partitions`, on the same body.
+    fn ranges(&mut self, _partition: &Partition) -> Result<Vec<FileRange>, StageError> {
+        Ok(Vec::new())
     }
 
     /// Gives one partition. Called on the worker that the partition falls to; other workers read other

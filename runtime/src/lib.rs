@@ -12,6 +12,7 @@ pub mod out;
 pub mod partition;
 pub mod plan;
 pub mod processes;
+mod read_once;
 pub mod registry;
 pub mod reject;
 mod row_json;
@@ -24,10 +25,11 @@ pub use available_memory::available_memory;
 pub use context::Context;
 pub use digest::Digest;
 pub use kind::{
-    Body, Conservation, Export, Fate, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role, Shape,
-    Source, SourcePartition, StageError, Standing,
+    Body, Conservation, Export, Fate, FileRange, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role,
+    Shape, Source, SourcePartition, StageError, Standing,
 };
 pub use out::Out;
 pub use partition::Partition;
+pub use read_once::ReadOnce;
 pub use reject::{Reject, RejectClass, UNREADABLE};
 pub use store::{Artifact, ExportSet, RejectSet};

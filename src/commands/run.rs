@@ -78,6 +78,7 @@ fn conduct(
     let report = Report::listen(events);
     let mut options = options(&arguments.selection);
     options.signals = true;
+    options.allow_shrink = arguments.allow_shrink;
     options.processes = processes.cloned();
     let outcome = flow_runtime::run::run(checked, &options, events);
     let results = screen.close();

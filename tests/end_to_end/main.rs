@@ -8,6 +8,7 @@ mod curriculum;
 mod edits;
 mod evaluation;
 mod from_manifests;
+mod inputs;
 mod machines;
 mod manifests;
 mod mistakes;

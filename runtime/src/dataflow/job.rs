@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
 use crate::event::{Event, Events, ReasonCount};
-use crate::kind::{Conservation, Input, Port, SourcePartition, StageError};
+use crate::kind::{Conservation, Input, Port, StageError};
 use crate::partition::Partition;
 use crate::plan::decisions::Decisions;
 use crate::plan::graph::Part;
-use crate::plan::ledger::source_digest;
+use crate::plan::ledger::{Listed, source_digest};
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::RejectClass;
@@ -82,7 +82,7 @@ pub(crate) struct NodeJob {
     pub is_source: bool,
     pub is_log: bool,
     /// For a source.
-    pub source_partitions: BTreeMap<Partition, SourcePartition>,
+    pub source_partitions: BTreeMap<Partition, Listed>,
     /// For `apply`.
     pub decisions: Option<Arc<Decisions>>,
     /// By ordinal: the node works on the partition in this run.
@@ -257,20 +257,24 @@ impl Shared {
         }
     }
 
-    /// Digests the files of a source's partition; read again in any case, if they are to be read `afresh`.
-    pub fn digest_files(&self, partition: &SourcePartition, afresh: bool) -> Result<Digested, StageError> {
-        let mut files = Vec::with_capacity(partition.files.len());
+    /// Digests the files of a source's partition, and its parts of files; files are read again in any case, if they are to
+    /// be read `afresh`.
+    pub fn digest_files(&self, listed: &Listed, afresh: bool) -> Result<Digested, StageError> {
+        let sources = self.job.store.sources();
+        let mut files = Vec::with_capacity(listed.partition.files.len());
         let mut unreadable = None;
-        for file in &partition.files {
+        for file in &listed.partition.files {
             if afresh {
-                self.job.store.sources().forget(file);
+                sources.forget(file);
             }
-            let (digest, why) = self.job.store.sources().digest_or_why_not(file)?;
+            let (digest, why) = sources.digest_or_why_not(file)?;
             files.push(digest);
             unreadable = unreadable.or(why.map(|why| why.to_string()));
         }
+        let ranges = sources.digest_ranges(&listed.ranges, self.job.threads).into_iter();
+        let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
         Ok(Digested {
-            digest: source_digest(partition, &files),
+            digest: source_digest(&listed.partition, &files, &ranges),
             unreadable,
         })
     }

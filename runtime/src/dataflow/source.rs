@@ -20,10 +20,10 @@ use super::collected::drain;
 use super::job::{Digested, Shared};
 use super::kept::bytes_of;
 use super::unreadable::{SourceFiles, give};
-use crate::kind::{Source, SourcePartition, StageError};
+use crate::kind::{Source, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
-use crate::plan::ledger::guarded;
+use crate::plan::ledger::{Listed, guarded};
 use crate::store::{Artifact, DigestedFile};
 
 /// Reads partitions, one per call.
@@ -38,7 +38,7 @@ pub(super) struct Reader {
 /// The source files of a partition.
 struct ReadFiles<'a> {
     shared: &'a Shared,
-    described: &'a SourcePartition,
+    described: &'a Listed,
     read_once: bool,
 }
 
@@ -137,7 +137,8 @@ impl Reader {
                             shared: &self.shared,
                             described,
                             // What is not there, or is no file, is for the runtime to look at.
-                            read_once: body.digests(described) && described.files.iter().all(|file| file.is_file()),
+                            read_once: body.digests(&described.partition)
+                                && described.partition.files.iter().all(|file| file.is_file()),
                         };
                         let (out, digest) = give(body.as_mut(), partition, &files)?;
                         self.shared.note_source(self.node, ordinal, digest);

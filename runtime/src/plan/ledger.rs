@@ -15,7 +15,7 @@ use super::{Options, Plan};
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
 use crate::event::Events;
-use crate::kind::{Body, Input, Role, SourcePartition, StageError};
+use crate::kind::{Body, FileRange, Input, Role, SourcePartition, StageError};
 use crate::partition::Partition;
 use crate::run::RunError;
 use crate::spec::{Checked, CheckedStage};
@@ -24,13 +24,20 @@ use crate::store::{Artifact, Record, Records, RejectSet, Store};
 /// The one partition of a log stage's outputs.
 pub(crate) const RESULT: &str = "result";
 
+/// A partition of a source, as its body lists it.
+#[derive(Clone)]
+pub(crate) struct Listed {
+    pub partition: SourcePartition,
+    pub ranges: Vec<FileRange>,
+}
+
 #[derive(Default)]
 pub(crate) struct NodeState {
     /// What stands under the node's recipe; read when first asked for.
     pub records: Option<Arc<Records>>,
     /// The partitions on which the node works; none while they are not known.
     pub space: Option<Arc<Vec<Partition>>>,
-    pub sources: BTreeMap<Partition, SourcePartition>,
+    pub sources: BTreeMap<Partition, Listed>,
     /// Digests of the partitions of a source, as far as they were needed.
     pub source_digests: BTreeMap<Partition, Digest>,
     /// Records that what follows may read, by partition.
@@ -159,10 +166,10 @@ impl Ledger {
                 let Some(listed) = self.list_source(node)? else {
                     return Ok(None);
                 };
-                let names = listed.iter().map(|partition| partition.name.clone()).collect();
+                let names = listed.iter().map(|listed| listed.partition.name.clone()).collect();
                 self.nodes[node].sources = listed
                     .into_iter()
-                    .map(|partition| (partition.name.clone(), partition))
+                    .map(|listed| (listed.partition.name.clone(), listed))
                     .collect();
                 names
             }
@@ -203,19 +210,33 @@ impl Ledger {
         self.space(node)
     }
 
-    fn list_source(&mut self, node: usize) -> Result<Option<Vec<SourcePartition>>, RunError> {
+    fn list_source(&mut self, node: usize) -> Result<Option<Vec<Listed>>, RunError> {
         let Some(context) = self.context(node)? else {
             return Ok(None);
         };
         let listed = guarded(|| match self.stage(node).settings.open(&context)? {
-            Body::Source(mut body) => body.partitions(),
+            Body::Source(mut body) => {
+                let partitions = body.partitions()?;
+                let with_ranges = |partition: SourcePartition| {
+                    let ranges = body.ranges(&partition.name)?;
+                    Ok(Listed { partition, ranges })
+                };
+                partitions
+                    .into_iter()
+                    .map(with_ranges)
+                    .collect::<Result<Vec<_>, StageError>>()
+            }
             _ => Err(StageError::failed("the kind says it is a source, but its body is none")),
         })
         .map_err(|error| self.failed(node, None, error))?;
-        if let Some(pair) = listed.windows(2).find(|pair| pair[0].name >= pair[1].name) {
+        if let Some(pair) = listed
+            .windows(2)
+            .map(|pair| [&pair[0].partition.name, &pair[1].partition.name])
+            .find(|pair| pair[0] >= pair[1])
+        {
             let message = format!(
                 "partitions must be sorted by name, each name once: `{}` before `{}`",
-                pair[0].name, pair[1].name
+                pair[0], pair[1]
             );
             return Err(self.failed(node, None, StageError::failed(message)));
         }
@@ -377,23 +398,27 @@ impl Ledger {
     /// Digests the files of those partitions of a source that are named; what is known is not read again.
     pub fn digest_sources(&mut self, node: usize, partitions: &[Partition]) -> Result<(), RunError> {
         let state = &self.nodes[node];
-        let wanted: Vec<&SourcePartition> = partitions
+        let wanted: Vec<&Listed> = partitions
             .iter()
             .filter(|partition| !state.source_digests.contains_key(*partition))
             .filter_map(|partition| state.sources.get(partition))
             .collect();
         let paths: Vec<PathBuf> = wanted
             .iter()
-            .flat_map(|partition| partition.files.iter().cloned())
+            .flat_map(|listed| listed.partition.files.iter().cloned())
             .collect();
-        let mut digests = self.store.sources().digest_all(&paths, self.threads()).into_iter();
+        let ranges: Vec<FileRange> = wanted.iter().flat_map(|listed| listed.ranges.iter().cloned()).collect();
+        let sources = self.store.sources();
+        let mut digests = sources.digest_all(&paths, self.threads()).into_iter();
+        let mut of_ranges = sources.digest_ranges(&ranges, self.threads()).into_iter();
         let mut made = Vec::new();
-        for partition in wanted {
-            let files = digests
-                .by_ref()
-                .take(partition.files.len())
-                .collect::<Result<Vec<_>, _>>()?;
-            made.push((partition.name.clone(), source_digest(partition, &files)));
+        for listed in wanted {
+            let files = digests.by_ref().take(listed.partition.files.len());
+            let files = files.collect::<Result<Vec<_>, _>>()?;
+            let ranges = of_ranges.by_ref().take(listed.ranges.len());
+            let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+            let digest = source_digest(&listed.partition, &files, &ranges);
+            made.push((listed.partition.name.clone(), digest));
         }
         self.nodes[node].source_digests.extend(made);
         Ok(())
@@ -422,13 +447,16 @@ impl Ledger {
     }
 }
 
-/// Digest of a source's partition from the digests of its files.
-pub(crate) fn source_digest(partition: &SourcePartition, files: &[Digest]) -> Digest {
-    let head = [b"source".to_vec(), partition.extra.as_bytes().to_vec()];
-    Digest::of_parts(
-        head.into_iter()
-            .chain(files.iter().map(|digest| digest.as_bytes().to_vec())),
-    )
+/// Digest of a source's partition from the digests of its files and ranges.
+pub(crate) fn source_digest(partition: &SourcePartition, files: &[Digest], ranges: &[Digest]) -> Digest {
+    let bytes = |digest: &Digest| digest.as_bytes().to_vec();
+    let mut parts = vec![b"source".to_vec(), partition.extra.as_bytes().to_vec()];
+    parts.extend(files.iter().map(bytes));
+    if !ranges.is_empty() {
+        parts.push(b"ranges".to_vec());
+        parts.extend(ranges.iter().map(bytes));
+    }
+    Digest::of_parts(parts)
 }
 
 /// Stands for a partition that an input does not have.

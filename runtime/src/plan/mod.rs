@@ -36,6 +36,8 @@ pub struct Options {
     pub only: Vec<String>,
     /// Run these stages even where a record stands; `all` for every stage.
     pub force: Vec<String>,
+    /// Let exports put sets in place that have far fewer rows than those that stand there.
+    pub allow_shrink: bool,
     /// Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 (a program does, a test does not).
     pub signals: bool,
     /// Partitions in flight at most; none: four times the workers, at least 16, and of steps that feed a log twice the
@@ -60,6 +62,7 @@ impl Options {
             until: None,
             only: Vec::new(),
             force: Vec::new(),
+            allow_shrink: false,
             signals: false,
             in_flight: None,
             in_flight_bytes: None,

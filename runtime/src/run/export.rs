@@ -7,7 +7,7 @@ use crate::kind::{Body, StageError};
 use crate::plan::Action;
 use crate::plan::decide::{NodeVerdict, Verdict};
 use crate::plan::ledger::{Ledger, guarded};
-use crate::store::{Artifact, ExportSet};
+use crate::store::{Artifact, ExportSet, Shrunk};
 
 pub(super) fn run(
     ledger: &mut Ledger,
@@ -56,6 +56,20 @@ pub(super) fn run(
     .map_err(|error| ledger.failed(node, None, error))?;
     let mut set = ExportSet::begin(&folder, &body.manifest(), key, run_id)?;
     guarded(|| body.write(&inputs, &rejects, &mut set)).map_err(|error| ledger.failed(node, None, error))?;
+    if let (false, [shrunk, ..]) = (ledger.options.allow_shrink, set.shrunk().as_slice()) {
+        let Shrunk { what, before, now } = shrunk;
+        let error = StageError::Refused {
+            message: format!(
+                "the set in {} would shrink: {what} have {now} rows, and {before} in the set that stands there",
+                folder.display()
+            ),
+            help: Some(
+                "look whether everything that is read is there (a disk that is not mounted?); --allow-shrink writes the smaller set"
+                    .into(),
+            ),
+        };
+        return Err(ledger.failed(node, None, error));
+    }
     let files = set.finish()?;
     ledger.events.send(Event::Exported {
         stage: stage.name.clone(),

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::atomic::{self, Files};
 use super::decide::TEMPORARY;
+use super::foreign_parquet::ForeignParquet;
 use super::kill::{self, Point};
 use super::lock::{Lock, new_token};
 use super::read_back;
@@ -57,6 +58,62 @@ pub enum ExportStanding {
     Changed { file: String },
 }
 
+/// What the description of a set says of a file beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InSet {
+    /// There is no description.
+    NoSet,
+    /// There is none, and a set was begun.
+    CutShort,
+    /// It does not name the file.
+    Other,
+    AsWritten,
+    /// The file is not what was written.
+    Changed,
+}
+
+/// What `manifest` (a name such as `flow.json`) in `folder` says of the file `name` there. Reads the file where it names it.
+///
+/// # Errors
+/// If the description or the file cannot be read, or a newer flow wrote it.
+pub fn in_set(folder: &Path, manifest: &str, name: &str) -> Result<InSet, StoreError> {
+    let Some(set) = read_manifest(&folder.join(manifest))? else {
+        let entries = std::fs::read_dir(folder).map_err(|e| StoreError::io("list the folder", folder, e))?;
+        let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let begun = names.any(|name| name == LOCK || name.starts_with(TEMPORARY));
+        return Ok(if begun { InSet::CutShort } else { InSet::NoSet });
+    };
+    let Some(entry) = set.files.get(name) else {
+        return Ok(InSet::Other);
+    };
+    let path = folder.join(name);
+    let failed = |e| StoreError::io("read", &path, e);
+    let same = std::fs::metadata(&path).map_err(failed)?.len() == entry.bytes
+        && read_digest(&path).map_err(failed)? == entry.digest;
+    Ok(if same { InSet::AsWritten } else { InSet::Changed })
+}
+
+/// Rows of a set that are too few to be guarded: a trial, of which one shard more or less is most.
+const FEW_ROWS: u64 = 100;
+
+/// Rows of a set that must not become far fewer unnoticed.
+struct Guarded {
+    what: &'static str,
+    /// Parquet files of the set.
+    names: Vec<String>,
+    rows: u64,
+    /// Most that may be gone, as a share of 1.
+    most: f64,
+}
+
+/// Rows of a set that are far fewer than in the set that stands in the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shrunk {
+    pub what: &'static str,
+    pub before: u64,
+    pub now: u64,
+}
+
 /// A set of files being written into a folder. Ask for a path with [`ExportSet::file`], write there, and call
 /// [`ExportSet::finish`]; dropped before, nothing in the folder has changed.
 pub struct ExportSet {
@@ -67,6 +124,7 @@ pub struct ExportSet {
     waiting: PathBuf,
     key: Digest,
     names: BTreeMap<String, PathBuf>,
+    guarded: Vec<Guarded>,
     files: Files,
     /// Knows the name of the waiting folder. Dropped last: the folder is let go after it has been cleaned up.
     lock: Lock,
@@ -150,6 +208,7 @@ impl ExportSet {
             waiting,
             key,
             names: BTreeMap::new(),
+            guarded: Vec::new(),
             files,
             lock,
         })
@@ -180,6 +239,37 @@ impl ExportSet {
         }
         self.names.insert(normal, path.clone());
         Ok(path)
+    }
+
+    /// Says that the parquet files `names` of the set have `rows` together, of which no more than the share `most` (of 1) may
+    /// be missing against the set that stands in the folder. `what` names them to the user.
+    pub fn guard_rows(&mut self, what: &'static str, names: Vec<String>, rows: u64, most: f64) {
+        self.guarded.push(Guarded {
+            what,
+            names,
+            rows,
+            most,
+        });
+    }
+
+    /// What was guarded and became too few (where it was 100 rows at least). Files of the old set that cannot be read are left out of account.
+    pub fn shrunk(&self) -> Vec<Shrunk> {
+        let old = read_manifest(&self.folder.join(&self.manifest)).ok().flatten();
+        let Some(old) = old else { return Vec::new() };
+        let of_old = |guarded: &Guarded| {
+            let names = guarded.names.iter().filter(|name| old.files.contains_key(*name));
+            names.filter_map(|name| rows_of(&self.folder.join(name))).sum::<u64>()
+        };
+        let shrunk = |guarded: &Guarded| {
+            let (before, now) = (of_old(guarded), guarded.rows);
+            let too_few = (now as f64) < before as f64 * (1.0 - guarded.most);
+            (before >= FEW_ROWS && too_few).then_some(Shrunk {
+                what: guarded.what,
+                before,
+                now,
+            })
+        };
+        self.guarded.iter().filter_map(shrunk).collect()
     }
 
     /// Puts the set in place: everything is brought to the disk, the old `flow.json` is removed, all files get
@@ -258,6 +348,12 @@ impl Drop for ExportSet {
             let _ = self.lock.note(&[]);
         }
     }
+}
+
+/// How many rows a parquet file says it has.
+fn rows_of(path: &Path) -> Option<u64> {
+    let metadata = ForeignParquet::open(path).ok()?.metadata().ok()?;
+    u64::try_from(metadata.metadata().file_metadata().num_rows()).ok()
 }
 
 fn read_manifest(path: &Path) -> Result<Option<Manifest>, StoreError> {

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use arrow::datatypes::{DataType, Field, FieldRef, Fields};
 use bytes::Bytes;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups, RowSelection,
@@ -126,26 +127,50 @@ impl ForeignParquet {
         batch_size: usize,
         selection: Option<RowSelection>,
     ) -> Result<ParquetRecordBatchReader> {
-        let fields = metadata.schema().fields();
-        let levels = parquet_to_arrow_field_levels(metadata.parquet_schema(), mask, Some(fields))?;
-        let groups = Groups::new(self.clone(), Arc::clone(metadata.metadata()))?;
+        let all: Vec<usize> = (0..metadata.metadata().num_row_groups()).collect();
+        self.rows_of(metadata, &all, mask, batch_size, selection)
+    }
+
+    /// As [`ForeignParquet::rows`], of these row groups alone: nothing of the others is read. A selection counts the rows of
+    /// these groups.
+    ///
+    /// # Errors
+    /// When the metadata contradicts itself.
+    pub fn rows_of(
+        &self,
+        metadata: &ArrowReaderMetadata,
+        groups: &[usize],
+        mask: ProjectionMask,
+        batch_size: usize,
+        selection: Option<RowSelection>,
+    ) -> Result<ParquetRecordBatchReader> {
+        // With offsets of 32 bits a batch of texts that would need gigabytes is an error of the reader's, whatever offsets the
+        // writer had: a dictionary of one long text makes a small file.
+        let plain = |field: &FieldRef| match field.data_type() {
+            DataType::LargeUtf8 => Arc::new(Field::clone(field).with_data_type(DataType::Utf8)),
+            _ => Arc::clone(field),
+        };
+        let fields: Fields = metadata.schema().fields().iter().map(plain).collect();
+        let levels = parquet_to_arrow_field_levels(metadata.parquet_schema(), mask, Some(&fields))?;
+        let groups = Groups::new(self.clone(), Arc::clone(metadata.metadata()), groups)?;
         let batch_size = batch_size.min(groups.rows);
         ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_size, selection)
     }
 }
 
-/// All row groups of a file.
+/// Row groups of a file.
 #[derive(Clone)]
 struct Groups {
     file: Arc<ForeignParquet>,
     metadata: Arc<ParquetMetaData>,
+    chosen: Arc<[usize]>,
     rows: usize,
 }
 
 impl Groups {
-    fn new(file: ForeignParquet, metadata: Arc<ParquetMetaData>) -> Result<Self> {
+    fn new(file: ForeignParquet, metadata: Arc<ParquetMetaData>, chosen: &[usize]) -> Result<Self> {
         let mut rows = 0usize;
-        for group in metadata.row_groups() {
+        for group in chosen.iter().filter_map(|group| metadata.row_groups().get(*group)) {
             rows = rows
                 .checked_add(usize::try_from(group.num_rows())?)
                 .ok_or_else(|| ParquetError::General("too many rows".into()))?;
@@ -153,6 +178,7 @@ impl Groups {
         Ok(Groups {
             file: Arc::new(file),
             metadata,
+            chosen: chosen.into(),
             rows,
         })
     }
@@ -172,7 +198,8 @@ impl RowGroups for Groups {
     }
 
     fn row_groups(&self) -> Box<dyn Iterator<Item = &RowGroupMetaData> + '_> {
-        Box::new(self.metadata.row_groups().iter())
+        let group = |group: &usize| self.metadata.row_groups().get(*group);
+        Box::new(self.chosen.iter().filter_map(group))
     }
 
     fn metadata(&self) -> &ParquetMetaData {
@@ -180,7 +207,7 @@ impl RowGroups for Groups {
     }
 }
 
-/// One column in all row groups.
+/// One column in the row groups.
 struct Chunks {
     groups: Groups,
     column: usize,
@@ -191,7 +218,8 @@ impl Iterator for Chunks {
     type Item = Result<Box<dyn PageReader>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let group = self.groups.metadata.row_groups().get(self.next)?;
+        let chosen = self.groups.chosen.get(self.next)?;
+        let group = self.groups.metadata.row_groups().get(*chosen)?;
         self.next += 1;
         let chunk = group.column(self.column);
         let pages = usize::try_from(group.num_rows())

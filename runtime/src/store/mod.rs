@@ -50,7 +50,7 @@ pub(crate) use begun_file::BegunFile;
 pub use collect::Collected;
 pub use digested_file::DigestedFile;
 pub use error::{Holder, StoreError};
-pub use export::{ExportSet, ExportStanding};
+pub use export::{ExportSet, ExportStanding, InSet, Shrunk, in_set};
 pub use find::FoundRow;
 pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub use lock::Lock;

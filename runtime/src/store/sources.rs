@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,6 +17,7 @@ use super::digested_file::DigestedFile;
 use super::read_back;
 use super::removed;
 use crate::digest::Digest;
+use crate::kind::FileRange;
 
 /// Version of `sources.json` and `sources.jsonl`.
 const SOURCES_VERSION: u64 = 2;
@@ -242,7 +243,9 @@ impl SourceDigests {
             if !Note::of(&after, digest).fits(&before) {
                 continue;
             }
-            self.note(path, &before, began, digest);
+            if let Some(name) = name_of(path) {
+                self.note(name, &before, began, digest);
+            }
             return Ok(digest);
         }
         let changing = io::Error::other("it changes while it is read; wait until it is written");
@@ -307,13 +310,14 @@ impl SourceDigests {
     /// If the rest of the file cannot be read, or it was changed since it was opened.
     pub fn note_read(&self, file: DigestedFile) -> Result<(PathBuf, Digest), StoreError> {
         let (path, metadata, opened, digest) = file.finish()?;
-        self.note(&path, &metadata, opened, digest);
+        if let Some(name) = name_of(&path) {
+            self.note(name, &metadata, opened, digest);
+        }
         Ok((path, digest))
     }
 
     /// Notes the digest of a file that was as `metadata` says when reading it began, and that was not changed since.
-    fn note(&self, path: &Path, metadata: &Metadata, began: SystemTime, digest: Digest) {
-        let Some(name) = name_of(path) else { return };
+    fn note(&self, name: String, metadata: &Metadata, began: SystemTime, digest: Digest) {
         let mut note = Note::of(metadata, digest);
         let mut notes = self.notes();
         let known = notes.get(&name).copied();
@@ -328,6 +332,64 @@ impl SourceDigests {
             self.fresh().push((name, note));
             self.shared.changed.store(true, Ordering::Release);
         }
+    }
+
+    /// The digests of parts of files ([`SourceDigests::unreadable`] for what cannot be read), read by up to `threads` threads, in the order of `ranges`. Noted as files are: by
+    /// size, time and inode of the file that a part is in.
+    pub fn digest_ranges(&self, ranges: &[FileRange], threads: usize) -> Vec<Result<Digest, StoreError>> {
+        let share = ranges.len().div_ceil(threads.max(1)).max(1);
+        std::thread::scope(|scope| {
+            let all = |ranges: &[FileRange]| ranges.iter().map(|range| self.digest_range_if_readable(range)).collect::<Vec<_>>();
+            let mut shares = ranges.chunks(share);
+            let own = shares.next();
+            let helpers: Vec<_> = shares.map(|share| scope.spawn(move || all(share))).collect();
+            let mut digests = own.map(all).unwrap_or_default();
+            for helper in helpers {
+                match helper.join() {
+                    Ok(done) => digests.extend(done),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            digests
+        })
+    }
+
+    fn digest_range_if_readable(&self, range: &FileRange) -> Result<Digest, StoreError> {
+        match self.digest_range(range) {
+            Err(error) if is_of_the_file(&error) => Ok(Self::unreadable()),
+            digested => digested,
+        }
+    }
+
+    /// The digest of the bytes of a file in a range, as far as the file goes; [`SourceDigests::absent`] if it is not there.
+    fn digest_range(&self, range: &FileRange) -> Result<Digest, StoreError> {
+        let FileRange { path, offset, size } = range;
+        let name = name_of(path).map(|name| format!("{name}@{offset}+{size}"));
+        for _ in 0..2 {
+            let Some(before) = look(path)? else {
+                return Ok(Self::absent());
+            };
+            let noted = name.as_ref().and_then(|name| self.notes().get(name).copied());
+            if let Some(note) = noted.filter(|note| note.seen.is_none() && note.fits(&before)) {
+                return Ok(note.digest);
+            }
+            let began = SystemTime::now();
+            let digest = match read_range_digest(range) {
+                Ok(digest) => digest,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(StoreError::io("read", path, e)),
+            };
+            let Some(after) = look(path)? else { continue };
+            if !Note::of(&after, digest).fits(&before) {
+                continue;
+            }
+            if let Some(name) = name {
+                self.note(name, &before, began, digest);
+            }
+            return Ok(digest);
+        }
+        let changing = io::Error::other("it changes while it is read; wait until it is written");
+        Err(StoreError::io("digest", path, changing))
     }
 
     fn noted(&self, path: &Path, metadata: &Metadata) -> Option<Digest> {
@@ -378,7 +440,16 @@ fn name_of(path: &Path) -> Option<String> {
 }
 
 pub(super) fn read_digest(path: &Path) -> io::Result<Digest> {
-    let mut file = File::open(path)?;
+    digest_to_end(File::open(path)?)
+}
+
+fn read_range_digest(range: &FileRange) -> io::Result<Digest> {
+    let mut file = File::open(&range.path)?;
+    file.seek(SeekFrom::Start(range.offset))?;
+    digest_to_end(file.take(range.size))
+}
+
+fn digest_to_end(mut file: impl Read) -> io::Result<Digest> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; 1 << 18];
     loop {
@@ -445,6 +516,42 @@ mod tests {
             .unwrap();
         std::fs::rename(&beside, &path).unwrap();
         assert_eq!(loaded.digest(&path).unwrap(), Digest::of(b"longEr"));
+    }
+
+    #[test]
+    fn a_range_is_read_again_only_where_its_file_moved() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tar");
+        std::fs::write(&path, b"0123456789").unwrap();
+        age(&path, 100);
+        let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+        let range = |offset, size| FileRange {
+            path: path.clone(),
+            offset,
+            size,
+        };
+        let wanted = [range(2, 3), range(8, 5), range(20, 1)];
+        let digests = SourceDigests::default();
+        let of = |ranges: &[FileRange]| -> Vec<Digest> {
+            let found = digests.digest_ranges(ranges, 2).into_iter();
+            found.collect::<Result<_, _>>().unwrap()
+        };
+        let bytes = [b"234".as_slice(), b"89", b""].map(Digest::of);
+        assert_eq!(of(&wanted), bytes);
+        assert_eq!(digests.known(&path).unwrap(), None, "the file as a whole was not read");
+        // Same size, same time, same inode: the notes are believed, which shows that nothing is read.
+        std::fs::write(&path, b"abcdefghij").unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(time)
+            .unwrap();
+        assert_eq!(of(&wanted), bytes);
+        age(&path, 50);
+        assert_eq!(of(&wanted[..1]), [Digest::of(b"cde")]);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(of(&wanted[..1]), [SourceDigests::absent()]);
     }
 
     #[test]

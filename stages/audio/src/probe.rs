@@ -186,6 +186,11 @@ impl Source for Prober {
         let listed = shards::list(&self.settings.shards).map_err(|error| {
             StageError::setting("shards", error).with_help("`shards` is the folder of `<lang>/<shard_id>/`")
         })?;
+        if listed.is_empty() {
+            let root = self.settings.shards.display();
+            let message = format!("{root} holds no shard, that is, no folder <lang>/<shard_id>/");
+            return Err(StageError::setting("shards", message).with_help("is the disk mounted that it is on?"));
+        }
         let mut partitions = Vec::with_capacity(listed.len());
         for shard in listed {
             let name = Partition::from(shard.name());

@@ -78,7 +78,6 @@ impl Kind for Synthesize {
             settings,
             context: context.clone(),
             pool: decoding_pool(context)?,
-            known: None,
         })))
     }
 
@@ -110,7 +109,7 @@ impl Kind for Synthesize {
 }
 
 /// What is read once, before the first shard.
-struct Known {
+pub(crate) struct Known {
     shards: BTreeMap<String, PlannedShard>,
     languages: BTreeMap<String, Language>,
     excluded: Excluded,
@@ -121,7 +120,6 @@ struct Synthesizer {
     espeak: Espeak,
     context: Context,
     pool: ThreadPool,
-    known: Option<Arc<Known>>,
 }
 
 impl Source for Synthesizer {
@@ -189,10 +187,13 @@ impl Source for Synthesizer {
 }
 
 impl Synthesizer {
-    fn known(&mut self) -> Result<Arc<Known>, StageError> {
-        if let Some(known) = &self.known {
-            return Ok(Arc::clone(known));
-        }
+    fn known(&self) -> Result<Arc<Known>, StageError> {
+        // The settings as a whole say which files these are.
+        let name = serde_json::to_string(&self.settings).map_err(StageError::failed)?;
+        self.settings.known.get(&name, || self.read_files())
+    }
+
+    fn read_files(&self) -> Result<Known, StageError> {
         let shards = plan::shards(&self.settings)?;
         let names: BTreeSet<&String> = shards.values().map(|shard| &shard.lang).collect();
         let mut languages = BTreeMap::new();
@@ -210,13 +211,11 @@ impl Synthesizer {
                 StageError::setting(format!("exclude[{number}]"), error).with_help(help)
             })?;
         }
-        let known = Arc::new(Known {
+        Ok(Known {
             shards,
             languages,
             excluded,
-        });
-        self.known = Some(Arc::clone(&known));
-        Ok(known)
+        })
     }
 
     /// Looks whether the program is there and has the voices; gives its version.

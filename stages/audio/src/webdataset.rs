@@ -163,6 +163,10 @@ impl Source for Reader {
         let names = tars_below(&self.settings.shards).map_err(|error| {
             StageError::setting("shards", error).with_help("`shards` is the folder that holds the tars")
         })?;
+        if names.is_empty() {
+            let message = format!("{} holds no tar", self.settings.shards.display());
+            return Err(StageError::setting("shards", message).with_help("is the disk mounted that it is on?"));
+        }
         let partition = |name: String| SourcePartition {
             files: vec![self.settings.shards.join(format!("{name}.tar"))],
             extra: "webdataset".into(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Schema};
-use flow_runtime::{Artifact, Input, StageError};
+use flow_runtime::{Artifact, FileRange, Input, StageError};
 use flow_sampling::dataset::{AudioColumns, Dataset, Place};
 use flow_sampling::manifest_rows::manifest_order;
 
@@ -176,6 +176,25 @@ impl AudioRows {
             None => {}
         }
         place
+    }
+
+    /// The recordings of all utterances, each once: those that are files, and those that are parts of one.
+    pub fn recordings(&self) -> (Vec<PathBuf>, Vec<FileRange>) {
+        let (mut files, mut ranges) = (Vec::new(), Vec::new());
+        let places = self.rows.iter().filter_map(|&row| self.data.utterance(row)?.place);
+        for place in places {
+            match place {
+                // Utterances of one long recording mostly stand together.
+                Place::File(path) if files.last() != Some(&path) => files.push(path),
+                Place::File(_) => {}
+                Place::Range { file, offset, size } => ranges.push(FileRange {
+                    path: file,
+                    offset,
+                    size,
+                }),
+            }
+        }
+        (files, ranges)
     }
 
     /// The signal of the utterance at `index`: 16 kHz mono.

@@ -1,6 +1,6 @@
 //! The kind `evaluation.decode`: transcribes a manifest with a trained model and scores it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
@@ -10,8 +10,8 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reads, Reject, RejectClass, Role,
-    Shape, Source, SourcePartition, StageError,
+    Artifact, Body, Conservation, Context, FileRange, Input, Kind, Out, Partition, Port, ROW, Reads, Reject,
+    RejectClass, Role, Shape, Source, SourcePartition, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use crate::audio_rows::{AudioPlace, AudioRows, Origin, check_rows, is_members};
 use crate::clips;
 use crate::error::EvaluationError;
+use crate::recordings::Recordings;
 use crate::report::read_model;
 use crate::transcribe::{Outcome, scores, transcribe};
 use crate::wer::Scores;
@@ -233,6 +234,22 @@ struct DecodeBody {
 }
 
 impl DecodeBody {
+    /// The recordings that are transcribed. What they hold is no part of the rows, so it belongs to the key.
+    fn recordings(&self) -> Result<Recordings, StageError> {
+        let (rows, settings) = (self.input(0)?, &self.settings);
+        let members = self.context.input(if settings.named().is_some() { 1 } else { 2 });
+        let of = serde_json::json!([
+            rows.digest(),
+            members.map(Artifact::digest),
+            settings.shards,
+            settings.samples_per_language
+        ]);
+        Recordings::noted(&self.context.scratch, &of, || {
+            let rows = AudioRows::read(rows, members, &settings.shards, settings.samples_per_language)?;
+            Ok(Recordings::of(&rows))
+        })
+    }
+
     fn input(&self, position: usize) -> Result<&Artifact, StageError> {
         self.context
             .input(position)
@@ -243,14 +260,22 @@ impl DecodeBody {
 impl Source for DecodeBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let files = self.settings.named().map(OpenModel::files).transpose();
-        let files = files
+        let mut files = files
             .map_err(|error| StageError::setting("model", error))?
             .unwrap_or_default();
+        // One that is not there is refused as a row.
+        files.extend(self.recordings()?.files.into_iter().filter(|file| file.is_file()));
         Ok(vec![SourcePartition {
             name: Partition::new(ALL),
             files,
             extra: String::new(),
         }])
+    }
+
+    fn ranges(&mut self, _: &Partition) -> Result<Vec<FileRange>, StageError> {
+        let ranges = self.recordings()?.ranges.into_iter();
+        let range = |(path, offset, size): (PathBuf, u64, u64)| FileRange { path, offset, size };
+        Ok(ranges.map(range).filter(|range| range.path.is_file()).collect())
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {

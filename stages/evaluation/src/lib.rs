@@ -8,6 +8,7 @@ pub mod error;
 pub mod figures;
 pub mod normalize;
 pub mod page;
+mod recordings;
 pub mod report;
 mod screen;
 mod set_section;

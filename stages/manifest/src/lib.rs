@@ -2,10 +2,11 @@
 //! written.
 //!
 //! The modules [`text`], [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
-//! functions; [`scan`], [`mod@read`], [`sql`], [`dedup`], [`split`] and [`write`] are the stage kinds over them.
+//! functions; [`scan`], [`mod@read`], [`sql`], [`dedup`], [`split`], [`disjoint`] and [`write`] are the stage kinds over them.
 
 pub mod columns;
 pub mod dedup;
+pub mod disjoint;
 pub mod duplicates;
 mod error;
 pub mod identify;

@@ -27,7 +27,8 @@ use crate::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions, joined_schema, li
 ///
 /// A shard that cannot be read is refused as a whole, and the run goes on: `missing_metadata`,
 /// `corrupt_metadata`, `missing_audio_index`, `corrupt_audio_index`, `missing_column`, `bad_column_type`,
-/// `too_many_rows`, `unreadable_file` (looked at again by the next run). Rows are refused as `null_segment_id` and `no_index_row`. All are of class `fault`. Index rows that no
+/// `too_many_rows`, `too_much_text` (1 GiB in a column), `unreadable_file` (looked at again by the next run). Rows are
+/// refused as `null_segment_id` and `no_index_row`. All are of class `fault`. Index rows that no
 /// metadata row names are reported, not refused.
 ///
 /// # Example
@@ -120,6 +121,13 @@ impl Source for Scanner {
             self.context
                 .report(serde_json::json!({"links_not_followed": listing.links}));
         }
+        if listing.shards.is_empty() {
+            let message = format!(
+                "{} holds no shard, that is, no folder <lang>/<shard_id>/",
+                root.display()
+            );
+            return Err(StageError::setting("shards", message).with_help("is the disk mounted that it is on?"));
+        }
         let partition = |(lang, shard_id): (String, String)| {
             let folder = root.join(&lang).join(&shard_id);
             SourcePartition {
@@ -143,6 +151,7 @@ impl Source for Scanner {
         let options = ShardOptions {
             source: self.settings.source.clone(),
             max_rows: self.settings.max_rows_per_shard,
+            ..ShardOptions::default()
         };
         let shard = match Shard::read(&folder, lang, shard_id, &options) {
             Ok(shard) => shard,

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, new_null_array};
+use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray, UInt32Array, new_null_array};
 use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::store::ForeignParquet;
@@ -68,7 +68,7 @@ fn folders(folder: &Path, links: &mut Vec<PathBuf>) -> Result<Vec<(String, PathB
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quarantine {
     /// `missing_metadata`, `corrupt_metadata`, `missing_audio_index`, `corrupt_audio_index`, `missing_column`,
-    /// `bad_column_type`, `too_many_rows`, or [`UNREADABLE`], which may pass.
+    /// `bad_column_type`, `too_many_rows`, `too_much_text`, or [`UNREADABLE`], which may pass.
     pub reason: &'static str,
     pub detail: String,
 }
@@ -93,6 +93,9 @@ pub struct ShardOptions {
     pub source: String,
     /// A shard whose join gives more rows than this is put in quarantine (`too_many_rows`).
     pub max_rows: u32,
+    /// A shard with more bytes than this in a column of texts is put in quarantine (`too_much_text`): stages hold a shard's
+    /// rows as a whole, and a column of texts counts its bytes in 32 bits.
+    pub max_text: u64,
 }
 
 impl Default for ShardOptions {
@@ -100,6 +103,7 @@ impl Default for ShardOptions {
         ShardOptions {
             source: "shards".into(),
             max_rows: 10_000_000,
+            max_text: 1 << 30,
         }
     }
 }
@@ -195,7 +199,13 @@ impl Shard {
             Wanted::required("segment_language", Text),
             Wanted::optional("recording_id", Text),
         ];
-        let table = read_table(&folder.join(METADATA), &wanted, "missing_metadata", "corrupt_metadata")?;
+        let table = read_table(
+            &folder.join(METADATA),
+            &wanted,
+            "missing_metadata",
+            "corrupt_metadata",
+            options.max_text,
+        )?;
         let [
             segment_id,
             transcription_native,
@@ -222,6 +232,7 @@ impl Shard {
             &wanted,
             "missing_audio_index",
             "corrupt_audio_index",
+            options.max_text,
         )?;
         let index = Index {
             segment_id: as_text(&segment_id),
@@ -240,7 +251,35 @@ impl Shard {
             index_without_metadata: Vec::new(),
         };
         shard.join(options.max_rows)?;
+        shard.check_text(options.max_text)?;
         Ok(shard)
+    }
+
+    /// Ids that stand in both files many times make many rows of few.
+    fn check_text(&self, most: u64) -> Result<(), Quarantine> {
+        let (metadata, index) = (&self.metadata, &self.index);
+        let of_metadata = [
+            metadata.segment_id.clone(),
+            as_text(&metadata.recording_id),
+            as_text(&metadata.segment_language),
+            as_text(&metadata.transcription_native),
+        ];
+        let of_index = [as_text(&index.tar_member_name), as_text(&index.audio_hash)];
+        let columns = of_metadata.into_iter().map(|texts| (texts, true));
+        for (texts, is_metadata) in columns.chain(of_index.into_iter().map(|texts| (texts, false))) {
+            let length = |row: usize| texts.value_length(row) as u64;
+            let longest = (0..texts.len()).map(length).max().unwrap_or(0);
+            if longest * self.joined.len() as u64 <= most {
+                continue;
+            }
+            let row = |pair: &Pair| if is_metadata { pair.metadata } else { pair.index };
+            let bytes: u64 = self.joined.iter().map(|pair| length(row(pair) as usize)).sum();
+            if bytes > most {
+                let why = format!("metadata and index join to {bytes} bytes in a column, more than {most}");
+                return Err(Quarantine::new("too_much_text", why));
+            }
+        }
+        Ok(())
     }
 
     /// Inner join on `segment_id`, every metadata row with every index row of its id, numbered in the order
@@ -496,13 +535,14 @@ fn read_table<const N: usize>(
     wanted: &[Wanted; N],
     missing: &'static str,
     corrupt: &'static str,
+    most: u64,
 ) -> Result<[ArrayRef; N], Quarantine> {
     let file = ForeignParquet::open(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => Quarantine::new(missing, ""),
         _ => Quarantine::unreadable(path, error),
     })?;
     // The decoder is not ours and the file may be anything: a panic in it is one more way to be corrupt.
-    match catch_unwind(AssertUnwindSafe(|| decode(file.clone(), wanted, corrupt))) {
+    match catch_unwind(AssertUnwindSafe(|| decode(file.clone(), wanted, corrupt, most))) {
         Ok(table) => table.map_err(|quarantine| match file.unreadable() {
             Some(why) => Quarantine::unreadable(path, why),
             None => quarantine,
@@ -524,6 +564,7 @@ fn decode<const N: usize>(
     file: ForeignParquet,
     wanted: &[Wanted; N],
     corrupt: &'static str,
+    most: u64,
 ) -> Result<[ArrayRef; N], Quarantine> {
     let broken = |e: &dyn std::fmt::Display| Quarantine::new(corrupt, e);
     let metadata = file.metadata().map_err(|e| broken(&e))?;
@@ -539,7 +580,16 @@ fn decode<const N: usize>(
     let rows = usize::try_from(metadata.metadata().file_metadata().num_rows()).map_err(|e| broken(&e))?;
     let mask = ProjectionMask::roots(metadata.parquet_schema(), roots);
     let reader = file.rows(&metadata, mask, 8192, None).map_err(|e| broken(&e))?;
-    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| broken(&e))?;
+    let too_much = || Quarantine::new("too_much_text", format!("a column has more than {most} bytes"));
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| {
+        let message = e.to_string();
+        // What the reader says where the texts of one batch have more than 2 GiB.
+        if message.contains("overflow") {
+            too_much()
+        } else {
+            broken(&message)
+        }
+    })?;
     let found: usize = batches.iter().map(RecordBatch::num_rows).sum();
     if found != rows {
         return Err(broken(&format!("{found} rows instead of {rows}")));
@@ -562,10 +612,17 @@ fn decode<const N: usize>(
             table.push(new_null_array(&plain, found));
             continue;
         };
-        let mut parts = Vec::with_capacity(batches.len());
+        let (mut parts, mut bytes) = (Vec::with_capacity(batches.len()), 0);
         for batch in &batches {
             let part = batch.column_by_name(column.name).ok_or_else(|| broken(&column.name))?;
-            parts.push(cast(part, &plain).map_err(|e| broken(&e))?);
+            let part = cast(part, &plain).map_err(|e| broken(&e))?;
+            bytes += part
+                .as_string_opt::<i32>()
+                .map_or(0, |texts| texts.value_data().len() as u64);
+            parts.push(part);
+        }
+        if bytes > most {
+            return Err(too_much());
         }
         let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
         table.push(if parts.is_empty() {

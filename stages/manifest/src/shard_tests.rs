@@ -218,6 +218,29 @@ fn a_join_that_explodes_is_refused() {
     assert_eq!(refused.err().map(|q| q.reason), Some("too_many_rows"));
 }
 
+/// Stages hold the rows of a shard as a whole, and a column of texts counts its bytes in 32 bits.
+#[test]
+fn a_shard_of_too_much_text_is_refused() {
+    let reason = |folder: &Path, max_text| {
+        let options = ShardOptions {
+            max_text,
+            ..ShardOptions::default()
+        };
+        Shard::read(folder, "hi", "x", &options).err().map(|q| q.reason)
+    };
+    // 200 ids of 200 bytes in each file.
+    let ids: Vec<String> = (0..200).map(|number| format!("{number:0200}")).collect();
+    let ids: Vec<Option<&str>> = ids.iter().map(|id| Some(id.as_str())).collect();
+    let folder = shard(metadata(&ids), index(&ids));
+    assert_eq!(reason(folder.path(), 40_000), None);
+    assert_eq!(reason(folder.path(), 39_999), Some("too_much_text"));
+    // 100 times the same id makes 10,000 rows of 100.
+    let ids = [Some("same"); 100];
+    let folder = shard(metadata(&ids), index(&ids));
+    assert_eq!(reason(folder.path(), 1 << 20), None);
+    assert_eq!(reason(folder.path(), 39_999), Some("too_much_text"));
+}
+
 #[test]
 fn only_folders_two_levels_down_are_shards() {
     let root = tempfile::tempdir().unwrap();

@@ -9,8 +9,8 @@ use arrow::buffer::BooleanBuffer;
 use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, ROW, RejectClass, Shape,
-    StageError,
+    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, ROW, ReadOnce, RejectClass,
+    Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,9 @@ pub struct SqlSettings {
     /// A language table for `correct_language`, in the form of `configs/languages.yaml`, which is used if none is named.
     #[serde(default)]
     pub languages: Option<PathBuf>,
+    /// The table of `languages`; no setting of the user's.
+    #[serde(skip)]
+    pub table: ReadOnce<Languages>,
 }
 
 /// A condition under which a row is refused.
@@ -178,7 +181,7 @@ impl Kind for Sql {
 impl SqlSettings {
     fn languages(&self) -> Result<Arc<Languages>, ManifestError> {
         match &self.languages {
-            Some(path) => Languages::from_file(path).map(Arc::new),
+            Some(path) => self.table.get(&path.to_string_lossy(), || Languages::from_file(path)),
             None => Ok(Languages::shipped()),
         }
     }

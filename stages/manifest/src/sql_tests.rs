@@ -484,3 +484,34 @@ fn rows_of_a_partition_that_only_another_input_has_do_not_vanish() {
     let error = run("keep").unwrap_err().to_string();
     assert!(error.contains("row"), "{error}");
 }
+
+/// The table whose digest is in the key is the one that is used, though another lies there when the stage opens.
+#[test]
+fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("table.yaml");
+    let table = |lang: &str| {
+        let table =
+            format!("aliases: {{}}\nscripts: [{{name: Latin, ranges: [\"0041-007A\"], languages: [{lang}]}}]\n");
+        std::fs::write(&path, table).unwrap();
+    };
+    let with = format!(
+        "query: SELECT _row, correct_language(segment_id, 'xx', 'xx') AS lang FROM scan\nlanguages: {}",
+        path.display()
+    );
+    table("one");
+    let value: SqlSettings = serde_yaml::from_str(&with).unwrap();
+    let planned = Sql::identity(&value);
+    table("two");
+    let output = Harness::<Sql>::new(value.clone())
+        .input("scan", schema())
+        .feed("scan", "a/x", rows(&[(0, Some("abc"), None)]))
+        .run()
+        .unwrap();
+    let batch = output.rows("rows", "a/x");
+    let lang = batch.column_by_name("lang").unwrap().as_string::<i32>();
+    assert_eq!((lang.value(0), Sql::identity(&value)), ("one", planned.clone()));
+    // Another run sees the new one.
+    let next: SqlSettings = serde_yaml::from_str(&with).unwrap();
+    assert_ne!(Sql::identity(&next), planned);
+}

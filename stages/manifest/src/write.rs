@@ -26,6 +26,12 @@ const FILES: [(&str, &str); 3] = [
     ("val", "val_manifest_v2"),
 ];
 
+/// What must not shrink unnoticed, and the inputs that it is made of.
+const GUARDED: [(&str, &[&str]); 2] = [
+    ("the master manifest", &["master"]),
+    ("train and validation", &["train", "val"]),
+];
+
 const REJECTS: &str = "rejects.parquet";
 const STATISTICS: &str = "statistics.json";
 
@@ -46,7 +52,8 @@ const STATISTICS: &str = "statistics.json";
 /// lang, segment_id, shard_id, tar_member_name, tar_path, source`. `audio_filepath` is where `audio.extract` places the
 /// recording; it is relative to `out` where `audio` (or `shards`) is relative.
 ///
-/// The set is written as a whole, with `flow.json` in the end.
+/// The set is written as a whole, with `flow.json` in the end. One with far fewer rows than the set that stands there (see
+/// `max_shrink`) is not written: what was read may be missing.
 ///
 /// # Example
 ///
@@ -70,9 +77,30 @@ pub struct WriteSettings {
     /// Folder of the extracted recordings, for `audio_filepath` in JSON lines; empty for beside the tars.
     #[serde(default)]
     pub audio: PathBuf,
+    /// Rows that a new set may have less than the one it takes the place of, as a share of 1: of the master manifest, and of
+    /// train and validation together. Past it nothing is written, unless the run was started with `--allow-shrink` (or
+    /// there were fewer than 100).
+    #[serde(default = "half")]
+    pub max_shrink: f64,
     /// Where this is not empty, nothing is written: give it the parameter that names manifests to start from instead.
     #[serde(default)]
     pub unless: String,
+}
+
+/// Whether a file name is that of a manifest as they are written here.
+pub(crate) fn is_manifest(name: &str) -> bool {
+    let written = |stem: &str| FILES.iter().any(|(_, file)| *file == stem);
+    name.rsplit_once('.')
+        .is_some_and(|(stem, ending)| written(stem) && ["parquet", "jsonl"].contains(&ending))
+}
+
+/// Whether a folder has what is only written with manifests.
+pub(crate) fn is_of_set(folder: &Path) -> bool {
+    [STATISTICS, REJECTS].iter().any(|name| folder.join(name).is_file())
+}
+
+fn half() -> f64 {
+    0.5
 }
 
 pub struct Write;
@@ -82,7 +110,10 @@ impl Kind for Write {
     const VERSION: u32 = 3;
     type Settings = WriteSettings;
 
-    fn shape(_: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if !(0.0..=1.0).contains(&settings.max_shrink) {
+            return Err(StageError::setting("max_shrink", "it is a share from 0 to 1"));
+        }
         if inputs.is_empty() {
             let message = "manifest.write needs an input".into();
             return Err(StageError::Input {
@@ -159,6 +190,17 @@ impl Export for Writer {
             return Ok(());
         }
         let WriteSettings { shards, audio, out, .. } = &self.settings;
+        for (what, names) in GUARDED {
+            let rows = self
+                .files
+                .iter()
+                .zip(inputs)
+                .filter(|((name, _), _)| names.contains(name));
+            let (files, rows): (Vec<String>, Vec<u64>) = rows
+                .map(|((_, file), artifact)| (format!("{file}.parquet"), artifact.rows()))
+                .unzip();
+            set.guard_rows(what, files, rows.iter().sum(), self.settings.max_shrink);
+        }
         let (statistics, refused) = (set.file(STATISTICS)?, set.file(REJECTS)?);
         let figures = std::thread::scope(|scope| {
             // Beside the manifests, which the encoders work off group by group.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use flow_model::device::DeviceChoice;
+use flow_runtime::ReadOnce;
 use flow_sampling::curriculum::{self, StageSize};
 use flow_sampling::plan::Balance;
 
@@ -195,6 +196,9 @@ pub struct TrainSettings {
     /// The `.model` that came as an input; no setting of the user's.
     #[serde(skip)]
     pub tokenizer_input: Option<Arc<[u8]>>,
+    /// The file of `tokenizer`; no setting of the user's.
+    #[serde(skip)]
+    pub tokenizer_read: ReadOnce<Vec<u8>>,
     /// Where `init` lies, if it was fetched from the hub; no setting of the user's.
     #[serde(skip)]
     pub fetched: Option<PathBuf>,
@@ -254,6 +258,7 @@ impl Default for TrainSettings {
             curriculum: Vec::new(),
             curriculum_steps: Vec::new(),
             tokenizer_input: None,
+            tokenizer_read: ReadOnce::default(),
             fetched: None,
         }
     }
@@ -506,7 +511,8 @@ impl TrainSettings {
             return Ok(None);
         }
         let failed = |e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}"));
-        std::fs::read(path).map(Some).map_err(failed)
+        let read = self.tokenizer_read.get(path, || std::fs::read(path)).map_err(failed)?;
+        Ok(Some(read.to_vec()))
     }
 
     /// Where the first weights lie.

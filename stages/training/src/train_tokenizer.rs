@@ -12,8 +12,8 @@ use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reads, Role, Shape, Source,
-    SourcePartition, StageError,
+    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, ReadOnce, Reads, Role, Shape,
+    Source, SourcePartition, StageError,
 };
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;
@@ -81,6 +81,9 @@ pub struct TrainTokenizerSettings {
     pub max_sentences: u64,
     /// Longer texts, in bytes, are not learned from.
     pub max_sentence_bytes: u64,
+    /// The tokenizer that `extend` names; no setting of the user's.
+    #[serde(skip)]
+    pub extended: ReadOnce<Vec<u8>>,
 }
 
 impl Default for TrainTokenizerSettings {
@@ -97,6 +100,7 @@ impl Default for TrainTokenizerSettings {
             normalisation: NormalisationSetting::NmtNfkc,
             max_sentences: 1_000_000,
             max_sentence_bytes: 4192,
+            extended: ReadOnce::default(),
         }
     }
 }
@@ -117,21 +121,23 @@ pub enum NormalisationSetting {
 
 impl TrainTokenizerSettings {
     /// The tokenizer that is to be extended, if one is.
-    fn extended(&self) -> Result<Option<Vec<u8>>, StageError> {
+    fn extended(&self) -> Result<Option<Arc<Vec<u8>>>, StageError> {
         if self.extend.trim().is_empty() {
             return Ok(None);
         }
+        self.extended.get(&self.extend, || self.read_extended()).map(Some)
+    }
+
+    fn read_extended(&self) -> Result<Vec<u8>, StageError> {
         let path = Path::new(&self.extend);
         let refuse = |why: String| StageError::setting("extend", why);
         if path.extension().is_some_and(|ending| ending == "model") {
-            let bytes = std::fs::read(path).map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)))?;
-            return Ok(Some(bytes));
+            return std::fs::read(path).map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
         }
         let model = OpenModel::open(path).map_err(|error| refuse(error.to_string()))?;
         let none = model.no_tokenizer.unwrap_or_else(|| "it holds no tokenizer".into());
         model
             .tokenizer
-            .map(Some)
             .ok_or_else(|| refuse(format!("{}: {none}", self.extend)))
     }
 
@@ -307,7 +313,8 @@ impl Source for TrainTokenizerBody {
             .with_help("set `languages: false`, or correct the texts"));
         }
         let languages = sample.languages.clone();
-        let recipe = self.settings.recipe(&languages, self.settings.extended()?);
+        let extends = self.settings.extended()?.map(|bytes| bytes.to_vec());
+        let recipe = self.settings.recipe(&languages, extends);
         let failed = |error| StageError::from(TrainingError::from(error));
         let mut words = recipe.words().map_err(failed)?;
         let (seen, used) = (sample.seen, sample.chosen.len());

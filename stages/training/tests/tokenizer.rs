@@ -300,3 +300,20 @@ fn the_tokenizer_of_a_model_is_extended() {
     };
     assert!(error(unigram).contains("bpe"));
 }
+
+/// The file whose digest a checkpoint notes is the one that is used.
+#[test]
+fn a_tokenizer_file_is_read_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("t.model");
+    std::fs::write(&path, b"first").expect("written");
+    let settings = flow_training::settings::TrainSettings {
+        tokenizer: path.display().to_string(),
+        ..Default::default()
+    };
+    let noted = settings.identity().expect("read").tokenizer;
+    std::fs::write(&path, b"second").expect("written");
+    let used = settings.clone().tokenizer_file().expect("read").expect("given");
+    assert_eq!(noted, Some(blake3::hash(&used).to_hex().to_string()));
+    assert_eq!(used, b"first");
+}

@@ -222,3 +222,60 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
         }
     }
 }
+
+fn rows_file(path: &Path, rows: u32) {
+    use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
+    let numbers: ArrayRef = std::sync::Arc::new(UInt32Array::from_iter_values(0..rows));
+    let batch = RecordBatch::try_from_iter([("number", numbers)]).unwrap();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn a_set_that_would_shrink_is_seen_before_it_is_in_place() {
+    let root = TempDir::new().unwrap();
+    let folder = root.path();
+    let begin = |version, rows: [u32; 2]| {
+        let mut set = ExportSet::begin(folder, "flow.json", key(version), "test").unwrap();
+        for (name, rows) in ["a.parquet", "b.parquet"].into_iter().zip(rows) {
+            rows_file(&set.file(name).unwrap(), rows);
+        }
+        let names = ["a.parquet", "b.parquet"].map(String::from).to_vec();
+        set.guard_rows("a and b", names, rows.iter().map(|&rows| u64::from(rows)).sum(), 0.5);
+        set
+    };
+    let first = begin(1, [150, 50]);
+    assert_eq!(first.shrunk(), []);
+    first.finish().unwrap();
+    assert_eq!(begin(2, [0, 100]).shrunk(), []);
+    let shrunk = |now| Shrunk {
+        what: "a and b",
+        before: 200,
+        now,
+    };
+    assert_eq!(begin(2, [0, 99]).shrunk(), [shrunk(99)]);
+    assert_eq!(begin(2, [0, 0]).shrunk(), [shrunk(0)]);
+    // What was not put in place is not there.
+    begin(2, [60, 0]).finish().unwrap();
+    assert_eq!(begin(3, [0, 0]).shrunk(), [], "a trial of 60 rows is not guarded");
+}
+
+#[test]
+fn a_file_is_told_by_the_set_that_it_is_of() {
+    let root = TempDir::new().unwrap();
+    let folder = root.path().join("out");
+    export(&folder, 1, &["a", "b"], Files::default()).unwrap();
+    let of = |name| in_set(&folder, "flow.json", name).unwrap();
+    std::fs::write(folder.join("mine"), "x").unwrap();
+    assert_eq!([of("a"), of("mine")], [InSet::AsWritten, InSet::Other]);
+    std::fs::write(folder.join("b"), "b 2").unwrap();
+    assert_eq!([of("a"), of("b")], [InSet::AsWritten, InSet::Changed]);
+    std::fs::remove_file(folder.join("flow.json")).unwrap();
+    assert_eq!(of("a"), InSet::NoSet);
+    std::fs::write(folder.join(".flow-lock"), "").unwrap();
+    assert_eq!(of("a"), InSet::CutShort);
+    std::fs::write(folder.join("flow.json"), "{").unwrap();
+    assert!(in_set(&folder, "flow.json", "a").is_err());
+}

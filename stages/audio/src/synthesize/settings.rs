@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
-use flow_runtime::StageError;
+use flow_runtime::{ReadOnce, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::Known;
 
 /// Speaks sentences with espeak-ng, into shards of speech.
 ///
@@ -113,6 +115,9 @@ pub struct SynthesizeSettings {
     /// Seconds that espeak-ng may take for one clip; it is tried once more before the clip is refused.
     #[serde(default = "time_limit")]
     pub time_limit: f64,
+    /// The languages' files and what is excluded; no setting of the user's.
+    #[serde(skip)]
+    pub(crate) known: ReadOnce<Known>,
 }
 
 /// What only validation speaks.

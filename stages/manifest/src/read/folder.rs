@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flow_runtime::{Partition, SourcePartition, StageError};
 
+use super::looks::{Chain, FileLook, looks_of};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::table_text::{Record, records};
@@ -38,6 +39,8 @@ enum Contents {
     Files(Vec<(Partition, Vec<String>)>),
     Table {
         path: PathBuf,
+        /// How the file looked before it was read.
+        look: FileLook,
         columns: Columns,
         records: Vec<Record>,
         blocks: Vec<(Partition, Range<usize>)>,
@@ -84,15 +87,11 @@ impl AudioFolder {
     }
 
     pub fn partitions(&self) -> Vec<SourcePartition> {
-        // The length of a recording is taken from it; its size stands for its contents, which are not read here.
-        let sizes = |files: &mut dyn Iterator<Item = &str>| {
-            let mut hasher = blake3::Hasher::new();
-            for file in files {
-                let size = fs::metadata(self.root.join(file)).map(|metadata| metadata.len());
-                hasher.update(file.as_bytes());
-                hasher.update(format!("\0{size:?}\0").as_bytes());
-            }
-            hasher.finalize().to_hex().to_string()
+        let looks = |files: &mut dyn Iterator<Item = &str>| {
+            let wanted: Vec<Wanted> = files.map(|file| self.wanted(file)).collect();
+            let mut chain = Chain::default();
+            looks_of(&wanted).iter().for_each(|look| chain.add(look));
+            chain.to_hex()
         };
         match &self.contents {
             Contents::Files(blocks) => blocks
@@ -103,7 +102,7 @@ impl AudioFolder {
                         .iter()
                         .map(|file| self.root.join(file).with_extension("txt"))
                         .collect(),
-                    extra: sizes(&mut files.iter().map(String::as_str)),
+                    extra: looks(&mut files.iter().map(String::as_str)),
                 })
                 .collect(),
             Contents::Table {
@@ -111,12 +110,13 @@ impl AudioFolder {
                 columns,
                 records,
                 blocks,
+                ..
             } => blocks
                 .iter()
                 .map(|(name, range)| SourcePartition {
                     name: name.clone(),
                     files: vec![path.clone()],
-                    extra: sizes(
+                    extra: looks(
                         &mut records[range.clone()]
                             .iter()
                             .filter_map(|record| record.fields.get(columns.file).map(String::as_str)),
@@ -141,8 +141,10 @@ impl AudioFolder {
                 columns,
                 records,
                 blocks,
-                ..
+                path,
+                look,
             } => {
+                look.still(path)?;
                 let (_, range) = blocks.iter().find(|(name, _)| name == partition).ok_or_else(unknown)?;
                 for record in &records[range.clone()] {
                     rows.push(self.record(columns, record), || line_values(&record.line))?;
@@ -204,11 +206,15 @@ impl AudioFolder {
             duration,
             lang,
             source: self.source.clone(),
-            wanted: Wanted {
-                files: vec![self.root.join(file)],
-                member: None,
-            },
+            wanted: self.wanted(file),
             ..ManifestRow::default()
+        }
+    }
+
+    fn wanted(&self, file: &str) -> Wanted {
+        Wanted {
+            files: vec![self.root.join(file)],
+            member: None,
         }
     }
 }
@@ -288,6 +294,7 @@ fn read_table(path: PathBuf) -> Result<Contents, ManifestError> {
         path: path.clone(),
         why,
     };
+    let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
     let mut bytes = Vec::new();
     let file = File::open(&path).map_err(|e| ManifestError::io(&path, e))?;
     file.take(LARGEST_TABLE + 1)
@@ -327,6 +334,9 @@ fn read_table(path: PathBuf) -> Result<Contents, ManifestError> {
         id: find(&ID_COLUMNS),
     };
     let records: Vec<Record> = records.collect();
+    if records.is_empty() {
+        return Err(wrong("there are no rows in it".into()));
+    }
     let block = |first: usize| {
         let name = Partition::from(format!("metadata/{:06}", first / BLOCK));
         (name, first..records.len().min(first + BLOCK))
@@ -334,6 +344,7 @@ fn read_table(path: PathBuf) -> Result<Contents, ManifestError> {
     let blocks = (0..records.len()).step_by(BLOCK).map(block).collect();
     Ok(Contents::Table {
         path,
+        look,
         columns,
         records,
         blocks,

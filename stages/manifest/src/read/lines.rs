@@ -6,10 +6,12 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use flow_runtime::{Partition, SourcePartition, StageError};
+use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use super::files::{label, trailing_number};
-use super::places::{Places, folders_there};
+use super::looks::{Chain, Eyes, FileLook};
+use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
@@ -25,7 +27,8 @@ const LANGUAGE_KEYS: [&str; 4] = ["lang", "language", "target_lang", "source_lan
 
 /// Manifests of lines, cut into blocks.
 pub struct LineManifest {
-    files: Vec<PathBuf>,
+    /// And how each looked before it was cut.
+    files: Vec<(PathBuf, FileLook)>,
     blocks: Vec<(Partition, Block)>,
     rules: LineRules,
     tars: Tars,
@@ -93,14 +96,25 @@ impl LineManifest {
     /// When a file cannot be read, or the tars do not fit the manifests.
     pub fn open(files: Vec<PathBuf>, tars: Vec<PathBuf>, settings: &ReadSettings) -> Result<Self, ManifestError> {
         let tars = Tars::new(tars, files.len())?;
+        let look = |path: PathBuf| match FileLook::of(&path) {
+            Ok(look) => Ok((path, look)),
+            Err(error) => Err(ManifestError::io(&path, error)),
+        };
+        let files = files.into_iter().map(look).collect::<Result<Vec<_>, _>>()?;
         let mut blocks = Vec::new();
-        for (file, path) in files.iter().enumerate() {
+        for (file, (path, _)) in files.iter().enumerate() {
             let label = label(file, path);
             let found = blocks_of(path).map_err(|e| ManifestError::io(path, e))?;
             blocks.extend(found.into_iter().enumerate().map(|(number, (start, end))| {
                 let name = Partition::from(format!("{label}/{number:06}"));
                 (name, Block { file, start, end })
             }));
+        }
+        if let (true, Some((first, _))) = (blocks.is_empty(), files.first()) {
+            return Err(ManifestError::Manifest {
+                path: first.clone(),
+                why: "there are no rows in it".into(),
+            });
         }
         let rules = LineRules {
             places: settings.places(Path::new("")),
@@ -119,33 +133,37 @@ impl LineManifest {
     /// # Errors
     /// When a file cannot be read.
     pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
-        let mut partitions = Vec::with_capacity(self.blocks.len());
-        for (name, block) in &self.blocks {
-            let mut extra = String::new();
-            if self.look {
-                let mut first = None;
-                let start = Block {
-                    end: block.start + 1,
-                    ..*block
-                };
-                self.each_line(start, |line| {
-                    first = line.ok().and_then(|line| self.row(line, block.file).ok());
-                    Ok(())
-                })?;
-                extra = first.map_or_else(String::new, |row: ManifestRow| folders_there(&row.wanted));
-            }
-            partitions.push(SourcePartition {
+        let partition = |(name, block): &(Partition, Block)| {
+            Ok(SourcePartition {
                 name: name.clone(),
-                files: vec![self.files[block.file].clone()],
-                extra,
-            });
-        }
-        Ok(partitions)
+                files: vec![self.files[block.file].0.clone()],
+                extra: if self.look {
+                    self.recordings(*block)?.to_hex()
+                } else {
+                    String::new()
+                },
+            })
+        };
+        self.blocks.par_iter().map(partition).collect()
+    }
+
+    /// How the recordings of a block look from outside.
+    fn recordings(&self, block: Block) -> Result<Chain, ManifestError> {
+        let (mut chain, mut eyes) = (Chain::default(), Eyes::default());
+        self.each_line(block, |line| {
+            if let Some(row) = line.ok().and_then(|line| self.row(line, block.file).ok()) {
+                chain.add(&eyes.look(&row.wanted));
+            }
+            Ok(())
+        })?;
+        Ok(chain)
     }
 
     pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         let found = self.blocks.iter().find(|(name, _)| name == partition);
         let &(_, block) = found.ok_or_else(|| StageError::failed(format!("the manifest has no block {partition}")))?;
+        let (path, look) = &self.files[block.file];
+        look.still(path)?;
         let mut failed = None;
         self.each_line(block, |line| {
             let pushed = match line {
@@ -162,7 +180,7 @@ impl LineManifest {
     }
 
     fn row(&self, line: &str, file: usize) -> Result<ManifestRow, Refusal> {
-        let path = &self.files[file];
+        let (path, _) = &self.files[file];
         let mut rules = self.rules.clone();
         rules.places.folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
         row_of(
@@ -180,7 +198,7 @@ impl LineManifest {
         block: Block,
         mut each: impl FnMut(Result<&str, (Refusal, String)>) -> io::Result<()>,
     ) -> Result<(), ManifestError> {
-        let path = &self.files[block.file];
+        let (path, _) = &self.files[block.file];
         let mut read = || -> io::Result<()> {
             let mut reader = BufReader::with_capacity(1 << 16, File::open(path)?);
             reader.seek(SeekFrom::Start(block.start))?;

@@ -2,24 +2,29 @@
 
 mod files;
 mod folder;
+mod grouped;
 mod lines;
+mod looks;
 mod places;
 mod recordings;
 mod rows;
 mod table_text;
 mod tables;
+mod whole;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, Reads, Shape, Source,
+    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, ReadOnce, Reads, Shape, Source,
     SourcePartition, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use files::Format;
+pub use lines::tag_of;
 pub use places::shard_folders;
 pub use rows::read_schema;
 
@@ -31,6 +36,7 @@ use places::Places;
 use recordings::Recordings;
 use rows::Rows;
 use tables::TableManifest;
+use whole::check_set;
 
 /// Starts from a manifest that exists.
 ///
@@ -63,8 +69,12 @@ use tables::TableManifest;
 /// (`<audio>/<lang>/<shard_id>/<member>`), then beside the tar, then in it.
 ///
 /// Rows are refused (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`,
-/// `bad_type`, `duration_invalid`, `offset_invalid`, `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
-/// original. A recording that turns up later in a folder that was there is not noticed; `--force` this stage.
+/// `bad_type`, `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
+/// original. Each run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition
+/// with one that was changed, went away or turned up is read again. A manifest without rows is an error.
+///
+/// A file of a folder that `manifest.write` wrote is refused if the set there is not whole: `flow.json` is missing, or says
+/// that the file is another.
 ///
 /// With an input and an empty `manifest`, the rows of the input go on as they are: so one pipeline starts from shards or from
 /// manifests.
@@ -102,6 +112,9 @@ pub struct ReadSettings {
     pub check_audio: bool,
     /// Where this is not empty, `manifest` must not be either: the other half of a pair of parameters.
     pub required_with: String,
+    /// The manifest, while it is read; no setting of the user's.
+    #[serde(skip)]
+    pub opened: ReadOnce<Manifest>,
 }
 
 impl Default for ReadSettings {
@@ -116,6 +129,7 @@ impl Default for ReadSettings {
             source: "manifest".into(),
             check_audio: true,
             required_with: String::new(),
+            opened: ReadOnce::default(),
         }
     }
 }
@@ -188,7 +202,7 @@ impl Kind for Read {
             Body::Source(Box::new(Reader {
                 settings: settings.clone(),
                 context: context.clone(),
-                manifest: None,
+                manifest: settings.opened.held(&settings.name()),
             }))
         })
     }
@@ -218,7 +232,8 @@ impl Operator for PassOn {
     }
 }
 
-enum Manifest {
+/// A manifest whose parts are known.
+pub enum Manifest {
     Tables(TableManifest),
     Lines(LineManifest),
     Folder(AudioFolder),
@@ -227,27 +242,37 @@ enum Manifest {
 struct Reader {
     settings: ReadSettings,
     context: Context,
-    manifest: Option<Manifest>,
+    manifest: Option<Arc<Manifest>>,
 }
 
 impl Reader {
-    fn manifest(&mut self) -> Result<&Manifest, StageError> {
-        if self.manifest.is_none() {
-            self.manifest = Some(self.settings.open().map_err(|error| match error {
+    /// Opened once for the plan and for all workers, so that all speak of the same rows.
+    fn manifest(&mut self) -> Result<Arc<Manifest>, StageError> {
+        if let Some(manifest) = &self.manifest {
+            return Ok(Arc::clone(manifest));
+        }
+        let settings = &self.settings;
+        let open = || settings.open(&self.context.scratch);
+        let manifest = settings
+            .opened
+            .get(&settings.name(), open)
+            .map_err(|error| match error {
                 error @ (ManifestError::Manifest { .. } | ManifestError::Parquet { .. } | ManifestError::Io { .. }) => {
                     StageError::setting("manifest", error)
                 }
                 other => other.into(),
-            })?);
-        }
-        self.manifest
-            .as_ref()
-            .ok_or_else(|| StageError::failed("the manifest was not opened"))
+            })?;
+        Ok(Arc::clone(self.manifest.insert(manifest)))
     }
 }
 
 impl ReadSettings {
-    fn open(&self) -> Result<Manifest, ManifestError> {
+    /// What tells what is opened.
+    fn name(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    fn open(&self, scratch: &Path) -> Result<Manifest, ManifestError> {
         let files = existing(&self.manifest, "the manifest")?;
         let mut format = self.format;
         for file in &files {
@@ -275,6 +300,9 @@ impl ReadSettings {
                     why: why.into(),
                 });
             }
+            if found != Format::Folder {
+                check_set(file)?;
+            }
             format = found;
         }
         if !self.tars.is_empty() && format != Format::Nemo {
@@ -284,7 +312,7 @@ impl ReadSettings {
             });
         }
         match (format, files.as_slice()) {
-            (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self)?)),
+            (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self, scratch)?)),
             (Format::Nemo, _) => {
                 let tars = if self.tars.is_empty() {
                     Vec::new()
@@ -325,7 +353,8 @@ fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
 
 impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let mut partitions = match self.manifest()? {
+        let manifest = self.manifest()?;
+        let mut partitions = match &*manifest {
             Manifest::Tables(tables) => tables.partitions(),
             Manifest::Lines(lines) => lines.partitions()?,
             Manifest::Folder(folder) => folder.partitions(),
@@ -338,9 +367,12 @@ impl Source for Reader {
         if self.context.cancel.is_set() {
             return Err(StageError::failed("stopped"));
         }
+        let manifest = self.manifest()?;
+        // It is not wanted any more once the workers are through with it.
+        self.settings.opened.forget();
         let mut recordings = Recordings::new(self.settings.check_audio);
         let mut rows = Rows::new(out, &mut recordings);
-        match self.manifest()? {
+        match &*manifest {
             Manifest::Tables(tables) => tables.read(partition, &mut rows)?,
             Manifest::Lines(lines) => lines.read(partition, &mut rows)?,
             Manifest::Folder(folder) => folder.read(partition, &mut rows)?,

@@ -47,20 +47,6 @@ impl Places {
             member: Some((tar, bare.to_string())),
         })
     }
-
-    /// Whether the folders that recordings of this tar may be in are there: what a plan looks at, so that a disk that
-    /// was not mounted is noticed when it is.
-    pub fn folders_there(&self, tar_path: &str) -> String {
-        let wanted = self.of_member(tar_path, "any", "").unwrap_or_default();
-        folders_there(&wanted)
-    }
-}
-
-/// One letter for each place: `y` where its folder (or tar) is there, `n` where not.
-pub fn folders_there(wanted: &Wanted) -> String {
-    let folders = wanted.files.iter().map(|file| file.parent().is_some_and(Path::is_dir));
-    let tar = wanted.member.iter().map(|(tar, _)| tar.is_file());
-    folders.chain(tar).map(|there| if there { 'y' } else { 'n' }).collect()
 }
 
 /// The two folders that a shard's tar lies in: `a/hi/hi_0001/hi_0001.tar` is in `hi` and `hi_0001`.

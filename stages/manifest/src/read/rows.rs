@@ -8,8 +8,12 @@ use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
 use super::recordings::{Found, Recordings, Wanted};
 
-/// Rows that are handed on at a time.
+/// Rows that are handed on at a time, and bytes of text after which it is fewer of them: a column of texts counts its
+/// bytes in 32 bits.
 const CHUNK: usize = 8_192;
+const CHUNK_BYTES: usize = 64 << 20;
+/// Most bytes of text that a partition may have: stages after this one hold it as a whole.
+const MOST_TEXT: usize = 1 << 30;
 /// Bytes of a refused line that are kept.
 const KEPT_OF_A_LINE: usize = 64 << 10;
 
@@ -68,6 +72,20 @@ pub struct ManifestRow {
 }
 
 impl ManifestRow {
+    /// Of its texts.
+    fn bytes(&self) -> usize {
+        let texts = [
+            &self.segment_id,
+            &self.shard_id,
+            &self.text,
+            &self.lang,
+            &self.tar_member_name,
+            &self.tar_path,
+            &self.source,
+        ];
+        texts.iter().map(|text| text.len()).sum()
+    }
+
     fn check(&self) -> Result<(), Refusal> {
         if let Some(seconds) = self.duration
             && !(seconds.is_finite() && seconds > 0.0)
@@ -97,6 +115,10 @@ pub struct Rows<'a> {
     offsets: Int64Builder,
     sizes: Int64Builder,
     waiting: usize,
+    /// Bytes of the texts that wait, and of all so far.
+    bytes: usize,
+    all_bytes: usize,
+    most_bytes: usize,
     /// Number of the next row.
     next: u32,
 }
@@ -113,6 +135,9 @@ impl<'a> Rows<'a> {
             offsets: Int64Builder::new(),
             sizes: Int64Builder::new(),
             waiting: 0,
+            bytes: 0,
+            all_bytes: 0,
+            most_bytes: MOST_TEXT,
             next: 0,
         }
     }
@@ -138,6 +163,23 @@ impl<'a> Rows<'a> {
                 Err(refusal) => Err(refusal),
             },
             Err(refusal) => Err(refusal),
+        };
+        let found = match found {
+            Ok((row, _)) if self.all_bytes.saturating_add(row.bytes()) > self.most_bytes => {
+                // Its values are what there is too much of.
+                let why = format!("the partition has more than {} bytes of text", self.most_bytes);
+                let values = serde_json::json!({"text_bytes": row.text.len()}).to_string();
+                self.out.reject(Reject {
+                    row: Some(number),
+                    segment_id: segment_id.filter(|id| !id.is_empty() && id.len() <= KEPT_OF_A_LINE),
+                    reason: "too_much_text".into(),
+                    class: RejectClass::Fault,
+                    detail: why,
+                    values,
+                });
+                return Ok(());
+            }
+            found => found,
         };
         match found {
             Ok((row, found)) => self.append(number, &row, &found)?,
@@ -165,6 +207,7 @@ impl<'a> Rows<'a> {
             &row.source,
             &found.audio_path,
         ];
+        let bytes = row.bytes() + found.audio_path.len();
         for (builder, text) in self.texts.iter_mut().zip(texts) {
             builder.append_value(text);
         }
@@ -173,7 +216,9 @@ impl<'a> Rows<'a> {
         self.offsets.append_option(found.range.map(|(offset, _)| offset));
         self.sizes.append_option(found.range.map(|(_, size)| size));
         self.waiting += 1;
-        if self.waiting == CHUNK {
+        self.bytes += bytes;
+        self.all_bytes += bytes;
+        if self.waiting == CHUNK || self.bytes >= CHUNK_BYTES {
             self.send()?;
         }
         Ok(())
@@ -183,7 +228,7 @@ impl<'a> Rows<'a> {
         if self.waiting == 0 {
             return Ok(());
         }
-        self.waiting = 0;
+        (self.waiting, self.bytes) = (0, 0);
         let mut columns: Vec<ArrayRef> = vec![Arc::new(self.rows.finish())];
         columns.extend(self.texts.iter_mut().map(|text| Arc::new(text.finish()) as ArrayRef));
         columns.insert(4, Arc::new(self.durations.finish()));
@@ -210,4 +255,32 @@ pub fn line_values(line: &str) -> String {
         end -= 1;
     }
     serde_json::json!({ "line": &line[..end] }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flow_runtime::Partition;
+
+    #[test]
+    fn rows_beyond_the_text_that_a_partition_may_have_are_refused() {
+        let (mut out, mut recordings) = (Out::new(Partition::new("p")), Recordings::new(false));
+        let mut rows = Rows::new(&mut out, &mut recordings);
+        rows.most_bytes = 350;
+        for _ in 0..10 {
+            let row = ManifestRow {
+                text: "x".repeat(98),
+                lang: "hi".into(),
+                duration: Some(1.0),
+                wanted: Wanted {
+                    files: vec!["f".into()],
+                    member: None,
+                },
+                ..ManifestRow::default()
+            };
+            rows.push(Ok(row), String::new).unwrap();
+        }
+        assert_eq!((rows.waiting, rows.next), (3, 10));
+        assert_eq!(rows.bytes, 3 * 101, "the path counts, too");
+    }
 }

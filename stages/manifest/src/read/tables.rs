@@ -1,8 +1,9 @@
 //! Our own manifests, and other parquet files with their columns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray};
 use arrow::compute::cast;
@@ -13,7 +14,9 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader, RowSelection, RowSelector};
 
 use super::files::label;
+use super::grouped::{Grouped, Grouping};
 use super::lines::tag_of;
+use super::looks::{Chain, FileLook, Look, looks_of};
 use super::places::{Places, shard_folders};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
@@ -34,63 +37,92 @@ const TEXTS: [&str; 9] = [
 const NUMBERS: [&str; 1] = ["duration"];
 /// A row cannot be without these columns.
 const REQUIRED: [&str; 3] = ["segment_id", "text", "duration"];
+/// Columns that say which shard a row is of.
+const OF_SHARDS: [&str; 3] = ["shard_id", "tar_path", "lang"];
+/// Columns that say, with those, where its recording is.
+const OF_RECORDINGS: [&str; 3] = ["tar_member_name", "audio_path", "audio_filepath"];
 
 /// Rows of a file without shards that make a partition.
 const BLOCK_ROWS: usize = 65_536;
+/// Rows that are decoded at a time, and bytes after which it is fewer of them. (A batch cannot have more than 2 GiB of text.)
+const BATCH_ROWS: usize = 2_048;
+const BATCH_BYTES: u64 = 64 << 20;
 
 /// Rows of a file: first and number.
 type Run = (usize, usize);
 
+/// By the name of the shard: its rows, and how their recordings look.
+type ShardsOfFile = BTreeMap<String, (Vec<Run>, Chain)>;
+
 /// Parquet manifests, cut into shards.
 pub struct TableManifest {
     files: Vec<Table>,
-    /// By partition, runs of rows in files.
     shards: BTreeMap<Partition, Shard>,
-    places: Vec<Places>,
     lang: String,
     source: String,
     look: bool,
+    scratch: PathBuf,
 }
 
 struct Table {
     path: PathBuf,
+    places: Places,
     metadata: ArrowReaderMetadata,
+    rows: usize,
+    /// How the file looked before it was opened.
+    look: FileLook,
+    reading: Mutex<Reading>,
+}
+
+/// How the rows of a file are read: shard by shard out of the file, until as many rows were passed over as it has; then
+/// all of them once, into groups by shard. So it does not matter how the shards lie in it.
+#[derive(Default)]
+struct Reading {
+    passed: usize,
+    grouped: Option<Grouped>,
 }
 
 #[derive(Default)]
 struct Shard {
+    /// Its place among the shards.
+    number: u32,
     runs: Vec<(usize, Vec<Run>)>,
-    tar_path: String,
+    recordings: Chain,
 }
 
 impl TableManifest {
+    /// `scratch` is a folder for what may be lost.
+    ///
     /// # Errors
-    /// When a file cannot be read or lacks a column.
-    pub fn open(files: Vec<PathBuf>, settings: &ReadSettings) -> Result<Self, ManifestError> {
+    /// When a file cannot be read or lacks a column, or there is no row.
+    pub fn open(files: Vec<PathBuf>, settings: &ReadSettings, scratch: &Path) -> Result<Self, ManifestError> {
         let mut manifest = TableManifest {
-            places: files
-                .iter()
-                .map(|file| settings.places(file.parent().unwrap_or(Path::new(""))))
-                .collect(),
             files: Vec::new(),
             shards: BTreeMap::new(),
             lang: settings.lang.clone(),
             source: settings.source.clone(),
             look: settings.check_audio,
+            scratch: scratch.to_path_buf(),
         };
         for (number, path) in files.into_iter().enumerate() {
-            let table = Table::open(&path)?;
-            let runs = sheltered(&path, || table.shards(number))?;
-            for (name, (tar_path, runs)) in runs {
+            let mut table = Table::open(&path, settings)?;
+            let (found, rows) = sheltered(&path, || table.shards(number, settings.check_audio))?;
+            // As many as there are, whatever the metadata say.
+            table.rows = rows;
+            for (name, (runs, recordings)) in found {
                 let shard = manifest.shards.entry(Partition::from(name)).or_default();
                 shard.runs.push((number, runs));
-                if shard.tar_path.is_empty() {
-                    shard.tar_path = tar_path;
-                }
+                shard.recordings.join(recordings);
             }
             manifest.files.push(table);
         }
-        Ok(manifest)
+        for (number, shard) in (0..).zip(manifest.shards.values_mut()) {
+            shard.number = number;
+        }
+        match manifest.files.first() {
+            Some(first) if manifest.shards.is_empty() => Err(first.wrong("there are no rows in it".into())),
+            _ => Ok(manifest),
+        }
     }
 
     pub fn partitions(&self) -> Vec<SourcePartition> {
@@ -101,11 +133,10 @@ impl TableManifest {
                 .iter()
                 .map(|(file, _)| self.files[*file].path.clone())
                 .collect(),
-            extra: match shard.runs.first() {
-                Some((file, _)) if self.look && !shard.tar_path.is_empty() => {
-                    self.places[*file].folders_there(&shard.tar_path)
-                }
-                _ => String::new(),
+            extra: if self.look {
+                shard.recordings.to_hex()
+            } else {
+                String::new()
             },
         };
         self.shards.iter().map(partition).collect()
@@ -116,19 +147,80 @@ impl TableManifest {
         let shard = shard.ok_or_else(|| StageError::failed(format!("the manifest has no shard {partition}")))?;
         for (file, runs) in &shard.runs {
             let table = &self.files[*file];
-            let mut reader = sheltered(&table.path, || {
-                table.rows(&[&TEXTS[..], &NUMBERS[..]].concat(), Some(runs))
-            })?;
-            while let Some(batch) = sheltered(&table.path, || table.next(&mut reader))? {
-                let columns = Columns::of(&batch)?;
+            table.look.still(&table.path)?;
+            let mut push = |batch: &RecordBatch| {
+                let columns = Columns::of(batch)?;
                 for row in 0..batch.num_rows() {
-                    let read = columns.row(row, &self.places[*file], &self.lang, &self.source, &table.path);
+                    let read = columns.row(row, &table.places, &self.lang, &self.source, &table.path);
                     rows.push(read, || columns.values(row))?;
                 }
+                Ok::<_, StageError>(())
+            };
+            if let Some(batches) = self.of_group(*file, shard.number, runs)? {
+                batches.iter().try_for_each(push)?;
+                continue;
+            }
+            let mut reader = sheltered(&table.path, || table.rows(&all_columns(), Some(runs)))?;
+            while let Some(batch) = sheltered(&table.path, || table.next(&mut reader))? {
+                push(&batch)?;
             }
         }
         Ok(())
     }
+
+    /// The rows of a shard, where those of the file were grouped; none where they are to be read out of it.
+    fn of_group(&self, file: usize, shard: u32, runs: &[Run]) -> Result<Option<Vec<RecordBatch>>, StageError> {
+        let table = &self.files[file];
+        // Held while rows are grouped: the others need that, too.
+        let mut reading = table.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        if reading.grouped.is_none() {
+            let passed = reading.passed.saturating_add(table.passed_for(runs));
+            if passed <= table.rows {
+                reading.passed = passed;
+                return Ok(None);
+            }
+            reading.passed += table.rows;
+            reading.grouped = Some(sheltered(&table.path, || self.group(file))?);
+        }
+        Ok(match &reading.grouped {
+            Some(grouped) => Some(grouped.read(shard as usize)?),
+            None => None,
+        })
+    }
+
+    fn group(&self, file: usize) -> Result<Grouped, ManifestError> {
+        let table = &self.files[file];
+        let mut shard_of = vec![0u32; table.rows];
+        for shard in self.shards.values() {
+            for (_, runs) in shard.runs.iter().filter(|(of, _)| *of == file) {
+                for &(first, count) in runs {
+                    shard_of[first..first + count].fill(shard.number);
+                }
+            }
+        }
+        let mut grouping = Grouping::new(&self.scratch, self.shards.len());
+        let mut reader = table.rows(&all_columns(), None)?;
+        let mut at = 0;
+        while let Some(batch) = table.next(&mut reader)? {
+            let rows = batch.num_rows();
+            let shards = shard_of.get(at..at + rows);
+            let shards = shards.ok_or_else(|| table.wrong("it has more rows than it had before".into()))?;
+            grouping.add(batch, shards)?;
+            at += rows;
+        }
+        grouping.finish()
+    }
+
+    /// How many rows of its files were passed over to read what was asked for.
+    #[cfg(test)]
+    pub fn rows_passed(&self) -> usize {
+        let passed = |table: &Table| table.reading.lock().unwrap().passed;
+        self.files.iter().map(passed).sum()
+    }
+}
+
+fn all_columns() -> Vec<&'static str> {
+    [&TEXTS[..], &NUMBERS[..]].concat()
 }
 
 /// The decoder is not ours and a file may be anything: a panic in it is one more way to be damaged.
@@ -142,7 +234,8 @@ fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) ->
 }
 
 impl Table {
-    fn open(path: &Path) -> Result<Table, ManifestError> {
+    fn open(path: &Path, settings: &ReadSettings) -> Result<Table, ManifestError> {
+        let look = FileLook::of(path).map_err(|e| ManifestError::io(path, e))?;
         let file = ForeignParquet::open(path).map_err(|e| ManifestError::io(path, e))?;
         let metadata = sheltered(path, || {
             file.metadata().map_err(|source| ManifestError::Parquet {
@@ -150,9 +243,14 @@ impl Table {
                 source,
             })
         })?;
+        let rows = metadata.metadata().row_groups().iter().map(|group| group.num_rows());
         let table = Table {
             path: path.to_path_buf(),
+            places: settings.places(path.parent().unwrap_or(Path::new(""))),
+            rows: rows.fold(0, |sum, rows| sum.saturating_add(usize::try_from(rows).unwrap_or(0))),
             metadata,
+            look,
+            reading: Mutex::default(),
         };
         let schema = table.metadata.schema();
         for name in REQUIRED {
@@ -196,74 +294,128 @@ impl Table {
             .filter(|(_, field)| columns.contains(&field.name().as_str()))
             .map(|(root, _)| root);
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
-        let selection = runs.map(|runs| {
-            let (mut selectors, mut at) = (Vec::new(), 0);
-            for &(first, count) in runs {
-                selectors.push(RowSelector::skip(first - at));
-                selectors.push(RowSelector::select(count));
-                at = first + count;
+        let bytes: i64 = self
+            .metadata
+            .metadata()
+            .row_groups()
+            .iter()
+            .flat_map(|group| group.columns().iter().map(|column| column.uncompressed_size()))
+            .fold(0, i64::saturating_add);
+        let of_row = u64::try_from(bytes).unwrap_or(0) / (self.rows as u64).max(1) + 1;
+        let batch_rows = usize::try_from(BATCH_BYTES / of_row)
+            .unwrap_or(BATCH_ROWS)
+            .clamp(1, BATCH_ROWS);
+        let Some(runs) = runs else {
+            return file.rows(&self.metadata, mask, batch_rows, None).map_err(parquet);
+        };
+        let (groups, selection) = self.selection(runs);
+        file.rows_of(&self.metadata, &groups, mask, batch_rows, Some(selection))
+            .map_err(parquet)
+    }
+
+    /// The row groups that rows are in, and which of the rows of these groups they are.
+    fn selection(&self, runs: &[Run]) -> (Vec<usize>, RowSelection) {
+        let (mut groups, mut selectors) = (Vec::new(), Vec::new());
+        let (mut start, mut at, mut runs) = (0usize, 0usize, runs.iter().copied().peekable());
+        for (number, group) in self.metadata.metadata().row_groups().iter().enumerate() {
+            let end = start.saturating_add(usize::try_from(group.num_rows()).unwrap_or(0));
+            while let Some((first, count)) = runs.peek_mut().filter(|run| run.0 < end) {
+                if groups.last() != Some(&number) {
+                    groups.push(number);
+                    at = start;
+                }
+                let here = (*count).min(end - *first);
+                selectors.push(RowSelector::skip(*first - at));
+                selectors.push(RowSelector::select(here));
+                at = *first + here;
+                (*first, *count) = (at, *count - here);
+                if *count > 0 {
+                    break;
+                }
+                runs.next();
             }
-            RowSelection::from(selectors)
-        });
-        file.rows(&self.metadata, mask, 8_192, selection).map_err(parquet)
+            if groups.last() == Some(&number) {
+                selectors.push(RowSelector::skip(end - at));
+            }
+            start = end;
+        }
+        (groups, RowSelection::from(selectors))
     }
 
     fn next(&self, reader: &mut ParquetRecordBatchReader) -> Result<Option<RecordBatch>, ManifestError> {
         Ok(reader.next().transpose()?)
     }
 
-    /// The shards in this file by name: the tar, and where the rows are, in order.
-    fn shards(&self, number: usize) -> Result<BTreeMap<String, (String, Vec<Run>)>, ManifestError> {
-        let mut reader = self.rows(&["shard_id", "tar_path", "lang"], None)?;
+    /// How many rows are passed over to read these: all of the row groups that they are in.
+    fn passed_for(&self, runs: &[Run]) -> usize {
+        let groups = self.metadata.metadata().row_groups();
+        let rows = |group: usize| usize::try_from(groups[group].num_rows()).unwrap_or(0);
+        let (touched, _) = self.selection(runs);
+        touched.into_iter().map(rows).fold(0, usize::saturating_add)
+    }
+
+    /// The shards in this file by name: where their rows are, in order, and how their recordings look if `look` asks for
+    /// that. And how many rows there are.
+    fn shards(&self, number: usize, look: bool) -> Result<(ShardsOfFile, usize), ManifestError> {
+        let recordings = if look { &OF_RECORDINGS[..] } else { &[] };
+        let mut reader = self.rows(&[&OF_SHARDS[..], recordings].concat(), None)?;
         let label = label(number, &self.path);
-        let mut shards: BTreeMap<String, (String, Vec<Run>)> = BTreeMap::new();
+        let mut numbers: HashMap<String, usize> = HashMap::new();
+        let mut shards: Vec<(Vec<Run>, Chain)> = Vec::new();
         let mut at = 0;
         let mut current: Option<([String; 3], usize)> = None;
-        let mut close = |current: Option<([String; 3], usize)>, end: usize| {
-            let Some(([shard_id, tar_path, lang], mut start)) = current else {
-                return;
-            };
-            if !shard_id.is_empty() {
-                let name = match shard_folders(&tar_path) {
-                    Some((lang, folder)) if folder == shard_id => format!("{lang}/{shard_id}"),
-                    _ if lang.is_empty() => format!("und/{shard_id}"),
-                    _ => format!("{lang}/{shard_id}"),
-                };
-                let entry = shards.entry(name).or_insert_with(|| (tar_path, Vec::new()));
-                match entry.1.last_mut() {
-                    Some((first, count)) if *first + *count == start => *count = end - *first,
-                    _ => entry.1.push((start, end - start)),
-                }
-                return;
-            }
-            while start < end {
-                let block = start / BLOCK_ROWS;
-                let until = end.min((block + 1) * BLOCK_ROWS);
-                let entry = shards.entry(format!("{label}/{block:06}")).or_default();
-                entry.1.push((start, until - start));
-                start = until;
-            }
-        };
         while let Some(batch) = self.next(&mut reader)? {
             let rows = batch.num_rows();
-            let columns = ["shard_id", "tar_path", "lang"].map(|name| text_column(&batch, name));
-            let [shard_ids, tars, langs] = columns;
+            let [shard_ids, tars, langs] = OF_SHARDS.map(|name| text_column(&batch, name));
             let (shard_ids, tars, langs) = (shard_ids?, tars?, langs?);
+            let looks = if look { Some(self.looks(&batch)?) } else { None };
             for row in 0..rows {
                 let values = [&shard_ids, &tars, &langs].map(|column| value(column, row));
                 // The language is part of the name only where the tar does not tell the folder.
                 let same = current.as_ref().is_some_and(|(held, _)| {
                     held[0] == values[0] && held[1] == values[1] && (held[2] == values[2] || !held[1].is_empty())
                 });
-                if !same {
-                    close(current.take(), at);
-                    current = Some((values.map(str::to_string), at));
+                let begins_block = values[0].is_empty() && at % BLOCK_ROWS == 0;
+                let shard = match &current {
+                    Some((_, shard)) if same && !begins_block => *shard,
+                    _ => {
+                        let [shard_id, tar_path, lang] = values;
+                        let name = match shard_folders(tar_path) {
+                            _ if shard_id.is_empty() => format!("{label}/{:06}", at / BLOCK_ROWS),
+                            Some((lang, folder)) if folder == shard_id => format!("{lang}/{shard_id}"),
+                            _ if lang.is_empty() => format!("und/{shard_id}"),
+                            _ => format!("{lang}/{shard_id}"),
+                        };
+                        let shard = *numbers.entry(name).or_insert(shards.len());
+                        if shard == shards.len() {
+                            shards.push(Default::default());
+                        }
+                        current = Some((values.map(str::to_string), shard));
+                        shard
+                    }
+                };
+                let (runs, chain) = &mut shards[shard];
+                match runs.last_mut() {
+                    Some((first, count)) if *first + *count == at => *count += 1,
+                    _ => runs.push((at, 1)),
+                }
+                if let Some(looks) = &looks {
+                    chain.add(&looks[row]);
                 }
                 at += 1;
             }
         }
-        close(current, at);
-        Ok(shards)
+        let named = |(name, number): (String, usize)| (name, std::mem::take(&mut shards[number]));
+        Ok((numbers.into_iter().map(named).collect(), at))
+    }
+
+    /// How the recording of each row looks from outside.
+    fn looks(&self, batch: &RecordBatch) -> Result<Vec<Look>, ManifestError> {
+        let columns = Columns::of(batch)?;
+        let wanted: Vec<Wanted> = (0..batch.num_rows())
+            .map(|row| columns.wanted(row, &self.places, &self.path).unwrap_or_default())
+            .collect();
+        Ok(looks_of(&wanted))
     }
 }
 
@@ -318,38 +470,52 @@ impl Columns {
         if self.duration.is_null(row) {
             return Err(refuse("missing_field", "duration"));
         }
-        let of = |place: usize| value(&self.texts[place], row).to_string();
-        let or = |text: String, otherwise: &str| if text.is_empty() { otherwise.to_string() } else { text };
-        let (member, tar_path, path) = (of(4), of(5), or(of(7), &of(8)));
-        let text = of(2);
-        let shard_id = or(of(1), &file_stem(file));
-        let mut wanted = Wanted::default();
-        if !path.is_empty() {
-            wanted = places.of_path(&path);
-        }
-        if !tar_path.is_empty() && !member.is_empty() {
-            let in_shard = places.of_member(&tar_path, &member, &shard_id)?;
-            wanted.files.extend(in_shard.files);
-            wanted.member = in_shard.member;
-        }
+        let wanted = self.wanted(row, places, file)?;
         if wanted == Wanted::default() {
             return Err(refuse(
                 "missing_field",
                 "neither audio_path, nor tar_path and tar_member_name",
             ));
         }
+        let of = |place: usize| value(&self.texts[place], row).to_string();
+        let or = |text: String, otherwise: &str| if text.is_empty() { otherwise.to_string() } else { text };
+        let text = of(2);
         Ok(ManifestRow {
             segment_id: of(0),
-            shard_id,
+            shard_id: self.shard_id(row, file),
             lang: or(or(of(3), lang), tag_of(&text).unwrap_or_default()),
             text,
             duration: Some(self.duration.value(row)),
-            tar_member_name: member,
-            tar_path,
+            tar_member_name: of(4),
+            tar_path: of(5),
             source: or(of(6), source),
             start: None,
             wanted,
         })
+    }
+
+    fn shard_id(&self, row: usize, file: &Path) -> String {
+        match value(&self.texts[1], row) {
+            "" => file_stem(file),
+            shard_id => shard_id.to_string(),
+        }
+    }
+
+    /// Where the recording may be; nowhere, if the row does not say.
+    fn wanted(&self, row: usize, places: &Places, file: &Path) -> Result<Wanted, Refusal> {
+        let of = |place: usize| value(&self.texts[place], row);
+        let (member, tar_path) = (of(4), of(5));
+        let path = if of(7).is_empty() { of(8) } else { of(7) };
+        let mut wanted = Wanted::default();
+        if !path.is_empty() {
+            wanted = places.of_path(path);
+        }
+        if !tar_path.is_empty() && !member.is_empty() {
+            let in_shard = places.of_member(tar_path, member, &self.shard_id(row, file))?;
+            wanted.files.extend(in_shard.files);
+            wanted.member = in_shard.member;
+        }
+        Ok(wanted)
     }
 
     fn values(&self, row: usize) -> String {

@@ -382,3 +382,238 @@ fn without_a_manifest_the_input_goes_on() {
     assert_eq!(output.shape.outputs[0].schema, schema);
     assert_eq!(output.partitions.len(), 1);
 }
+
+fn opened(settings: &ReadSettings) -> Manifest {
+    let scratch = std::env::temp_dir();
+    settings.open(&scratch).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// What belongs to the key of each partition beside the bytes of its files.
+fn extras(settings: &ReadSettings) -> Vec<String> {
+    let partitions = match opened(settings) {
+        Manifest::Tables(tables) => tables.partitions(),
+        Manifest::Lines(lines) => lines.partitions().unwrap(),
+        Manifest::Folder(folder) => folder.partitions(),
+    };
+    partitions.into_iter().map(|partition| partition.extra).collect()
+}
+
+/// A manifest of rows (segment, shard, path of the recording) in row groups of `group` rows.
+fn write_table(path: &Path, rows: &[(String, String, String)], group: usize) {
+    let text = |of: fn(&(String, String, String)) -> &String| -> arrow::array::ArrayRef {
+        Arc::new(StringArray::from_iter_values(rows.iter().map(of)))
+    };
+    let same =
+        |value: &str| -> arrow::array::ArrayRef { Arc::new(StringArray::from_iter_values(rows.iter().map(|_| value))) };
+    let seconds = Float32Array::from_iter_values(rows.iter().map(|_| 1.0));
+    let columns: Vec<(&str, arrow::array::ArrayRef)> = vec![
+        ("segment_id", text(|row| &row.0)),
+        ("shard_id", text(|row| &row.1)),
+        ("audio_path", text(|row| &row.2)),
+        ("text", text(|row| &row.0)),
+        ("lang", same("hi")),
+        ("duration", Arc::new(seconds)),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let properties = parquet::file::properties::WriterProperties::builder()
+        .set_max_row_group_row_count(Some(group))
+        .build();
+    let mut writer = ArrowWriter::try_new(fs::File::create(path).unwrap(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn each_form_of_a_manifest_sees_its_recordings_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("folder")).unwrap();
+    for name in ["folder/a.flac", "b.flac"] {
+        fs::write(at(name), recording()).unwrap();
+    }
+    fs::write(at("folder/a.txt"), "one").unwrap();
+    fs::write(at("t.tar"), tar_of(&[("m.flac", &recording())])).unwrap();
+    let line = |file: &str| {
+        format!("{{\"audio_filepath\": \"{file}\", \"duration\": 1, \"text\": \"x\", \"lang\": \"hi\"}}\n")
+    };
+    fs::write(at("m.jsonl"), line("b.flac") + &line("none.flac")).unwrap();
+    fs::write(at("tarred.jsonl"), line("m.flac")).unwrap();
+    let row = |segment: &str, shard: &str, path: &str| (segment.to_string(), shard.to_string(), path.to_string());
+    write_table(
+        &at("m.parquet"),
+        &[row("a", "s1", "b.flac"), row("b", "s2", "none.flac")],
+        10,
+    );
+    let tarred = ReadSettings {
+        tars: at("t.tar").to_str().unwrap().into(),
+        ..settings(&at("tarred.jsonl"))
+    };
+    let all = [
+        ("b.flac", settings(&at("m.jsonl"))),
+        ("b.flac", settings(&at("m.parquet"))),
+        ("folder/a.flac", settings(&at("folder"))),
+        ("t.tar", tarred),
+    ];
+    for (file, settings) in all {
+        let age = |seconds| {
+            let file = fs::File::options().write(true).open(at(file)).unwrap();
+            let then = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
+            file.set_modified(then).unwrap();
+        };
+        age(100);
+        let before = extras(&settings);
+        assert_eq!(extras(&settings), before);
+        age(50);
+        let touched = extras(&settings);
+        fs::rename(at(file), at("away")).unwrap();
+        let others = match file {
+            // A folder without recordings is no manifest, and one whose tar is gone cannot be read.
+            "folder/a.flac" | "t.tar" => vec![before.clone(), touched],
+            _ => {
+                let gone = extras(&settings);
+                let unseen = ReadSettings {
+                    check_audio: false,
+                    ..settings.clone()
+                };
+                assert_eq!(
+                    extras(&unseen),
+                    before.iter().map(|_| String::new()).collect::<Vec<_>>()
+                );
+                // The other shard of the table is as it was.
+                assert_eq!(gone[1..], before[1..]);
+                vec![before.clone(), touched, gone]
+            }
+        };
+        fs::rename(at("away"), at(file)).unwrap();
+        let first: std::collections::BTreeSet<&String> = others.iter().map(|extras| &extras[0]).collect();
+        assert_eq!(first.len(), others.len(), "{file}: {others:?}");
+    }
+    // What was not there turns up.
+    let (lines, table) = (extras(&settings(&at("m.jsonl"))), extras(&settings(&at("m.parquet"))));
+    fs::write(at("none.flac"), b"").unwrap();
+    assert_ne!(extras(&settings(&at("m.jsonl"))), lines);
+    let now = extras(&settings(&at("m.parquet")));
+    assert!(now[0] == table[0] && now[1] != table[1]);
+}
+
+/// However rows are strewn over the file, it is passed over a few times and not once for each shard.
+#[test]
+fn shuffled_shards_are_read_in_few_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.parquet");
+    let (count, shards) = (20_000, 400);
+    // Each row's shard is as far from the one before as can be.
+    let rows: Vec<_> = (0..count)
+        .map(|row| {
+            (
+                format!("r{row:06}"),
+                format!("s{:03}", row * 7_919 % shards),
+                "x.flac".to_string(),
+            )
+        })
+        .collect();
+    write_table(&path, &rows, 1_000);
+    let mut settings = settings(&path);
+    settings.check_audio = false;
+    let output = run(settings.clone());
+    assert_eq!(output.partitions.len(), shards);
+    for (number, partition) in output.partitions.iter().enumerate() {
+        let rows = output.rows("rows", partition.as_str());
+        let ids = rows.column_by_name("segment_id").unwrap().as_string::<i32>();
+        let wanted: Vec<String> = (0..count)
+            .filter(|row| row * 7_919 % shards == number)
+            .map(|row| format!("r{row:06}"))
+            .collect();
+        assert!(
+            ids.iter().flatten().eq(wanted.iter().map(String::as_str)),
+            "{partition}"
+        );
+    }
+
+    let Manifest::Tables(tables) = opened(&settings) else {
+        panic!("no table")
+    };
+    for partition in tables.partitions() {
+        let (mut out, mut recordings) = (Out::new(partition.name.clone()), Recordings::new(false));
+        let mut rows = Rows::new(&mut out, &mut recordings);
+        tables.read(&partition.name, &mut rows).unwrap();
+    }
+    assert_eq!(
+        tables.rows_passed(),
+        2 * count,
+        "one shard out of the file, then all of them at once"
+    );
+
+    // Shards that stand together are read out of the row groups that they are in.
+    let mut sorted = rows.clone();
+    sorted.sort_by(|a, b| a.1.cmp(&b.1));
+    write_table(&path, &sorted, 50);
+    let Manifest::Tables(tables) = opened(&settings) else {
+        panic!("no table")
+    };
+    let partitions = tables.partitions();
+    for partition in &partitions {
+        let (mut out, mut recordings) = (Out::new(partition.name.clone()), Recordings::new(false));
+        let mut rows = Rows::new(&mut out, &mut recordings);
+        tables.read(&partition.name, &mut rows).unwrap();
+    }
+    assert_eq!(tables.rows_passed(), count);
+}
+
+/// Where the rows are was read when the run was planned. Another file in its place is not read by that.
+#[test]
+fn a_manifest_that_changes_after_the_plan_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let line = |text: &str| {
+        format!("{{\"audio_filepath\": \"x\", \"duration\": 1, \"text\": \"{text}\", \"lang\": \"hi\"}}\n")
+    };
+    let rows = |count: usize| -> Vec<_> {
+        (0..count)
+            .map(|row| (row.to_string(), "s".to_string(), "x".to_string()))
+            .collect()
+    };
+    fs::create_dir(at("folder")).unwrap();
+    let write = |longer: bool| {
+        fs::write(at("m.jsonl"), line(if longer { "one two" } else { "one" })).unwrap();
+        write_table(&at("m.parquet"), &rows(if longer { 3 } else { 2 }), 10);
+        let more = if longer { "b.flac,two\n" } else { "" };
+        fs::write(at("folder/metadata.csv"), format!("file_name,text\na.flac,one\n{more}")).unwrap();
+    };
+    for name in ["m.jsonl", "m.parquet", "folder"] {
+        write(false);
+        let manifest = opened(&settings(&at(name)));
+        let read = || {
+            let partition = match &manifest {
+                Manifest::Tables(tables) => tables.partitions().remove(0).name,
+                Manifest::Lines(lines) => lines.partitions().unwrap().remove(0).name,
+                Manifest::Folder(folder) => folder.partitions().remove(0).name,
+            };
+            let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(true));
+            let mut rows = Rows::new(&mut out, &mut recordings);
+            match &manifest {
+                Manifest::Tables(tables) => tables.read(&partition, &mut rows),
+                Manifest::Lines(lines) => lines.read(&partition, &mut rows),
+                Manifest::Folder(folder) => folder.read(&partition, &mut rows),
+            }
+        };
+        read().unwrap();
+        write(true);
+        let error = read().unwrap_err().to_string();
+        assert!(error.contains("was changed while the run was going on"), "{error}");
+    }
+}
+
+#[test]
+fn a_manifest_without_rows_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("m.jsonl"), "").unwrap();
+    write_table(&at("m.parquet"), &[], 10);
+    fs::create_dir(at("folder")).unwrap();
+    fs::write(at("folder/metadata.tsv"), "file_name\ttext\n").unwrap();
+    for name in ["m.jsonl", "m.parquet", "folder"] {
+        let message = failure(settings(&at(name)));
+        assert!(message.contains("there are no rows in it"), "{name}: {message}");
+    }
+}

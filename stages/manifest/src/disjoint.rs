@@ -1,0 +1,402 @@
+//! The kind `manifest.disjoint`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use arrow::array::{Array, AsArray, Float64Array, Int64Array, LargeStringArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
+use flow_runtime::event::Event;
+use flow_runtime::{
+    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, ReadOnce, Reads, Shape, Source,
+    SourcePartition, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::columns;
+use crate::keys::{ByKey, Key};
+use crate::read::tag_of;
+use crate::text::norm_text;
+
+/// Rows that are named in the error.
+const EXAMPLES: usize = 3;
+
+/// What two rows may have in common.
+const SHARED: [&str; 3] = ["segment", "text", "recording"];
+
+/// Sees that training and validation have nothing in common, and gives the validation rows.
+///
+/// # What it does
+///
+/// Input 0 are the rows of validation, input 1 those of training; both are read whole. The rows of validation go on as they are,
+/// if none of them has in training
+///
+/// - its segment: the same language, shard, `segment_id` and duration (to the millisecond),
+/// - its text: the same words, without the language tag, whatever their case, Unicode form and zero-width characters,
+/// - its recording: the same `audio_path` (folders that are links count as what they lead to) and, in a tar, `offset`.
+///
+/// Otherwise it is an error that says how many have and names some. What is empty or missing in a row is compared with nothing.
+///
+/// # Example
+///
+/// ```yaml
+/// held_out:
+///   uses: manifest.disjoint
+///   from: {val: val_rows, train: train_rows}
+/// train:
+///   uses: training.train
+///   from: {batches: load, validation: held_out}
+/// ```
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DisjointSettings {
+    /// Go on all the same, with a warning.
+    pub allow_overlap: bool,
+    /// Says that the rows were compared; no setting of the user's.
+    #[serde(skip)]
+    pub compared: ReadOnce<()>,
+}
+
+pub struct Disjoint;
+
+impl Kind for Disjoint {
+    const NAME: &'static str = "manifest.disjoint";
+    const VERSION: u32 = 1;
+    type Settings = DisjointSettings;
+
+    fn shape(_: &DisjointSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        let [val, train] = inputs else {
+            return Err(StageError::Input {
+                name: String::new(),
+                message: format!("manifest.disjoint compares two inputs, not {}", inputs.len()),
+                help: Some("from: {val: ROWS OF VALIDATION, train: ROWS OF TRAINING}".into()),
+            });
+        };
+        columns::expect(val, ROW, &DataType::UInt32)?;
+        for input in [val, train] {
+            columns::expect(input, "segment_id", &DataType::Utf8)?;
+            columns::expect(input, "text", &DataType::Utf8)?;
+        }
+        let port = Port {
+            name: "rows".into(),
+            schema: val.schema.clone(),
+        };
+        Ok(Shape {
+            reads: vec![Reads::Whole; 2],
+            conservation: Conservation::Rows,
+            ..Shape::source(vec![port])
+        })
+    }
+
+    fn open(settings: &DisjointSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(Comparer {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
+    }
+}
+
+struct Comparer {
+    settings: DisjointSettings,
+    context: Context,
+}
+
+impl Comparer {
+    fn input(&self, position: usize) -> Result<&Artifact, StageError> {
+        let input = self.context.input(position);
+        input.ok_or_else(|| StageError::failed("an input of manifest.disjoint is missing"))
+    }
+
+    /// Once for all partitions and workers.
+    fn compare(&self) -> Result<(), StageError> {
+        let (val, train) = (self.input(0)?, self.input(1)?);
+        let of = format!("{} {}", val.digest().to_hex(), train.digest().to_hex());
+        self.settings.compared.get(&of, || {
+            let Some(found) = overlap(val, train)? else { return Ok(()) };
+            if !self.settings.allow_overlap {
+                return Err(StageError::Refused {
+                    message: found.to_string(),
+                    help: Some(
+                        "error rates on rows that were learned say nothing: take train and validation rows of one split, or \
+                         set `allow_overlap` if this is meant"
+                            .into(),
+                    ),
+                });
+            }
+            self.context.events.send(Event::Warning {
+                stage: Some(self.context.stage.clone()),
+                message: found.to_string(),
+            });
+            Ok(())
+        })?;
+        Ok(())
+    }
+}
+
+impl Source for Comparer {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let partition = |name: &Partition| SourcePartition {
+            name: name.clone(),
+            files: Vec::new(),
+            extra: String::new(),
+        };
+        Ok(self.input(0)?.partitions().map(partition).collect())
+    }
+
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        self.compare()?;
+        for batch in self.input(0)?.read(partition, None)? {
+            let batch = batch?;
+            out.read(batch.num_rows() as u64);
+            out.send(0, batch);
+        }
+        Ok(())
+    }
+}
+
+/// What validation rows have in training.
+#[derive(Debug, PartialEq)]
+pub struct Overlap {
+    /// Rows of validation, and those of them that have something in training.
+    pub rows: u64,
+    pub in_training: u64,
+    /// How many of them have their segment, their text, their recording there.
+    pub by: [u64; SHARED.len()],
+    /// Some of them: `segment_id`, what is shared, and the `segment_id` in training.
+    pub examples: Vec<(String, &'static str, String)>,
+}
+
+impl std::fmt::Display for Overlap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let by = SHARED
+            .iter()
+            .zip(self.by)
+            .map(|(what, rows)| format!("{rows} by their {what}"));
+        write!(
+            f,
+            "{} of {} rows of validation are also in training ({}): ",
+            self.in_training,
+            self.rows,
+            by.collect::<Vec<_>>().join(", ")
+        )?;
+        let examples = self.examples.iter().map(|(val, what, train)| match *what {
+            "segment" => format!("{val:?}"),
+            what => format!("{val:?} has the {what} of {train:?}"),
+        });
+        f.write_str(&examples.collect::<Vec<_>>().join(", "))?;
+        if self.in_training as usize > self.examples.len() {
+            f.write_str(", ...")?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows of validation that have something in common with rows of training; none, if there are none. Memory goes with
+/// the rows of validation, not with those of training.
+///
+/// # Errors
+/// When rows cannot be read.
+pub fn overlap(val: &Artifact, train: &Artifact) -> Result<Option<Overlap>, StageError> {
+    let mut known: [ByKey<Found>; SHARED.len()] = Default::default();
+    each_row(val, |rows, row, keys| {
+        for (known, key) in known.iter_mut().zip(keys) {
+            if let Some(key) = key {
+                known.entry(key).or_default().val.push(rows.number(row));
+            }
+        }
+    })?;
+    let mut any = false;
+    each_row(train, |rows, row, keys| {
+        for (known, key) in known.iter_mut().zip(keys) {
+            if let Some(found) = key.and_then(|key| known.get_mut(&key))
+                && found.train.is_none()
+            {
+                found.train = Some(rows.segment_ids.value(row).to_string());
+                any = true;
+            }
+        }
+    })?;
+    if !any {
+        return Ok(None);
+    }
+    let mut overlap = Overlap {
+        rows: val.rows(),
+        in_training: 0,
+        by: [0; SHARED.len()],
+        examples: Vec::new(),
+    };
+    // By row: the first thing that it shares, and with whom.
+    let mut shared: BTreeMap<u64, (&'static str, String)> = BTreeMap::new();
+    for (place, known) in known.into_iter().enumerate() {
+        for Found { val, train } in known.into_values() {
+            let Some(train) = train else { continue };
+            overlap.by[place] += val.len() as u64;
+            for row in val {
+                shared.entry(row).or_insert_with(|| (SHARED[place], train.clone()));
+            }
+        }
+    }
+    overlap.in_training = shared.len() as u64;
+    each_row(val, |rows, row, _| {
+        if overlap.examples.len() < EXAMPLES
+            && let Some((what, train)) = shared.remove(&rows.number(row))
+        {
+            let segment_id = rows.segment_ids.value(row).to_string();
+            overlap.examples.push((segment_id, what, train));
+        }
+    })?;
+    Ok(Some(overlap))
+}
+
+/// Who has a key.
+#[derive(Default)]
+struct Found {
+    /// Rows of validation, by number.
+    val: Vec<u64>,
+    /// The first row of training, by `segment_id`.
+    train: Option<String>,
+}
+
+/// One batch of rows.
+struct Rows {
+    /// Number of its first row among all.
+    first: u64,
+    segment_ids: LargeStringArray,
+    shard_ids: LargeStringArray,
+    langs: LargeStringArray,
+    texts: LargeStringArray,
+    paths: LargeStringArray,
+    durations: Float64Array,
+    offsets: Int64Array,
+}
+
+impl Rows {
+    fn of(batch: &RecordBatch, first: u64) -> Result<Rows, StageError> {
+        let column = |name: &str, data_type: DataType| match batch.column_by_name(name) {
+            Some(column) => cast(column, &data_type),
+            None => Ok(arrow::array::new_null_array(&data_type, batch.num_rows())),
+        };
+        let text = |name| column(name, DataType::LargeUtf8).map(|column| column.as_string::<i64>().clone());
+        Ok(Rows {
+            first,
+            segment_ids: text("segment_id")?,
+            shard_ids: text("shard_id")?,
+            langs: text("lang")?,
+            texts: text("text")?,
+            paths: text("audio_path")?,
+            durations: column("duration", DataType::Float64)?
+                .as_primitive::<Float64Type>()
+                .clone(),
+            offsets: column("offset", DataType::Int64)?.as_primitive::<Int64Type>().clone(),
+        })
+    }
+
+    fn number(&self, row: usize) -> u64 {
+        self.first + row as u64
+    }
+
+    fn keys(&self, row: usize, folders: &mut Folders) -> [Option<Key>; SHARED.len()] {
+        // Empty where it is null.
+        let of = |column: &LargeStringArray| match column.is_valid(row) {
+            true => column.value(row).to_string(),
+            false => String::new(),
+        };
+        let segment_id = of(&self.segment_ids);
+        let milliseconds = self
+            .durations
+            .is_valid(row)
+            .then(|| (self.durations.value(row) * 1e3).round());
+        let segment = (!segment_id.is_empty()).then(|| {
+            let duration = milliseconds.unwrap_or(f64::NAN).to_string();
+            key(&[&of(&self.langs), &of(&self.shard_ids), &segment_id, &duration])
+        });
+        let text = of(&self.texts);
+        let words = match tag_of(&text) {
+            // Behind `<|`, the tag and `|>`.
+            Some(tag) => norm_text(text[tag.len() + 4..].trim()),
+            None => norm_text(text.trim()),
+        };
+        let path = of(&self.paths);
+        let recording = (!path.is_empty()).then(|| {
+            let offset = self.offsets.is_valid(row).then(|| self.offsets.value(row).to_string());
+            key(&[&folders.resolved(Path::new(&path)), &offset.unwrap_or_default()])
+        });
+        [segment, (!words.is_empty()).then(|| key(&[&words])), recording]
+    }
+}
+
+/// 128 bits that stand for a list of texts.
+fn key(parts: &[&str]) -> Key {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher
+            .update(&(part.len() as u64).to_le_bytes())
+            .update(part.as_bytes());
+    }
+    let mut key = Key::default();
+    key.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    key
+}
+
+/// Folders by the path that leads to them without links; the last one is remembered.
+#[derive(Default)]
+struct Folders(Option<(PathBuf, PathBuf)>);
+
+impl Folders {
+    fn resolved(&mut self, file: &Path) -> String {
+        let folder = match file.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        if self.0.as_ref().is_none_or(|(known, _)| known != folder) {
+            // A folder that is not there is compared as it is named.
+            let found = folder.canonicalize().or_else(|_| std::path::absolute(folder));
+            self.0 = Some((folder.to_path_buf(), found.unwrap_or_else(|_| folder.to_path_buf())));
+        }
+        let folder = self
+            .0
+            .as_ref()
+            .map(|(_, resolved)| resolved.as_path())
+            .unwrap_or(folder);
+        folder
+            .join(file.file_name().unwrap_or_default())
+            .to_string_lossy()
+            .into_owned()
+    }
+}
+
+/// Gives every row, in the order of the partitions, with what it is compared by.
+fn each_row(
+    artifact: &Artifact,
+    mut each: impl FnMut(&Rows, usize, [Option<Key>; SHARED.len()]),
+) -> Result<(), StageError> {
+    let schema: &SchemaRef = artifact.schema();
+    let columns: Vec<&str> = [
+        "segment_id",
+        "shard_id",
+        "lang",
+        "text",
+        "audio_path",
+        "duration",
+        "offset",
+    ]
+    .into_iter()
+    .filter(|name| schema.column_with_name(name).is_some())
+    .collect();
+    let (mut first, mut folders) = (0, Folders::default());
+    for batch in artifact.batches(Some(columns.as_slice())) {
+        let (_, batch) = batch?;
+        let rows = Rows::of(&batch, first)?;
+        for row in 0..batch.num_rows() {
+            let keys = rows.keys(row, &mut folders);
+            each(&rows, row, keys);
+        }
+        first += batch.num_rows() as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "disjoint_tests.rs"]
+mod tests;

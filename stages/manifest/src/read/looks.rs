@@ -1,0 +1,192 @@
+//! How files look from outside: what tells that one was changed, without reading it.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use flow_runtime::StageError;
+use rayon::prelude::*;
+
+use super::recordings::Wanted;
+
+/// Rows whose recordings one thread looks at.
+const SHARE: usize = 512;
+
+/// Size in bytes, time of the last change in nanoseconds, and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileLook {
+    size: u64,
+    changed: i128,
+    inode: u64,
+}
+
+impl From<&Metadata> for FileLook {
+    fn from(metadata: &Metadata) -> Self {
+        FileLook {
+            size: metadata.len(),
+            changed: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
+            inode: metadata.ino(),
+        }
+    }
+}
+
+impl FileLook {
+    /// # Errors
+    /// When the file cannot be looked at.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        std::fs::metadata(path).map(|metadata| FileLook::from(&metadata))
+    }
+
+    /// # Errors
+    /// When the file does not look so any more: where its rows are was read from another one.
+    pub fn still(self, path: &Path) -> Result<(), StageError> {
+        match FileLook::of(path) {
+            Ok(now) if now == self => Ok(()),
+            _ => Err(
+                StageError::failed(format!("{} was changed while the run was going on", path.display()))
+                    .with_help("wait until it is written, then run again"),
+            ),
+        }
+    }
+}
+
+/// Where the recording of a row was found (the place in the list; the tar comes last), and how that file looks; none where
+/// it is nowhere.
+pub type Look = Option<(usize, FileLook)>;
+
+/// How the recordings of rows look, found by several threads.
+pub fn looks_of(wanted: &[Wanted]) -> Vec<Look> {
+    let share = |wanted: &[Wanted]| {
+        let mut eyes = Eyes::default();
+        wanted.iter().map(|wanted| eyes.look(wanted)).collect::<Vec<Look>>()
+    };
+    wanted.par_chunks(SHARE).flat_map_iter(share).collect()
+}
+
+/// Looks at recordings one after the other. Many rows in a row have one folder, one tar or one recording.
+#[derive(Default)]
+pub struct Eyes {
+    folder: Option<(PathBuf, bool)>,
+    file: Option<(PathBuf, Option<FileLook>)>,
+    tar: Option<(PathBuf, Option<FileLook>)>,
+}
+
+impl Eyes {
+    /// In the order in which recordings are looked for.
+    pub fn look(&mut self, wanted: &Wanted) -> Look {
+        for (place, file) in wanted.files.iter().enumerate() {
+            if self.folder_is_there(file)
+                && let Some(look) = remembered(&mut self.file, file)
+            {
+                return Some((place, look));
+            }
+        }
+        let (tar, _) = wanted.member.as_ref()?;
+        remembered(&mut self.tar, tar).map(|look| (wanted.files.len(), look))
+    }
+
+    fn folder_is_there(&mut self, file: &Path) -> bool {
+        // The current directory is there.
+        let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+            return true;
+        };
+        match &self.folder {
+            Some((known, there)) if known == folder => *there,
+            _ => {
+                let there = folder.is_dir();
+                self.folder = Some((folder.to_path_buf(), there));
+                there
+            }
+        }
+    }
+}
+
+fn remembered(last: &mut Option<(PathBuf, Option<FileLook>)>, path: &Path) -> Option<FileLook> {
+    match last {
+        Some((known, look)) if known == path => *look,
+        _ => {
+            // Links are followed: folders of recordings are often made of them.
+            let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
+            let look = metadata.as_ref().map(FileLook::from);
+            *last = Some((path.to_path_buf(), look));
+            look
+        }
+    }
+}
+
+/// The looks of a sequence of recordings, as one digest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Chain([u8; 32]);
+
+impl Chain {
+    pub fn add(&mut self, look: &Look) {
+        let mut bytes = [0; 72];
+        bytes[..32].copy_from_slice(&self.0);
+        if let Some((place, file)) = look {
+            bytes[32..40].copy_from_slice(&(*place as u64 + 1).to_le_bytes());
+            bytes[40..48].copy_from_slice(&file.size.to_le_bytes());
+            bytes[48..64].copy_from_slice(&file.changed.to_le_bytes());
+            bytes[64..72].copy_from_slice(&file.inode.to_le_bytes());
+        }
+        self.0 = *blake3::hash(&bytes).as_bytes();
+    }
+
+    /// Lets the recordings of another sequence follow.
+    pub fn join(&mut self, other: Chain) {
+        let mut bytes = [0; 64];
+        bytes[..32].copy_from_slice(&self.0);
+        bytes[32..].copy_from_slice(&other.0);
+        self.0 = *blake3::hash(&bytes).as_bytes();
+    }
+
+    pub fn to_hex(self) -> String {
+        blake3::Hash::from(self.0).to_hex().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(wanted: &[Wanted]) -> Chain {
+        let mut chain = Chain::default();
+        looks_of(wanted).iter().for_each(|look| chain.add(look));
+        chain
+    }
+
+    #[test]
+    fn whatever_happens_to_a_recording_shows() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let wanted: Vec<Wanted> = (0..2_000)
+            .map(|number| Wanted {
+                files: vec![at("none/x.flac"), at(&format!("{number}.flac"))],
+                member: Some((at("a.tar"), "x".into())),
+            })
+            .collect();
+        let nothing = chain(&wanted);
+        std::fs::write(at("a.tar"), b"tar").unwrap();
+        let in_tar = chain(&wanted);
+        std::fs::write(at("1234.flac"), b"one").unwrap();
+        let extracted = chain(&wanted);
+        assert_eq!(chain(&wanted), extracted);
+        let old = std::fs::metadata(at("1234.flac")).unwrap().modified().unwrap();
+        std::fs::write(at("other"), b"two").unwrap();
+        let set_time = |name: &str| {
+            let file = std::fs::File::options().write(true).open(at(name)).unwrap();
+            file.set_modified(old).unwrap();
+        };
+        set_time("other");
+        // Same size and time, another inode.
+        std::fs::rename(at("other"), at("1234.flac")).unwrap();
+        let replaced = chain(&wanted);
+        std::fs::create_dir(at("none")).unwrap();
+        std::fs::write(at("none/x.flac"), b"").unwrap();
+        let all_at_one_place = chain(&wanted);
+        let all = [nothing, in_tar, extracted, replaced, all_at_one_place];
+        for (number, one) in all.iter().enumerate() {
+            assert!(!all[..number].contains(one), "{number}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Whether a manifest belongs to a set of ours that is whole.
+
+use std::path::Path;
+
+use flow_runtime::store::{InSet, in_set};
+
+use crate::error::ManifestError;
+use crate::write::{is_manifest, is_of_set};
+
+/// Refuses a file that `manifest.write` wrote, or began to write, if its set is not whole: a train manifest of one split
+/// could stand beside a validation manifest of another.
+///
+/// # Errors
+/// When it is not whole, or that cannot be found out.
+pub fn check_set(path: &Path) -> Result<(), ManifestError> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Ok(());
+    };
+    let folder = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
+    let wrong = |why: String| {
+        Err(ManifestError::Manifest {
+            path: path.to_path_buf(),
+            why,
+        })
+    };
+    let again = "let the pipeline that writes it run to its end, or copy the file elsewhere if it is meant as it is";
+    match in_set(folder, "flow.json", name) {
+        Err(error) => wrong(format!("{error}; {again}")),
+        Ok(InSet::AsWritten) => Ok(()),
+        Ok(InSet::Changed) => wrong(format!(
+            "it is not as the flow.json beside it says, so it may be of another set; {again}"
+        )),
+        Ok(InSet::Other) if is_manifest(name) => wrong(format!(
+            "the flow.json beside it does not name it, so it is of another set; {again}"
+        )),
+        Ok(found @ (InSet::NoSet | InSet::CutShort))
+            if is_manifest(name) && (found == InSet::CutShort || is_of_set(folder)) =>
+        {
+            wrong(format!(
+                "there is no flow.json beside it, so its set was not written to the end; {again}"
+            ))
+        }
+        Ok(InSet::Other | InSet::NoSet | InSet::CutShort) => Ok(()),
+    }
+}
