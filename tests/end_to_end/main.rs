@@ -12,6 +12,7 @@ mod manifests;
 mod mistakes;
 mod models;
 mod planted;
+mod presets;
 mod reuse;
 mod sampling;
 mod synthesize;

@@ -8,7 +8,7 @@ use flow_model::tokenizer::Tokenizer;
 use flow_runtime::event::Event;
 use flow_runtime::harness::{Harness, Output};
 use flow_runtime::{Artifact, Partition, StageError};
-use flow_training::long_texts::LongTexts;
+use flow_training::long_texts::{LongTexts, OverLimit};
 use flow_training::train_tokenizer::{
     NormalisationSetting, TokenizerType, TrainTokenizer, TrainTokenizerSettings, tokenizer_schema,
 };
@@ -245,7 +245,7 @@ fn long_transcripts_are_counted_by_language() {
     let long = |rows: &[(String, String)]| {
         let partition = Partition::from("p/0".to_owned());
         let artifact = Artifact::in_memory(schema(), vec![(partition, vec![batch(rows)])]).expect("rows");
-        LongTexts::count(&artifact, &tokenizer, limit).expect("counted")
+        LongTexts::count(&artifact, &tokenizer, limit, OverLimit::Truncate).expect("counted")
     };
     assert_eq!(long(&rows).warning(), None);
     for number in [3, 7, 8, 9, 10] {

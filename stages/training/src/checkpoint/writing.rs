@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
 
-use super::{DAMAGED, LIVE, OPTIMIZER, RECORD, Record, digest_file, folders, list, name_of, read_record};
+use super::{DAMAGED, LIVE, OPTIMIZER, RECORD, Record, average_of, best, digest_file, folders, list, name_of};
 use crate::average;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 
 const LOCK: &str = "lock";
-const WRITING: &str = ".writing-";
-const REMOVING: &str = ".removing-";
+pub(super) const WRITING: &str = ".writing-";
+pub(super) const REMOVING: &str = ".removing-";
 
 /// The lock of a checkpoint folder: one process at a time trains into it. Goes when this is dropped, and
 /// with the process.
@@ -153,16 +153,19 @@ impl CheckpointFolder {
         Ok(target)
     }
 
+    /// Makes the mean of the last `keep` checkpoints, which stands in a folder of its own until another one is made.
+    pub fn make_average(&self, keep: usize) -> Result<(), TrainingError> {
+        average_of::make(&self.folder, keep)
+    }
+
     /// Removes the oldest checkpoints until `keep` are left (at least one always is), but not the one with the lowest
     /// validation error, if `keep_best`.
     pub fn prune(&self, keep: usize, keep_best: bool) -> Result<(), TrainingError> {
         let all = list(&self.folder)?;
-        let best = all
-            .iter()
-            .filter(|_| keep_best)
-            .filter_map(|checkpoint| Some((checkpoint.step, read_record(&checkpoint.path).ok()?.validation_wer?)))
-            .min_by(|a, b| a.1.total_cmp(&b.1))
-            .map(|(step, _)| step);
+        let best = match keep_best {
+            true => best(&self.folder)?.map(|(standing, _)| standing.step),
+            false => None,
+        };
         for checkpoint in &all[..all.len().saturating_sub(keep.max(1))] {
             if Some(checkpoint.step) == best {
                 continue;
@@ -176,7 +179,7 @@ impl CheckpointFolder {
     }
 }
 
-fn sync_folder(folder: &Path) -> Result<(), TrainingError> {
+pub(super) fn sync_folder(folder: &Path) -> Result<(), TrainingError> {
     File::open(folder)
         .and_then(|file| file.sync_all())
         .map_err(TrainingError::file(folder))
