@@ -7,6 +7,7 @@ mod curriculum;
 mod edits;
 mod evaluation;
 mod from_manifests;
+mod long_texts;
 mod machines;
 mod manifests;
 mod mistakes;
