@@ -74,7 +74,7 @@ pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
             })?;
             let steps: Vec<String> = average.steps().map(|step| step.to_string()).collect();
             Ok(Chosen {
-                step: average.steps().last().unwrap_or_default(),
+                step: average.steps().next_back().unwrap_or_default(),
                 digest: average.model_digest(),
                 which: format!("mean of the checkpoints of steps {}", steps.join(", ")),
                 path: average.path,
