@@ -35,13 +35,20 @@ fn rows_with_too_many_tokens_are_rejects_of_the_main_job() {
         .map(|row| row.segment_id.as_str())
         .collect();
     assert!(!over.is_empty() && over.len() < rows.len());
-    assert!(over.iter().all(|segment| !String::from_utf8_lossy(&none.stdout).contains(segment)));
+    assert!(
+        over.iter()
+            .all(|segment| !String::from_utf8_lossy(&none.stdout).contains(segment))
+    );
 
     let most = format!("train.max_tokens={most}");
     let restart = "train.on_change=restart";
     let output = finetune(&place, &[steps, &most, restart]).output().unwrap();
     expect_code(&output, 0);
-    assert!(!stderr(&output).contains("transcripts have more than"), "{}", stderr(&output));
+    assert!(
+        !stderr(&output).contains("transcripts have more than"),
+        "{}",
+        stderr(&output)
+    );
     let said = rejects(&place);
     expect_code(&said, 0);
     let said = String::from_utf8_lossy(&said.stdout).into_owned();

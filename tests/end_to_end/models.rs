@@ -157,7 +157,10 @@ fn the_bundled_model_becomes_a_folder_of_transformers() {
     let output = model(&["convert", bundled, text(&folder), "--format", "hf"]);
     expect_code(&output, 0);
     let said = stdout(&output) + &stderr(&output);
-    assert!(said.contains("192 instead of 128") && said.contains("are zero"), "{said}");
+    assert!(
+        said.contains("192 instead of 128") && said.contains("are zero"),
+        "{said}"
+    );
     let config = std::fs::read(folder.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
     assert_eq!(config["decoder_hidden_size"], 192);

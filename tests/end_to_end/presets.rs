@@ -18,10 +18,7 @@ fn overlays(folder: &str) -> Vec<PathBuf> {
         // Tables of languages and the like are none.
         yaml && std::fs::read_to_string(path).unwrap().contains("\nparams:")
     };
-    let mut paths: Vec<PathBuf> = entries
-        .map(|entry| entry.unwrap().path())
-        .filter(is_overlay)
-        .collect();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).filter(is_overlay).collect();
     paths.sort();
     assert!(paths.len() > 2, "{paths:?}");
     paths
@@ -50,10 +47,14 @@ fn resolved(configs: &[PathBuf]) -> TrainSettings {
         configs: configs.to_vec(),
         ..Overrides::default()
     };
-    let pipeline = spec::load(Path::new(PIPELINE), &overrides).map_err(|_| configs).expect("a pipeline");
+    let pipeline = spec::load(Path::new(PIPELINE), &overrides)
+        .map_err(|_| configs)
+        .expect("a pipeline");
     let mut stages = pipeline.stages.iter().filter(|stage| stage.uses == "training.train");
     let stage = stages.next().expect("training");
-    yaml::typed(&stage.with).map_err(|error| error.message).expect("settings")
+    yaml::typed(&stage.with)
+        .map_err(|error| error.message)
+        .expect("settings")
 }
 
 #[test]
@@ -89,7 +90,10 @@ fn every_preset_fits_into_its_memory() {
         let output = flow("memory", &configs, &["--device-memory", &left]);
         expect_code(&output, 0);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(said.contains("24 encoder layers") && said.contains("fits into"), "{said}");
+        assert!(
+            said.contains("24 encoder layers") && said.contains("fits into"),
+            "{said}"
+        );
     }
 }
 

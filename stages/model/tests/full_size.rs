@@ -80,7 +80,9 @@ fn filled() -> Vec<(String, Tensor)> {
                 values[start..].fill(0.0);
             }
             Some(other) => {
-                let element = other.strip_prefix("add 2 to element ").and_then(|at| at.parse::<usize>().ok());
+                let element = other
+                    .strip_prefix("add 2 to element ")
+                    .and_then(|at| at.parse::<usize>().ok());
                 values[element.unwrap_or_else(|| panic!("unknown fill {other}"))] += 2.0;
             }
         }
@@ -126,9 +128,15 @@ fn a_model_of_released_size_equals_nemo() {
         tensors: filled(),
     };
     let mut model = TdtModel::from_stored(stored, config, DType::F32, &Device::Cpu).unwrap();
-    assert_eq!(model.parameters.count_trainable() as u64, facts["counts"]["trainable"].as_u64().unwrap());
+    assert_eq!(
+        model.parameters.count_trainable() as u64,
+        facts["counts"]["trainable"].as_u64().unwrap()
+    );
     assert!(model.unused_tensors().is_empty());
-    assert_eq!(model.parameters.len() as u64, facts["counts"]["tensors"].as_u64().unwrap());
+    assert_eq!(
+        model.parameters.len() as u64,
+        facts["counts"]["tensors"].as_u64().unwrap()
+    );
     let wave = wave();
 
     let (encoded, lengths) = model.encode(&[&wave]).unwrap();

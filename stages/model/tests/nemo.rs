@@ -83,7 +83,12 @@ fn nemos_calls_work_as_its_users_write_them() {
     }
     let words: Vec<Vec<Value>> = serde_json::from_value(found["timestamps"].clone()).expect("words");
     assert_eq!(words.len(), ours.len());
-    assert!(words.iter().zip(&ours).all(|(words, text)| words.is_empty() == text.trim().is_empty()));
+    assert!(
+        words
+            .iter()
+            .zip(&ours)
+            .all(|(words, text)| words.is_empty() == text.trim().is_empty())
+    );
     let pieces = model.config.decoder.vocab_size;
     assert_eq!(found["changed_vocabulary"], pieces);
     let batches: Vec<u64> = serde_json::from_value(found["batches"].clone()).expect("numbers");

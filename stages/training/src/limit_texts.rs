@@ -66,7 +66,10 @@ impl Kind for LimitTexts {
             help: Some("from: {rows: manifest/split.train, tokenizer: pieces}".into()),
         };
         let [rows, tokenizer] = inputs else {
-            return Err(wrong("from", "rows are needed, then the tokenizer that cuts their texts"));
+            return Err(wrong(
+                "from",
+                "rows are needed, then the tokenizer that cuts their texts",
+            ));
         };
         if rows.schema.column_with_name("text").is_none() {
             return Err(wrong(&rows.name, "it has no column `text`"));
@@ -106,13 +109,7 @@ struct Limiter {
 }
 
 impl Operator for Limiter {
-    fn batch(
-        &mut self,
-        input: usize,
-        _: &Partition,
-        batch: RecordBatch,
-        out: &mut Out,
-    ) -> Result<(), StageError> {
+    fn batch(&mut self, input: usize, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
         if input != 0 {
             return Ok(());
         }

@@ -52,7 +52,10 @@ pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
         }),
         ModelFrom::Best => {
             let (standing, record) = checkpoint::best(folder)?.ok_or_else(|| TrainingError::Refused {
-                message: format!("no checkpoint in {} was evaluated, so none is the best", folder.display()),
+                message: format!(
+                    "no checkpoint in {} was evaluated, so none is the best",
+                    folder.display()
+                ),
                 help: Some("set `model_from: last`, or train on with it".into()),
             })?;
             let rate = record.validation_wer.unwrap_or(f64::NAN);
@@ -72,11 +75,12 @@ pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
                 message: format!("{} holds no mean of its checkpoints", folder.display()),
                 help: Some("run again: it is made when the last step is done".into()),
             })?;
-            let steps: Vec<String> = average.steps().map(|step| step.to_string()).collect();
+            let steps: Vec<u64> = average.steps().collect();
+            let names: Vec<String> = steps.iter().map(u64::to_string).collect();
             Ok(Chosen {
-                step: average.steps().next_back().unwrap_or_default(),
+                step: steps.last().copied().unwrap_or_default(),
                 digest: average.model_digest(),
-                which: format!("mean of the checkpoints of steps {}", steps.join(", ")),
+                which: format!("mean of the checkpoints of steps {}", names.join(", ")),
                 path: average.path,
             })
         }

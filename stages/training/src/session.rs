@@ -268,7 +268,10 @@ impl Session {
             self.evaluate()?;
         }
         let keep = keep || (self.settings.model_from == ModelFrom::Best && self.is_lowest());
-        if keep && let Some((step, rate)) = self.evaluated && step == self.record.step {
+        if keep
+            && let Some((step, rate)) = self.evaluated
+            && step == self.record.step
+        {
             self.lowest = Some(self.lowest.map_or(rate, |lowest| lowest.min(rate)));
         }
         if keep && (last || !self.settings.checkpoint_in_background) {

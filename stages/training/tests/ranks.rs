@@ -389,7 +389,12 @@ fn a_device_that_cannot_be_had_is_refused() {
     if cfg!(feature = "cuda") {
         ready.expect("a program that was built for it");
     } else {
-        assert!(ready.expect_err("a program without CUDA").to_string().contains("--features cuda"));
+        assert!(
+            ready
+                .expect_err("a program without CUDA")
+                .to_string()
+                .contains("--features cuda")
+        );
     }
 }
 

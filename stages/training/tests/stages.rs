@@ -279,24 +279,44 @@ fn the_checkpoint_that_is_handed_on_is_a_setting() {
     };
     let columns = |output: &Output| {
         let row = output.result.clone().expect("a result");
-        let text = |name: &str| row.column_by_name(name).expect(name).as_string::<i32>().value(0).to_owned();
-        let step = row.column_by_name("step").expect("step").as_primitive::<Int64Type>().value(0);
+        let text = |name: &str| {
+            row.column_by_name(name)
+                .expect(name)
+                .as_string::<i32>()
+                .value(0)
+                .to_owned()
+        };
+        let step = row
+            .column_by_name("step")
+            .expect("step")
+            .as_primitive::<Int64Type>()
+            .value(0);
         (step as u64, text("path"), text("which"), text("digest"))
     };
     let trained = train(with(ModelFrom::Best, 2), 0..6).expect("trained");
     let (step, path, which, _) = columns(&trained);
     // The lowest of all evaluations, whether or not a checkpoint was due there.
     let metrics = std::fs::read_to_string(folder.path().join("checkpoints/metrics.jsonl")).expect("metrics");
-    let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    let lines = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
     let rates: Vec<(u64, f64)> = lines
         .filter(|line| line["kind"] == "evaluation")
-        .map(|line| (line["step"].as_u64().expect("a step"), line["wer"].as_f64().expect("a rate")))
+        .map(|line| {
+            (
+                line["step"].as_u64().expect("a step"),
+                line["wer"].as_f64().expect("a rate"),
+            )
+        })
         .collect();
     let lowest = rates.iter().map(|(_, rate)| *rate).fold(f64::INFINITY, f64::min);
     let first = rates.iter().find(|(_, rate)| *rate == lowest).expect("an evaluation").0;
     assert_eq!(rates.len(), 6);
     assert_eq!(step, first, "{rates:?}");
-    assert!(path.ends_with(&format!("step-{first:09}")) && which.contains("lowest word error rate"), "{which}");
+    assert!(
+        path.ends_with(&format!("step-{first:09}")) && which.contains("lowest word error rate"),
+        "{which}"
+    );
     let notice = trained.events.iter().any(|event| {
         matches!(event, Event::StageFigures { figures, .. } if figures["notice"].as_str().is_some_and(|text| text.contains(&which)))
     });
@@ -318,7 +338,11 @@ fn the_checkpoint_that_is_handed_on_is_a_setting() {
     };
     for name in ["joint.enc.weight", "encoder.layers.0.conv.batch_norm.running_var"] {
         let before = newest.with_file_name("step-000000004");
-        let (a, b, mean) = (values(&before, name), values(&newest, name), values(Path::new(&path), name));
+        let (a, b, mean) = (
+            values(&before, name),
+            values(&newest, name),
+            values(Path::new(&path), name),
+        );
         assert_ne!(a, b);
         for ((a, b), mean) in a.iter().zip(&b).zip(mean) {
             assert_eq!(mean, ((f64::from(*a) + f64::from(*b)) / 2.0) as f32, "{name}");
@@ -329,7 +353,10 @@ fn the_checkpoint_that_is_handed_on_is_a_setting() {
     assert_eq!(again.3, digest);
     let (_, path, which, alone) = columns(&train(with(ModelFrom::Average, 1), 0..0).expect("made"));
     assert_eq!(which, "mean of the checkpoints of steps 6");
-    assert_eq!(values(Path::new(&path), "joint.enc.weight"), values(&newest, "joint.enc.weight"));
+    assert_eq!(
+        values(Path::new(&path), "joint.enc.weight"),
+        values(&newest, "joint.enc.weight")
+    );
     assert_ne!(alone, digest);
 
     let refused = train(

@@ -304,7 +304,10 @@ fn rows_with_too_many_tokens_are_rejects() {
         [(Some(3), "too_many_tokens"), (Some(9), "too_many_tokens")]
     );
     let (_, reject) = &both.rejects()[0];
-    assert_eq!((reject.segment_id.as_deref(), reject.class), (Some("seg-3"), RejectClass::Rule));
+    assert_eq!(
+        (reject.segment_id.as_deref(), reject.class),
+        (Some("seg-3"), RejectClass::Rule)
+    );
     assert_eq!(
         reject.detail,
         format!("{} tokens; at most {} are taken", tokens(3), max_tokens - 1)
@@ -323,7 +326,13 @@ fn rows_with_too_many_tokens_are_rejects() {
     let wrong = Harness::<LimitTexts>::new(LimitTextsSettings::default())
         .input("rows", schema())
         .input("tokenizer", schema());
-    assert!(wrong.shape().expect_err("no tokenizer").to_string().contains("tokenizer.read"));
+    assert!(
+        wrong
+            .shape()
+            .expect_err("no tokenizer")
+            .to_string()
+            .contains("tokenizer.read")
+    );
 }
 
 /// Training that is given such rows all the same leaves them out, or cuts them.
@@ -354,7 +363,10 @@ fn micro_batches_leave_out_or_cut_what_is_too_long() {
     let limit = tokenizer.encode(texts[1]).len() - 1;
     let loaded = |long_texts| micro_batches(&step, &tokenizer, limit, long_texts).expect("micro-batches");
     let (left_out, cut) = (loaded(OverLimit::Reject), loaded(OverLimit::Truncate));
-    assert_eq!((&left_out.batches[0].segments[..], &left_out.too_long[..]), (&["short".to_owned()][..], &["long".to_owned()][..]));
+    assert_eq!(
+        (&left_out.batches[0].segments[..], &left_out.too_long[..]),
+        (&["short".to_owned()][..], &["long".to_owned()][..])
+    );
     assert_eq!(cut.batches[0].segments, ["short", "long"]);
     assert_eq!(cut.batches[0].batch.tokens[1].len(), limit);
     assert!(cut.too_long.is_empty());
@@ -374,7 +386,9 @@ fn the_tokenizer_that_training_would_take_is_read() {
             from_nothing: from_nothing.into(),
             ..ReadTokenizerSettings::default()
         };
-        Harness::<ReadTokenizer>::new(settings).run().map(|output| model(&output))
+        Harness::<ReadTokenizer>::new(settings)
+            .run()
+            .map(|output| model(&output))
     };
     let of_file = std::fs::read(&pieces).expect("a file");
     let opened = flow_model::checkpoint::OpenModel::open(std::path::Path::new(&archive)).expect("a model");

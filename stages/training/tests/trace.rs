@@ -59,7 +59,10 @@ fn micro_batch(name: &str) -> LoadedBatch {
 
 /// The batches that the steps of a trace name.
 fn batches(steps: &[Value]) -> BTreeMap<&str, LoadedBatch> {
-    let names: BTreeSet<&str> = steps.iter().map(|step| step["batch"].as_str().expect("a batch")).collect();
+    let names: BTreeSet<&str> = steps
+        .iter()
+        .map(|step| step["batch"].as_str().expect("a batch"))
+        .collect();
     names.into_iter().map(|name| (name, micro_batch(name))).collect()
 }
 
@@ -194,7 +197,10 @@ fn run(name: &str, dtype: DType, slack: f64) {
     worst.sort_by(|a, b| b.0.total_cmp(&a.0));
     println!("{name} {dtype:?}: {:?}", &worst[..worst.len().min(6)]);
     let stored = finals.keys().filter(|key| key.ends_with("#idx")).count();
-    assert!(compared > 0 && compared == stored, "{compared} of {stored} tensors were compared");
+    assert!(
+        compared > 0 && compared == stored,
+        "{compared} of {stored} tensors were compared"
+    );
     assert!(
         worst[0].0 <= slack,
         "{name} {dtype:?}: farther from NeMo than its own 64-bit run, times {slack}: {:?}",

@@ -198,7 +198,10 @@ pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<D
             file.write_all(text.as_bytes()).map_err(|error| broken(&path, error))
         })
     };
-    write_json(CONFIG, &config.to_huggingface(one_width::width(&config), padding, dtype_name)?)?;
+    write_json(
+        CONFIG,
+        &config.to_huggingface(one_width::width(&config), padding, dtype_name)?,
+    )?;
     check_front_end(model, &config)?;
     write_json(
         GENERATION,

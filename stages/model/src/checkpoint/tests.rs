@@ -357,15 +357,25 @@ fn two_widths_become_one_and_the_outputs_stay() {
             .unwrap()
             .write(&theirs, Format::HuggingFace, None, false)
             .unwrap();
-        assert_eq!(notes.iter().any(|note| note.contains("are zero")), prediction != joint, "{notes:?}");
+        assert_eq!(
+            notes.iter().any(|note| note.contains("are zero")),
+            prediction != joint,
+            "{notes:?}"
+        );
         let wide = TdtModel::load(&theirs, DType::F32, &Device::Cpu).unwrap();
         let width = prediction.max(joint);
-        assert_eq!((wide.config.decoder.pred_hidden, wide.config.joint.joint_hidden), (width, width));
+        assert_eq!(
+            (wide.config.decoder.pred_hidden, wide.config.joint.joint_hidden),
+            (width, width)
+        );
         assert!(wide.unused_tensors().is_empty());
         let (before, after) = (model.transcribe(&waves).unwrap(), wide.transcribe(&waves).unwrap());
         assert!(before.iter().any(|hypothesis| hypothesis.ids.len() > 3), "{before:?}");
         for (before, after) in before.iter().zip(&after) {
-            assert_eq!((&before.ids, &before.frames, &before.durations), (&after.ids, &after.frames, &after.durations));
+            assert_eq!(
+                (&before.ids, &before.frames, &before.durations),
+                (&after.ids, &after.frames, &after.durations)
+            );
             assert!((before.score - after.score).abs() <= 1e-6 * before.score.abs().max(1.0));
         }
         let batch = crate::model::MicroBatch {

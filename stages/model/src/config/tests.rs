@@ -31,7 +31,10 @@ fn nemo_configuration_survives_reading_and_writing() {
     assert_eq!(config.decoder.vocab_size, size(&plain["decoder"]["vocab_size"]));
     let durations = plain["loss"]["tdt_kwargs"]["durations"].as_sequence().unwrap();
     assert_eq!(config.loss.durations, durations.iter().map(size).collect::<Vec<_>>());
-    assert_eq!(config.loss.reduction.name(), plain["rnnt_reduction"].as_str().unwrap_or("mean_batch"));
+    assert_eq!(
+        config.loss.reduction.name(),
+        plain["rnnt_reduction"].as_str().unwrap_or("mean_batch")
+    );
     assert_eq!(config.labels.len(), config.decoder.vocab_size);
     let written = config.to_nemo_yaml().unwrap();
     let again = ModelConfig::from_nemo_yaml(&written).unwrap();
@@ -68,7 +71,11 @@ fn an_archive_has_the_sections_that_nemos_calls_need() {
     assert_eq!(emptied, written);
     // What the model that training began from had stays as it was.
     let brought: Value = serde_yaml::from_str("{manifest_filepath: /data/of/theirs.json, use_lhotse: true}").unwrap();
-    let kept = archive(&|root| sections.iter().for_each(|section| put(root, &[section], brought.clone())));
+    let kept = archive(&|root| {
+        sections
+            .iter()
+            .for_each(|section| put(root, &[section], brought.clone()))
+    });
     for section in &sections[..3] {
         assert_eq!(kept[section], brought, "{section}");
     }
@@ -127,7 +134,11 @@ fn unsupported_and_wrong_values_are_named() {
             "encoder.conv_context_size",
         ),
         (&["encoder", "d_model"], (-5).into(), "encoder.d_model"),
-        (&["encoder", "n_heads"], one_more(right.encoder.d_model), "encoder.n_heads"),
+        (
+            &["encoder", "n_heads"],
+            one_more(right.encoder.d_model),
+            "encoder.n_heads",
+        ),
         (
             &["encoder", "att_context_size"],
             vec![70u64, 13].into(),

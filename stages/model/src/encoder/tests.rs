@@ -62,7 +62,10 @@ fn encoder_equals_nemo_in_f32_and_f64() {
         let (encoded, _) = encoder.encode(&parameters, &own, &own_valid).unwrap();
         let worst = golden::valid_difference(&encoded, &time_major(&golden[key]), &lengths);
         println!("{key} from waves: {worst:e}");
-        assert!(worst < golden::FROM_WAVES * magnitude, "{key} from waves: {worst}, {magnitude}");
+        assert!(
+            worst < golden::FROM_WAVES * magnitude,
+            "{key} from waves: {worst}, {magnitude}"
+        );
         let (features, valid) = golden_features(dtype);
         let (encoded, found) = encoder.encode(&parameters, &features, &valid).unwrap();
         assert_eq!(found, lengths);
@@ -124,7 +127,10 @@ fn an_utterance_alone_gives_what_it_gives_in_a_batch() {
         let (encoded, lengths) = encoder.encode(&parameters, &tensor, &features.lengths).unwrap();
         let expected = golden[&format!("alone{i}.encoded")].unsqueeze(0).unwrap();
         let worst = golden::valid_difference(&encoded, &time_major(&expected), &lengths);
-        assert!(worst < golden::FROM_WAVES * golden::magnitude(&expected), "alone{i}: {worst}");
+        assert!(
+            worst < golden::FROM_WAVES * golden::magnitude(&expected),
+            "alone{i}: {worst}"
+        );
     }
 }
 
@@ -165,13 +171,18 @@ fn limited_context_attention_equals_nemo() {
     let mut all = Vec::new();
     for line in text.lines() {
         let entry: serde_json::Value = serde_json::from_str(line).unwrap();
-        all.extend(golden::samples(&golden::file(entry["audio_filepath"].as_str().unwrap())));
+        all.extend(golden::samples(&golden::file(
+            entry["audio_filepath"].as_str().unwrap(),
+        )));
     }
     let facts: serde_json::Value =
         serde_json::from_slice(&std::fs::read(golden::file("local_attn.json")).unwrap()).unwrap();
     // "... cut at 960000; batch of two: all of it, and its first 379200 samples"
     let numbers = facts["wave"].as_str().unwrap().split(|c: char| !c.is_ascii_digit());
-    let cuts: Vec<usize> = numbers.filter_map(|number| number.parse().ok()).filter(|&cut| cut > 100).collect();
+    let cuts: Vec<usize> = numbers
+        .filter_map(|number| number.parse().ok())
+        .filter(|&cut| cut > 100)
+        .collect();
     let [whole, part] = cuts[..] else {
         panic!("two lengths are not in {}", facts["wave"]);
     };
@@ -204,7 +215,10 @@ fn limited_context_attention_equals_nemo() {
         let expected = &golden[&format!("{key}.encoded")];
         let worst = golden::valid_difference(&found, expected, &valid);
         println!("{key}: {worst:e}");
-        assert!(worst < golden::FROM_WAVES * golden::magnitude(expected), "{key}: {worst}");
+        assert!(
+            worst < golden::FROM_WAVES * golden::magnitude(expected),
+            "{key}: {worst}"
+        );
     }
 }
 

@@ -75,7 +75,9 @@ pub(crate) mod golden {
             let name = path.file_stem()?.to_str()?.strip_prefix(set)?;
             name.split_once('_').map_or(name, |(number, _)| number).parse().ok()
         };
-        let paths = std::fs::read_dir(file("audio")).unwrap().map(|entry| entry.unwrap().path());
+        let paths = std::fs::read_dir(file("audio"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
         let mut found: Vec<(usize, PathBuf)> = paths.filter_map(|path| Some((number(&path)?, path))).collect();
         found.sort();
         assert!(!found.is_empty(), "no recordings of {set}");

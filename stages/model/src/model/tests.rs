@@ -68,7 +68,11 @@ fn relative(found: &Tensor, expected: &Tensor) -> f64 {
 /// is in each tensor of the network at hand stands in the facts of the training step.
 fn gradient_bound(name: &str, facts: &serde_json::Value) -> f64 {
     let theirs = facts["grad_stats_f64"][name]["f32_err_rel"].as_f64().unwrap_or(0.0);
-    let at_the_kink = if name.starts_with("encoder.pre_encode") { 5e-3 } else { 3e-5 };
+    let at_the_kink: f64 = if name.starts_with("encoder.pre_encode") {
+        5e-3
+    } else {
+        3e-5
+    };
     at_the_kink.max(3.0 * theirs)
 }
 
@@ -136,7 +140,12 @@ fn accumulated_gradients_are_those_of_lightning() {
         let number = |name: &serde_json::Value| name.as_str()?.strip_prefix("train")?.parse().ok();
         names.map(|name| number(name).unwrap()).collect()
     };
-    let micro_batches: Vec<_> = facts["micro_batches"].as_array().unwrap().iter().map(utterances).collect();
+    let micro_batches: Vec<_> = facts["micro_batches"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(utterances)
+        .collect();
     let scale = 1.0 / micro_batches.len() as f64;
     let all = whole_batch();
     for reduction in [
@@ -273,7 +282,9 @@ fn greedy_decoding_is_nemos_token_for_token() {
             .collect()
     };
     let limits = facts.as_object().unwrap().keys();
-    let limits: Vec<&str> = limits.filter_map(|key| key.strip_prefix("greedy_batch_alone_max")).collect();
+    let limits: Vec<&str> = limits
+        .filter_map(|key| key.strip_prefix("greedy_batch_alone_max"))
+        .collect();
     assert!(!limits.is_empty());
     for limit in limits {
         model.config.decoding.max_symbols = limit.parse().unwrap();

@@ -68,7 +68,9 @@ fn texts(opened: &OpenModel) -> Vec<String> {
 fn joined_pieces(tokenizer: &Tokenizer) -> String {
     let letters = |piece: &String| piece.chars().all(char::is_alphabetic);
     let pieces: Vec<String> = tokenizer.pieces().into_iter().filter(letters).collect();
-    let words = pieces.iter().map(|piece| format!("\u{2581}{piece}{}{piece}", pieces[0]));
+    let words = pieces
+        .iter()
+        .map(|piece| format!("\u{2581}{piece}{}{piece}", pieces[0]));
     let mut new = words.filter(|word| tokenizer.id(word).is_none() && tokenizer.encode_piece(word).len() > 1);
     new.next().expect("a word")
 }
@@ -170,7 +172,9 @@ fn more_pieces_leave_the_old_ones_alone() {
         let token = tensor("decoder.prediction.embed.weight").narrow(0, 5, 1).unwrap();
         let sum = linear(&frames.get(0).unwrap(), "joint.enc").broadcast_add(&linear(&token, "joint.pred"));
         let last = opened.tensors.iter().map(|entry| entry.name.as_str());
-        let mut last = last.filter_map(|name| name.strip_suffix(".weight")).filter(|name| name.starts_with("joint.joint_net."));
+        let mut last = last
+            .filter_map(|name| name.strip_suffix(".weight"))
+            .filter(|name| name.starts_with("joint.joint_net."));
         linear(&sum.unwrap().relu().unwrap(), last.next().unwrap())
     };
     let (old_logits, new_logits) = (logits(&opened()), logits(&extended));

@@ -45,7 +45,7 @@ pub struct Average {
 
 impl Average {
     /// Steps of the checkpoints that it is of, ascending.
-    pub fn steps(&self) -> impl DoubleEndedIterator<Item = u64> {
+    pub fn steps(&self) -> impl Iterator<Item = u64> {
         self.record.of.iter().map(|part| part.step)
     }
 
@@ -57,7 +57,10 @@ impl Average {
 
 /// The mean of the newest checkpoints that stands in a folder. Reads only.
 pub fn standing(folder: &Path) -> Result<Option<Average>, TrainingError> {
-    let newest = folders(folder)?.into_iter().filter(|name| name.starts_with(AVERAGE)).max();
+    let newest = folders(folder)?
+        .into_iter()
+        .filter(|name| name.starts_with(AVERAGE))
+        .max();
     let Some(name) = newest else { return Ok(None) };
     let path = folder.join(name);
     let wrong = |what: String| damaged(&path, format!("{RECORD}: {what}"));
@@ -158,10 +161,7 @@ pub(super) fn make(folder: &Path, keep: usize) -> Result<(), TrainingError> {
 }
 
 /// The mean of the values, summed in 64 bits in their order and stored as `last` is; of whole numbers (counters), `last`.
-fn mean(
-    values: impl Iterator<Item = Result<Tensor, TrainingError>>,
-    last: Tensor,
-) -> Result<Tensor, TrainingError> {
+fn mean(values: impl Iterator<Item = Result<Tensor, TrainingError>>, last: Tensor) -> Result<Tensor, TrainingError> {
     if !last.dtype().is_float() {
         return Ok(last);
     }
