@@ -44,6 +44,12 @@ pub trait Kind: Send + Sync + 'static {
         serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
     }
 
+    /// Whether this program can run the stage at all (that it was built for a device which the settings name, say). Asked
+    /// when a run begins, of the stages that it will run; `flow check` and `flow plan` do not ask.
+    fn ready(_settings: &Self::Settings) -> Result<(), StageError> {
+        Ok(())
+    }
+
     /// Looks after what a local stage or a source left outside the state directory, say files in a folder of the user's.
     /// `committed` are the rows of its first port that a run would reuse. Names the partitions whose files are
     /// gone or changed, with the reason; they run again. Called when a run is planned; changes nothing.

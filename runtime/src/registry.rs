@@ -27,6 +27,8 @@ pub trait AnyKind: Send + Sync {
 pub trait AnySettings: Send + Sync {
     fn shape(&self, inputs: &[Input]) -> Result<Shape, StageError>;
     fn open(&self, context: &Context) -> Result<Body, StageError>;
+    /// See [`Kind::ready`].
+    fn ready(&self) -> Result<(), StageError>;
     /// The settings that decide the output bytes, with the keys of every map sorted.
     fn identity(&self) -> serde_json::Value;
     /// All settings, defaults filled in, with the keys of every map sorted.
@@ -85,6 +87,10 @@ impl<K: Kind> AnySettings for TypedSettings<K> {
 
     fn open(&self, context: &Context) -> Result<Body, StageError> {
         K::open(&self.0, context)
+    }
+
+    fn ready(&self) -> Result<(), StageError> {
+        K::ready(&self.0)
     }
 
     fn identity(&self) -> serde_json::Value {

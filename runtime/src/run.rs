@@ -19,7 +19,7 @@ use crate::event::{EVENT_VERSION, Event, Events};
 use crate::kind::StageError;
 use crate::partition::Partition;
 use crate::plan::ledger::Ledger;
-use crate::plan::{Options, Plan};
+use crate::plan::{Options, Plan, StagePlan};
 use crate::processes::{Loss, SignalFlags};
 use crate::spec::Checked;
 use crate::store::{Access, SnapshotWriter, Store, StoreError};
@@ -256,6 +256,19 @@ fn finished(outcome: &str, seconds: f64, ran: &Ran) -> Event {
     }
 }
 
+/// Refuses at once what this program could not do hours later.
+fn ready(ledger: &Ledger, plan: &Plan) -> Result<(), RunError> {
+    for (node, described) in ledger.graph.nodes.iter().enumerate() {
+        let runs = |stage: &StagePlan| stage.run > 0 || stage.if_changed > 0 || stage.unknown_partitions;
+        let planned = plan.stages.iter().find(|stage| stage.stage == described.name);
+        if planned.is_some_and(|stage| stage.selected && runs(stage)) {
+            let settings = &ledger.stage(node).settings;
+            settings.ready().map_err(|error| ledger.failed(node, None, error))?;
+        }
+    }
+    Ok(())
+}
+
 type Done = (Vec<StageSummary>, Vec<String>);
 
 fn run_regions(
@@ -270,6 +283,7 @@ fn run_regions(
     let mut ledger = Ledger::new(checked, options, store.clone(), events, true)?;
     let plan = ledger.plan()?;
     records::freeze(&store, id, checked, &plan)?;
+    ready(&ledger, &plan)?;
     let mut past = Vec::new();
     let mut stages = Vec::new();
     for region in 0..ledger.graph.regions.len() {

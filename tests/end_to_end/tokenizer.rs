@@ -52,6 +52,9 @@ fn a_tokenizer_is_trained_from_shards_and_from_their_manifest_alike() {
             assert!(!ids.contains(&tokenizer.unknown_id()), "{text}");
         }
         assert!(first.join("tokenizer.vocab").exists() && first.join("tokenizer.flow.json").exists());
+        // NeMo takes no folder of a tokenizer without it.
+        let lines = std::fs::read_to_string(first.join("vocab.txt")).unwrap();
+        assert_eq!(lines.lines().count(), tokenizer.vocabulary_size());
 
         let again = run(&[&format!("out={}", first.display())]);
         expect_code(&again, 0);

@@ -118,12 +118,9 @@ impl From<Weights> for DType {
 impl DecodeSettings {
     /// Where the model is computed.
     fn device(&self) -> Result<DeviceChoice, StageError> {
-        let device: DeviceChoice = self
-            .device
+        self.device
             .parse()
-            .map_err(|error| StageError::setting("device", error))?;
-        device.check().map_err(|error| StageError::setting("device", error))?;
-        Ok(device)
+            .map_err(|error| StageError::setting("device", error))
     }
 
     /// The model that is named, if one is.
@@ -207,6 +204,11 @@ impl Kind for EvaluationDecode {
             dear: true,
             conservation: Conservation::Rows,
         })
+    }
+
+    fn ready(settings: &DecodeSettings) -> Result<(), StageError> {
+        let checked = settings.device()?.check();
+        checked.map_err(|error| StageError::setting("device", error))
     }
 
     fn open(settings: &DecodeSettings, context: &Context) -> Result<Body, StageError> {

@@ -51,6 +51,8 @@ pub struct ModelFigures {
     pub path: String,
     pub step: i64,
     pub digest: String,
+    /// Which of the checkpoints it is, in words; empty where that is not said.
+    pub which: String,
 }
 
 /// What `metrics.jsonl` says, over steps.
@@ -68,6 +70,8 @@ pub struct Curves {
     pub vocabulary: Option<VocabularyFigures>,
     /// Transcripts with more tokens than training takes.
     pub long_texts: u64,
+    /// Whether these were learned up to the limit, and not left out.
+    pub truncated: bool,
 }
 
 /// Word error rates of one evaluation while training.
@@ -133,7 +137,9 @@ pub fn page(data: &PageData) -> String {
                 main {
                     h1 { (title) }
                     @if let Some(model) = &data.model {
-                        p.quiet { code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", model " code { (model.digest.chars().take(16).collect::<String>()) } }
+                        p.quiet { code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", model " code { (model.digest.chars().take(16).collect::<String>()) }
+                            @if !model.which.is_empty() { ": the " (model.which) }
+                        }
                     }
                     @if let Some(vocabulary) = &data.curves.vocabulary { (vocabulary_section(vocabulary)) }
                     (tiles(data))
@@ -174,7 +180,9 @@ fn tiles(data: &PageData) -> Markup {
                 div.tile { b { (count(data.curves.skipped)) } span { "steps skipped, not finite" } }
             }
             @if data.curves.long_texts > 0 {
-                div.tile { b { (count(data.curves.long_texts)) } span { "transcripts learned only in part: too many tokens" } }
+                div.tile { b { (count(data.curves.long_texts)) } span {
+                    @if data.curves.truncated { "transcripts learned only in part: too many tokens" } @else { "transcripts left out: too many tokens" }
+                } }
             }
         }
     }

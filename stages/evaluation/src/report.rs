@@ -275,11 +275,16 @@ pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, Stage
             .and_then(|c| c.as_primitive_opt::<Int64Type>());
         let steps = steps.ok_or_else(|| StageError::failed("column step is missing or no int64"))?;
         let (paths, digests) = (text(&batch, "path")?, text(&batch, "digest")?);
+        let which = match batch.column_by_name("which") {
+            Some(_) => Some(text(&batch, "which")?),
+            None => None,
+        };
         for row in 0..batch.num_rows() {
             last = Some(ModelFigures {
                 path: paths.value(row).into(),
                 step: steps.value(row),
                 digest: digests.value(row).into(),
+                which: which.as_ref().map_or(String::new(), |which| which.value(row).into()),
             });
         }
     }
@@ -407,7 +412,11 @@ fn read_curves(path: &Path) -> Curves {
                 });
             }
             // Counted anew each time that training begins.
-            Some("long_texts") => curves.long_texts = value["over"].as_u64().unwrap_or(0),
+            Some("long_texts") => {
+                curves.long_texts = value["over"].as_u64().unwrap_or(0);
+                // Lines that do not say it are of a time when all were cut.
+                curves.truncated = value["long_texts"] != "reject";
+            }
             _ => {}
         }
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::figures::{Confusion, SetFigures, confusion};
 use crate::normalize::{Normalization, Normalizer};
-use crate::page::{Evaluated, PageData, chosen, percent, when};
+use crate::page::{Evaluated, ModelFigures, PageData, chosen, percent, when};
 use crate::wer::Score;
 
 /// Tables with more rows or columns than this are left to the page.
@@ -35,7 +35,15 @@ pub fn tables(data: &PageData) -> Vec<Value> {
         tables.extend(tags(set));
     }
     tables.extend(course(&data.curves.evaluations));
+    tables.extend(data.model.as_ref().and_then(scored));
     tables
+}
+
+/// Which checkpoint was scored.
+fn scored(model: &ModelFigures) -> Option<Value> {
+    let row = json!([model.step, model.which, model.path]);
+    (!model.which.is_empty())
+        .then(|| json!({ "table": { "title": "Model", "columns": ["step", "which", "path"], "rows": [row] } }))
 }
 
 fn rates<'a>(

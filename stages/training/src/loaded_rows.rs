@@ -8,6 +8,7 @@ use arrow::datatypes::{DataType, Float32Type, Int64Type, Schema};
 use flow_model::tokenizer::Tokenizer;
 
 use crate::error::TrainingError;
+use crate::long_texts::OverLimit;
 use crate::trainer::LoadedBatch;
 
 /// Columns that the rows must have; one row is one utterance, `signal` is a list of float32.
@@ -48,16 +49,20 @@ pub struct Loaded {
     pub planned: u32,
     /// Segments that were left out because their audio holds samples that are no numbers.
     pub dropped: Vec<String>,
+    /// Segments that were left out because their texts have too many tokens.
+    pub too_long: Vec<String>,
 }
 
-/// Makes micro-batches of the rows of one optimizer step. Targets are cut to `max_tokens`.
+/// Makes micro-batches of the rows of one optimizer step. A row with more than `max_tokens` tokens is left out, or its
+/// target is cut to so many.
 pub fn micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
     max_tokens: usize,
+    long_texts: OverLimit,
 ) -> Result<Loaded, TrainingError> {
     let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
-    let mut dropped = Vec::new();
+    let (mut dropped, mut too_long) = (Vec::new(), Vec::new());
     for batch in batches {
         let (ranks, micros, epochs) = (
             numbers(batch, "rank")?,
@@ -98,6 +103,10 @@ pub fn micro_batches(
             } else {
                 tokenizer.encode(texts.value(row))
             };
+            if tokens.len() > max_tokens && long_texts == OverLimit::Reject {
+                too_long.push(segment);
+                continue;
+            }
             tokens.truncate(max_tokens);
             group.epoch = group.epoch.max(epochs[row] as u64);
             group.segments.push(segment);
@@ -112,6 +121,7 @@ pub fn micro_batches(
         batches: batches.filter(|batch| !batch.segments.is_empty()).collect(),
         planned,
         dropped,
+        too_long,
     })
 }
 

@@ -8,7 +8,21 @@ use arrow::datatypes::DataType;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{Artifact, StageError};
 use rayon::prelude::*;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+/// What becomes of a transcript with more than `max_tokens` tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OverLimit {
+    /// Its row is not trained on.
+    #[default]
+    Reject,
+    /// It is learned up to the limit, from all of its audio, as by pipelines that cut batches of tokens: which teaches to
+    /// leave out the end.
+    Truncate,
+}
 
 /// Examples that are kept for each language.
 const EXAMPLES: usize = 3;
@@ -18,6 +32,7 @@ const EXAMPLES: usize = 3;
 pub struct LongTexts {
     pub texts: u64,
     pub limit: usize,
+    pub rule: OverLimit,
     pub languages: BTreeMap<String, Language>,
 }
 
@@ -33,9 +48,10 @@ pub struct Language {
 
 impl LongTexts {
     /// Counts the rows of a manifest. Columns `segment_id` and `text` are needed; `lang` is used where it is.
-    pub fn count(rows: &Artifact, tokenizer: &Tokenizer, limit: usize) -> Result<Self, StageError> {
+    pub fn count(rows: &Artifact, tokenizer: &Tokenizer, limit: usize, rule: OverLimit) -> Result<Self, StageError> {
         let mut long = LongTexts {
             limit,
+            rule,
             ..LongTexts::default()
         };
         let columns = ["segment_id", "text", "lang"].into_iter();
@@ -102,8 +118,12 @@ impl LongTexts {
                 )
             })
             .collect();
+        let fate = match self.rule {
+            OverLimit::Reject => "are left out",
+            OverLimit::Truncate => "are learned only up to there",
+        };
         Some(format!(
-            "{} of {} transcripts have more than {} tokens, and are learned only up to there (`max_tokens`): {}",
+            "{} of {} transcripts have more than {} tokens, and {fate} (`max_tokens`, `long_texts`): {}",
             self.total(),
             self.texts,
             self.limit,
@@ -122,6 +142,6 @@ impl LongTexts {
                 (name.as_str(), value)
             })
             .collect();
-        json!({ "kind": "long_texts", "limit": self.limit, "texts": self.texts, "over": self.total(), "languages": languages })
+        json!({ "kind": "long_texts", "limit": self.limit, "long_texts": self.rule, "texts": self.texts, "over": self.total(), "languages": languages })
     }
 }

@@ -19,6 +19,7 @@ use crate::error::TrainingError;
 use crate::init::first_model;
 use crate::loaded_rows::StageMark;
 use crate::metrics::Metrics;
+use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
 use crate::ranks::Among;
 use crate::settings::TrainSettings;
@@ -58,6 +59,8 @@ pub struct Session {
     set_aside: Vec<String>,
     /// Step and word error rate of the last evaluation.
     evaluated: Option<(u64, f64)>,
+    /// The lowest word error rate of the checkpoints.
+    lowest: Option<f64>,
     /// The stage of the curriculum that the next step belongs to.
     stage: Option<StageMark>,
 }
@@ -144,6 +147,7 @@ impl Session {
         };
         Planned::note(&mut record.plans, record.step, settings.ranks, settings.grad_accum);
         let mut metrics = Metrics::open(folder.folder(), resumed)?;
+        let lowest = checkpoint::best(folder.folder())?.and_then(|(_, record)| record.validation_wer);
         if let Some(change) = &vocabulary_change {
             let path = folder.folder().join(VOCABULARY);
             std::fs::write(&path, change.table()).map_err(TrainingError::file(&path))?;
@@ -161,6 +165,7 @@ impl Session {
             writing: None,
             set_aside,
             evaluated: None,
+            lowest,
             metrics,
             first_step: record.step,
             record,
@@ -262,6 +267,13 @@ impl Session {
         if evaluate {
             self.evaluate()?;
         }
+        let keep = keep || (self.settings.model_from == ModelFrom::Best && self.is_lowest());
+        if keep
+            && let Some((step, rate)) = self.evaluated
+            && step == self.record.step
+        {
+            self.lowest = Some(self.lowest.map_or(rate, |lowest| lowest.min(rate)));
+        }
         if keep && (last || !self.settings.checkpoint_in_background) {
             self.checkpoint()?;
         } else if keep {
@@ -269,7 +281,29 @@ impl Session {
         } else if self.writing.as_ref().is_some_and(JoinHandle::is_finished) {
             self.written()?;
         }
+        if self.record.step >= self.settings.max_steps {
+            self.hand_on()?;
+        }
         Ok(report)
+    }
+
+    /// Whether the model was evaluated after this very step and is better than those of all checkpoints.
+    fn is_lowest(&self) -> bool {
+        let now = self.evaluated.filter(|(step, _)| *step == self.record.step);
+        now.is_some_and(|(_, rate)| self.lowest.is_none_or(|lowest| rate < lowest))
+    }
+
+    /// Says which checkpoint is handed on when all steps are done, and makes it where it is a mean.
+    fn hand_on(&mut self) -> Result<(), TrainingError> {
+        if self.settings.model_from == ModelFrom::Average {
+            self.folder.make_average(self.settings.keep_checkpoints)?;
+        }
+        let chosen = chosen(self.folder.folder(), self.settings.model_from)?;
+        (self.report)(json!({
+            "notice": format!("the model that is handed on: the {}", chosen.which),
+            "model_step": chosen.step,
+        }));
+        Ok(())
     }
 
     /// Writes a checkpoint of where training stands, and removes old ones.

@@ -18,6 +18,8 @@ use flow_sampling::plan::Balance;
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
 use crate::hub::Reference;
+use crate::long_texts::OverLimit;
+pub use crate::model_from::ModelFrom;
 pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
 use crate::ranks::share;
@@ -35,12 +37,13 @@ use crate::trainer::TrainerConfig;
 /// of the validation rows is looked up where they say only `tar_member_name`; and the tokenizer of a `tokenizer.train`,
 /// in place of the setting `tokenizer`.
 ///
-/// A model of the hub is downloaded into the hub's own cache when training begins, and never before; a download that
+/// A model of the hub is downloaded into the hub's own cache when training begins, if no stage before it did; a download that
 /// breaks off goes on where it was. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,
 /// `HF_HUB_OFFLINE` and the proxy settings of the environment are heeded.
 ///
-/// Transcripts with more than `max_tokens` tokens are learned only up to there: they are counted by language in a warning
-/// and in `metrics.jsonl` when training begins.
+/// Rows whose transcripts have more than `max_tokens` tokens are left out (or learned only up to there, with `long_texts:
+/// truncate`): they are counted by language in a warning and in `metrics.jsonl` when training begins. A `tokenizer.limit`
+/// before sampling makes rejects of them, and then none come here.
 ///
 /// Where the micro-batches belong to the stages of a `curriculum` (see `sampling.load`), the model is evaluated and a
 /// checkpoint written when a stage ends; optimizer, schedule and all else go on. Evaluation lines of `metrics.jsonl` then
@@ -49,7 +52,7 @@ use crate::trainer::TrainerConfig;
 ///
 /// Training is a log of checkpoints and not a cached artifact: where it stands is read from the folder
 /// `checkpoints`, and deleting the state directory loses nothing. Output `model` is one row once `max_steps`
-/// are done: `path` of the last checkpoint, `step`, and the model's `digest`.
+/// are done: `path` of the checkpoint that `model_from` chooses, `step`, the model's `digest`, and `which` it is in words.
 ///
 /// # Example
 ///
@@ -126,8 +129,11 @@ pub struct TrainSettings {
     pub spec_augment: bool,
     /// Use the model's dropout rates in training.
     pub dropout: bool,
-    /// Longest target, in tokens; the rest is cut off.
+    /// Most tokens of a transcript.
     pub max_tokens: usize,
+    /// What becomes of a row whose transcript has more: `reject` (it is not trained on) or `truncate` (it is learned up to
+    /// there, from all of its audio).
+    pub long_texts: OverLimit,
 
     /// Optimizer.
     pub optimizer: Optimizer,
@@ -154,6 +160,11 @@ pub struct TrainSettings {
     /// Keep the checkpoint with the lowest validation error too, of those that were evaluated (where `eval_every` and
     /// `checkpoint_every` coincide).
     pub keep_best: bool,
+    /// Which checkpoint is handed on as the model, once all steps are done: `last`; `best`, which has the lowest word error
+    /// rate on the validation sample (a checkpoint is written at each evaluation that finds a lower one); or `average`, the
+    /// mean of the weights of the last `keep_checkpoints` ones. What is handed on is what later stages decode and score. May
+    /// be changed when training is done.
+    pub model_from: ModelFrom,
     /// Go on training while a checkpoint is written, from a copy of weights and optimizer state in memory.
     pub checkpoint_in_background: bool,
     /// Steps between evaluations; 0 for none.
@@ -233,6 +244,7 @@ impl Default for TrainSettings {
             spec_augment: true,
             dropout: true,
             max_tokens: 512,
+            long_texts: OverLimit::Reject,
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
             recompute: false,
@@ -241,6 +253,7 @@ impl Default for TrainSettings {
             checkpoint_every: 1_000,
             keep_checkpoints: 3,
             keep_best: true,
+            model_from: ModelFrom::Last,
             checkpoint_in_background: true,
             eval_every: 1_000,
             eval_samples_per_language: 10,
@@ -347,6 +360,9 @@ impl TrainSettings {
                 "an average of weights needs them in 32 bits; with bf16 use `average_decay: 0`",
             );
         }
+        if self.model_from == ModelFrom::Best && (self.eval_every == 0 || !self.keep_best) {
+            return refuse("model_from", "`best` needs `eval_every` above 0 and `keep_best: true`");
+        }
         if self.offload && self.fold_update {
             return refuse(
                 "fold_update",
@@ -363,9 +379,6 @@ impl TrainSettings {
             return refuse("rank_timeout", "it must be a number of seconds above 0");
         }
         let device = self.device()?;
-        device
-            .check()
-            .map_err(|error| TrainingError::setting("device", error))?;
         if self.ranks > 1 && matches!(device, DeviceChoice::Cuda(Some(_))) {
             return refuse("device", "several ranks need a device each; write `cuda`");
         }
@@ -561,6 +574,10 @@ impl TrainSettings {
             Value::Object(map) => map.into_iter().collect(),
             _ => BTreeMap::new(),
         };
+        // Left out where it is the default, as in checkpoints that knew of no other.
+        if self.long_texts != OverLimit::default() {
+            fields.insert("long_texts".into(), json!(self.long_texts));
+        }
         // Left out where there is none, as in checkpoints that knew of none.
         if !self.curriculum.is_empty() {
             fields.insert("curriculum".into(), json!(self.curriculum));

@@ -16,8 +16,10 @@ use flow_runtime::{
     Role, Shape, StageError, Standing,
 };
 
-use crate::checkpoint;
+use crate::checkpoint::{self, CheckpointFolder, average_of};
+use crate::error::TrainingError;
 use crate::loaded_rows::missing_column;
+use crate::model_from::{ModelFrom, chosen};
 use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
 use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
@@ -27,19 +29,20 @@ use crate::training_thread::{Request, Work, train};
 /// The kind `training.train`.
 pub struct TrainingTrain;
 
-/// Columns of the output: the last checkpoint.
+/// Columns of the output: the checkpoint that is handed on.
 pub fn model_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new(ROW, DataType::UInt32, false),
         Field::new("path", DataType::Utf8, false),
         Field::new("step", DataType::Int64, false),
         Field::new("digest", DataType::Utf8, false),
+        Field::new("which", DataType::Utf8, false),
     ]))
 }
 
 impl Kind for TrainingTrain {
     const NAME: &'static str = "training.train";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = TrainSettings;
 
     fn shape(settings: &TrainSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -98,6 +101,11 @@ impl Kind for TrainingTrain {
             dear: false,
             conservation: Conservation::NewRows,
         })
+    }
+
+    fn ready(settings: &TrainSettings) -> Result<(), StageError> {
+        let checked = settings.device()?.check();
+        Ok(checked.map_err(|error| TrainingError::setting("device", error))?)
     }
 
     fn open(settings: &TrainSettings, context: &Context) -> Result<Body, StageError> {
@@ -263,6 +271,36 @@ impl TrainBody {
         Ok(())
     }
 
+    /// Whether the mean of the last checkpoints stands, where it is asked for.
+    fn average_stands(&self, start: &Start) -> Result<bool, TrainingError> {
+        match start {
+            Start::Resume { checkpoint, .. } if self.settings.model_from == ModelFrom::Average => {
+                let folder = checkpoint.path.parent().unwrap_or(Path::new(""));
+                average_of::is_made(folder, self.settings.keep_checkpoints)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// Makes the mean of the last checkpoints, where it is asked for and all steps were done before.
+    fn make_average(&self) -> Result<(), StageError> {
+        if self.settings.model_from != ModelFrom::Average {
+            return Ok(());
+        }
+        let start = find_start(&self.settings, self.data_digest().as_deref())?;
+        if start.step() < self.settings.max_steps || self.average_stands(&start)? {
+            return Ok(());
+        }
+        let root = Path::new(&self.settings.checkpoints);
+        let lock = match checkpoint::lock(root) {
+            // The last step is being done on another worker, which makes it.
+            Err(TrainingError::Locked { .. }) => return Ok(()),
+            lock => lock?,
+        };
+        let folder = CheckpointFolder::open(lock, &checkpoint::current(root)?)?;
+        Ok(folder.make_average(self.settings.keep_checkpoints)?)
+    }
+
     fn ask(&mut self, stop: bool) -> Result<(), StageError> {
         let Some(thread) = &self.thread else { return Ok(()) };
         let (reply, answer) = bounded(1);
@@ -327,6 +365,9 @@ impl Operator for TrainBody {
     }
 
     fn complete(&mut self) -> Result<(), StageError> {
+        if self.thread.is_none() && self.context.worker == 0 {
+            self.make_average()?;
+        }
         self.ask(true)
     }
 }
@@ -357,9 +398,12 @@ impl Log for TrainBody {
                 detail
             }
         };
-        if step >= self.settings.max_steps {
+        if step < self.settings.max_steps {
+            Ok(Standing::At { step, detail })
+        } else if self.average_stands(&start)? {
             Ok(Standing::Finished { detail })
         } else {
+            let detail = format!("{detail}; the mean of the last checkpoints is to be made");
             Ok(Standing::At { step, detail })
         }
     }
@@ -367,15 +411,15 @@ impl Log for TrainBody {
     fn result(&mut self) -> Result<RecordBatch, StageError> {
         let root = Path::new(&self.settings.checkpoints);
         let folder = checkpoint::current(root)?;
-        let (standing, record) = checkpoint::latest(&folder)?
-            .ok_or_else(|| StageError::failed(format!("{} holds no checkpoint", folder.display())))?;
+        let chosen = chosen(&folder, self.settings.model_from)?;
         Ok(RecordBatch::try_new(
             model_schema(),
             vec![
                 Arc::new(UInt32Array::from(vec![0])),
-                Arc::new(StringArray::from(vec![standing.path.to_string_lossy().into_owned()])),
-                Arc::new(Int64Array::from(vec![i64::try_from(record.step).unwrap_or(i64::MAX)])),
-                Arc::new(StringArray::from(vec![record.model_digest()])),
+                Arc::new(StringArray::from(vec![chosen.path.to_string_lossy().into_owned()])),
+                Arc::new(Int64Array::from(vec![i64::try_from(chosen.step).unwrap_or(i64::MAX)])),
+                Arc::new(StringArray::from(vec![chosen.digest])),
+                Arc::new(StringArray::from(vec![chosen.which])),
             ],
         )?)
     }

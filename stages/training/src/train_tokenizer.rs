@@ -193,7 +193,20 @@ pub fn tokenizer_schema() -> SchemaRef {
     ]))
 }
 
-/// Whether rows are those of a `tokenizer.train`.
+/// A tokenizer as the one row of the output.
+pub(crate) fn tokenizer_row(tokenizer: &Tokenizer) -> Result<RecordBatch, StageError> {
+    let bytes = tokenizer.bytes();
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from(vec![0])),
+        Arc::new(BinaryArray::from(vec![bytes])),
+        Arc::new(StringArray::from(vec![train::vocabulary_text(tokenizer)])),
+        Arc::new(Int32Array::from(vec![tokenizer.vocabulary_size() as i32])),
+        Arc::new(StringArray::from(vec![blake3::hash(bytes).to_hex().to_string()])),
+    ];
+    Ok(RecordBatch::try_new(tokenizer_schema(), columns)?)
+}
+
+/// Whether rows are those of a `tokenizer.train` or a `tokenizer.read`.
 pub fn is_tokenizer(schema: &Schema) -> bool {
     schema
         .column_with_name("model")
@@ -342,16 +355,7 @@ impl Source for TrainTokenizerBody {
         };
         let bytes = pool.install(|| recipe.train(words, &mut tell)).map_err(failed)?;
         let tokenizer = Tokenizer::from_bytes(&bytes).map_err(failed)?;
-        let vocabulary = train::vocabulary_text(&tokenizer);
-        let digest = blake3::hash(&bytes).to_hex().to_string();
-        let columns: Vec<ArrayRef> = vec![
-            Arc::new(UInt32Array::from(vec![0])),
-            Arc::new(BinaryArray::from(vec![bytes.as_slice()])),
-            Arc::new(StringArray::from(vec![vocabulary])),
-            Arc::new(Int32Array::from(vec![tokenizer.vocabulary_size() as i32])),
-            Arc::new(StringArray::from(vec![digest])),
-        ];
-        out.send(0, RecordBatch::try_new(tokenizer_schema(), columns)?);
+        out.send(0, tokenizer_row(&tokenizer)?);
         Ok(())
     }
 }

@@ -180,12 +180,12 @@ fn ranks_here(settings: &TrainSettings, context: &Context) -> Result<u32, Traini
     Ok(share.of(processes.process()).len() as u32)
 }
 
-/// Says which transcripts are learned only in part.
+/// Says which transcripts are left out, or learned only in part.
 fn tell_long_texts(settings: &TrainSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
     let (Some(rows), Some(tokenizer)) = (further(context, Further::TrainRows), session.tokenizer()) else {
         return Ok(());
     };
-    let long = LongTexts::count(rows, tokenizer, settings.max_tokens)?;
+    let long = LongTexts::count(rows, tokenizer, settings.max_tokens, settings.long_texts)?;
     if let Some(message) = long.warning() {
         context.events.send(Event::Warning {
             stage: Some(context.stage.clone()),
@@ -224,15 +224,20 @@ fn one_step(
     let tokenizer = session
         .tokenizer()
         .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
-    let loaded = micro_batches(&work.batches, tokenizer, settings.max_tokens)?;
+    let loaded = micro_batches(&work.batches, tokenizer, settings.max_tokens, settings.long_texts)?;
     session.in_stage(stage_mark(&work.batches)?);
     drop(work.batches);
-    if !loaded.dropped.is_empty() {
-        let message = format!(
-            "step {}: left out for samples that are no numbers: {}",
-            work.step,
-            loaded.dropped.join(", ")
-        );
+    // Where the train rows are an input, those with too many tokens were counted and told before the first step.
+    let told = further(context, Further::TrainRows).is_some();
+    let left_out = [
+        (&loaded.dropped, "samples that are no numbers"),
+        (&loaded.too_long, "more tokens than `max_tokens`"),
+    ];
+    for (segments, why) in &left_out[..if told { 1 } else { 2 }] {
+        if segments.is_empty() {
+            continue;
+        }
+        let message = format!("step {}: left out for {why}: {}", work.step, segments.join(", "));
         context.events.send(Event::Warning {
             stage: Some(context.stage.clone()),
             message,

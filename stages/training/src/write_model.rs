@@ -51,7 +51,7 @@ pub struct WriteModel;
 
 impl Kind for WriteModel {
     const NAME: &'static str = "model.write";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = WriteModelSettings;
 
     fn shape(settings: &WriteModelSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -97,7 +97,7 @@ impl Export for Writer {
     }
 }
 
-/// The folder of the last checkpoint.
+/// The folder of the checkpoint that training hands on.
 fn checkpoint(model: &Artifact) -> Result<PathBuf, StageError> {
     let mut path = None;
     for item in model.batches(Some(&["path"])) {
@@ -132,6 +132,7 @@ mod tests {
             Arc::new(StringArray::from(vec![path.display().to_string()])),
             Arc::new(Int64Array::from(vec![7])),
             Arc::new(StringArray::from(vec!["digest"])),
+            Arc::new(StringArray::from(vec!["last checkpoint"])),
         ];
         RecordBatch::try_new(model_schema(), columns).unwrap()
     }

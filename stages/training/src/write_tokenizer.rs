@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{Artifact, Body, Context, Export, ExportSet, Input, Kind, RejectSet, Shape, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,8 @@ use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
 ///
 /// Writes the output of `tokenizer.train` as `<name>.model` and `<name>.vocab` into the folder `out`, with
 /// `<name>.flow.json`, which holds their digests. SentencePiece and NeMo read both; the setting `tokenizer` of
-/// `training.train` takes the path of the `.model`.
+/// `training.train` takes the path of the `.model`. Under the name `tokenizer` (the default) there is `vocab.txt` too: NeMo
+/// takes no folder of a tokenizer without it.
 ///
 /// # Example
 ///
@@ -41,7 +43,7 @@ pub struct WriteTokenizer;
 
 impl Kind for WriteTokenizer {
     const NAME: &'static str = "tokenizer.write";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Settings = WriteTokenizerSettings;
 
     fn shape(settings: &WriteTokenizerSettings, inputs: &[Input]) -> Result<Shape, StageError> {
@@ -76,10 +78,17 @@ impl Export for Writer {
             return Err(StageError::failed("one input is needed"));
         };
         let (model, vocabulary) = read_tokenizer_files(tokenizer)?;
-        for (end, bytes) in [("model", model.as_slice()), ("vocab", vocabulary.as_bytes())] {
-            let path = set
-                .file(&format!("{}.{end}", self.0.name))
-                .map_err(StageError::failed)?;
+        let name = &self.0.name;
+        let mut files = vec![
+            (format!("{name}.model"), model.clone()),
+            (format!("{name}.vocab"), vocabulary.into_bytes()),
+        ];
+        if *name == default_name() {
+            let tokenizer = Tokenizer::from_bytes(&model).map_err(StageError::failed)?;
+            files.push(("vocab.txt".into(), tokenizer.nemo_vocabulary().into_bytes()));
+        }
+        for (file, bytes) in files {
+            let path = set.file(&file).map_err(StageError::failed)?;
             std::fs::write(&path, bytes)
                 .map_err(|error| StageError::failed(format!("cannot write {}: {error}", path.display())))?;
         }

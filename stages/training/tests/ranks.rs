@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use flow_model::Gradients;
 use flow_model::model::{MicroBatch, TdtModel};
+use flow_runtime::Kind;
 use flow_runtime::harness::joined_processes;
 use flow_runtime::processes::Processes;
 use flow_training::TrainingError;
@@ -14,6 +15,7 @@ use flow_training::optimizer::AdamW;
 use flow_training::ranks::{Among, Joined, serve};
 use flow_training::session::Session;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
+use flow_training::train::TrainingTrain;
 use flow_training::trainer::{LoadedBatch, Trainer, TrainerConfig};
 
 const PLANNED: u32 = 4;
@@ -444,18 +446,25 @@ fn a_rank_that_fails_is_named_and_the_checkpoint_stays() {
 
 #[test]
 fn a_device_that_cannot_be_had_is_refused() {
-    let refused = |device: &str, ranks| {
-        let settings = TrainSettings {
-            device: device.into(),
-            ..settings(Path::new("checkpoints"), ranks)
-        };
-        settings.validate().expect_err(device).to_string()
+    let on = |device: &str, ranks| TrainSettings {
+        device: device.into(),
+        ..settings(Path::new("checkpoints"), ranks)
     };
+    let refused = |device: &str, ranks| on(device, ranks).validate().expect_err(device).to_string();
     assert!(refused("gpu", 1).contains("`cuda:0`"));
+    assert!(refused("cuda:0", 2).contains("a device each"));
+    // Settings for a GPU are right wherever they are looked at; only a run needs a program that was built for it.
+    on("cuda", 1).validate().expect("settings for a GPU");
+    let ready = TrainingTrain::ready(&on("cuda", 1));
     if cfg!(feature = "cuda") {
-        assert!(refused("cuda:0", 2).contains("a device each"));
+        ready.expect("a program that was built for it");
     } else {
-        assert!(refused("cuda", 1).contains("--features cuda"));
+        assert!(
+            ready
+                .expect_err("a program without CUDA")
+                .to_string()
+                .contains("--features cuda")
+        );
     }
 }
 

@@ -2,13 +2,19 @@
 
 use std::sync::Arc;
 
-use arrow::array::{AsArray, RecordBatch, StringArray, UInt32Array};
-use arrow::datatypes::{DataType, Field, Int32Type, Schema, SchemaRef};
+use arrow::array::{
+    ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
+};
+use arrow::datatypes::{DataType, Field, Int32Type, Schema, SchemaRef, UInt32Type};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::event::Event;
 use flow_runtime::harness::{Harness, Output};
-use flow_runtime::{Artifact, Partition, StageError};
-use flow_training::long_texts::LongTexts;
+use flow_runtime::{Artifact, Partition, RejectClass, StageError};
+use flow_sampling::load::loaded_schema;
+use flow_training::limit_texts::{LimitTexts, LimitTextsSettings};
+use flow_training::loaded_rows::micro_batches;
+use flow_training::long_texts::{LongTexts, OverLimit};
+use flow_training::read_tokenizer::{ReadTokenizer, ReadTokenizerSettings};
 use flow_training::train_tokenizer::{
     NormalisationSetting, TokenizerType, TrainTokenizer, TrainTokenizerSettings, tokenizer_schema,
 };
@@ -245,7 +251,7 @@ fn long_transcripts_are_counted_by_language() {
     let long = |rows: &[(String, String)]| {
         let partition = Partition::from("p/0".to_owned());
         let artifact = Artifact::in_memory(schema(), vec![(partition, vec![batch(rows)])]).expect("rows");
-        LongTexts::count(&artifact, &tokenizer, limit).expect("counted")
+        LongTexts::count(&artifact, &tokenizer, limit, OverLimit::Truncate).expect("counted")
     };
     assert_eq!(long(&rows).warning(), None);
     for number in [3, 7, 8, 9, 10] {
@@ -262,6 +268,142 @@ fn long_transcripts_are_counted_by_language() {
         warning.contains("6 of 400 transcripts have more than 40 tokens") && warning.contains("seg-5"),
         "{warning}"
     );
+}
+
+/// A text that is cut while its audio is not teaches deletions, so its row does not go on.
+#[test]
+fn rows_with_too_many_tokens_are_rejects() {
+    let mut rows = rows();
+    let trained = train(settings(TokenizerType::Bpe), &[&rows], 1).expect("trained");
+    let table = trained.rows("tokenizer", "tokenizer");
+    let tokenizer = Tokenizer::from_bytes(&model(&trained)).expect("a model");
+    rows[3].1 = format!("<|en|>{}", " kettle string".repeat(40));
+    rows[9].1 = format!("<|hi|>{}", " किताब चाहिए".repeat(30));
+    let tokens = |row: usize| tokenizer.encode(&rows[row].1).len();
+    // The first of these is the limit itself, and stays.
+    let max_tokens = tokens(3).min(tokens(9));
+    let limited = |max_tokens: usize, long_texts: OverLimit| {
+        Harness::<LimitTexts>::new(LimitTextsSettings { max_tokens, long_texts })
+            .input("rows", schema())
+            .input("tokenizer", tokenizer_schema())
+            .feed("rows", "p/0", batch(&rows))
+            .feed("tokenizer", "tokenizer", table.clone())
+            .run()
+            .expect("limited")
+    };
+    let all = limited(max_tokens.max(tokens(3)).max(tokens(9)), OverLimit::Reject);
+    assert_eq!(all.rows("rows", "p/0"), batch(&rows));
+    assert!(all.rejects().is_empty());
+
+    let one = limited(max_tokens, OverLimit::Reject);
+    let longer = if tokens(3) > tokens(9) { 3 } else { 9 };
+    assert_eq!(one.reasons("p/0"), [(Some(longer as u32), "too_many_tokens")]);
+    let both = limited(max_tokens - 1, OverLimit::Reject);
+    assert_eq!(
+        both.reasons("p/0"),
+        [(Some(3), "too_many_tokens"), (Some(9), "too_many_tokens")]
+    );
+    let (_, reject) = &both.rejects()[0];
+    assert_eq!(
+        (reject.segment_id.as_deref(), reject.class),
+        (Some("seg-3"), RejectClass::Rule)
+    );
+    assert_eq!(
+        reject.detail,
+        format!("{} tokens; at most {} are taken", tokens(3), max_tokens - 1)
+    );
+    assert!(reject.values.contains("kettle string"));
+    let kept = both.rows("rows", "p/0");
+    let left: Vec<u32> = (0..rows.len() as u32).filter(|row| ![3, 9].contains(row)).collect();
+    let numbers = kept.column_by_name("_row").expect("_row").as_primitive::<UInt32Type>();
+    assert_eq!(numbers.values(), &left[..]);
+
+    // As the old pipeline did it: all go on, and training cuts them.
+    let cut = limited(max_tokens - 1, OverLimit::Truncate);
+    assert_eq!(cut.rows("rows", "p/0"), batch(&rows));
+    assert!(cut.rejects().is_empty());
+
+    let wrong = Harness::<LimitTexts>::new(LimitTextsSettings::default())
+        .input("rows", schema())
+        .input("tokenizer", schema());
+    assert!(
+        wrong
+            .shape()
+            .expect_err("no tokenizer")
+            .to_string()
+            .contains("tokenizer.read")
+    );
+}
+
+/// Training that is given such rows all the same leaves them out, or cuts them.
+#[test]
+fn micro_batches_leave_out_or_cut_what_is_too_long() {
+    let trained = train(settings(TokenizerType::Bpe), &[&rows()], 1).expect("trained");
+    let tokenizer = Tokenizer::from_bytes(&model(&trained)).expect("a model");
+    let texts = ["<|en|> ring", "<|en|> king sing nettle kettle string ring sing"];
+    let count = texts.len();
+    let numbers = |values: Vec<i32>| Arc::new(Int32Array::from(values)) as ArrayRef;
+    let mut signals = ListBuilder::new(Float32Builder::new());
+    for _ in texts {
+        signals.values().append_slice(&[0.1; 1600]);
+        signals.append(true);
+    }
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from_iter_values(0..count as u32)),
+        numbers(vec![0; count]),
+        numbers(vec![0; count]),
+        numbers(vec![0; count]),
+        Arc::new(StringArray::from(vec!["short", "long"])),
+        Arc::new(StringArray::from(vec!["en"; count])),
+        Arc::new(Float64Array::from(vec![0.1; count])),
+        Arc::new(StringArray::from(texts.to_vec())),
+        Arc::new(signals.finish()),
+    ];
+    let step = [RecordBatch::try_new(loaded_schema(), columns).expect("a step")];
+    let limit = tokenizer.encode(texts[1]).len() - 1;
+    let loaded = |long_texts| micro_batches(&step, &tokenizer, limit, long_texts).expect("micro-batches");
+    let (left_out, cut) = (loaded(OverLimit::Reject), loaded(OverLimit::Truncate));
+    assert_eq!(
+        (&left_out.batches[0].segments[..], &left_out.too_long[..]),
+        (&["short".to_owned()][..], &["long".to_owned()][..])
+    );
+    assert_eq!(cut.batches[0].segments, ["short", "long"]);
+    assert_eq!(cut.batches[0].batch.tokens[1].len(), limit);
+    assert!(cut.too_long.is_empty());
+}
+
+#[test]
+fn the_tokenizer_that_training_would_take_is_read() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
+    let (pieces, archive) = (
+        format!("{root}/tokenizers/mini.model"),
+        format!("{root}/models/small.nemo"),
+    );
+    let read = |init: &str, tokenizer: &str, from_nothing: &str| {
+        let settings = ReadTokenizerSettings {
+            init: init.into(),
+            tokenizer: tokenizer.into(),
+            from_nothing: from_nothing.into(),
+            ..ReadTokenizerSettings::default()
+        };
+        Harness::<ReadTokenizer>::new(settings)
+            .run()
+            .map(|output| model(&output))
+    };
+    let of_file = std::fs::read(&pieces).expect("a file");
+    let opened = flow_model::checkpoint::OpenModel::open(std::path::Path::new(&archive)).expect("a model");
+    let of_model = opened.tokenizer.expect("a tokenizer");
+    assert!(read(&archive, "", &pieces).expect("of the model") == of_model);
+    assert!(read(&archive, &pieces, "").expect("of the file") == of_file);
+    assert!(read("none", "", &pieces).expect("of the file") == of_file);
+    for (init, tokenizer, named) in [
+        ("none", "", "init: none"),
+        ("/no/such.nemo", "", "/no/such.nemo"),
+        (&archive, "/no/such.model", "/no/such.model"),
+    ] {
+        let error = read(init, tokenizer, "").expect_err(named).to_string();
+        assert!(error.contains(named), "{error}");
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! when the same steps are done in 64 bits. That figure is the yardstick: in 64 bits our parameters must lie
 //! no farther from NeMo's 32-bit ones than NeMo's own 64-bit ones do.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use flow_model::model::{MicroBatch, TdtModel};
@@ -24,8 +24,12 @@ fn json(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(golden(name)).expect("golden file")).expect("golden JSON")
 }
 
-fn micro_batch(prefix: &str, waves: &[&str], targets: &str) -> LoadedBatch {
-    let tensors = candle_core::safetensors::load(golden(targets), &Device::Cpu).expect("golden targets");
+/// A golden batch by its name in the traces: the recordings `NAME0_xx.wav`, `NAME1_yy.wav`, ... and the targets that are
+/// kept for them.
+fn micro_batch(name: &str) -> LoadedBatch {
+    let targets = [format!("{name}_step.safetensors"), format!("{name}_batch.safetensors")];
+    let targets = targets.iter().map(|file| golden(file)).find(|path| path.exists());
+    let tensors = candle_core::safetensors::load(targets.expect("golden targets"), &Device::Cpu).expect("tensors");
     let lengths: Vec<i64> = tensors["target_len"].to_vec1().expect("lengths");
     let rows: Vec<Vec<i64>> = tensors["targets"].to_vec2().expect("targets");
     let tokens = rows
@@ -33,43 +37,33 @@ fn micro_batch(prefix: &str, waves: &[&str], targets: &str) -> LoadedBatch {
         .zip(&lengths)
         .map(|(row, &n)| row[..n as usize].iter().map(|&id| id as u32).collect())
         .collect();
+    let number = |path: &Path| -> Option<usize> {
+        let rest = path.file_stem()?.to_str()?.strip_prefix(name)?;
+        rest.split_once('_').map_or(rest, |(number, _)| number).parse().ok()
+    };
+    let entries = std::fs::read_dir(golden("audio")).expect("recordings");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let mut waves: Vec<(usize, PathBuf)> = paths.filter_map(|path| Some((number(&path)?, path))).collect();
+    waves.sort();
+    assert_eq!(waves.len(), lengths.len(), "recordings of {name}");
     let signals = waves
         .iter()
-        .map(|wave| {
-            flow_audio::decode::decode(
-                &std::fs::read(golden(&format!("audio/{wave}.wav"))).expect("wave"),
-                60.0,
-            )
-            .expect("a wave")
-        })
+        .map(|(_, path)| flow_audio::decode::decode(&std::fs::read(path).expect("wave"), 60.0).expect("a wave"))
         .collect();
-    let segments = waves.iter().map(|wave| format!("{prefix}/{wave}")).collect();
     LoadedBatch {
-        segments,
+        segments: waves.iter().map(|(_, path)| path.display().to_string()).collect(),
         batch: MicroBatch { signals, tokens },
         ..LoadedBatch::default()
     }
 }
 
-fn batches() -> BTreeMap<&'static str, LoadedBatch> {
-    BTreeMap::from([
-        (
-            "train",
-            micro_batch(
-                "train",
-                &["train0_it", "train1_pl", "train2_ru", "train3_sv"],
-                "train_step.safetensors",
-            ),
-        ),
-        (
-            "trainc",
-            micro_batch(
-                "trainc",
-                &["trainc0_de", "trainc1_fr-fr", "trainc2_es"],
-                "trainc_batch.safetensors",
-            ),
-        ),
-    ])
+/// The batches that the steps of a trace name.
+fn batches(steps: &[Value]) -> BTreeMap<&str, LoadedBatch> {
+    let names: BTreeSet<&str> = steps
+        .iter()
+        .map(|step| step["batch"].as_str().expect("a batch"))
+        .collect();
+    names.into_iter().map(|name| (name, micro_batch(name))).collect()
 }
 
 fn trainer(trace: &Value, dtype: DType) -> Trainer {
@@ -138,16 +132,16 @@ fn values(tensor: &Tensor) -> Vec<f64> {
 /// Runs a trace; no parameter may lie farther from NeMo's than `slack` times the yardstick of its tensor.
 fn run(name: &str, dtype: DType, slack: f64) {
     let trace = json(&format!("{name}.json"));
-    let batches = batches();
     let mut trainer = trainer(&trace, dtype);
     let steps = trace["steps"].as_array().expect("steps");
-    assert_eq!(steps.len(), 5);
+    let batches = batches(steps);
     let losses_f64: Vec<f64> = trace["loss_f64"]
         .as_array()
         .expect("losses")
         .iter()
         .map(|v| v.as_f64().expect("loss"))
         .collect();
+    assert!(!steps.is_empty() && steps.len() == losses_f64.len());
     for (number, (step, loss_f64)) in steps.iter().zip(&losses_f64).enumerate() {
         let batch = &batches[step["batch"].as_str().expect("batch")];
         let report = trainer
@@ -158,16 +152,17 @@ fn run(name: &str, dtype: DType, slack: f64) {
             (report.rate - expected("lr")).abs() < 1e-12,
             "{name}: rate of step {number}"
         );
-        // The loss of each step depends on all updates before it.
+        // The loss of each step depends on all updates before it. How far NeMo's own in 32 bits has drifted from that in 64
+        // says how far such updates may carry it.
+        let drift = (expected("loss") / loss_f64 - 1.0).abs();
         let off = (report.loss / loss_f64 - 1.0).abs();
         assert!(
-            off <= 2e-6,
+            off <= 2e-6_f64.max(2.0 * drift),
             "{name}: loss of step {number}: {} is not {loss_f64}, off by {off:e}",
             report.loss
         );
         // The golden norms are those of NeMo's 32-bit run. How far its loss has drifted from its own 64-bit run
         // says how far its gradient may have: some fifty times as far (seen at all steps, in 32 and 64 bits alike).
-        let drift = (expected("loss") / loss_f64 - 1.0).abs();
         let off = (report.gradient_norm / expected("grad_norm") - 1.0).abs();
         assert!(
             off <= 1e-4 + 75.0 * drift,
@@ -201,11 +196,15 @@ fn run(name: &str, dtype: DType, slack: f64) {
     }
     worst.sort_by(|a, b| b.0.total_cmp(&a.0));
     println!("{name} {dtype:?}: {:?}", &worst[..worst.len().min(6)]);
-    assert!(compared >= 80, "only {compared} tensors were compared");
+    let stored = finals.keys().filter(|key| key.ends_with("#idx")).count();
+    assert!(
+        compared > 0 && compared == stored,
+        "{compared} of {stored} tensors were compared"
+    );
     assert!(
         worst[0].0 <= slack,
         "{name} {dtype:?}: farther from NeMo than its own 64-bit run, times {slack}: {:?}",
-        &worst[..6]
+        &worst[..worst.len().min(6)]
     );
 }
 

@@ -8,6 +8,7 @@ mod hf_tokenizer;
 mod huggingface;
 mod lightning;
 mod nemo;
+mod one_width;
 mod open_model;
 mod pickle;
 mod safetensors;

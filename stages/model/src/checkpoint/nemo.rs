@@ -142,7 +142,7 @@ pub(super) fn write_nemo(file: &mut File, path: &Path, model: &OpenModel, dtype:
     let tokenizer = Tokenizer::from_bytes(bytes)?;
     let files = [
         ("tokenizer.model", bytes.to_vec()),
-        ("vocab.txt", vocabulary_text(&tokenizer).into_bytes()),
+        ("vocab.txt", tokenizer.nemo_vocabulary().into_bytes()),
         ("tokenizer.vocab", scores_text(&tokenizer)?.into_bytes()),
     ]
     .map(|(name, bytes)| (format!("{:032x}_{name}", digest(&bytes)), bytes));
@@ -225,15 +225,6 @@ fn digest(bytes: &[u8]) -> u128 {
         .fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash: u128, byte| {
             (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
         })
-}
-
-/// NeMo's `vocab.txt`: pieces without the mark of a space, `##` before those that had none.
-fn vocabulary_text(tokenizer: &Tokenizer) -> String {
-    let line = |piece: String| match piece.strip_prefix('\u{2581}') {
-        Some(rest) => format!("{rest}\n"),
-        None => format!("##{piece}\n"),
-    };
-    tokenizer.pieces().into_iter().map(line).collect()
 }
 
 /// SentencePiece's `tokenizer.vocab`: pieces and scores.

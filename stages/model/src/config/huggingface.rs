@@ -193,8 +193,9 @@ impl ModelConfig {
         Self::from_nemo_yaml(&model.to_nemo_yaml()?)
     }
 
-    /// `config.json` for this model, with the id of the padding token. What transformers cannot express is an error.
-    pub fn to_huggingface(&self, padding: usize, dtype: &str) -> Result<Value> {
+    /// `config.json` for this model, with the one width that prediction and joint network have there and the id of the
+    /// padding token. What transformers cannot express is an error.
+    pub fn to_huggingface(&self, width: usize, padding: usize, dtype: &str) -> Result<Value> {
         let (e, d) = (&self.encoder, &self.decoder);
         let refuse = |what: String| {
             Err(Error::Config(format!(
@@ -202,12 +203,6 @@ impl ModelConfig {
                  instead"
             )))
         };
-        if self.joint.joint_hidden != d.pred_hidden {
-            return refuse(format!(
-                "`joint.jointnet.joint_hidden` is {} and `decoder.prednet.pred_hidden` {}: they differ",
-                self.joint.joint_hidden, d.pred_hidden
-            ));
-        }
         if let AttentionContext::Band(width) = e.attention_context {
             return refuse(format!("attention reaches {width} frames only"));
         }
@@ -221,7 +216,7 @@ impl ModelConfig {
         Ok(json!({
             "architectures": ["ParakeetForTDT"],
             "blank_token_id": d.vocab_size,
-            "decoder_hidden_size": d.pred_hidden,
+            "decoder_hidden_size": width,
             "dtype": dtype,
             "durations": self.loss.durations,
             "encoder_config": {

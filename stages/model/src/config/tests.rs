@@ -25,12 +25,16 @@ fn read(change: impl Fn(&mut Mapping)) -> Result<ModelConfig> {
 
 #[test]
 fn nemo_configuration_survives_reading_and_writing() {
-    let config = read(|_| ()).unwrap();
+    let config = read(|root| put(root, &["of_ours", "unknown"], "kept")).unwrap();
     let plain = plain();
     assert_eq!(config.encoder.d_model, size(&plain["encoder"]["d_model"]));
     assert_eq!(config.decoder.vocab_size, size(&plain["decoder"]["vocab_size"]));
-    assert_eq!(config.loss.durations, [0, 1, 2, 3, 4]);
-    assert_eq!(config.loss.reduction, Reduction::MeanBatch);
+    let durations = plain["loss"]["tdt_kwargs"]["durations"].as_sequence().unwrap();
+    assert_eq!(config.loss.durations, durations.iter().map(size).collect::<Vec<_>>());
+    assert_eq!(
+        config.loss.reduction.name(),
+        plain["rnnt_reduction"].as_str().unwrap_or("mean_batch")
+    );
     assert_eq!(config.labels.len(), config.decoder.vocab_size);
     let written = config.to_nemo_yaml().unwrap();
     let again = ModelConfig::from_nemo_yaml(&written).unwrap();
@@ -38,7 +42,45 @@ fn nemo_configuration_survives_reading_and_writing() {
     assert_eq!(again.loss, config.loss);
     assert_eq!(again.labels, config.labels);
     // What we do not know stays.
-    assert!(written.contains("validation_ds"));
+    let written: Value = serde_yaml::from_str(&written).unwrap();
+    assert_eq!(written["of_ours"]["unknown"], "kept");
+}
+
+/// `transcribe` of NeMo looks into `validation_ds`, its users write into the others.
+#[test]
+fn an_archive_has_the_sections_that_nemos_calls_need() {
+    let sections = ["train_ds", "validation_ds", "test_ds", "optim"];
+    let archive = |change: &dyn Fn(&mut Mapping)| -> Value {
+        let config = read(change).unwrap();
+        serde_yaml::from_str(&config.to_nemo_archive_yaml().unwrap()).unwrap()
+    };
+    let without = |root: &mut Mapping| sections.iter().for_each(|section| drop(root.remove(section)));
+    let written = archive(&without);
+    for section in sections {
+        assert!(written[section].is_mapping(), "{section}");
+    }
+    for section in &sections[..3] {
+        assert_eq!(written[section].get("manifest_filepath"), Some(&Value::Null));
+        assert_eq!(written[section]["sample_rate"], written["sample_rate"]);
+        assert_eq!(written[section]["use_start_end_token"], false);
+        assert_eq!(written[section]["shuffle"], *section == "train_ds");
+    }
+    assert!(written["optim"]["sched"].is_mapping());
+    // Null, as NeMo leaves a section that it has taken out, is none.
+    let emptied = archive(&|root| sections.iter().for_each(|section| put(root, &[section], Value::Null)));
+    assert_eq!(emptied, written);
+    // What the model that training began from had stays as it was.
+    let brought: Value = serde_yaml::from_str("{manifest_filepath: /data/of/theirs.json, use_lhotse: true}").unwrap();
+    let kept = archive(&|root| {
+        sections
+            .iter()
+            .for_each(|section| put(root, &[section], brought.clone()))
+    });
+    for section in &sections[..3] {
+        assert_eq!(kept[section], brought, "{section}");
+    }
+    assert_eq!(kept["optim"]["use_lhotse"], true);
+    assert!(kept["optim"].get("sched").is_none());
 }
 
 #[test]
@@ -72,6 +114,8 @@ fn references_are_followed() {
 
 #[test]
 fn unsupported_and_wrong_values_are_named() {
+    let right = read(|_| ()).unwrap();
+    let one_more = |size: usize| Value::from(size as u64 + 1);
     let cases: &[(&[&str], Value, &str)] = &[
         (
             &["encoder", "conv_norm_type"],
@@ -90,7 +134,11 @@ fn unsupported_and_wrong_values_are_named() {
             "encoder.conv_context_size",
         ),
         (&["encoder", "d_model"], (-5).into(), "encoder.d_model"),
-        (&["encoder", "n_heads"], 7.into(), "encoder.n_heads"),
+        (
+            &["encoder", "n_heads"],
+            one_more(right.encoder.d_model),
+            "encoder.n_heads",
+        ),
         (
             &["encoder", "att_context_size"],
             vec![70u64, 13].into(),
@@ -102,9 +150,21 @@ fn unsupported_and_wrong_values_are_named() {
             "all_features".into(),
             "preprocessor.normalize",
         ),
-        (&["preprocessor", "features"], 80.into(), "encoder.feat_in"),
-        (&["decoder", "vocab_size"], 159.into(), "joint.num_classes"),
-        (&["joint", "num_extra_outputs"], 4.into(), "joint.num_extra_outputs"),
+        (
+            &["preprocessor", "features"],
+            one_more(right.preprocessor.features),
+            "encoder.feat_in",
+        ),
+        (
+            &["decoder", "vocab_size"],
+            one_more(right.decoder.vocab_size),
+            "joint.num_classes",
+        ),
+        (
+            &["joint", "num_extra_outputs"],
+            one_more(right.joint.num_extra_outputs),
+            "joint.num_extra_outputs",
+        ),
         (&["loss", "tdt_kwargs", "durations"], vec![0u64].into(), "durations"),
         (
             &["loss", "tdt_kwargs", "sigma"],

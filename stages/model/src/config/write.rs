@@ -164,6 +164,12 @@ impl ModelConfig {
         put(&mut root, &["tokenizer", "dir"], Value::Null);
         let class = self.nemo_class(&root);
         put(&mut root, &["target"], class);
+        self.put_missing_data_sections(&mut root);
+        if !is_section(&root, "optim") {
+            put(&mut root, &["optim", "sched", "name"], "CosineAnnealing");
+            put(&mut root, &["optim", "sched", "warmup_steps"], 1000);
+            put(&mut root, &["optim", "sched", "min_lr"], 1e-6);
+        }
         let nothing = Value::Null;
         for (section, key, value) in [
             ("preprocessor", "_target_", PREPROCESSOR.into()),
@@ -197,6 +203,39 @@ impl ModelConfig {
         serde_yaml::to_string(&root).map_err(|error| Error::Config(error.to_string()))
     }
 
+    /// The sections that NeMo's own calls look into: `transcribe` asks `validation_ds` how texts are marked, and who
+    /// trains there sets paths in them. As they stand they load nothing. One that is there stays as it is.
+    fn put_missing_data_sections(&self, root: &mut Mapping) {
+        for section in ["train_ds", "validation_ds", "test_ds"] {
+            if is_section(root, section) {
+                continue;
+            }
+            let train = section == "train_ds";
+            let values: [(&str, Value); 7] = [
+                ("manifest_filepath", Value::Null),
+                ("sample_rate", self.preprocessor.sample_rate.into()),
+                ("batch_size", 16.into()),
+                ("shuffle", train.into()),
+                ("num_workers", 4.into()),
+                ("pin_memory", true.into()),
+                ("use_start_end_token", false.into()),
+            ];
+            for (key, value) in values {
+                put(root, &[section, key], value);
+            }
+            if train {
+                put(root, &[section, "min_duration"], 0.1);
+                put(root, &[section, "max_duration"], 20.0);
+                put(root, &[section, "trim_silence"], false);
+                put(root, &[section, "is_tarred"], false);
+                put(root, &[section, "tarred_audio_filepaths"], Value::Null);
+                put(root, &[section, "shuffle_n"], 2048);
+                put(root, &[section, "bucketing_strategy"], "fully_randomized");
+                put(root, &[section, "bucketing_batch_size"], Value::Null);
+            }
+        }
+    }
+
     /// NeMo's class of this model. One that has got, or lost, an auxiliary CTC head is of another class than it was.
     fn nemo_class(&self, root: &Mapping) -> String {
         let class = if self.ctc_weight.is_some() { HYBRID_MODEL } else { MODEL };
@@ -213,6 +252,11 @@ const PREPROCESSOR: &str = "nemo.collections.asr.modules.AudioToMelSpectrogramPr
 const ENCODER: &str = "nemo.collections.asr.modules.ConformerEncoder";
 const DECODER: &str = "nemo.collections.asr.modules.RNNTDecoder";
 const JOINT: &str = "nemo.collections.asr.modules.RNNTJoint";
+
+/// Whether the document has this section, with something in it.
+fn is_section(root: &Mapping, name: &str) -> bool {
+    root.get(name).is_some_and(Value::is_mapping)
+}
 
 /// Sets the value at a path where nothing stands.
 fn put_missing(map: &mut Mapping, path: &[&str], value: Value) {

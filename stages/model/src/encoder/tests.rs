@@ -21,7 +21,7 @@ fn golden_encoder(dtype: DType, change: impl Fn(&mut ModelConfig)) -> (LogMel, E
 }
 
 fn features(front_end: &LogMel, prefix: &str, dtype: DType) -> (Tensor, Vec<usize>) {
-    let waves: Vec<Vec<f32>> = (0..4).map(|i| golden::wave(&format!("{prefix}{i}_"))).collect();
+    let waves = golden::waves(prefix);
     let signals: Vec<&[f32]> = waves.iter().map(Vec::as_slice).collect();
     let features = front_end.compute(&signals, None).unwrap();
     (features.tensor(dtype, &Device::Cpu).unwrap(), features.lengths)
@@ -31,7 +31,7 @@ fn features(front_end: &LogMel, prefix: &str, dtype: DType) -> (Tensor, Vec<usiz
 fn golden_features(dtype: DType) -> (Tensor, Vec<usize>) {
     let golden = golden::tensors("mel.safetensors");
     let shape = golden::lengths(&golden["eval.mel_padded_shape"]);
-    let rows: Vec<Tensor> = (0..4)
+    let rows: Vec<Tensor> = (0..shape[0])
         .map(|i| {
             let mel = &golden[&format!("eval{i}.mel")];
             let missing = shape[2] - mel.dim(1).unwrap();
@@ -40,11 +40,6 @@ fn golden_features(dtype: DType) -> (Tensor, Vec<usize>) {
         .collect();
     let features = Tensor::stack(&rows, 0).unwrap().to_dtype(dtype).unwrap();
     (features, golden::lengths(&golden["eval.mel_len"]))
-}
-
-/// Largest absolute value, at least 1: errors of f32 grow with it.
-fn magnitude(tensor: &Tensor) -> f64 {
-    values(tensor).iter().fold(1.0, |m, v| m.max(v.abs()))
 }
 
 /// The (B, d, T) layout of golden outputs as (B, T, d).
@@ -56,20 +51,27 @@ fn time_major(tensor: &Tensor) -> Tensor {
 fn encoder_equals_nemo_in_f32_and_f64() {
     let golden = golden::tensors("eval.safetensors");
     let lengths = golden::lengths(&golden["encoded_len"]);
-    // NeMo's own f32 is 2.2e-6 from its f64.
-    for (dtype, key, bound) in [(DType::F32, "encoded", 8e-6), (DType::F64, "encoded_f64", 2e-6)] {
+    // In 64 bits NeMo's positions are still of 32.
+    for (dtype, key, share) in [
+        (DType::F32, "encoded", golden::FROM_FEATURES),
+        (DType::F64, "encoded_f64", 5e-7),
+    ] {
+        let magnitude = golden::magnitude(&golden[key]);
         let (front_end, encoder, parameters) = golden_encoder(dtype, |_| ());
         let (own, own_valid) = features(&front_end, "eval", dtype);
         let (encoded, _) = encoder.encode(&parameters, &own, &own_valid).unwrap();
         let worst = golden::valid_difference(&encoded, &time_major(&golden[key]), &lengths);
         println!("{key} from waves: {worst:e}");
-        assert!(worst < 1.5e-5, "{key} from waves: {worst}");
+        assert!(
+            worst < golden::FROM_WAVES * magnitude,
+            "{key} from waves: {worst}, {magnitude}"
+        );
         let (features, valid) = golden_features(dtype);
         let (encoded, found) = encoder.encode(&parameters, &features, &valid).unwrap();
         assert_eq!(found, lengths);
         let worst = golden::valid_difference(&encoded, &time_major(&golden[key]), &lengths);
-        println!("{key}: {worst:e}");
-        assert!(worst < bound, "{key}: {worst}");
+        println!("{key}: {worst:e}, values up to {magnitude}");
+        assert!(worst < share * magnitude, "{key}: {worst}, {magnitude}");
         let (again, ..) = encoder.forward(&parameters, &features, &valid, Mode::Evaluate).unwrap();
         assert_eq!(max_difference(&again, &encoded), 0.0);
     }
@@ -84,7 +86,7 @@ fn every_activation_equals_nemo() {
     let (mut x, start) = encoder.start(&parameters, &features, &valid, &mut mode).unwrap();
     let frames = &start.frames;
     let d = x.dims2().unwrap().1;
-    let check = |name: &str, found: &Tensor| {
+    let check = |name: &str, layers: usize, found: &Tensor| {
         let expected = &golden[&format!("act.encoder.{name}")];
         let count = expected.dim(0).unwrap();
         let found = found
@@ -93,11 +95,12 @@ fn every_activation_equals_nemo() {
             .narrow(0, 0, count)
             .unwrap();
         let worst = golden::valid_difference(&found, expected, &frames.lengths[..count]);
-        let bound = 4e-6 * magnitude(expected);
+        // Each layer adds its own rounding to that of those below.
+        let bound = 4e-6 * golden::magnitude(expected) * (layers.max(1) as f64).sqrt();
         println!("{name}: {worst:e}, bound {bound:e}");
         assert!(worst < bound, "{name}: {worst}");
     };
-    check("pre_encode", &x);
+    check("pre_encode", 0, &x);
     let updates = &mut BufferUpdates::default();
     for (i, layer) in encoder.layers.iter().enumerate() {
         let (y, saved) = layer
@@ -106,10 +109,10 @@ fn every_activation_equals_nemo() {
         if i == 0 {
             let parts = ["feed_forward1", "self_attn", "conv", "feed_forward2"];
             for (part, branch) in parts.iter().zip(&saved.branches) {
-                check(&format!("layers.0.{part}"), branch);
+                check(&format!("layers.0.{part}"), 0, branch);
             }
         }
-        check(&format!("layers.{i}"), &y);
+        check(&format!("layers.{i}"), i, &y);
         x = y;
     }
 }
@@ -118,14 +121,16 @@ fn every_activation_equals_nemo() {
 fn an_utterance_alone_gives_what_it_gives_in_a_batch() {
     let golden = golden::tensors("eval.safetensors");
     let (front_end, encoder, parameters) = golden_encoder(DType::F32, |_| ());
-    for i in 0..4 {
-        let wave = golden::wave(&format!("eval{i}_"));
-        let features = front_end.compute(&[&wave], None).unwrap();
+    for (i, wave) in golden::waves("eval").iter().enumerate() {
+        let features = front_end.compute(&[wave], None).unwrap();
         let tensor = features.tensor(DType::F32, &Device::Cpu).unwrap();
         let (encoded, lengths) = encoder.encode(&parameters, &tensor, &features.lengths).unwrap();
         let expected = golden[&format!("alone{i}.encoded")].unsqueeze(0).unwrap();
         let worst = golden::valid_difference(&encoded, &time_major(&expected), &lengths);
-        assert!(worst < 1e-5, "alone{i}: {worst}");
+        assert!(
+            worst < golden::FROM_WAVES * golden::magnitude(&expected),
+            "alone{i}: {worst}"
+        );
     }
 }
 
@@ -153,8 +158,9 @@ fn biases_and_xscaling_equal_nemo() {
     let (encoded, lengths) = encoder.encode(&parameters, &golden["mel"], &mel_lengths).unwrap();
     assert_eq!(lengths, golden::lengths(&golden["encoded_len"]));
     let worst = golden::valid_difference(&encoded, &time_major(&golden["encoded"]), &lengths);
-    println!("variant: {worst:e}");
-    assert!(worst < 1e-5, "{worst}");
+    let magnitude = golden::magnitude(&golden["encoded"]);
+    println!("variant: {worst:e}, values up to {magnitude}");
+    assert!(worst < golden::FROM_FEATURES * magnitude, "{worst}, {magnitude}");
 }
 
 #[test]
@@ -165,12 +171,22 @@ fn limited_context_attention_equals_nemo() {
     let mut all = Vec::new();
     for line in text.lines() {
         let entry: serde_json::Value = serde_json::from_str(line).unwrap();
-        let path = std::path::PathBuf::from(entry["audio_filepath"].as_str().unwrap());
-        all.extend(golden::wave(&path.file_stem().unwrap().to_string_lossy()));
+        all.extend(golden::samples(&golden::file(
+            entry["audio_filepath"].as_str().unwrap(),
+        )));
     }
-    let wave: Vec<f32> = all.iter().copied().cycle().take(960_000).collect();
     let facts: serde_json::Value =
         serde_json::from_slice(&std::fs::read(golden::file("local_attn.json")).unwrap()).unwrap();
+    // "... cut at 960000; batch of two: all of it, and its first 379200 samples"
+    let numbers = facts["wave"].as_str().unwrap().split(|c: char| !c.is_ascii_digit());
+    let cuts: Vec<usize> = numbers
+        .filter_map(|number| number.parse().ok())
+        .filter(|&cut| cut > 100)
+        .collect();
+    let [whole, part] = cuts[..] else {
+        panic!("two lengths are not in {}", facts["wave"]);
+    };
+    let wave: Vec<f32> = all.iter().copied().cycle().take(whole).collect();
     let expected_lengths: Vec<usize> = serde_json::from_value(facts["enc_len"].clone()).unwrap();
     // Windows that are as wide to the left as to the right; NeMo has the others wrong.
     let bands = facts.as_object().unwrap().keys().filter_map(|key| {
@@ -185,7 +201,7 @@ fn limited_context_attention_equals_nemo() {
     for (key, context) in std::iter::once(("full", AttentionContext::Full)).chain(bands) {
         let (front_end, encoder, parameters) =
             golden_encoder(DType::F32, |config| config.encoder.attention_context = context);
-        let features = front_end.compute(&[&wave, &wave[..379_200]], None).unwrap();
+        let features = front_end.compute(&[&wave, &wave[..part]], None).unwrap();
         let tensor = features.tensor(DType::F32, &Device::Cpu).unwrap();
         let (encoded, lengths) = encoder.encode(&parameters, &tensor, &features.lengths).unwrap();
         assert_eq!(lengths, expected_lengths);
@@ -196,9 +212,13 @@ fn limited_context_attention_equals_nemo() {
             .iter()
             .map(|length| rows.iter().filter(|row| *row < length).count())
             .collect();
-        let worst = golden::valid_difference(&found, &golden[&format!("{key}.encoded")], &valid);
+        let expected = &golden[&format!("{key}.encoded")];
+        let worst = golden::valid_difference(&found, expected, &valid);
         println!("{key}: {worst:e}");
-        assert!(worst < 1.5e-5, "{key}: {worst}");
+        assert!(
+            worst < golden::FROM_WAVES * golden::magnitude(expected),
+            "{key}: {worst}"
+        );
     }
 }
 
@@ -217,7 +237,8 @@ fn training_statistics_equal_nemo_and_are_applied_once() {
     for (name, expected) in golden.iter().filter(|(name, _)| name.starts_with("after.")) {
         let id = parameters.id(&name["after.".len()..]).unwrap();
         let worst = max_difference(parameters.get(id), expected);
-        assert!(worst < 2e-6, "{name}: {worst}");
+        // Means over frames and utterances: rounding of the single values mostly goes.
+        assert!(worst < 2e-6 * golden::magnitude(expected), "{name}: {worst}");
         seen += 1;
     }
     assert_eq!(seen, 3 * encoder.layers.len());

@@ -35,7 +35,7 @@ pub(crate) mod golden {
     //! Golden data made by NeMo.
 
     use std::collections::HashMap;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
     use candle_core::{DType, Device, Tensor};
 
@@ -69,13 +69,28 @@ pub(crate) mod golden {
         )
     }
 
-    /// Samples of a golden wave, int16 / 32768.
-    pub fn wave(prefix: &str) -> Vec<f32> {
-        let path = std::fs::read_dir(file("audio"))
+    /// The recordings of a golden set, in the order of their numbers: `eval0_xx.wav`, `eval1_yy.wav`, ...
+    pub fn waves(set: &str) -> Vec<Vec<f32>> {
+        let number = |path: &Path| -> Option<usize> {
+            let name = path.file_stem()?.to_str()?.strip_prefix(set)?;
+            name.split_once('_').map_or(name, |(number, _)| number).parse().ok()
+        };
+        let paths = std::fs::read_dir(file("audio"))
             .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .find(|path| path.file_name().unwrap().to_string_lossy().starts_with(prefix))
-            .unwrap();
+            .map(|entry| entry.unwrap().path());
+        let mut found: Vec<(usize, PathBuf)> = paths.filter_map(|path| Some((number(&path)?, path))).collect();
+        found.sort();
+        assert!(!found.is_empty(), "no recordings of {set}");
+        found.into_iter().map(|(_, path)| samples(&path)).collect()
+    }
+
+    /// One recording of a golden set.
+    pub fn wave(set: &str, number: usize) -> Vec<f32> {
+        waves(set).swap_remove(number)
+    }
+
+    /// Samples of a golden recording, int16 / 32768.
+    pub fn samples(path: &Path) -> Vec<f32> {
         let bytes = std::fs::read(path).unwrap();
         let data = bytes.windows(4).position(|w| w == b"data").unwrap() + 8;
         bytes[data..]
@@ -83,6 +98,21 @@ pub(crate) mod golden {
             .map(|b| f32::from(i16::from_le_bytes([b[0], b[1]])) / 32768.0)
             .collect()
     }
+
+    /// Largest absolute value of what is compared, at least 1: errors of floating-point numbers grow with it.
+    pub fn magnitude(tensor: &Tensor) -> f64 {
+        let values = crate::kernels::testing::values(tensor);
+        values.iter().fold(1.0, |largest, value| largest.max(value.abs()))
+    }
+
+    /// How far outputs that are computed from recordings may lie from NeMo's, as a share of their magnitude. Features of
+    /// two Fourier transforms differ by up to 6e-5 in quiet bands, where the loudest are about 4; a network of normalised
+    /// layers gives such a share on about as it is.
+    pub const FROM_WAVES: f64 = 1e-5;
+
+    /// How far outputs that are computed from NeMo's own features may lie from NeMo's in 32 bits, as a share of their
+    /// magnitude: some twenty units in the last place, which is what NeMo's own differ by from its outputs in 64 bits.
+    pub const FROM_FEATURES: f64 = 2.5e-6;
 
     /// An int64 vector as lengths.
     pub fn lengths(tensor: &Tensor) -> Vec<usize> {

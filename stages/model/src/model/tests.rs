@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use super::*;
 use crate::checkpoint::read_safetensors;
-use crate::config::Reduction;
+use crate::config::{EncoderConfig, Reduction};
 use crate::kernels::joint::Cell;
 use crate::kernels::testing::values;
 use crate::layers::golden;
@@ -29,12 +29,14 @@ fn targets(tensors: &HashMap<String, Tensor>) -> Vec<Vec<u32>> {
 fn train_batch(utterances: std::ops::Range<usize>) -> MicroBatch {
     let tokens = targets(&golden::tensors("train_step.safetensors"));
     MicroBatch {
-        signals: utterances
-            .clone()
-            .map(|i| golden::wave(&format!("train{i}_")))
-            .collect(),
+        signals: golden::waves("train")[utterances.clone()].to_vec(),
         tokens: tokens[utterances].to_vec(),
     }
+}
+
+/// All utterances of the golden training step.
+fn whole_batch() -> MicroBatch {
+    train_batch(0..golden::waves("train").len())
 }
 
 /// The golden steps were made without noise of any kind.
@@ -61,14 +63,17 @@ fn relative(found: &Tensor, expected: &Tensor) -> f64 {
     }
 }
 
-/// NeMo's own f32 and f64 gradients differ by 6e-6, but by 2e-3 in sub-sampling, where inputs lie at the kink of a
-/// ReLU.
-fn gradient_bound(name: &str) -> f64 {
-    if name.starts_with("encoder.pre_encode") {
+/// As a share of the gradient's norm. NeMo's own f32 and f64 gradients differ by some 6e-6, and by more where inputs of a
+/// ReLU lie at its kink: by 2e-3 in the sub-sampling, and in all tensors where it is one of the joint network. How much it
+/// is in each tensor of the network at hand stands in the facts of the training step.
+fn gradient_bound(name: &str, facts: &serde_json::Value) -> f64 {
+    let theirs = facts["grad_stats_f64"][name]["f32_err_rel"].as_f64().unwrap_or(0.0);
+    let at_the_kink: f64 = if name.starts_with("encoder.pre_encode") {
         5e-3
     } else {
         3e-5
-    }
+    };
+    at_the_kink.max(3.0 * theirs)
 }
 
 #[test]
@@ -79,7 +84,7 @@ fn a_training_step_has_nemos_losses_gradients_and_statistics() {
         let mut model = model(dtype);
         let mut gradients = Gradients::new(&model.parameters);
         let output = model
-            .train_micro_batch(&train_batch(0..4), &quiet(1.0), &mut gradients)
+            .train_micro_batch(&whole_batch(), &quiet(1.0), &mut gradients)
             .unwrap();
         assert_eq!(output.frames, golden::lengths(&expected["enc_len"]));
         assert_eq!(output.tokens, targets(&expected).iter().map(Vec::len).sum::<usize>());
@@ -89,19 +94,20 @@ fn a_training_step_has_nemos_losses_gradients_and_statistics() {
             .zip(facts["loss_per_utt_f64_model"].as_array().unwrap())
         {
             let exact = exact.as_f64().unwrap();
-            // The features are f32 in both; the rest is exact in f64.
-            let bound = if dtype == DType::F64 { 3e-5 } else { 1e-4 };
-            assert!((found - exact).abs() < bound, "{dtype:?}: loss {found} {exact}");
+            // The features are f32 in both, of another transform; the rest is exact in f64.
+            let share = if dtype == DType::F64 { 4e-7 } else { 1.5e-6 };
+            let off = (found / exact - 1.0).abs();
+            assert!(off < share, "{dtype:?}: loss {found} {exact}, off by {off:e}");
         }
         let mean = facts["loss_mean_batch"].as_f64().unwrap();
-        assert!((output.loss - mean).abs() < 1e-4, "{} {mean}", output.loss);
+        assert!((output.loss / mean - 1.0).abs() < 1.5e-6, "{} {mean}", output.loss);
         let mut compared = 0;
         for (id, parameter) in model.parameters.iter().filter(|(_, parameter)| parameter.trainable) {
             let name = &parameter.name;
             let found = gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient"));
             let difference = relative(found, &expected[&format!("grad.{name}")]);
             assert!(
-                difference < gradient_bound(name),
+                difference < gradient_bound(name, &facts),
                 "{dtype:?} {name}: gradient differs by {difference}"
             );
             let stats = &facts["grad_stats_f64"][name];
@@ -110,7 +116,7 @@ fn a_training_step_has_nemos_losses_gradients_and_statistics() {
                 stats["norm"].as_f64().unwrap(),
             );
             assert!(
-                (norm - exact).abs() < gradient_bound(name) * exact.max(1e-3),
+                (norm - exact).abs() < gradient_bound(name, &facts) * exact.max(1e-3),
                 "{name}: norm {norm} {exact}"
             );
             compared += 1;
@@ -127,6 +133,21 @@ fn a_training_step_has_nemos_losses_gradients_and_statistics() {
 #[test]
 fn accumulated_gradients_are_those_of_lightning() {
     let facts = json("grad_accumulation.json");
+    let of_step = json("train_step.json");
+    // Names such as `train3`.
+    let utterances = |micro: &serde_json::Value| -> Vec<usize> {
+        let names = micro["utterances"].as_array().unwrap().iter();
+        let number = |name: &serde_json::Value| name.as_str()?.strip_prefix("train")?.parse().ok();
+        names.map(|name| number(name).unwrap()).collect()
+    };
+    let micro_batches: Vec<_> = facts["micro_batches"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(utterances)
+        .collect();
+    let scale = 1.0 / micro_batches.len() as f64;
+    let all = whole_batch();
     for reduction in [
         Reduction::MeanBatch,
         Reduction::Mean,
@@ -137,10 +158,12 @@ fn accumulated_gradients_are_those_of_lightning() {
         let mut model = model(DType::F32);
         model.config.loss.reduction = reduction;
         let mut gradients = Gradients::new(&model.parameters);
-        for (micro, utterances) in [0..3, 3..4].into_iter().enumerate() {
-            let output = model
-                .train_micro_batch(&train_batch(utterances), &quiet(0.5), &mut gradients)
-                .unwrap();
+        for (micro, utterances) in micro_batches.iter().enumerate() {
+            let batch = MicroBatch {
+                signals: utterances.iter().map(|&i| all.signals[i].clone()).collect(),
+                tokens: utterances.iter().map(|&i| all.tokens[i].clone()).collect(),
+            };
+            let output = model.train_micro_batch(&batch, &quiet(scale), &mut gradients).unwrap();
             let expected = case["losses_of_micro_batches"][micro].as_f64().unwrap();
             assert!(
                 (output.loss - expected).abs() < 2e-6 * expected,
@@ -162,7 +185,7 @@ fn accumulated_gradients_are_those_of_lightning() {
             let found = values(gradients.get(model.parameters.id(name).unwrap()).unwrap());
             let norm = found.iter().map(|x| x * x).sum::<f64>().sqrt();
             let exact = facts["norm"].as_f64().unwrap();
-            let bound = gradient_bound(name);
+            let bound = gradient_bound(name, &of_step);
             assert!(
                 (norm - exact).abs() < bound * exact,
                 "{reduction:?} {name}: norm {norm} {exact}"
@@ -185,7 +208,8 @@ fn logits_are_nemos() {
     let mel = golden::tensors("mel.safetensors");
     let padded = golden::lengths(&mel["eval.mel_padded_shape"])[2];
     let pad = |mel: &Tensor| mel.pad_with_zeros(1, 0, padded - mel.dim(1).unwrap()).unwrap();
-    let features: Vec<Tensor> = (0..4).map(|i| pad(&mel[&format!("eval{i}.mel")])).collect();
+    let utterances = golden::lengths(&mel["eval.mel_padded_shape"])[0];
+    let features: Vec<Tensor> = (0..utterances).map(|i| pad(&mel[&format!("eval{i}.mel")])).collect();
     let (encoded, lengths) = model
         .encoder
         .encode(
@@ -202,7 +226,10 @@ fn logits_are_nemos() {
         .unwrap();
     let prednet = expected["prednet"].transpose(1, 2).unwrap();
     let lengths_with_start: Vec<usize> = targets.iter().map(|target| target.len() + 1).collect();
-    assert!(golden::valid_difference(&predicted, &prednet, &lengths_with_start) < 2e-6);
+    assert!(
+        golden::valid_difference(&predicted, &prednet, &lengths_with_start)
+            < golden::FROM_FEATURES * golden::magnitude(&prednet)
+    );
     let (_, frames, width) = encoded.dims3().unwrap();
     let states = predicted.dim(1).unwrap();
     let f = model
@@ -211,7 +238,12 @@ fn logits_are_nemos() {
         .unwrap();
     let g = predicted.reshape(((), predicted.dim(2).unwrap())).unwrap();
     let g = model.joint.project_prediction(&model.parameters, &g).unwrap();
-    for (b, target) in targets.iter().enumerate().take(2) {
+    let mut compared = 0;
+    for (b, target) in targets.iter().enumerate() {
+        let Some(expected) = expected.get(&format!("logits{b}")) else {
+            continue;
+        };
+        compared += 1;
         let pairs: Vec<Cell> = (0..lengths[b] * (target.len() + 1))
             .map(|cell| {
                 let (t, u) = (cell / (target.len() + 1), cell % (target.len() + 1));
@@ -224,18 +256,23 @@ fn logits_are_nemos() {
             })
             .collect();
         let logits = model.joint.logits(&model.parameters, &f, &g, &pairs).unwrap();
-        let expected = expected[&format!("logits{b}")].flatten_to(1).unwrap();
-        // NeMo's f32 and f64 logits differ by 4e-6.
+        let expected = expected.flatten_to(1).unwrap();
         let difference = crate::kernels::testing::max_difference(&logits, &expected);
-        assert!(difference < 1.5e-5, "logits {b} differ by {difference}");
+        let magnitude = golden::magnitude(&expected);
+        println!("logits {b}: {difference:e}, values up to {magnitude}");
+        assert!(
+            difference < golden::FROM_FEATURES * magnitude,
+            "logits {b} differ by {difference}, {magnitude}"
+        );
     }
+    assert!(compared > 0);
 }
 
 #[test]
 fn greedy_decoding_is_nemos_token_for_token() {
     let mut model = model(DType::F32);
     let facts = json("decode.json");
-    let signals: Vec<Vec<f32>> = (0..4).map(|i| golden::wave(&format!("eval{i}_"))).collect();
+    let signals = golden::waves("eval");
     let numbers = |value: &serde_json::Value| -> Vec<u32> {
         value
             .as_array()
@@ -244,11 +281,14 @@ fn greedy_decoding_is_nemos_token_for_token() {
             .map(|n| n.as_u64().unwrap() as u32)
             .collect()
     };
-    for max_symbols in [10, 2] {
-        model.config.decoding.max_symbols = max_symbols;
-        let alone = facts[format!("greedy_batch_alone_max{max_symbols}")]
-            .as_array()
-            .unwrap();
+    let limits = facts.as_object().unwrap().keys();
+    let limits: Vec<&str> = limits
+        .filter_map(|key| key.strip_prefix("greedy_batch_alone_max"))
+        .collect();
+    assert!(!limits.is_empty());
+    for limit in limits {
+        model.config.decoding.max_symbols = limit.parse().unwrap();
+        let alone = facts[format!("greedy_batch_alone_max{limit}")].as_array().unwrap();
         let together: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
         let together = model.transcribe(&together).unwrap();
         for (i, expected) in alone.iter().enumerate() {
@@ -259,11 +299,9 @@ fn greedy_decoding_is_nemos_token_for_token() {
                 assert_eq!(found.durations, numbers(&expected["durations"]), "utterance {i}");
                 assert_eq!(found.text, expected["text"].as_str().unwrap(), "utterance {i}");
                 let score = expected["score"].as_f64().unwrap();
-                assert!(
-                    (found.score - score).abs() < 1e-5 * score.abs(),
-                    "{} {score}",
-                    found.score
-                );
+                // A sum of logits, each off by a share of the largest.
+                let bound = golden::FROM_WAVES * (score.abs() + found.ids.len() as f64);
+                assert!((found.score - score).abs() <= bound, "{} {score}", found.score);
             }
         }
     }
@@ -286,7 +324,7 @@ fn a_saved_model_is_the_same_model() {
         );
         assert_eq!(values(&a.tensor), values(&b.tensor), "{}", a.name);
     }
-    let wave = golden::wave("eval1_");
+    let wave = golden::wave("eval", 1);
     assert_eq!(
         loaded.transcribe(&[&wave]).unwrap(),
         model.transcribe(&[&wave]).unwrap()
@@ -317,7 +355,21 @@ fn a_saved_model_is_the_same_model() {
 
 #[test]
 fn a_new_model_learns_one_batch() {
-    let config = model(DType::F32).config;
+    // A network of this test's own: how fast one learns is its own affair.
+    let mut config = model(DType::F32).config;
+    config.encoder = EncoderConfig {
+        n_layers: 2,
+        d_model: 64,
+        n_heads: 4,
+        subsampling_conv_channels: 32,
+        ff_expansion_factor: 4,
+        conv_kernel_size: 9,
+        use_bias: false,
+        xscaling: false,
+        ..config.encoder
+    };
+    (config.decoder.pred_hidden, config.decoder.pred_rnn_layers) = (64, 1);
+    config.joint.joint_hidden = 64;
     let mut model = TdtModel::new(config.clone(), None, 7, DType::F32, &Device::Cpu).unwrap();
     let twin = TdtModel::new(config, None, 7, DType::F32, &Device::Cpu).unwrap();
     for ((_, a), (_, b)) in model.parameters.iter().zip(twin.parameters.iter()) {
@@ -371,7 +423,7 @@ fn a_frozen_encoder_has_no_gradient_and_keeps_its_statistics() {
         ..quiet(1.0)
     };
     let output = model
-        .train_micro_batch(&train_batch(0..4), &options, &mut gradients)
+        .train_micro_batch(&whole_batch(), &options, &mut gradients)
         .unwrap();
     for ((id, parameter), before) in model.parameters.iter().zip(before) {
         assert_eq!(values(&parameter.tensor), before, "{} moved", parameter.name);
@@ -380,7 +432,7 @@ fn a_frozen_encoder_has_no_gradient_and_keeps_its_statistics() {
             parameter.trainable && !parameter.name.starts_with("encoder.")
         );
     }
-    assert_eq!(output.losses, model.evaluate_loss(&train_batch(0..4)).unwrap().losses);
+    assert_eq!(output.losses, model.evaluate_loss(&whole_batch()).unwrap().losses);
 }
 
 #[test]
@@ -399,7 +451,7 @@ fn recomputed_layers_give_the_same_gradients_and_statistics() {
             ..TrainOptions::default()
         };
         model
-            .train_micro_batch(&train_batch(0..4), &options, &mut gradients)
+            .train_micro_batch(&whole_batch(), &options, &mut gradients)
             .unwrap();
         let gradients: Vec<_> = gradients.iter().map(|(_, gradient)| values(gradient)).collect();
         let parameters: Vec<_> = model.parameters.iter().map(|(_, p)| values(&p.tensor)).collect();
@@ -427,7 +479,7 @@ fn recomputed_layers_give_the_same_gradients_and_statistics() {
 #[test]
 fn matrices_in_half_precision_are_computed_in_32_bits() {
     let path = golden::file("model.nemo");
-    let signals = [golden::wave("eval0_"), golden::wave("eval1_")];
+    let signals = golden::waves("eval");
     let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
     let whole = model(DType::F32);
     let size = |model: &TdtModel| -> usize {
@@ -437,10 +489,11 @@ fn matrices_in_half_precision_are_computed_in_32_bits() {
     for half in [DType::BF16, DType::F16] {
         let stored = TdtModel::load_storing(&path, DType::F32, half, &Device::Cpu).unwrap();
         let mut rounded = model(DType::F32);
-        let mut matrices = 0;
+        let (mut matrices, mut elements) = (0, 0);
         for (id, parameter) in stored.parameters.iter().filter(|(_, p)| p.tensor.dtype() == half) {
             let tensor = parameter.tensor.to_dtype(DType::F32).unwrap();
             assert!(relative(&tensor, whole.parameters.get(id)) < 4e-3, "{}", parameter.name);
+            elements += tensor.elem_count();
             rounded.parameters.set(id, tensor).unwrap();
             matrices += 1;
         }
@@ -455,7 +508,7 @@ fn matrices_in_half_precision_are_computed_in_32_bits() {
             size(&stored),
             size(&whole)
         );
-        assert!(worst > 0.0 && size(&stored) < size(&whole) * 3 / 4);
+        assert!(worst > 0.0 && size(&stored) == size(&whole) - 2 * elements);
     }
 }
 
@@ -463,7 +516,7 @@ fn matrices_in_half_precision_are_computed_in_32_bits() {
 fn odd_batches_do_not_crash() {
     let mut model = model(DType::F32);
     let mut gradients = Gradients::new(&model.parameters);
-    let speech = golden::wave("train0_");
+    let speech = golden::wave("train", 0);
     let batch = MicroBatch {
         signals: vec![vec![], vec![0.0; 200], speech.clone(), vec![0.25; 5000]],
         tokens: vec![vec![1, 2], vec![3; 40], vec![], vec![4; 300]],
@@ -487,7 +540,8 @@ fn odd_batches_do_not_crash() {
         .collect();
     let mut gradients = Gradients::new(&model.parameters);
     let mut broken = speech.clone();
-    broken[3000] = f32::NAN;
+    let middle = broken.len() / 2;
+    broken[middle] = f32::NAN;
     let batch = MicroBatch {
         signals: vec![broken],
         tokens: vec![vec![1]],
@@ -521,7 +575,7 @@ fn the_number_of_threads_changes_no_bit() {
             let mut model = model(DType::F32);
             let mut gradients = Gradients::new(&model.parameters);
             model
-                .train_micro_batch(&train_batch(0..4), &TrainOptions::default(), &mut gradients)
+                .train_micro_batch(&whole_batch(), &TrainOptions::default(), &mut gradients)
                 .unwrap();
             gradients
                 .iter()

@@ -100,6 +100,15 @@ impl Tokenizer {
         self.file.pieces.iter().map(|piece| piece.text.clone()).collect()
     }
 
+    /// The text of NeMo's `vocab.txt`: a line for each piece, without the mark of a space, `##` before those that had none.
+    pub fn nemo_vocabulary(&self) -> String {
+        let line = |piece: String| match piece.strip_prefix('\u{2581}') {
+            Some(rest) => format!("{rest}\n"),
+            None => format!("##{piece}\n"),
+        };
+        self.pieces().into_iter().map(line).collect()
+    }
+
     /// The bytes of the model file this was read from.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

@@ -49,7 +49,7 @@ fn an_id_outside_the_vocabulary_is_an_error() {
 #[test]
 fn a_damaged_model_is_an_error_or_still_works() {
     let bytes = std::fs::read(golden::file("tokenizer/tokenizer.model")).unwrap();
-    for end in [0, 1, 5, 1000, bytes.len() - 1] {
+    for end in [0, 1, 5, bytes.len() / 2, bytes.len() - 1] {
         assert!(Tokenizer::from_bytes(&bytes[..end]).is_err(), "cut at {end}");
     }
     for at in (0..bytes.len()).step_by(997) {

@@ -58,10 +58,21 @@ fn tensors(opened: &OpenModel) -> HashMap<String, Vec<f64>> {
 }
 
 fn texts(opened: &OpenModel) -> Vec<String> {
-    let waves: Vec<Vec<f32>> = (0..4).map(|i| golden::wave(&format!("eval{i}_"))).collect();
+    let waves = golden::waves("eval");
     let waves: Vec<&[f32]> = waves.iter().map(Vec::as_slice).collect();
     let found = model(opened).transcribe(&waves).unwrap();
     found.into_iter().map(|hypothesis| hypothesis.text).collect()
+}
+
+/// A text that is no piece of the golden vocabulary, and is made of such.
+fn joined_pieces(tokenizer: &Tokenizer) -> String {
+    let letters = |piece: &String| piece.chars().all(char::is_alphabetic);
+    let pieces: Vec<String> = tokenizer.pieces().into_iter().filter(letters).collect();
+    let words = pieces
+        .iter()
+        .map(|piece| format!("\u{2581}{piece}{}{piece}", pieces[0]));
+    let mut new = words.filter(|word| tokenizer.id(word).is_none() && tokenizer.encode_piece(word).len() > 1);
+    new.next().expect("a word")
 }
 
 #[test]
@@ -91,8 +102,9 @@ fn another_order_of_pieces_says_the_same() {
 #[test]
 fn more_pieces_leave_the_old_ones_alone() {
     let old = tokenizer();
+    let word = joined_pieces(&old);
     let longer = with_pieces(|mut pieces| {
-        pieces.push(piece("\u{2581}therewithal", -500.0));
+        pieces.push(piece(&word, -500.0));
         pieces.push(piece("\u{e000}\u{e001}", -501.0));
         pieces
     });
@@ -100,7 +112,7 @@ fn more_pieces_leave_the_old_ones_alone() {
     let (extended, change) = opened().with_tokenizer(&longer, NewPieces::Mean, 7).unwrap();
     let change = change.unwrap();
     assert_eq!((change.kept(), change.averaged(), change.random()), (size, 1, 1));
-    let parts = old.encode_piece("\u{2581}therewithal");
+    let parts = old.encode_piece(&word);
     assert!(parts.len() > 1);
     assert_eq!(change.pieces[size].1, Origin::Mean(parts.clone()));
     assert_eq!(change.pieces[size + 1].1, Origin::Random);
@@ -108,7 +120,7 @@ fn more_pieces_leave_the_old_ones_alone() {
     assert_eq!(table.lines().count(), size + 3);
     let names: Vec<&str> = parts.iter().map(|&id| old.piece(id).unwrap()).collect();
     assert!(
-        table.contains(&format!("\t\u{2581}therewithal\tmean\t{}\n", names.join(" "))),
+        table.contains(&format!("\t{word}\tmean\t{}\n", names.join(" "))),
         "{table}"
     );
 
@@ -141,7 +153,7 @@ fn more_pieces_leave_the_old_ones_alone() {
     }
 
     // The outputs over every frame of an utterance, after the embedding of token 5.
-    let wave = golden::wave("eval1_");
+    let wave = golden::wave("eval", 1);
     let logits = |opened: &OpenModel| {
         let (frames, _) = model(opened).encode(&[&wave]).unwrap();
         let tensor = |name: &str| {
@@ -159,7 +171,11 @@ fn more_pieces_leave_the_old_ones_alone() {
         };
         let token = tensor("decoder.prediction.embed.weight").narrow(0, 5, 1).unwrap();
         let sum = linear(&frames.get(0).unwrap(), "joint.enc").broadcast_add(&linear(&token, "joint.pred"));
-        linear(&sum.unwrap().relu().unwrap(), "joint.joint_net.2")
+        let last = opened.tensors.iter().map(|entry| entry.name.as_str());
+        let mut last = last
+            .filter_map(|name| name.strip_suffix(".weight"))
+            .filter(|name| name.starts_with("joint.joint_net."));
+        linear(&sum.unwrap().relu().unwrap(), last.next().unwrap())
     };
     let (old_logits, new_logits) = (logits(&opened()), logits(&extended));
     let (old_width, new_width) = (old_logits.dims()[1], new_logits.dims()[1]);
@@ -173,13 +189,14 @@ fn more_pieces_leave_the_old_ones_alone() {
 
 #[test]
 fn random_rows_hang_on_seed_and_piece_alone() {
+    let word = joined_pieces(&tokenizer());
     let one = with_pieces(|mut pieces| {
-        pieces.push(piece("\u{2581}therewithal", -500.0));
+        pieces.push(piece(&word, -500.0));
         pieces
     });
     let two = with_pieces(|mut pieces| {
         pieces.push(piece("xqzj", -499.0));
-        pieces.push(piece("\u{2581}therewithal", -500.0));
+        pieces.push(piece(&word, -500.0));
         pieces
     });
     let row = |tokenizer: &Tokenizer, seed: u64| {

@@ -7,6 +7,7 @@
 //! set aside as `damaged-step-000001200` when training goes on. `restart-001`, `restart-002`, ... beside the checkpoints hold
 //! training that was begun anew with `on_change: restart`; the newest of them is the current one.
 
+pub mod average_of;
 mod changes;
 mod writing;
 
@@ -100,20 +101,22 @@ pub struct FileDigest {
 impl Record {
     /// One digest over the files that make the model, for results that refer to this checkpoint.
     pub fn model_digest(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        for (name, file) in self
-            .files
-            .iter()
-            .filter(|(name, _)| *name != OPTIMIZER && *name != LIVE)
-        {
-            hasher
-                .update(name.as_bytes())
-                .update(&[0])
-                .update(file.blake3.as_bytes())
-                .update(&[0]);
-        }
-        hasher.finalize().to_hex().to_string()
+        let of_model = |(name, _): &(&String, &FileDigest)| *name != OPTIMIZER && *name != LIVE;
+        digest_of_files(self.files.iter().filter(of_model))
     }
+}
+
+/// One digest over files and their names.
+fn digest_of_files<'a>(files: impl Iterator<Item = (&'a String, &'a FileDigest)>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (name, file) in files {
+        hasher
+            .update(name.as_bytes())
+            .update(&[0])
+            .update(file.blake3.as_bytes())
+            .update(&[0]);
+    }
+    hasher.finalize().to_hex().to_string()
 }
 
 /// A checkpoint that stands.
@@ -189,6 +192,26 @@ pub fn latest(folder: &Path) -> Result<Option<(Standing, Record)>, TrainingError
     };
     let record = read_record(&newest.path)?;
     Ok(Some((newest, record)))
+}
+
+/// The checkpoint of a folder with the lowest word error rate, of those that were evaluated; the oldest of several, and
+/// what its record says.
+pub fn best(folder: &Path) -> Result<Option<(Standing, Record)>, TrainingError> {
+    let mut best: Option<(Standing, Record, f64)> = None;
+    for standing in list(folder)? {
+        let record = match read_record(&standing.path) {
+            Ok(record) => record,
+            // Whoever goes on from it sets it aside and says so.
+            Err(TrainingError::Damaged { .. }) => continue,
+            Err(error) => return Err(error),
+        };
+        if let Some(rate) = record.validation_wer
+            && best.as_ref().is_none_or(|(_, _, lowest)| rate < *lowest)
+        {
+            best = Some((standing, record, rate));
+        }
+    }
+    Ok(best.map(|(standing, record, _)| (standing, record)))
 }
 
 fn folders(folder: &Path) -> Result<Vec<String>, TrainingError> {

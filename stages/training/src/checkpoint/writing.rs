@@ -8,14 +8,14 @@ use flow_model::Parameters;
 use flow_model::model::TdtModel;
 use flow_runtime::store::{Lock, StoreError};
 
-use super::{DAMAGED, LIVE, OPTIMIZER, RECORD, RESTART, Record, digest_file, list, name_of, read_record};
+use super::{DAMAGED, LIVE, OPTIMIZER, RECORD, RESTART, Record, average_of, best, digest_file, list, name_of};
 use crate::average;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 
 const LOCK: &str = "lock";
-const WRITING: &str = ".writing-";
-const REMOVING: &str = ".removing-";
+pub(super) const WRITING: &str = ".writing-";
+pub(super) const REMOVING: &str = ".removing-";
 
 /// The lock of a checkpoint folder: one process at a time trains into it. Goes when this is dropped, and
 /// with the process.
@@ -110,9 +110,25 @@ impl CheckpointFolder {
 
     /// A path for a folder that is not to be taken for a checkpoint, written down before it is made.
     fn noted(&self, prefix: &str, name: &str) -> Result<PathBuf, TrainingError> {
-        let path = free(&self.folder, &format!("{prefix}{name}"));
+        let path = self.free(prefix, name);
         self.lock.note(&[&path])?;
         Ok(path)
+    }
+
+    /// A path for such a folder.
+    pub(super) fn free(&self, prefix: &str, name: &str) -> PathBuf {
+        free(&self.folder, &format!("{prefix}{name}"))
+    }
+
+    /// Writes down what the next run is to remove, if this one does not come to do so.
+    pub(super) fn note(&self, paths: &[&Path]) -> Result<(), TrainingError> {
+        self.lock.note(paths)
+    }
+
+    /// # Errors
+    /// If another process has taken the folder over.
+    pub(super) fn check(&self) -> Result<(), TrainingError> {
+        self.lock.lock.check().map_err(refused)
     }
 
     /// Takes a damaged checkpoint out of the way, so that its step can be written again. Nothing of it is lost.
@@ -146,7 +162,7 @@ impl CheckpointFolder {
             .map_err(TrainingError::file(&writing))
             .and_then(|()| fill(&writing, record, model, optimizer, live))
             // Somebody may train into the folder by now who took this process for dead.
-            .and_then(|()| self.lock.lock.check().map_err(refused))
+            .and_then(|()| self.check())
             .and_then(|()| fs::rename(&writing, &target).map_err(TrainingError::file(&target)));
         if let Err(error) = written {
             // The first error is the one to tell; what cannot be removed is removed by the next run.
@@ -160,16 +176,19 @@ impl CheckpointFolder {
         Ok(target)
     }
 
+    /// Makes the mean of the last `keep` checkpoints, which stands in a folder of its own until another one is made.
+    pub fn make_average(&self, keep: usize) -> Result<(), TrainingError> {
+        average_of::make(self, keep)
+    }
+
     /// Removes the oldest checkpoints until `keep` are left (at least one always is), but not the one with the lowest
     /// validation error, if `keep_best`.
     pub fn prune(&self, keep: usize, keep_best: bool) -> Result<(), TrainingError> {
         let all = list(&self.folder)?;
-        let best = all
-            .iter()
-            .filter(|_| keep_best)
-            .filter_map(|checkpoint| Some((checkpoint.step, read_record(&checkpoint.path).ok()?.validation_wer?)))
-            .min_by(|a, b| a.1.total_cmp(&b.1))
-            .map(|(step, _)| step);
+        let best = match keep_best {
+            true => best(&self.folder)?.map(|(standing, _)| standing.step),
+            false => None,
+        };
         for checkpoint in &all[..all.len().saturating_sub(keep.max(1))] {
             if Some(checkpoint.step) == best {
                 continue;
@@ -232,7 +251,7 @@ fn fill(
     sync_folder(writing)
 }
 
-fn sync_folder(folder: &Path) -> Result<(), TrainingError> {
+pub(super) fn sync_folder(folder: &Path) -> Result<(), TrainingError> {
     File::open(folder)
         .and_then(|file| file.sync_all())
         .map_err(TrainingError::file(folder))

@@ -525,7 +525,7 @@ fn same_gradients(parameters: &Parameters, expected: &Gradients, found: &Gradien
 fn the_whole_model_trains_and_decodes() {
     let model = || TdtModel::load(&golden::file("model.nemo"), DType::F32, &Device::Cpu).unwrap();
     let batch = MicroBatch {
-        signals: (0..3).map(|i| golden::wave(&format!("train{i}_"))).collect(),
+        signals: golden::waves("train")[..3].to_vec(),
         tokens: vec![vec![3, 5, 7, 5], vec![2], vec![]],
     };
     let train = || -> Result<_> {
@@ -556,7 +556,7 @@ fn the_whole_model_trains_and_decodes() {
             assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{}", parameter.name);
         }
     }
-    let (first, second) = (golden::wave("eval0_"), golden::wave("eval1_"));
+    let (first, second) = (golden::wave("eval", 0), golden::wave("eval", 1));
     let signals = [&first[..], &second[..]];
     let hear = || model().transcribe(&signals).unwrap();
     let (expected, found) = (hear(), emulator::with(true, hear));
@@ -576,7 +576,11 @@ fn a_hybrid_model_with_limited_attention_trains() {
     config.encoder.xscaling = true;
     config.encoder.attention_context = AttentionContext::Band(2);
     let batch = MicroBatch {
-        signals: (0..2).map(|i| golden::wave(&format!("train{i}_"))).collect(),
+        // Two seconds, whatever the recordings' lengths are.
+        signals: golden::waves("train")[..2]
+            .iter()
+            .map(|wave| wave.iter().copied().cycle().take(32_000).collect())
+            .collect(),
         tokens: vec![vec![3, 5, 7, 5], vec![2]],
     };
     let train = || -> Result<_> {
@@ -607,7 +611,7 @@ fn matrices_in_bf16_train() {
         let mut model = TdtModel::load_storing(&path, DType::F32, DType::BF16, &Device::Cpu)?;
         let mut gradients = Gradients::new(&model.parameters);
         let batch = MicroBatch {
-            signals: vec![golden::wave("train0_")],
+            signals: vec![golden::wave("train", 0)],
             tokens: vec![vec![3, 5, 7]],
         };
         let output = model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients)?;

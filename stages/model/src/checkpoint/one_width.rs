@@ -1,0 +1,68 @@
+//! A prediction and a joint network of two widths as networks of one, for forms that know only one. The narrower one gets
+//! units whose weights are all zero: such a unit of the LSTM stays at zero, such a unit of the joint network gives zero to
+//! every output, so the model computes what it did.
+
+use super::TensorEntry;
+use crate::Result;
+use crate::config::ModelConfig;
+
+/// Gates of an LSTM, whose rows lie one after the other.
+const GATES: usize = 4;
+
+/// The width that both networks have then.
+pub(super) fn width(config: &ModelConfig) -> usize {
+    config.joint.joint_hidden.max(config.decoder.pred_hidden)
+}
+
+/// What the user should know; nothing where the widths are equal.
+pub(super) fn note(config: &ModelConfig) -> Option<String> {
+    let (prediction, joint) = (config.decoder.pred_hidden, config.joint.joint_hidden);
+    let (narrow, was) = match prediction.cmp(&joint) {
+        std::cmp::Ordering::Equal => return None,
+        std::cmp::Ordering::Less => ("prediction", prediction),
+        std::cmp::Ordering::Greater => ("joint", joint),
+    };
+    Some(format!(
+        "the {narrow} network is written with a width of {} instead of {was}, the same as the other's, since transformers \
+         has one width for both: all weights of the units added are zero, so the model's outputs are the same",
+        width(config)
+    ))
+}
+
+/// The tensor in a model of one width; one that is wide enough is given as it is.
+pub(super) fn widened(entry: &TensorEntry, config: &ModelConfig) -> Result<TensorEntry> {
+    let width = width(config);
+    let prediction = width - config.decoder.pred_hidden;
+    let joint = width - config.joint.joint_hidden;
+    let name = entry.name.as_str();
+    let lstm = name.strip_prefix("decoder.prediction.dec_rnn.lstm.");
+    // By how much each dimension grows; of an LSTM's rows, each gate's.
+    let grows: &[usize] = match (name, lstm) {
+        (_, Some(part)) if part.starts_with("weight_") => &[prediction, prediction],
+        (_, Some(_)) => &[prediction],
+        ("decoder.prediction.embed.weight", _) => &[0, prediction],
+        ("joint.pred.weight", _) => &[joint, prediction],
+        ("joint.enc.weight", _) => &[joint, 0],
+        ("joint.pred.bias" | "joint.enc.bias", _) => &[joint],
+        (other, _) if other.starts_with("joint.joint_net.") && other.ends_with(".weight") => &[0, joint],
+        _ => &[],
+    };
+    if grows.iter().all(|&more| more == 0) {
+        return Ok(entry.clone());
+    }
+    let mut tensor = entry.load()?;
+    let mut shape = entry.shape().to_vec();
+    let gates = usize::from(lstm.is_some());
+    if lstm.is_some() {
+        let mut apart = shape.clone();
+        apart[0] /= GATES;
+        apart.insert(0, GATES);
+        tensor = tensor.reshape(apart)?;
+    }
+    for (dimension, &more) in grows.iter().enumerate() {
+        tensor = tensor.pad_with_zeros(dimension + gates, 0, more)?;
+        shape[dimension] += more * if dimension == 0 && lstm.is_some() { GATES } else { 1 };
+    }
+    let tensor = tensor.reshape(shape)?.contiguous()?;
+    Ok(TensorEntry::in_memory(entry.name.clone(), tensor))
+}

@@ -1,0 +1,168 @@
+//! The kind `tokenizer.limit`.
+
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
+use arrow::compute::{cast, filter_record_batch};
+use arrow::datatypes::DataType;
+use flow_model::tokenizer::Tokenizer;
+use flow_runtime::{
+    Body, Context, Input, Kind, Operator, Out, Partition, Port, Progress, Reads, RejectClass, Shape, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::long_texts::OverLimit;
+use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
+
+/// Refuses rows whose transcript has more tokens than training takes.
+///
+/// # What it does
+///
+/// Input 0 are rows with a column `text`, input 1 is the tokenizer (of a `tokenizer.read` or a `tokenizer.train`). A row
+/// whose text has more than `max_tokens` tokens is the reject `too_many_tokens` (class `rule`), and the others go on as
+/// they are. A transcript that is cut while its audio is not teaches a model to leave out the end of what is said. With
+/// `long_texts: truncate` all rows go on, and training learns such texts up to the limit.
+///
+/// # Example
+///
+/// ```yaml
+/// rows:
+///   uses: tokenizer.limit
+///   from: {rows: manifest/split.train, tokenizer: pieces}
+///   with: {max_tokens: 512}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LimitTextsSettings {
+    /// Most tokens of a text, as in `training.train`.
+    pub max_tokens: usize,
+    /// What becomes of a text with more, as in `training.train`.
+    pub long_texts: OverLimit,
+}
+
+impl Default for LimitTextsSettings {
+    fn default() -> Self {
+        LimitTextsSettings {
+            max_tokens: 512,
+            long_texts: OverLimit::default(),
+        }
+    }
+}
+
+/// The kind `tokenizer.limit`.
+pub struct LimitTexts;
+
+impl Kind for LimitTexts {
+    const NAME: &'static str = "tokenizer.limit";
+    const VERSION: u32 = 1;
+    type Settings = LimitTextsSettings;
+
+    fn shape(settings: &LimitTextsSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        if settings.max_tokens == 0 {
+            return Err(StageError::setting("max_tokens", "`max_tokens` is at least 1"));
+        }
+        let wrong = |name: &str, message: &str| StageError::Input {
+            name: name.into(),
+            message: message.into(),
+            help: Some("from: {rows: manifest/split.train, tokenizer: pieces}".into()),
+        };
+        let [rows, tokenizer] = inputs else {
+            return Err(wrong(
+                "from",
+                "rows are needed, then the tokenizer that cuts their texts",
+            ));
+        };
+        if rows.schema.column_with_name("text").is_none() {
+            return Err(wrong(&rows.name, "it has no column `text`"));
+        }
+        if !is_tokenizer(&tokenizer.schema) {
+            return Err(wrong(
+                &tokenizer.name,
+                "it is no output of a tokenizer.read or a tokenizer.train",
+            ));
+        }
+        Ok(Shape {
+            reads: vec![Reads::Streamed, Reads::Whole],
+            ..Shape::local(
+                inputs.len(),
+                vec![Port {
+                    name: "rows".into(),
+                    schema: rows.schema.clone(),
+                }],
+            )
+        })
+    }
+
+    fn open(settings: &LimitTextsSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Local(Box::new(Limiter {
+            settings: settings.clone(),
+            context: context.clone(),
+            tokenizer: None,
+        })))
+    }
+}
+
+struct Limiter {
+    settings: LimitTextsSettings,
+    context: Context,
+    /// Read with the first rows.
+    tokenizer: Option<Tokenizer>,
+}
+
+impl Operator for Limiter {
+    fn batch(&mut self, input: usize, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+        if input != 0 {
+            return Ok(());
+        }
+        let over = match self.settings.long_texts {
+            OverLimit::Truncate => Vec::new(),
+            OverLimit::Reject => self.over(&batch)?,
+        };
+        if over.is_empty() {
+            out.send(0, batch);
+            return Ok(());
+        }
+        for &(row, tokens) in &over {
+            let detail = format!("{tokens} tokens; at most {} are taken", self.settings.max_tokens);
+            out.reject_rows(&batch, &[row], "too_many_tokens", RejectClass::Rule, &detail)?;
+        }
+        let mut stays = vec![true; batch.num_rows()];
+        for (row, _) in over {
+            stays[row] = false;
+        }
+        out.send(0, filter_record_batch(&batch, &BooleanArray::from(stays))?);
+        Ok(())
+    }
+
+    fn partition_complete(&mut self, _: &Partition, _: &mut Out) -> Result<Progress, StageError> {
+        Ok(Progress::Done)
+    }
+}
+
+impl Limiter {
+    /// Rows whose text has too many tokens, and how many it has.
+    fn over(&mut self, batch: &RecordBatch) -> Result<Vec<(usize, usize)>, StageError> {
+        let limit = self.settings.max_tokens;
+        let tokenizer = self.tokenizer()?;
+        let column = batch
+            .column_by_name("text")
+            .ok_or_else(|| StageError::failed("the rows have no `text`"))?;
+        let texts = cast(column, &DataType::Utf8)?;
+        let texts: &StringArray = texts.as_string();
+        let counted = (0..texts.len()).filter(|row| !texts.is_null(*row));
+        Ok(counted
+            .filter_map(|row| Some((row, tokenizer.tokens_over(texts.value(row), limit)?)))
+            .collect())
+    }
+
+    fn tokenizer(&mut self) -> Result<&Tokenizer, StageError> {
+        if self.tokenizer.is_none() {
+            let rows = self.context.input(1);
+            let rows = rows.ok_or_else(|| StageError::failed("the tokenizer was not given whole"))?;
+            let bytes = read_tokenizer_files(rows)?.0;
+            self.tokenizer = Some(Tokenizer::from_bytes(&bytes).map_err(StageError::failed)?);
+        }
+        self.tokenizer
+            .as_ref()
+            .ok_or_else(|| StageError::failed("there is no tokenizer"))
+    }
+}

@@ -1,0 +1,205 @@
+//! The kind `tokenizer.read`.
+
+use std::path::{Path, PathBuf};
+
+use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
+use flow_model::tokenizer::Tokenizer;
+use flow_runtime::{
+    Body, Conservation, Context, Input, Kind, Out, Partition, Port, Role, Shape, Source, SourcePartition, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint;
+use crate::error::TrainingError;
+use crate::hub::{Hub, Reference};
+use crate::train_tokenizer::{tokenizer_row, tokenizer_schema};
+
+/// Reads the tokenizer that a model is trained with.
+///
+/// # What it does
+///
+/// Gives one row, as `tokenizer.train` does: the tokenizer that `training.train` would take with the same settings, for
+/// stages before it that must know how texts are cut ([tokenizer.limit](tokenizer.limit.md)).
+///
+/// # Example
+///
+/// ```yaml
+/// pieces: {uses: tokenizer.read, with: {init: model.nemo}}
+/// rows:
+///   uses: tokenizer.limit
+///   from: {rows: manifest/split.train, tokenizer: pieces}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReadTokenizerSettings {
+    /// The model that training begins from: `none`, a `.nemo` archive, a model folder, a Hugging Face folder, or a model of
+    /// the hub, which is downloaded when this stage runs (training then finds it in the cache).
+    pub init: String,
+    /// Path of a SentencePiece `.model` that takes the place of that of `init`. Empty: none.
+    pub tokenizer: String,
+    /// Path of the `.model` with `init: none` where `tokenizer` is empty.
+    pub from_nothing: String,
+    /// Folder of the checkpoints of the training. Where one stands, a model of the hub is not asked for: the tokenizer is
+    /// the checkpoint's.
+    pub checkpoints: String,
+}
+
+impl Default for ReadTokenizerSettings {
+    fn default() -> Self {
+        ReadTokenizerSettings {
+            init: "none".into(),
+            tokenizer: String::new(),
+            from_nothing: String::new(),
+            checkpoints: String::new(),
+        }
+    }
+}
+
+/// Where a tokenizer is read from.
+enum Origin {
+    /// A SentencePiece `.model`.
+    File(PathBuf),
+    Model(PathBuf),
+    Hub(Reference),
+}
+
+impl ReadTokenizerSettings {
+    fn source(&self) -> Result<Origin, StageError> {
+        let (path, name) = match (self.tokenizer.as_str(), self.init.as_str()) {
+            ("", "none") => (self.from_nothing.as_str(), "from_nothing"),
+            (path, _) => (path, "tokenizer"),
+        };
+        if !path.is_empty() {
+            return Ok(Origin::File(path.into()));
+        }
+        if self.init == "none" {
+            return Err(StageError::setting(
+                name,
+                "with `init: none` a SentencePiece .model is needed",
+            ));
+        }
+        Ok(match Reference::parse(&self.init).transpose()? {
+            Some(reference) => Origin::Hub(reference),
+            None => Origin::Model(PathBuf::from(&self.init)),
+        })
+    }
+}
+
+/// The kind `tokenizer.read`.
+pub struct ReadTokenizer;
+
+impl Kind for ReadTokenizer {
+    const NAME: &'static str = "tokenizer.read";
+    const VERSION: u32 = 1;
+    type Settings = ReadTokenizerSettings;
+
+    fn shape(settings: &ReadTokenizerSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+        settings.source()?;
+        if let Some(input) = inputs.first() {
+            return Err(StageError::Input {
+                name: input.name.clone(),
+                message: "tokenizer.read takes no input".into(),
+                help: None,
+            });
+        }
+        Ok(Shape {
+            role: Role::Source,
+            reads: Vec::new(),
+            outputs: vec![Port {
+                name: "tokenizer".into(),
+                schema: tokenizer_schema(),
+            }],
+            dear: false,
+            conservation: Conservation::NewRows,
+        })
+    }
+
+    fn open(settings: &ReadTokenizerSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(Reader {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
+    }
+
+    /// What the file holds counts, not where it lies; of a model of the hub, which one it is.
+    fn identity(settings: &ReadTokenizerSettings) -> serde_json::Value {
+        match settings.source() {
+            Ok(Origin::Hub(reference)) => serde_json::json!({ "hub": reference.to_string() }),
+            Ok(Origin::Model(_)) => serde_json::json!("model"),
+            _ => serde_json::json!("file"),
+        }
+    }
+}
+
+struct Reader {
+    settings: ReadTokenizerSettings,
+    context: Context,
+}
+
+impl Source for Reader {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        let files = match self.settings.source()? {
+            Origin::File(path) => vec![path],
+            Origin::Model(path) => OpenModel::files(&path).map_err(|error| StageError::setting("init", error))?,
+            Origin::Hub(_) => Vec::new(),
+        };
+        Ok(vec![SourcePartition {
+            name: Partition::new("tokenizer"),
+            files,
+            extra: String::new(),
+        }])
+    }
+
+    fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let bytes = match self.settings.source()? {
+            Origin::File(path) => file(&path)?,
+            Origin::Model(path) => of_model(&path)?,
+            Origin::Hub(reference) => match self.of_checkpoint()? {
+                Some(bytes) => bytes,
+                None => of_model(&self.fetched(&reference)?)?,
+            },
+        };
+        let read = Tokenizer::from_bytes(&bytes);
+        let tokenizer = read.map_err(|error| StageError::setting("tokenizer", error))?;
+        out.send(0, tokenizer_row(&tokenizer)?);
+        Ok(())
+    }
+}
+
+impl Reader {
+    fn of_checkpoint(&self) -> Result<Option<Vec<u8>>, StageError> {
+        if self.settings.checkpoints.is_empty() {
+            return Ok(None);
+        }
+        let folder = checkpoint::current(Path::new(&self.settings.checkpoints))?;
+        let latest = checkpoint::latest(&folder)?;
+        latest
+            .map(|(standing, _)| file(&standing.path.join(TOKENIZER_FILE)))
+            .transpose()
+    }
+
+    fn fetched(&self, reference: &Reference) -> Result<PathBuf, StageError> {
+        let fetched = Hub::from_environment()?.fetch(reference, &mut |line| {
+            self.context.report(serde_json::json!({ "line": line }));
+            !self.context.cancel.is_set()
+        })?;
+        fetched.ok_or_else(|| StageError::failed("stopped"))
+    }
+}
+
+fn file(path: &Path) -> Result<Vec<u8>, StageError> {
+    std::fs::read(path)
+        .map_err(|error| StageError::setting("tokenizer", format!("{} cannot be read: {error}", path.display())))
+}
+
+fn of_model(path: &Path) -> Result<Vec<u8>, StageError> {
+    let opened = OpenModel::open(path).map_err(TrainingError::from)?;
+    let none = opened.no_tokenizer.unwrap_or_default();
+    opened.tokenizer.ok_or_else(|| {
+        StageError::setting(
+            "tokenizer",
+            format!("{none}; name the SentencePiece .model file that the model was trained with"),
+        )
+    })
+}
