@@ -164,7 +164,7 @@ mod tests {
         assert!(flight.take(2, 0));
         flight.gave(2, 50);
         collected.set(200);
-        assert!(!flight.take(3, 0), "300 there, 250 to come");
+        assert!(!flight.take(3, 0), "350 there, 250 to come");
         let between = Held::new(&flight, 0, 10);
         collected.set(30);
         assert!(!flight.take(3, 0), "one may become as large as the largest was");

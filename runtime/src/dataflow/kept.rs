@@ -97,3 +97,86 @@ pub(crate) fn bytes_of(batch: &RecordBatch) -> usize {
     };
     batch.columns().iter().map(|column| of_column(column.as_ref())).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, StringArray, UInt32Array};
+    use arrow::datatypes::{Field, Schema};
+
+    use super::*;
+    use crate::dataflow::collected::in_row_order;
+    use crate::digest::Digest;
+    use crate::reject::Reject;
+    use crate::store::{Access, Counts, PortRows, Store};
+
+    fn batches(rows: u32) -> Vec<RecordBatch> {
+        let schema = Arc::new(Schema::new(vec![
+            Field::new(ROW, DataType::UInt32, false),
+            Field::new("text", DataType::Utf8, false),
+        ]));
+        let numbers: Vec<u32> = (0..rows).collect();
+        let batch = |numbers: &[u32]| {
+            let texts = numbers
+                .iter()
+                .map(|row| format!("{:x}", row.wrapping_mul(2_654_435_761)));
+            let columns: Vec<ArrayRef> = vec![
+                Arc::new(UInt32Array::from(numbers.to_vec())),
+                Arc::new(StringArray::from_iter_values(texts)),
+            ];
+            RecordBatch::try_new(schema.clone(), columns).unwrap()
+        };
+        numbers.chunks(7_000).map(batch).collect()
+    }
+
+    /// Written as they come, brought back because one came late, or written at the end: the same file.
+    #[test]
+    fn what_is_written_as_it_comes_has_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_id = "test".to_string();
+        let store = Store::open(dir.path(), Access::Run { run_id }).unwrap();
+        let recipe = Digest::of(b"recipe");
+        let writer = store.writer(&recipe, &serde_json::Value::Null).unwrap();
+        for rows in [10, ROW_GROUP as u32, ROW_GROUP as u32 + 1, 150_000] {
+            let in_order = batches(rows);
+            let schema = in_order[0].schema();
+            let mut late = in_order.clone();
+            let last = late.len() - 1;
+            late.swap(last, last / 2);
+            let mut written = Vec::new();
+            for (batches, writer_of, streams) in [
+                (in_order.clone(), Some(&writer), rows > ROW_GROUP as u32),
+                (late.clone(), Some(&writer), false),
+                (in_order, None, false),
+                (late, None, false),
+            ] {
+                let mut kept = KeptRows::new(writer_of);
+                for batch in batches {
+                    kept.push(&schema, batch).unwrap();
+                }
+                let (begun, batches) = kept.into_parts();
+                assert_eq!(begun.is_some(), streams && rows > 7_000, "{rows} rows");
+                let mut port = PortRows::new("rows", schema.clone(), in_row_order(&schema, batches).unwrap());
+                port.begun = begun;
+                let pending = writer
+                    .write_partition(
+                        &"p".into(),
+                        Digest::of(b"key"),
+                        Vec::new(),
+                        vec![port],
+                        Vec::<Reject>::new(),
+                        Counts::default(),
+                    )
+                    .unwrap();
+                let port = &pending.record().unwrap().ports["rows"];
+                assert_eq!(port.rows, u64::from(rows));
+                written.push((port.digest, port.bytes));
+            }
+            assert!(written.iter().all(|one| *one == written[0]), "{rows} rows: {written:?}");
+        }
+        // What was not committed is gone.
+        let data = dir.path().join("artifacts").join(recipe.short()).join("data");
+        assert_eq!(std::fs::read_dir(data).unwrap().count(), 0);
+    }
+}

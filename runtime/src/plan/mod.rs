@@ -43,8 +43,8 @@ pub struct Options {
     /// Partitions in flight at most; none: four times the workers, at least 16, and of steps that feed a log twice the
     /// workers, at least 4.
     pub in_flight: Option<usize>,
-    /// Bytes in flight at most (the two oldest partitions are read whatever their size); none: no limit, and for what feeds
-    /// a log an eighth of the memory that is available.
+    /// Bytes in flight at most (the two oldest partitions are read whatever their size); none: an eighth of the memory that
+    /// is available, and for what does not feed a log no more than 256 MiB for each worker.
     pub in_flight_bytes: Option<u64>,
     /// Send batches between workers as Arrow IPC instead of by pointer, as between processes. For tests.
     pub as_bytes: bool,

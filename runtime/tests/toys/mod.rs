@@ -585,7 +585,7 @@ impl Export for WriteBody {
 
 pub struct Once;
 
-/// Reads files as [`Count`] does, and digests them itself. Numbers are written in their place when they are read.
+/// Reads files that hold one number, and digests them itself.
 #[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OnceSettings {
@@ -594,7 +594,7 @@ pub struct OnceSettings {
     /// Lets the runtime digest the files.
     #[serde(default)]
     leave: bool,
-    /// What is written into each file before it is opened, and with how old a time.
+    /// What is written into each file before it is opened, with a time that is long past.
     #[serde(default)]
     before: Option<String>,
     /// And when half of it was read.
@@ -652,7 +652,9 @@ impl Source for OnceBody {
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let path = self.0.folder.join(format!("{partition}.txt"));
         if let Some(text) = &self.0.before {
-            write_aged(&path, text);
+            // Another text each time that it is read.
+            let more = fs::read_to_string(&path).is_ok_and(|found| found.starts_with(text.as_str()));
+            write_aged(&path, &format!("{text}{}", if more { "0" } else { "" }));
         }
         let mut file = DigestedFile::open(&path).map_err(StageError::failed)?;
         let length = file.length() as usize;

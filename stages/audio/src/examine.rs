@@ -69,7 +69,7 @@ pub fn tar_of(
     let mut headers = BufReader::with_capacity(512, file.file());
     let listing = tar::list(&mut headers, file.length()).map_err(failed)?;
     let members = listing.last_of_each_name();
-    let tar = Mutex::new((file, members.iter().enumerate()));
+    let tar = Mutex::new((file, members.iter().copied().enumerate()));
     // The next recording in the order of the tar, with its bytes. While one thread reads, the others decode.
     let next = || -> Result<Option<(usize, &tar::Member, Vec<u8>)>, AudioError> {
         let mut tar = tar.lock().unwrap_or_else(PoisonError::into_inner);
