@@ -49,8 +49,10 @@ fn rows_of_training_and_validation_are_never_exchanged() {
         }
         for segment in &train {
             let text = lineage(&place, segment);
+            // One that training refuses (its text is too long) does not go on to `train_data`.
+            let is_known = text.contains("train_data:") || text.contains("fitting:");
             assert!(
-                text.contains("train_data:") && !text.contains("val_rows:"),
+                is_known && text.contains("train_rows:") && !text.contains("val_rows:"),
                 "{segment}:\n{text}"
             );
         }

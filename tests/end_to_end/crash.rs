@@ -76,10 +76,10 @@ fn a_second_run_on_one_state_directory_is_refused() {
         .open(place.path("state").join("lock"))
         .unwrap();
     lock.lock().unwrap();
-    let output = place.manifest_command("run", &["min_quality=0.9"]).output().unwrap();
+    let output = place.manifest_command("run", &["min_quality=0.6"]).output().unwrap();
     expect_code(&output, 3);
     drop(lock);
-    place.build_manifests(&["min_quality=0.9"]);
+    place.build_manifests(&["min_quality=0.6"]);
 }
 
 #[test]

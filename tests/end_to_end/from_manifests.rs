@@ -85,7 +85,8 @@ fn manifests_and_recordings_alone_give_the_same_model() {
         .map(|reject| reject.reason)
         .collect();
     reasons.sort();
-    assert_eq!(reasons, ["bad_json", "missing_audio"]);
+    // The corpus has one text of hundreds of words over a second of audio.
+    assert_eq!(reasons, ["bad_json", "missing_audio", "too_many_tokens"]);
 }
 
 #[test]

@@ -81,6 +81,7 @@ fn every_preset_trains_where_its_name_says() {
 
 /// The small models of `configs/` need little of any device; that of 0.6 billion parameters is what presets are for.
 #[test]
+#[ignore = "minutes: predicts the memory of 627 million parameters four times"]
 fn every_preset_fits_into_its_memory() {
     for device in overlays("configs/devices") {
         let (_, bytes) = promised(&device);

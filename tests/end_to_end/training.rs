@@ -262,11 +262,11 @@ fn fine_tuning_the_bundled_model_lowers_the_error_rate() {
     let output = main_job(
         &place,
         &[
-            "train.max_steps=90",
-            "train.unfreeze_step=30",
+            "train.max_steps=120",
+            "train.unfreeze_step=40",
             "train.warmup_steps=5",
             "train.phase2_warmup=5",
-            "train.eval_every=30",
+            "train.eval_every=40",
             // A moving average of a few steps is still where it began.
             "train.average_decay=0",
             "train.eval_samples_per_language=2",
@@ -276,10 +276,10 @@ fn fine_tuning_the_bundled_model_lowers_the_error_rate() {
     .unwrap();
     expect_code(&output, 0);
     let rates = evaluations(&place.path("checkpoints"));
-    assert_eq!(rates.keys().copied().collect::<Vec<_>>(), [0, 30, 60, 90]);
-    assert!(rates[&30] < 0.9 * rates[&0], "the frozen encoder: {rates:?}");
-    let learned = rates[&60].min(rates[&90]);
-    assert!(learned < 0.95 * rates[&30], "the whole model: {rates:?}");
+    assert_eq!(rates.keys().copied().collect::<Vec<_>>(), [0, 40, 80, 120]);
+    assert!(rates[&40] < 0.9 * rates[&0], "the frozen encoder: {rates:?}");
+    let learned = rates[&80].min(rates[&120]);
+    assert!(learned < 0.95 * rates[&40], "the whole model: {rates:?}");
     let screen = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         screen.contains("Word error rate while training") && screen.contains("before"),

@@ -130,11 +130,7 @@ mod tests {
     }
 
     /// What comes of it, and how often the files were digested.
-    fn attempt(
-        failures: u32,
-        states: &[Digested],
-        read_by_source: bool,
-    ) -> (Result<(Out, Digest), StageError>, usize) {
+    fn attempt(failures: u32, states: &[Digested], read_by_source: bool) -> (Result<(Out, Digest), StageError>, usize) {
         let asked = Cell::new(0);
         let before = usize::from(!read_by_source);
         let digest = |afresh: bool| {

@@ -187,9 +187,13 @@ pub(super) fn read_u32(from: &mut dyn Read) -> io::Result<u32> {
 }
 
 /// Whether what comes first is what a process of a run says first.
+///
+/// # Errors
+/// If nothing comes: whoever hangs up without a word may answer when asked again.
 pub(super) fn is_magic(from: &mut dyn Read) -> io::Result<bool> {
     let mut magic = [0u8; MAGIC.len()];
-    match from.read_exact(&mut magic) {
+    from.read_exact(&mut magic[..1])?;
+    match from.read_exact(&mut magic[1..]) {
         Ok(()) => Ok(&magic == MAGIC),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(error),

@@ -60,7 +60,7 @@ pub(super) fn run(
         let Shrunk { what, before, now } = shrunk;
         let error = StageError::Refused {
             message: format!(
-                "the set in {} would shrink: {what} have {now} rows, and {before} in the set that stands there",
+                "the set in {} would shrink: {what}: {now} rows instead of {before}",
                 folder.display()
             ),
             help: Some(

@@ -392,7 +392,10 @@ fn references_that_grow_without_end_are_refused_where_they_stand() {
     let label = "${p16}".repeat(2);
     let said = mistakes(&pipeline(texts(16), &label));
     assert!(said.contains("more than 1 MiB"), "{said}");
-    let said = mistakes(&pipeline(doubled("1", &|before| format!("\"{before}\""), 300), "x"));
+    // Each refers to the one below it, so that none is known before the last.
+    let chain = doubled("1", &|before| format!("\"{before}\""), 300);
+    let upwards: String = chain.lines().rev().map(|line| format!("{line}\n")).collect();
+    let said = mistakes(&pipeline(upwards, "x"));
     assert!(said.contains("more than 200 references"), "{said}");
     // What people write is far from that.
     let files = Files::new(&[(

@@ -125,7 +125,7 @@ mod tests {
                 let read = file.read(part[0] as u64, part[1] - part[0]).unwrap();
                 prop_assert!(read == bytes[part[0]..part[1]]);
             }
-            let (_, metadata, digest) = file.finish().unwrap();
+            let (_, metadata, _, digest) = file.finish().unwrap();
             prop_assert_eq!((metadata.len(), digest), (length as u64, Digest::of(&bytes)));
         }
     }

@@ -339,7 +339,12 @@ impl SourceDigests {
     pub fn digest_ranges(&self, ranges: &[FileRange], threads: usize) -> Vec<Result<Digest, StoreError>> {
         let share = ranges.len().div_ceil(threads.max(1)).max(1);
         std::thread::scope(|scope| {
-            let all = |ranges: &[FileRange]| ranges.iter().map(|range| self.digest_range_if_readable(range)).collect::<Vec<_>>();
+            let all = |ranges: &[FileRange]| {
+                ranges
+                    .iter()
+                    .map(|range| self.digest_range_if_readable(range))
+                    .collect::<Vec<_>>()
+            };
             let mut shares = ranges.chunks(share);
             let own = shares.next();
             let helpers: Vec<_> = shares.map(|share| scope.spawn(move || all(share))).collect();

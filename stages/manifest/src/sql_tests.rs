@@ -500,7 +500,7 @@ fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
         path.display()
     );
     table("one");
-    let value: SqlSettings = serde_yaml::from_str(&with).unwrap();
+    let value: SqlSettings = flow_runtime::spec::yaml::from_text(&with).unwrap();
     let planned = Sql::identity(&value);
     table("two");
     let output = Harness::<Sql>::new(value.clone())
@@ -512,6 +512,6 @@ fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
     let lang = batch.column_by_name("lang").unwrap().as_string::<i32>();
     assert_eq!((lang.value(0), Sql::identity(&value)), ("one", planned.clone()));
     // Another run sees the new one.
-    let next: SqlSettings = serde_yaml::from_str(&with).unwrap();
+    let next: SqlSettings = flow_runtime::spec::yaml::from_text(&with).unwrap();
     assert_ne!(Sql::identity(&next), planned);
 }

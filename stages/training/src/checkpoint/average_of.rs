@@ -57,10 +57,7 @@ impl Average {
 
 /// The mean of the newest checkpoints that stands in a folder. Reads only.
 pub fn standing(folder: &Path) -> Result<Option<Average>, TrainingError> {
-    let newest = folders(folder)?
-        .into_iter()
-        .filter(|name| is_name(name))
-        .max();
+    let newest = folders(folder)?.into_iter().filter(|name| is_name(name)).max();
     let Some(name) = newest else { return Ok(None) };
     let path = folder.join(name);
     let wrong = |what: String| damaged(&path, format!("{RECORD}: {what}"));
