@@ -64,6 +64,24 @@ fn recording(place: &Workplace, row: usize) -> (String, PathBuf) {
     (row.segment_id.clone(), path)
 }
 
+/// The validation rows as JSON lines that name nothing but files.
+fn plain_lines(place: &Workplace) -> PathBuf {
+    let ours = fs::read_to_string(place.out().join("val_manifest_v2.jsonl")).unwrap();
+    let path = place.path("plain.jsonl");
+    let mut plain = String::new();
+    for line in ours.lines() {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        let file = place.out().join(line["audio_filepath"].as_str().unwrap());
+        line["audio_filepath"] = file.display().to_string().into();
+        for column in ["tar_path", "tar_member_name", "shard_id", "source"] {
+            line.as_object_mut().unwrap().remove(column);
+        }
+        plain.push_str(&format!("{line}\n"));
+    }
+    fs::write(&path, plain).unwrap();
+    path
+}
+
 fn move_time(path: &Path, seconds: u64) {
     let file = fs::File::options().write(true).open(path).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(seconds))
@@ -74,8 +92,8 @@ fn move_time(path: &Path, seconds: u64) {
 #[test]
 fn recordings_that_change_are_evaluated_again() {
     let place = with_recordings();
-    for name in ["val_manifest_v2.parquet", "val_manifest_v2.jsonl"] {
-        let manifest = place.out().join(name);
+    let of_ours = place.out().join("val_manifest_v2.parquet");
+    for manifest in [of_ours.clone(), plain_lines(&place)] {
         let ((first, first_file), (second, second_file)) = (recording(&place, 0), recording(&place, 1));
         let kept = fs::read(&first_file).unwrap();
         move_time(&first_file, 100);
@@ -106,7 +124,7 @@ fn recordings_that_change_are_evaluated_again() {
         fs::remove_file(&first_file).unwrap();
         let (ran, deleted) = evaluate(&place, &manifest);
         assert!(ran["rows"] > 0, "{ran:?}");
-        let in_tar = name.ends_with(".parquet");
+        let in_tar = manifest == of_ours;
         assert_eq!(deleted, if in_tar { before.clone() } else { damaged });
         fs::write(&first_file, &kept).unwrap();
         assert_eq!(evaluate(&place, &manifest).1, before);
@@ -140,9 +158,9 @@ fn recordings_in_tars_that_change_are_evaluated_again() {
 fn delete_tars(shards: &Path) {
     for lang in fs::read_dir(shards).unwrap() {
         let lang = lang.unwrap().path();
-        // `_SUCCESS` is a file.
+        // Some of what lies there are files.
         for shard in fs::read_dir(lang).into_iter().flatten() {
-            for file in fs::read_dir(shard.unwrap().path()).unwrap() {
+            for file in fs::read_dir(shard.unwrap().path()).into_iter().flatten() {
                 let path = file.unwrap().path();
                 if path.extension().is_some_and(|extension| extension == "tar") {
                     fs::remove_file(path).unwrap();
@@ -197,7 +215,7 @@ fn what_is_missing_empties_no_manifest() {
         &place,
         &["max_faults=100%"],
         2,
-        &["train and validation have 0 rows", "--allow-shrink"],
+        &["train and validation: 0 rows", "--allow-shrink"],
     );
     let mut meant = place.manifest_command("run", &["max_faults=100%"]);
     expect_code(&meant.arg("--allow-shrink").output().unwrap(), 0);
