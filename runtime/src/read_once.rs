@@ -10,7 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// stage's output is read through here: what is used is then what the key tells of.
 ///
 /// Clones share what was read. Under another name (a clone whose setting was changed) the file is read anew.
-pub struct ReadOnce<T>(Arc<Mutex<Option<(String, Arc<T>)>>>);
+pub struct ReadOnce<T>(Arc<Mutex<Option<Read<T>>>>);
+
+/// A name, and what was read from the file of that name.
+type Read<T> = (String, Arc<T>);
 
 impl<T> ReadOnce<T> {
     /// What `read` gave for `name` the first time. Who asks meanwhile waits. An error is not kept.

@@ -115,7 +115,7 @@ pub struct StagePlan {
     pub reasons: Vec<(Action, String, u64)>,
     /// In the plan that a run keeps: those that are not reused.
     pub partitions: Vec<PartitionPlan>,
-    /// Partitions that the stage last had and that are no longer there.
+    /// Of a source: partitions that it last had and that are no longer there.
     pub removed: Vec<Partition>,
 }
 

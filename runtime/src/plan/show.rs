@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::decide::{NodeVerdict, Verdict};
 use super::ledger::Ledger;
 use super::{Action, PLAN_VERSION, PartitionPlan, Plan, StagePlan, role_name};
-use crate::kind::Standing;
+use crate::kind::{Role, Standing};
 use crate::partition::Partition;
 use crate::run::RunError;
 
@@ -96,8 +96,11 @@ impl Ledger {
         Ok(plan)
     }
 
-    /// Partitions that the stage last had and that are no longer there.
+    /// Partitions that a source last had and that are no longer there. Those of what follows go with them.
     fn removed(&mut self, node: usize) -> Result<Vec<Partition>, RunError> {
+        if self.graph.nodes[node].role != Role::Source {
+            return Ok(Vec::new());
+        }
         let Some(space) = self.space(node)? else {
             return Ok(Vec::new());
         };

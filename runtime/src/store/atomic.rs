@@ -33,10 +33,9 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 impl Files {
     /// The same, under a lock.
     pub(crate) fn under(&self, lock: &Lock) -> Files {
-        Files {
-            lost: lock.lost(),
-            ..self.clone()
-        }
+        let mut files = self.clone();
+        files.lost = lock.lost();
+        files
     }
 
     /// In tests: as if the machine stopped after some steps.

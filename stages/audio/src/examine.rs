@@ -70,8 +70,9 @@ pub fn tar_of(
     let listing = tar::list(&mut headers, file.length()).map_err(failed)?;
     let members = listing.last_of_each_name();
     let tar = Mutex::new((file, members.iter().copied().enumerate()));
-    // The next recording in the order of the tar, with its bytes. While one thread reads, the others decode.
-    let next = || -> Result<Option<(usize, &tar::Member, Vec<u8>)>, AudioError> {
+    // The next recording in the order of the tar, with its place and its bytes. While one thread reads, the others decode.
+    type Next<'a> = (usize, &'a tar::Member, Vec<u8>);
+    let next = || -> Result<Option<Next>, AudioError> {
         let mut tar = tar.lock().unwrap_or_else(PoisonError::into_inner);
         let (file, members) = &mut *tar;
         let Some((place, member)) = members.next() else {
