@@ -6,7 +6,9 @@ use std::process::Output;
 use flow_runtime::spec::{self, Overrides, yaml};
 use flow_training::settings::{Precision, TrainSettings};
 
-use crate::binary::{Workplace, expect_code, program, stderr};
+#[cfg(not(feature = "cuda"))]
+use crate::binary::{Workplace, stderr};
+use crate::binary::{expect_code, program};
 
 const PIPELINE: &str = "pipelines/finetune.yaml";
 
