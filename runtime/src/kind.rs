@@ -118,6 +118,9 @@ pub struct Shape {
     pub outputs: Vec<Port>,
     /// Too dear to compute again: outputs are stored even when only streamed stages read them.
     pub dear: bool,
+    /// Runs only on inputs that are as the plan makes them, not on what `--only` and `--from` take as it stands: what it does
+    /// cannot be undone, or is a check that others rely on.
+    pub needs_current: bool,
     pub conservation: Conservation,
 }
 
@@ -128,6 +131,7 @@ impl Shape {
             reads: Vec::new(),
             outputs,
             dear: false,
+            needs_current: false,
             conservation: Conservation::NewRows,
         }
     }
@@ -138,6 +142,7 @@ impl Shape {
             reads: vec![Reads::Streamed; inputs],
             outputs,
             dear: false,
+            needs_current: false,
             conservation: Conservation::Rows,
         }
     }

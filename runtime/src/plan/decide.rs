@@ -75,6 +75,8 @@ impl Ledger {
     /// Decides over a region, and settles what is reused.
     pub fn decide(&mut self, region: usize) -> Result<Vec<NodeVerdict>, RunError> {
         let nodes = self.graph.regions[region].nodes.clone();
+        // What was settled when the pipeline was planned is settled anew, by what stands now.
+        nodes.iter().for_each(|node| self.nodes[*node].unsettle_all());
         let selected = nodes.iter().any(|node| self.selection.selected[*node]);
         match self.try_decide(region) {
             // What is left out need not be decidable: its source may be gone.

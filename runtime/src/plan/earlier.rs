@@ -2,6 +2,7 @@
 
 use super::ledger::Ledger;
 use super::{Plan, StagePlan};
+use crate::kind::Role;
 use crate::partition::Partition;
 use crate::run::RunError;
 use crate::store::StageSnapshot;
@@ -44,6 +45,7 @@ impl Ledger {
             return Ok(());
         }
         if let Some(snapshot) = self.last_snapshot(node)? {
+            let wanted = self.space(node).ok().flatten();
             let records = self.store.records(&snapshot.recipe)?;
             let described = &self.graph.nodes[node];
             let standing: Vec<_> = snapshot
@@ -63,9 +65,10 @@ impl Ledger {
                 let partition: Partition = record.partition.clone();
                 state.settle(&partition, record);
             }
-            let left_out = as_planned
-                .keys()
-                .filter(|partition| !snapshot.keys.contains_key(*partition));
+            // A log has one partition whatever its steps.
+            let wanted = wanted.filter(|_| described.role != Role::Log);
+            let left_out = wanted.iter().flat_map(|wanted| wanted.iter());
+            let left_out = left_out.filter(|partition| !snapshot.keys.contains_key(*partition));
             state.stale += left_out.count() as u64;
             state.settled_recipe = Some(snapshot.recipe);
         } else {

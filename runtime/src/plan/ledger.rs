@@ -64,6 +64,16 @@ impl NodeState {
         self.settled.insert(partition.clone(), record);
     }
 
+    /// Forgets what was settled, and how.
+    pub fn unsettle_all(&mut self) {
+        self.whole.clear();
+        self.decided = None;
+        self.settled.clear();
+        self.all_settled = false;
+        self.settled_recipe = None;
+        (self.stale, self.missing, self.never_complete) = (0, 0, false);
+    }
+
     /// Takes a partition back: it is made again.
     pub fn unsettle(&mut self, partition: &Partition) {
         self.whole.clear();

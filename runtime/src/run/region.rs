@@ -91,9 +91,20 @@ pub(super) fn note(ledger: &Ledger, node: usize, snapshots: &SnapshotWriter) -> 
     Ok(snapshots.note(&described.name, kind, &recipe, complete, state.settled.values())?)
 }
 
-/// Refuses to run on artifacts of stages that are left out and do not have all of theirs.
+/// Refuses to run on artifacts of stages that are left out and do not have all of theirs, or not as they are needed.
 fn demand_artifacts(ledger: &Ledger, nodes: &[usize]) -> Result<(), RunError> {
-    for &node in nodes {
+    // Those that run, and those that are left out but feed them.
+    let mut works: Vec<usize> = Vec::new();
+    for &node in nodes.iter().rev() {
+        let feeds = |reader: &usize| {
+            let inputs = &ledger.graph.nodes[*reader].inputs;
+            inputs.iter().any(|input| input.node == node && !input.flow.is_stored())
+        };
+        if ledger.selection.selected[node] || works.iter().any(feeds) {
+            works.push(node);
+        }
+    }
+    for &node in works.iter().rev() {
         for input in &ledger.graph.nodes[node].inputs {
             let (producer, state) = (&ledger.graph.nodes[input.node], &ledger.nodes[input.node]);
             if !input.flow.is_stored() || ledger.selection.selected[input.node] {
@@ -105,6 +116,11 @@ fn demand_artifacts(ledger: &Ledger, nodes: &[usize]) -> Result<(), RunError> {
                 "whose artifact was never completed".to_string()
             } else if state.missing > 0 {
                 format!("whose artifact has lost {} partitions", state.missing)
+            } else if state.stale > 0 && ledger.stage(node).shape.needs_current {
+                format!(
+                    "of which {} partitions are not as the plan would make them",
+                    state.stale
+                )
             } else {
                 continue;
             };

@@ -52,6 +52,9 @@ pub enum StoreError {
     /// A folder that is something else than what it is taken for.
     #[error("{} is no state directory: it has no FORMAT file, but holds `{found}`", path.display())]
     Foreign { path: PathBuf, found: String },
+    /// A folder that receives a set of files and holds those of another stage or of somebody else.
+    #[error("{} holds files of something else ({found}), which would be removed or overwritten", path.display())]
+    OtherSet { path: PathBuf, found: String },
     #[error("FLOW_KILL_AT={value} names no kill point (known: {known})")]
     KillPoint { value: String, known: String },
 }
@@ -137,6 +140,7 @@ impl StoreError {
                 )
             }
             StoreError::OtherRecipe { path, .. } => format!("remove {} and run again", folder_of(path)),
+            StoreError::OtherSet { .. } => "name another folder, or move what is there".to_string(),
             StoreError::Foreign { .. } => "name a new or empty folder with --state".to_string(),
             _ => return None,
         };

@@ -193,9 +193,18 @@ impl ExportSet {
         files.create_folder(folder)?;
         let lock = Lock::take(&folder.join(LOCK), "the export folder", run)?;
         let files = files.under(&lock);
-        // A newer flow's set is not overwritten; any other state of the file is.
-        if let Err(error @ StoreError::Newer { .. }) = read_manifest(&folder.join(manifest)) {
-            return Err(error);
+        // A newer flow's set is not overwritten, nor a file of somebody else's that has the name. One of ours that was
+        // edited or cut short is.
+        let manifest_path = folder.join(manifest);
+        match read_manifest(&manifest_path) {
+            Err(error @ StoreError::Newer { .. }) => return Err(error),
+            Err(StoreError::Damaged { .. }) if is_foreign(&manifest_path) => {
+                return Err(StoreError::OtherSet {
+                    path: folder.to_path_buf(),
+                    found: manifest.to_string(),
+                });
+            }
+            _ => {}
         }
         remove_left(folder, lock.left())?;
         let name = format!("{TEMPORARY}{WAITING}{}", new_token());
@@ -254,10 +263,11 @@ impl ExportSet {
 
     /// What was guarded and became too few (where it was 100 rows at least). Files of the old set that cannot be read are left out of account.
     pub fn shrunk(&self) -> Vec<Shrunk> {
+        // Without it (somebody removed it, or an export was cut short) the files that stand there count.
         let old = read_manifest(&self.folder.join(&self.manifest)).ok().flatten();
-        let Some(old) = old else { return Vec::new() };
         let of_old = |guarded: &Guarded| {
-            let names = guarded.names.iter().filter(|name| old.files.contains_key(*name));
+            let is_old = |name: &&String| old.as_ref().is_none_or(|old| old.files.contains_key(*name));
+            let names = guarded.names.iter().filter(is_old);
             names.filter_map(|name| rows_of(&self.folder.join(name))).sum::<u64>()
         };
         let shrunk = |guarded: &Guarded| {
@@ -280,6 +290,16 @@ impl ExportSet {
     /// If a file that was asked for was not written, or the disk does not take it. The folder then either is as
     /// it was, or has no `flow.json`.
     pub fn finish(self) -> Result<Vec<String>, StoreError> {
+        let old = read_manifest(&self.folder.join(&self.manifest)).ok().flatten();
+        if let Some(old) = old
+            && let Some(found) = old.files.keys().next()
+            && !old.files.keys().any(|name| self.names.contains_key(name))
+        {
+            return Err(StoreError::OtherSet {
+                path: self.folder.clone(),
+                found: found.clone(),
+            });
+        }
         let mut entries = BTreeMap::new();
         for (name, path) in &self.names {
             let digest = read_digest(path).map_err(|e| StoreError::io("read", path, e))?;
@@ -361,6 +381,14 @@ fn read_manifest(path: &Path) -> Result<Option<Manifest>, StoreError> {
         Some(bytes) => read_back::from_json(path, &bytes, EXPORT_VERSION).map(Some),
         None => Ok(None),
     }
+}
+
+/// Whether a file that has the name of a set's `flow.json` was written by somebody else: an object of JSON without what each
+/// of ours has.
+fn is_foreign(path: &Path) -> bool {
+    let text = std::fs::read(path).unwrap_or_default();
+    let parsed: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_slice(&text);
+    parsed.is_ok_and(|object| !object.contains_key("version") && !object.contains_key("files"))
 }
 
 /// Removes folders of exports that did not come to their end, by the names that were written down for them.

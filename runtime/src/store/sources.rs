@@ -33,7 +33,7 @@ const JOURNAL: &str = "sources.jsonl";
 
 /// Digests of files outside the store. Cheap to clone; clones share what they know.
 ///
-/// A note is a shortcut and no more: without it, or if size, modification time or inode differ from it, the
+/// A note is a shortcut and no more: without it, or if size, times or inode differ from it, the
 /// file is read again. Digests say nothing of paths and times.
 #[derive(Clone, Default)]
 pub struct SourceDigests {
@@ -54,6 +54,9 @@ struct Note {
     size: u64,
     mtime_ns: i64,
     inode: u64,
+    /// Moves with every change of the file or of what is said of it, and nobody can set it.
+    #[serde(default)]
+    ctime_ns: i64,
     digest: Digest,
     /// When the file was first seen as it is (seconds since 1970, by this machine's clock), where it may have been changed
     /// just before: such a note is not trusted. If the file is read again and is still as it was, the next one is.
@@ -63,14 +66,12 @@ struct Note {
 
 impl Note {
     fn of(metadata: &Metadata, digest: Digest) -> Self {
-        let mtime_ns = metadata
-            .mtime()
-            .saturating_mul(1_000_000_000)
-            .saturating_add(metadata.mtime_nsec());
+        let nanoseconds = |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
         Note {
             size: metadata.len(),
-            mtime_ns,
+            mtime_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
             inode: metadata.ino(),
+            ctime_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
             digest,
             seen: None,
         }
@@ -78,7 +79,7 @@ impl Note {
 
     fn fits(&self, metadata: &Metadata) -> bool {
         let now = Note::of(metadata, self.digest);
-        (self.size, self.mtime_ns, self.inode) == (now.size, now.mtime_ns, now.inode)
+        (self.size, self.mtime_ns, self.inode, self.ctime_ns) == (now.size, now.mtime_ns, now.inode, now.ctime_ns)
     }
 }
 
@@ -495,9 +496,14 @@ mod tests {
         assert_eq!(digests.known(&path).unwrap(), Some(Digest::of(b"first")));
         digests.save(&Files::default(), folder.path()).unwrap();
 
-        // Same size, same time: the shortcut believes the note, which shows that the file is not read.
+        // The shortcut believes the note, which shows that the file is not read.
         let loaded = SourceDigests::load(folder.path()).unwrap();
         let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+        for note in loaded.notes().values_mut() {
+            note.digest = Digest::of(b"as noted");
+        }
+        assert_eq!(loaded.digest(&path).unwrap(), Digest::of(b"as noted"));
+        // Same size, same time, same inode: set back by whoever unpacked it.
         std::fs::write(&path, b"other").unwrap();
         File::options()
             .write(true)
@@ -505,7 +511,7 @@ mod tests {
             .unwrap()
             .set_modified(time)
             .unwrap();
-        assert_eq!(loaded.digest(&path).unwrap(), Digest::of(b"first"));
+        assert_eq!(loaded.digest(&path).unwrap(), Digest::of(b"other"));
         // Another time, another size, another inode: read again.
         age(&path, 50);
         assert_eq!(loaded.digest(&path).unwrap(), Digest::of(b"other"));

@@ -131,6 +131,7 @@ impl Kind for DeleteTars {
             reads: vec![Reads::Whole; inputs.len()],
             outputs: Vec::new(),
             dear: false,
+            needs_current: settings.delete,
             conservation: Conservation::NewRows,
         })
     }

@@ -66,6 +66,7 @@ impl Kind for Synthesize {
         ];
         Ok(Shape {
             dear: true,
+            needs_current: false,
             ..Shape::source(outputs)
         })
     }

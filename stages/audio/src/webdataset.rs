@@ -105,6 +105,7 @@ impl Kind for WebDataset {
         };
         Ok(Shape {
             dear: true,
+            needs_current: false,
             conservation: Conservation::Rows,
             ..Shape::source(vec![port])
         })

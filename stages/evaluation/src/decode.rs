@@ -202,6 +202,7 @@ impl Kind for EvaluationDecode {
             reads: vec![Reads::Whole; inputs.len()],
             outputs,
             dear: true,
+            needs_current: false,
             conservation: Conservation::Rows,
         })
     }

@@ -170,6 +170,7 @@ impl Kind for EvaluationReport {
             reads: vec![Reads::Whole; inputs.len()],
             outputs: Vec::new(),
             dear: false,
+            needs_current: false,
             conservation: Conservation::NewRows,
         })
     }

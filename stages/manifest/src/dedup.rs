@@ -87,6 +87,7 @@ impl Kind for Dedup {
             reads: vec![Reads::Streamed],
             outputs,
             dear: false,
+            needs_current: false,
             conservation: Conservation::Rows,
         })
     }

@@ -84,6 +84,7 @@ impl Kind for Disjoint {
         };
         Ok(Shape {
             reads: vec![Reads::Whole; 2],
+            needs_current: true,
             conservation: Conservation::Rows,
             ..Shape::source(vec![port])
         })

@@ -96,6 +96,7 @@ impl Kind for Split {
             reads: vec![Reads::Streamed],
             outputs: outputs.to_vec(),
             dear: false,
+            needs_current: false,
             conservation: Conservation::Rows,
         })
     }

@@ -134,6 +134,7 @@ impl Kind for Write {
             reads,
             outputs: Vec::new(),
             dear: false,
+            needs_current: false,
             conservation: Conservation::NewRows,
         })
     }

@@ -78,6 +78,7 @@ impl Kind for WritePlan {
             reads: vec![Reads::Whole; 2],
             outputs: Vec::new(),
             dear: false,
+            needs_current: false,
             conservation: Conservation::NewRows,
         })
     }

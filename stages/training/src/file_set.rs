@@ -39,6 +39,7 @@ pub(crate) fn shape(
         reads: vec![Reads::Whole],
         outputs: Vec::new(),
         dear: false,
+        needs_current: false,
         conservation: Conservation::NewRows,
     })
 }

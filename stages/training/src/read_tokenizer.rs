@@ -111,6 +111,7 @@ impl Kind for ReadTokenizer {
                 schema: tokenizer_schema(),
             }],
             dear: false,
+            needs_current: false,
             conservation: Conservation::NewRows,
         })
     }

@@ -99,6 +99,7 @@ impl Kind for TrainingTrain {
             reads,
             outputs,
             dear: false,
+            needs_current: false,
             conservation: Conservation::NewRows,
         })
     }

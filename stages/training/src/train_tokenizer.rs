@@ -279,6 +279,7 @@ impl Kind for TrainTokenizer {
                 schema: tokenizer_schema(),
             }],
             dear: true,
+            needs_current: false,
             conservation: Conservation::NewRows,
         })
     }
