@@ -298,12 +298,13 @@ fn fine_tuning_the_bundled_model_lowers_the_error_rate() {
     assert!(String::from_utf8_lossy(&told.stdout).contains("1,024 pieces"));
 }
 
-/// The marks of the main job, as README runs it.
+/// The marks of the main job, on the rows that they were set with: one of them has a text of 632 words over a second of
+/// audio and is refused unless it is truncated. On so small a corpus a row more or less is some per cent.
 #[test]
 #[ignore = "trains for minutes"]
 fn the_main_job_ends_under_fifteen_percent() {
     let place = Workplace::bundled("mini");
-    let output = main_job(&place, &[]).output().unwrap();
+    let output = main_job(&place, &["train.long_texts=truncate"]).output().unwrap();
     expect_code(&output, 0);
     let rates = evaluations(&place.path("checkpoints"));
     let (first, last) = (rates.values().next().unwrap(), rates.values().last().unwrap());

@@ -11,10 +11,10 @@ use super::region::{Ran, commit_one, failed, started};
 use crate::dataflow::collected::in_row_order;
 use crate::dataflow::job::Signals;
 use crate::dataflow::run_region;
-use crate::kind::{StageError, Standing};
+use crate::kind::{Body, StageError, Standing};
 use crate::partition::Partition;
 use crate::plan::decide::{NodeVerdict, Verdict, result_key};
-use crate::plan::ledger::{Ledger, RESULT};
+use crate::plan::ledger::{Ledger, RESULT, guarded};
 use crate::store::{Counts, PortRows, SnapshotWriter};
 
 pub(super) fn run(
@@ -59,6 +59,18 @@ pub(super) fn run(
                 .map(|partition| space.binary_search(partition).is_ok())
                 .collect();
             jobs.push(job);
+        }
+        if step >= total {
+            // All steps are done, and something is left to be done with them.
+            let context = ledger.context(log)?.ok_or_else(not_settled)?;
+            let settings = Arc::clone(&ledger.stage(log).settings);
+            guarded(|| match settings.open(&context)? {
+                Body::Log(mut body) => body.complete(),
+                _ => Err(StageError::failed(
+                    "the kind says it keeps a log, but its body does not",
+                )),
+            })
+            .map_err(|error| ledger.failed(log, None, error))?;
         }
         let job = region_job(ledger, partitions, step, jobs, snapshots, signals);
         let done = run_region(job);

@@ -263,11 +263,9 @@ impl DecodeBody {
 impl Source for DecodeBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let files = self.settings.named().map(OpenModel::files).transpose();
-        let mut files = files
+        let files = files
             .map_err(|error| StageError::setting("model", error))?
             .unwrap_or_default();
-        // One that is not there is refused as a row.
-        files.extend(self.recordings()?.files.into_iter().filter(|file| file.is_file()));
         Ok(vec![SourcePartition {
             name: Partition::new(ALL),
             files,
@@ -276,7 +274,11 @@ impl Source for DecodeBody {
     }
 
     fn ranges(&mut self, _: &Partition) -> Result<Vec<FileRange>, StageError> {
-        let ranges = self.recordings()?.ranges.into_iter();
+        // Recordings in files of their own too: one that is not there or cannot be read is refused as a row, and no reason to
+        // refuse the others.
+        let recordings = self.recordings()?;
+        let whole = recordings.files.into_iter().map(|path| (path, 0, u64::MAX));
+        let ranges = whole.chain(recordings.ranges);
         let range = |(path, offset, size): (PathBuf, u64, u64)| FileRange { path, offset, size };
         Ok(ranges.map(range).filter(|range| range.path.is_file()).collect())
     }
