@@ -504,6 +504,8 @@ mod tests {
         }
         assert_eq!(loaded.digest(&path).unwrap(), Digest::of(b"as noted"));
         // Same size, same time, same inode: set back by whoever unpacked it.
+        // The clock of a file system ticks every few milliseconds.
+        std::thread::sleep(Duration::from_millis(20));
         std::fs::write(&path, b"other").unwrap();
         File::options()
             .write(true)
@@ -555,6 +557,8 @@ mod tests {
         digests.notes().values_mut().for_each(|note| note.digest = noted);
         assert_eq!(of(&wanted), [noted; 3]);
         // Same size, same time, same inode: unpacked again.
+        // The clock of a file system ticks every few milliseconds.
+        std::thread::sleep(Duration::from_millis(20));
         std::fs::write(&path, b"abcdefghij").unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         file.set_modified(time).unwrap();
