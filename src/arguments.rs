@@ -15,8 +15,8 @@ pub struct Arguments {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed; 2 the pipeline, a setting or the command line is wrong; \
-3 another run holds the state directory; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
-that only warns, `memory`: training does not fit; 70 a bug of ours; 130, 143 interrupted.";
+3 another run holds the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
+that only warns, `memory`: training does not fit; 70 a bug of ours; 129, 130, 143 interrupted.";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -142,13 +142,14 @@ pub struct PipelineArguments {
 /// What to run of it, and where.
 #[derive(Args, Clone, Debug)]
 pub struct SelectionArguments {
-    /// Run this stage and what follows it
+    /// Run this stage and what follows it, on what the stages before it last had (see --only)
     #[arg(long, value_name = "STAGE")]
     pub from: Option<String>,
     /// Run what this stage needs, and it
     #[arg(long, value_name = "STAGE")]
     pub until: Option<String>,
-    /// Run this stage alone, on the artifacts that are there, even if the plan calls them stale; may be given several times
+    /// Run this stage alone, on what the others last had in a complete run of this pipeline, even if the plan calls it stale
+    /// (stages that cannot be undone refuse that); may be given several times
     #[arg(long, value_name = "STAGE")]
     pub only: Vec<String>,
     /// Run this stage (or `all`) even where nothing changed; may be given several times
@@ -176,7 +177,7 @@ pub struct RunArguments {
     pub selection: SelectionArguments,
     #[command(flatten)]
     pub processes: ProcessArguments,
-    /// Replace manifests by ones with far fewer rows too
+    /// Replace manifests by ones with far fewer rows than those that stand there, too (see `max_shrink`)
     #[arg(long)]
     pub allow_shrink: bool,
     /// What standard error shows while the run goes on
@@ -274,7 +275,7 @@ pub struct MemoryArguments {
 
 #[derive(Args, Debug)]
 pub struct GcArguments {
-    /// Keep what this many of the last runs used, and their folders
+    /// Keep what this many of the last runs of each pipeline had, and their folders
     #[arg(long, value_name = "RUNS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub keep: u32,
     /// Only say what would be removed

@@ -5,6 +5,27 @@ use std::process::Command;
 use crate::binary::{Workplace, expect_code, program, read_manifest};
 use crate::training::finetune;
 
+/// A run on what stands of another setting is told as it was, shards that are gone since included.
+#[test]
+fn what_was_taken_as_it_stands_is_told() {
+    let place = Workplace::with_copy("micro");
+    place.build_manifests(&[]);
+    std::fs::remove_dir_all(place.shards.join("en/en_0000")).unwrap();
+    place.build_manifests(&["split_seed=9"]);
+    let written = place.out_bytes();
+    let mut only = place.manifest_command("run", &[]);
+    expect_code(&only.args(["--only", "write"]).output().unwrap(), 0);
+    assert!(place.out_bytes() == written, "the split that stands is the last one");
+    let mut rejects = program();
+    rejects.arg("rejects").arg("--state").arg(place.path("state"));
+    expect_code(&rejects.output().unwrap(), 0);
+    let rows = read_manifest(&place.out().join("val_manifest_v2.parquet"));
+    for row in rows {
+        let text = lineage(&place, &row.segment_id);
+        assert!(text.contains("goes on (val)"), "{}:\n{text}", row.segment_id);
+    }
+}
+
 /// `flow lineage`, of the latest run.
 fn lineage(place: &Workplace, segment: &str) -> String {
     let mut flow = program();

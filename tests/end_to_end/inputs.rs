@@ -126,6 +126,12 @@ fn recordings_that_change_are_evaluated_again() {
         assert!(ran["rows"] > 0, "{ran:?}");
         let in_tar = manifest == of_ours;
         assert_eq!(deleted, if in_tar { before.clone() } else { damaged });
+        // A plain file by its looks, of which nothing can be read: one row's reject, and no reason to lose the others.
+        std::os::unix::fs::symlink("/proc/self/mem", &first_file).unwrap();
+        let (_, unreadable) = evaluate(&place, &manifest);
+        assert_eq!(unreadable.len() + 1, before.len());
+        assert!(!unreadable.contains_key(&first));
+        fs::remove_file(&first_file).unwrap();
         fs::write(&first_file, &kept).unwrap();
         assert_eq!(evaluate(&place, &manifest).1, before);
     }

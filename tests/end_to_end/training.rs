@@ -203,6 +203,24 @@ fn a_changed_rate_is_refused_until_the_user_decides() {
     expect_code(&output, 0);
 }
 
+/// Which checkpoint is handed on may be changed when training is done; a mean that is gone is made again.
+#[test]
+fn a_finished_training_hands_on_another_checkpoint() {
+    let place = Workplace::new("micro");
+    let hand_on = |from: &str| {
+        let from = format!("train.model_from={from}");
+        let output = finetune(&place, &["train.max_steps=8", &from]).output().unwrap();
+        expect_code(&output, 0);
+        std::fs::read(place.path("model_out").join("model.nemo")).unwrap()
+    };
+    let last = hand_on("last");
+    let average = hand_on("average");
+    assert!(average != last);
+    std::fs::remove_dir_all(find(&place.path("checkpoints"), "average-000000008")).unwrap();
+    assert!(hand_on("average") == average);
+    assert!(hand_on("last") == last);
+}
+
 #[test]
 fn a_corrupt_checkpoint_is_named() {
     let place = Workplace::new("micro");

@@ -284,17 +284,22 @@ impl Shared {
         lock(&self.source_digests).insert((node, ordinal), digest);
     }
 
-    /// Notes the digests of files that a source has read itself.
-    pub fn note_read(&self, files: Vec<DigestedFile>) -> Result<(), StageError> {
+    /// Notes the digests of files that a source has read itself. Gives the digest of its partition where these are all of
+    /// the partition's files.
+    pub fn note_read(&self, listed: &Listed, read: Vec<DigestedFile>) -> Result<Option<Digest>, StageError> {
         let sources = self.job.store.sources();
-        for file in files {
-            let (path, read) = sources.note_read(file)?;
-            // Once more only where the digest could not be noted, or another file is there by now.
-            if sources.digest(&path)? != read {
-                return Err(changed());
-            }
+        let mut digests = BTreeMap::new();
+        for file in read {
+            let (path, digest) = sources.note_read(file)?;
+            digests.insert(path, digest);
         }
-        Ok(())
+        let files = listed.partition.files.iter().map(|file| digests.get(file).copied());
+        let Some(files) = files.collect::<Option<Vec<Digest>>>() else {
+            return Ok(None);
+        };
+        let ranges = sources.digest_ranges(&listed.ranges, self.job.threads).into_iter();
+        let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+        Ok(Some(source_digest(&listed.partition, &files, &ranges)))
     }
 
     /// Where to put what a node makes of a partition.

@@ -20,6 +20,7 @@ use super::collected::drain;
 use super::job::{Digested, Shared};
 use super::kept::bytes_of;
 use super::unreadable::{SourceFiles, give};
+use crate::digest::Digest;
 use crate::kind::{Source, StageError};
 use crate::out::Out;
 use crate::partition::Partition;
@@ -51,8 +52,8 @@ impl SourceFiles for ReadFiles<'_> {
         self.shared.digest_files(self.described, afresh)
     }
 
-    fn note_read(&self, files: Vec<DigestedFile>) -> Result<(), StageError> {
-        self.shared.note_read(files)
+    fn note_read(&self, read: Vec<DigestedFile>) -> Result<Option<Digest>, StageError> {
+        self.shared.note_read(self.described, read)
     }
 
     fn leaving(&self) -> bool {

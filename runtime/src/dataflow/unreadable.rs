@@ -17,8 +17,8 @@ pub(super) trait SourceFiles {
     /// Their digest; read again in any case, if they are to be read `afresh`.
     fn digest(&self, afresh: bool) -> Result<Digested, StageError>;
 
-    /// Takes the digests of files that the source has read itself.
-    fn note_read(&self, files: Vec<DigestedFile>) -> Result<(), StageError>;
+    /// Takes what the source has read itself. Gives the digest of the files, if these are all.
+    fn note_read(&self, read: Vec<DigestedFile>) -> Result<Option<Digest>, StageError>;
 
     /// The run is being given up.
     fn leaving(&self) -> bool;
@@ -53,11 +53,11 @@ pub(super) fn give(
         }
         let read = guarded(|| body.read(partition, &mut out));
         let failure = match read.and_then(|()| files.note_read(std::mem::take(&mut out.digested))) {
-            Ok(()) => {
+            Ok(own) => {
                 // Costs a look at the files' times, and another reading only if they moved.
                 let after = files.digest(false)?;
-                let is_same = before.as_ref().is_none_or(|before| before.digest == after.digest);
-                if is_same && after.unreadable.is_none() {
+                let read = before.as_ref().map(|before| before.digest).or(own);
+                if read == Some(after.digest) && after.unreadable.is_none() {
                     return Ok((out, after.digest));
                 }
                 changed()
@@ -108,6 +108,8 @@ mod tests {
     struct Known<F> {
         digest: F,
         read_by_source: bool,
+        /// What the source finds that it has read.
+        own: Option<Digest>,
         leaving: bool,
     }
 
@@ -120,8 +122,8 @@ mod tests {
             Ok((self.digest)(afresh))
         }
 
-        fn note_read(&self, _: Vec<DigestedFile>) -> Result<(), StageError> {
-            Ok(())
+        fn note_read(&self, _: Vec<DigestedFile>) -> Result<Option<Digest>, StageError> {
+            Ok(self.own)
         }
 
         fn leaving(&self) -> bool {
@@ -141,6 +143,7 @@ mod tests {
         let files = Known {
             digest,
             read_by_source,
+            own: read_by_source.then(|| Digest::of(b"good")),
             leaving: false,
         };
         let given = give(&mut Flaky(failures), &Partition::new("p"), &files);
@@ -157,6 +160,25 @@ mod tests {
         assert_eq!((out.rejects.len(), digest), (1, Digest::of(b"none")));
         let (given, _) = attempt(1, &[file("good", false)], true);
         assert_eq!(given.unwrap().0.read.len(), 1);
+    }
+
+    #[test]
+    fn a_source_that_read_other_bytes_than_there_are_now_reads_again() {
+        // Replaced just after it was read, or not there at the moment when the source looked for it.
+        for own in [Some(Digest::of(b"before")), None] {
+            let afresh = Cell::new(0);
+            let files = Known {
+                digest: |again: bool| {
+                    afresh.set(afresh.get() + u32::from(again));
+                    file("good", false)
+                },
+                read_by_source: true,
+                own,
+                leaving: false,
+            };
+            let (out, digest) = give(&mut Flaky(0), &Partition::new("p"), &files).unwrap();
+            assert_eq!((out.read.len(), digest, afresh.get()), (1, Digest::of(b"good"), 1));
+        }
     }
 
     #[test]
@@ -199,6 +221,7 @@ mod tests {
                 file(&asked.get().to_string(), false)
             },
             read_by_source: false,
+            own: None,
             leaving: false,
         };
         let given = give(&mut Flaky(0), &Partition::new("p"), &files);

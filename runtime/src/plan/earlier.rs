@@ -1,5 +1,7 @@
 //! What earlier runs of the pipeline left: their plans, and artifacts that are taken as they stand.
 
+use std::sync::Arc;
+
 use super::ledger::Ledger;
 use super::{Plan, StagePlan};
 use crate::kind::Role;
@@ -46,7 +48,10 @@ impl Ledger {
         }
         if let Some(snapshot) = self.last_snapshot(node)? {
             let wanted = self.space(node).ok().flatten();
-            let records = self.store.records(&snapshot.recipe)?;
+            let records = match snapshot.recipe == self.graph.nodes[node].recipe {
+                true => self.records(node)?,
+                false => Arc::new(self.store.records(&snapshot.recipe)?),
+            };
             let described = &self.graph.nodes[node];
             let standing: Vec<_> = snapshot
                 .among(&records)

@@ -46,12 +46,22 @@ pub(super) fn check(ledger: &Ledger, node: usize, summary: &StageSummary) -> Res
     let (past, said) = match limit.limit {
         RejectLimit::Count(count) => (faults > count, format!("{count}")),
         RejectLimit::Share(share) => {
-            // A partition that could not be read counts as one, though its rows were never seen.
-            let of = summary.rows_in.max(faults);
-            (
-                faults as f64 > share * of as f64,
-                format!("{}% of {of} rows", share * 100.0),
-            )
+            // A partition that could not be read counts as one row, though its rows were never seen; where these are too
+            // many of all partitions, the stage is past its limit as well.
+            let records = ledger.nodes[node].settled.values();
+            let unread = records
+                .filter(|record| record.rows_in == 0 && self::faults(record) > 0)
+                .count();
+            let partitions = ledger.nodes[node].settled.len();
+            if unread as f64 > share * partitions as f64 {
+                (true, format!("{}% of {partitions} partitions", share * 100.0))
+            } else {
+                let of = summary.rows_in.max(faults);
+                (
+                    faults as f64 > share * of as f64,
+                    format!("{}% of {of} rows", share * 100.0),
+                )
+            }
         }
     };
     if !past {

@@ -105,6 +105,9 @@ fn demand_artifacts(ledger: &Ledger, nodes: &[usize]) -> Result<(), RunError> {
         }
     }
     for &node in works.iter().rev() {
+        if ledger.stage(node).shape.needs_current {
+            demand_current(ledger, node)?;
+        }
         for input in &ledger.graph.nodes[node].inputs {
             let (producer, state) = (&ledger.graph.nodes[input.node], &ledger.nodes[input.node]);
             if !input.flow.is_stored() || ledger.selection.selected[input.node] {
@@ -116,11 +119,6 @@ fn demand_artifacts(ledger: &Ledger, nodes: &[usize]) -> Result<(), RunError> {
                 "whose artifact was never completed".to_string()
             } else if state.missing > 0 {
                 format!("whose artifact has lost {} partitions", state.missing)
-            } else if state.stale > 0 && ledger.stage(node).shape.needs_current {
-                format!(
-                    "of which {} partitions are not as the plan would make them",
-                    state.stale
-                )
             } else {
                 continue;
             };
@@ -135,6 +133,25 @@ fn demand_artifacts(ledger: &Ledger, nodes: &[usize]) -> Result<(), RunError> {
                 )),
             });
         }
+    }
+    Ok(())
+}
+
+/// Refuses to run on what was taken as it stands, however far before the node.
+fn demand_current(ledger: &Ledger, node: usize) -> Result<(), RunError> {
+    for upstream in ledger.graph.upstream(node) {
+        let (described, state) = (&ledger.graph.nodes[upstream], &ledger.nodes[upstream]);
+        let is_current = state.stale == 0 && state.missing == 0 && !state.never_complete;
+        if is_current || ledger.selection.selected[upstream] || !described.kept.contains(&true) {
+            continue;
+        }
+        return Err(RunError::Usage {
+            message: format!(
+                "stage `{}` takes nothing as it stands, and `{}` does not stand as the plan would make it",
+                ledger.graph.nodes[node].name, described.name
+            ),
+            help: Some("leave out --only and --from".to_string()),
+        });
     }
     Ok(())
 }

@@ -31,8 +31,6 @@ pub struct Collected {
 /// Of a run's plan, what its stages work under.
 #[derive(Deserialize)]
 struct Planned {
-    #[serde(default)]
-    pipeline: String,
     stages: Vec<PlannedStage>,
 }
 
@@ -137,6 +135,13 @@ impl Store {
                     .retain(is_wanted)?;
             }
         }
+        if !dry {
+            for run in &old {
+                let folder = self.run_folder(run)?;
+                std::fs::remove_dir_all(&folder).map_err(|e| StoreError::io("remove", &folder, e))?;
+            }
+        }
+        // After the runs that name them: a crash leaves none that looks for one in vain.
         for path in self.snapshot_files()? {
             if !needed.snapshots.contains(&path) {
                 sum.bytes += std::fs::metadata(&path).map_or(0, |file| file.len());
@@ -145,26 +150,16 @@ impl Store {
                 }
             }
         }
-        if !dry {
-            for run in &old {
-                let folder = self.run_folder(run)?;
-                std::fs::remove_dir_all(&folder).map_err(|e| StoreError::io("remove", &folder, e))?;
-            }
-        }
         Ok(sum)
     }
 
     /// The last `keep` runs of each pipeline, and the others.
     fn last_runs(&self, keep: usize) -> Result<(Vec<String>, Vec<String>), StoreError> {
-        let mut of_pipeline: BTreeMap<String, usize> = BTreeMap::new();
+        let mut of_pipeline: BTreeMap<Option<PathBuf>, usize> = BTreeMap::new();
         let (mut last, mut old) = (Vec::new(), Vec::new());
         for run in self.runs()?.into_iter().rev() {
-            // Runs that ended before they had a plan, or whose plan cannot be read, count as one more pipeline.
-            let plan = atomic::read(&self.run_folder(&run)?.join("plan.json"))?;
-            let plan = plan.and_then(|bytes| serde_json::from_slice::<Planned>(&bytes).ok());
-            let before = of_pipeline
-                .entry(plan.map_or_else(String::new, |plan| plan.pipeline))
-                .or_default();
+            // Runs that do not tell count as those of one more pipeline.
+            let before = of_pipeline.entry(self.run_pipeline(&run)?).or_default();
             *before += 1;
             if *before <= keep { last.push(run) } else { old.push(run) }
         }

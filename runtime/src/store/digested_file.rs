@@ -94,7 +94,7 @@ impl DigestedFile {
         let after = rest
             .and_then(|()| self.file.metadata())
             .map_err(|error| StoreError::io("read", &self.path, error))?;
-        let stamp = |of: &Metadata| (of.len(), of.mtime(), of.mtime_nsec());
+        let stamp = |of: &Metadata| (of.len(), of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec());
         if stamp(&after) != stamp(&self.before) {
             let changing = io::Error::other("it changes while it is read; wait until it is written");
             return Err(StoreError::io("digest", &self.path, changing));

@@ -290,8 +290,9 @@ impl ExportSet {
     /// If a file that was asked for was not written, or the disk does not take it. The folder then either is as
     /// it was, or has no `flow.json`.
     pub fn finish(self) -> Result<Vec<String>, StoreError> {
-        let old = read_manifest(&self.folder.join(&self.manifest)).ok().flatten();
-        if let Some(old) = old
+        let manifest_path = self.folder.join(&self.manifest);
+        let old = read_manifest(&manifest_path).ok().flatten();
+        if let Some(old) = &old
             && let Some(found) = old.files.keys().next()
             && !old.files.keys().any(|name| self.names.contains_key(name))
         {
@@ -314,8 +315,6 @@ impl ExportSet {
             }
         }
         self.files.sync_all(&self.names.values().cloned().collect::<Vec<_>>())?;
-        let manifest_path = self.folder.join(&self.manifest);
-        let old = read_manifest(&manifest_path).ok().flatten();
         self.files.remove(&manifest_path)?;
         self.files.sync_folder(&self.folder)?;
         let mut folders = std::collections::BTreeSet::from([self.folder.clone()]);
@@ -383,12 +382,14 @@ fn read_manifest(path: &Path) -> Result<Option<Manifest>, StoreError> {
     }
 }
 
-/// Whether a file that has the name of a set's `flow.json` was written by somebody else: an object of JSON without what each
-/// of ours has.
+/// Whether a file that has the name of a set's `flow.json`, and is none, was written by somebody else. One of ours that was
+/// edited has some of its fields; one that was cut short begins as ours do.
 fn is_foreign(path: &Path) -> bool {
     let text = std::fs::read(path).unwrap_or_default();
-    let parsed: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_slice(&text);
-    parsed.is_ok_and(|object| !object.contains_key("version") && !object.contains_key("files"))
+    match serde_json::from_slice::<serde_json::Value>(&text) {
+        Ok(value) => value["version"].is_null() || (value["key"].is_null() && value["files"].is_null()),
+        Err(_) => !b"{\"version\":".starts_with(&text[..text.len().min(11)]),
+    }
 }
 
 /// Removes folders of exports that did not come to their end, by the names that were written down for them.

@@ -146,8 +146,14 @@ impl ForeignParquet {
     ) -> Result<ParquetRecordBatchReader> {
         // With offsets of 32 bits a batch of texts that would need gigabytes is an error of the reader's, whatever offsets the
         // writer had: a dictionary of one long text makes a small file.
+        // Views and dictionaries are read as plain texts too: a part of such a column holds on to the texts of the whole.
+        let is_text =
+            |data_type: &DataType| matches!(data_type, DataType::LargeUtf8 | DataType::Utf8View | DataType::Utf8);
         let plain = |field: &FieldRef| match field.data_type() {
-            DataType::LargeUtf8 => Arc::new(Field::clone(field).with_data_type(DataType::Utf8)),
+            DataType::LargeUtf8 | DataType::Utf8View => Arc::new(Field::clone(field).with_data_type(DataType::Utf8)),
+            DataType::Dictionary(_, values) if is_text(values) => {
+                Arc::new(Field::clone(field).with_data_type(DataType::Utf8))
+            }
             _ => Arc::clone(field),
         };
         let fields: Fields = metadata.schema().fields().iter().map(plain).collect();

@@ -300,8 +300,8 @@ impl Records {
         self.by_partition.get(partition).map_or(&[], Vec::as_slice)
     }
 
-    /// The latest record of `partition`, whatever its key: what `--only` reads, and what a plan compares with
-    /// to say which input changed.
+    /// The latest record of `partition`, whatever its key: what a plan compares with to say which input changed. It may
+    /// be another stage's of the same recipe, so nothing is read by it.
     pub fn latest(&self, partition: &Partition) -> Option<&Arc<Record>> {
         self.of(partition).last()
     }

@@ -56,8 +56,6 @@ impl StageSnapshot {
 /// What the stages of a run had, as far as the run has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunSnapshots {
-    /// The pipeline's file, as an absolute path.
-    pub pipeline: PathBuf,
     /// In the order in which they were first noted.
     pub stages: Vec<StageSnapshot>,
 }
@@ -243,19 +241,22 @@ impl Store {
         let Some(noted) = read_noted(&folder.join(SNAPSHOTS), None)? else {
             return Ok(None);
         };
-        let mut stages: Vec<StageSnapshot> = Vec::new();
+        let mut last: Vec<Line> = Vec::new();
         for line in noted.lines {
-            let snapshot = StageSnapshot {
+            match last.iter_mut().find(|known| known.stage == line.stage) {
+                Some(known) => *known = line,
+                None => last.push(line),
+            }
+        }
+        let mut stages = Vec::with_capacity(last.len());
+        for line in last {
+            stages.push(StageSnapshot {
                 keys: self.snapshot(&line.snapshot, &line.recipe)?,
                 stage: line.stage,
                 kind: line.kind,
                 recipe: line.recipe,
                 complete: line.complete,
-            };
-            match stages.iter_mut().find(|known| known.stage == snapshot.stage) {
-                Some(known) => *known = snapshot,
-                None => stages.push(snapshot),
-            }
+            });
         }
         for line in committed {
             let known = stages.iter_mut().find(|known| known.stage == line.stage);
@@ -263,10 +264,7 @@ impl Store {
                 known.keys.extend(line.keys);
             }
         }
-        Ok(Some(RunSnapshots {
-            pipeline: noted.pipeline,
-            stages,
-        }))
+        Ok(Some(RunSnapshots { stages }))
     }
 
     /// What a stage last had, all of it, in a run of the pipeline in the file `pipeline`.
@@ -300,6 +298,12 @@ impl Store {
             }
         }
         Ok(None)
+    }
+
+    /// The file of the pipeline that a run was of, as an absolute path; none for a run that noted nothing.
+    pub(super) fn run_pipeline(&self, run: &str) -> Result<Option<PathBuf>, StoreError> {
+        let noted = read_noted(&self.run_folder(run)?.join(SNAPSHOTS), None)?;
+        Ok(noted.map(|noted| noted.pipeline))
     }
 
     /// The digests of the snapshots that a run's list names.

@@ -218,7 +218,7 @@ impl SourceDigests {
         let Some(metadata) = look(path)? else {
             return Self::of_absent(path).map(Some);
         };
-        Ok(self.noted(path, &metadata))
+        Ok(name_of(path).and_then(|name| self.noted(&name, &metadata)))
     }
 
     /// The digest of a file's bytes, read if need be; [`SourceDigests::absent`] if it is not there.
@@ -226,16 +226,29 @@ impl SourceDigests {
     /// # Errors
     /// If the file cannot be read, is no file (a folder, a pipe), or changes while it is read.
     pub fn digest(&self, path: &Path) -> Result<Digest, StoreError> {
+        match self.digest_if_there(path, name_of(path), || read_digest(path))? {
+            Some(digest) => Ok(digest),
+            None => Self::of_absent(path),
+        }
+    }
+
+    /// The digest that is noted under `name`, or that `read` gives of the file's bytes; none if the file is not there.
+    fn digest_if_there(
+        &self,
+        path: &Path,
+        name: Option<String>,
+        read: impl Fn() -> io::Result<Digest>,
+    ) -> Result<Option<Digest>, StoreError> {
         // A file that somebody is just replacing gets a second chance.
         for _ in 0..2 {
             let Some(before) = look(path)? else {
-                return Self::of_absent(path);
+                return Ok(None);
             };
-            if let Some(digest) = self.noted(path, &before) {
-                return Ok(digest);
+            if let Some(digest) = name.as_ref().and_then(|name| self.noted(name, &before)) {
+                return Ok(Some(digest));
             }
             let began = SystemTime::now();
-            let digest = match read_digest(path) {
+            let digest = match read() {
                 Ok(digest) => digest,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(StoreError::io("read", path, e)),
@@ -244,10 +257,10 @@ impl SourceDigests {
             if !Note::of(&after, digest).fits(&before) {
                 continue;
             }
-            if let Some(name) = name_of(path) {
+            if let Some(name) = name {
                 self.note(name, &before, began, digest);
             }
-            return Ok(digest);
+            return Ok(Some(digest));
         }
         let changing = io::Error::other("it changes while it is read; wait until it is written");
         Err(StoreError::io("digest", path, changing))
@@ -278,31 +291,9 @@ impl SourceDigests {
     /// The digests of many files as [`SourceDigests::digest_or_why_not`] gives them, read by up to `threads` threads,
     /// in the order of `paths`.
     pub fn digest_all(&self, paths: &[PathBuf], threads: usize) -> Vec<Result<Digest, StoreError>> {
-        let next = AtomicUsize::new(0);
-        let take = || {
-            let mut done = Vec::new();
-            while let Some((at, path)) =
-                Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, paths.get(at)?)))
-            {
-                done.push((at, self.digest_or_why_not(path).map(|(digest, _)| digest)));
-            }
-            done
-        };
-        let mut all = std::thread::scope(|scope| {
-            let helpers: Vec<_> = (1..threads.clamp(1, paths.len().max(1)))
-                .map(|_| scope.spawn(take))
-                .collect();
-            let mut all = take();
-            for helper in helpers {
-                match helper.join() {
-                    Ok(done) => all.extend(done),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-            all
-        });
-        all.sort_by_key(|(at, _)| *at);
-        all.into_iter().map(|(_, digest)| digest).collect()
+        on_threads(paths, threads, |path| {
+            self.digest_or_why_not(path).map(|(digest, _)| digest)
+        })
     }
 
     /// Ends the reading of a file by somebody else, and notes the digest that came of it, which is given with the path.
@@ -335,73 +326,28 @@ impl SourceDigests {
         }
     }
 
-    /// The digests of parts of files ([`SourceDigests::unreadable`] for what cannot be read), read by up to `threads` threads, in the order of `ranges`. Noted as files are: by
-    /// size, time and inode of the file that a part is in.
+    /// The digests of parts of files, read by up to `threads` threads, in the order of `ranges`: [`SourceDigests::absent`]
+    /// of a file that is not there, [`SourceDigests::unreadable`] of one that cannot be read. Noted as files are: by size,
+    /// times and inode of the file that a part is in.
     pub fn digest_ranges(&self, ranges: &[FileRange], threads: usize) -> Vec<Result<Digest, StoreError>> {
-        let share = ranges.len().div_ceil(threads.max(1)).max(1);
-        std::thread::scope(|scope| {
-            let all = |ranges: &[FileRange]| {
-                ranges
-                    .iter()
-                    .map(|range| self.digest_range_if_readable(range))
-                    .collect::<Vec<_>>()
-            };
-            let mut shares = ranges.chunks(share);
-            let own = shares.next();
-            let helpers: Vec<_> = shares.map(|share| scope.spawn(move || all(share))).collect();
-            let mut digests = own.map(all).unwrap_or_default();
-            for helper in helpers {
-                match helper.join() {
-                    Ok(done) => digests.extend(done),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-            digests
-        })
+        on_threads(ranges, threads, |range| self.digest_range(range))
     }
 
-    fn digest_range_if_readable(&self, range: &FileRange) -> Result<Digest, StoreError> {
-        match self.digest_range(range) {
-            Err(error) if is_of_the_file(&error) => Ok(Self::unreadable()),
-            digested => digested,
-        }
-    }
-
-    /// The digest of the bytes of a file in a range, as far as the file goes; [`SourceDigests::absent`] if it is not there.
+    /// The digest of the bytes of a file in a range, as far as the file goes.
     fn digest_range(&self, range: &FileRange) -> Result<Digest, StoreError> {
         let FileRange { path, offset, size } = range;
         let name = name_of(path).map(|name| format!("{name}@{offset}+{size}"));
-        for _ in 0..2 {
-            let Some(before) = look(path)? else {
-                return Ok(Self::absent());
-            };
-            let noted = name.as_ref().and_then(|name| self.notes().get(name).copied());
-            if let Some(note) = noted.filter(|note| note.seen.is_none() && note.fits(&before)) {
-                return Ok(note.digest);
-            }
-            let began = SystemTime::now();
-            let digest = match read_range_digest(range) {
-                Ok(digest) => digest,
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                Err(e) => return Err(StoreError::io("read", path, e)),
-            };
-            let Some(after) = look(path)? else { continue };
-            if !Note::of(&after, digest).fits(&before) {
-                continue;
-            }
-            if let Some(name) = name {
-                self.note(name, &before, began, digest);
-            }
-            return Ok(digest);
+        match self.digest_if_there(path, name, || read_range_digest(range)) {
+            Ok(digest) => Ok(digest.unwrap_or_else(Self::absent)),
+            Err(error) if is_of_the_file(&error) => Ok(Self::unreadable()),
+            Err(error) => Err(error),
         }
-        let changing = io::Error::other("it changes while it is read; wait until it is written");
-        Err(StoreError::io("digest", path, changing))
     }
 
-    fn noted(&self, path: &Path, metadata: &Metadata) -> Option<Digest> {
+    fn noted(&self, name: &str, metadata: &Metadata) -> Option<Digest> {
         let notes = self.notes();
         notes
-            .get(&name_of(path)?)
+            .get(name)
             .filter(|note| note.seen.is_none() && note.fits(metadata))
             .map(|note| note.digest)
     }
@@ -413,6 +359,35 @@ impl SourceDigests {
     fn notes(&self) -> MutexGuard<'_, BTreeMap<String, Note>> {
         self.shared.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What `work` gives for each item, in their order: done by up to `threads` threads, which take one item after the other.
+fn on_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let take = || {
+        let mut done = Vec::new();
+        while let Some((at, item)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, items.get(at)?)))
+        {
+            done.push((at, work(item)));
+        }
+        done
+    };
+    let mut all = std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..threads.clamp(1, items.len().max(1)))
+            .map(|_| scope.spawn(take))
+            .collect();
+        let mut all = take();
+        for helper in helpers {
+            match helper.join() {
+                Ok(done) => all.extend(done),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        all
+    });
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, done)| done).collect()
 }
 
 fn is_of_the_file(error: &StoreError) -> bool {

@@ -33,12 +33,17 @@ fn child() {
 }
 
 fn child_of(place: &Place, set: &[&str], kill_at: Option<&str>) -> std::process::Child {
-    child_by(
-        std::process::Command::new(std::env::current_exe().unwrap()),
-        place,
-        set,
-        kill_at,
-    )
+    use std::os::unix::process::CommandExt;
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let listen_to_hangups = || {
+        // SAFETY: `signal` may be called between fork and exec, and the default action has no handler.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+        Ok(())
+    };
+    // A suite that was started by `nohup` hands on that hangups are ignored.
+    // SAFETY: the closure makes one system call and nothing else.
+    unsafe { command.pre_exec(listen_to_hangups) };
+    child_by(command, place, set, kill_at)
 }
 
 fn child_by(

@@ -128,6 +128,66 @@ fn what_a_run_that_was_cut_short_left_is_not_taken_for_the_whole() {
 }
 
 #[test]
+fn what_cannot_be_undone_takes_nothing_as_it_stands() {
+    let mut place = Place::new();
+    let careful = "  careful: {uses: toy.double, from: odds.odd, with: {needs_current: true}}\n";
+    place.pipeline(&format!("{SPLIT}{careful}"));
+    place.run(&[]);
+    only(&mut place, "careful", &[]);
+    let refused = |place: &mut Place, set: &[&str]| {
+        place.options.only = vec!["careful".into()];
+        let error = place.try_run(set).unwrap_err();
+        place.options.only.clear();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("takes nothing as it stands"), "{error}");
+    };
+    // Other settings, a changed shard, a new one.
+    refused(&mut place, &["least=9"]);
+    let before = fs::read_to_string(place.path("shards/s03.txt")).unwrap();
+    place.shard("s03", "1\n3");
+    refused(&mut place, &[]);
+    place.shard("s03", &before);
+    place.shard("s11", "1\n3");
+    refused(&mut place, &[]);
+    place.run(&[]);
+    only(&mut place, "careful", &[]);
+}
+
+#[test]
+fn what_is_left_out_of_a_region_needs_nothing() {
+    let mut place = Place::new();
+    // `a` and `both` are one region; `both` reads what another source has yet to make.
+    place.pipeline(
+        r#"
+flow: 1
+params:
+  shards: {required: true}
+  noted: {required: true}
+  out: {required: true}
+stages:
+  scan: {uses: toy.count, with: {folder: "${shards}", noted: "${noted}"}}
+  near: {uses: toy.double, from: scan, with: {dear: true}}
+  other: {uses: toy.count, with: {folder: "${shards}", slow: 1}}
+  far: {uses: toy.double, from: other, with: {by: 7, dear: true}}
+  a: {uses: toy.double, from: near.rows, with: {by: 3}}
+  both: {uses: toy.join, from: {left: a, right: far.rows}}
+  out: {uses: toy.write, from: both, with: {folder: "${out}"}}
+"#,
+    );
+    let plan = place.plan(&[]);
+    assert_eq!(stage(&plan, "a").region, stage(&plan, "both").region);
+    until(&mut place, "a", &[]);
+    place.options.only = vec!["both".into()];
+    let error = place.try_run(&[]).unwrap_err();
+    assert!(
+        error.to_string().contains("`far`, which has no artifact yet"),
+        "{error}"
+    );
+    place.options.only.clear();
+    place.run(&[]);
+}
+
+#[test]
 fn another_pipeline_with_stages_of_the_same_names_is_another_one() {
     let mut place = Place::new();
     place.pipeline(SPLIT);

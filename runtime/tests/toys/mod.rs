@@ -196,6 +196,8 @@ pub struct DoubleSettings {
     dear: bool,
     /// Works beside the worker.
     aside: bool,
+    /// Takes nothing as it stands.
+    needs_current: bool,
     /// A file without which all rows are refused.
     needs: PathBuf,
     /// Where to note work.
@@ -212,6 +214,7 @@ impl Default for DoubleSettings {
             lose: None,
             dear: false,
             aside: false,
+            needs_current: false,
             needs: PathBuf::new(),
             noted: PathBuf::new(),
         }
@@ -235,6 +238,7 @@ impl Kind for Double {
     fn shape(settings: &DoubleSettings, inputs: &[Input]) -> Result<Shape, StageError> {
         let mut shape = Shape::local(inputs.len(), vec![port("rows"), port("odd")]);
         shape.dear = settings.dear;
+        shape.needs_current = settings.needs_current;
         Ok(shape)
     }
 

@@ -45,7 +45,8 @@ pub enum AudioError {
 impl AudioError {
     /// True where a file is there and cannot be read, for which it alone is to blame.
     pub fn is_unreadable(&self) -> bool {
-        matches!(self, AudioError::Read { source, .. } if is_fault_of_the_file(source))
+        matches!(self, AudioError::Read { source, .. }
+            if source.kind() != std::io::ErrorKind::NotFound && is_fault_of_the_file(source))
     }
 
     /// True where this one recording is to blame, false where reading or writing itself failed and would

@@ -182,7 +182,6 @@ impl Kind for Extract {
         };
         Ok(Shape {
             dear: true,
-            needs_current: false,
             conservation: Conservation::Rows,
             ..Shape::local(2, vec![port])
         })

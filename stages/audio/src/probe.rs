@@ -126,7 +126,6 @@ impl Kind for Probe {
         let outputs = vec![port("members", members_schema()), port("tars", tars_schema())];
         Ok(Shape {
             dear: true,
-            needs_current: false,
             ..Shape::source(outputs)
         })
     }

@@ -47,8 +47,8 @@ pub fn needed_input(output: Range<u64>, from: u32, to: u32) -> NeededInput {
     let first = (output.start / phases).saturating_sub(margin);
     let last = (output.end / phases).saturating_add(margin + 1);
     NeededInput {
-        input: first * step..last.saturating_mul(step),
-        first_output: first * phases,
+        input: first.saturating_mul(step)..last.saturating_mul(step),
+        first_output: first.saturating_mul(phases),
     }
 }
 

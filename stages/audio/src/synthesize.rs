@@ -66,7 +66,6 @@ impl Kind for Synthesize {
         ];
         Ok(Shape {
             dear: true,
-            needs_current: false,
             ..Shape::source(outputs)
         })
     }

@@ -105,7 +105,6 @@ impl Kind for WebDataset {
         };
         Ok(Shape {
             dear: true,
-            needs_current: false,
             conservation: Conservation::Rows,
             ..Shape::source(vec![port])
         })

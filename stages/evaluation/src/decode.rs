@@ -280,7 +280,7 @@ impl Source for DecodeBody {
         let whole = recordings.files.into_iter().map(|path| (path, 0, u64::MAX));
         let ranges = whole.chain(recordings.ranges);
         let range = |(path, offset, size): (PathBuf, u64, u64)| FileRange { path, offset, size };
-        Ok(ranges.map(range).filter(|range| range.path.is_file()).collect())
+        Ok(ranges.map(range).collect())
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {

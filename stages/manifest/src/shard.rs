@@ -584,7 +584,7 @@ fn decode<const N: usize>(
     let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| {
         let message = e.to_string();
         // What the reader says where the texts of one batch have more than 2 GiB.
-        if message.contains("overflow") {
+        if message.contains("overflow decoding byte array") {
             too_much()
         } else {
             broken(&message)

@@ -18,7 +18,8 @@ pub enum ModelFrom {
     /// That with the lowest word error rate on the validation sample. A checkpoint is written at each evaluation that finds
     /// a lower one. What it was chosen by flatters it: score it on rows that had no say.
     Best,
-    /// The mean of the weights of the last `keep_checkpoints` checkpoints, which is made when the last step is done.
+    /// The mean of the weights of the last `keep_checkpoints` checkpoints, which is made when the last step is done. One that
+    /// was written because training was interrupted is one of them.
     Average,
 }
 
@@ -58,6 +59,7 @@ pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
                 ),
                 help: Some("set `model_from: last`, or train on with it".into()),
             })?;
+            checkpoint::verify(&standing.path, &record)?;
             let rate = record.validation_wer.unwrap_or(f64::NAN);
             Ok(Chosen {
                 path: standing.path,

@@ -4,16 +4,14 @@ use std::path::{Path, PathBuf};
 
 use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Out, Partition, Port, Role, Shape, Source, SourcePartition, StageError,
-};
+use flow_runtime::{Body, Context, Input, Kind, Out, Partition, Shape, Source, SourcePartition, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
 use crate::error::TrainingError;
 use crate::hub::{Hub, Reference};
-use crate::train_tokenizer::{tokenizer_row, tokenizer_schema};
+use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 
 /// Reads the tokenizer that a model is trained with.
 ///
@@ -40,8 +38,8 @@ pub struct ReadTokenizerSettings {
     pub tokenizer: String,
     /// Path of the `.model` with `init: none` where `tokenizer` is empty.
     pub from_nothing: String,
-    /// Folder of the checkpoints of the training. Where one stands, a model of the hub is not asked for: the tokenizer is
-    /// the checkpoint's.
+    /// Folder of the checkpoints of the training. Where one stands that began from `init`, its tokenizer is taken, and a model
+    /// of the hub, or one that is gone, is not asked for.
     pub checkpoints: String,
 }
 
@@ -58,26 +56,23 @@ impl Default for ReadTokenizerSettings {
 
 /// Where a tokenizer is read from.
 enum Origin {
-    /// A SentencePiece `.model`.
-    File(PathBuf),
+    /// A SentencePiece `.model`, and the setting that names it.
+    File(PathBuf, &'static str),
     Model(PathBuf),
     Hub(Reference),
 }
 
 impl ReadTokenizerSettings {
     fn source(&self) -> Result<Origin, StageError> {
-        let (path, name) = match (self.tokenizer.as_str(), self.init.as_str()) {
-            ("", "none") => (self.from_nothing.as_str(), "from_nothing"),
-            (path, _) => (path, "tokenizer"),
-        };
-        if !path.is_empty() {
-            return Ok(Origin::File(path.into()));
+        if !self.tokenizer.is_empty() {
+            return Ok(Origin::File(PathBuf::from(&self.tokenizer), "tokenizer"));
         }
         if self.init == "none" {
-            return Err(StageError::setting(
-                name,
-                "with `init: none` a SentencePiece .model is needed",
-            ));
+            if self.from_nothing.is_empty() {
+                let message = "with `init: none` a SentencePiece .model is needed";
+                return Err(StageError::setting("from_nothing", message));
+            }
+            return Ok(Origin::File(PathBuf::from(&self.from_nothing), "from_nothing"));
         }
         Ok(match Reference::parse(&self.init).transpose()? {
             Some(reference) => Origin::Hub(reference),
@@ -103,17 +98,7 @@ impl Kind for ReadTokenizer {
                 help: None,
             });
         }
-        Ok(Shape {
-            role: Role::Source,
-            reads: Vec::new(),
-            outputs: vec![Port {
-                name: "tokenizer".into(),
-                schema: tokenizer_schema(),
-            }],
-            dear: false,
-            needs_current: false,
-            conservation: Conservation::NewRows,
-        })
+        Ok(Shape::source(vec![tokenizer_port()]))
     }
 
     fn open(settings: &ReadTokenizerSettings, context: &Context) -> Result<Body, StageError> {
@@ -140,8 +125,8 @@ struct Reader {
 
 impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let files = match self.settings.source()? {
-            Origin::File(path) => vec![path],
+        let files = match self.origin()? {
+            Origin::File(path, _) => vec![path],
             Origin::Model(path) => OpenModel::files(&path).map_err(|error| StageError::setting("init", error))?,
             Origin::Hub(_) => Vec::new(),
         };
@@ -153,13 +138,13 @@ impl Source for Reader {
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
-        let bytes = match self.settings.source()? {
-            Origin::File(path) => file(&path)?,
-            Origin::Model(path) => of_model(&path)?,
-            Origin::Hub(reference) => match self.of_checkpoint()? {
-                Some(bytes) => bytes,
-                None => of_model(&self.fetched(&reference)?)?,
-            },
+        let bytes = match self.origin()? {
+            Origin::File(path, setting) => std::fs::read(&path).map_err(|error| {
+                let message = format!("{} cannot be read: {error}", path.display());
+                StageError::setting(setting, message)
+            })?,
+            Origin::Model(path) => tokenizer_of_model("init", &path)?,
+            Origin::Hub(reference) => tokenizer_of_model("init", &self.fetched(&reference)?)?,
         };
         let read = Tokenizer::from_bytes(&bytes);
         let tokenizer = read.map_err(|error| StageError::setting("tokenizer", error))?;
@@ -169,15 +154,36 @@ impl Source for Reader {
 }
 
 impl Reader {
-    fn of_checkpoint(&self) -> Result<Option<Vec<u8>>, StageError> {
+    /// Where the tokenizer is read from now: its file is then in the key, whatever `init` is.
+    fn origin(&self) -> Result<Origin, StageError> {
+        let origin = self.settings.source()?;
+        let is_elsewhere = match &origin {
+            Origin::File(..) => false,
+            Origin::Model(path) => !path.exists(),
+            Origin::Hub(_) => true,
+        };
+        match is_elsewhere.then(|| self.of_checkpoint()).transpose()?.flatten() {
+            Some(path) => Ok(Origin::File(path, "checkpoints")),
+            None => Ok(origin),
+        }
+    }
+
+    /// The tokenizer of the newest checkpoint, if it is that of `init`.
+    fn of_checkpoint(&self) -> Result<Option<PathBuf>, StageError> {
         if self.settings.checkpoints.is_empty() {
             return Ok(None);
         }
         let folder = checkpoint::current(Path::new(&self.settings.checkpoints))?;
-        let latest = checkpoint::latest(&folder)?;
-        latest
-            .map(|(standing, _)| file(&standing.path.join(TOKENIZER_FILE)))
-            .transpose()
+        let latest = match checkpoint::latest(&folder) {
+            // Training sets it aside.
+            Err(TrainingError::Damaged { .. }) => None,
+            latest => latest?,
+        };
+        let of_init = latest.filter(|(_, record)| {
+            let identity = &record.identity;
+            identity.init == self.settings.init && identity.tokenizer.is_none()
+        });
+        Ok(of_init.map(|(standing, _)| standing.path.join(TOKENIZER_FILE)))
     }
 
     fn fetched(&self, reference: &Reference) -> Result<PathBuf, StageError> {
@@ -187,20 +193,4 @@ impl Reader {
         })?;
         fetched.ok_or_else(|| StageError::failed("stopped"))
     }
-}
-
-fn file(path: &Path) -> Result<Vec<u8>, StageError> {
-    std::fs::read(path)
-        .map_err(|error| StageError::setting("tokenizer", format!("{} cannot be read: {error}", path.display())))
-}
-
-fn of_model(path: &Path) -> Result<Vec<u8>, StageError> {
-    let opened = OpenModel::open(path).map_err(TrainingError::from)?;
-    let none = opened.no_tokenizer.unwrap_or_default();
-    opened.tokenizer.ok_or_else(|| {
-        StageError::setting(
-            "tokenizer",
-            format!("{none}; name the SentencePiece .model file that the model was trained with"),
-        )
-    })
 }

@@ -574,8 +574,8 @@ impl TrainSettings {
             Value::Object(map) => map.into_iter().collect(),
             _ => BTreeMap::new(),
         };
-        // Left out where it is the default, as in checkpoints that knew of no other.
-        if self.long_texts != OverLimit::default() {
+        // Left out where texts are cut, as in checkpoints that knew of nothing else.
+        if self.long_texts != OverLimit::Truncate {
             fields.insert("long_texts".into(), json!(self.long_texts));
         }
         // Left out where there is none, as in checkpoints that knew of none.

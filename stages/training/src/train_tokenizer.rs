@@ -12,8 +12,8 @@ use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, ReadOnce, Reads, Role, Shape,
-    Source, SourcePartition, StageError,
+    Artifact, Body, Context, Input, Kind, Out, Partition, Port, ROW, ReadOnce, Reads, Shape, Source, SourcePartition,
+    StageError,
 };
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;
@@ -134,11 +134,7 @@ impl TrainTokenizerSettings {
         if path.extension().is_some_and(|ending| ending == "model") {
             return std::fs::read(path).map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
         }
-        let model = OpenModel::open(path).map_err(|error| refuse(error.to_string()))?;
-        let none = model.no_tokenizer.unwrap_or_else(|| "it holds no tokenizer".into());
-        model
-            .tokenizer
-            .ok_or_else(|| refuse(format!("{}: {none}", self.extend)))
+        tokenizer_of_model("extend", path)
     }
 
     fn recipe(&self, languages: &BTreeSet<String>, extends: Option<Vec<u8>>) -> Recipe {
@@ -191,6 +187,24 @@ pub fn tokenizer_schema() -> SchemaRef {
         Field::new("pieces", DataType::Int32, false),
         Field::new("digest", DataType::Utf8, false),
     ]))
+}
+
+/// The output of the stages that give a tokenizer.
+pub(crate) fn tokenizer_port() -> Port {
+    Port {
+        name: "tokenizer".into(),
+        schema: tokenizer_schema(),
+    }
+}
+
+/// The tokenizer that a model holds: the bytes of a SentencePiece `.model`. `setting` names the model in errors.
+pub(crate) fn tokenizer_of_model(setting: &str, path: &Path) -> Result<Vec<u8>, StageError> {
+    let refuse = |why: String| StageError::setting(setting, why);
+    let model = OpenModel::open(path).map_err(|error| refuse(error.to_string()))?;
+    let none = model.no_tokenizer.unwrap_or_else(|| "it holds no tokenizer".into());
+    model
+        .tokenizer
+        .ok_or_else(|| refuse(format!("{}: {none}", path.display())))
 }
 
 /// A tokenizer as the one row of the output.
@@ -272,15 +286,9 @@ impl Kind for TrainTokenizer {
             }
         }
         Ok(Shape {
-            role: Role::Source,
             reads: vec![Reads::Whole; inputs.len()],
-            outputs: vec![Port {
-                name: "tokenizer".into(),
-                schema: tokenizer_schema(),
-            }],
             dear: true,
-            needs_current: false,
-            conservation: Conservation::NewRows,
+            ..Shape::source(vec![tokenizer_port()])
         })
     }
 

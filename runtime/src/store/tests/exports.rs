@@ -257,9 +257,42 @@ fn a_set_that_would_shrink_is_seen_before_it_is_in_place() {
     };
     assert_eq!(begin(2, [0, 99]).shrunk(), [shrunk(99)]);
     assert_eq!(begin(2, [0, 0]).shrunk(), [shrunk(0)]);
+    // Also where an export was cut short, or somebody removed it.
+    std::fs::remove_file(folder.join("flow.json")).unwrap();
+    assert_eq!(begin(2, [0, 99]).shrunk(), [shrunk(99)]);
     // What was not put in place is not there.
     begin(2, [60, 0]).finish().unwrap();
     assert_eq!(begin(3, [0, 0]).shrunk(), [], "a trial of 60 rows is not guarded");
+}
+
+#[test]
+fn a_set_of_something_else_is_not_replaced() {
+    let root = TempDir::new().unwrap();
+    let folder = root.path().join("out");
+    export(&folder, 1, &["train.parquet", "val.parquet"], Files::default()).unwrap();
+    let before = names(&folder);
+    let refused = |names: &[&str]| export(&folder, 2, names, Files::default()).unwrap_err();
+    let error = refused(&["report.html", "scores.json"]);
+    assert!(
+        matches!(&error, StoreError::OtherSet { found, .. } if found == "train.parquet"),
+        "{error}"
+    );
+    assert_eq!(names(&folder), before);
+    let text = std::fs::read_to_string(folder.join("train.parquet")).unwrap();
+    assert_eq!(text, "train.parquet 1");
+    // One that has a file of it is the set as it is made now.
+    export(&folder, 2, &["train.parquet", "test.parquet"], Files::default()).unwrap();
+
+    // A file of the name that is no list of a set's files; one of ours that was cut short or edited is written anew.
+    let list = folder.join("flow.json");
+    std::fs::write(&list, "{\"mine\":1}").unwrap();
+    let error = refused(&["train.parquet"]);
+    assert!(matches!(error, StoreError::OtherSet { .. }), "{error}");
+    assert_eq!(std::fs::read_to_string(&list).unwrap(), "{\"mine\":1}");
+    for damaged in ["{\"version\":1,\"files\":{}", "{\"version\":1,\"files\":7}"] {
+        std::fs::write(&list, damaged).unwrap();
+        export(&folder, 3, &["train.parquet"], Files::default()).unwrap();
+    }
 }
 
 #[test]

@@ -83,6 +83,8 @@ impl Place<'_> {
             Err(source) if source.kind() == ErrorKind::NotFound && jobs.iter().any(|job| job.member.in_tar) => {
                 return Err(AudioError::Read { path: tar_path, source });
             }
+            // No row needs it.
+            Err(source) if source.kind() == ErrorKind::NotFound => Err(("missing_tar".into(), source.to_string())),
             Err(source) => {
                 let path = tar_path.clone();
                 Err(unreadable(AudioError::Read { path, source })?)

@@ -137,22 +137,20 @@ impl LineManifest {
             Ok(SourcePartition {
                 name: name.clone(),
                 files: vec![self.files[block.file].0.clone()],
-                extra: if self.look {
-                    self.recordings(*block)?.to_hex()
-                } else {
-                    String::new()
-                },
+                extra: self.recordings(*block)?.map(Chain::to_hex).unwrap_or_default(),
             })
         };
         self.blocks.par_iter().map(partition).collect()
     }
 
-    /// How the recordings of a block look from outside.
-    fn recordings(&self, block: Block) -> Result<Chain, ManifestError> {
-        let (mut chain, mut eyes) = (Chain::default(), Eyes::default());
+    /// How the recordings of a block look from outside; none when none has to be looked at.
+    fn recordings(&self, block: Block) -> Result<Option<Chain>, ManifestError> {
+        let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
         self.each_line(block, |line| {
-            if let Some(row) = line.ok().and_then(|line| self.row(line, block.file).ok()) {
-                chain.add(&eyes.look(&row.wanted));
+            let row = line.ok().and_then(|line| self.row(line, block.file).ok());
+            // Where a recording lies in its tar stands in the row, so a tar is looked at in any case.
+            if let Some(row) = row.filter(|row| self.look || row.wanted.files.is_empty()) {
+                chain.get_or_insert_default().add(&eyes.look(&row.wanted));
             }
             Ok(())
         })?;

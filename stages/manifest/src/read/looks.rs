@@ -13,19 +13,23 @@ use super::recordings::Wanted;
 /// Rows whose recordings one thread looks at.
 const SHARE: usize = 512;
 
-/// Size in bytes, time of the last change in nanoseconds, and inode of a file.
+/// Size in bytes, times of the last change (the one that can be set, and the one that cannot) in nanoseconds, and inode of a
+/// file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileLook {
     size: u64,
-    changed: i128,
+    mtime: i128,
+    ctime: i128,
     inode: u64,
 }
 
 impl From<&Metadata> for FileLook {
     fn from(metadata: &Metadata) -> Self {
+        let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
         FileLook {
             size: metadata.len(),
-            changed: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
+            mtime: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
+            ctime: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
             inode: metadata.ino(),
         }
     }
@@ -126,7 +130,7 @@ impl Chain {
         if let Some((place, file)) = look {
             bytes[32..40].copy_from_slice(&(*place as u64 + 1).to_le_bytes());
             bytes[40..48].copy_from_slice(&file.size.to_le_bytes());
-            bytes[48..64].copy_from_slice(&file.changed.to_le_bytes());
+            bytes[48..64].copy_from_slice(&file.mtime.to_le_bytes());
             bytes[64..72].copy_from_slice(&file.inode.to_le_bytes());
         }
         self.0 = *blake3::hash(&bytes).as_bytes();

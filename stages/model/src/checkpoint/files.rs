@@ -61,6 +61,8 @@ pub(super) fn write_folder(
     is_ours: impl Fn(&str) -> bool,
     fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
+    // What a link names is replaced, not the link.
+    let folder = &fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
     let fail = |error: std::io::Error| broken(folder, error);
     if folder.exists() {
         if !replace {
@@ -88,9 +90,22 @@ pub(super) fn write_folder(
             }
             // An empty folder is made in the place that the old one is renamed to, so that it is ours.
             let (old, ()) = make_beside(folder, ".old", |path| fs::create_dir(path)).map_err(fail)?;
-            fs::rename(folder, &old).map_err(fail)?;
-            fs::rename(&writing, folder).map_err(fail)?;
-            fs::remove_dir_all(&old).map_err(fail)
+            let replaced = fs::rename(folder, &old).and_then(|()| {
+                let placed = fs::rename(&writing, folder);
+                if placed.is_err() {
+                    // The first error counts.
+                    let _ = fs::rename(&old, folder);
+                }
+                placed
+            });
+            match replaced {
+                Ok(()) => fs::remove_dir_all(&old).map_err(fail),
+                Err(error) => {
+                    // Empty, or not there any more.
+                    let _ = fs::remove_dir(&old);
+                    Err(fail(error))
+                }
+            }
         });
     if written.is_err() {
         // As above: the first error counts.

@@ -9,9 +9,12 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Tensor};
 use flow_model::checkpoint::{OpenModel, write_model_folder};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::writing::{CheckpointFolder, REMOVING, WRITING, sync_folder};
-use super::{FileDigest, Standing, damaged, digest_file, digest_of_files, folders, list, read_record};
+use super::{
+    FileDigest, Standing, damaged, digest_file, digest_of_files, folders, list, read_record, verify, verify_files,
+};
 use crate::error::TrainingError;
 
 const AVERAGE: &str = "average-";
@@ -60,16 +63,24 @@ pub fn standing(folder: &Path) -> Result<Option<Average>, TrainingError> {
     let newest = folders(folder)?.into_iter().filter(|name| is_name(name)).max();
     let Some(name) = newest else { return Ok(None) };
     let path = folder.join(name);
-    let wrong = |what: String| damaged(&path, format!("{RECORD}: {what}"));
+    let record = read(&path)?;
+    verify_files(&path, &record.files)?;
+    Ok(Some(Average { path, record }))
+}
+
+/// What the folder of a mean says of it.
+fn read(path: &Path) -> Result<Record, TrainingError> {
+    let wrong = |what: String| damaged(path, format!("{RECORD}: {what}"));
     let text = fs::read_to_string(path.join(RECORD)).map_err(|error| wrong(error.to_string()))?;
-    let record: Record = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    if record.version > VERSION {
+    let value: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    if let Some(version) = value["version"].as_u64()
+        && version > u64::from(VERSION)
+    {
         return Err(wrong(format!(
-            "version {} is newer than this program, which knows {VERSION}",
-            record.version
+            "version {version} is newer than this program, which knows {VERSION}"
         )));
     }
-    Ok(Some(Average { path, record }))
+    serde_json::from_value(value).map_err(|error| wrong(error.to_string()))
 }
 
 /// The last `keep` checkpoints.
@@ -88,7 +99,12 @@ fn parts(folder: &Path, keep: usize) -> Result<Vec<(Standing, Part)>, TrainingEr
 pub fn is_made(folder: &Path, keep: usize) -> Result<bool, TrainingError> {
     let parts = parts(folder, keep)?;
     let of = parts.iter().map(|(_, part)| part);
-    Ok(standing(folder)?.is_some_and(|average| average.record.of.iter().eq(of)))
+    match standing(folder) {
+        Ok(average) => Ok(average.is_some_and(|average| average.record.of.iter().eq(of))),
+        // It is made again.
+        Err(TrainingError::Damaged { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Makes the mean of the last `keep` checkpoints, and removes means of others.
@@ -98,21 +114,22 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
         return Ok(());
     }
     let parts = parts(folder, keep)?;
-    let Some((newest, part)) = parts.last() else {
-        return Err(TrainingError::Data {
-            message: format!("{} holds no checkpoint", folder.display()),
-        });
-    };
-    let name = format!("{AVERAGE}{:09}", part.step);
-    let writing = held.free(WRITING, &name);
-    held.note(&[&writing])?;
+    for (standing, _) in &parts {
+        verify(&standing.path, &read_record(&standing.path)?)?;
+    }
     let models: Vec<OpenModel> = parts
         .iter()
         .map(|(standing, _)| OpenModel::open(&standing.path))
         .collect::<Result<_, _>>()?;
-    let (Some(last), path) = (models.last(), &newest.path) else {
-        return Ok(());
+    let (Some((newest, part)), Some(last)) = (parts.last(), models.last()) else {
+        return Err(TrainingError::Data {
+            message: format!("{} holds no checkpoint", folder.display()),
+        });
     };
+    let path = &newest.path;
+    let name = format!("{AVERAGE}{:09}", part.step);
+    let writing = held.free(WRITING, &name);
+    held.note(&[&writing])?;
     let mut tensors = Vec::with_capacity(last.tensors.len());
     for entry in &last.tensors {
         let values = models.iter().map(|model| {
@@ -146,6 +163,12 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
         .map_err(TrainingError::file(&path))?;
     sync_folder(&writing)?;
     for old in folders(folder)?.into_iter().filter(|name| is_name(name)) {
+        let path = folder.join(&old);
+        // What is not one of these means, or is damaged, is only moved out of the way.
+        if read(&path).is_err() {
+            held.set_aside(&path)?;
+            continue;
+        }
         let removing = held.free(REMOVING, &old);
         held.note(&[&writing, &removing])?;
         let old = folder.join(old);

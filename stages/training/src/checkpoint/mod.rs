@@ -273,7 +273,12 @@ pub fn read_record(checkpoint: &Path) -> Result<Record, TrainingError> {
 
 /// Compares every file of a checkpoint with its digest.
 pub fn verify(checkpoint: &Path, record: &Record) -> Result<(), TrainingError> {
-    record.files.par_iter().try_for_each(|(name, expected)| {
+    verify_files(checkpoint, &record.files)
+}
+
+/// Compares files of a folder with their digests.
+fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDigest>) -> Result<(), TrainingError> {
+    files.par_iter().try_for_each(|(name, expected)| {
         if name.contains('/') || name.starts_with('.') {
             return Err(damaged(checkpoint, format!("{RECORD} names a file {name:?}")));
         }
