@@ -65,21 +65,46 @@ fn relative(found: &Tensor, expected: &Tensor) -> f64 {
 
 /// As a share of the gradient's norm. NeMo's own f32 and f64 gradients differ by some 6e-6, and by more where inputs of a
 /// ReLU lie at its kink: by 2e-3 in the sub-sampling, and in all tensors where it is one of the joint network. How much it
-/// is in each tensor of the network at hand stands in the facts of the training step.
-fn gradient_bound(name: &str, facts: &serde_json::Value) -> f64 {
+/// is in each tensor of the network at hand stands in the facts of the training step, for one pair of runs; how far rounding
+/// moves our own (`moved`) counts as well, below what an error of the mathematics would do.
+fn gradient_bound(name: &str, facts: &serde_json::Value, moved: f64) -> f64 {
     let theirs = facts["grad_stats_f64"][name]["f32_err_rel"].as_f64().unwrap_or(0.0);
     let at_the_kink: f64 = if name.starts_with("encoder.pre_encode") {
         5e-3
     } else {
         3e-5
     };
-    at_the_kink.max(3.0 * theirs)
+    at_the_kink.max(3.0 * theirs).max((3.0 * moved).min(2e-3))
+}
+
+/// How far each gradient of the golden step moves, as a share of its norm, in 32 bits and where the recordings are rounded
+/// in the last place.
+fn moved_gradients() -> std::collections::HashMap<String, f64> {
+    let whole = whole_batch();
+    let rounded = MicroBatch {
+        signals: golden::rounded(&whole.signals),
+        tokens: whole.tokens.clone(),
+    };
+    let runs = [(&whole, DType::F64), (&whole, DType::F32), (&rounded, DType::F64)];
+    let [exact, moved @ ..] = runs.map(|(batch, dtype)| {
+        let mut model = model(dtype);
+        let mut gradients = Gradients::new(&model.parameters);
+        model.train_micro_batch(batch, &quiet(1.0), &mut gradients).unwrap();
+        (model, gradients)
+    });
+    let of = |(id, gradient): (_, &Tensor)| {
+        let name = exact.0.parameters.parameter(id).name.clone();
+        let moved = moved.iter().map(|run| relative(run.1.get(id).unwrap(), gradient));
+        (name, moved.fold(0.0, f64::max))
+    };
+    exact.1.iter().map(of).collect()
 }
 
 #[test]
 fn a_training_step_has_nemos_losses_gradients_and_statistics() {
     let expected = golden::tensors("train_step.safetensors");
     let facts = json("train_step.json");
+    let moved = moved_gradients();
     for dtype in [DType::F32, DType::F64] {
         let mut model = model(dtype);
         let mut gradients = Gradients::new(&model.parameters);
@@ -107,7 +132,7 @@ fn a_training_step_has_nemos_losses_gradients_and_statistics() {
             let found = gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient"));
             let difference = relative(found, &expected[&format!("grad.{name}")]);
             assert!(
-                difference < gradient_bound(name, &facts),
+                difference < gradient_bound(name, &facts, moved[name]),
                 "{dtype:?} {name}: gradient differs by {difference}"
             );
             let stats = &facts["grad_stats_f64"][name];
@@ -116,7 +141,7 @@ fn a_training_step_has_nemos_losses_gradients_and_statistics() {
                 stats["norm"].as_f64().unwrap(),
             );
             assert!(
-                (norm - exact).abs() < gradient_bound(name, &facts) * exact.max(1e-3),
+                (norm - exact).abs() < gradient_bound(name, &facts, moved[name]) * exact.max(1e-3),
                 "{name}: norm {norm} {exact}"
             );
             compared += 1;
@@ -134,6 +159,7 @@ fn a_training_step_has_nemos_losses_gradients_and_statistics() {
 fn accumulated_gradients_are_those_of_lightning() {
     let facts = json("grad_accumulation.json");
     let of_step = json("train_step.json");
+    let moved = moved_gradients();
     // Names such as `train3`.
     let utterances = |micro: &serde_json::Value| -> Vec<usize> {
         let names = micro["utterances"].as_array().unwrap().iter();
@@ -185,7 +211,7 @@ fn accumulated_gradients_are_those_of_lightning() {
             let found = values(gradients.get(model.parameters.id(name).unwrap()).unwrap());
             let norm = found.iter().map(|x| x * x).sum::<f64>().sqrt();
             let exact = facts["norm"].as_f64().unwrap();
-            let bound = gradient_bound(name, &of_step);
+            let bound = gradient_bound(name, &of_step, moved[name]);
             assert!(
                 (norm - exact).abs() < bound * exact,
                 "{reduction:?} {name}: norm {norm} {exact}"
