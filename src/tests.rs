@@ -9,8 +9,8 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use clap::Parser;
 use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Operator, Out, Partition, Port, Progress,
-    RejectClass, RejectSet, Role, Shape, Source, SourcePartition, StageError,
+    Body, Conservation, Context, Export, ExportSet, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
+    Port, Progress, RejectClass, RejectSet, Shape, Source, SourcePartition, StageError,
 };
 use tempfile::TempDir;
 
@@ -44,8 +44,10 @@ struct Sum;
 impl Kind for Numbers {
     const NAME: &'static str = "toy.numbers";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = Settings;
-    fn shape(_: &Settings, _: &[Input]) -> Result<Shape, StageError> {
+    fn shape(_: &Settings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape {
             conservation: Conservation::Rows,
             ..Shape::source(ports())
@@ -94,9 +96,11 @@ impl Source for NumbersBody {
 impl Kind for Positive {
     const NAME: &'static str = "toy.positive";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::streamed("rows", "numbers")];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = Settings;
-    fn shape(_: &Settings, inputs: &[Input]) -> Result<Shape, StageError> {
-        Ok(Shape::local(inputs.len(), ports()))
+    fn shape(_: &Settings, _: &Inputs) -> Result<Shape, StageError> {
+        Ok(Shape::local(ports()))
     }
     fn open(_: &Settings, _: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(PositiveBody)))
@@ -106,7 +110,7 @@ impl Kind for Positive {
 struct PositiveBody;
 
 impl Operator for PositiveBody {
-    fn batch(&mut self, _: usize, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+    fn batch(&mut self, _: &str, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
         let numbers = batch.column(1).as_primitive::<Int64Type>();
         if let Some(row) = numbers.values().iter().position(|number| *number == 13) {
             return Err(StageError::Failed {
@@ -129,29 +133,29 @@ impl Operator for PositiveBody {
 impl Kind for Sum {
     const NAME: &'static str = "toy.sum";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::whole("rows", "numbers")];
+    const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = Settings;
-    fn shape(_: &Settings, inputs: &[Input]) -> Result<Shape, StageError> {
-        Ok(Shape {
-            role: Role::Export,
-            ..Shape::local(inputs.len(), Vec::new())
-        })
+    fn shape(_: &Settings, _: &Inputs) -> Result<Shape, StageError> {
+        Ok(Shape::export())
     }
-    fn open(settings: &Settings, _: &Context) -> Result<Body, StageError> {
-        Ok(Body::Export(Box::new(SumBody(PathBuf::from(
-            settings.get("out").cloned().unwrap_or_default(),
-        )))))
+    fn open(settings: &Settings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Export(Box::new(SumBody(
+            PathBuf::from(settings.get("out").cloned().unwrap_or_default()),
+            context.clone(),
+        ))))
     }
 }
 
-struct SumBody(PathBuf);
+struct SumBody(PathBuf, Context);
 
 impl Export for SumBody {
     fn folder(&self) -> PathBuf {
         self.0.clone()
     }
-    fn write(&mut self, inputs: &[Artifact], _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
         let mut sum = 0;
-        for batch in inputs[0].batches(None) {
+        for batch in self.1.required("rows")?.batches(None) {
             let (_, batch) = batch?;
             sum += batch.column(1).as_primitive::<Int64Type>().values().iter().sum::<i64>();
         }

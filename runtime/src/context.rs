@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::event::{Event, Events};
-use crate::kind::Input;
+use crate::inputs::{Input, Inputs};
+use crate::kind::StageError;
 use crate::processes::Processes;
 use crate::store::Artifact;
 
@@ -14,10 +15,10 @@ use crate::store::Artifact;
 pub struct Context {
     /// The stage's name in this run, with its group: `manifest/dedup`.
     pub stage: String,
-    /// Names and schemas of all inputs, in the order of `from`: what [`crate::Kind::shape`] was given.
-    pub from: Vec<Input>,
-    /// Whole inputs by position in `from`; `None` for streamed ones.
-    pub inputs: Vec<Option<Artifact>>,
+    /// Names and schemas of all inputs: what [`crate::Kind::shape`] was given.
+    pub inputs: Inputs,
+    /// By place in `inputs`; `None` for streamed ones.
+    pub(crate) artifacts: Vec<Option<Artifact>>,
     pub worker: usize,
     pub workers: usize,
     /// Threads this body may use beside its worker (for rayon and the like): its share of the one budget.
@@ -32,10 +33,25 @@ pub struct Context {
 }
 
 impl Context {
-    /// The whole input at `position`. An empty artifact where the runtime gave none, which only a
-    /// [`crate::Shape`] that declares the input streamed can cause.
-    pub fn input(&self, position: usize) -> Option<&Artifact> {
-        self.inputs.get(position).and_then(Option::as_ref)
+    /// The input `name`, read as a whole; none where it was not given, or is streamed.
+    pub fn input(&self, name: &str) -> Option<&Artifact> {
+        self.artifacts.get(self.inputs.position(name)?)?.as_ref()
+    }
+
+    /// The input `name`, which the kind declares as required and reads as a whole.
+    ///
+    /// # Errors
+    /// When it is not there: a fault of the kind.
+    pub fn required(&self, name: &str) -> Result<&Artifact, StageError> {
+        self.input(name)
+            .ok_or_else(|| StageError::failed(format!("the input `{name}` was not given")))
+    }
+
+    /// All inputs that are read as a whole and stand for the declared input `port`.
+    pub fn whole(&self, port: &str) -> impl Iterator<Item = (&Input, &Artifact)> {
+        let inputs = self.inputs.iter().zip(&self.artifacts);
+        inputs
+            .filter_map(move |(input, artifact)| Some((input, artifact.as_ref()?)).filter(|_| input.port.name == port))
     }
 
     /// Tells the screen and the event log about figures of the stage's own.

@@ -24,8 +24,9 @@ use crate::dataflow::kept::KeptRows;
 use crate::dataflow::work::apply;
 use crate::digest::Digest;
 use crate::event::{Event, Events};
+use crate::inputs::{self, InputPort, Inputs, Offered};
 use crate::kind::{
-    Body, Export, Global, Input, Kind, Log, Operator, Progress, ROW, Reads, Shape, Source, StageError, Standing,
+    Body, Export, Global, Kind, Log, Operator, Progress, ROW, Reads, Shape, Source, StageError, Standing,
 };
 use crate::out::Out;
 use crate::partition::Partition;
@@ -116,7 +117,7 @@ impl<K: Kind> Harness<K> {
         Ok(Harness::new(crate::spec::yaml::typed(&value).map_err(wrong)?))
     }
 
-    /// Declares the next input, in the order of `from`.
+    /// Gives an input under the name that `from: {name: ...}` would use.
     pub fn input(mut self, name: &str, schema: SchemaRef) -> Self {
         self.inputs.push(Fed {
             name: name.into(),
@@ -173,25 +174,43 @@ impl<K: Kind> Harness<K> {
     }
 
     pub fn shape(&self) -> Result<Shape, StageError> {
-        let inputs: Vec<Input> = self.inputs.iter().map(Fed::described).collect();
-        let mut shape = K::shape(&self.settings, &inputs)?;
-        if matches!(shape.role, crate::Role::Source | crate::Role::Export) {
-            shape.reads = vec![Reads::Whole; inputs.len()];
-        }
-        if shape.reads.len() != inputs.len() {
-            return Err(StageError::failed(format!(
-                "the shape reads {} inputs, the test gives {}",
-                shape.reads.len(),
-                inputs.len()
-            )));
-        }
-        Ok(shape)
+        K::shape(&self.settings, &self.bound()?.1)
+    }
+
+    /// The inputs as the kind declares them: which one was fed, and what it is.
+    fn bound(&self) -> Result<(Vec<usize>, Inputs), StageError> {
+        let offered: Vec<Offered<'_>> = self
+            .inputs
+            .iter()
+            .map(|fed| Offered {
+                // As in a pipeline, the only input of a kind needs no name.
+                key: (K::INPUTS.len() > 1 || K::INPUTS.iter().any(InputPort::is_many)).then_some(&fed.name),
+                stage: &fed.name,
+                schema: &fed.schema,
+            })
+            .collect();
+        let bound = inputs::bind(K::NAME, K::INPUTS, &offered).map_err(|unfit| StageError::Input {
+            name: unfit
+                .place
+                .map_or_else(String::new, |place| self.inputs[place].name.clone()),
+            message: unfit.message,
+            help: unfit.help,
+        })?;
+        let (places, inputs) = bound.into_iter().unzip();
+        Ok((places, Inputs::new(inputs)))
     }
 
     /// Runs the body over everything that was fed, partition by partition in the order of their names, and
     /// checks conservation as a run does.
-    pub fn run(self) -> Result<Output, StageError> {
-        let shape = self.shape()?;
+    pub fn run(mut self) -> Result<Output, StageError> {
+        let (places, described) = self.bound()?;
+        let shape = K::shape(&self.settings, &described)?;
+        let mut fed: Vec<Option<Fed>> = std::mem::take(&mut self.inputs).into_iter().map(Some).collect();
+        self.inputs = places.into_iter().filter_map(|place| fed[place].take()).collect();
+        for (fed, input) in self.inputs.iter_mut().zip(described.iter()) {
+            fed.name = input.name.clone();
+        }
+        let reads: Vec<Reads> = described.iter().map(|input| shape.reads(input.port)).collect();
         let events = Events::default();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let listener = Arc::clone(&seen);
@@ -203,10 +222,10 @@ impl<K: Kind> Harness<K> {
                 .push(event.clone())
         });
         let woken = Arc::new((Mutex::new(false), Condvar::new()));
-        let inputs = self
+        let artifacts = self
             .inputs
             .iter()
-            .zip(&shape.reads)
+            .zip(&reads)
             .map(|(fed, reads)| match reads {
                 Reads::Streamed => Ok(None),
                 Reads::Whole => fed.artifact().map(Some),
@@ -215,8 +234,8 @@ impl<K: Kind> Harness<K> {
         let bell = Arc::clone(&woken);
         let context = Context {
             stage: "harness".into(),
-            from: self.inputs.iter().map(Fed::described).collect(),
-            inputs,
+            inputs: described,
+            artifacts,
             worker: 0,
             workers: 1,
             threads: self.threads,
@@ -232,6 +251,7 @@ impl<K: Kind> Harness<K> {
         let body = K::open(&self.settings, &context)?;
         let mut run = Run {
             shape,
+            streamed: reads.iter().map(|reads| *reads == Reads::Streamed).collect(),
             woken,
             in_hand: BTreeMap::new(),
             done: BTreeMap::new(),
@@ -245,7 +265,7 @@ impl<K: Kind> Harness<K> {
             }
             Body::Log(body) => run.log(&self.inputs, body)?,
             Body::Global(body) => run.global(&self.inputs, body)?,
-            Body::Export(body) => self.export(body, &context)?,
+            Body::Export(body) => self.export(body)?,
         }
         drop(context);
         let mut output = Output {
@@ -270,28 +290,20 @@ impl<K: Kind> Harness<K> {
         Ok(output)
     }
 
-    fn export(&self, mut body: Box<dyn Export>, context: &Context) -> Result<(), StageError> {
-        let inputs: Vec<Artifact> = context.inputs.iter().flatten().cloned().collect();
+    fn export(&self, mut body: Box<dyn Export>) -> Result<(), StageError> {
         let mut set = ExportSet::begin(
             &body.folder(),
             &body.manifest(),
             crate::Digest::of(b"harness"),
             "harness",
         )?;
-        body.write(&inputs, &RejectSet::in_memory(self.rejects.clone()), &mut set)?;
+        body.write(&RejectSet::in_memory(self.rejects.clone()), &mut set)?;
         set.finish()?;
         Ok(())
     }
 }
 
 impl Fed {
-    fn described(&self) -> Input {
-        Input {
-            name: self.name.clone(),
-            schema: self.schema.clone(),
-        }
-    }
-
     fn artifact(&self) -> Result<Artifact, StageError> {
         let mut by_partition: BTreeMap<Partition, Vec<RecordBatch>> = self
             .partitions
@@ -311,6 +323,8 @@ impl Fed {
 
 struct Run {
     shape: Shape,
+    /// Of each input, whether it is streamed.
+    streamed: Vec<bool>,
     woken: Arc<(Mutex<bool>, Condvar)>,
     in_hand: BTreeMap<Partition, Collected>,
     done: BTreeMap<Partition, Collected>,
@@ -354,7 +368,7 @@ impl Run {
 
     /// Feeds the streamed inputs; what the body finishes later is waited for.
     fn operator<O: Operator + ?Sized>(&mut self, inputs: &[Fed], body: &mut O) -> Result<(), StageError> {
-        let streamed: Vec<bool> = self.shape.reads.iter().map(|reads| *reads == Reads::Streamed).collect();
+        let streamed = self.streamed.clone();
         let partitions: BTreeSet<Partition> = inputs
             .iter()
             .zip(&streamed)
@@ -374,7 +388,7 @@ impl Run {
                         }
                     }
                     out.of(partition);
-                    body.batch(position, partition, batch.clone(), &mut out)?;
+                    body.batch(&fed.name, partition, batch.clone(), &mut out)?;
                     self.drain(&mut out)?;
                 }
             }
@@ -432,10 +446,9 @@ impl Run {
 
     fn global(&mut self, inputs: &[Fed], mut body: Box<dyn Global>) -> Result<(), StageError> {
         let position = self
-            .shape
-            .reads
+            .streamed
             .iter()
-            .position(|reads| *reads == Reads::Streamed)
+            .position(|streamed| *streamed)
             .ok_or_else(|| StageError::failed("a global stage needs an input that is streamed"))?;
         let rows = inputs[position].artifact()?;
         let key_schema = body.key_schema();

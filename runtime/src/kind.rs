@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::context::Context;
+use crate::inputs::{InputPort, Inputs, OutputPort};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::RejectClass;
@@ -28,11 +29,15 @@ pub trait Kind: Send + Sync + 'static {
     const NAME: &'static str;
     /// Raised whenever the same input and settings give other bytes. Part of every key.
     const VERSION: u32;
+    /// What `from` may give. From here come the checks of a pipeline, the reference page and the JSON schema.
+    const INPUTS: &'static [InputPort];
+    /// What other stages may read.
+    const OUTPUTS: &'static [OutputPort];
     type Settings: DeserializeOwned + Serialize + schemars::JsonSchema + Clone + Send + Sync + 'static;
 
     /// Ports, schemas and how the stage takes part in a run. Pure: reads no data, so that `flow check`
-    /// can call it. `inputs` stand in the order of `from`.
-    fn shape(settings: &Self::Settings, inputs: &[Input]) -> Result<Shape, StageError>;
+    /// can call it. `inputs` fit what the kind declares.
+    fn shape(settings: &Self::Settings, inputs: &Inputs) -> Result<Shape, StageError>;
 
     /// Makes one body for one worker.
     fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError>;
@@ -60,14 +65,6 @@ pub trait Kind: Send + Sync + 'static {
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         Ok(BTreeMap::new())
     }
-}
-
-/// One input of a stage, as `shape` sees it.
-#[derive(Clone, Debug)]
-pub struct Input {
-    /// The name under which `from` gives it: the key in `from: {name: stage.port}`, or the stage's name.
-    pub name: String,
-    pub schema: SchemaRef,
 }
 
 /// How a stage reads one input.
@@ -113,8 +110,7 @@ pub enum Conservation {
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub role: Role,
-    /// One per input.
-    pub reads: Vec<Reads>,
+    /// Those that the kind declares, in the same order.
     pub outputs: Vec<Port>,
     /// Too dear to compute again: outputs are stored even when only streamed stages read them.
     pub dear: bool,
@@ -128,7 +124,6 @@ impl Shape {
     pub fn source(outputs: Vec<Port>) -> Self {
         Shape {
             role: Role::Source,
-            reads: Vec::new(),
             outputs,
             dear: false,
             needs_current: false,
@@ -136,14 +131,40 @@ impl Shape {
         }
     }
 
-    pub fn local(inputs: usize, outputs: Vec<Port>) -> Self {
+    pub fn local(outputs: Vec<Port>) -> Self {
         Shape {
             role: Role::Local,
-            reads: vec![Reads::Streamed; inputs],
-            outputs,
-            dear: false,
-            needs_current: false,
             conservation: Conservation::Rows,
+            ..Shape::source(outputs)
+        }
+    }
+
+    pub fn global(outputs: Vec<Port>) -> Self {
+        Shape {
+            role: Role::Global,
+            ..Shape::local(outputs)
+        }
+    }
+
+    pub fn log(outputs: Vec<Port>) -> Self {
+        Shape {
+            role: Role::Log,
+            ..Shape::source(outputs)
+        }
+    }
+
+    pub fn export() -> Self {
+        Shape {
+            role: Role::Export,
+            ..Shape::source(Vec::new())
+        }
+    }
+
+    /// How the stage reads an input.
+    pub fn reads(&self, port: &InputPort) -> Reads {
+        match self.role {
+            Role::Source | Role::Export => Reads::Whole,
+            Role::Local | Role::Global | Role::Log => port.reads,
         }
     }
 }
@@ -211,11 +232,11 @@ pub enum Progress {
 
 /// Computes partition by partition.
 pub trait Operator {
-    /// Takes one batch of a streamed input (`input` counts all inputs in the order of `from`). Batches of several partitions may come interleaved;
-    /// within one partition and input they come in order.
+    /// Takes one batch of a streamed input, by its name. Batches of several partitions may come interleaved; within one
+    /// partition and input they come in order.
     fn batch(
         &mut self,
-        input: usize,
+        input: &str,
         partition: &Partition,
         batch: RecordBatch,
         out: &mut Out,
@@ -224,7 +245,7 @@ pub trait Operator {
     /// No more batches of `partition` will come.
     fn partition_complete(&mut self, partition: &Partition, out: &mut Out) -> Result<Progress, StageError>;
 
-    /// Called after [`Context::wake`], and while partitions are `NotYet`. Puts into `out` what is ready and
+    /// Called after [`crate::context::Waker::wake`], and while partitions are `NotYet`. Puts into `out` what is ready and
     /// returns the partitions that are done now.
     fn poll(&mut self, _out: &mut Out) -> Result<Vec<Partition>, StageError> {
         Ok(Vec::new())
@@ -305,9 +326,9 @@ pub trait Export {
     fn manifest(&self) -> String {
         "flow.json".to_string()
     }
-    /// Writes all files of the set. `inputs` in the order of `from`; `rejects` are those of every stage
-    /// upstream.
-    fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError>;
+    /// Writes all files of the set. Its inputs are those of the [`Context`] that it was opened with; `rejects` are those of
+    /// every stage upstream.
+    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError>;
 }
 
 /// Why a stage cannot go on.

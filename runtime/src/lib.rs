@@ -7,6 +7,7 @@ pub mod dataflow;
 pub mod digest;
 pub mod event;
 pub mod harness;
+pub mod inputs;
 pub mod kind;
 pub mod out;
 pub mod partition;
@@ -24,9 +25,10 @@ pub mod visible;
 pub use available_memory::available_memory;
 pub use context::Context;
 pub use digest::Digest;
+pub use inputs::{ColumnType, Input, InputCount, InputPort, Inputs, OutputPort};
 pub use kind::{
-    Body, Conservation, Export, Fate, FileRange, Global, Input, Kind, Log, Operator, Port, Progress, ROW, Reads, Role,
-    Shape, Source, SourcePartition, StageError, Standing,
+    Body, Conservation, Export, Fate, FileRange, Global, Kind, Log, Operator, Port, Progress, ROW, Reads, Role, Shape,
+    Source, SourcePartition, StageError, Standing,
 };
 pub use out::Out;
 pub use partition::Partition;

@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::context::Context;
-use crate::kind::{Body, Input, Kind, Shape, StageError};
+use crate::inputs::{InputPort, Inputs, OutputPort};
+use crate::kind::{Body, Kind, Shape, StageError};
 use crate::partition::Partition;
 use crate::spec::near::did_you_mean;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
@@ -15,6 +16,10 @@ use crate::store::Artifact;
 pub trait AnyKind: Send + Sync {
     fn name(&self) -> &'static str;
     fn version(&self) -> u32;
+    /// See [`Kind::INPUTS`].
+    fn inputs(&self) -> &'static [InputPort];
+    /// See [`Kind::OUTPUTS`].
+    fn outputs(&self) -> &'static [OutputPort];
     /// The JSON schema of the kind's settings.
     fn schema(&self) -> serde_json::Value;
     /// The kind's doc text: the doc comment of its settings struct.
@@ -25,7 +30,7 @@ pub trait AnyKind: Send + Sync {
 
 /// The settings of one stage, read and typed; they know their kind.
 pub trait AnySettings: Send + Sync {
-    fn shape(&self, inputs: &[Input]) -> Result<Shape, StageError>;
+    fn shape(&self, inputs: &Inputs) -> Result<Shape, StageError>;
     fn open(&self, context: &Context) -> Result<Body, StageError>;
     /// See [`Kind::ready`].
     fn ready(&self) -> Result<(), StageError>;
@@ -55,6 +60,14 @@ impl<K: Kind> AnyKind for Typed<K> {
         K::VERSION
     }
 
+    fn inputs(&self) -> &'static [InputPort] {
+        K::INPUTS
+    }
+
+    fn outputs(&self) -> &'static [OutputPort] {
+        K::OUTPUTS
+    }
+
     fn schema(&self) -> serde_json::Value {
         schemars::generate::SchemaSettings::draft2020_12()
             .into_generator()
@@ -81,7 +94,7 @@ impl<K: Kind> AnyKind for Typed<K> {
 }
 
 impl<K: Kind> AnySettings for TypedSettings<K> {
-    fn shape(&self, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(&self, inputs: &Inputs) -> Result<Shape, StageError> {
         K::shape(&self.0, inputs)
     }
 
@@ -175,8 +188,32 @@ impl Registry {
                 faults.push(format!("{name}: its settings struct has no doc comment"));
             }
             schema_faults(name, &kind.schema(), &mut faults);
+            port_faults(kind.as_ref(), &mut faults);
         }
         faults
+    }
+}
+
+fn port_faults(kind: &dyn AnyKind, faults: &mut Vec<String>) {
+    let inputs = kind.inputs().iter().map(|port| ("input", port.name, port.doc));
+    let outputs = kind.outputs().iter().map(|port| ("output", port.name, port.doc));
+    let mut seen = std::collections::BTreeSet::new();
+    for (what, name, doc) in inputs.chain(outputs) {
+        if !is_lower_name(name) || !seen.insert((what, name)) {
+            faults.push(format!(
+                "{}: the {what} `{name}` needs a name of its own in lower case",
+                kind.name()
+            ));
+        }
+        if doc.trim().is_empty() {
+            faults.push(format!("{}: the {what} `{name}` has no doc text", kind.name()));
+        }
+    }
+    if kind.inputs().iter().filter(|port| port.is_many()).count() > 1 {
+        faults.push(format!(
+            "{}: only one input may be given under several names",
+            kind.name()
+        ));
     }
 }
 
@@ -260,9 +297,11 @@ mod tests {
             impl Kind for $kind {
                 const NAME: &'static str = $name;
                 const VERSION: u32 = 1;
+                const INPUTS: &'static [InputPort] = &[];
+                const OUTPUTS: &'static [OutputPort] = &[];
                 type Settings = $settings;
-                fn shape(_: &$settings, inputs: &[Input]) -> Result<Shape, StageError> {
-                    Ok(Shape::local(inputs.len(), Vec::new()))
+                fn shape(_: &$settings, _: &Inputs) -> Result<Shape, StageError> {
+                    Ok(Shape::local(Vec::new()))
                 }
                 fn open(_: &$settings, _: &Context) -> Result<Body, StageError> {
                     Err(StageError::failed("not needed here"))

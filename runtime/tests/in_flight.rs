@@ -14,8 +14,8 @@ use flow_runtime::registry::{Registry, kind};
 use flow_runtime::run::{RunSummary, run};
 use flow_runtime::spec::{Overrides, check, load};
 use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, RejectClass, Shape, Source,
-    SourcePartition, StageError,
+    Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
+    RejectClass, Shape, Source, SourcePartition, StageError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -106,9 +106,11 @@ struct GiveSettings {
 impl Kind for Give {
     const NAME: &'static str = "toy.give";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = GiveSettings;
 
-    fn shape(_: &GiveSettings, _: &[Input]) -> Result<Shape, StageError> {
+    fn shape(_: &GiveSettings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape::source(vec![port()]))
     }
 
@@ -157,12 +159,14 @@ struct ChangeSettings {
 impl Kind for Change {
     const NAME: &'static str = "toy.change";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::streamed("rows", "numbers")];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = ChangeSettings;
 
-    fn shape(_: &ChangeSettings, _: &[Input]) -> Result<Shape, StageError> {
+    fn shape(_: &ChangeSettings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape {
             conservation: Conservation::Rows,
-            ..Shape::local(1, vec![port()])
+            ..Shape::local(vec![port()])
         })
     }
 
@@ -180,7 +184,7 @@ struct ChangeBody {
 }
 
 impl Operator for ChangeBody {
-    fn batch(&mut self, _: usize, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+    fn batch(&mut self, _: &str, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
         if self.settings.refuse {
             let all: Vec<usize> = (0..batch.num_rows()).collect();
             return out.reject_rows(&batch, &all, "unwanted", RejectClass::Rule, "no row is wanted");

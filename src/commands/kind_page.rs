@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use flow_runtime::registry::AnyKind;
+use flow_runtime::{ColumnType, InputCount, InputPort, OutputPort, Reads};
 use serde_json::{Map, Value};
 
 /// The page as Markdown.
@@ -16,6 +17,8 @@ pub fn page(kind: &dyn AnyKind) -> String {
     if !docs.is_empty() {
         let _ = write!(page, "{}\n\n", lower_headings(docs.trim()));
     }
+    inputs(&mut page, kind.inputs());
+    outputs(&mut page, kind.outputs());
     page.push_str("## Settings\n\n");
     let empty = Map::new();
     let definitions = schema.get("$defs").and_then(Value::as_object).unwrap_or(&empty);
@@ -32,6 +35,53 @@ pub fn page(kind: &dyn AnyKind) -> String {
     }
     let _ = writeln!(page, "Version {} of the kind.", kind.version());
     page
+}
+
+fn inputs(page: &mut String, ports: &[InputPort]) {
+    page.push_str("## Inputs\n\n");
+    if ports.is_empty() {
+        page.push_str("None.\n\n");
+        return;
+    }
+    page.push_str("| input | given | read | columns | |\n|---|---|---|---|---|\n");
+    for port in ports {
+        let given = match port.count {
+            InputCount::One => "once",
+            InputCount::Optional => "at most once",
+            InputCount::Many => "once or more, under names of your own",
+            InputCount::Any => "any number, under names of your own",
+        };
+        let read = match port.reads {
+            Reads::Streamed => "by partition",
+            Reads::Whole => "whole",
+        };
+        let column = |(name, of): &(&str, ColumnType)| match of {
+            ColumnType::Any => format!("`{name}`"),
+            of => format!("`{name}` ({})", of.name()),
+        };
+        let columns: Vec<String> = port.columns.iter().map(column).collect();
+        let _ = writeln!(
+            page,
+            "| `{}` | {given} | {read} | {} | {} |",
+            port.name,
+            columns.join(", "),
+            cell(port.doc)
+        );
+    }
+    page.push('\n');
+}
+
+fn outputs(page: &mut String, ports: &[OutputPort]) {
+    page.push_str("## Outputs\n\n");
+    if ports.is_empty() {
+        page.push_str("None.\n\n");
+        return;
+    }
+    page.push_str("| output | |\n|---|---|\n");
+    for port in ports {
+        let _ = writeln!(page, "| `{}` | {} |", port.name, cell(port.doc));
+    }
+    page.push('\n');
 }
 
 /// A heading in a doc comment (`# What it does`) stands below the page's own.
@@ -201,6 +251,18 @@ mod tests {
         }
         fn version(&self) -> u32 {
             3
+        }
+        fn inputs(&self) -> &'static [InputPort] {
+            const INPUTS: &[InputPort] = &[
+                InputPort::streamed("rows", "What is changed.")
+                    .columns(&[("text", ColumnType::Text), ("id", ColumnType::Any)]),
+                InputPort::whole("tables", "What is looked up.").count(InputCount::Any),
+            ];
+            INPUTS
+        }
+        fn outputs(&self) -> &'static [OutputPort] {
+            const OUTPUTS: &[OutputPort] = &[OutputPort::new("rows", "What was `a|b`.")];
+            OUTPUTS
         }
         fn schema(&self) -> Value {
             json!({

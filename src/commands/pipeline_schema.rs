@@ -1,6 +1,7 @@
 //! The JSON schema of pipeline files, for editors: with the settings of every kind.
 
 use flow_runtime::registry::Registry;
+use flow_runtime::{InputCount, InputPort};
 use serde_json::{Map, Value, json};
 
 /// What stands for a value that a parameter gives.
@@ -15,13 +16,6 @@ pub fn schema(registry: &Registry) -> Value {
     definitions.insert(
         "name".into(),
         json!({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]{0,63}$"}),
-    );
-    definitions.insert(
-        "from".into(),
-        json!({
-            "description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`; a list of these; or a map of names to these.",
-            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "object", "additionalProperties": {"type": "string"}}],
-        }),
     );
     let mut by_kind = Vec::new();
     for kind in registry.kinds() {
@@ -47,7 +41,7 @@ pub fn schema(registry: &Registry) -> Value {
         definitions.insert(name.to_string(), settings);
         by_kind.push(json!({
             "if": {"properties": {"uses": {"const": name}}},
-            "then": {"properties": {"with": {"$ref": format!("#/$defs/{name}")}}},
+            "then": {"properties": {"with": {"$ref": format!("#/$defs/{name}")}, "from": from(kind.inputs())}},
         }));
     }
     let kinds: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
@@ -57,7 +51,7 @@ pub fn schema(registry: &Registry) -> Value {
         "required": ["uses"],
         "properties": {
             "uses": {"description": "The stage's kind.", "enum": kinds},
-            "from": {"$ref": "#/$defs/from"},
+            "from": {"description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`, or a map of the kind's inputs to these."},
             "with": {"description": "The settings of the kind.", "type": ["object", "null"]},
             "max_rejects": {"description": "How many rejects of class `fault` the stage may give: `5%` of its rows, or a count.", "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
             "max_rejects_action": {"description": "What happens past the limit: the run fails, or goes on and ends with exit code 4.", "enum": ["fail", "warn"]},
@@ -92,6 +86,37 @@ pub fn schema(registry: &Registry) -> Value {
         },
         "$defs": definitions,
     })
+}
+
+/// The inputs of a kind, as `from` gives them.
+fn from(ports: &[InputPort]) -> Value {
+    let mut given: Map<String, Value> = Map::new();
+    let many = ports.iter().find(|port| port.is_many());
+    for port in ports.iter().filter(|port| !port.is_many()) {
+        given.insert(port.name.into(), json!({"description": port.doc, "type": "string"}));
+    }
+    let required: Vec<&str> = ports
+        .iter()
+        .filter(|port| port.count == InputCount::One)
+        .map(|port| port.name)
+        .collect();
+    let mut map = json!({"type": "object", "properties": given, "required": required, "additionalProperties": false});
+    if let Some(many) = many {
+        map["additionalProperties"] = json!({"description": many.doc, "type": "string"});
+    }
+    let mut forms = vec![map];
+    let alone = match (ports, required.as_slice()) {
+        ([], _) => return json!(false),
+        ([_], _) | (_, [_]) => true,
+        _ => many.is_some() && required.is_empty(),
+    };
+    if alone {
+        forms.push(json!({"type": "string"}));
+    }
+    if many.is_some() && required.is_empty() {
+        forms.push(json!({"type": "array", "items": {"type": "string"}}));
+    }
+    json!({"anyOf": forms})
 }
 
 /// Points references to the kind's own definitions, and lets a parameter stand for every value.

@@ -21,11 +21,11 @@ include:
 stages:
   train_audio:
     uses: audio.extract
-    from: [manifest/split.train, manifest/probe.members]
+    from: {rows: manifest/split.train, members: manifest/probe.members}
     with: {shards: "${shards}", audio: "${audio}"}
   val_audio:
     uses: audio.extract
-    from: [manifest/split.val, manifest/probe.members]
+    from: {rows: manifest/split.val, members: manifest/probe.members}
     with: {shards: "${shards}", audio: "${audio}"}
   tars:
     uses: audio.delete_tars

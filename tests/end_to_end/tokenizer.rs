@@ -86,7 +86,7 @@ stages:
   tokenizer: {uses: tokenizer.train, from: manifest/split.train, with: {vocab_size: 520}}
   load:
     uses: sampling.load
-    from: [manifest/split.train, manifest/probe.members]
+    from: {rows: manifest/split.train, members: manifest/probe.members}
     with: {shards: "${shards}", steps: 2, max_batch_seconds: 8}
   train:
     uses: training.train

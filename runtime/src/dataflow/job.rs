@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
 use crate::event::{Event, Events, ReasonCount};
-use crate::kind::{Conservation, Input, Port, StageError};
+use crate::inputs::Inputs;
+use crate::kind::{Conservation, Port, StageError};
 use crate::partition::Partition;
 use crate::plan::decisions::Decisions;
 use crate::plan::graph::Part;
@@ -72,8 +73,9 @@ pub(crate) struct NodeJob {
     pub stage: String,
     pub part: Part,
     pub settings: Arc<dyn AnySettings>,
-    pub from: Vec<Input>,
-    pub whole: Vec<Option<Artifact>>,
+    pub inputs: Inputs,
+    /// The inputs that are read as a whole, by place in `inputs`.
+    pub artifacts: Vec<Option<Artifact>>,
     pub scratch: PathBuf,
     pub streams: Vec<StreamedInput>,
     pub outputs: Vec<Port>,
@@ -104,8 +106,8 @@ impl NodeJob {
     pub fn context(&self, job: &RegionJob, worker: usize, waker: Waker) -> Context {
         Context {
             stage: self.stage.clone(),
-            from: self.from.clone(),
-            inputs: self.whole.clone(),
+            inputs: self.inputs.clone(),
+            artifacts: self.artifacts.clone(),
             worker,
             workers: job.workers,
             threads: job.threads,

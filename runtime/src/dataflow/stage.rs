@@ -153,7 +153,8 @@ impl NodeOperator {
         if first {
             collected.rows_in += rows;
         }
-        self.call(&partition, send, |work, out| work.batch(input, &partition, batch, out))
+        let name = self.described().inputs[input].name.clone();
+        self.call(&partition, send, |work, out| work.batch(&name, &partition, batch, out))
     }
 
     /// Completes the partitions that no input can add to.

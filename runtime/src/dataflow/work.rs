@@ -69,7 +69,7 @@ impl Work {
 
     pub fn batch(
         &mut self,
-        input: usize,
+        input: &str,
         partition: &Partition,
         batch: RecordBatch,
         out: &mut Out,

@@ -149,7 +149,7 @@ impl Graph {
                 .iter()
                 .enumerate()
                 .map(|(position, input)| {
-                    let whole = described.shape.reads.get(position) == Some(&Reads::Whole);
+                    let whole = input.reads == Reads::Whole;
                     // Streams are sorted out below; what a kind reads whole is stored in any case.
                     let flow = if whole { Flow::Whole } else { Flow::Stream };
                     NodeInput {
@@ -419,9 +419,13 @@ impl Graph {
                 if let Some(position) = input.position {
                     // A name that the pipeline gave may reach the output (as a table or a file name). One
                     // that is only the producing stage's counts by its rank among the others, so that
-                    // renaming a stage changes nothing while swapping two inputs does.
+                    // renaming a stage changes nothing while swapping two inputs does. The only input of a
+                    // kind needs no name.
                     let name = names[position];
-                    let own = checked.stages[producer.stage].name.rsplit('/').next() == Some(name);
+                    let own = match stage.inputs[position].declared.is_many() {
+                        true => checked.stages[producer.stage].name.rsplit('/').next() == Some(name),
+                        false => stage.kind.inputs().len() == 1,
+                    };
                     let rank = names.iter().filter(|other| **other < name).count();
                     parts.push(if own { Vec::new() } else { name.into() });
                     parts.push((rank as u64).to_le_bytes().to_vec());

@@ -15,10 +15,11 @@ use super::{Options, Plan};
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
 use crate::event::Events;
-use crate::kind::{Body, FileRange, Input, Role, SourcePartition, StageError};
+use crate::inputs::{Input, Inputs};
+use crate::kind::{Body, FileRange, Role, SourcePartition, StageError};
 use crate::partition::Partition;
 use crate::run::RunError;
-use crate::spec::{Checked, CheckedStage};
+use crate::spec::{Checked, CheckedInput, CheckedStage};
 use crate::store::{Artifact, Record, Records, RejectSet, Store};
 
 /// The one partition of a log stage's outputs.
@@ -255,7 +256,7 @@ impl Ledger {
 
     /// What a body of the node is opened with, on one worker; none while a whole input is not settled.
     pub fn context(&mut self, node: usize) -> Result<Option<Context>, RunError> {
-        let Some(inputs) = self.whole_inputs(node)? else {
+        let Some(artifacts) = self.whole_inputs(node)? else {
             return Ok(None);
         };
         let stage = self.stage(node).name.clone();
@@ -268,8 +269,8 @@ impl Ledger {
         };
         Ok(Some(Context {
             stage,
-            from: self.described_inputs(node),
-            inputs,
+            inputs: self.described_inputs(node),
+            artifacts,
             worker: 0,
             workers: 1,
             threads: self.threads(),
@@ -281,15 +282,13 @@ impl Ledger {
         }))
     }
 
-    fn described_inputs(&self, node: usize) -> Vec<Input> {
-        self.stage(node)
-            .inputs
-            .iter()
-            .map(|input| Input {
-                name: input.name.clone(),
-                schema: input.schema.clone(),
-            })
-            .collect()
+    fn described_inputs(&self, node: usize) -> Inputs {
+        let input = |input: &CheckedInput| Input {
+            name: input.name.clone(),
+            port: input.declared,
+            schema: input.schema.clone(),
+        };
+        Inputs::new(self.stage(node).inputs.iter().map(input).collect())
     }
 
     pub fn threads(&self) -> usize {
@@ -300,7 +299,7 @@ impl Ledger {
         self.options.workers.unwrap_or_else(cores).max(1)
     }
 
-    /// The inputs that the kind reads whole, by position in `from`.
+    /// The inputs that the kind reads whole, by their place among all.
     fn whole_inputs(&mut self, node: usize) -> Result<Option<Vec<Option<Artifact>>>, RunError> {
         let mut artifacts = vec![None; self.stage(node).inputs.len()];
         for input in self.graph.nodes[node].inputs.clone() {
@@ -336,8 +335,8 @@ impl Ledger {
         let stage = self.stage(node);
         let context = Context {
             stage: stage.name.clone(),
-            from: self.described_inputs(node),
-            inputs: vec![None; stage.inputs.len()],
+            inputs: self.described_inputs(node),
+            artifacts: vec![None; stage.inputs.len()],
             worker: 0,
             workers: 1,
             threads: 1,

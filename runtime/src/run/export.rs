@@ -7,7 +7,7 @@ use crate::kind::{Body, StageError};
 use crate::plan::Action;
 use crate::plan::decide::{NodeVerdict, Verdict};
 use crate::plan::ledger::{Ledger, guarded};
-use crate::store::{Artifact, ExportSet, Shrunk};
+use crate::store::{ExportSet, Shrunk};
 
 pub(super) fn run(
     ledger: &mut Ledger,
@@ -45,7 +45,6 @@ pub(super) fn run(
             ),
         });
     };
-    let inputs: Vec<Artifact> = context.inputs.iter().flatten().cloned().collect();
     let stage = &ledger.checked.stages[ledger.graph.nodes[node].stage];
     let mut body = guarded(|| match stage.settings.open(&context)? {
         Body::Export(body) => Ok(body),
@@ -55,7 +54,7 @@ pub(super) fn run(
     })
     .map_err(|error| ledger.failed(node, None, error))?;
     let mut set = ExportSet::begin(&folder, &body.manifest(), key, run_id)?;
-    guarded(|| body.write(&inputs, &rejects, &mut set)).map_err(|error| ledger.failed(node, None, error))?;
+    guarded(|| body.write(&rejects, &mut set)).map_err(|error| ledger.failed(node, None, error))?;
     if let (false, [shrunk, ..]) = (ledger.options.allow_shrink, set.shrunk().as_slice()) {
         let Shrunk { what, before, now } = shrunk;
         let error = StageError::Refused {

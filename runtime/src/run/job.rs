@@ -110,8 +110,8 @@ pub(super) fn node_job(
         stage: described.name.clone(),
         part: described.part,
         settings: Arc::clone(&stage.settings),
-        from: context.from,
-        whole: context.inputs,
+        inputs: context.inputs,
+        artifacts: context.artifacts,
         scratch: context.scratch,
         streams,
         kept: if recorded {

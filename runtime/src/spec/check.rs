@@ -10,7 +10,8 @@ use super::near::did_you_mean;
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::yaml::{Part, Steps};
-use crate::kind::{Input, Reads, Role, Shape, StageError};
+use crate::inputs::{self, InputPort, Inputs, Offered, Unfit};
+use crate::kind::{Reads, Role, Shape, StageError};
 use crate::registry::{AnyKind, AnySettings, Registry};
 
 /// A pipeline whose settings are typed and whose schemas are known: what is planned and run.
@@ -26,8 +27,8 @@ pub struct CheckedStage {
     pub name: String,
     pub kind: Arc<dyn AnyKind>,
     pub settings: Arc<dyn AnySettings>,
-    /// `shape.reads` has one entry per input, all `Whole` for a source or an export.
     pub shape: Shape,
+    /// In the order in which the kind declares them.
     pub inputs: Vec<CheckedInput>,
     pub max_rejects: Option<super::MaxRejects>,
 }
@@ -35,7 +36,11 @@ pub struct CheckedStage {
 /// One input of a checked stage.
 #[derive(Clone, Debug)]
 pub struct CheckedInput {
+    /// See [`inputs::Input::name`].
     pub name: String,
+    /// What the kind declares.
+    pub declared: &'static InputPort,
+    pub reads: Reads,
     /// Index into [`Checked::stages`].
     pub stage: usize,
     /// Index into the producer's `shape.outputs`.
@@ -117,26 +122,44 @@ fn check_stage(
             None
         }
     });
-    let inputs = check_inputs(stage, positions, done, found);
-    let (kind, settings, inputs) = (kind?, settings?, inputs?);
-    let seen: Vec<Input> = inputs
-        .iter()
-        .map(|input| Input {
-            name: input.name.clone(),
-            schema: Arc::clone(&input.schema),
-        })
-        .collect();
-    let mut shape = match settings.shape(&seen) {
+    let produced = producers(stage, positions, done, found);
+    let (kind, produced) = (kind?, produced?);
+    let bound = match bind(stage, kind.as_ref(), &produced) {
+        Ok(bound) => Some(bound),
+        Err(unfit) => {
+            let edge = unfit.place.and_then(|place| stage.from.get(place));
+            let place = match edge {
+                Some(edge) => Place::of(&stage.origin.source, &edge.steps, Part::Key),
+                None if stage.from.is_empty() => stage.origin.place(&Steps::default().key("uses"), Part::Value),
+                None => stage.origin.place(&Steps::default().key("from"), Part::Key),
+            };
+            let mut diagnostic = Diagnostic::new(in_stage(stage, &unfit.message)).at(place);
+            diagnostic.help = unfit.help;
+            found.push(diagnostic);
+            None
+        }
+    };
+    let (settings, bound) = (settings?, bound?);
+    let seen = Inputs::new(bound.iter().map(|(_, input)| input.clone()).collect());
+    let shape = match settings.shape(&seen) {
         Ok(shape) => shape,
         Err(error) => {
             found.push(diagnose(stage, &error));
             return None;
         }
     };
-    if matches!(shape.role, Role::Source | Role::Export) {
-        shape.reads = vec![Reads::Whole; inputs.len()];
-    }
-    if let Some(message) = unfit(stage, &shape, inputs.len()) {
+    let inputs: Vec<CheckedInput> = bound
+        .into_iter()
+        .map(|(place, input)| CheckedInput {
+            reads: shape.reads(input.port),
+            name: input.name,
+            declared: input.port,
+            stage: produced[place].stage,
+            port: produced[place].port,
+            schema: input.schema,
+        })
+        .collect();
+    if let Some(message) = unfit(stage, kind.as_ref(), &shape, &inputs) {
         found.push(
             Diagnostic::new(in_stage(stage, &message)).at(stage.origin.place(&Steps::default().key("from"), Part::Key)),
         );
@@ -153,14 +176,12 @@ fn check_stage(
 }
 
 /// What every stage of a role needs, whatever its kind says.
-fn unfit(stage: &Stage, shape: &Shape, inputs: usize) -> Option<String> {
-    let streamed = shape.reads.iter().filter(|reads| **reads == Reads::Streamed).count();
-    let kind = &stage.uses;
-    if shape.reads.len() != inputs {
-        return Some(format!(
-            "kind `{kind}` reads {} inputs, and `from` gives {inputs}",
-            shape.reads.len()
-        ));
+fn unfit(stage: &Stage, declared: &dyn AnyKind, shape: &Shape, inputs: &[CheckedInput]) -> Option<String> {
+    let streamed = inputs.iter().filter(|input| input.reads == Reads::Streamed).count();
+    let (kind, inputs) = (&stage.uses, inputs.len());
+    let outputs = shape.outputs.iter().map(|port| port.name.as_str());
+    if !outputs.eq(declared.outputs().iter().map(|port| port.name)) {
+        return Some(format!("the outputs of kind `{kind}` are not those that it declares"));
     }
     match shape.role {
         Role::Local | Role::Log if streamed == 0 => {
@@ -176,13 +197,35 @@ fn unfit(stage: &Stage, shape: &Shape, inputs: usize) -> Option<String> {
     }
 }
 
-/// `None` where an input is wrong, or comes from a stage that is.
-fn check_inputs(
+/// What `from` of one input comes to.
+struct Produced {
+    /// Index into [`Checked::stages`].
+    stage: usize,
+    port: usize,
+    schema: SchemaRef,
+}
+
+fn bind(stage: &Stage, kind: &dyn AnyKind, produced: &[Produced]) -> Result<Vec<(usize, inputs::Input)>, Unfit> {
+    let offered: Vec<Offered<'_>> = stage
+        .from
+        .iter()
+        .zip(produced)
+        .map(|(edge, produced)| Offered {
+            key: edge.named.then_some(edge.input.as_str()),
+            stage: edge.stage.rsplit('/').next().unwrap_or(&edge.stage),
+            schema: &produced.schema,
+        })
+        .collect();
+    inputs::bind(kind.name(), kind.inputs(), &offered)
+}
+
+/// One for each edge, in the order of `from`; `None` where one is wrong, or comes from a stage that is.
+fn producers(
     stage: &Stage,
     positions: &HashMap<&str, usize>,
     done: &[Option<CheckedStage>],
     found: &mut Vec<Diagnostic>,
-) -> Option<Vec<CheckedInput>> {
+) -> Option<Vec<Produced>> {
     let mut inputs = Vec::new();
     let mut whole = true;
     for edge in &stage.from {
@@ -215,8 +258,7 @@ fn check_inputs(
         };
         match port {
             Some(port) => {
-                inputs.push(CheckedInput {
-                    name: edge.input.clone(),
+                inputs.push(Produced {
                     stage: index,
                     port,
                     schema: Arc::clone(&outputs[port].schema),

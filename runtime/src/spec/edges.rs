@@ -97,6 +97,7 @@ fn edge(input: Option<&str>, text: &str, steps: Steps, group: &str) -> Result<Ed
     let own_name = stage.rsplit('/').next().unwrap_or(stage);
     Ok(Edge {
         input: input.unwrap_or(own_name).to_string(),
+        named: input.is_some(),
         stage: format!("{group}{stage}"),
         port: port.map(str::to_string),
         steps,

@@ -40,8 +40,10 @@ pub struct Stage {
 /// One input of a stage.
 #[derive(Clone, Debug)]
 pub struct Edge {
-    /// The name under which the stage sees it.
+    /// The name that the pipeline gives it: the key in a map, or else the name of the producer without its groups.
     pub input: String,
+    /// Whether the name is a key in a map.
+    pub named: bool,
     /// The producer, with its groups.
     pub stage: String,
     /// None: its first port.

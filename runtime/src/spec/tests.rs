@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::registry::{Registry, kind};
-use crate::{Body, Context, Input, Kind, Port, Role, Shape, StageError};
+use crate::{Body, Context, InputCount, InputPort, Inputs, Kind, OutputPort, Port, Role, Shape, StageError};
 
 fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("_row", DataType::UInt32, false)]))
@@ -27,13 +27,15 @@ fn ports(names: &[&str]) -> Vec<Port> {
 }
 
 macro_rules! toy {
-    ($kind:ident, $name:literal, $settings:ty, |$with:ident, $inputs:ident| $shape:expr) => {
+    ($kind:ident, $name:literal, $settings:ty, $ports:expr, $outputs:expr, |$with:ident, $inputs:ident| $shape:expr) => {
         struct $kind;
         impl Kind for $kind {
             const NAME: &'static str = $name;
             const VERSION: u32 = 1;
+            const INPUTS: &'static [InputPort] = $ports;
+            const OUTPUTS: &'static [OutputPort] = $outputs;
             type Settings = $settings;
-            fn shape($with: &$settings, $inputs: &[Input]) -> Result<Shape, StageError> {
+            fn shape($with: &$settings, $inputs: &Inputs) -> Result<Shape, StageError> {
                 $shape
             }
             fn open(_: &$settings, _: &Context) -> Result<Body, StageError> {
@@ -42,6 +44,9 @@ macro_rules! toy {
         }
     };
 }
+
+const TABLES: InputPort = InputPort::streamed("tables", "numbers").count(InputCount::Any);
+const ROWS: OutputPort = OutputPort::new("rows", "numbers");
 
 /// Counts.
 #[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
@@ -83,10 +88,15 @@ struct RejectSettings {
 #[serde(deny_unknown_fields)]
 struct NoSettings {}
 
-toy!(Count, "toy.count", CountSettings, |_with, _inputs| Ok(Shape::source(
-    ports(&["rows", "facts"])
-)));
-toy!(Sql, "sql", SqlSettings, |with, inputs| {
+toy!(
+    Count,
+    "toy.count",
+    CountSettings,
+    &[],
+    &[ROWS, OutputPort::new("facts", "facts")],
+    |_with, _inputs| Ok(Shape::source(ports(&["rows", "facts"])))
+);
+toy!(Sql, "sql", SqlSettings, &[TABLES], &[ROWS], |with, _inputs| {
     // Stands for a database that knows no column `nine`.
     for (line, text) in with.query.lines().enumerate() {
         if let Some(at) = text.find("nine") {
@@ -105,25 +115,34 @@ toy!(Sql, "sql", SqlSettings, |with, inputs| {
             "unknown column `nine`",
         ));
     }
-    Ok(Shape::local(inputs.len(), ports(&["rows"])))
+    Ok(Shape::local(ports(&["rows"])))
 });
-toy!(Pair, "toy.pair", NoSettings, |_with, inputs| {
-    if !inputs.iter().any(|input| input.name == "left") {
-        return Err(StageError::Input {
-            name: "right".into(),
-            message: "needs an input `left`".into(),
-            help: Some("name the inputs `left` and `right`".into()),
-        });
+toy!(
+    Pair,
+    "toy.pair",
+    NoSettings,
+    &[TABLES],
+    &[OutputPort::new("train", "rows"), OutputPort::new("val", "rows")],
+    |_with, inputs| {
+        if !inputs.iter().any(|input| input.name == "left") {
+            return Err(StageError::Input {
+                name: "right".into(),
+                message: "needs an input `left`".into(),
+                help: Some("name the inputs `left` and `right`".into()),
+            });
+        }
+        Ok(Shape {
+            role: Role::Global,
+            ..Shape::local(ports(&["train", "val"]))
+        })
     }
-    Ok(Shape {
-        role: Role::Global,
-        ..Shape::local(inputs.len(), ports(&["train", "val"]))
-    })
-});
-toy!(Write, "toy.write", NoSettings, |_with, _inputs| Ok(Shape {
-    role: Role::Export,
-    ..Shape::source(Vec::new())
-}));
+);
+toy!(Write, "toy.write", NoSettings, &[TABLES], &[], |_with, _inputs| Ok(
+    Shape {
+        role: Role::Export,
+        ..Shape::source(Vec::new())
+    }
+));
 
 fn registry() -> Registry {
     Registry::new(vec![kind::<Count>(), kind::<Sql>(), kind::<Pair>(), kind::<Write>()]).unwrap()

@@ -123,7 +123,7 @@ fn regions_and_what_is_kept() {
     // A log that waits for more than its feed does: the feed waits with it, and nothing of it is stored.
     place.pipeline(&TRAINING.replace(
         "train: {uses: toy.train, from: steps,",
-        "late: {uses: toy.dedup, from: scan}\n  train: {uses: toy.train, from: [steps, late],",
+        "late: {uses: toy.dedup, from: scan}\n  train: {uses: toy.train, from: {steps: steps, late: late},",
     ));
     insta::assert_debug_snapshot!(shown(&place.plan(&[&log])), @r#"
     [

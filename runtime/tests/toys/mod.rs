@@ -14,9 +14,9 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type
 use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::store::DigestedFile;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Fate, Global, Input, Kind, Log, Operator, Out, Partition,
-    Port, Progress, Reads, RejectClass, RejectSet, Role, Shape, Source, SourcePartition, StageError, Standing,
-    UNREADABLE,
+    Artifact, Body, Conservation, Context, Export, ExportSet, Fate, Global, InputCount, InputPort, Inputs, Kind, Log,
+    Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RejectSet, Shape, Source, SourcePartition,
+    StageError, Standing, UNREADABLE,
 };
 use serde::{Deserialize, Serialize};
 
@@ -107,9 +107,11 @@ struct CountBody {
 impl Kind for Count {
     const NAME: &'static str = "toy.count";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = CountSettings;
 
-    fn shape(_: &CountSettings, _: &[Input]) -> Result<Shape, StageError> {
+    fn shape(_: &CountSettings, _: &Inputs) -> Result<Shape, StageError> {
         let mut shape = Shape::source(vec![port("rows")]);
         shape.conservation = Conservation::Rows;
         Ok(shape)
@@ -233,10 +235,12 @@ type Doubled = (Partition, RecordBatch);
 impl Kind for Double {
     const NAME: &'static str = "toy.double";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::streamed("rows", "numbers")];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers"), OutputPort::new("odd", "numbers")];
     type Settings = DoubleSettings;
 
-    fn shape(settings: &DoubleSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        let mut shape = Shape::local(inputs.len(), vec![port("rows"), port("odd")]);
+    fn shape(settings: &DoubleSettings, _: &Inputs) -> Result<Shape, StageError> {
+        let mut shape = Shape::local(vec![port("rows"), port("odd")]);
         shape.dear = settings.dear;
         shape.needs_current = settings.needs_current;
         Ok(shape)
@@ -292,7 +296,7 @@ impl DoubleBody {
 }
 
 impl Operator for DoubleBody {
-    fn batch(&mut self, _: usize, partition: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+    fn batch(&mut self, _: &str, partition: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
         if self.settings.aside {
             self.aside.entry(partition.clone()).or_default().push(batch);
             return Ok(());
@@ -341,10 +345,15 @@ struct JoinBody {
 impl Kind for Join {
     const NAME: &'static str = "toy.join";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::streamed("left", "numbers"),
+        InputPort::streamed("right", "numbers").optional(),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = JoinSettings;
 
-    fn shape(_: &JoinSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        Ok(Shape::local(inputs.len(), vec![port("rows")]))
+    fn shape(_: &JoinSettings, _: &Inputs) -> Result<Shape, StageError> {
+        Ok(Shape::local(vec![port("rows")]))
     }
 
     fn open(_: &JoinSettings, _: &Context) -> Result<Body, StageError> {
@@ -353,14 +362,8 @@ impl Kind for Join {
 }
 
 impl Operator for JoinBody {
-    fn batch(
-        &mut self,
-        input: usize,
-        partition: &Partition,
-        batch: RecordBatch,
-        _: &mut Out,
-    ) -> Result<(), StageError> {
-        self.sides.entry(partition.clone()).or_default()[input].extend(each(&batch));
+    fn batch(&mut self, input: &str, partition: &Partition, batch: RecordBatch, _: &mut Out) -> Result<(), StageError> {
+        self.sides.entry(partition.clone()).or_default()[usize::from(input == "right")].extend(each(&batch));
         Ok(())
     }
 
@@ -401,13 +404,12 @@ struct DedupBody {
 impl Kind for Dedup {
     const NAME: &'static str = "toy.dedup";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::streamed("rows", "numbers")];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = DedupSettings;
 
-    fn shape(_: &DedupSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        Ok(Shape {
-            role: Role::Global,
-            ..Shape::local(inputs.len(), vec![port("rows")])
-        })
+    fn shape(_: &DedupSettings, _: &Inputs) -> Result<Shape, StageError> {
+        Ok(Shape::global(vec![port("rows")]))
     }
 
     fn open(settings: &DedupSettings, _: &Context) -> Result<Body, StageError> {
@@ -533,22 +535,24 @@ pub struct WriteSettings {
     folder: PathBuf,
 }
 
-struct WriteBody(PathBuf);
+struct WriteBody(PathBuf, Context);
 
 impl Kind for Write_ {
     const NAME: &'static str = "toy.write";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::whole("tables", "numbers").count(InputCount::Many)];
+    const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = WriteSettings;
 
-    fn shape(_: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        Ok(Shape {
-            role: Role::Export,
-            ..Shape::local(inputs.len(), Vec::new())
-        })
+    fn shape(_: &WriteSettings, _: &Inputs) -> Result<Shape, StageError> {
+        Ok(Shape::export())
     }
 
-    fn open(settings: &WriteSettings, _: &Context) -> Result<Body, StageError> {
-        Ok(Body::Export(Box::new(WriteBody(settings.folder.clone()))))
+    fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Export(Box::new(WriteBody(
+            settings.folder.clone(),
+            context.clone(),
+        ))))
     }
 
     fn identity(_: &WriteSettings) -> serde_json::Value {
@@ -561,9 +565,9 @@ impl Export for WriteBody {
         self.0.clone()
     }
 
-    fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
         let mut text = String::new();
-        for input in inputs {
+        for (_, input) in self.1.whole("tables") {
             for batch in input.batches(None) {
                 let (partition, batch) = batch?;
                 for (row, value) in each(&batch) {
@@ -611,9 +615,11 @@ struct OnceBody(OnceSettings);
 impl Kind for Once {
     const NAME: &'static str = "toy.once";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = OnceSettings;
 
-    fn shape(_: &OnceSettings, _: &[Input]) -> Result<Shape, StageError> {
+    fn shape(_: &OnceSettings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape::source(vec![port("rows")]))
     }
 
@@ -705,14 +711,16 @@ struct StepsBody {
 impl Kind for Steps {
     const NAME: &'static str = "toy.steps";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::whole("rows", "numbers").optional()];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
     type Settings = StepsSettings;
 
-    fn shape(_: &StepsSettings, _: &[Input]) -> Result<Shape, StageError> {
+    fn shape(_: &StepsSettings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape::source(vec![port("rows")]))
     }
 
     fn open(settings: &StepsSettings, context: &Context) -> Result<Body, StageError> {
-        let rows = context.input(0).map_or(0, Artifact::rows) as i64;
+        let rows = context.input("rows").map_or(0, Artifact::rows) as i64;
         Ok(Body::Source(Box::new(StepsBody {
             settings: settings.clone(),
             rows,
@@ -774,16 +782,15 @@ struct TrainBody {
 impl Kind for Train {
     const NAME: &'static str = "toy.train";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::streamed("steps", "numbers"),
+        InputPort::whole("late", "numbers").optional(),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("result", "numbers")];
     type Settings = TrainSettings;
 
-    fn shape(_: &TrainSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        Ok(Shape {
-            role: Role::Log,
-            reads: (0..inputs.len())
-                .map(|index| if index == 0 { Reads::Streamed } else { Reads::Whole })
-                .collect(),
-            ..Shape::source(vec![port("result")])
-        })
+    fn shape(_: &TrainSettings, _: &Inputs) -> Result<Shape, StageError> {
+        Ok(Shape::log(vec![port("result")]))
     }
 
     fn open(settings: &TrainSettings, context: &Context) -> Result<Body, StageError> {
@@ -826,7 +833,7 @@ impl TrainBody {
 }
 
 impl Operator for TrainBody {
-    fn batch(&mut self, _: usize, partition: &Partition, batch: RecordBatch, _: &mut Out) -> Result<(), StageError> {
+    fn batch(&mut self, _: &str, partition: &Partition, batch: RecordBatch, _: &mut Out) -> Result<(), StageError> {
         *self.in_hand.entry(partition.clone()).or_default() +=
             each(&batch).into_iter().map(|(_, value)| value).sum::<i64>();
         Ok(())

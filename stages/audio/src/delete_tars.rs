@@ -10,8 +10,8 @@ use arrow::array::{Array, AsArray};
 use arrow::datatypes::{DataType, Int64Type};
 use flow_runtime::store::{remove_source, was_removed};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Partition, Reads, RejectSet, Role, Shape,
-    StageError,
+    Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Partition,
+    RejectSet, Shape, StageError,
 };
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -31,9 +31,9 @@ use crate::tar;
 ///
 /// # What it does
 ///
-/// Input 0 is the port `members` of `audio.probe`; the others are the rows of every `audio.extract` that takes
-/// recordings from those tars (name them all: what an extraction still needs is lost otherwise). It runs when all
-/// of them are committed. A tar is deleted only if
+/// The input `members` is the port of `audio.probe`; all others, under names of your own, are the rows of every
+/// `audio.extract` that takes recordings from those tars (name them all: what an extraction still needs is lost
+/// otherwise). It runs when all of them are committed. A tar is deleted only if
 ///
 /// - at least one of its members was extracted, and no row was refused as `unsafe_path` or `name_taken`;
 /// - its members are where `audio.probe` found them;
@@ -80,33 +80,26 @@ pub struct DeleteTars;
 impl Kind for DeleteTars {
     const NAME: &'static str = "audio.delete_tars";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::whole("members", "the port `members` of an audio.probe").columns(&[
+            ("name", ColumnType::Any),
+            ("status", ColumnType::Any),
+            ("offset", ColumnType::Any),
+            ("size", ColumnType::Any),
+            ("audio_hash", ColumnType::Any),
+            ("stored", ColumnType::Any),
+        ]),
+        InputPort::whole(
+            "extracted",
+            "rows of an audio.extract; each one under a name of its own",
+        )
+        .count(InputCount::Many),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = DeleteTarsSettings;
 
-    fn shape(settings: &DeleteTarsSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        let help = "the port `members` of an audio.probe first, then the rows of each audio.extract";
-        let wrong = |name: &str, message: String| StageError::Input {
-            name: name.into(),
-            message,
-            help: Some(help.into()),
-        };
-        let [members, extracted @ ..] = inputs else {
-            return Err(wrong("from", "audio.delete_tars needs inputs".into()));
-        };
-        if extracted.is_empty() {
-            return Err(wrong(
-                "from",
-                "audio.delete_tars needs the rows of an audio.extract".into(),
-            ));
-        }
-        for name in ["name", "status", "offset", "size", "audio_hash", "stored"] {
-            if members.schema.field_with_name(name).is_err() {
-                return Err(wrong(
-                    &members.name,
-                    format!("`{}` has no column `{name}`", members.name),
-                ));
-            }
-        }
-        for input in extracted {
+    fn shape(settings: &DeleteTarsSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+        for input in inputs.of("extracted") {
             let has = |name: &str| input.schema.field_with_name(name).is_ok();
             if !has("audio_path") && has("tar_path") && has("offset") {
                 if settings.delete {
@@ -122,17 +115,17 @@ impl Kind for DeleteTars {
                 let found = input.schema.field_with_name(name).ok();
                 if found.is_none_or(|field| field.data_type() != data_type) {
                     let message = format!("`{}` has no column `{name}` of type {data_type}", input.name);
-                    return Err(wrong(&input.name, message));
+                    return Err(StageError::Input {
+                        name: input.name.clone(),
+                        message,
+                        help: Some("the rows of an audio.extract are needed".into()),
+                    });
                 }
             }
         }
         Ok(Shape {
-            role: Role::Export,
-            reads: vec![Reads::Whole; inputs.len()],
-            outputs: Vec::new(),
-            dear: false,
             needs_current: settings.delete,
-            conservation: Conservation::NewRows,
+            ..Shape::export()
         })
     }
 
@@ -141,6 +134,7 @@ impl Kind for DeleteTars {
             settings: settings.clone(),
             unused: context.scratch.join("unused"),
             pool: decoding_pool(context)?,
+            context: context.clone(),
         })))
     }
 
@@ -155,6 +149,7 @@ struct Deleter {
     /// Receives an empty set where nothing is to be deleted.
     unused: PathBuf,
     pool: ThreadPool,
+    context: Context,
 }
 
 /// One extracted file.
@@ -185,10 +180,9 @@ impl Export for Deleter {
         "tars.json".into()
     }
 
-    fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
-        let [members, extracted @ ..] = inputs else {
-            return Err(StageError::failed("audio.delete_tars was given no input"));
-        };
+    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        let members = self.context.required("members")?;
+        let extracted: Vec<&Artifact> = self.context.whole("extracted").map(|(_, rows)| rows).collect();
         if !self.settings.delete {
             return Ok(());
         }
@@ -197,7 +191,7 @@ impl Export for Deleter {
         let failed = |error: std::io::Error| StageError::failed(format!("cannot write {}: {error}", path.display()));
         let mut list = BufWriter::new(File::create(&path).map_err(failed)?);
         for partition in members.partitions() {
-            let (status, why, bytes) = self.partition(partition, members, extracted, &unplaced)?;
+            let (status, why, bytes) = self.partition(partition, members, &extracted, &unplaced)?;
             let line = Line {
                 partition: partition.as_str(),
                 status,
@@ -228,7 +222,7 @@ impl Deleter {
         &self,
         partition: &Partition,
         members: &Artifact,
-        extracted: &[Artifact],
+        extracted: &[&Artifact],
         unplaced: &BTreeSet<Partition>,
     ) -> Result<(&'static str, String, u64), StageError> {
         let kept = |why: &str| Ok(("kept", why.to_owned(), 0));
@@ -259,7 +253,7 @@ impl Deleter {
     }
 }
 
-fn files_of(partition: &Partition, extracted: &[Artifact]) -> Result<Vec<Extracted>, StageError> {
+fn files_of(partition: &Partition, extracted: &[&Artifact]) -> Result<Vec<Extracted>, StageError> {
     let mut files: BTreeMap<PathBuf, Extracted> = BTreeMap::new();
     let columns: Vec<&str> = EXTRACTED.iter().map(|(name, _)| *name).collect();
     for artifact in extracted {

@@ -212,26 +212,20 @@ fn a_tar_stays_while_there_is_a_doubt() {
 fn tars_that_are_read_from_are_not_deleted() {
     let place = Place::new();
     let fields = ["tar_path", "offset"].map(|name| Field::new(name, DataType::Utf8, false));
-    let input = |name: &str, schema| Input {
-        name: name.into(),
-        schema,
-    };
-    let inputs = [
-        input("members", place.members.schema()),
-        input("train", Arc::new(Schema::new(fields.to_vec()))),
-    ];
+    let train = Arc::new(Schema::new(fields.to_vec()));
     let settings = |delete| DeleteTarsSettings {
         shards: place.shards(),
         out: place.temp.path().join("list"),
         delete,
     };
-    assert!(DeleteTars::shape(&settings(false), &inputs).is_ok());
-    let error = DeleteTars::shape(&settings(true), &inputs).unwrap_err();
+    let harness = |delete| Harness::<DeleteTars>::new(settings(delete)).input("members", place.members.schema());
+    assert!(harness(false).input("train", train.clone()).shape().is_ok());
+    let error = harness(true).input("train", train).shape().unwrap_err();
     assert!(
         error.to_string().contains("`train` leaves its recordings in the tars"),
         "{error}"
     );
-    assert!(DeleteTars::shape(&settings(false), &inputs[..1]).is_err());
+    assert!(harness(false).shape().is_err());
 }
 
 /// A change of these lines asks for a higher [`Kind::VERSION`].

@@ -12,8 +12,8 @@ use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, Str
 use arrow::compute::{concat_batches, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, RejectClass, Shape,
-    StageError,
+    Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
+    Port, Progress, RejectClass, Shape, StageError,
 };
 use rayon::ThreadPool;
 use schemars::JsonSchema;
@@ -31,8 +31,7 @@ pub(crate) use wanted::{Member, members_by_name};
 ///
 /// # What it does
 ///
-/// Input 0 are rows of a manifest, which need `tar_member_name`; input 1 is the port `members` of
-/// `audio.probe`. The bytes of each row's member are copied, unchanged, to
+/// `rows` of a manifest need `tar_member_name`; `members` is the port of `audio.probe`. The bytes of each row's member are copied, unchanged, to
 /// `<audio>/<lang>/<shard_id>/<member>`, or beside the tar where `audio` is empty. A file with the same bytes
 /// is left as it is. Members that no row names are not copied. Nothing is written outside the target folder,
 /// and no link below it is followed. Before a shard's first file is written, the file system must have room for
@@ -57,7 +56,7 @@ pub(crate) use wanted::{Member, members_by_name};
 /// ```yaml
 /// extract:
 ///   uses: audio.extract
-///   from: [split.train, probe.members]
+///   from: {rows: split.train, members: probe.members}
 ///   with: {shards: /corpus/shards, audio: /data/audio}
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -125,49 +124,30 @@ pub struct Extract;
 impl Kind for Extract {
     const NAME: &'static str = "audio.extract";
     const VERSION: u32 = 2;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::streamed("rows", "rows of a manifest, whose recordings are placed")
+            .columns(&[(NAME_COLUMN, ColumnType::Text)]),
+        InputPort::streamed("members", "the port `members` of an audio.probe").columns(&[
+            ("name", ColumnType::Text),
+            ("status", ColumnType::Text),
+            ("offset", ColumnType::Int64),
+            ("size", ColumnType::Int64),
+            ("audio_hash", ColumnType::Text),
+            ("format", ColumnType::Text),
+            ("frames", ColumnType::Int64),
+            ("channels", ColumnType::Int32),
+            ("bits", ColumnType::Int32),
+            ("stored", ColumnType::Text),
+        ]),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
+        "rows",
+        "the rows, with where the recording of each lies",
+    )];
     type Settings = ExtractSettings;
 
-    fn shape(settings: &ExtractSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        let [rows, members] = inputs else {
-            let message = format!("audio.extract takes two inputs, it was given {}", inputs.len());
-            let help = Some("rows first, then the port `members` of an audio.probe".into());
-            return Err(StageError::Input {
-                name: "from".into(),
-                message,
-                help,
-            });
-        };
-        for (input, columns) in [
-            (rows, &[(NAME_COLUMN, DataType::Utf8)][..]),
-            (
-                members,
-                &[
-                    ("name", DataType::Utf8),
-                    ("status", DataType::Utf8),
-                    ("offset", DataType::Int64),
-                    ("size", DataType::Int64),
-                    ("audio_hash", DataType::Utf8),
-                    ("format", DataType::Utf8),
-                    ("frames", DataType::Int64),
-                    ("channels", DataType::Int32),
-                    ("bits", DataType::Int32),
-                    ("stored", DataType::Utf8),
-                ][..],
-            ),
-        ] {
-            for (name, data_type) in columns {
-                let found = input.schema.field_with_name(name).ok();
-                if found.is_none_or(|field| field.data_type() != data_type) {
-                    let message = format!("`{}` has no column `{name}` of type {data_type}", input.name);
-                    let help = Some("rows first, then the port `members` of an audio.probe".into());
-                    return Err(StageError::Input {
-                        name: input.name.clone(),
-                        message,
-                        help,
-                    });
-                }
-            }
-        }
+    fn shape(settings: &ExtractSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+        let rows = inputs.required("rows")?;
         if settings.store != Store::Tar && rows.schema.field_with_name(PATH_COLUMN).is_ok() {
             let message = format!("`{}` has a column `{PATH_COLUMN}` already", rows.name);
             return Err(StageError::Input {
@@ -183,7 +163,7 @@ impl Kind for Extract {
         Ok(Shape {
             dear: true,
             conservation: Conservation::Rows,
-            ..Shape::local(2, vec![port])
+            ..Shape::local(vec![port])
         })
     }
 
@@ -241,18 +221,11 @@ struct Extractor {
 }
 
 impl Operator for Extractor {
-    fn batch(
-        &mut self,
-        input: usize,
-        partition: &Partition,
-        batch: RecordBatch,
-        _: &mut Out,
-    ) -> Result<(), StageError> {
+    fn batch(&mut self, input: &str, partition: &Partition, batch: RecordBatch, _: &mut Out) -> Result<(), StageError> {
         let waiting = self.pending.entry(partition.clone()).or_default();
-        if input == 0 {
-            waiting.rows.push(batch)
-        } else {
-            waiting.members.push(batch)
+        match input {
+            "rows" => waiting.rows.push(batch),
+            _ => waiting.members.push(batch),
         }
         Ok(())
     }

@@ -203,19 +203,11 @@ fn beside_the_tar_and_past_its_end() {
 #[test]
 fn inputs_are_checked_before_a_run() {
     let settings = as_is("s".into(), "a".into());
-    let input = |name: &str, schema| Input {
-        name: name.into(),
-        schema,
-    };
-    let shape = |inputs: &[Input]| Extract::shape(&settings, inputs);
-    assert!(shape(&[input("rows", rows_schema())]).is_err());
-    assert!(
-        shape(&[input("rows", rows_schema()), input("rows2", rows_schema())])
-            .unwrap_err()
-            .to_string()
-            .contains("`name`")
-    );
-    let shape = shape(&[input("rows", rows_schema()), input("members", members_schema())]).unwrap();
+    let harness = || Harness::<Extract>::new(settings.clone()).input("rows", rows_schema());
+    assert!(harness().shape().is_err());
+    let error = harness().input("members", rows_schema()).shape().unwrap_err();
+    assert!(error.to_string().contains("`name`"), "{error}");
+    let shape = harness().input("members", members_schema()).shape().unwrap();
     assert_eq!(shape.outputs[0].schema.field(3).name(), PATH_COLUMN);
 }
 

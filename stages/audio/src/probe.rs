@@ -6,7 +6,10 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::store::was_removed;
-use flow_runtime::{Body, Context, Input, Kind, Out, Partition, Port, ROW, Shape, Source, SourcePartition, StageError};
+use flow_runtime::{
+    Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Shape, Source,
+    SourcePartition, StageError,
+};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -107,17 +110,17 @@ pub struct Probe;
 impl Kind for Probe {
     const NAME: &'static str = "audio.probe";
     const VERSION: u32 = 2;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[
+        OutputPort::new(
+            "members",
+            "one row for each recording of a shard: where it lies, and what it is",
+        ),
+        OutputPort::new("tars", "one row for each shard: what its tar is"),
+    ];
     type Settings = ProbeSettings;
 
-    fn shape(settings: &ProbeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        if let Some(input) = inputs.first() {
-            let message = "audio.probe reads folders and takes no input".into();
-            return Err(StageError::Input {
-                name: input.name.clone(),
-                message,
-                help: Some("leave out `from`".into()),
-            });
-        }
+    fn shape(settings: &ProbeSettings, _: &Inputs) -> Result<Shape, StageError> {
         check_formats(&settings.formats)?;
         let port = |name: &str, schema| Port {
             name: name.into(),
@@ -267,6 +270,14 @@ impl Source for Prober {
         Ok(())
     }
 }
+
+/// What an input has that is the port `members` of an `audio.probe`, to read recordings from tars.
+pub const MEMBER_COLUMNS: &[(&str, ColumnType)] = &[
+    ("name", ColumnType::AnyText),
+    ("offset", ColumnType::Number),
+    ("size", ColumnType::Number),
+    ("stored", ColumnType::AnyText),
+];
 
 /// Schema of the port `members`.
 pub fn members_schema() -> SchemaRef {

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flow_runtime::{
-    Artifact, Body, Context, Input, Kind, Out, Partition, Port, Reject, RejectClass, Shape, Source, SourcePartition,
-    StageError,
+    Artifact, Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Reject, RejectClass, Shape,
+    Source, SourcePartition, StageError,
 };
 use rayon::ThreadPool;
 
@@ -44,16 +44,15 @@ pub struct Synthesize;
 impl Kind for Synthesize {
     const NAME: &'static str = "audio.synthesize";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[
+        OutputPort::new("files", "the tars that were written"),
+        OutputPort::new("train", "rows for training"),
+        OutputPort::new("val", "rows for validation"),
+    ];
     type Settings = SynthesizeSettings;
 
-    fn shape(settings: &SynthesizeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        if let Some(input) = inputs.first() {
-            return Err(StageError::Input {
-                name: input.name.clone(),
-                message: "audio.synthesize makes what it gives and takes no input".into(),
-                help: Some("leave out `from`".into()),
-            });
-        }
+    fn shape(settings: &SynthesizeSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
         let port = |name: &str, schema| Port {
             name: name.into(),

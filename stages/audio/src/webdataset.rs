@@ -10,8 +10,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, Reject, RejectClass, Shape, Source,
-    SourcePartition, StageError,
+    Body, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Reject, RejectClass,
+    Shape, Source, SourcePartition, StageError,
 };
 use rayon::ThreadPool;
 use schemars::JsonSchema;
@@ -88,16 +88,11 @@ pub struct WebDataset;
 impl Kind for WebDataset {
     const NAME: &'static str = "audio.webdataset";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "one row for each recording with a text")];
     type Settings = WebDatasetSettings;
 
-    fn shape(settings: &WebDatasetSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        if let Some(input) = inputs.first() {
-            return Err(StageError::Input {
-                name: input.name.clone(),
-                message: "audio.webdataset reads folders and takes no input".into(),
-                help: Some("leave out `from`".into()),
-            });
-        }
+    fn shape(settings: &WebDatasetSettings, _: &Inputs) -> Result<Shape, StageError> {
         check_formats(&settings.formats)?;
         let port = Port {
             name: "rows".into(),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Schema};
+use arrow::datatypes::DataType;
 use flow_runtime::{Artifact, FileRange, Input, StageError};
 use flow_sampling::dataset::{AudioColumns, Dataset, Place};
 use flow_sampling::manifest_rows::manifest_order;
@@ -58,18 +58,10 @@ pub fn check_rows(rows: &Input, members: bool) -> Result<(), StageError> {
         }
     }
     if AudioColumns::of(&rows.schema, members).is_none() {
-        let help =
-            "rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as a further input";
+        let help = "rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as the input `members`";
         return refuse(format!("`{}` does not say where the audio is", rows.name), Some(help));
     }
     Ok(())
-}
-
-/// Whether a schema is that of the port `members` of an `audio.probe`.
-pub fn is_members(schema: &Schema) -> bool {
-    ["name", "offset", "size", "stored"]
-        .iter()
-        .all(|name| schema.column_with_name(name).is_some())
 }
 
 impl AudioRows {

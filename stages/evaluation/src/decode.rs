@@ -6,22 +6,23 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use candle_core::DType;
+use flow_audio::probe::MEMBER_COLUMNS;
 use flow_model::checkpoint::OpenModel;
 use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, FileRange, Input, Kind, Out, Partition, Port, ROW, Reads, Reject,
-    RejectClass, Role, Shape, Source, SourcePartition, StageError,
+    Artifact, Body, ColumnType, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition,
+    Port, ROW, Reject, RejectClass, Shape, Source, SourcePartition, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::audio_rows::{AudioPlace, AudioRows, Origin, check_rows, is_members};
+use crate::audio_rows::{AudioPlace, AudioRows, Origin, check_rows};
 use crate::clips;
 use crate::error::EvaluationError;
 use crate::recordings::Recordings;
-use crate::report::read_model;
+use crate::report::{MODEL_COLUMNS, read_model};
 use crate::transcribe::{Outcome, scores, transcribe};
 use crate::wer::Scores;
 
@@ -34,9 +35,9 @@ pub const BATCH_SECONDS: f64 = 120.0;
 ///
 /// # What it does
 ///
-/// Input 0 are rows with `segment_id`, `lang`, `text`, `duration` and the place of their audio, as
-/// `sampling.load` takes them; input 1 is the `model` of `training.train`, or left out where the setting `model` names
-/// one; the last input, where rows say only `tar_member_name`, is the port `members` of an `audio.probe`. All are read
+/// `rows` are those with `segment_id`, `lang`, `text`, `duration` and the place of their audio, as
+/// `sampling.load` takes them; `model` is that of `training.train`, or left out where the setting `model` names
+/// one; `members`, where rows say only `tar_member_name`, is the port of an `audio.probe`. All are read
 /// whole. The output holds one row per utterance: what was said and what was heard, with the language tags apart,
 /// and the counts of words, characters and errors in each. The reference is scored as NeMo does: encoded and
 /// decoded by the model's tokenizer (as it is where the tokenizer does not know a character), and with no normalisation:
@@ -165,45 +166,58 @@ pub fn transcript_schema() -> SchemaRef {
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
     const VERSION: u32 = 3;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::whole("rows", "rows to transcribe, with where their recordings are").columns(&[
+            ("segment_id", ColumnType::AnyText),
+            ("lang", ColumnType::AnyText),
+            ("text", ColumnType::AnyText),
+            ("duration", ColumnType::Number),
+        ]),
+        InputPort::whole(
+            "model",
+            "the model of a training.train, where the setting `model` is empty",
+        )
+        .optional()
+        .columns(MODEL_COLUMNS),
+        InputPort::whole(
+            "members",
+            "the port `members` of an audio.probe, to read recordings from tars",
+        )
+        .optional()
+        .columns(MEMBER_COLUMNS),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
+        "transcripts",
+        "one row for each recording: reference, hypothesis, confidence, times",
+    )];
     type Settings = DecodeSettings;
 
-    fn shape(settings: &DecodeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &DecodeSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         settings.device()?;
-        let named = settings.named().is_some();
-        let (rows, model, members) = match inputs {
-            [rows] if named => (rows, None, false),
-            [rows, members] if named && is_members(&members.schema) => (rows, None, true),
-            [rows, model] if !named => (rows, Some(model), false),
-            [rows, model, members] if !named && is_members(&members.schema) => (rows, Some(model), true),
-            _ => {
-                return Err(StageError::Input {
-                    name: "from".into(),
-                    message: "decoding needs rows, a model (of a training.train, or by the setting `model`, not both) and, to read from tars, the port `members` of an audio.probe".into(),
-                    help: Some("from: {rows: ..., model: train, members: probe.members}".into()),
-                });
+        match (inputs.get("model"), settings.named()) {
+            (None, Some(_)) | (Some(_), None) => {}
+            (None, None) => {
+                let message = "a model is needed: the input `model`, or the setting";
+                return Err(StageError::setting("model", message)
+                    .with_help("from: {rows: ..., model: train}, or with: {model: PATH}"));
             }
-        };
-        check_rows(rows, members)?;
-        for name in ["path", "step", "digest"] {
-            if let Some(model) = model.filter(|model| model.schema.column_with_name(name).is_none()) {
+            (Some(input), Some(_)) => {
                 return Err(StageError::Input {
-                    name: model.name.clone(),
-                    message: format!("it has no column {name}: it must be the model of training.train"),
-                    help: None,
+                    name: input.name.clone(),
+                    message: "the setting `model` names a model already".into(),
+                    help: Some("leave out one of the two".into()),
                 });
             }
         }
+        check_rows(inputs.required("rows")?, inputs.has("members"))?;
         let outputs = vec![Port {
             name: "transcripts".into(),
             schema: transcript_schema(),
         }];
         Ok(Shape {
-            role: Role::Source,
-            reads: vec![Reads::Whole; inputs.len()],
-            outputs,
             dear: true,
-            needs_current: false,
             conservation: Conservation::Rows,
+            ..Shape::source(outputs)
         })
     }
 
@@ -239,8 +253,8 @@ struct DecodeBody {
 impl DecodeBody {
     /// The recordings that are transcribed. What they hold is no part of the rows, so it belongs to the key.
     fn recordings(&self) -> Result<Recordings, StageError> {
-        let (rows, settings) = (self.input(0)?, &self.settings);
-        let members = self.context.input(if settings.named().is_some() { 1 } else { 2 });
+        let (rows, settings) = (self.context.required("rows")?, &self.settings);
+        let members = self.context.input("members");
         let of = serde_json::json!([
             rows.digest(),
             members.map(Artifact::digest),
@@ -251,12 +265,6 @@ impl DecodeBody {
             let rows = AudioRows::read(rows, members, &settings.shards, settings.samples_per_language)?;
             Ok(Recordings::of(&rows))
         })
-    }
-
-    fn input(&self, position: usize) -> Result<&Artifact, StageError> {
-        self.context
-            .input(position)
-            .ok_or_else(|| StageError::failed("an input of evaluation.decode is missing"))
     }
 }
 
@@ -288,7 +296,7 @@ impl Source for DecodeBody {
         let model = match named {
             Some(model) => model.to_path_buf(),
             None => {
-                let model = read_model(self.input(1)?)?;
+                let model = read_model(self.context.required("model")?)?;
                 model
                     .ok_or_else(|| StageError::failed("there is no trained model"))?
                     .path
@@ -296,8 +304,8 @@ impl Source for DecodeBody {
             }
         };
         let rows = AudioRows::read(
-            self.input(0)?,
-            self.context.input(if named.is_some() { 1 } else { 2 }),
+            self.context.required("rows")?,
+            self.context.input("members"),
             &self.settings.shards,
             self.settings.samples_per_language,
         )?;
@@ -329,7 +337,7 @@ impl Source for DecodeBody {
                 });
             }
         }
-        let origins = rows.origins(self.input(0)?)?;
+        let origins = rows.origins(self.context.required("rows")?)?;
         let mut clips = clips::worst(&rows, &outcomes, self.settings.clips, self.settings.clip_bytes);
         let origin = |index: usize| {
             let places = (rows.place(index), clips.remove(&index));

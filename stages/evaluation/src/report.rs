@@ -5,9 +5,10 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray};
-use arrow::datatypes::{Int64Type, Schema};
+use arrow::datatypes::Int64Type;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Reads, RejectSet, Role, Shape, StageError,
+    Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, RejectSet,
+    Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -127,9 +128,43 @@ pub struct EvaluationReport;
 impl Kind for EvaluationReport {
     const NAME: &'static str = "evaluation.report";
     const VERSION: u32 = 3;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::whole(
+            "transcripts",
+            "transcripts of an evaluation.decode; several inputs are shown one after the other",
+        )
+        .count(InputCount::Many)
+        .columns(&[
+            ("set", ColumnType::Any),
+            ("segment_id", ColumnType::Any),
+            ("lang", ColumnType::Any),
+            ("reference", ColumnType::Any),
+            ("hypothesis", ColumnType::Any),
+            ("duration", ColumnType::Any),
+        ]),
+        InputPort::whole("model", "the model of a training.train")
+            .optional()
+            .columns(MODEL_COLUMNS),
+        InputPort::whole("train", "the rows that were trained on")
+            .optional()
+            .columns(&[
+                ("text", ColumnType::AnyText),
+                ("duration", ColumnType::Number),
+                ("lang", ColumnType::AnyText),
+            ]),
+        InputPort::whole("mixture", "the port `languages` of a sampling.plan")
+            .optional()
+            .columns(&[
+                ("balance", ColumnType::Any),
+                ("language", ColumnType::Any),
+                ("seconds", ColumnType::Any),
+                ("seconds_in_batches", ColumnType::Any),
+            ]),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = ReportSettings;
 
-    fn shape(settings: &ReportSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &ReportSettings, _: &Inputs) -> Result<Shape, StageError> {
         if settings.out.trim().is_empty() {
             return Err(StageError::setting("out", "name a folder for the report"));
         }
@@ -146,33 +181,7 @@ impl Kind for EvaluationReport {
             let why = "`duration_bounds` are finite numbers in rising order";
             return Err(StageError::setting("duration_bounds", why));
         }
-        for input in inputs {
-            if part_of(&input.schema).is_none() {
-                return Err(StageError::Input {
-                    name: input.name.clone(),
-                    message: "it is neither transcripts of evaluation.decode, nor the model of training.train, nor rows with text, duration and lang, nor the port languages of sampling.plan".into(),
-                    help: None,
-                });
-            }
-        }
-        if !inputs
-            .iter()
-            .any(|input| part_of(&input.schema) == Some(Part::Transcripts))
-        {
-            return Err(StageError::Input {
-                name: "from".into(),
-                message: "a report needs the transcripts of evaluation.decode".into(),
-                help: None,
-            });
-        }
-        Ok(Shape {
-            role: Role::Export,
-            reads: vec![Reads::Whole; inputs.len()],
-            outputs: Vec::new(),
-            dear: false,
-            needs_current: false,
-            conservation: Conservation::NewRows,
-        })
+        Ok(Shape::export())
     }
 
     fn open(settings: &ReportSettings, context: &Context) -> Result<Body, StageError> {
@@ -191,29 +200,6 @@ impl Kind for EvaluationReport {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Transcripts,
-    Model,
-    Rows,
-    Mixture,
-}
-
-fn part_of(schema: &Schema) -> Option<Part> {
-    let has = |names: &[&str]| names.iter().all(|name| schema.column_with_name(name).is_some());
-    if has(&["set", "segment_id", "lang", "reference", "hypothesis", "duration"]) {
-        Some(Part::Transcripts)
-    } else if has(&["path", "step", "digest"]) {
-        Some(Part::Model)
-    } else if has(&["text", "duration", "lang"]) {
-        Some(Part::Rows)
-    } else if has(&["balance", "language", "seconds", "seconds_in_batches"]) {
-        Some(Part::Mixture)
-    } else {
-        None
-    }
-}
-
 struct ReportBody {
     settings: ReportSettings,
     context: Context,
@@ -224,20 +210,23 @@ impl Export for ReportBody {
         PathBuf::from(&self.settings.out)
     }
 
-    fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
         let measure = self.settings.measure();
         let mut data = PageData {
             normalizer: measure.normalizer,
             ..PageData::default()
         };
-        for input in inputs {
-            match part_of(input.schema()) {
-                Some(Part::Transcripts) => data.sets.extend(read_sets(input, &measure)?),
-                Some(Part::Model) => data.model = read_model(input)?,
-                Some(Part::Rows) => read_rows(input, &mut data)?,
-                Some(Part::Mixture) => data.mixture = read_mixture(input)?,
-                None => {}
-            }
+        for (_, input) in self.context.whole("transcripts") {
+            data.sets.extend(read_sets(input, &measure)?);
+        }
+        if let Some(input) = self.context.input("model") {
+            data.model = read_model(input)?;
+        }
+        if let Some(input) = self.context.input("train") {
+            read_rows(input, &mut data)?;
+        }
+        if let Some(input) = self.context.input("mixture") {
+            data.mixture = read_mixture(input)?;
         }
         if let Some(model) = &data.model
             && let Some(folder) = Path::new(&model.path).parent()
@@ -259,13 +248,18 @@ impl Export for ReportBody {
             let path = set.file(name).map_err(StageError::failed)?;
             std::fs::write(&path, bytes).map_err(EvaluationError::file(&path))?;
         }
-        let transcripts = inputs
-            .iter()
-            .filter(|input| part_of(input.schema()) == Some(Part::Transcripts));
+        let transcripts = self.context.whole("transcripts").map(|(_, input)| input);
         let path = set.file(TRANSCRIPTS).map_err(StageError::failed)?;
         Ok(write_all(transcripts, &self.settings.shards, &path)?)
     }
 }
+
+/// What an input has that is the model of a `training.train`.
+pub const MODEL_COLUMNS: &[(&str, ColumnType)] = &[
+    ("path", ColumnType::AnyText),
+    ("step", ColumnType::Int64),
+    ("digest", ColumnType::AnyText),
+];
 
 pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, StageError> {
     let mut last = None;

@@ -104,20 +104,3 @@ pub(crate) fn constant(text: &str, rows: usize) -> Result<ArrayRef, ManifestErro
     let texts = StringArray::try_new(lengths, text.repeat(rows).into_bytes().into(), None)?;
     Ok(Arc::new(texts))
 }
-
-/// The one input of a stage that takes one.
-pub(crate) fn only_input<'a>(kind: &str, inputs: &'a [Input]) -> Result<&'a Input, StageError> {
-    match inputs {
-        [input] => Ok(input),
-        [] => Err(StageError::Input {
-            name: String::new(),
-            message: format!("{kind} needs an input"),
-            help: Some("name one in `from`".into()),
-        }),
-        [_, second, ..] => Err(StageError::Input {
-            name: second.name.clone(),
-            message: format!("{kind} takes one input, not {}", inputs.len()),
-            help: None,
-        }),
-    }
-}

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, RejectClass, Role,
-    Shape, StageError,
+    Artifact, Body, ColumnType, Context, Fate, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
+    RejectClass, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -64,11 +64,15 @@ pub struct Dedup;
 impl Kind for Dedup {
     const NAME: &'static str = "manifest.dedup";
     const VERSION: u32 = 3;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::streamed("rows", "rows with the columns that the settings name")
+            .columns(&[(ROW, ColumnType::UInt32)]),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows that stay, as they came")];
     type Settings = DedupSettings;
 
-    fn shape(settings: &DedupSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        let input = columns::only_input(Self::NAME, inputs)?;
-        columns::expect(input, ROW, &DataType::UInt32)?;
+    fn shape(settings: &DedupSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+        let input = inputs.required("rows")?;
         for name in [
             &settings.segment_id,
             &settings.tar_member_name,
@@ -82,14 +86,7 @@ impl Kind for Dedup {
             name: "rows".into(),
             schema: Arc::clone(&input.schema),
         }];
-        Ok(Shape {
-            role: Role::Global,
-            reads: vec![Reads::Streamed],
-            outputs,
-            dear: false,
-            needs_current: false,
-            conservation: Conservation::Rows,
-        })
+        Ok(Shape::global(outputs))
     }
 
     fn open(settings: &DedupSettings, context: &Context) -> Result<Body, StageError> {

@@ -8,13 +8,12 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Input, Kind, Out, Partition, Port, ROW, ReadOnce, Reads, Shape, Source,
-    SourcePartition, StageError,
+    Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
+    ReadOnce, Shape, Source, SourcePartition, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::columns;
 use crate::keys::{ByKey, Key};
 use crate::read::tag_of;
 use crate::text::norm_text;
@@ -29,7 +28,7 @@ const SHARED: [&str; 3] = ["segment", "text", "recording"];
 ///
 /// # What it does
 ///
-/// Input 0 are the rows of validation, input 1 those of training; both are read whole. The rows of validation go on as they are,
+/// `val` are the rows of validation, `train` those of training; both are read whole. The rows of validation go on as they are,
 /// if none of them has in training
 ///
 /// - its segment: the same language, shard, `segment_id` and duration (to the millisecond),
@@ -63,27 +62,25 @@ pub struct Disjoint;
 impl Kind for Disjoint {
     const NAME: &'static str = "manifest.disjoint";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::whole("val", "rows of validation").columns(&[
+            (ROW, ColumnType::UInt32),
+            ("segment_id", ColumnType::Text),
+            ("text", ColumnType::Text),
+        ]),
+        InputPort::whole("train", "rows of training")
+            .columns(&[("segment_id", ColumnType::Text), ("text", ColumnType::Text)]),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of validation, as they came")];
     type Settings = DisjointSettings;
 
-    fn shape(_: &DisjointSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        let [val, train] = inputs else {
-            return Err(StageError::Input {
-                name: String::new(),
-                message: format!("manifest.disjoint compares two inputs, not {}", inputs.len()),
-                help: Some("from: {val: ROWS OF VALIDATION, train: ROWS OF TRAINING}".into()),
-            });
-        };
-        columns::expect(val, ROW, &DataType::UInt32)?;
-        for input in [val, train] {
-            columns::expect(input, "segment_id", &DataType::Utf8)?;
-            columns::expect(input, "text", &DataType::Utf8)?;
-        }
+    fn shape(_: &DisjointSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+        let val = inputs.required("val")?;
         let port = Port {
             name: "rows".into(),
             schema: val.schema.clone(),
         };
         Ok(Shape {
-            reads: vec![Reads::Whole; 2],
             needs_current: true,
             conservation: Conservation::Rows,
             ..Shape::source(vec![port])
@@ -104,14 +101,9 @@ struct Comparer {
 }
 
 impl Comparer {
-    fn input(&self, position: usize) -> Result<&Artifact, StageError> {
-        let input = self.context.input(position);
-        input.ok_or_else(|| StageError::failed("an input of manifest.disjoint is missing"))
-    }
-
     /// Once for all partitions and workers.
     fn compare(&self) -> Result<(), StageError> {
-        let (val, train) = (self.input(0)?, self.input(1)?);
+        let (val, train) = (self.context.required("val")?, self.context.required("train")?);
         let of = format!("{} {}", val.digest().to_hex(), train.digest().to_hex());
         self.settings.compared.get(&of, || {
             let Some(found) = overlap(val, train)? else { return Ok(()) };
@@ -142,12 +134,12 @@ impl Source for Comparer {
             files: Vec::new(),
             extra: String::new(),
         };
-        Ok(self.input(0)?.partitions().map(partition).collect())
+        Ok(self.context.required("val")?.partitions().map(partition).collect())
     }
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         self.compare()?;
-        for batch in self.input(0)?.read(partition, None)? {
+        for batch in self.context.required("val")?.read(partition, None)? {
             let batch = batch?;
             out.read(batch.num_rows() as u64);
             out.send(0, batch);

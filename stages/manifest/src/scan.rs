@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use arrow::datatypes::SchemaRef;
 use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Out, Partition, Port, RejectClass, Shape, Source, SourcePartition,
-    StageError, UNREADABLE,
+    Body, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
+    SourcePartition, StageError, UNREADABLE,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -66,17 +66,14 @@ pub struct Scan;
 impl Kind for Scan {
     const NAME: &'static str = "manifest.scan";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
+        "rows",
+        "one for each row of the shards' metadata, beside what their index says",
+    )];
     type Settings = ScanSettings;
 
-    fn shape(_: &ScanSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        if let Some(input) = inputs.first() {
-            let message = "manifest.scan reads folders and takes no input".into();
-            return Err(StageError::Input {
-                name: input.name.clone(),
-                message,
-                help: Some("leave out `from`".into()),
-            });
-        }
+    fn shape(_: &ScanSettings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape {
             conservation: Conservation::Rows,
             ..Shape::source(vec![Port {

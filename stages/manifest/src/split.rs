@@ -5,8 +5,8 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Fate, Global, Input, Kind, Partition, Port, ROW, Reads, Role, Shape,
-    StageError,
+    Artifact, Body, ColumnType, Context, Fate, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
+    Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -71,17 +71,24 @@ pub struct Split;
 impl Kind for Split {
     const NAME: &'static str = "manifest.split";
     const VERSION: u32 = 3;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::streamed("rows", "rows with the columns that the settings name")
+            .columns(&[(ROW, ColumnType::UInt32)]),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[
+        OutputPort::new("train", "the rows for training, as they came"),
+        OutputPort::new("val", "the rows for validation, as they came"),
+    ];
     type Settings = SplitSettings;
 
-    fn shape(settings: &SplitSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &SplitSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         if !(0.0..=100.0).contains(&settings.val_percent) {
             return Err(StageError::setting(
                 "val_percent",
                 format!("{} is no share from 0 to 100 percent", settings.val_percent),
             ));
         }
-        let input = columns::only_input(Self::NAME, inputs)?;
-        columns::expect(input, ROW, &DataType::UInt32)?;
+        let input = inputs.required("rows")?;
         columns::expect(input, &settings.lang, &DataType::Utf8)?;
         columns::expect(input, &settings.norm, &DataType::Utf8)?;
         if settings.split_by == SplitBy::Recording {
@@ -91,14 +98,7 @@ impl Kind for Split {
             name: name.into(),
             schema: Arc::clone(&input.schema),
         });
-        Ok(Shape {
-            role: Role::Global,
-            reads: vec![Reads::Streamed],
-            outputs: outputs.to_vec(),
-            dear: false,
-            needs_current: false,
-            conservation: Conservation::Rows,
-        })
+        Ok(Shape::global(outputs.to_vec()))
     }
 
     fn open(settings: &SplitSettings, context: &Context) -> Result<Body, StageError> {

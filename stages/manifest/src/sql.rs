@@ -9,8 +9,8 @@ use arrow::buffer::BooleanBuffer;
 use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, ROW, ReadOnce, RejectClass,
-    Shape, StageError,
+    Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
+    Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -120,17 +120,20 @@ pub struct Sql;
 impl Kind for Sql {
     const NAME: &'static str = "sql";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::streamed(
+        "tables",
+        "rows that the query reads, each under its name in `from`; the first is also called `input`",
+    )
+    .count(InputCount::Many)];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the columns that the query selects")];
     type Settings = SqlSettings;
 
-    fn shape(settings: &SqlSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &SqlSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         let plans = Plans::new(settings, inputs)?;
-        let shape = Shape::local(
-            inputs.len(),
-            vec![Port {
-                name: "rows".into(),
-                schema: plans.output,
-            }],
-        );
+        let shape = Shape::local(vec![Port {
+            name: "rows".into(),
+            schema: plans.output,
+        }]);
         Ok(match settings.rows {
             RowRule::Keep => shape,
             RowRule::New => Shape {
@@ -141,10 +144,10 @@ impl Kind for Sql {
     }
 
     fn open(settings: &SqlSettings, context: &Context) -> Result<Body, StageError> {
-        let plans = Plans::new(settings, &context.from)?;
+        let plans = Plans::new(settings, &context.inputs)?;
         Ok(Body::Local(Box::new(Transformer {
             plans,
-            inputs: context.from.len(),
+            inputs: context.inputs.iter().map(|input| input.name.clone()).collect(),
             waiting: HashMap::new(),
         })))
     }
@@ -448,27 +451,23 @@ fn refuse(rules: &[Rule], batch: RecordBatch, out: &mut Out) -> Result<RecordBat
 
 struct Transformer {
     plans: Plans,
-    inputs: usize,
+    /// Their names.
+    inputs: Vec<String>,
     /// Batches of partitions that are not complete, by input.
     waiting: HashMap<Partition, Vec<Vec<RecordBatch>>>,
 }
 
 impl Operator for Transformer {
-    fn batch(
-        &mut self,
-        input: usize,
-        partition: &Partition,
-        batch: RecordBatch,
-        _: &mut Out,
-    ) -> Result<(), StageError> {
+    fn batch(&mut self, input: &str, partition: &Partition, batch: RecordBatch, _: &mut Out) -> Result<(), StageError> {
         if batch.num_rows() > 0 {
-            let inputs = self.inputs;
+            let inputs = self.inputs.len();
+            let position = self.inputs.iter().position(|name| name == input);
             let waiting = self
                 .waiting
                 .entry(partition.clone())
                 .or_insert_with(|| vec![Vec::new(); inputs]);
-            waiting
-                .get_mut(input)
+            position
+                .and_then(|position| waiting.get_mut(position))
                 .ok_or_else(|| StageError::failed(format!("input {input} is not in `from`")))?
                 .push(batch);
         }
@@ -479,7 +478,7 @@ impl Operator for Transformer {
         let mut inputs = self
             .waiting
             .remove(partition)
-            .unwrap_or_else(|| vec![Vec::new(); self.inputs])
+            .unwrap_or_else(|| vec![Vec::new(); self.inputs.len()])
             .into_iter();
         let first = inputs.next().unwrap_or_default();
         let plans = &self.plans;

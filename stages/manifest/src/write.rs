@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, Partition, Reads, RejectSet, Role, Shape,
+    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet, Shape,
     StageError,
 };
 use schemars::JsonSchema;
@@ -108,43 +108,36 @@ pub struct Write;
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
     const VERSION: u32 = 3;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::whole("master", "rows for `master_manifest.parquet`").optional(),
+        InputPort::whole("train", "rows for `train_manifest_v2.parquet`").optional(),
+        InputPort::whole("val", "rows for `val_manifest_v2.parquet`").optional(),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = WriteSettings;
 
-    fn shape(settings: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &WriteSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         if !(0.0..=1.0).contains(&settings.max_shrink) {
             return Err(StageError::setting("max_shrink", "it is a share from 0 to 1"));
         }
-        if inputs.is_empty() {
-            let message = "manifest.write needs an input".into();
-            return Err(StageError::Input {
-                name: String::new(),
-                message,
-                help: Some("name master, train or val in `from`".into()),
-            });
-        }
-        for input in inputs {
-            file_of(input)?;
+        for input in inputs.iter() {
             for field in manifest_schema().fields() {
                 columns::expect(input, field.name(), field.data_type())?;
             }
         }
-        let reads = vec![Reads::Whole; inputs.len()];
-        Ok(Shape {
-            role: Role::Export,
-            reads,
-            outputs: Vec::new(),
-            dear: false,
-            needs_current: false,
-            conservation: Conservation::NewRows,
-        })
+        Ok(Shape::export())
     }
 
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
-        let files = context.from.iter().map(file_of).collect::<Result<Vec<_>, _>>()?;
+        let given = FILES
+            .iter()
+            .filter_map(|file| Some((*file, context.input(file.0)?.clone())));
+        let (files, inputs) = given.unzip();
         Ok(Body::Export(Box::new(Writer {
             settings: settings.clone(),
             unused: context.scratch.join("unused"),
             files,
+            inputs,
         })))
     }
 
@@ -155,26 +148,13 @@ impl Kind for Write {
     }
 }
 
-fn file_of(input: &Input) -> Result<(&'static str, &'static str), StageError> {
-    FILES
-        .iter()
-        .find(|(name, _)| *name == input.name)
-        .copied()
-        .ok_or_else(|| StageError::Input {
-            name: input.name.clone(),
-            message: format!("manifest.write has no use for an input named `{}`", input.name),
-            help: Some(
-                "name inputs master, train or val: `from: {master: STAGE, train: STAGE.PORT, val: STAGE.PORT}`".into(),
-            ),
-        })
-}
-
 struct Writer {
     settings: WriteSettings,
     /// Receives an empty set where nothing is to be written.
     unused: PathBuf,
     /// By input: its name, and its file.
     files: Vec<(&'static str, &'static str)>,
+    inputs: Vec<Artifact>,
 }
 
 impl Export for Writer {
@@ -186,11 +166,12 @@ impl Export for Writer {
         }
     }
 
-    fn write(&mut self, inputs: &[Artifact], rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
         if !self.settings.unless.is_empty() {
             return Ok(());
         }
         let WriteSettings { shards, audio, out, .. } = &self.settings;
+        let inputs = &self.inputs;
         for (what, names) in GUARDED {
             let rows = self
                 .files

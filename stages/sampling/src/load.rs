@@ -9,7 +9,8 @@ use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::resample::resample;
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Body, Context, Digest, Input, Kind, Out, Partition, Port, Reads, Shape, Source, SourcePartition, StageError,
+    Body, ColumnType, Context, Digest, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Shape, Source,
+    SourcePartition, StageError,
 };
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -22,7 +23,7 @@ use crate::dataset::{AudioColumns, Dataset, Utterance, hashes_of_kept};
 use crate::error::SamplingError;
 use crate::loaded_batch::{Loaded, micro_batch, staged, staged_schema};
 use crate::plan::{Balance, Packing};
-use crate::plan_batches::{needs, refused};
+use crate::plan_batches::refused;
 use crate::planned::Planned;
 
 pub use crate::loaded_batch::loaded_schema;
@@ -31,9 +32,9 @@ pub use crate::loaded_batch::loaded_schema;
 ///
 /// # What it does
 ///
-/// Input 0 are the train rows: `segment_id, text, duration, lang`, and where their audio is: `audio_path` (as
+/// `rows` are the train rows: `segment_id, text, duration, lang`, and where their audio is: `audio_path` (as
 /// `audio.extract` and `manifest.read` give it), or `tar_path` (below `shards`), `offset` and `size`, or `tar_member_name`, which is
-/// looked up in input 1, the port `members` of an `audio.probe`. Partition `step-000000012` is optimizer step 12
+/// looked up in `members`, the port of an `audio.probe`. Partition `step-000000012` is optimizer step 12
 /// (the first is 0): `grad_accum` micro-batches for each of `ranks` ranks. Batches are planned epoch after epoch
 /// as `sampling.plan` does; epoch e uses `seed + e`. With `balance: order` (the default) every row comes once in an
 /// epoch and languages come as often as the manifest holds them, whatever the temperature; with `balance: quota`
@@ -61,7 +62,7 @@ pub use crate::loaded_batch::loaded_schema;
 /// ```yaml
 /// load:
 ///   uses: sampling.load
-///   from: [manifest/split.train, manifest/probe.members]
+///   from: {rows: manifest/split.train, members: manifest/probe.members}
 ///   with: {shards: /corpus/shards, steps: 2000, ranks: 1, grad_accum: 2}
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -151,9 +152,32 @@ pub struct Load;
 impl Kind for Load {
     const NAME: &'static str = "sampling.load";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::whole("rows", "rows to train on, with where their recordings are").columns(&[
+            ("segment_id", ColumnType::AnyText),
+            ("text", ColumnType::AnyText),
+            ("duration", ColumnType::Number),
+            ("lang", ColumnType::AnyText),
+        ]),
+        InputPort::whole(
+            "members",
+            "the port `members` of an audio.probe, to read recordings from tars",
+        )
+        .optional()
+        .columns(&[
+            ("name", ColumnType::AnyText),
+            ("offset", ColumnType::Number),
+            ("size", ColumnType::Number),
+            ("stored", ColumnType::AnyText),
+        ]),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
+        "batches",
+        "one partition for each step: the micro-batches of all ranks, with signals and texts",
+    )];
     type Settings = LoadSettings;
 
-    fn shape(settings: &LoadSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &LoadSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         settings.packing().check().map_err(|(name, why)| {
             let name = if name == "world_size" { "ranks" } else { name };
             StageError::setting(name, format!("`{name}`: {why}"))
@@ -170,23 +194,11 @@ impl Kind for Load {
         }
         curriculum::check(&settings.curriculum, &settings.curriculum_steps, settings.steps)
             .map_err(|(name, why)| StageError::setting(name, format!("`{name}`: {why}")))?;
-        let (Some(rows), true) = (inputs.first(), inputs.len() <= 2) else {
-            let message = format!("sampling.load takes one or two inputs, it was given {}", inputs.len());
-            let help = Some("train rows first, then (to read from tars) the port `members` of an audio.probe".into());
-            return Err(StageError::Input {
-                name: "from".into(),
-                message,
-                help,
-            });
-        };
-        needs(rows, &["segment_id", "text", "duration", "lang"])?;
-        if let Some(members) = inputs.get(1) {
-            needs(members, &["name", "offset", "size", "stored"])?;
-        }
-        match AudioColumns::of(&rows.schema, inputs.len() == 2) {
+        let rows = inputs.required("rows")?;
+        match AudioColumns::of(&rows.schema, inputs.has("members")) {
             None => {
                 let message = format!("`{}` does not say where the audio is", rows.name);
-                let help = "rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as second input";
+                let help = "rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as the input `members`";
                 return Err(StageError::Input {
                     name: rows.name.clone(),
                     message,
@@ -207,10 +219,7 @@ impl Kind for Load {
                 staged_schema()
             },
         }];
-        Ok(Shape {
-            reads: vec![Reads::Whole; inputs.len()],
-            ..Shape::source(outputs)
-        })
+        Ok(Shape::source(outputs))
     }
 
     fn open(settings: &LoadSettings, context: &Context) -> Result<Body, StageError> {
@@ -274,11 +283,8 @@ impl LoadBody {
         if let Some(loader) = &self.loader {
             return Ok(loader.clone());
         }
-        let rows = self
-            .context
-            .input(0)
-            .ok_or_else(|| StageError::failed("the rows were not given whole"))?;
-        let members = self.context.input(1);
+        let rows = self.context.required("rows")?;
+        let members = self.context.input("members");
         let data_digest = rows.digest().to_hex();
         let settings = serde_json::to_string(&self.settings).map_err(StageError::failed)?;
         let scratch = self.context.scratch.to_string_lossy().into_owned();

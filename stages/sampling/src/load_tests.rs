@@ -310,31 +310,27 @@ fn an_empty_micro_batch_still_takes_part() {
 
 #[test]
 fn what_is_missing_is_said_before_the_run() {
-    let input = |name: &str, schema: SchemaRef| Input {
-        name: name.into(),
-        schema,
+    let shape = |settings: LoadSettings, members: bool| {
+        let harness = Harness::<Load>::new(settings).input("rows", rows_schema());
+        match members {
+            true => harness.input("members", members_schema()).shape(),
+            false => harness.shape(),
+        }
     };
-    let rows = || input("rows", rows_schema());
-    let error = Load::shape(&settings(), &[rows()]).unwrap_err();
+    let error = shape(settings(), false).unwrap_err();
     assert!(error.to_string().contains("where the audio is"), "{error}");
-    assert!(Load::shape(&settings(), &[]).is_err());
-    assert!(
-        Load::shape(
-            &LoadSettings { steps: 0, ..settings() },
-            &[rows(), input("m", members_schema())]
-        )
-        .is_err()
-    );
+    assert!(Harness::<Load>::new(settings()).shape().is_err());
+    assert!(shape(LoadSettings { steps: 0, ..settings() }, true).is_err());
     let no_folder = LoadSettings {
         shards: PathBuf::new(),
         ..settings()
     };
-    let error = Load::shape(&no_folder, &[rows(), input("m", members_schema())]).unwrap_err();
+    let error = shape(no_folder, true).unwrap_err();
     assert!(
         matches!(&error, StageError::Setting { path, .. } if path == "shards"),
         "{error}"
     );
-    assert!(Load::shape(&settings(), &[rows(), input("m", members_schema())]).is_ok());
+    assert!(shape(settings(), true).is_ok());
 }
 
 /// Every step says its stage, holds rows of that stage only, and is the same whatever the number of threads.

@@ -9,7 +9,10 @@ use arrow::array::{
 };
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::event::Event;
-use flow_runtime::{Body, Context, Input, Kind, Out, Partition, Port, ROW, Shape, Source, SourcePartition, StageError};
+use flow_runtime::{
+    Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Shape, Source,
+    SourcePartition, StageError,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -121,9 +124,19 @@ pub struct Plan;
 impl Kind for Plan {
     const NAME: &'static str = "sampling.plan";
     const VERSION: u32 = 2;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::whole("rows", "rows of a manifest, where no `manifest` is set")
+            .optional()
+            .columns(&[("duration", ColumnType::Number), ("lang", ColumnType::AnyText)]),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[
+        OutputPort::new("batches", "rank, number and rows of each micro-batch"),
+        OutputPort::new("summary", "figures of the plan"),
+        OutputPort::new("languages", "what balancing does to each language"),
+    ];
     type Settings = PlanSettings;
 
-    fn shape(settings: &PlanSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &PlanSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         settings
             .packing()
             .check()
@@ -134,23 +147,14 @@ impl Kind for Plan {
                 "`max_samples` needs an input; a `manifest` is planned whole",
             ));
         }
-        match (inputs, settings.has_file()) {
-            ([], true) => {}
-            ([], false) => return Err(StageError::setting("manifest", "`manifest` or an input is needed")),
-            ([_], true) => {
+        match (inputs.has("rows"), settings.has_file()) {
+            (false, true) | (true, false) => {}
+            (false, false) => return Err(StageError::setting("manifest", "`manifest` or an input is needed")),
+            (true, true) => {
                 return Err(StageError::setting(
                     "manifest",
                     "`manifest` is of no use where the stage has an input",
                 ));
-            }
-            ([input], false) => needs(input, &["duration", "lang"])?,
-            ([_, second, ..], _) => {
-                let message = "sampling.plan takes one input at most".into();
-                return Err(StageError::Input {
-                    name: second.name.clone(),
-                    message,
-                    help: None,
-                });
             }
         }
         let port = |name: &str, schema| Port {
@@ -162,10 +166,7 @@ impl Kind for Plan {
             port("summary", summary_schema()),
             port("languages", languages_schema()),
         ];
-        Ok(Shape {
-            reads: vec![flow_runtime::Reads::Whole; inputs.len()],
-            ..Shape::source(outputs)
-        })
+        Ok(Shape::source(outputs))
     }
 
     fn open(settings: &PlanSettings, context: &Context) -> Result<Body, StageError> {
@@ -186,20 +187,6 @@ impl Kind for Plan {
 }
 
 /// Says which column an input lacks.
-pub(crate) fn needs(input: &Input, columns: &[&str]) -> Result<(), StageError> {
-    match columns.iter().find(|name| input.schema.field_with_name(name).is_err()) {
-        None => Ok(()),
-        Some(name) => {
-            let message = format!("`{}` has no column `{name}`", input.name);
-            Err(StageError::Input {
-                name: input.name.clone(),
-                message,
-                help: Some("rows of a manifest are needed".into()),
-            })
-        }
-    }
-}
-
 struct Planner {
     settings: PlanSettings,
     context: Context,
@@ -234,10 +221,7 @@ impl Source for Planner {
                 digest_of_file(manifest)?,
             )
         } else {
-            let input = self
-                .context
-                .input(0)
-                .ok_or_else(|| StageError::failed("the input was not given whole"))?;
+            let input = self.context.required("rows")?;
             (
                 ManifestRows::from_artifact(input, self.settings.max_samples)?,
                 input.digest().to_hex(),

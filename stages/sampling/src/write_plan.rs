@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::array::AsArray;
 use arrow::datatypes::Schema;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Input, Kind, ROW, Reads, RejectSet, Role, Shape,
+    Body, ColumnType, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, ROW, RejectSet, Shape,
     StageError,
 };
 use parquet::arrow::ArrowWriter;
@@ -17,7 +17,7 @@ use parquet::file::properties::WriterProperties;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::plan_batches::{batches_schema, needs};
+use crate::plan_batches::batches_schema;
 
 /// Writes the batches of `sampling.plan` to a file.
 ///
@@ -58,34 +58,30 @@ pub struct WritePlan;
 impl Kind for WritePlan {
     const NAME: &'static str = "sampling.write";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::whole("batches", "the port `batches` of a sampling.plan").columns(&[
+            ("rank", ColumnType::Any),
+            ("batch", ColumnType::Any),
+            ("rows", ColumnType::Any),
+        ]),
+        InputPort::whole("summary", "the port `summary` of a sampling.plan")
+            .columns(&[("manifest_digest", ColumnType::AnyText)]),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = WriteSettings;
 
-    fn shape(settings: &WriteSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &WriteSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.parts()?;
-        let [batches, summary] = inputs else {
-            let message = format!("sampling.write takes two inputs, it was given {}", inputs.len());
-            let help = Some("from: {batches: plan.batches, summary: plan.summary}".into());
-            return Err(StageError::Input {
-                name: "from".into(),
-                message,
-                help,
-            });
-        };
-        needs(batches, &["rank", "batch", "rows"])?;
-        needs(summary, &["manifest_digest"])?;
-        Ok(Shape {
-            role: Role::Export,
-            reads: vec![Reads::Whole; 2],
-            outputs: Vec::new(),
-            dear: false,
-            needs_current: false,
-            conservation: Conservation::NewRows,
-        })
+        Ok(Shape::export())
     }
 
-    fn open(settings: &WriteSettings, _: &Context) -> Result<Body, StageError> {
+    fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         let (folder, name) = settings.parts()?;
-        Ok(Body::Export(Box::new(Writer { folder, name })))
+        Ok(Body::Export(Box::new(Writer {
+            context: context.clone(),
+            folder,
+            name,
+        })))
     }
 
     fn identity(settings: &WriteSettings) -> serde_json::Value {
@@ -94,6 +90,7 @@ impl Kind for WritePlan {
 }
 
 struct Writer {
+    context: Context,
     folder: PathBuf,
     name: String,
 }
@@ -107,10 +104,8 @@ impl Export for Writer {
         format!("{}.flow.json", self.name)
     }
 
-    fn write(&mut self, inputs: &[Artifact], _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
-        let [batches, summary] = inputs else {
-            return Err(StageError::failed("two inputs are needed"));
-        };
+    fn write(&mut self, _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        let (batches, summary) = (self.context.required("batches")?, self.context.required("summary")?);
         let mut digest = String::new();
         for item in summary.batches(Some(&["manifest_digest"])) {
             let (_, batch) = item?;

@@ -5,19 +5,20 @@ use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::DataType;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{
-    Body, Context, Input, Kind, Operator, Out, Partition, Port, Progress, Reads, RejectClass, Shape, StageError,
+    Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
+    RejectClass, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::long_texts::OverLimit;
-use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
+use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
 
 /// Refuses rows whose transcript has more tokens than training takes.
 ///
 /// # What it does
 ///
-/// Input 0 are rows with a column `text`, input 1 is the tokenizer (of a `tokenizer.read` or a `tokenizer.train`). A row
+/// `rows` have a column `text`, `tokenizer` cuts it (of a `tokenizer.read` or a `tokenizer.train`). A row
 /// whose text has more than `max_tokens` tokens is the reject `too_many_tokens` (class `rule`), and the others go on as
 /// they are. A transcript that is cut while its audio is not teaches a model to leave out the end of what is said. With
 /// `long_texts: truncate` all rows go on, and training learns such texts up to the limit.
@@ -54,42 +55,26 @@ pub struct LimitTexts;
 impl Kind for LimitTexts {
     const NAME: &'static str = "tokenizer.limit";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::streamed("rows", "rows with texts").columns(&[("text", ColumnType::AnyText)]),
+        InputPort::whole(
+            "tokenizer",
+            "what cuts their texts: of a tokenizer.train or a tokenizer.read",
+        )
+        .columns(TOKENIZER_COLUMNS),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows that stay, as they came")];
     type Settings = LimitTextsSettings;
 
-    fn shape(settings: &LimitTextsSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &LimitTextsSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         if settings.max_tokens == 0 {
             return Err(StageError::setting("max_tokens", "`max_tokens` is at least 1"));
         }
-        let wrong = |name: &str, message: &str| StageError::Input {
-            name: name.into(),
-            message: message.into(),
-            help: Some("from: {rows: manifest/split.train, tokenizer: pieces}".into()),
+        let port = Port {
+            name: "rows".into(),
+            schema: inputs.required("rows")?.schema.clone(),
         };
-        let [rows, tokenizer] = inputs else {
-            return Err(wrong(
-                "from",
-                "rows are needed, then the tokenizer that cuts their texts",
-            ));
-        };
-        if rows.schema.column_with_name("text").is_none() {
-            return Err(wrong(&rows.name, "it has no column `text`"));
-        }
-        if !is_tokenizer(&tokenizer.schema) {
-            return Err(wrong(
-                &tokenizer.name,
-                "it is no output of a tokenizer.read or a tokenizer.train",
-            ));
-        }
-        Ok(Shape {
-            reads: vec![Reads::Streamed, Reads::Whole],
-            ..Shape::local(
-                inputs.len(),
-                vec![Port {
-                    name: "rows".into(),
-                    schema: rows.schema.clone(),
-                }],
-            )
-        })
+        Ok(Shape::local(vec![port]))
     }
 
     fn open(settings: &LimitTextsSettings, context: &Context) -> Result<Body, StageError> {
@@ -109,8 +94,8 @@ struct Limiter {
 }
 
 impl Operator for Limiter {
-    fn batch(&mut self, input: usize, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
-        if input != 0 {
+    fn batch(&mut self, input: &str, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+        if input != "rows" {
             return Ok(());
         }
         let over = match self.settings.long_texts {
@@ -156,9 +141,7 @@ impl Limiter {
 
     fn tokenizer(&mut self) -> Result<&Tokenizer, StageError> {
         if self.tokenizer.is_none() {
-            let rows = self.context.input(1);
-            let rows = rows.ok_or_else(|| StageError::failed("the tokenizer was not given whole"))?;
-            let bytes = read_tokenizer_files(rows)?.0;
+            let bytes = read_tokenizer_files(self.context.required("tokenizer")?)?.0;
             self.tokenizer = Some(Tokenizer::from_bytes(&bytes).map_err(StageError::failed)?);
         }
         self.tokenizer

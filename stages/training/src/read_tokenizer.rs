@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{Body, Context, Input, Kind, Out, Partition, Shape, Source, SourcePartition, StageError};
+use flow_runtime::{
+    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Shape, Source, SourcePartition, StageError,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -87,17 +89,12 @@ pub struct ReadTokenizer;
 impl Kind for ReadTokenizer {
     const NAME: &'static str = "tokenizer.read";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
     type Settings = ReadTokenizerSettings;
 
-    fn shape(settings: &ReadTokenizerSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &ReadTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.source()?;
-        if let Some(input) = inputs.first() {
-            return Err(StageError::Input {
-                name: input.name.clone(),
-                message: "tokenizer.read takes no input".into(),
-                help: None,
-            });
-        }
         Ok(Shape::source(vec![tokenizer_port()]))
     }
 

@@ -30,12 +30,11 @@ use crate::trainer::TrainerConfig;
 ///
 /// # What it does
 ///
-/// Input 0 is the stream of `sampling.load`: partition `step-000000012` holds the micro-batches of
-/// optimizer step 12. Input 1 is read whole: validation rows, on a sample of which the model is evaluated
-/// while it trains. More inputs may follow, in any order: the train rows, whose digest stands in each
-/// checkpoint, so that changed data is noticed; and the port `members` of an `audio.probe`, in which the audio
-/// of the validation rows is looked up where they say only `tar_member_name`; and the tokenizer of a `tokenizer.train`,
-/// in place of the setting `tokenizer`.
+/// `batches` is the stream of `sampling.load`: partition `step-000000012` holds the micro-batches of
+/// optimizer step 12. On a sample of the rows of `validation` the model is evaluated while it trains. The digest of `train`,
+/// the train rows, stands in each checkpoint, so that changed data is noticed. In `members`, the port of an `audio.probe`, the
+/// audio of the validation rows is looked up where they say only `tar_member_name`. `tokenizer` comes in place of the
+/// setting.
 ///
 /// A model of the hub is downloaded into the hub's own cache when training begins, if no stage before it did; a download that
 /// breaks off goes on where it was. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,

@@ -10,10 +10,11 @@ use std::thread::JoinHandle;
 use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
-use flow_evaluation::audio_rows::{check_rows, is_members};
+use flow_audio::probe::MEMBER_COLUMNS;
+use flow_evaluation::audio_rows::check_rows;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Input, Kind, Log, Operator, Out, Partition, Port, Progress, ROW, Reads,
-    Role, Shape, StageError, Standing,
+    Body, ColumnType, Context, InputPort, Inputs, Kind, Log, Operator, Out, OutputPort, Partition, Port, Progress, ROW,
+    Shape, StageError, Standing,
 };
 
 use crate::checkpoint::{self, CheckpointFolder, average_of};
@@ -22,7 +23,7 @@ use crate::loaded_rows::missing_column;
 use crate::model_from::{ModelFrom, chosen};
 use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
-use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
+use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
 use crate::trainer::panic_text;
 use crate::training_thread::{Request, Work, train};
 
@@ -43,22 +44,34 @@ pub fn model_schema() -> SchemaRef {
 impl Kind for TrainingTrain {
     const NAME: &'static str = "training.train";
     const VERSION: u32 = 2;
+    const INPUTS: &'static [InputPort] = &[
+        InputPort::streamed("batches", "the micro-batches of a sampling.load"),
+        InputPort::whole("validation", "rows of validation, with where their recordings are"),
+        InputPort::whole("train", "the rows that sampling.load was given; their digest is recorded, and texts with too many tokens are told before the first step")
+            .optional()
+            .columns(&[
+                ("segment_id", ColumnType::AnyText),
+                ("text", ColumnType::AnyText),
+                ("duration", ColumnType::Number),
+            ]),
+        InputPort::whole("members", "the port `members` of an audio.probe, where validation reads recordings from tars")
+            .optional()
+            .columns(MEMBER_COLUMNS),
+        InputPort::whole("tokenizer", "of a tokenizer.train or a tokenizer.read; in place of the one of `init`")
+            .optional()
+            .columns(TOKENIZER_COLUMNS),
+    ];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("model", "the checkpoint that is handed on")];
     type Settings = TrainSettings;
 
-    fn shape(settings: &TrainSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &TrainSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         let mut settings = settings.clone();
-        if inputs.iter().skip(2).any(|input| is_tokenizer(&input.schema)) {
+        if inputs.has("tokenizer") {
             // Its bytes are not there yet; that they will come is enough.
             settings.tokenizer_input = Some(Arc::from([]));
         }
         settings.validate()?;
-        let [batches, validation, rest @ ..] = inputs else {
-            return Err(StageError::Input {
-                name: "from".into(),
-                message: "training needs the micro-batches of sampling.load, then validation rows; then, in any order, the train rows, the port `members` of an audio.probe and a tokenizer.train".into(),
-                help: Some("from: {batches: load, validation: ..., train: ..., members: ...}".into()),
-            });
-        };
+        let batches = inputs.required("batches")?;
         if let Some(column) = missing_column(&batches.schema) {
             return Err(StageError::Input {
                 name: batches.name.clone(),
@@ -66,42 +79,14 @@ impl Kind for TrainingTrain {
                 help: None,
             });
         }
-        for input in rest {
-            let role = role_of(&input.schema);
-            if role.is_none() || rest.iter().filter(|other| role_of(&other.schema) == role).count() > 1 {
-                return Err(StageError::Input {
-                    name: input.name.clone(),
-                    message:
-                        "further inputs of training are one set of train rows, one port `members` of an audio.probe, and one tokenizer.train"
-                            .into(),
-                    help: None,
-                });
-            }
-        }
         if settings.eval_every > 0 {
-            check_rows(
-                validation,
-                rest.iter()
-                    .any(|input| role_of(&input.schema) == Some(Further::Members)),
-            )?;
+            check_rows(inputs.required("validation")?, inputs.has("members"))?;
         }
-        let reads = inputs
-            .iter()
-            .enumerate()
-            .map(|(index, _)| if index == 0 { Reads::Streamed } else { Reads::Whole })
-            .collect();
         let outputs = vec![Port {
             name: "model".into(),
             schema: model_schema(),
         }];
-        Ok(Shape {
-            role: Role::Log,
-            reads,
-            outputs,
-            dear: false,
-            needs_current: false,
-            conservation: Conservation::NewRows,
-        })
+        Ok(Shape::log(outputs))
     }
 
     fn ready(settings: &TrainSettings) -> Result<(), StageError> {
@@ -111,7 +96,7 @@ impl Kind for TrainingTrain {
 
     fn open(settings: &TrainSettings, context: &Context) -> Result<Body, StageError> {
         let mut settings = settings.clone();
-        if let Some(tokenizer) = further(context, Further::Tokenizer) {
+        if let Some(tokenizer) = context.input("tokenizer") {
             settings.tokenizer_input = Some(read_tokenizer_files(tokenizer)?.0.into());
         }
         Ok(Body::Log(Box::new(TrainBody {
@@ -123,36 +108,6 @@ impl Kind for TrainingTrain {
             thread: None,
         })))
     }
-}
-
-/// What an input after the first two is, as its columns tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Further {
-    TrainRows,
-    Members,
-    Tokenizer,
-}
-
-fn role_of(schema: &Schema) -> Option<Further> {
-    if is_tokenizer(schema) {
-        Some(Further::Tokenizer)
-    } else if is_members(schema) {
-        Some(Further::Members)
-    } else {
-        ["segment_id", "text", "duration"]
-            .iter()
-            .all(|name| schema.column_with_name(name).is_some())
-            .then_some(Further::TrainRows)
-    }
-}
-
-pub(crate) fn further(context: &Context, role: Further) -> Option<&Artifact> {
-    context
-        .inputs
-        .iter()
-        .skip(2)
-        .flatten()
-        .find(|input| role_of(input.schema()) == Some(role))
 }
 
 struct TrainBody {
@@ -203,7 +158,7 @@ fn step_of(partition: &Partition) -> Result<u64, StageError> {
 
 impl TrainBody {
     fn data_digest(&self) -> Option<String> {
-        further(&self.context, Further::TrainRows).map(|rows| rows.digest().to_hex())
+        self.context.input("train").map(|rows| rows.digest().to_hex())
     }
 
     /// Starts the thread with the first step.
@@ -316,12 +271,12 @@ impl TrainBody {
 impl Operator for TrainBody {
     fn batch(
         &mut self,
-        input: usize,
+        input: &str,
         partition: &Partition,
         batch: RecordBatch,
         _out: &mut Out,
     ) -> Result<(), StageError> {
-        if input == 0 {
+        if input == "batches" {
             self.arriving.entry(step_of(partition)?).or_default().push(batch);
         }
         Ok(())

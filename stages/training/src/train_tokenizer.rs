@@ -12,8 +12,8 @@ use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Artifact, Body, Context, Input, Kind, Out, Partition, Port, ROW, ReadOnce, Reads, Shape, Source, SourcePartition,
-    StageError,
+    Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
+    ReadOnce, Shape, Source, SourcePartition, StageError,
 };
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;
@@ -30,7 +30,7 @@ const MOST_LANGUAGES: usize = 1000;
 ///
 /// Reads the column `text` of every input and learns pieces by SentencePiece's algorithms. The output `tokenizer` is one row:
 /// `model` (the bytes of a `.model` file, which SentencePiece and NeMo read), `vocabulary` (the text of a `.vocab` file),
-/// `pieces` (their number) and `digest`. Give it to `training.train` as a further input, and to `tokenizer.write`, which puts
+/// `pieces` (their number) and `digest`. Give it to `training.train` as its input `tokenizer`, and to `tokenizer.write`, which puts
 /// the files into a folder.
 ///
 /// Piece 0 is `<unk>`, then come those of `special`, the language tags, those of `reserve`, and the learned ones. A language
@@ -220,13 +220,9 @@ pub(crate) fn tokenizer_row(tokenizer: &Tokenizer) -> Result<RecordBatch, StageE
     Ok(RecordBatch::try_new(tokenizer_schema(), columns)?)
 }
 
-/// Whether rows are those of a `tokenizer.train` or a `tokenizer.read`.
-pub fn is_tokenizer(schema: &Schema) -> bool {
-    schema
-        .column_with_name("model")
-        .is_some_and(|(_, field)| *field.data_type() == DataType::Binary)
-        && schema.column_with_name("vocabulary").is_some()
-}
+/// What an input has that is a tokenizer.
+pub const TOKENIZER_COLUMNS: &[(&str, ColumnType)] =
+    &[("model", ColumnType::Binary), ("vocabulary", ColumnType::AnyText)];
 
 /// The `.model` and the `.vocab` of a `tokenizer.train`.
 pub fn read_tokenizer_files(artifact: &Artifact) -> Result<(Vec<u8>, String), StageError> {
@@ -256,37 +252,18 @@ pub struct TrainTokenizer;
 impl Kind for TrainTokenizer {
     const NAME: &'static str = "tokenizer.train";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::whole(
+        "rows",
+        "rows whose texts are learned from; several inputs are learned from together",
+    )
+    .count(InputCount::Many)
+    .columns(&[("text", ColumnType::AnyText)])];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
     type Settings = TrainTokenizerSettings;
 
-    fn shape(settings: &TrainTokenizerSettings, inputs: &[Input]) -> Result<Shape, StageError> {
+    fn shape(settings: &TrainTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
-        if inputs.is_empty() {
-            return Err(StageError::Input {
-                name: "from".into(),
-                message: "tokenizer.train learns from rows, and was given no input".into(),
-                help: Some("from: manifest/split.train".into()),
-            });
-        }
-        for input in inputs {
-            let text = input
-                .schema
-                .column_with_name("text")
-                .map(|(_, field)| field.data_type());
-            let is_text = |kind: &DataType| match kind {
-                DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
-                DataType::Dictionary(_, value) => **value == DataType::Utf8,
-                _ => false,
-            };
-            if !text.is_some_and(is_text) {
-                return Err(StageError::Input {
-                    name: input.name.clone(),
-                    message: "it has no column `text` of texts to learn from".into(),
-                    help: None,
-                });
-            }
-        }
         Ok(Shape {
-            reads: vec![Reads::Whole; inputs.len()],
             dear: true,
             ..Shape::source(vec![tokenizer_port()])
         })
@@ -319,7 +296,7 @@ impl Source for TrainTokenizerBody {
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
         let mut sample = Sample::new(&self.settings);
-        for input in self.context.inputs.iter().flatten() {
+        for (_, input) in self.context.whole("rows") {
             sample.add_rows(input, &self.context)?;
         }
         if sample.too_long > 0 {

@@ -21,7 +21,6 @@ use crate::ranks::{Among, share};
 use crate::session::{Evaluate, Session};
 use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
-use crate::train::{Further, further};
 
 /// The micro-batches of one step.
 pub(crate) struct Work {
@@ -182,7 +181,7 @@ fn ranks_here(settings: &TrainSettings, context: &Context) -> Result<u32, Traini
 
 /// Says which transcripts are left out, or learned only in part.
 fn tell_long_texts(settings: &TrainSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
-    let (Some(rows), Some(tokenizer)) = (further(context, Further::TrainRows), session.tokenizer()) else {
+    let (Some(rows), Some(tokenizer)) = (context.input("train"), session.tokenizer()) else {
         return Ok(());
     };
     let long = LongTexts::count(rows, tokenizer, settings.max_tokens, settings.long_texts)?;
@@ -228,7 +227,7 @@ fn one_step(
     session.in_stage(stage_mark(&work.batches)?);
     drop(work.batches);
     // Where the train rows are an input, those with too many tokens were counted and told before the first step.
-    let told = further(context, Further::TrainRows).is_some();
+    let told = context.input("train").is_some();
     let left_out = [
         (&loaded.dropped, "samples that are no numbers"),
         (&loaded.too_long, "more tokens than `max_tokens`"),
@@ -252,10 +251,12 @@ fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Eval
     if settings.eval_every == 0 {
         return Ok(None);
     }
-    let Some(rows) = context.input(1) else { return Ok(None) };
+    let Some(rows) = context.input("validation") else {
+        return Ok(None);
+    };
     let set = ValidationSet::read(
         rows,
-        further(context, Further::Members),
+        context.input("members"),
         &settings.shards,
         settings.eval_samples_per_language,
     )

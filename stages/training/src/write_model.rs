@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{AsArray, StringArray};
 use flow_evaluation::decode::Weights;
+use flow_evaluation::report::MODEL_COLUMNS;
 use flow_model::checkpoint::{Format, OpenModel};
-use flow_runtime::{Artifact, Body, Context, Export, ExportSet, Input, Kind, RejectSet, Shape, StageError};
+use flow_runtime::{
+    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, RejectSet, Shape, StageError,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::file_set;
-use crate::train::model_schema;
 
 /// Writes a trained model as a `.nemo` archive.
 ///
@@ -52,16 +54,20 @@ pub struct WriteModel;
 impl Kind for WriteModel {
     const NAME: &'static str = "model.write";
     const VERSION: u32 = 2;
+    const INPUTS: &'static [InputPort] =
+        &[InputPort::whole("model", "the model of a training.train").columns(MODEL_COLUMNS)];
+    const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = WriteModelSettings;
 
-    fn shape(settings: &WriteModelSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        file_set::shape((&settings.out, &settings.name), inputs, "training.train", |input| {
-            input.schema == model_schema()
-        })
+    fn shape(settings: &WriteModelSettings, _: &Inputs) -> Result<Shape, StageError> {
+        file_set::shape(&settings.out, &settings.name)
     }
 
-    fn open(settings: &WriteModelSettings, _: &Context) -> Result<Body, StageError> {
-        Ok(Body::Export(Box::new(Writer(settings.clone()))))
+    fn open(settings: &WriteModelSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Export(Box::new(Writer {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
     }
 
     /// The folder is left out: the archive is the same wherever it lies.
@@ -70,28 +76,31 @@ impl Kind for WriteModel {
     }
 }
 
-struct Writer(WriteModelSettings);
+struct Writer {
+    settings: WriteModelSettings,
+    context: Context,
+}
 
 impl Export for Writer {
     fn folder(&self) -> PathBuf {
-        PathBuf::from(&self.0.out)
+        PathBuf::from(&self.settings.out)
     }
 
     fn manifest(&self) -> String {
-        format!("{}.flow.json", self.0.name)
+        format!("{}.flow.json", self.settings.name)
     }
 
-    fn write(&mut self, inputs: &[Artifact], _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
-        let [model] = inputs else {
-            return Err(StageError::failed("one input is needed"));
-        };
+    fn write(&mut self, _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        let model = self.context.required("model")?;
         let mut opened = OpenModel::open(&checkpoint(model)?).map_err(StageError::failed)?;
-        if !self.0.ctc {
+        if !self.settings.ctc {
             opened = opened.without_ctc().map_err(StageError::failed)?;
         }
-        let path = set.file(&format!("{}.nemo", self.0.name)).map_err(StageError::failed)?;
+        let path = set
+            .file(&format!("{}.nemo", self.settings.name))
+            .map_err(StageError::failed)?;
         opened
-            .write(&path, Format::Nemo, Some(self.0.dtype.into()), true)
+            .write(&path, Format::Nemo, Some(self.settings.dtype.into()), true)
             .map_err(StageError::failed)?;
         Ok(())
     }
@@ -125,6 +134,7 @@ mod tests {
 
     use super::*;
     use crate::model_settings::ModelSettings;
+    use crate::train::model_schema;
 
     fn trained(path: &Path) -> RecordBatch {
         let columns: Vec<ArrayRef> = vec![

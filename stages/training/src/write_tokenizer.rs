@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{Artifact, Body, Context, Export, ExportSet, Input, Kind, RejectSet, Shape, StageError};
+use flow_runtime::{
+    Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, RejectSet, Shape, StageError,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::file_set;
-use crate::train_tokenizer::{is_tokenizer, read_tokenizer_files};
+use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
 
 /// Writes the files of a trained tokenizer.
 ///
@@ -44,16 +46,20 @@ pub struct WriteTokenizer;
 impl Kind for WriteTokenizer {
     const NAME: &'static str = "tokenizer.write";
     const VERSION: u32 = 2;
+    const INPUTS: &'static [InputPort] =
+        &[InputPort::whole("tokenizer", "of a tokenizer.train or a tokenizer.read").columns(TOKENIZER_COLUMNS)];
+    const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = WriteTokenizerSettings;
 
-    fn shape(settings: &WriteTokenizerSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        file_set::shape((&settings.out, &settings.name), inputs, "tokenizer.train", |input| {
-            is_tokenizer(&input.schema)
-        })
+    fn shape(settings: &WriteTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {
+        file_set::shape(&settings.out, &settings.name)
     }
 
-    fn open(settings: &WriteTokenizerSettings, _: &Context) -> Result<Body, StageError> {
-        Ok(Body::Export(Box::new(Writer(settings.clone()))))
+    fn open(settings: &WriteTokenizerSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Export(Box::new(Writer {
+            settings: settings.clone(),
+            context: context.clone(),
+        })))
     }
 
     /// The folder is left out: the files are the same wherever they lie.
@@ -62,23 +68,24 @@ impl Kind for WriteTokenizer {
     }
 }
 
-struct Writer(WriteTokenizerSettings);
+struct Writer {
+    settings: WriteTokenizerSettings,
+    context: Context,
+}
 
 impl Export for Writer {
     fn folder(&self) -> PathBuf {
-        PathBuf::from(&self.0.out)
+        PathBuf::from(&self.settings.out)
     }
 
     fn manifest(&self) -> String {
-        format!("{}.flow.json", self.0.name)
+        format!("{}.flow.json", self.settings.name)
     }
 
-    fn write(&mut self, inputs: &[Artifact], _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
-        let [tokenizer] = inputs else {
-            return Err(StageError::failed("one input is needed"));
-        };
+    fn write(&mut self, _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+        let tokenizer = self.context.required("tokenizer")?;
         let (model, vocabulary) = read_tokenizer_files(tokenizer)?;
-        let name = &self.0.name;
+        let name = &self.settings.name;
         let mut files = vec![
             (format!("{name}.model"), model.clone()),
             (format!("{name}.vocab"), vocabulary.into_bytes()),

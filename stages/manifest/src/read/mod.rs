@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use flow_runtime::{
-    Body, Conservation, Context, Input, Kind, Operator, Out, Partition, Port, Progress, ReadOnce, Reads, Shape, Source,
-    SourcePartition, StageError,
+    Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
+    ReadOnce, Shape, Source, SourcePartition, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -154,16 +154,15 @@ pub struct Read;
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
     const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] =
+        &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
+        "rows",
+        "the rows of the manifest, or those of the input",
+    )];
     type Settings = ReadSettings;
 
-    fn shape(settings: &ReadSettings, inputs: &[Input]) -> Result<Shape, StageError> {
-        if let Some(second) = inputs.get(1) {
-            return Err(StageError::Input {
-                name: second.name.clone(),
-                message: format!("manifest.read takes one input at most, not {}", inputs.len()),
-                help: Some("the input stands in where `manifest` is empty".into()),
-            });
-        }
+    fn shape(settings: &ReadSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         let port = |schema| {
             vec![Port {
                 name: "rows".into(),
@@ -176,7 +175,6 @@ impl Kind for Read {
                 expand(pattern).map_err(|why| StageError::setting(name, why))?;
             }
             return Ok(Shape {
-                reads: vec![Reads::Whole; inputs.len()],
                 conservation: Conservation::Rows,
                 ..Shape::source(port(read_schema()))
             });
@@ -186,8 +184,8 @@ impl Kind for Read {
             return Err(StageError::setting("manifest", message)
                 .with_help("manifests for training and for validation are given together"));
         }
-        match inputs.first() {
-            Some(input) => Ok(Shape::local(1, port(input.schema.clone()))),
+        match inputs.get("rows") {
+            Some(input) => Ok(Shape::local(port(input.schema.clone()))),
             None => Err(
                 StageError::setting("manifest", "`manifest` is empty, and there is no input to stand in")
                     .with_help("name a file or a folder"),
@@ -222,7 +220,7 @@ impl Kind for Read {
 struct PassOn;
 
 impl Operator for PassOn {
-    fn batch(&mut self, _: usize, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+    fn batch(&mut self, _: &str, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
         out.send(0, batch);
         Ok(())
     }

@@ -1,0 +1,495 @@
+//! The inputs of a stage: what a kind declares, and what `from` gives it.
+
+use std::ops::Deref;
+
+use arrow::datatypes::{DataType, SchemaRef};
+
+use crate::kind::{Reads, StageError};
+use crate::spec::near::{did_you_mean, nearest};
+
+/// How often an input may be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputCount {
+    One,
+    Optional,
+    /// One or more, each under a name of its own: tables of a query, say.
+    Many,
+    /// As `Many`, or none.
+    Any,
+}
+
+/// Types that a column of an input may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColumnType {
+    Text,
+    /// Text in any encoding of Arrow's: large, as views, or as a dictionary.
+    AnyText,
+    Int32,
+    Int64,
+    UInt32,
+    Float64,
+    Binary,
+    /// Numbers of any kind, with or without a fraction.
+    Number,
+    /// Whatever it is, the kind looks at it itself.
+    Any,
+}
+
+impl ColumnType {
+    pub fn fits(self, found: &DataType) -> bool {
+        match self {
+            ColumnType::Text => *found == DataType::Utf8,
+            ColumnType::AnyText => match found {
+                DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+                DataType::Dictionary(_, value) => ColumnType::Text.fits(value),
+                _ => false,
+            },
+            ColumnType::Int32 => *found == DataType::Int32,
+            ColumnType::Int64 => *found == DataType::Int64,
+            ColumnType::UInt32 => *found == DataType::UInt32,
+            ColumnType::Float64 => *found == DataType::Float64,
+            ColumnType::Binary => *found == DataType::Binary,
+            ColumnType::Number => found.is_numeric(),
+            ColumnType::Any => true,
+        }
+    }
+
+    /// As a reader of the reference calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ColumnType::Text | ColumnType::AnyText => "text",
+            ColumnType::Int32 => "int32",
+            ColumnType::Int64 => "int64",
+            ColumnType::UInt32 => "uint32",
+            ColumnType::Float64 => "float64",
+            ColumnType::Binary => "binary",
+            ColumnType::Number => "number",
+            ColumnType::Any => "any type",
+        }
+    }
+}
+
+/// An input that a kind declares: what `from` may name.
+#[derive(Clone, Copy, Debug)]
+pub struct InputPort {
+    pub name: &'static str,
+    pub count: InputCount,
+    /// Sources and exports read all inputs whole, whatever stands here.
+    pub reads: Reads,
+    /// Columns that it must have. Those that settings name are checked by [`crate::Kind::shape`].
+    pub columns: &'static [(&'static str, ColumnType)],
+    /// For the reference page and for error messages: what it holds, and which kind gives it.
+    pub doc: &'static str,
+}
+
+impl InputPort {
+    pub const fn streamed(name: &'static str, doc: &'static str) -> Self {
+        InputPort {
+            name,
+            count: InputCount::One,
+            reads: Reads::Streamed,
+            columns: &[],
+            doc,
+        }
+    }
+
+    pub const fn whole(name: &'static str, doc: &'static str) -> Self {
+        InputPort {
+            reads: Reads::Whole,
+            ..InputPort::streamed(name, doc)
+        }
+    }
+
+    pub const fn count(self, count: InputCount) -> Self {
+        InputPort { count, ..self }
+    }
+
+    pub const fn optional(self) -> Self {
+        self.count(InputCount::Optional)
+    }
+
+    pub const fn columns(self, columns: &'static [(&'static str, ColumnType)]) -> Self {
+        InputPort { columns, ..self }
+    }
+
+    /// Whether several inputs, under names of their own, may stand for it.
+    pub fn is_many(&self) -> bool {
+        matches!(self.count, InputCount::Many | InputCount::Any)
+    }
+
+    fn is_required(&self) -> bool {
+        matches!(self.count, InputCount::One | InputCount::Many)
+    }
+
+    /// The first column that `schema` lacks, or has with another type.
+    fn lacks(&self, schema: &SchemaRef) -> Option<(&'static str, ColumnType)> {
+        let fits = |name: &str, wanted: ColumnType| {
+            let found = schema.field_with_name(name);
+            found.is_ok_and(|field| wanted.fits(field.data_type()))
+        };
+        self.columns.iter().find(|(name, wanted)| !fits(name, *wanted)).copied()
+    }
+}
+
+/// An output that a kind declares. Its schema depends on settings and inputs: see [`crate::Kind::shape`].
+#[derive(Clone, Copy, Debug)]
+pub struct OutputPort {
+    pub name: &'static str,
+    /// For the reference page: what it holds.
+    pub doc: &'static str,
+}
+
+impl OutputPort {
+    pub const fn new(name: &'static str, doc: &'static str) -> Self {
+        OutputPort { name, doc }
+    }
+}
+
+/// One input of a stage.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// The name of the declared input; where several may stand for it, the name that the pipeline gave.
+    pub name: String,
+    pub port: &'static InputPort,
+    pub schema: SchemaRef,
+}
+
+/// All inputs of a stage, in the order in which its kind declares them. Those that stand for one declared input keep the
+/// order of `from`.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs(Vec<Input>);
+
+impl Inputs {
+    pub fn new(inputs: Vec<Input>) -> Self {
+        Inputs(inputs)
+    }
+
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.iter().position(|input| input.name == name)
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Input> {
+        self.iter().find(|input| input.name == name)
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    /// An input that the kind declares as required.
+    ///
+    /// # Errors
+    /// When it was not given, or was not declared.
+    pub fn required(&self, name: &str) -> Result<&Input, StageError> {
+        self.get(name).ok_or_else(|| StageError::Input {
+            name: String::new(),
+            message: format!("the input `{name}` is missing"),
+            help: None,
+        })
+    }
+
+    /// The inputs that stand for the declared input `port`.
+    pub fn of(&self, port: &str) -> impl Iterator<Item = &Input> {
+        self.iter().filter(move |input| input.port.name == port)
+    }
+}
+
+impl Deref for Inputs {
+    type Target = [Input];
+
+    fn deref(&self) -> &[Input] {
+        &self.0
+    }
+}
+
+/// What `from` gives, before it is known which declared input it stands for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offered<'a> {
+    /// The key in `from: {name: stage.port}`; none for `from: stage.port` and in lists.
+    pub key: Option<&'a str>,
+    /// The name of the stage that it comes from, without its groups.
+    pub stage: &'a str,
+    pub schema: &'a SchemaRef,
+}
+
+/// For each declared input that is given, in their order: the place in `offered`, and the input.
+///
+/// # Errors
+/// What does not fit, with the place in `offered` that is to blame, if one is.
+pub(crate) fn bind(
+    kind: &str,
+    ports: &'static [InputPort],
+    offered: &[Offered<'_>],
+) -> Result<Vec<(usize, Input)>, Unfit> {
+    let mut bound: Vec<(usize, usize, Input)> = Vec::new();
+    for (place, offer) in offered.iter().enumerate() {
+        let (at, port) = port_of(kind, ports, offered, place)?;
+        let name = match (port.is_many(), offer.key) {
+            (false, _) => port.name,
+            (true, Some(key)) => key,
+            (true, None) => offer.stage,
+        };
+        if bound.iter().any(|(_, _, input)| input.name == name) {
+            return Err(Unfit::at(place, format!("the input `{name}` is given twice")));
+        }
+        if let Some((column, wanted)) = port.lacks(offer.schema) {
+            return Err(lacking(ports, port, offer, place, (column, wanted)));
+        }
+        let input = Input {
+            name: name.to_string(),
+            port,
+            schema: SchemaRef::clone(offer.schema),
+        };
+        bound.push((at, place, input));
+    }
+    if let Some(missing) = ports
+        .iter()
+        .enumerate()
+        .find(|(at, port)| port.is_required() && !bound.iter().any(|(bound, ..)| bound == at))
+    {
+        let port = missing.1;
+        return Err(Unfit {
+            place: None,
+            message: format!("kind `{kind}` needs the input `{}`: {}", port.name, port.doc),
+            help: Some(example(ports)),
+        });
+    }
+    bound.sort_by_key(|(at, ..)| *at);
+    Ok(bound.into_iter().map(|(_, place, input)| (place, input)).collect())
+}
+
+/// The declared input that an offered one stands for, with its place.
+fn port_of(
+    kind: &str,
+    ports: &'static [InputPort],
+    offered: &[Offered<'_>],
+    place: usize,
+) -> Result<(usize, &'static InputPort), Unfit> {
+    let mut numbered = ports.iter().enumerate();
+    let many = ports.iter().enumerate().find(|(_, port)| port.is_many());
+    if ports.is_empty() {
+        return Err(Unfit {
+            place: Some(place),
+            message: format!("kind `{kind}` takes no input"),
+            help: Some("leave out `from`".into()),
+        });
+    }
+    match offered[place].key {
+        Some(key) => numbered
+            .find(|(_, port)| !port.is_many() && port.name == key)
+            .or(many)
+            .ok_or_else(|| Unfit {
+                place: Some(place),
+                message: format!("kind `{kind}` has no input `{key}`"),
+                help: Some(did_you_mean(key, ports.iter().map(|port| port.name), "inputs")),
+            }),
+        None => {
+            let mut required = ports.iter().enumerate().filter(|(_, port)| port.is_required());
+            match (ports, required.next(), required.next()) {
+                ([_], ..) => {}
+                // The one that has to be there.
+                (_, Some(only), None) if offered.len() == 1 || only.1.is_many() => return Ok(only),
+                _ => {
+                    return Err(Unfit {
+                        place: Some(place),
+                        message: format!("kind `{kind}` has several inputs, so each needs its name"),
+                        help: Some(example(ports)),
+                    });
+                }
+            }
+            if offered.len() > 1 && !ports[0].is_many() {
+                return Err(Unfit {
+                    place: Some(1),
+                    message: format!(
+                        "kind `{kind}` takes one input, `{}`, and `from` gives {}",
+                        ports[0].name,
+                        offered.len()
+                    ),
+                    help: None,
+                });
+            }
+            Ok((0, &ports[0]))
+        }
+    }
+}
+
+fn lacking(
+    ports: &'static [InputPort],
+    port: &InputPort,
+    offer: &Offered<'_>,
+    place: usize,
+    (column, wanted): (&str, ColumnType),
+) -> Unfit {
+    let message = match offer.schema.field_with_name(column) {
+        Ok(field) => format!(
+            "the input `{}` has its column `{column}` as {}, not as {}",
+            offer.key.unwrap_or(port.name),
+            field.data_type(),
+            wanted.name()
+        ),
+        Err(_) => format!(
+            "the input `{}` has no column `{column}`",
+            offer.key.unwrap_or(port.name)
+        ),
+    };
+    let near = offer.key.filter(|_| port.is_many()).and_then(|key| {
+        let others = ports.iter().filter(|other| !other.is_many()).map(|other| other.name);
+        nearest(key, others)
+    });
+    let other = ports
+        .iter()
+        .find(|other| other.name != port.name && !other.columns.is_empty() && other.lacks(offer.schema).is_none());
+    let help = match (near, other) {
+        (Some(near), _) => format!("did you mean `{near}`?"),
+        (None, Some(other)) => format!("it fits the input `{}`: {}", other.name, other.doc),
+        (None, None) => format!("`{}`: {}", port.name, port.doc),
+    };
+    Unfit {
+        place: Some(place),
+        message,
+        help: Some(help),
+    }
+}
+
+/// What `from` looks like.
+fn example(ports: &[InputPort]) -> String {
+    if let [_] = ports {
+        return "from: STAGE".into();
+    }
+    let of = |required: bool| ports.iter().filter(move |port| port.is_required() == required);
+    let named = |port: &InputPort| format!("{}: STAGE", port.name);
+    let optional: Vec<String> = of(false).map(|port| format!("`{}`", port.name)).collect();
+    match of(true).map(named).collect::<Vec<_>>() {
+        required if required.is_empty() => format!("from: {{NAME: STAGE}}; the names are {}", optional.join(", ")),
+        required if optional.is_empty() => format!("from: {{{}}}", required.join(", ")),
+        required => format!(
+            "from: {{{}}}, and if wanted {}",
+            required.join(", "),
+            optional.join(", ")
+        ),
+    }
+}
+
+/// Why inputs do not fit a kind.
+#[derive(Debug)]
+pub(crate) struct Unfit {
+    /// The place in `from`; none where something is missing.
+    pub place: Option<usize>,
+    pub message: String,
+    pub help: Option<String>,
+}
+
+impl Unfit {
+    fn at(place: usize, message: String) -> Self {
+        Unfit {
+            place: Some(place),
+            message,
+            help: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::datatypes::{Field, Schema};
+
+    use super::*;
+
+    static NAMED: [InputPort; 3] = [
+        InputPort::streamed("rows", "what is scored").columns(&[("text", ColumnType::Text)]),
+        InputPort::whole("model", "of training.train")
+            .optional()
+            .columns(&[("path", ColumnType::Text)]),
+        InputPort::whole("members", "of audio.probe").optional(),
+    ];
+    static TABLES: [InputPort; 1] = [InputPort::streamed("tables", "what is asked").count(InputCount::Many)];
+    static MIXED: [InputPort; 2] = [
+        InputPort::whole("transcripts", "of evaluation.decode")
+            .count(InputCount::Many)
+            .columns(&[("hypothesis", ColumnType::Text)]),
+        InputPort::whole("model", "of training.train")
+            .optional()
+            .columns(&[("path", ColumnType::Text)]),
+    ];
+    static NONE: [InputPort; 0] = [];
+
+    fn schema(columns: &[(&str, DataType)]) -> SchemaRef {
+        let fields = columns.iter().map(|(name, of)| Field::new(*name, of.clone(), false));
+        Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+    }
+
+    fn bound(ports: &'static [InputPort], offered: &[(Option<&str>, &str, &SchemaRef)]) -> Result<String, String> {
+        let offered: Vec<Offered<'_>> = offered
+            .iter()
+            .map(|(key, stage, schema)| Offered {
+                key: *key,
+                stage,
+                schema,
+            })
+            .collect();
+        match bind("toy.kind", ports, &offered) {
+            Ok(bound) => Ok(bound
+                .iter()
+                .map(|(place, input)| format!("{place}:{}={}", input.name, input.port.name))
+                .collect::<Vec<_>>()
+                .join(" ")),
+            Err(unfit) => Err(format!(
+                "{:?} {}; {}",
+                unfit.place,
+                unfit.message,
+                unfit.help.unwrap_or_default()
+            )),
+        }
+    }
+
+    #[test]
+    fn names_decide_and_not_the_order() {
+        let (text, path) = (schema(&[("text", DataType::Utf8)]), schema(&[("path", DataType::Utf8)]));
+        let offered = [(Some("model"), "train", &path), (Some("rows"), "split", &text)];
+        assert_eq!(bound(&NAMED, &offered).unwrap(), "1:rows=rows 0:model=model");
+        assert_eq!(bound(&NAMED, &[(None, "split", &text)]).unwrap(), "0:rows=rows");
+        let twice = [(None, "a", &text), (None, "b", &text)];
+        assert_eq!(bound(&TABLES, &twice).unwrap(), "0:a=tables 1:b=tables");
+        let named = [(Some("x"), "a", &text), (None, "b", &text)];
+        assert_eq!(bound(&TABLES, &named).unwrap(), "0:x=tables 1:b=tables");
+        assert_eq!(bound(&NONE, &[]).unwrap(), "");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let (text, path) = (schema(&[("text", DataType::Utf8)]), schema(&[("path", DataType::Utf8)]));
+        let number = schema(&[("text", DataType::Int64)]);
+        insta::assert_snapshot!(
+            [
+                bound(&NAMED, &[]),
+                bound(&NAMED, &[(Some("rowes"), "a", &text)]),
+                bound(&NAMED, &[(None, "a", &text), (None, "b", &path)]),
+                bound(&NAMED, &[(Some("rows"), "a", &path)]),
+                bound(&NAMED, &[(Some("rows"), "a", &number)]),
+                bound(&NAMED, &[(Some("rows"), "a", &text), (Some("rows"), "b", &text)]),
+                bound(&MIXED, &[(Some("modle"), "train", &path)]),
+                bound(&MIXED, &[(Some("heard"), "train", &path)]),
+                bound(&TABLES, &[]),
+                bound(&TABLES, &[(None, "a", &text), (Some("a"), "b", &text)]),
+                bound(&NONE, &[(None, "a", &text)]),
+            ]
+            .map(Result::unwrap_err)
+            .join("\n"),
+            @r"
+            None kind `toy.kind` needs the input `rows`: what is scored; from: {rows: STAGE}, and if wanted `model`, `members`
+            Some(0) kind `toy.kind` has no input `rowes`; did you mean `rows`?
+            Some(0) kind `toy.kind` has several inputs, so each needs its name; from: {rows: STAGE}, and if wanted `model`, `members`
+            Some(0) the input `rows` has no column `text`; it fits the input `model`: of training.train
+            Some(0) the input `rows` has its column `text` as Int64, not as text; `rows`: what is scored
+            Some(1) the input `rows` is given twice; 
+            Some(0) the input `modle` has no column `hypothesis`; did you mean `model`?
+            Some(0) the input `heard` has no column `hypothesis`; it fits the input `model`: of training.train
+            None kind `toy.kind` needs the input `tables`: what is asked; from: STAGE
+            Some(1) the input `a` is given twice; 
+            Some(0) kind `toy.kind` takes no input; leave out `from`
+            "
+        );
+    }
+}
