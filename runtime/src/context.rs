@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::event::{Event, Events};
 use crate::kind::Input;
 use crate::processes::Processes;
-use crate::store::Artifact;
+use crate::store::{Artifact, RejectSet};
 
 /// Handed to [`crate::Kind::open`]: one per body, that is, one per stage and worker.
 #[derive(Clone)]
@@ -18,6 +18,8 @@ pub struct Context {
     pub from: Vec<Input>,
     /// Whole inputs by position in `from`; `None` for streamed ones.
     pub inputs: Vec<Option<Artifact>>,
+    /// Of a source or a log: the rejects of all stages before its whole inputs, to say where rows went that should be there.
+    pub rejects: RejectSet,
     pub worker: usize,
     pub workers: usize,
     /// Threads this body may use beside its worker (for rayon and the like): its share of the one budget.

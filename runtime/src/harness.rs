@@ -148,7 +148,7 @@ impl<K: Kind> Harness<K> {
         self
     }
 
-    /// Adds a reject of a stage upstream, for an export.
+    /// Adds a reject of a stage upstream.
     pub fn rejected(mut self, stage: &str, partition: &str, reject: Reject) -> Self {
         self.rejects.push((stage.into(), Partition::new(partition), reject));
         self
@@ -217,6 +217,7 @@ impl<K: Kind> Harness<K> {
             stage: "harness".into(),
             from: self.inputs.iter().map(Fed::described).collect(),
             inputs,
+            rejects: RejectSet::in_memory(self.rejects.clone()),
             worker: 0,
             workers: 1,
             threads: self.threads,

@@ -17,7 +17,7 @@ use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::RejectClass;
 use crate::store::{
-    Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, SnapshotWriter, Store, add_up,
+    Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter, Store, add_up,
 };
 
 use super::collected::{Collected, in_row_order};
@@ -74,6 +74,7 @@ pub(crate) struct NodeJob {
     pub settings: Arc<dyn AnySettings>,
     pub from: Vec<Input>,
     pub whole: Vec<Option<Artifact>>,
+    pub rejects: RejectSet,
     pub scratch: PathBuf,
     pub streams: Vec<StreamedInput>,
     pub outputs: Vec<Port>,
@@ -106,6 +107,7 @@ impl NodeJob {
             stage: self.stage.clone(),
             from: self.from.clone(),
             inputs: self.whole.clone(),
+            rejects: self.rejects.clone(),
             worker,
             workers: job.workers,
             threads: job.threads,

@@ -13,8 +13,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::EvaluationError;
-use crate::figures::{Measure, as_json, float, read_sets, text};
+use crate::error::{EvaluationError, nothing_to_score};
+use crate::figures::{Measure, SetFigures, as_json, float, read_sets, text};
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::{Curves, Evaluated, Mixture, MixtureShare, ModelFigures, PageData, VocabularyFigures, page};
 use crate::screen::tables;
@@ -232,7 +232,13 @@ impl Export for ReportBody {
         };
         for input in inputs {
             match part_of(input.schema()) {
-                Some(Part::Transcripts) => data.sets.extend(read_sets(input, &measure)?),
+                Some(Part::Transcripts) => {
+                    let sets = read_sets(input, &measure)?;
+                    if let Some(what) = without_words(&sets) {
+                        return Err(nothing_to_score(what, rejects));
+                    }
+                    data.sets.extend(sets);
+                }
                 Some(Part::Model) => data.model = read_model(input)?,
                 Some(Part::Rows) => read_rows(input, &mut data)?,
                 Some(Part::Mixture) => data.mixture = read_mixture(input)?,
@@ -264,6 +270,15 @@ impl Export for ReportBody {
             .filter(|input| part_of(input.schema()) == Some(Part::Transcripts));
         let path = set.file(TRANSCRIPTS).map_err(StageError::failed)?;
         Ok(write_all(transcripts, &self.settings.shards, &path)?)
+    }
+}
+
+/// What is wrong with transcripts, if there are none or a set of them has no word of reference.
+fn without_words(sets: &[SetFigures]) -> Option<String> {
+    let empty = sets.iter().find(|set| set.scores.overall.words.units == 0);
+    match empty {
+        Some(set) => Some(format!("no reference of set `{}` has a word", set.name)),
+        None => sets.is_empty().then(|| "there are no transcripts to score".to_owned()),
     }
 }
 

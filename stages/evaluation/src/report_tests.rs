@@ -265,6 +265,49 @@ fn the_screen_has_the_short_tables() {
 }
 
 #[test]
+fn a_report_on_nothing_is_an_error_that_says_where_the_rows_went() {
+    let refused = |number: u32, reason: &str| flow_runtime::Reject {
+        row: Some(number),
+        segment_id: None,
+        reason: reason.into(),
+        class: flow_runtime::RejectClass::Rule,
+        detail: String::new(),
+        values: String::new(),
+    };
+    let on = |heard: RecordBatch| {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("report");
+        let mut harness = Harness::<EvaluationReport>::new(ReportSettings {
+            out: out.display().to_string(),
+            ..ReportSettings::default()
+        })
+        .input("heard", heard.schema())
+        .feed("heard", "all", heard);
+        for (number, reason) in (0..).zip(["quality_too_low", "too_short", "too_short"]) {
+            harness = harness.rejected("clean", "hi/hi_0000", refused(number, reason));
+        }
+        let error = harness.run().unwrap_err().to_string();
+        assert!(!out.join(PAGE).exists());
+        error
+    };
+    let told = on(transcripts().slice(0, 0));
+    assert!(told.contains("no transcripts"), "{told}");
+    assert!(
+        told.contains("3 were refused") && told.contains("`too_short` of stage clean, 2 times"),
+        "{told}"
+    );
+    // Rows whose references are tags alone have no word either.
+    let mut columns = transcripts().columns().to_vec();
+    columns[4] = Arc::new(StringArray::from(vec!["<|hi|> "]));
+    let silent = RecordBatch::try_new(transcripts().schema(), columns).unwrap();
+    let told = on(silent);
+    assert!(
+        told.contains("set `validation`") && told.contains("too_short"),
+        "{told}"
+    );
+}
+
+#[test]
 fn options_that_would_do_nothing_are_refused() {
     for (settings, named) in [
         (json!({ "remove_diacritics": true }), "remove_diacritics"),

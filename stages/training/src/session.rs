@@ -486,13 +486,16 @@ impl Session {
         let ended = self
             .ended_stage()
             .map_or(String::new(), |stage| format!(", end of stage {stage}"));
+        let rates = match (wer, cer) {
+            (Some(wer), Some(cer)) => format!("validation WER {:.1} %, CER {:.1} %", 100.0 * wer, 100.0 * cer),
+            // It could when training began.
+            _ => "nothing of the validation sample could be read".to_owned(),
+        };
         (self.report)(json!({
                 "notice": format!(
-                    "{}{}: validation WER {:.1} %, CER {:.1} %",
+                    "{}{}: {rates}",
                     if step == 0 { "before training".to_owned() } else { format!("step {step}") },
                     ended,
-                    100.0 * wer.unwrap_or(f64::NAN),
-                    100.0 * cer.unwrap_or(f64::NAN)
                 ),
                 "step": step, "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }));
         // Not part of the speed of training.

@@ -260,6 +260,7 @@ fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Eval
         settings.eval_samples_per_language,
     )
     .map_err(TrainingError::from)?;
+    set.check(&context.rejects)?;
     let batch_seconds = settings.max_batch_seconds;
     let cancel = context.cancel.clone();
     Ok(Some(Box::new(move |model: &TdtModel| {

@@ -369,6 +369,71 @@ fn the_checkpoint_that_is_handed_on_is_a_setting() {
     assert!(refused.expect_err("never evaluated").to_string().contains("eval_every"));
 }
 
+/// Nothing to validate on is an error before the first step, and says where the rows went; without evaluation it is none.
+#[test]
+fn an_empty_validation_set_ends_training_before_its_first_step() {
+    let refused = |row: u32, reason: &str| Reject {
+        row: Some(row),
+        segment_id: None,
+        reason: reason.into(),
+        class: RejectClass::Rule,
+        detail: String::new(),
+        values: String::new(),
+    };
+    let on = |settings: TrainSettings, validation: RecordBatch| {
+        let mut harness = Harness::<TrainingTrain>::new(settings)
+            .input("batches", loaded_schema())
+            .input("validation", validation.schema())
+            .feed("validation", "en/en_0", validation);
+        for (row, reason) in (0..).zip(["too_long", "too_short", "too_short"]) {
+            harness = harness.rejected("manifest/clean", "en/en_0", refused(row, reason));
+        }
+        for number in 0..2 {
+            harness = harness.feed("batches", &format!("step-{number:09}"), step(number));
+        }
+        harness.run()
+    };
+    let with = |column: usize, text: &str| {
+        let mut columns = rows().columns().to_vec();
+        columns[column] = Arc::new(StringArray::from(vec![text; 4]));
+        RecordBatch::try_new(rows().schema(), columns).expect("rows")
+    };
+    let (silent, lost) = (with(2, "<|en|>"), with(5, "/nowhere/at/all.wav"));
+    for (validation, said) in [
+        (rows().slice(0, 0), "`too_short` of stage manifest/clean, 2 times"),
+        (silent, "none of the 4 rows to validate on has a word"),
+        (lost, "none of the 4 recordings to validate on can be read; seg_0"),
+    ] {
+        let folder = tempfile::tempdir().expect("folder");
+        let error = on(settings(folder.path(), 2), validation.clone()).expect_err("nothing to validate on");
+        assert!(error.to_string().contains(said), "{error}");
+        assert!(
+            !folder.path().join("checkpoints/metrics.jsonl").exists(),
+            "a step was trained"
+        );
+        let unasked = TrainSettings {
+            eval_every: 0,
+            ..settings(folder.path(), 2)
+        };
+        on(unasked, validation).expect("trained without evaluation");
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let model = folder.path().join("model.nemo");
+    std::fs::write(&model, "never opened").expect("file");
+    let decoded = Harness::<EvaluationDecode>::new(DecodeSettings {
+        model: model.to_string_lossy().into_owned(),
+        ..DecodeSettings::default()
+    })
+    .input("rows", rows().schema())
+    .empty_partition("rows", "en/en_0")
+    .rejected("manifest/clean", "en/en_0", refused(0, "too_short"));
+    let error = decoded.run().expect_err("nothing to decode").to_string();
+    assert!(
+        error.contains("no rows to transcribe") && error.contains("too_short"),
+        "{error}"
+    );
+}
+
 #[test]
 fn mistakes_are_told_before_anything_runs() {
     let folder = tempfile::tempdir().expect("folder");
