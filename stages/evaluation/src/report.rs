@@ -416,7 +416,9 @@ fn read_curves(path: &Path) -> Curves {
                         .collect(),
                 });
             }
+            Some("skipped") if value["why"] == "nothing_loaded" => curves.not_loaded += 1,
             Some("skipped") => curves.skipped += 1,
+            Some("left_out") => curves.left_out += value["recordings"].as_u64().unwrap_or(0),
             Some("vocabulary") => {
                 let number = |name: &str| value[name].as_u64().unwrap_or(0);
                 curves.vocabulary = Some(VocabularyFigures {

@@ -32,6 +32,9 @@ pub enum TrainingError {
     /// Too many steps had no finite loss or gradient.
     #[error("{message}")]
     NotFinite { message: String },
+    /// Too many steps were skipped, the last because nothing of it could be loaded.
+    #[error("{message}")]
+    NothingLoaded { message: String },
     #[error(transparent)]
     Model(#[from] flow_model::Error),
     #[error(transparent)]
@@ -67,6 +70,7 @@ impl From<TrainingError> for StageError {
             TrainingError::Rank { .. } => StageError::failed(message).with_help("the newest checkpoint stands; run again to go on from it, with a longer `rank_timeout` if the rank was only slow"),
             TrainingError::Locked { .. } => StageError::Refused { message, help: Some("wait for it, or give another folder as `checkpoints`".into()) },
             TrainingError::NotFinite { .. } => StageError::failed(message).with_help("lower the rate, raise the warm-up, or look at the segments that are named; `max_bad_steps` sets the limit"),
+            TrainingError::NothingLoaded { .. } => StageError::failed(message).with_help("check that the audio is where the rows say; `max_bad_steps` sets the limit"),
             _ => StageError::failed(message),
         }
     }

@@ -18,7 +18,7 @@ use crate::loaded_rows::{micro_batches, stage_mark};
 use crate::long_texts::LongTexts;
 use crate::memory::{self, Checked};
 use crate::ranks::{Among, share};
-use crate::session::{Evaluate, Session};
+use crate::session::{Evaluate, LeftOut, Session};
 use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
 use crate::train::{Further, further};
@@ -243,6 +243,10 @@ fn one_step(
             message,
         });
     }
+    session.without(LeftOut {
+        recordings: [loaded.lost, loaded.dropped].concat(),
+        too_long: loaded.too_long,
+    });
     session.step(&loaded.batches, loaded.planned)?;
     Ok(work.partition)
 }

@@ -8,7 +8,7 @@ use flow_model::checkpoint::read_safetensors;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::TrainingError;
 use flow_training::checkpoint;
-use flow_training::session::Session;
+use flow_training::session::{LeftOut, Session};
 use flow_training::settings::{ModelSettings, OnChange, TrainSettings};
 use flow_training::start::{Start, find_start};
 use flow_training::trainer::LoadedBatch;
@@ -476,6 +476,67 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
         metrics.lines().filter(|line| line.contains("\"skipped\"")).count() == 2,
         "{metrics}"
     );
+}
+
+#[test]
+fn a_step_of_which_nothing_was_loaded_is_skipped_and_named() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings {
+        max_bad_steps: 1,
+        log_every: 1,
+        ..settings(folder.path(), 8)
+    };
+    let mut session = begin(&settings);
+    let lost = |name: &str| LeftOut {
+        recordings: vec![name.to_owned()],
+        too_long: Vec::new(),
+    };
+    let weights = |session: &Session| -> Vec<u8> {
+        let path = folder.path().join("snapshot");
+        let _ = std::fs::remove_dir_all(&path);
+        session.model().save(&path).expect("saved");
+        std::fs::read(path.join("model.safetensors")).expect("weights")
+    };
+    session.step(&micro_batches(0), 2).expect("a step");
+    let before = weights(&session);
+    session.without(lost("gone_1"));
+    let report = session.step(&[], 1).expect("a skipped step");
+    assert_eq!(report.skipped, Some(vec!["gone_1".to_owned()]));
+    assert!(weights(&session) == before, "the skipped step changed the model");
+    // It is done with, and what was left out of it is not of the next one.
+    let report = session.step(&micro_batches(2), 2).expect("the next step");
+    assert_eq!((session.step_number(), report.skipped), (3, None));
+    assert!(weights(&session) != before);
+    session.without(lost("gone_2"));
+    match session.step(&[], 1) {
+        Err(TrainingError::NothingLoaded { message }) => {
+            assert!(
+                message.contains("gone_2") && message.contains("max_bad_steps"),
+                "{message}"
+            );
+        }
+        other => panic!("past the limit: {other:?}"),
+    }
+    let metrics = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics");
+    let lines: Vec<serde_json::Value> = metrics
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let of = |kind: &str| -> Vec<(u64, serde_json::Value)> {
+        let lines = lines.iter().filter(|line| line["kind"] == kind);
+        lines
+            .map(|line| (line["step"].as_u64().expect("a step"), line["segments"].clone()))
+            .collect()
+    };
+    let both = [(2, serde_json::json!(["gone_1"])), (4, serde_json::json!(["gone_2"]))];
+    assert_eq!((of("left_out"), of("skipped")), (both.to_vec(), both.to_vec()));
+    let loss = |step: u64| {
+        lines
+            .iter()
+            .find(|line| line["kind"] == "train" && line["step"] == step)
+    };
+    assert!(loss(2).expect("a line")["loss"].is_null(), "{metrics}");
+    assert!(loss(3).expect("a line")["loss"].is_f64(), "{metrics}");
 }
 
 #[test]

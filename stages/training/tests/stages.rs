@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{
     ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
-use arrow::datatypes::Int64Type;
+use arrow::datatypes::{Float32Type, Int64Type};
 use flow_evaluation::decode::{DecodeSettings, EvaluationDecode, Weights};
 use flow_evaluation::report::{EvaluationReport, ReportSettings};
 use flow_runtime::event::Event;
@@ -367,6 +367,65 @@ fn the_checkpoint_that_is_handed_on_is_a_setting() {
         0..0,
     );
     assert!(refused.expect_err("never evaluated").to_string().contains("eval_every"));
+}
+
+/// A recording that cannot be loaded, and a step of which none can be, do not end training, and are noted.
+#[test]
+fn a_step_whose_recordings_are_lost_is_skipped() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings {
+        eval_every: 0,
+        max_bad_steps: 1,
+        ..settings(folder.path(), 4)
+    };
+    // Of step 1 the first recording, of step 2 both; where nothing could be loaded, the signal has no samples.
+    let without = |number: usize, lost: &[usize]| {
+        let whole = step(number);
+        let list = whole["signal"].as_list::<i32>();
+        let mut signals = ListBuilder::new(Float32Builder::new());
+        for at in 0..whole.num_rows() {
+            let samples = list.value(at);
+            if !lost.contains(&at) {
+                signals
+                    .values()
+                    .append_slice(samples.as_primitive::<Float32Type>().values());
+            }
+            signals.append(true);
+        }
+        let mut columns = whole.columns().to_vec();
+        columns[8] = Arc::new(signals.finish());
+        RecordBatch::try_new(loaded_schema(), columns).expect("a step")
+    };
+    let run = |settings: &TrainSettings, lost: [&[usize]; 4]| {
+        let mut harness = Harness::<TrainingTrain>::new(settings.clone())
+            .input("batches", loaded_schema())
+            .input("validation", rows().schema());
+        for (number, lost) in lost.into_iter().enumerate() {
+            harness = harness.feed("batches", &format!("step-{number:09}"), without(number, lost));
+        }
+        harness.run()
+    };
+    run(&settings, [&[], &[0], &[0, 1], &[]]).expect("trained");
+    let metrics = std::fs::read_to_string(folder.path().join("checkpoints/metrics.jsonl")).expect("metrics");
+    let segments = |kind: &str| -> Vec<(u64, String)> {
+        let lines = metrics
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        lines
+            .filter(|line| line["kind"] == kind)
+            .map(|line| (line["step"].as_u64().expect("a step"), line["segments"].to_string()))
+            .collect()
+    };
+    let (one, both) = ((2, r#"["a"]"#.to_owned()), (3, r#"["a","b"]"#.to_owned()));
+    assert_eq!(segments("left_out"), [one, both.clone()]);
+    assert_eq!(segments("skipped"), [both]);
+    // Not one bad recording, but a disk that is gone.
+    let gone = TrainSettings {
+        checkpoints: folder.path().join("gone").to_string_lossy().into_owned(),
+        ..settings
+    };
+    let error = run(&gone, [&[], &[0, 1], &[0, 1], &[]]).expect_err("too many");
+    assert!(error.to_string().contains("nothing could be loaded"), "{error}");
 }
 
 /// Nothing to validate on is an error before the first step, and says where the rows went; without evaluation it is none.

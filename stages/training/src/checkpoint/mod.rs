@@ -69,7 +69,7 @@ pub struct Record {
     /// Samples of audio at 16 kHz. A whole number, so that the sum is the same when it goes through a file.
     pub audio_samples: u64,
     pub tokens: u64,
-    /// Steps skipped because a loss or gradient was not finite.
+    /// Steps skipped because a loss or gradient was not finite, or nothing of them could be loaded.
     pub skipped_steps: u64,
     /// Epoch of the last micro-batch.
     pub epoch: u64,
