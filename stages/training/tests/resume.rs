@@ -239,6 +239,42 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     }
 }
 
+/// Who may read the files of a checkpoint is for the umask to say, the same for all of them; and what may not be read is
+/// neither damaged nor passed over.
+#[test]
+fn all_files_of_a_checkpoint_have_the_mode_of_the_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings {
+        average_decay: 0.5,
+        ..settings(folder.path(), 8)
+    };
+    let checkpoint = train(&settings, 0..1);
+    let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o777;
+    let probe = folder.path().join("probe");
+    std::fs::write(&probe, "").expect("a file");
+    let mut files = 0;
+    for entry in std::fs::read_dir(&checkpoint).expect("files") {
+        let path = entry.expect("an entry").path();
+        assert_eq!(mode(&path), mode(&probe), "{}", path.display());
+        files += 1;
+    }
+    assert!(files >= 6, "{files} files");
+    let path = checkpoint.join("optimizer.safetensors");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("a mode");
+    if std::fs::File::open(&path).is_ok() {
+        // Permissions do not bind this user.
+        return;
+    }
+    match find_start(&settings, Some("data")) {
+        Err(TrainingError::File { path: named, source }) => {
+            assert_eq!(named, path);
+            assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 /// A checkpoint that is written while training goes on holds what stood when it was begun; the best one stays.
 #[test]
 fn checkpoints_in_the_background_are_those_of_their_step() {
