@@ -52,6 +52,7 @@ pub fn joined_processes(count: usize) -> Vec<Arc<Processes>> {
                 },
                 port: None,
                 digest: Digest::of(b"harness"),
+                settings: Vec::new(),
                 timeout: Duration::from_secs(20),
             };
             std::thread::spawn(move || join(&member, &|_| {}).expect("all come"))
