@@ -445,11 +445,13 @@ impl Session {
         let done = self.record.step - self.first_step;
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
+        // What matters most comes first: a narrow screen cuts the end off.
         let line = format!(
-            "step {} of {} (micro-batch {}), {}epoch {}, loss {}, rate {:.2e}, gradient {}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} tokens, {} MiB, {}:{:02} left",
+            "step {} of {}, {}:{:02} left, {}epoch {}, loss {}, rate {:.2e}, gradient {}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} MiB, {} micro-batches, {} tokens",
             self.record.step,
             self.settings.max_steps,
-            self.record.micro_batches,
+            eta as u64 / 60,
+            eta as u64 % 60,
             (self.stage.as_ref()).map_or(String::new(), |stage| format!("stage {}, ", stage.name)),
             report.epoch,
             window.loss().map_or("none".to_owned(), |loss| format!("{loss:.2}")),
@@ -460,10 +462,9 @@ impl Session {
             window.seconds / elapsed,
             100.0 * window.padding(),
             100.0 * window.starved(),
-            self.record.tokens,
             resident_mib(),
-            eta as u64 / 60,
-            eta as u64 % 60,
+            self.record.micro_batches,
+            self.record.tokens,
         );
         (self.report)(json!({
             "line": line,
