@@ -303,6 +303,11 @@ fn rejects_status_and_log_of_a_run() {
             .any(|line| line.starts_with("positive") && line.ends_with("done")),
         "{status}"
     );
+    let export: Vec<&str> = status
+        .lines()
+        .find(|line| line.starts_with("sum "))
+        .map_or(Vec::new(), |line| line.split_whitespace().take(3).collect());
+    assert_eq!(export, ["sum", "1", "1"], "{status}");
     assert!(
         place
             .done("log")

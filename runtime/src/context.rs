@@ -8,7 +8,7 @@ use crate::event::{Event, Events};
 use crate::inputs::{Input, Inputs};
 use crate::kind::StageError;
 use crate::processes::Processes;
-use crate::store::Artifact;
+use crate::store::{Artifact, RejectSet};
 
 /// Handed to [`crate::Kind::open`]: one per body, that is, one per stage and worker.
 #[derive(Clone)]
@@ -19,6 +19,8 @@ pub struct Context {
     pub inputs: Inputs,
     /// By place in `inputs`; `None` for streamed ones.
     pub(crate) artifacts: Vec<Option<Artifact>>,
+    /// Of a source or a log: the rejects of all stages before its whole inputs, to say where rows went that should be there.
+    pub rejects: RejectSet,
     pub worker: usize,
     pub workers: usize,
     /// Threads this body may use beside its worker (for rayon and the like): its share of the one budget.

@@ -53,6 +53,7 @@ pub fn joined_processes(count: usize) -> Vec<Arc<Processes>> {
                 },
                 port: None,
                 digest: Digest::of(b"harness"),
+                settings: Vec::new(),
                 timeout: Duration::from_secs(20),
             };
             std::thread::spawn(move || join(&member, &|_| {}).expect("all come"))
@@ -149,7 +150,7 @@ impl<K: Kind> Harness<K> {
         self
     }
 
-    /// Adds a reject of a stage upstream, for an export.
+    /// Adds a reject of a stage upstream.
     pub fn rejected(mut self, stage: &str, partition: &str, reject: Reject) -> Self {
         self.rejects.push((stage.into(), Partition::new(partition), reject));
         self
@@ -236,6 +237,7 @@ impl<K: Kind> Harness<K> {
             stage: "harness".into(),
             inputs: described,
             artifacts,
+            rejects: RejectSet::in_memory(self.rejects.clone()),
             worker: 0,
             workers: 1,
             threads: self.threads,

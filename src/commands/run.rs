@@ -140,6 +140,17 @@ fn digest(checked: &Checked, registry: &Registry) -> Digest {
     Digest::of_parts(parts.into_iter().chain(kinds))
 }
 
+/// What the digest is made of, by name: the first that differs is the first to be named.
+fn told_apart(checked: &Checked, registry: &Registry) -> Vec<(String, String)> {
+    let mut all = checked.pipeline.values();
+    all.push(("version of flow".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
+    let kinds = registry
+        .kinds()
+        .map(|kind| (format!("version of {}", kind.name()), kind.version().to_string()));
+    all.extend(kinds);
+    all
+}
+
 fn come_together(
     launch: &Launch,
     checked: &Checked,
@@ -161,6 +172,7 @@ fn come_together(
         leader: launch.leader.clone(),
         port: launch.port,
         digest: digest(checked, registry),
+        settings: told_apart(checked, registry),
         timeout: launch.timeout,
     };
     let processes = join(&member, &note)?;

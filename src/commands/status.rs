@@ -9,6 +9,7 @@ use flow_runtime::store::Store;
 use super::past_run::PastRun;
 use crate::arguments::LookArguments;
 use crate::failure::{Exit, Failure};
+use crate::screen::figures;
 use crate::screen::sentence::sentence;
 use crate::table;
 
@@ -36,38 +37,9 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
                 writeln!(out, "run {} of {pipeline}, started {}", run.id, logged.at)?;
                 order = stages.clone();
             }
-            Event::StageStarted { stage, run, reused, .. } => {
-                let at = of_stage(&mut reached, stage);
-                at.run += run;
-                at.reused += reused;
-            }
-            Event::Committed {
-                stage,
-                partitions,
-                rows_out,
-                rejects,
-                ..
-            } => {
-                let at = of_stage(&mut reached, stage);
-                at.done += partitions;
-                at.rows_out += rows_out;
-                at.rejects += rejects;
-            }
-            Event::StageFinished {
-                stage,
-                rows_out,
-                rejects,
-                ..
-            } => {
-                let at = of_stage(&mut reached, stage);
-                // From here on with the partitions that were reused.
-                at.rows_out = *rows_out;
-                at.rejects = rejects.iter().map(|ReasonCount { rows, .. }| rows).sum();
-                at.finished = true;
-            }
             Event::RunFailed { .. } => writeln!(out, "{}", sentence(&event))?,
             Event::RunFinished { .. } => ended = Some(sentence(&event)),
-            _ => {}
+            event => take(&mut reached, event),
         }
     }
     match (&ended, &holder) {
@@ -111,8 +83,96 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
     Ok(Exit::Done)
 }
 
+/// Notes what an event says of a stage.
+fn take(reached: &mut BTreeMap<String, Reached>, event: &Event) {
+    match event {
+        Event::StageStarted { stage, run, reused, .. } => {
+            let at = of_stage(reached, stage);
+            at.run += run;
+            at.reused += reused;
+        }
+        Event::Committed {
+            stage,
+            partitions,
+            rows_out,
+            rejects,
+            ..
+        } => {
+            let at = of_stage(reached, stage);
+            at.done += partitions;
+            at.rows_out += rows_out;
+            at.rejects += rejects;
+        }
+        // A stage with a log of its own commits no partitions; its figures say where it is.
+        Event::StageFigures { stage, figures } => {
+            if let Some((step, _)) = figures::steps(figures) {
+                let at = of_stage(reached, stage);
+                at.done = step.saturating_sub(at.reused).min(at.run);
+            }
+        }
+        Event::StageFinished {
+            stage,
+            rows_out,
+            rejects,
+            ..
+        } => {
+            let at = of_stage(reached, stage);
+            // Exports, and the decisions of global stages, are told by their end alone.
+            at.done = at.done.max(at.run);
+            // From here on with the partitions that were reused.
+            at.rows_out = *rows_out;
+            at.rejects = rejects.iter().map(|ReasonCount { rows, .. }| rows).sum();
+            at.finished = true;
+        }
+        _ => {}
+    }
+}
+
 /// The parts of a global stage (`dedup:keys`) count for the stage.
 fn of_stage<'a>(reached: &'a mut BTreeMap<String, Reached>, stage: &str) -> &'a mut Reached {
     let name = stage.split(':').next().unwrap_or(stage);
     reached.entry(name.to_string()).or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_committed_by_partitions_is_counted_too() {
+        let mut reached = BTreeMap::new();
+        let started = |stage: &str, run, reused| Event::StageStarted {
+            stage: stage.into(),
+            kind: "a.kind".into(),
+            run,
+            reused,
+        };
+        let finished = |stage: &str| Event::StageFinished {
+            stage: stage.into(),
+            rows_in: 0,
+            rows_out: 1,
+            rejects: Vec::new(),
+        };
+        let stepped = |step: u64| Event::StageFigures {
+            stage: "train".into(),
+            figures: serde_json::json!({"step": step, "max_steps": 40}),
+        };
+        let done = |reached: &BTreeMap<String, Reached>, stage: &str| {
+            let at = &reached[stage];
+            (at.done, at.run, at.finished)
+        };
+        // Of 40 steps ten were done by a run before.
+        take(&mut reached, &started("train", 30, 10));
+        assert_eq!(done(&reached, "train"), (0, 30, false));
+        take(&mut reached, &stepped(22));
+        assert_eq!(done(&reached, "train"), (12, 30, false));
+        take(&mut reached, &stepped(40));
+        take(&mut reached, &finished("train"));
+        assert_eq!(done(&reached, "train"), (30, 30, true));
+        // An export tells of its end alone.
+        take(&mut reached, &started("write", 1, 0));
+        assert_eq!(done(&reached, "write"), (0, 1, false));
+        take(&mut reached, &finished("write"));
+        assert_eq!(done(&reached, "write"), (1, 1, true));
+    }
 }

@@ -66,6 +66,11 @@ impl Bars {
             Event::StageFigures { figures, .. } if figures::is_notice(figures) => self.say(event),
             Event::StageFigures { stage, figures } => {
                 if let Some(bar) = stages.get(stage) {
+                    // Its partitions are not committed one by one.
+                    if let Some((step, steps)) = figures::steps(figures) {
+                        bar.bar.set_length(steps);
+                        bar.bar.set_position(step);
+                    }
                     bar.bar
                         .set_message(on_one_line(&figures::on_one_line(figures)).into_owned());
                 }
@@ -127,6 +132,38 @@ const TEMPLATE: &str = "{prefix:24!} [{bar:24}] {human_pos}/{human_len} {elapsed
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bar_of_training_moves_with_its_steps() {
+        let mut bars = Bars::default();
+        // Ten steps were done before.
+        bars.event(&Event::StageStarted {
+            stage: "train".into(),
+            kind: "training.train".into(),
+            run: 30,
+            reused: 10,
+        });
+        let mut at = |figures: serde_json::Value| {
+            bars.event(&Event::StageFigures {
+                stage: "train".into(),
+                figures,
+            });
+            let stages = bars.stages.lock().unwrap();
+            let bar = &stages["train"].bar;
+            (bar.position(), bar.length())
+        };
+        let line = "step 22 of 40, 0:12 left";
+        assert_eq!(
+            at(serde_json::json!({"line": line, "step": 22, "max_steps": 40})),
+            (22, Some(40))
+        );
+        // Figures without steps leave it where it is.
+        assert_eq!(at(serde_json::json!({"line": "needs memory"})), (22, Some(40)));
+        assert_eq!(
+            at(serde_json::json!({"line": line, "step": 40, "max_steps": 40})),
+            (40, Some(40))
+        );
+    }
 
     #[test]
     fn the_template_is_right() {

@@ -20,6 +20,12 @@ pub fn is_notice(figures: &Value) -> bool {
     figures.get("notice").is_some()
 }
 
+/// How far a stage is that keeps a log of its own, as its figures say: steps that are done, and in all.
+pub fn steps(figures: &Value) -> Option<(u64, u64)> {
+    let number = |name: &str| figures.get(name)?.as_u64();
+    Some((number("step")?, number("max_steps")?))
+}
+
 /// Figures of the form `{"table": {"title", "columns", "rows"}}` as text, for standard output.
 pub fn table(figures: &Value) -> Option<String> {
     let table = figures.get("table")?;
@@ -105,6 +111,16 @@ mod tests {
         );
         assert_eq!(on_one_line(&json!(3)), "3");
         assert_eq!(on_one_line(&json!({"step": 1, "line": "step 1 of 2"})), "step 1 of 2");
+    }
+
+    #[test]
+    fn steps_are_read_where_there_are_some() {
+        assert_eq!(
+            steps(&json!({"step": 22, "max_steps": 40, "loss": 1.5})),
+            Some((22, 40))
+        );
+        assert_eq!(steps(&json!({"step": 22, "validation_wer": 0.5})), None);
+        assert_eq!(steps(&json!({"line": "step 22 of 40"})), None);
     }
 
     #[test]

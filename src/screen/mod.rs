@@ -1,7 +1,7 @@
 //! What standard error shows while a run goes on.
 
 mod bars;
-mod figures;
+pub mod figures;
 pub mod sentence;
 
 use std::io::{IsTerminal, Write};

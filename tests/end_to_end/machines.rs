@@ -252,10 +252,11 @@ fn signals_to_any_process_are_for_all() {
 #[test]
 fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
     let place = Workplace::new("micro");
-    // Other settings: refused, and process 0 says who is missing, and why.
+    // Other settings: refused, both say which, and process 0 does not wait its time out.
     let [mut first, _] = two(&place, &["train.max_steps=4"]);
-    first.args(["--join-timeout", "10"]);
+    first.args(["--join-timeout", "600"]);
     let first = Started::new(first);
+    let began = std::time::Instant::now();
     let hosts = place.path("hosts.txt");
     let mut other = finetune(
         &place,
@@ -268,12 +269,14 @@ fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
         told.contains("its pipeline, settings or program differ from those of process 0"),
         "{told}"
     );
+    assert!(told.contains("`train.max_steps` is 5 instead of 4"), "{told}");
     let (code, told) = first.end();
-    assert_eq!(code, Some(1), "{told}");
+    assert_eq!(code, Some(2), "{told}");
     assert!(
-        told.contains("process 1 did not come") && told.contains("within 10 s; 1 refused"),
+        told.contains("error: process 1 (") && told.contains("`train.max_steps` is 5 instead of 4"),
         "{told}"
     );
+    assert!(began.elapsed().as_secs() < 300);
     assert!(!place.path("checkpoints").exists());
 
     // Nobody to meet, and nothing to share.

@@ -18,7 +18,7 @@ use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::RejectClass;
 use crate::store::{
-    Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, SnapshotWriter, Store, add_up,
+    Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter, Store, add_up,
 };
 
 use super::collected::{Collected, in_row_order};
@@ -76,6 +76,7 @@ pub(crate) struct NodeJob {
     pub inputs: Inputs,
     /// The inputs that are read as a whole, by place in `inputs`.
     pub artifacts: Vec<Option<Artifact>>,
+    pub rejects: RejectSet,
     pub scratch: PathBuf,
     pub streams: Vec<StreamedInput>,
     pub outputs: Vec<Port>,
@@ -108,6 +109,7 @@ impl NodeJob {
             stage: self.stage.clone(),
             inputs: self.inputs.clone(),
             artifacts: self.artifacts.clone(),
+            rejects: self.rejects.clone(),
             worker,
             workers: job.workers,
             threads: job.threads,

@@ -1,6 +1,6 @@
 //! What is known of every node while a pipeline is planned and run: its partitions, its records, digests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -271,6 +271,7 @@ impl Ledger {
             stage,
             inputs: self.described_inputs(node),
             artifacts,
+            rejects: self.rejects_before(node),
             worker: 0,
             workers: 1,
             threads: self.threads(),
@@ -337,6 +338,7 @@ impl Ledger {
             stage: stage.name.clone(),
             inputs: self.described_inputs(node),
             artifacts: vec![None; stage.inputs.len()],
+            rejects: RejectSet::default(),
             worker: 0,
             workers: 1,
             threads: 1,
@@ -436,23 +438,41 @@ impl Ledger {
     /// The rejects of every stage upstream of a node, in the order of the pipeline; none while one of them is
     /// not settled.
     pub fn rejects_upstream(&self, node: usize) -> Option<RejectSet> {
+        let upstream = self.graph.upstream(node);
+        let settled = upstream.iter().all(|upstream| self.nodes[*upstream].all_settled);
+        settled.then(|| self.rejects_of(&upstream))
+    }
+
+    /// The rejects of every settled stage before the whole inputs of a source or a log.
+    fn rejects_before(&self, node: usize) -> RejectSet {
+        let described = &self.graph.nodes[node];
+        if !matches!(described.role, Role::Source | Role::Log) {
+            return RejectSet::default();
+        }
+        let mut before = BTreeSet::new();
+        for input in described.inputs.iter().filter(|input| input.flow == Flow::Whole) {
+            before.insert(input.node);
+            before.extend(self.graph.upstream(input.node));
+        }
+        let settled = before.into_iter().filter(|before| self.nodes[*before].all_settled);
+        self.rejects_of(&settled.collect::<Vec<_>>())
+    }
+
+    fn rejects_of(&self, nodes: &[usize]) -> RejectSet {
         let mut stages = Vec::new();
-        for upstream in self.graph.upstream(node) {
-            let (described, state) = (&self.graph.nodes[upstream], &self.nodes[upstream]);
-            if !state.all_settled {
-                return None;
-            }
+        for &node in nodes {
+            let (described, state) = (&self.graph.nodes[node], &self.nodes[node]);
             if matches!(described.part, Part::Keys | Part::Decide) || described.role == Role::Log {
                 continue;
             }
             let recipe = state.settled_recipe.unwrap_or(described.recipe);
             stages.push((
-                self.stage(upstream).name.clone(),
+                self.stage(node).name.clone(),
                 recipe,
                 state.settled.values().cloned().collect(),
             ));
         }
-        Some(self.store.reject_set(&stages))
+        self.store.reject_set(&stages)
     }
 }
 

@@ -7,7 +7,7 @@
 use std::io::{self, Read, Write};
 
 /// Version of the protocol. Processes of one run have the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// What both sides say first.
 pub(super) const MAGIC: &[u8; 8] = b"flow-pr\n";
@@ -16,6 +16,12 @@ const ORDER: u32 = 0x0102_0304;
 
 /// The longest body; a larger length is taken for damage.
 const LONGEST: u64 = 1 << 34;
+
+/// The most bytes of settings in a greeting.
+pub(super) const SETTINGS: usize = 1 << 17;
+
+/// The most bytes of a reason to refuse a process.
+const REASON: usize = 4096;
 
 /// Memory that a length alone is believed; beyond it a body must have come.
 const BELIEVED: u64 = 1 << 26;
@@ -85,6 +91,8 @@ pub(super) struct Hello {
     pub port: u16,
     pub pid: u32,
     pub host: String,
+    /// To process 0: what the digest is made of, so that it can say what differs. Empty: unknown.
+    pub settings: Vec<u8>,
 }
 
 impl Hello {
@@ -98,7 +106,17 @@ impl Hello {
             port,
             pid: std::process::id(),
             host: crate::store::host_name(),
+            settings: Vec::new(),
         }
+    }
+
+    /// The same with settings, unless they are too many.
+    pub fn with_settings(mut self, settings: &[(String, String)]) -> Hello {
+        let bytes = serde_json::to_vec(settings).unwrap_or_default();
+        if bytes.len() <= SETTINGS {
+            self.settings = bytes;
+        }
+        self
     }
 
     /// Why this greeting of a process of the same version cannot be accepted.
@@ -130,6 +148,8 @@ impl Hello {
         bytes.extend(self.port.to_le_bytes());
         bytes.extend(self.pid.to_le_bytes());
         text(&mut bytes, &self.host);
+        bytes.extend((self.settings.len() as u32).to_le_bytes());
+        bytes.extend(&self.settings);
         to.write_all(&bytes)
     }
 
@@ -142,17 +162,47 @@ impl Hello {
         let (version, order, processes, process) = (number()?, number()?, number()?, number()?);
         let mut token = [0u8; 32];
         from.read_exact(&mut token)?;
+        let (port, pid, host) = (read_u16(from)?, read_u32(from)?, read_text(from)?);
+        // The first version ends here; it is understood so that it can be told why it is refused.
+        let length = if version == 1 { 0 } else { read_u32(from)? as usize };
+        if length > SETTINGS {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut settings = vec![0u8; length];
+        from.read_exact(&mut settings)?;
         Ok(Some(Hello {
             version,
             order,
             processes,
             process,
             token,
-            port: read_u16(from)?,
-            pid: read_u32(from)?,
-            host: read_text(from)?,
+            port,
+            pid,
+            host,
+            settings,
         }))
     }
+}
+
+/// Appends why a process is refused.
+pub(super) fn reason(bytes: &mut Vec<u8>, text: &str) {
+    let mut length = text.len().min(REASON);
+    while !text.is_char_boundary(length) {
+        length -= 1;
+    }
+    bytes.extend((length as u16).to_le_bytes());
+    bytes.extend(&text.as_bytes()[..length]);
+}
+
+pub(super) fn read_reason(from: &mut dyn Read) -> io::Result<String> {
+    let mut bytes = vec![0u8; usize::from(read_u16(from)?).min(REASON)];
+    from.read_exact(&mut bytes)?;
+    Ok(shown(&bytes))
+}
+
+/// Text of another process, as it is shown to people.
+fn shown(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).replace(char::is_control, "?")
 }
 
 /// Appends at most 255 bytes of text with their number.
@@ -170,8 +220,7 @@ pub(super) fn read_text(from: &mut dyn Read) -> io::Result<String> {
     from.read_exact(&mut length)?;
     let mut bytes = vec![0u8; usize::from(length[0])];
     from.read_exact(&mut bytes)?;
-    // It is shown to people.
-    Ok(String::from_utf8_lossy(&bytes).replace(char::is_control, "?"))
+    Ok(shown(&bytes))
 }
 
 pub(super) fn read_u16(from: &mut dyn Read) -> io::Result<u16> {

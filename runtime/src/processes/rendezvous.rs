@@ -1,5 +1,7 @@
 //! How the processes of a run find each other: all go to process 0, which tells each where the others are.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -17,6 +19,16 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// Refusals that are told as they come; beyond that the last one is told at the end.
 const TOLD: usize = 20;
+
+/// A process of this run that was started with other settings is refused; one of its number with the right ones may come for
+/// so long.
+const SECOND_TRY: Duration = Duration::from_secs(10);
+
+/// So many settings that differ are named.
+const NAMED: usize = 5;
+
+/// So many characters of a setting's name or value are shown; a longer value is known by its digest.
+const SHOWN: usize = 80;
 
 /// Where process 0 is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +69,8 @@ pub struct Join {
     pub port: Option<u16>,
     /// Of pipeline and settings: the same for all.
     pub digest: Digest,
+    /// What the digest is made of, by name, the most telling first: where it differs, so that it can be said in what.
+    pub settings: Vec<(String, String)>,
     /// How long to wait for the others.
     pub timeout: Duration,
 }
@@ -129,16 +143,16 @@ fn listen(join: &Join, port: u16) -> Result<TcpListener, JoinError> {
     Ok(listener)
 }
 
-/// Takes connections until `until`, and hands those to `take` that greet properly. Ends when `take` gives something, or
-/// the time is over.
+/// Takes connections until `until`, which may change meanwhile, and hands those to `take` that greet properly. Ends when
+/// `take` gives something, or the time is over.
 fn arrivals<R>(
     listener: &TcpListener,
-    until: Instant,
+    until: &Cell<Instant>,
     mut refused: impl FnMut(String),
     mut take: impl FnMut(Arrival) -> Option<R>,
 ) -> Option<R> {
     let mut strangers = Strangers::default();
-    while Instant::now() < until {
+    while Instant::now() < until.get() {
         let came = strangers.accept(listener);
         for heard in strangers.listen() {
             match heard {
@@ -162,9 +176,64 @@ fn answer(mut stream: &TcpStream, refusal: Option<&str>) -> io::Result<()> {
     let mut bytes = MAGIC.to_vec();
     bytes.push(u8::from(refusal.is_some()));
     if let Some(why) = refusal {
-        frame::text(&mut bytes, why);
+        frame::reason(&mut bytes, why);
     }
     stream.write_all(&bytes)
+}
+
+/// The settings as they are sent and compared.
+fn in_short(settings: &[(String, String)]) -> Vec<(String, String)> {
+    let short = |(name, value): &(String, String)| match value.chars().count() > SHOWN {
+        true => (
+            name.clone(),
+            format!("a text with digest {}", Digest::of(value.as_bytes()).short()),
+        ),
+        false => (name.clone(), value.clone()),
+    };
+    settings.iter().map(short).collect()
+}
+
+/// In what the settings of a process that comes differ from `own`, in words. None where it did not send them, they do not
+/// differ, or they are those of quite another run. What it sent may be anything.
+pub(super) fn differences(own: &[(String, String)], sent: &[u8]) -> Option<String> {
+    let sent: Vec<(String, String)> = serde_json::from_slice(sent).ok()?;
+    let theirs: BTreeMap<&str, &str> = sent
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    let mine: BTreeMap<&str, &str> = own
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    let common = mine.keys().filter(|name| theirs.contains_key(*name)).count();
+    if common * 2 < mine.len().max(theirs.len()) {
+        return None;
+    }
+    let shown = |text: &str| -> String {
+        let visible = |c: char| if c.is_control() { '?' } else { c };
+        text.chars().take(SHOWN).map(visible).collect()
+    };
+    let here = own.iter().filter_map(|(name, value)| {
+        let name = name.as_str();
+        match theirs.get(name) {
+            Some(other) if *other == value.as_str() => None,
+            Some(other) => Some(format!(
+                "`{}` is {} instead of {}",
+                shown(name),
+                shown(other),
+                shown(value)
+            )),
+            None => Some(format!("`{}` is missing", shown(name))),
+        }
+    });
+    let more = theirs.iter().filter(|(name, _)| !mine.contains_key(*name));
+    let more = more.map(|(name, value)| format!("`{}`, {}, is one too many", shown(name), shown(value)));
+    let all: Vec<String> = here.chain(more).collect();
+    let mut text = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
+    if all.len() > NAMED {
+        text.push_str(&format!("; and {} more", all.len() - NAMED));
+    }
+    (!all.is_empty()).then_some(text)
 }
 
 /// Process 0: waits for all others and tells each of them where the rest is.
@@ -186,13 +255,25 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
         }
         *refusals = (refusals.0 + 1, why);
     };
+    let settings = in_short(&join.settings);
+    // By number: processes of this run that were started with other settings.
+    let mut misfits: BTreeMap<usize, String> = BTreeMap::new();
+    let deadline = Cell::new(until);
     if count > 1 {
-        arrivals(&listener, until, refuse, |arrival| {
+        arrivals(&listener, &deadline, refuse, |arrival| {
             let hello = &arrival.hello;
             let process = hello.process as usize;
+            let same = hello.token == *join.digest.as_bytes();
+            let mut misfit = same && hello.processes as usize != count;
             let wrong = hello.wrong(count).or_else(|| {
-                if hello.token != *join.digest.as_bytes() {
-                    Some("its pipeline, settings or program differ from those of process 0".to_owned())
+                if !same {
+                    let differ = "its pipeline, settings or program differ from those of process 0".to_owned();
+                    let how = differences(&settings, &hello.settings);
+                    misfit = how.is_some();
+                    Some(match how {
+                        Some(how) => format!("{differ}: {how}"),
+                        None => differ,
+                    })
                 } else if process == 0 || process >= count {
                     Some(format!("there is no place for a process {process} of {count}"))
                 } else if come[process].as_ref().is_some_and(|other| !is_closed(&other.stream)) {
@@ -204,7 +285,12 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
             if let Some(why) = wrong {
                 // Whether it hears why or not, it is not let in.
                 let _ = answer(&arrival.stream, Some(&why));
-                refuse(format!("process {process} ({}, pid {}): {why}", hello.host, hello.pid));
+                let why = format!("process {process} ({}, pid {}): {why}", hello.host, hello.pid);
+                if misfit && (1..count).contains(&process) && come[process].is_none() {
+                    misfits.insert(process, why.clone());
+                    deadline.set(until.min(Instant::now() + SECOND_TRY));
+                }
+                refuse(why);
                 return None;
             }
             if answer(&arrival.stream, None).is_ok() {
@@ -213,6 +299,10 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
                     hello.host, hello.pid
                 ));
                 come[process] = Some(arrival);
+                misfits.remove(&process);
+                if misfits.is_empty() {
+                    deadline.set(until);
+                }
             }
             come.iter().skip(1).all(Option::is_some).then_some(())
         });
@@ -222,6 +312,7 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
         .map(|p| p.to_string())
         .collect();
     if !missing.is_empty() {
+        let misfit = misfits.into_values().next();
         let mut message = format!(
             "process {} did not come to port {} within {} s",
             missing.join(", "),
@@ -232,12 +323,18 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
         if refused > 0 {
             message.push_str(&format!("; {refused} refused, the last: {last}"));
         }
+        if let Some(misfit) = &misfit {
+            message.clone_from(misfit);
+        }
         for other in come.iter().flatten() {
             // They wait for a table; the connection that closes tells them too.
             let _ = (&other.stream).write_all(&[1]);
             let mut why = Vec::new();
-            frame::text(&mut why, &message);
+            frame::reason(&mut why, &message);
             let _ = (&other.stream).write_all(&why);
+        }
+        if misfit.is_some() {
+            return Err(JoinError::Refused { message });
         }
         return Err(failed(
             message,
@@ -308,14 +405,18 @@ fn follow(join: &Join, until: Instant) -> Result<Joined, JoinError> {
         .local_addr()
         .map_err(|error| failed(format!("cannot listen: {error}"), ""))?
         .port();
-    let hello = Hello::new(count, join.process, *join.digest.as_bytes(), port);
+    let hello = Hello::new(count, join.process, *join.digest.as_bytes(), port).with_settings(&in_short(&join.settings));
     let leader = format!("process 0 at {}", join.leader);
     let stream = greeted(&join.leader, &hello, until, &leader)?;
     let (token, rows) = table(&stream, count, until, join)?;
     let mut peers = Vec::with_capacity(count);
     let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
     streams[0] = Some(stream);
-    let hello = Hello { token, ..hello };
+    let hello = Hello {
+        token,
+        settings: Vec::new(),
+        ..hello
+    };
     for (process, row) in rows.into_iter().enumerate() {
         if process > 0 && process < join.process {
             let address = Address {
@@ -338,7 +439,7 @@ fn follow(join: &Join, until: Instant) -> Result<Joined, JoinError> {
     if join.process + 1 < count {
         arrivals(
             &listener,
-            until,
+            &Cell::new(until),
             |_| {},
             |arrival| {
                 let process = arrival.hello.process as usize;
@@ -427,7 +528,7 @@ fn greeting(mut stream: TcpStream, hello: &Hello, until: Instant, name: &str) ->
     let mut status = [0u8; 1];
     stream.read_exact(&mut status).map_err(io)?;
     if status[0] != 0 {
-        let why = frame::read_text(&mut stream).map_err(io)?;
+        let why = frame::read_reason(&mut stream).map_err(io)?;
         return Err(JoinError::Refused {
             message: format!("{name} refuses process {}: {why}", hello.process),
         });
@@ -464,7 +565,7 @@ fn table(stream: &TcpStream, count: usize, until: Instant, join: &Join) -> Resul
     let mut status = [0u8; 1];
     from.read_exact(&mut status).map_err(io)?;
     if status[0] != 0 {
-        let why = frame::read_text(&mut from).map_err(io)?;
+        let why = frame::read_reason(&mut from).map_err(io)?;
         return Err(failed(why, "start all again"));
     }
     let mut token = [0u8; 32];

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::frame::{Hello, MAGIC};
+use super::frame::{Hello, MAGIC, SETTINGS};
 
 /// A stranger has so long to say what it wants.
 pub(super) const GREETING: Duration = Duration::from_secs(10);
@@ -16,7 +16,10 @@ const STRANGERS: usize = 256;
 const AT_ONCE: usize = 64;
 
 /// No greeting is longer.
-const LONGEST: usize = 512;
+const LONGEST: usize = 512 + SETTINGS;
+
+/// The most bytes that are read at once.
+const PIECE: usize = 1 << 14;
 
 /// A process that came and said who it is.
 pub(super) struct Arrival {
@@ -79,7 +82,7 @@ impl Strangers {
 impl Stranger {
     /// The greeting, once it is whole; why there will be none.
     fn listen(&mut self) -> Result<Option<Hello>, String> {
-        let mut piece = [0; LONGEST];
+        let mut piece = [0; PIECE];
         let why = match self.stream.read(&mut piece) {
             Ok(0) if self.said.is_empty() => "did not say who it is: it hung up".to_owned(),
             Ok(0) => "speaks something else".to_owned(),

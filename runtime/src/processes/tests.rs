@@ -5,7 +5,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::rendezvous::free_port;
+use super::frame::{Hello, SETTINGS};
+use super::rendezvous::{differences, free_port};
 use super::*;
 use crate::digest::Digest;
 
@@ -21,6 +22,7 @@ fn member(process: usize, processes: usize, port: u16) -> Join {
         },
         port: None,
         digest: Digest::of(b"this run"),
+        settings: Vec::new(),
         timeout: SOON,
     }
 }
@@ -172,6 +174,106 @@ fn strangers_and_processes_of_other_runs_are_refused_and_the_right_one_is_let_in
         said.contains("speaks something else") && said.contains("settings or program differ"),
         "{said}"
     );
+}
+
+fn settings(of: &[(&str, &str)]) -> Vec<(String, String)> {
+    let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    of.iter().map(pair).collect()
+}
+
+/// A process of this run with this seed, which waits long for the others.
+fn seeded(process: usize, processes: usize, port: u16, seed: &str) -> Join {
+    Join {
+        digest: Digest::of(seed.as_bytes()),
+        settings: settings(&[
+            ("train.seed", seed),
+            ("train.max_steps", "4"),
+            ("stage train: uses", "x"),
+        ]),
+        timeout: Duration::from_secs(300),
+        ..member(process, processes, port)
+    }
+}
+
+#[test]
+fn the_setting_that_differs_is_named_to_all_and_nobody_waits_for_long() {
+    let (port, began) = (free_port(), Instant::now());
+    let leading = leader(seeded(0, 3, port, "42"));
+    let waiting = thread::spawn(move || join(&seeded(2, 3, port, "42"), &|_| {}));
+    let refused = join(&seeded(1, 3, port, "43"), &|_| {}).unwrap_err();
+    let led = leading.join().unwrap().0.unwrap_err();
+    for error in [&refused, &led] {
+        let told = error.to_string();
+        assert!(matches!(error, JoinError::Refused { .. }), "{told}");
+        assert!(
+            told.contains("process 1") && told.contains("`train.seed` is 43 instead of 42"),
+            "{told}"
+        );
+        assert!(!told.contains("max_steps"), "{told}");
+    }
+    let waited = waiting.join().unwrap().unwrap_err().to_string();
+    assert!(waited.contains("`train.seed` is 43 instead of 42"), "{waited}");
+    assert!(began.elapsed() < Duration::from_secs(100), "{:?}", began.elapsed());
+}
+
+#[test]
+fn who_comes_again_with_the_right_settings_is_let_in() {
+    let port = free_port();
+    let leading = leader(seeded(0, 2, port, "42"));
+    assert!(join(&seeded(1, 2, port, "43"), &|_| {}).is_err());
+    assert_eq!(join(&seeded(1, 2, port, "42"), &|_| {}).unwrap().count(), 2);
+    assert_eq!(leading.join().unwrap().0.unwrap().count(), 2);
+}
+
+/// Whatever a stranger sends as settings is compared within bounds, and those of another run are no reason to end.
+#[test]
+fn settings_of_strangers_are_looked_at_within_bounds() {
+    let own = settings(&[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]);
+    let with = |theirs: &[(&str, &str)]| differences(&own, &serde_json::to_vec(&settings(theirs)).unwrap());
+    assert_eq!(with(&[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]), None);
+    assert_eq!(
+        with(&[("a", "9"), ("b", "2"), ("c", "3"), ("e", "5")]).unwrap(),
+        "`a` is 9 instead of 1; `d` is missing; `e`, 5, is one too many"
+    );
+    assert_eq!(with(&[("x", "1"), ("y", "2"), ("a", "3")]), None);
+    for bytes in [&b""[..], b"[", b"{}", b"[[\"a\"]]", &[0xff; 1000], &[b'['; 100_000]] {
+        assert_eq!(differences(&own, bytes), None);
+    }
+    let long = "\u{1b}".repeat(100_000);
+    let told = with(&["a", "b", "c", "d"].map(|name| (name, long.as_str()))).unwrap();
+    assert!(told.len() < 1000 && !told.contains('\u{1b}'), "{told}");
+    let many: Vec<(String, String)> = (0..1000).map(|n| (format!("n{n}"), "1".to_owned())).collect();
+    let others: Vec<(String, String)> = many.iter().map(|(name, _)| (name.clone(), "2".to_owned())).collect();
+    let told = differences(&many, &serde_json::to_vec(&others).unwrap()).unwrap();
+    assert!(told.ends_with("; and 995 more") && told.len() < 300, "{told}");
+
+    // A greeting holds them, unless they are too many; one that claims more is none.
+    let greeting = Hello::new(2, 1, [7; 32], 24_500).with_settings(&own);
+    let mut bytes = Vec::new();
+    greeting.write(&mut bytes).unwrap();
+    assert_eq!(Hello::read(&mut bytes.as_slice()).unwrap(), Some(greeting.clone()));
+    let begin = bytes.len() - greeting.settings.len() - 4;
+    bytes[begin..begin + 4].copy_from_slice(&(SETTINGS as u32 + 1).to_le_bytes());
+    bytes.resize(begin + 4 + SETTINGS + 1, b' ');
+    assert!(Hello::read(&mut bytes.as_slice()).is_err());
+    let vast = [("a".to_owned(), "x".repeat(SETTINGS))];
+    assert!(
+        Hello::new(2, 1, [7; 32], 24_500)
+            .with_settings(&vast)
+            .settings
+            .is_empty()
+    );
+    // That of the first version ends before them.
+    let first = Hello {
+        version: 1,
+        settings: Vec::new(),
+        ..greeting
+    };
+    let mut bytes = Vec::new();
+    first.write(&mut bytes).unwrap();
+    bytes.truncate(bytes.len() - 4);
+    let read = Hello::read(&mut bytes.as_slice()).unwrap().unwrap();
+    assert!(read.wrong(2).unwrap().contains("version 1"), "{read:?}");
 }
 
 /// More idle connections than are listened to, some that begin to speak, and some that are made again and again.

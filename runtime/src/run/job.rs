@@ -112,6 +112,7 @@ pub(super) fn node_job(
         settings: Arc::clone(&stage.settings),
         inputs: context.inputs,
         artifacts: context.artifacts,
+        rejects: context.rejects,
         scratch: context.scratch,
         streams,
         kept: if recorded {

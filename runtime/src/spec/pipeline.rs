@@ -100,6 +100,28 @@ impl Pipeline {
     /// The pipeline as it runs, with all values put in, for a run's records. It names groups by their stages
     /// (`manifest/scan`) and is meant to be read, not to be run.
     pub fn frozen(&self) -> String {
+        yaml::to_text(&self.whole())
+    }
+
+    /// All that the pipeline is made of, by name and as JSON on one line: the values of its parameters first, then what the
+    /// stages have, as `stage train: with.max_steps`.
+    pub fn values(&self) -> Vec<(String, String)> {
+        let mut values = Vec::new();
+        for (part, value) in entries(&self.whole()) {
+            match part.as_str() {
+                "params" => flatten("", value, &mut values),
+                "stages" => {
+                    for (stage, value) in entries(value) {
+                        flatten(&format!("stage {stage}: "), value, &mut values);
+                    }
+                }
+                _ => {}
+            }
+        }
+        values
+    }
+
+    fn whole(&self) -> Value {
         let mut root = Mapping::new();
         root.insert("flow".into(), super::FORMAT.into());
         root.insert("pipeline".into(), self.path.display().to_string().into());
@@ -137,7 +159,29 @@ impl Pipeline {
             (Value::from(stage.name.clone()), Value::Mapping(entry))
         });
         root.insert("stages".into(), Value::Mapping(stages.collect()));
-        yaml::to_text(&Value::Mapping(root))
+        Value::Mapping(root)
+    }
+}
+
+/// The entries of a mapping, with their keys as text.
+fn entries(value: &Value) -> impl Iterator<Item = (String, &Value)> {
+    let entries = value.as_mapping().into_iter().flatten();
+    entries.map(|(key, value)| (key.as_str().map_or_else(|| in_json(key), str::to_owned), value))
+}
+
+fn in_json(value: &Value) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// Adds a value, or those of a mapping with their paths. `path` is what stands before their names.
+fn flatten(path: &str, value: &Value, into: &mut Vec<(String, String)>) {
+    for (name, value) in entries(value) {
+        let name = format!("{path}{name}");
+        if value.is_mapping() {
+            flatten(&format!("{name}."), value, into);
+        } else {
+            into.push((name, in_json(value)));
+        }
     }
 }
 

@@ -224,6 +224,13 @@ fn a_pipeline_with_a_group_an_overlay_and_values_from_the_command_line() {
     let overlay = "flow: 1\nparams: {rows: 7, train: {steps: 10}}\n";
     let files = Files::new(&[("p.yaml", OUTER), ("inner.yaml", INNER), ("o.yaml", overlay)]);
     let pipeline = files.load(&["o.yaml"], &["train.steps=12", "share=1"]).unwrap();
+    let values = pipeline.values();
+    let place = |name: &str| values.iter().position(|(known, _)| known == name).expect(name);
+    let of = |name: &str| values[place(name)].1.as_str();
+    assert_eq!((of("train.steps"), of("stage more: with.rows")), ("12", "12"));
+    assert_eq!(of("stage pair: from.left"), "\"inner/clean\"");
+    // What a user sets stands before what it was put into.
+    assert!(place("train.steps") < place("stage more: with.rows"));
     let frozen = pipeline.frozen().replace(&files.0.path().display().to_string(), "DIR");
     insta::assert_snapshot!(frozen);
     let checked = check(pipeline, &registry()).unwrap();

@@ -229,6 +229,19 @@ impl RejectSet {
             .collect()
     }
 
+    /// The commonest reason, with the stage that refused for it; of several the first.
+    pub fn commonest(&self) -> Option<(Arc<str>, ReasonCount)> {
+        let mut commonest: Option<(Arc<str>, ReasonCount)> = None;
+        for (stage, counts) in self.by_reason() {
+            for count in counts {
+                if commonest.as_ref().is_none_or(|(_, most)| count.rows > most.rows) {
+                    commonest = Some((stage.clone(), count));
+                }
+            }
+        }
+        commonest
+    }
+
     /// Digest of all rejects, with the names of stages and partitions (which are part of what is exported).
     pub fn digest(&self) -> Digest {
         Digest::of_parts(self.stages.iter().flat_map(|stage| {

@@ -12,7 +12,7 @@ use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition,
-    Port, ROW, Reject, RejectClass, Shape, Source, SourcePartition, StageError,
+    Port, ROW, Reject, RejectClass, RejectSet, Shape, Source, SourcePartition, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 
 use crate::audio_rows::{AudioPlace, AudioRows, Origin, check_rows};
 use crate::clips;
-use crate::error::EvaluationError;
+use crate::error::{EvaluationError, nothing_to_score};
 use crate::recordings::Recordings;
 use crate::report::{MODEL_COLUMNS, read_model};
 use crate::transcribe::{Outcome, scores, transcribe};
-use crate::wer::Scores;
+use crate::wer::{Scores, split_tag, words};
 
 /// The one partition of the output.
 const ALL: &str = "all";
@@ -309,6 +309,12 @@ impl Source for DecodeBody {
             &self.settings.shards,
             self.settings.samples_per_language,
         )?;
+        if rows.utterances.is_empty() {
+            return Err(nothing_to_score(
+                "there are no rows to transcribe",
+                &self.context.rejects,
+            ));
+        }
         let weights = self.settings.weights.into();
         let device = self.settings.device()?.open(0).map_err(EvaluationError::from)?;
         let model = TdtModel::load_storing(&model, DType::F32, weights, &device).map_err(EvaluationError::from)?;
@@ -444,6 +450,36 @@ impl ValidationSet {
     ) -> Result<Self, EvaluationError> {
         Ok(ValidationSet {
             rows: AudioRows::read(rows, members, shards, per_language)?,
+        })
+    }
+
+    /// Finds out whether the sample can be scored: it reads recordings until one can be read. `rejects` are those of the
+    /// stages before.
+    ///
+    /// # Errors
+    /// Where there are no rows, none with a word in its text, or none whose recording can be read.
+    pub fn check(&self, rejects: &RejectSet) -> Result<(), StageError> {
+        let utterances = &self.rows.utterances;
+        if utterances.is_empty() {
+            return Err(nothing_to_score("there are no rows to validate on", rejects));
+        }
+        let mut unreadable = None;
+        for (index, utterance) in utterances.iter().enumerate() {
+            if words(split_tag(&utterance.text).1).is_empty() {
+                continue;
+            }
+            match self.rows.signal(index) {
+                Ok(_) => return Ok(()),
+                Err(why) => unreadable = unreadable.or(Some((&utterance.segment_id, why))),
+            }
+        }
+        let count = utterances.len();
+        Err(match unreadable {
+            Some((segment, why)) => StageError::failed(format!(
+                "none of the {count} recordings to validate on can be read; {segment}: {why}"
+            ))
+            .with_help("check that the audio is where the rows say"),
+            None => nothing_to_score(format!("none of the {count} rows to validate on has a word"), rejects),
         })
     }
 

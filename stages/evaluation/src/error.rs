@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_runtime::StageError;
+use flow_runtime::{RejectSet, StageError};
 
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,22 @@ impl EvaluationError {
             source,
         }
     }
+}
+
+/// The error where nothing is left that could be scored: what is missing, and the commonest reason of the rows that were
+/// refused before.
+pub fn nothing_to_score(what: impl std::fmt::Display, rejects: &RejectSet) -> StageError {
+    let why = match rejects.commonest() {
+        Some((stage, most)) => format!(
+            "{} were refused before; the commonest reason is `{}` of stage {stage}, {} times",
+            rejects.rows(),
+            most.reason,
+            most.rows
+        ),
+        None => "none was refused before".to_owned(),
+    };
+    StageError::failed(format!("{what} ({why})"))
+        .with_help("`flow rejects` shows what was refused; or look at how the rows are split and chosen")
 }
 
 impl From<EvaluationError> for StageError {

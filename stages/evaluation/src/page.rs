@@ -66,7 +66,12 @@ pub struct Curves {
     pub gradient_norm: Points,
     /// What each evaluation while training found, in order.
     pub evaluations: Vec<Evaluated>,
+    /// Steps skipped because they had no finite loss and gradient.
     pub skipped: u64,
+    /// Steps skipped because nothing of them could be loaded.
+    pub not_loaded: u64,
+    /// How often a recording was left out of a step because it could not be loaded.
+    pub left_out: u64,
     pub vocabulary: Option<VocabularyFigures>,
     /// Transcripts with more tokens than training takes.
     pub long_texts: u64,
@@ -178,6 +183,12 @@ fn tiles(data: &PageData) -> Markup {
             div.tile { b { (count(data.rejects.iter().map(|r| r.3).sum())) } span { "rows rejected on the way" } }
             @if data.curves.skipped > 0 {
                 div.tile { b { (count(data.curves.skipped)) } span { "steps skipped, not finite" } }
+            }
+            @if data.curves.not_loaded > 0 {
+                div.tile { b { (count(data.curves.not_loaded)) } span { "steps skipped, nothing could be loaded" } }
+            }
+            @if data.curves.left_out > 0 {
+                div.tile { b { (count(data.curves.left_out)) } span { "recordings left out while training: not loadable" } }
             }
             @if data.curves.long_texts > 0 {
                 div.tile { b { (count(data.curves.long_texts)) } span {

@@ -14,8 +14,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::EvaluationError;
-use crate::figures::{Measure, as_json, float, read_sets, text};
+use crate::error::{EvaluationError, nothing_to_score};
+use crate::figures::{Measure, SetFigures, as_json, float, read_sets, text};
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::{Curves, Evaluated, Mixture, MixtureShare, ModelFigures, PageData, VocabularyFigures, page};
 use crate::screen::tables;
@@ -217,7 +217,11 @@ impl Export for ReportBody {
             ..PageData::default()
         };
         for (_, input) in self.context.whole("transcripts") {
-            data.sets.extend(read_sets(input, &measure)?);
+            let sets = read_sets(input, &measure)?;
+            if let Some(what) = without_words(&sets) {
+                return Err(nothing_to_score(what, rejects));
+            }
+            data.sets.extend(sets);
         }
         if let Some(input) = self.context.input("model") {
             data.model = read_model(input)?;
@@ -260,6 +264,15 @@ pub const MODEL_COLUMNS: &[(&str, ColumnType)] = &[
     ("step", ColumnType::Int64),
     ("digest", ColumnType::AnyText),
 ];
+
+/// What is wrong with transcripts, if there are none or a set of them has no word of reference.
+fn without_words(sets: &[SetFigures]) -> Option<String> {
+    let empty = sets.iter().find(|set| set.scores.overall.words.units == 0);
+    match empty {
+        Some(set) => Some(format!("no reference of set `{}` has a word", set.name)),
+        None => sets.is_empty().then(|| "there are no transcripts to score".to_owned()),
+    }
+}
 
 pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, StageError> {
     let mut last = None;
@@ -395,7 +408,9 @@ fn read_curves(path: &Path) -> Curves {
                         .collect(),
                 });
             }
+            Some("skipped") if value["why"] == "nothing_loaded" => curves.not_loaded += 1,
             Some("skipped") => curves.skipped += 1,
+            Some("left_out") => curves.left_out += value["recordings"].as_u64().unwrap_or(0),
             Some("vocabulary") => {
                 let number = |name: &str| value[name].as_u64().unwrap_or(0);
                 curves.vocabulary = Some(VocabularyFigures {

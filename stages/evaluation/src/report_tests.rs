@@ -119,6 +119,33 @@ fn the_course_of_training_is_told_from_before_the_first_step() {
     assert_eq!(steps, [0, 16, 33, 49, 66, 82, 99]);
 }
 
+#[test]
+fn what_could_not_be_loaded_stands_in_the_tiles() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    let left_out = |step: u64, count: u64| json!({ "kind": "left_out", "step": step, "recordings": count });
+    let skipped = |step: u64, why: &str| json!({ "kind": "skipped", "step": step, "why": why });
+    let lines = [
+        left_out(3, 1200),
+        left_out(4, 34),
+        skipped(4, "nothing_loaded"),
+        skipped(5, "not_finite"),
+        // As it was written when that was the only reason.
+        json!({ "kind": "skipped", "step": 6 }),
+    ];
+    let text: Vec<String> = lines.iter().map(Value::to_string).collect();
+    std::fs::write(&path, text.join("\n")).unwrap();
+    let curves = read_curves(&path);
+    assert_eq!((curves.left_out, curves.not_loaded, curves.skipped), (1234, 1, 2));
+    let with = page(&PageData {
+        curves,
+        ..PageData::default()
+    });
+    assert!(with.contains("<b>1,234</b>") && with.contains("recordings left out"));
+    assert!(with.contains("nothing could be loaded"));
+    assert!(!page(&PageData::default()).contains("left out"));
+}
+
 /// Utterances of two languages, lengths and shards, one of them with its audio.
 fn heard() -> RecordBatch {
     let text = |texts: [&str; 4]| -> ArrayRef { Arc::new(StringArray::from(texts.to_vec())) };
@@ -261,6 +288,49 @@ fn the_screen_has_the_short_tables() {
     assert_eq!(
         tables[3]["table"]["rows"],
         json!([["en", 1, "", "", 1], ["hi", "", 1, 1, ""]])
+    );
+}
+
+#[test]
+fn a_report_on_nothing_is_an_error_that_says_where_the_rows_went() {
+    let refused = |number: u32, reason: &str| flow_runtime::Reject {
+        row: Some(number),
+        segment_id: None,
+        reason: reason.into(),
+        class: flow_runtime::RejectClass::Rule,
+        detail: String::new(),
+        values: String::new(),
+    };
+    let on = |heard: RecordBatch| {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("report");
+        let mut harness = Harness::<EvaluationReport>::new(ReportSettings {
+            out: out.display().to_string(),
+            ..ReportSettings::default()
+        })
+        .input("heard", heard.schema())
+        .feed("heard", "all", heard);
+        for (number, reason) in (0..).zip(["quality_too_low", "too_short", "too_short"]) {
+            harness = harness.rejected("clean", "hi/hi_0000", refused(number, reason));
+        }
+        let error = harness.run().unwrap_err().to_string();
+        assert!(!out.join(PAGE).exists());
+        error
+    };
+    let told = on(transcripts().slice(0, 0));
+    assert!(told.contains("no transcripts"), "{told}");
+    assert!(
+        told.contains("3 were refused") && told.contains("`too_short` of stage clean, 2 times"),
+        "{told}"
+    );
+    // Rows whose references are tags alone have no word either.
+    let mut columns = transcripts().columns().to_vec();
+    columns[4] = Arc::new(StringArray::from(vec!["<|hi|> "]));
+    let silent = RecordBatch::try_new(transcripts().schema(), columns).unwrap();
+    let told = on(silent);
+    assert!(
+        told.contains("set `validation`") && told.contains("too_short"),
+        "{told}"
     );
 }
 

@@ -42,7 +42,7 @@ pub use crate::loaded_batch::loaded_schema;
 ///
 /// One row per utterance: `_row, rank, micro, epoch, segment_id, lang, duration, text, signal`; `signal` is
 /// 16 kHz mono, a list of float32. Rows come by rank, micro-batch, and place within it. A recording that cannot be
-/// decoded is left out and reported. Where a row begins later in a recording (`start`), of FLAC and WAV only its part is
+/// decoded is reported, and its row has a signal without samples: training leaves it out. Where a row begins later in a recording (`start`), of FLAC and WAV only its part is
 /// read and decoded: it must be whole, and the recording begin and end as its header says, but damage elsewhere, and with it
 /// another MD5 than that of the header, goes unnoticed. Recordings of other formats are decoded whole for each such row.
 /// A micro-batch that is left empty is one row with an empty `segment_id` and
@@ -151,7 +151,7 @@ pub struct Load;
 
 impl Kind for Load {
     const NAME: &'static str = "sampling.load";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows to train on, with where their recordings are").columns(&[
             ("segment_id", ColumnType::AnyText),
@@ -401,7 +401,7 @@ impl Source for LoadBody {
         if cancel.is_set() {
             return Err(StageError::failed("stopped"));
         }
-        let loaded = self.without_broken(&loader, number, wanted, signals)?;
+        let loaded = self.told(&loader, number, wanted, signals);
         let mut row = 0;
         let mut rest = loaded.as_slice();
         for (rank, micro) in places {
@@ -420,35 +420,31 @@ impl Source for LoadBody {
 }
 
 impl LoadBody {
-    /// Leaves out what could not be decoded, and says so.
-    fn without_broken<'a>(
+    /// Gives what could not be decoded a signal without samples, and says so.
+    fn told<'a>(
         &self,
         loader: &Loader,
         step: u64,
         wanted: Vec<(u32, u32, Utterance<'a>)>,
         signals: Vec<Result<Vec<f32>, AudioError>>,
-    ) -> Result<Vec<Loaded<'a>>, StageError> {
+    ) -> Vec<Loaded<'a>> {
         let total = wanted.len();
         let mut loaded = Vec::with_capacity(total);
         let mut broken: Vec<(String, AudioError)> = Vec::new();
         for ((rank, micro, utterance), signal) in wanted.into_iter().zip(signals) {
-            match signal {
-                Ok(signal) if signal.is_empty() => {
-                    broken.push((utterance.segment_id.to_owned(), AudioError::Decode("no frames".into())));
-                }
-                Ok(signal) => loaded.push((rank, micro, utterance, signal)),
-                Err(error) => broken.push((utterance.segment_id.to_owned(), error)),
-            }
+            let signal = match signal {
+                Ok(signal) if signal.is_empty() => Err(AudioError::Decode("no frames".into())),
+                signal => signal,
+            };
+            let signal = signal.unwrap_or_else(|error| {
+                broken.push((utterance.segment_id.to_owned(), error));
+                Vec::new()
+            });
+            loaded.push((rank, micro, utterance, signal));
         }
         let Some((segment_id, error)) = broken.first() else {
-            return Ok(loaded);
+            return loaded;
         };
-        if loaded.is_empty() {
-            // Not one bad recording, but a disk or a folder that is gone.
-            let message =
-                format!("none of the {total} recordings of step {step} could be loaded; {segment_id}: {error}");
-            return Err(StageError::failed(message).with_help("check that the audio is where the rows say"));
-        }
         let so_far = loader.left_out.fetch_add(broken.len() as u64, Ordering::Relaxed) + broken.len() as u64;
         let message = format!(
             "step {step}: {} of {total} recordings left out ({so_far} so far); {segment_id}: {error}",
@@ -459,7 +455,7 @@ impl LoadBody {
             message,
         });
         self.context.report(json!({"recordings_left_out": so_far}));
-        Ok(loaded)
+        loaded
     }
 }
 

@@ -47,6 +47,8 @@ pub struct Loaded {
     pub batches: Vec<LoadedBatch>,
     /// How many were planned, with those that are empty.
     pub planned: u32,
+    /// Segments whose recordings could not be loaded.
+    pub lost: Vec<String>,
     /// Segments that were left out because their audio holds samples that are no numbers.
     pub dropped: Vec<String>,
     /// Segments that were left out because their texts have too many tokens.
@@ -62,7 +64,7 @@ pub fn micro_batches(
     long_texts: OverLimit,
 ) -> Result<Loaded, TrainingError> {
     let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
-    let (mut dropped, mut too_long) = (Vec::new(), Vec::new());
+    let (mut lost, mut dropped, mut too_long) = (Vec::new(), Vec::new(), Vec::new());
     for batch in batches {
         let (ranks, micros, epochs) = (
             numbers(batch, "rank")?,
@@ -94,6 +96,10 @@ pub fn micro_batches(
                 // What sampling.load gives for a micro-batch without any utterance.
                 continue;
             }
+            if signal.is_empty() {
+                lost.push(segment);
+                continue;
+            }
             if signal.iter().any(|sample| !sample.is_finite()) {
                 dropped.push(segment);
                 continue;
@@ -120,6 +126,7 @@ pub fn micro_batches(
     Ok(Loaded {
         batches: batches.filter(|batch| !batch.segments.is_empty()).collect(),
         planned,
+        lost,
         dropped,
         too_long,
     })

@@ -1,8 +1,8 @@
 //! `metrics.jsonl`: one JSON object per line, beside the checkpoints.
 //!
-//! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}` and
-//! `{"kind": "skipped", ...}` when they happen. `step` is the number of optimizer steps done. The same figures go to
-//! TensorBoard's event files in the folder `tensorboard`.
+//! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}`, `{"kind": "skipped", ...}` and
+//! `{"kind": "left_out", ...}` (recordings that could not be loaded) when they happen. `step` is the number of optimizer
+//! steps done. The same figures go to TensorBoard's event files in the folder `tensorboard`.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};

@@ -63,6 +63,17 @@ pub struct Session {
     lowest: Option<f64>,
     /// The stage of the curriculum that the next step belongs to.
     stage: Option<StageMark>,
+    /// Of the next step.
+    left_out: LeftOut,
+}
+
+/// Segments of a step that it is done without.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LeftOut {
+    /// Their recordings could not be loaded, or hold samples that are no numbers.
+    pub recordings: Vec<String>,
+    /// Their texts have too many tokens.
+    pub too_long: Vec<String>,
 }
 
 /// Table of what became of each piece of a changed vocabulary, beside the checkpoints.
@@ -179,6 +190,7 @@ impl Session {
             evaluate_first: resumed.is_none() && settings.eval_every > 0 && settings.init != "none",
             vocabulary_change,
             stage: None,
+            left_out: LeftOut::default(),
         })
     }
 
@@ -216,6 +228,11 @@ impl Session {
         self.stage = stage;
     }
 
+    /// Says what is left out of the next step.
+    pub fn without(&mut self, left_out: LeftOut) {
+        self.left_out = left_out;
+    }
+
     /// The stage that ends with the step done last.
     fn ended_stage(&self) -> Option<&str> {
         let ended = |stage: &&StageMark| stage.end == self.record.step;
@@ -230,12 +247,17 @@ impl Session {
 
     /// Does the next optimizer step on its micro-batches, of which `planned` were to come, and evaluates and writes a
     /// checkpoint where one is due (always after the last step of all and of a stage). A model that was given is evaluated
-    /// before its first step too.
+    /// before its first step too. Without any micro-batch the step is skipped.
     pub fn step(&mut self, micro_batches: &[LoadedBatch], planned: u32) -> Result<StepReport, TrainingError> {
         if std::mem::take(&mut self.evaluate_first) {
             self.evaluate()?;
         }
-        let report = self.trainer.step(self.record.step, micro_batches, planned)?;
+        let mut report = self.trainer.step(self.record.step, micro_batches, planned)?;
+        let left_out = std::mem::take(&mut self.left_out);
+        if report.micro_batches == 0 {
+            report.epoch = self.record.epoch;
+            report.skipped = Some([left_out.recordings.clone(), left_out.too_long].concat());
+        }
         let record = &mut self.record;
         record.step += 1;
         record.micro_batches += u64::from(report.micro_batches);
@@ -248,6 +270,11 @@ impl Session {
         }
         self.window.add(&report);
         self.shown.add(&report);
+        if !left_out.recordings.is_empty() {
+            self.note(json!({
+                "kind": "left_out", "recordings": left_out.recordings.len(), "segments": left_out.recordings,
+            }))?;
+        }
         if let Some(segments) = &report.skipped {
             self.record.skipped_steps += 1;
             self.skip(segments, &report)?;
@@ -364,25 +391,28 @@ impl Session {
     fn skip(&mut self, segments: &[String], report: &StepReport) -> Result<(), TrainingError> {
         self.bad_steps += 1;
         let step = self.record.step;
-        self.metrics.append(&json!({ "kind": "skipped", "step": step, "segments": segments, "loss": finite(report.loss), "grad_norm": finite(report.gradient_norm) }))?;
+        let empty = report.micro_batches == 0;
+        let why = if empty { "nothing_loaded" } else { "not_finite" };
+        self.metrics.append(&json!({ "kind": "skipped", "step": step, "why": why, "segments": segments, "loss": finite(report.loss), "grad_norm": finite(report.gradient_norm) }))?;
         (self.report)(
             json!({ "step": step, "skipped_steps": self.record.skipped_steps, "skipped_segments": segments }),
         );
-        if self.bad_steps > self.settings.max_bad_steps {
-            return Err(TrainingError::NotFinite {
-                message: format!(
-                    "{} steps had no finite loss and gradient, more than `max_bad_steps` allows; the last, step {}, with segments {}",
-                    self.bad_steps,
-                    report.step,
-                    if segments.is_empty() {
-                        "none (no utterance could be loaded)".to_owned()
-                    } else {
-                        segments.join(", ")
-                    }
-                ),
-            });
+        if self.bad_steps <= self.settings.max_bad_steps {
+            return Ok(());
         }
-        Ok(())
+        let (count, last, segments) = (self.bad_steps, report.step, segments.join(", "));
+        let skipped = format!("{count} steps were skipped, more than `max_bad_steps` allows");
+        Err(if empty {
+            TrainingError::NothingLoaded {
+                message: format!("{skipped}; of the last, step {last}, nothing could be loaded: segments {segments}"),
+            }
+        } else {
+            TrainingError::NotFinite {
+                message: format!(
+                    "{skipped}; the last, step {last}, had no finite loss and gradient: segments {segments}"
+                ),
+            }
+        })
     }
 
     fn log(&mut self, report: &StepReport) -> Result<(), TrainingError> {
@@ -415,25 +445,26 @@ impl Session {
         let done = self.record.step - self.first_step;
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
+        // What matters most comes first: a narrow screen cuts the end off.
         let line = format!(
-            "step {} of {} (micro-batch {}), {}epoch {}, loss {}, rate {:.2e}, gradient {:.1}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} tokens, {} MiB, {}:{:02} left",
+            "step {} of {}, {}:{:02} left, {}epoch {}, loss {}, rate {:.2e}, gradient {}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} MiB, {} micro-batches, {} tokens",
             self.record.step,
             self.settings.max_steps,
-            self.record.micro_batches,
+            eta as u64 / 60,
+            eta as u64 % 60,
             (self.stage.as_ref()).map_or(String::new(), |stage| format!("stage {}, ", stage.name)),
             report.epoch,
             window.loss().map_or("none".to_owned(), |loss| format!("{loss:.2}")),
             report.rate,
-            report.gradient_norm,
+            finite(report.gradient_norm).map_or("none".to_owned(), |norm| format!("{norm:.1}")),
             if report.encoder_frozen { "frozen" } else { "learns" },
             window.seconds / window.steps.max(1) as f64,
             window.seconds / elapsed,
             100.0 * window.padding(),
             100.0 * window.starved(),
-            self.record.tokens,
             resident_mib(),
-            eta as u64 / 60,
-            eta as u64 % 60,
+            self.record.micro_batches,
+            self.record.tokens,
         );
         (self.report)(json!({
             "line": line,
@@ -486,13 +517,16 @@ impl Session {
         let ended = self
             .ended_stage()
             .map_or(String::new(), |stage| format!(", end of stage {stage}"));
+        let rates = match (wer, cer) {
+            (Some(wer), Some(cer)) => format!("validation WER {:.1} %, CER {:.1} %", 100.0 * wer, 100.0 * cer),
+            // It could when training began.
+            _ => "nothing of the validation sample could be read".to_owned(),
+        };
         (self.report)(json!({
                 "notice": format!(
-                    "{}{}: validation WER {:.1} %, CER {:.1} %",
+                    "{}{}: {rates}",
                     if step == 0 { "before training".to_owned() } else { format!("step {step}") },
                     ended,
-                    100.0 * wer.unwrap_or(f64::NAN),
-                    100.0 * cer.unwrap_or(f64::NAN)
                 ),
                 "step": step, "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }));
         // Not part of the speed of training.

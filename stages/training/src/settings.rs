@@ -172,7 +172,7 @@ pub struct TrainSettings {
     pub eval_samples_per_language: usize,
     /// Steps between lines of `metrics.jsonl`.
     pub log_every: u64,
-    /// Steps in one run that may be skipped because a loss or gradient is not finite.
+    /// Steps in one run that may be skipped because a loss or gradient is not finite, or nothing of them can be loaded.
     pub max_bad_steps: u64,
 
     /// What to do when the newest checkpoint was made with other settings or data: `refuse` names them and

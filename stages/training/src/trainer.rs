@@ -90,7 +90,7 @@ pub struct StepReport {
     pub tokens: u64,
     pub epoch: u64,
     pub encoder_frozen: bool,
-    /// Where a loss or the gradient was not finite: the segments to look at. The step changed nothing.
+    /// Where a loss or the gradient was not finite, or no micro-batch came: the segments to look at. The step changed nothing.
     pub skipped: Option<Vec<String>>,
     /// Seconds that each rank waited for the others.
     pub waited: Vec<f64>,
@@ -204,8 +204,8 @@ impl Trainer {
     /// Optimizer step `step` on its micro-batches, of which `planned` were to come. The gradient is the mean over
     /// `planned` of the gradients of the micro-batches' own reduced losses, as Lightning accumulates; one that did not come
     /// counts as one without gradient. Micro-batches are dealt to the ranks by their place, so that each has as many as any
-    /// other or one more. Where a loss or the norm of the gradient is not finite, nothing changes: neither parameters nor
-    /// statistics of batch normalisation.
+    /// other or one more. Where a loss or the norm of the gradient is not finite, or no micro-batch came, nothing changes:
+    /// neither parameters nor statistics of batch normalisation.
     pub fn step(
         &mut self,
         step: u64,
@@ -222,6 +222,9 @@ impl Trainer {
         planned: u32,
     ) -> Result<StepReport, TrainingError> {
         let ranks = self.others.len() + 1;
+        if micro_batches.is_empty() {
+            return Ok(self.skipped(step));
+        }
         let mut dealt: Vec<Vec<LoadedBatch>> = vec![Vec::new(); ranks];
         if ranks > 1 {
             for loaded in micro_batches {
@@ -260,6 +263,25 @@ impl Trainer {
             average.update(&self.first.settled()?.0.parameters, step)?;
         }
         Ok(report)
+    }
+
+    /// A step without micro-batches, of which no rank is told: they meet again at the next one.
+    fn skipped(&self, step: u64) -> StepReport {
+        StepReport {
+            step,
+            micro_batches: 0,
+            loss: f64::NAN,
+            gradient_norm: f64::NAN,
+            rate: self.config.recipe.rate(step),
+            utterances: 0,
+            audio_samples: 0,
+            padded_seconds: 0.0,
+            tokens: 0,
+            epoch: 0,
+            encoder_frozen: self.config.recipe.encoder_frozen(step),
+            waited: vec![0.0; self.others.len() + 1],
+            skipped: Some(Vec::new()),
+        }
     }
 
     fn joined(&self, plan: &StepPlan, micro_batches: &[LoadedBatch], ranks: Vec<RankReport>) -> StepReport {

@@ -18,7 +18,7 @@ use crate::loaded_rows::{micro_batches, stage_mark};
 use crate::long_texts::LongTexts;
 use crate::memory::{self, Checked};
 use crate::ranks::{Among, share};
-use crate::session::{Evaluate, Session};
+use crate::session::{Evaluate, LeftOut, Session};
 use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
 
@@ -242,6 +242,10 @@ fn one_step(
             message,
         });
     }
+    session.without(LeftOut {
+        recordings: [loaded.lost, loaded.dropped].concat(),
+        too_long: loaded.too_long,
+    });
     session.step(&loaded.batches, loaded.planned)?;
     Ok(work.partition)
 }
@@ -261,6 +265,7 @@ fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Eval
         settings.eval_samples_per_language,
     )
     .map_err(TrainingError::from)?;
+    set.check(&context.rejects)?;
     let batch_seconds = settings.max_batch_seconds;
     let cancel = context.cancel.clone();
     Ok(Some(Box::new(move |model: &TdtModel| {

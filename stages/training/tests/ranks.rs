@@ -180,6 +180,54 @@ fn ranks_agree_with_one_that_does_everything() {
     }
 }
 
+/// A step of which no micro-batch came is skipped by all ranks, which meet again at the next one.
+#[test]
+fn ranks_skip_a_step_of_which_nothing_came_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = session(&settings(folder.path(), 1)).checkpoint().expect("a checkpoint");
+    let of = |step: u64| match step {
+        1 | 2 => Vec::new(),
+        step => micro_batches(step),
+    };
+    let run = |ranks: u32| -> Vec<(String, Vec<f64>)> {
+        let mut trainer = trainer(&model, ranks);
+        for step in 0..5 {
+            let report = trainer.step(step, &of(step), PLANNED).expect("a step");
+            assert_eq!(report.skipped.is_some(), matches!(step, 1 | 2), "step {step}");
+            assert_eq!(report.waited.len(), ranks as usize);
+        }
+        let values = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1();
+        let parameters = trainer.model().parameters.iter();
+        parameters
+            .map(|(_, parameter)| (parameter.name.clone(), values(&parameter.tensor).expect("values")))
+            .collect()
+    };
+    let one = run(1);
+    for ranks in [2, 4] {
+        let (off, name) = distance(&one, &run(ranks));
+        assert!(off < 1e-6, "{ranks} ranks: {off:e} in {name}");
+    }
+    // The same where the ranks are in two processes, and where updates are made beside the next forward pass.
+    let mut ends = Vec::new();
+    for (number, offload) in [false, true, false].into_iter().enumerate() {
+        let settings = TrainSettings {
+            offload,
+            average_decay: 0.0,
+            ..settings(&folder.path().join(number.to_string()), 2)
+        };
+        let spread = (number == 2).then(|| processes(2));
+        let among = spread.as_ref().map(|(first, _)| among(first));
+        let mut session =
+            Session::begin_among(&settings, None, None, Box::new(|_| {}), among).expect("training begins");
+        for step in 0..5 {
+            let report = session.step(&of(step), PLANNED).expect("a step");
+            assert_eq!(report.skipped.is_some(), matches!(step, 1 | 2), "step {step}");
+        }
+        ends.push(numbers(&mut session));
+    }
+    assert!(ends[0] == ends[1] && ends[0] == ends[2]);
+}
+
 /// Updates in host memory beside the next forward pass change not one bit: with one micro-batch in a step or several, on one
 /// rank or several; in both phases, whatever the optimizer, and where training changes over in between. Where weights
 /// are averaged each update is waited for at once, so that two of the three cases are without.

@@ -8,7 +8,7 @@ use flow_model::checkpoint::read_safetensors;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::TrainingError;
 use flow_training::checkpoint;
-use flow_training::session::Session;
+use flow_training::session::{LeftOut, Session};
 use flow_training::settings::{ModelSettings, OnChange, TrainSettings};
 use flow_training::start::{Start, find_start};
 use flow_training::trainer::LoadedBatch;
@@ -236,6 +236,42 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
         Err(TrainingError::Damaged { folder, .. }) => assert_eq!(folder, second),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("the damage was not noticed"),
+    }
+}
+
+/// Who may read the files of a checkpoint is for the umask to say, the same for all of them; and what may not be read is
+/// neither damaged nor passed over.
+#[test]
+fn all_files_of_a_checkpoint_have_the_mode_of_the_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings {
+        average_decay: 0.5,
+        ..settings(folder.path(), 8)
+    };
+    let checkpoint = train(&settings, 0..1);
+    let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o777;
+    let probe = folder.path().join("probe");
+    std::fs::write(&probe, "").expect("a file");
+    let mut files = 0;
+    for entry in std::fs::read_dir(&checkpoint).expect("files") {
+        let path = entry.expect("an entry").path();
+        assert_eq!(mode(&path), mode(&probe), "{}", path.display());
+        files += 1;
+    }
+    assert!(files >= 6, "{files} files");
+    let path = checkpoint.join("optimizer.safetensors");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("a mode");
+    if std::fs::File::open(&path).is_ok() {
+        // Permissions do not bind this user.
+        return;
+    }
+    match find_start(&settings, Some("data")) {
+        Err(TrainingError::File { path: named, source }) => {
+            assert_eq!(named, path);
+            assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
+        }
+        other => panic!("{other:?}"),
     }
 }
 
@@ -476,6 +512,67 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
         metrics.lines().filter(|line| line.contains("\"skipped\"")).count() == 2,
         "{metrics}"
     );
+}
+
+#[test]
+fn a_step_of_which_nothing_was_loaded_is_skipped_and_named() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings {
+        max_bad_steps: 1,
+        log_every: 1,
+        ..settings(folder.path(), 8)
+    };
+    let mut session = begin(&settings);
+    let lost = |name: &str| LeftOut {
+        recordings: vec![name.to_owned()],
+        too_long: Vec::new(),
+    };
+    let weights = |session: &Session| -> Vec<u8> {
+        let path = folder.path().join("snapshot");
+        let _ = std::fs::remove_dir_all(&path);
+        session.model().save(&path).expect("saved");
+        std::fs::read(path.join("model.safetensors")).expect("weights")
+    };
+    session.step(&micro_batches(0), 2).expect("a step");
+    let before = weights(&session);
+    session.without(lost("gone_1"));
+    let report = session.step(&[], 1).expect("a skipped step");
+    assert_eq!(report.skipped, Some(vec!["gone_1".to_owned()]));
+    assert!(weights(&session) == before, "the skipped step changed the model");
+    // It is done with, and what was left out of it is not of the next one.
+    let report = session.step(&micro_batches(2), 2).expect("the next step");
+    assert_eq!((session.step_number(), report.skipped), (3, None));
+    assert!(weights(&session) != before);
+    session.without(lost("gone_2"));
+    match session.step(&[], 1) {
+        Err(TrainingError::NothingLoaded { message }) => {
+            assert!(
+                message.contains("gone_2") && message.contains("max_bad_steps"),
+                "{message}"
+            );
+        }
+        other => panic!("past the limit: {other:?}"),
+    }
+    let metrics = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics");
+    let lines: Vec<serde_json::Value> = metrics
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let of = |kind: &str| -> Vec<(u64, serde_json::Value)> {
+        let lines = lines.iter().filter(|line| line["kind"] == kind);
+        lines
+            .map(|line| (line["step"].as_u64().expect("a step"), line["segments"].clone()))
+            .collect()
+    };
+    let both = [(2, serde_json::json!(["gone_1"])), (4, serde_json::json!(["gone_2"]))];
+    assert_eq!((of("left_out"), of("skipped")), (both.to_vec(), both.to_vec()));
+    let loss = |step: u64| {
+        lines
+            .iter()
+            .find(|line| line["kind"] == "train" && line["step"] == step)
+    };
+    assert!(loss(2).expect("a line")["loss"].is_null(), "{metrics}");
+    assert!(loss(3).expect("a line")["loss"].is_f64(), "{metrics}");
 }
 
 #[test]

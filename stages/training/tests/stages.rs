@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{
     ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
-use arrow::datatypes::Int64Type;
+use arrow::datatypes::{Float32Type, Int64Type};
 use flow_evaluation::decode::{DecodeSettings, EvaluationDecode, Weights};
 use flow_evaluation::report::{EvaluationReport, ReportSettings};
 use flow_runtime::event::Event;
@@ -367,6 +367,130 @@ fn the_checkpoint_that_is_handed_on_is_a_setting() {
         0..0,
     );
     assert!(refused.expect_err("never evaluated").to_string().contains("eval_every"));
+}
+
+/// A recording that cannot be loaded, and a step of which none can be, do not end training, and are noted.
+#[test]
+fn a_step_whose_recordings_are_lost_is_skipped() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings {
+        eval_every: 0,
+        max_bad_steps: 1,
+        ..settings(folder.path(), 4)
+    };
+    // Of step 1 the first recording, of step 2 both; where nothing could be loaded, the signal has no samples.
+    let without = |number: usize, lost: &[usize]| {
+        let whole = step(number);
+        let list = whole["signal"].as_list::<i32>();
+        let mut signals = ListBuilder::new(Float32Builder::new());
+        for at in 0..whole.num_rows() {
+            let samples = list.value(at);
+            if !lost.contains(&at) {
+                signals
+                    .values()
+                    .append_slice(samples.as_primitive::<Float32Type>().values());
+            }
+            signals.append(true);
+        }
+        let mut columns = whole.columns().to_vec();
+        columns[8] = Arc::new(signals.finish());
+        RecordBatch::try_new(loaded_schema(), columns).expect("a step")
+    };
+    let run = |settings: &TrainSettings, lost: [&[usize]; 4]| {
+        let mut harness = Harness::<TrainingTrain>::new(settings.clone())
+            .input("batches", loaded_schema())
+            .input("validation", rows().schema());
+        for (number, lost) in lost.into_iter().enumerate() {
+            harness = harness.feed("batches", &format!("step-{number:09}"), without(number, lost));
+        }
+        harness.run()
+    };
+    run(&settings, [&[], &[0], &[0, 1], &[]]).expect("trained");
+    let metrics = std::fs::read_to_string(folder.path().join("checkpoints/metrics.jsonl")).expect("metrics");
+    let segments = |kind: &str| -> Vec<(u64, String)> {
+        let lines = metrics
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        lines
+            .filter(|line| line["kind"] == kind)
+            .map(|line| (line["step"].as_u64().expect("a step"), line["segments"].to_string()))
+            .collect()
+    };
+    let (one, both) = ((2, r#"["a"]"#.to_owned()), (3, r#"["a","b"]"#.to_owned()));
+    assert_eq!(segments("left_out"), [one, both.clone()]);
+    assert_eq!(segments("skipped"), [both]);
+    // Not one bad recording, but a disk that is gone.
+    let gone = TrainSettings {
+        checkpoints: folder.path().join("gone").to_string_lossy().into_owned(),
+        ..settings
+    };
+    let error = run(&gone, [&[], &[0, 1], &[0, 1], &[]]).expect_err("too many");
+    assert!(error.to_string().contains("nothing could be loaded"), "{error}");
+}
+
+/// Nothing to validate on is an error before the first step, and says where the rows went; without evaluation it is none.
+#[test]
+fn an_empty_validation_set_ends_training_before_its_first_step() {
+    let refused = |row: u32, reason: &str| Reject {
+        row: Some(row),
+        segment_id: None,
+        reason: reason.into(),
+        class: RejectClass::Rule,
+        detail: String::new(),
+        values: String::new(),
+    };
+    let on = |settings: TrainSettings, validation: RecordBatch| {
+        let mut harness = Harness::<TrainingTrain>::new(settings)
+            .input("batches", loaded_schema())
+            .input("validation", validation.schema())
+            .feed("validation", "en/en_0", validation);
+        for (row, reason) in (0..).zip(["too_long", "too_short", "too_short"]) {
+            harness = harness.rejected("manifest/clean", "en/en_0", refused(row, reason));
+        }
+        for number in 0..2 {
+            harness = harness.feed("batches", &format!("step-{number:09}"), step(number));
+        }
+        harness.run()
+    };
+    let with = |column: usize, text: &str| {
+        let mut columns = rows().columns().to_vec();
+        columns[column] = Arc::new(StringArray::from(vec![text; 4]));
+        RecordBatch::try_new(rows().schema(), columns).expect("rows")
+    };
+    let (silent, lost) = (with(2, "<|en|>"), with(5, "/nowhere/at/all.wav"));
+    for (validation, said) in [
+        (rows().slice(0, 0), "`too_short` of stage manifest/clean, 2 times"),
+        (silent, "none of the 4 rows to validate on has a word"),
+        (lost, "none of the 4 recordings to validate on can be read; seg_0"),
+    ] {
+        let folder = tempfile::tempdir().expect("folder");
+        let error = on(settings(folder.path(), 2), validation.clone()).expect_err("nothing to validate on");
+        assert!(error.to_string().contains(said), "{error}");
+        assert!(
+            !folder.path().join("checkpoints/metrics.jsonl").exists(),
+            "a step was trained"
+        );
+        let unasked = TrainSettings {
+            eval_every: 0,
+            ..settings(folder.path(), 2)
+        };
+        on(unasked, validation).expect("trained without evaluation");
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let model = folder.path().join("model.nemo");
+    std::fs::write(&model, "never opened").expect("file");
+    let decoded = Harness::<EvaluationDecode>::new(DecodeSettings {
+        model: model.to_string_lossy().into_owned(),
+        ..DecodeSettings::default()
+    })
+    .input("rows", rows().schema())
+    .empty_partition("rows", "en/en_0")
+    .rejected("manifest/clean", "en/en_0", refused(0, "too_short"));
+    let error = decoded.run().expect_err("nothing to decode").to_string();
+    assert!(
+        error.contains("no rows to transcribe") && error.contains("too_short"),
+        "{error}"
+    );
 }
 
 #[test]

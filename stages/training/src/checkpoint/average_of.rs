@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::writing::{CheckpointFolder, REMOVING, WRITING, sync_folder};
 use super::{
-    FileDigest, Standing, damaged, digest_file, digest_of_files, folders, list, read_record, verify, verify_files,
+    FileDigest, Standing, damaged, digest_file, digest_of_files, folders, list, read_record, unreadable, verify,
+    verify_files,
 };
 use crate::error::TrainingError;
 
@@ -71,7 +72,7 @@ pub fn standing(folder: &Path) -> Result<Option<Average>, TrainingError> {
 /// What the folder of a mean says of it.
 fn read(path: &Path) -> Result<Record, TrainingError> {
     let wrong = |what: String| damaged(path, format!("{RECORD}: {what}"));
-    let text = fs::read_to_string(path.join(RECORD)).map_err(|error| wrong(error.to_string()))?;
+    let text = fs::read_to_string(path.join(RECORD)).map_err(|error| unreadable(path, RECORD, error))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     if let Some(version) = value["version"].as_u64()
         && version > u64::from(VERSION)
@@ -165,9 +166,13 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
     for old in folders(folder)?.into_iter().filter(|name| is_name(name)) {
         let path = folder.join(&old);
         // What is not one of these means, or is damaged, is only moved out of the way.
-        if read(&path).is_err() {
-            held.set_aside(&path)?;
-            continue;
+        match read(&path) {
+            Ok(_) => {}
+            Err(TrainingError::Damaged { .. }) => {
+                held.set_aside(&path)?;
+                continue;
+            }
+            Err(error) => return Err(error),
         }
         let removing = held.free(REMOVING, &old);
         held.note(&[&writing, &removing])?;

@@ -20,6 +20,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use flow_model::model::TdtModel;
+use flow_runtime::store::is_fault_of_the_file;
 use flow_sampling::planned::Planned;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -69,7 +70,7 @@ pub struct Record {
     /// Samples of audio at 16 kHz. A whole number, so that the sum is the same when it goes through a file.
     pub audio_samples: u64,
     pub tokens: u64,
-    /// Steps skipped because a loss or gradient was not finite.
+    /// Steps skipped because a loss or gradient was not finite, or nothing of them could be loaded.
     pub skipped_steps: u64,
     /// Epoch of the last micro-batch.
     pub epoch: u64,
@@ -249,7 +250,7 @@ fn step_of(name: &str) -> Option<u64> {
 /// Reads `training.json` of a checkpoint.
 pub fn read_record(checkpoint: &Path) -> Result<Record, TrainingError> {
     let path = checkpoint.join(RECORD);
-    let text = fs::read_to_string(&path).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))?;
+    let text = fs::read_to_string(&path).map_err(|e| unreadable(checkpoint, RECORD, e))?;
     let value: Value = serde_json::from_str(&text).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))?;
     match value["version"].as_u64() {
         Some(version) if version > u64::from(CHECKPOINT_VERSION) => {
@@ -283,7 +284,7 @@ fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDigest>) -> Resu
             return Err(damaged(checkpoint, format!("{RECORD} names a file {name:?}")));
         }
         let path = checkpoint.join(name);
-        let unreadable = |e: std::io::Error| damaged(checkpoint, format!("{name}: {e}"));
+        let unreadable = |e: std::io::Error| unreadable(checkpoint, name, e);
         let looks = Looks::of(&path).map_err(unreadable)?;
         if verified().get(&path) == Some(&(looks, expected.clone())) {
             return Ok(());
@@ -374,6 +375,18 @@ fn damaged(checkpoint: &Path, message: String) -> TrainingError {
     }
 }
 
+/// The error where a file of a checkpoint cannot be read. It is damage, unless this process may not read the file or is
+/// short of memory or open files: that says nothing of what it holds.
+fn unreadable(checkpoint: &Path, name: &str, error: std::io::Error) -> TrainingError {
+    if error.kind() == std::io::ErrorKind::PermissionDenied || !is_fault_of_the_file(&error) {
+        return TrainingError::File {
+            path: checkpoint.join(name),
+            source: error,
+        };
+    }
+    damaged(checkpoint, format!("{name}: {error}"))
+}
+
 fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
     let mut file = File::open(path)?;
     let mut hasher = blake3::Hasher::new();
@@ -394,7 +407,36 @@ fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Error, ErrorKind};
+
     use super::*;
+
+    #[test]
+    fn what_may_not_be_read_is_not_damaged() {
+        let checkpoint = Path::new("checkpoints/step-000000004");
+        // As the system gives them: no permission, too many open files.
+        for number in [13, 24] {
+            match unreadable(checkpoint, OPTIMIZER, Error::from_raw_os_error(number)) {
+                TrainingError::File { path, source } => {
+                    assert_eq!(path, checkpoint.join(OPTIMIZER));
+                    assert_eq!(source.raw_os_error(), Some(number));
+                }
+                other => panic!("{number}: {other:?}"),
+            }
+        }
+        for kind in [ErrorKind::NotFound, ErrorKind::InvalidData, ErrorKind::IsADirectory] {
+            let error = unreadable(checkpoint, RECORD, kind.into());
+            assert!(matches!(error, TrainingError::Damaged { .. }), "{kind}: {error:?}");
+        }
+        let denied = unreadable(checkpoint, RECORD, ErrorKind::PermissionDenied.into());
+        match flow_runtime::StageError::from(denied) {
+            flow_runtime::StageError::Failed { message, help, .. } => {
+                assert!(message.contains("step-000000004/training.json"), "{message}");
+                assert!(help.is_some_and(|help| help.contains("may not")));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn a_file_is_trusted_once_its_last_change_is_long_ago_and_shows() {

@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use candle_core::Tensor;
@@ -12,7 +14,7 @@ use flow_model::kernels::adamw::eight_bit::BLOCK;
 use flow_model::kernels::adamw::{DeviceTables, Moment, Numbers, Update, seed, update};
 use flow_model::kernels::squares::sum_of_squares;
 use flow_model::{Gradients, ParameterId, Parameters};
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo, View};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainingError;
@@ -210,12 +212,39 @@ impl AdamW {
         Ok((tensors, HashMap::from([(STATE.to_owned(), state)])))
     }
 
-    /// Writes the state to a file.
+    /// Writes the state to a file: the bytes that `safetensors::serialize` gives, which are not made in memory first. (The
+    /// library's own way to write a file makes one that nobody but its owner may read, whatever the umask.)
     pub fn save(&self, path: &Path) -> Result<(), TrainingError> {
-        let (tensors, metadata) = self.stored(|_| true)?;
-        safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| TrainingError::Data {
-            message: format!("{}: optimizer state cannot be written: {e}", path.display()),
-        })
+        let (mut tensors, metadata) = self.stored(|_| true)?;
+        tensors.sort_by(|(a, left), (b, right)| right.dtype().cmp(&left.dtype()).then_with(|| a.cmp(b)));
+        let mut end = 0;
+        let infos = tensors.iter().map(|(name, view)| {
+            let begin = end;
+            end += view.data_len();
+            let info = TensorInfo {
+                dtype: view.dtype(),
+                shape: view.shape().to_vec(),
+                data_offsets: (begin, end),
+            };
+            (name.clone(), info)
+        });
+        let infos = infos.collect();
+        let wrong = |error: &dyn std::fmt::Display| TrainingError::Data {
+            message: format!("{}: optimizer state cannot be written: {error}", path.display()),
+        };
+        let metadata = Metadata::new(Some(metadata), infos).map_err(|error| wrong(&error))?;
+        let mut header = serde_json::to_vec(&metadata).map_err(|error| wrong(&error))?;
+        header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
+        let write = || -> std::io::Result<()> {
+            let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+            out.write_all(&(header.len() as u64).to_le_bytes())?;
+            out.write_all(&header)?;
+            for (_, view) in &tensors {
+                out.write_all(&view.data())?;
+            }
+            out.flush()
+        };
+        write().map_err(TrainingError::file(path))
     }
 
     /// The bytes that [`AdamW::save`] would write if there were the moments of this parameter alone.

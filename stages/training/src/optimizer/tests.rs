@@ -104,6 +104,12 @@ fn the_state_survives_the_disk() {
         }
         adamw.save(&path).expect("saved");
         assert_eq!(AdamW::load(&path, AdamWConfig::default()).expect("loaded"), adamw);
+        let (tensors, metadata) = adamw.stored(|_| true).expect("tensors");
+        let bytes = safetensors::serialize(tensors, Some(metadata)).expect("bytes");
+        assert!(
+            std::fs::read(&path).expect("state") == bytes,
+            "not what the library writes"
+        );
     }
     let whole = std::fs::read(&path).expect("state");
     for end in [0, 7, 8, 100, whole.len() - 1] {
