@@ -164,7 +164,7 @@ pub fn transcript_schema() -> SchemaRef {
 
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     type Settings = DecodeSettings;
 
     fn shape(settings: &DecodeSettings, inputs: &[Input]) -> Result<Shape, StageError> {
