@@ -48,35 +48,136 @@ pub fn decode_part(
     max_seconds: f64,
 ) -> Result<Part, AudioError> {
     let bytes = StoredBytes::open(path, range)?;
-    // Negative and NaN become 0, infinity the largest number.
-    let sample = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)).round() as u64;
-    let wanted = sample(start)..sample(start + seconds);
-    let alone = if wanted.end.saturating_sub(wanted.start) > sample(max_seconds) {
+    let wanted = sample_at(start)..sample_at(start + seconds);
+    let decoded = around(&bytes, path, &wanted, max_seconds)?;
+    let decoded_frames = decoded.decoded_frames;
+    Ok(Part {
+        signal: decoded.cut(&wanted, start)?,
+        decoded_frames,
+    })
+}
+
+/// How far the duration that a manifest gives may be from that of the recording and still mean the same, in seconds:
+/// durations are rounded. `pipelines/build_manifest_v2.yaml` lets metadata be off by as much.
+pub const TOLERANCE_SECONDS: f64 = 0.1;
+
+/// The samples of a manifest's row, `seconds` of a recording from `start` on: those of [`decode_part`], but a row from the
+/// beginning that is as long as the recording, give or take [`TOLERANCE_SECONDS`], is all of it, decoded and checked as a
+/// whole, and one that ends later than that after the recording is an error.
+///
+/// # Errors
+/// As [`decode_part`], and where the row reaches past the end of the recording.
+pub fn decode_row(
+    path: &Path,
+    range: Option<(u64, u64)>,
+    start: f64,
+    seconds: f64,
+    max_seconds: f64,
+) -> Result<Vec<f32>, AudioError> {
+    let bytes = StoredBytes::open(path, range)?;
+    let is_all = |length: f64| start == 0.0 && (seconds - length).abs() <= TOLERANCE_SECONDS;
+    if stated(&bytes).is_some_and(is_all) {
+        let whole = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
+        // What is far longer than its header says is refused.
+        return decode(&whole, seconds * 2.0 + 30.0);
+    }
+    let wanted = sample_at(start)..sample_at(start + seconds);
+    let decoded = around(&bytes, path, &wanted, max_seconds)?;
+    let end = decoded.first + decoded.signal.len() as u64;
+    let end_seconds = end as f64 / f64::from(SAMPLE_RATE);
+    if decoded.decoded_frames.is_none() && is_all(end_seconds) {
+        return Ok(decoded.signal);
+    }
+    let signal = decoded.cut(&wanted, start)?;
+    if wanted.end > end.saturating_add(sample_at(TOLERANCE_SECONDS)) {
+        return Err(AudioError::Decode(format!(
+            "the row ends at {} s, the recording at {end_seconds} s",
+            start + seconds
+        )));
+    }
+    Ok(signal)
+}
+
+/// The length in seconds that the header of a FLAC or WAV recording gives, which is the file or the `range` (offset and size
+/// in bytes) of it. None of another format, and where the header does not say it or cannot be read: then only decoding tells.
+pub fn stated_seconds(path: &Path, range: Option<(u64, u64)>) -> Option<f64> {
+    stated(&StoredBytes::open(path, range).ok()?)
+}
+
+fn stated(bytes: &StoredBytes) -> Option<f64> {
+    let read = catch_unwind(AssertUnwindSafe(|| header_seconds(bytes)));
+    read.ok()?.ok()?
+}
+
+fn header_seconds(bytes: &StoredBytes) -> Result<Option<f64>, Fault> {
+    let mut head = [0; 64];
+    let length = bytes.read_at(0, &mut head).map_err(broken)?;
+    let (frames, rate) = match recognise(&head[..length]) {
+        Ok(Format::Flac) => {
+            let (info, _, _) = flac_info(bytes)?;
+            (info.total_frames, info.sample_rate)
+        }
+        Ok(Format::Wav) => {
+            let mut blocks = open(bytes, Format::Wav)?;
+            let frames = blocks.promised.unwrap_or(0);
+            let rate = blocks.next_block()?.map_or(0, |block| block.layout.sample_rate);
+            (frames, rate)
+        }
+        _ => return Ok(None),
+    };
+    Ok((frames > 0 && rate > 0).then(|| frames as f64 / f64::from(rate)))
+}
+
+/// The sample at 16 kHz that stands at a time. Negative and NaN become 0, infinity the largest number.
+fn sample_at(seconds: f64) -> u64 {
+    (seconds * f64::from(SAMPLE_RATE)).round() as u64
+}
+
+/// Samples at 16 kHz that hold a part, or all of it up to the end of the recording.
+struct Around {
+    signal: Vec<f32>,
+    /// Which sample of the recording the first one is.
+    first: u64,
+    /// As in [`Part`].
+    decoded_frames: Option<u64>,
+}
+
+fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f64) -> Result<Around, AudioError> {
+    let alone = if wanted.end.saturating_sub(wanted.start) > sample_at(max_seconds) {
         None
     } else {
-        let decoded = catch_unwind(AssertUnwindSafe(|| alone(&bytes, &wanted)));
+        let decoded = catch_unwind(AssertUnwindSafe(|| alone(bytes, wanted)));
         // Whatever goes wrong on the way to the part, the whole recording decides.
         decoded.ok().and_then(Result::ok).flatten()
     };
-    let (mut signal, first_output, decoded_frames) = match alone {
-        Some(mono) => {
-            let signal = resample(mono.samples, mono.rate, SAMPLE_RATE)?;
-            (signal, mono.first_output, Some(mono.decoded_frames))
-        }
+    Ok(match alone {
+        Some(mono) => Around {
+            signal: resample(mono.samples, mono.rate, SAMPLE_RATE)?,
+            first: mono.first_output,
+            decoded_frames: Some(mono.decoded_frames),
+        },
         None => {
-            let bytes = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
-            (decode(&bytes, max_seconds)?, 0, None)
+            let whole = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
+            Around {
+                signal: decode(&whole, max_seconds)?,
+                first: 0,
+                decoded_frames: None,
+            }
         }
-    };
-    let place = |output: u64| usize::try_from(output.saturating_sub(first_output)).unwrap_or(usize::MAX);
-    signal.truncate(place(wanted.end));
-    if place(wanted.start) >= signal.len() {
-        return Err(AudioError::Decode(format!("the recording ends before {start} s")));
-    }
-    Ok(Part {
-        signal: signal.split_off(place(wanted.start)),
-        decoded_frames,
     })
+}
+
+impl Around {
+    /// The part itself, which ends with the recording where that comes first.
+    fn cut(self, wanted: &Range<u64>, start: f64) -> Result<Vec<f32>, AudioError> {
+        let Around { mut signal, first, .. } = self;
+        let place = |sample: u64| usize::try_from(sample.saturating_sub(first)).unwrap_or(usize::MAX);
+        signal.truncate(place(wanted.end));
+        if place(wanted.start) >= signal.len() {
+            return Err(AudioError::Decode(format!("the recording ends before {start} s")));
+        }
+        Ok(signal.split_off(place(wanted.start)))
+    }
 }
 
 /// One channel of a part at the recording's own rate.

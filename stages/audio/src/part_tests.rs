@@ -214,3 +214,57 @@ fn damage_in_the_part_and_a_missing_end_are_noticed() {
     let silent = raw_wav(16_000, 1, 1, 16, &[]);
     assert!(Stored::new(&silent).part(0.0, 1.0).is_err());
 }
+
+/// A row from the beginning is as much of the recording as it says, whatever the format; one that is as long as the
+/// recording, but for rounding, is all of it; and none reaches far past its end.
+#[test]
+fn a_row_is_as_long_as_it_says() {
+    let samples = sound(16_000, 1, 4.25);
+    let all = [
+        ("flac", flac(16_000, 1, &samples), Some(4.25)),
+        ("wav", wav(16_000, 1, &samples), Some(4.25)),
+        ("mp3", tone("tone.mp3"), None),
+    ];
+    for (name, bytes, length) in all {
+        let whole = decode(&bytes, 1e6).unwrap();
+        let seconds = whole.len() as f64 / 16_000.0;
+        let stored = Stored::new(&bytes);
+        let places = [("alone", None), ("within", Some((700, bytes.len() as u64)))];
+        for (file, range) in places {
+            let path = stored.0.path().join(file);
+            let row = |start: f64, seconds: f64| decode_row(&path, range, start, seconds, 3600.0);
+            assert_eq!(stated_seconds(&path, range), length, "{name}");
+            for off in [-0.09, -0.003, 0.0, 0.003, 0.09] {
+                assert_eq!(row(0.0, seconds + off).unwrap(), whole, "{name} {off}");
+            }
+            let half = (seconds / 2.0 * 16_000.0).round() as usize;
+            assert_eq!(row(0.0, seconds / 2.0).unwrap(), whole[..half], "{name}");
+            assert_eq!(row(0.001, seconds / 2.0 - 0.001).unwrap(), whole[16..half], "{name}");
+            // The end of the recording, with a duration that was rounded up.
+            assert_eq!(row(0.25, seconds - 0.25 + 0.09).unwrap(), whole[4_000..], "{name}");
+            for (start, seconds) in [
+                (0.0, seconds + 0.11),
+                (0.25, seconds - 0.25 + 0.11),
+                (0.0, seconds * 9.0),
+            ] {
+                let error = row(start, seconds).unwrap_err().to_string();
+                assert!(error.contains("the row ends at"), "{name}: {error}");
+            }
+        }
+    }
+    let none = Stored::new(b"RIFFxxxxWAVEfmt ");
+    assert_eq!(stated_seconds(&none.0.path().join("alone"), None), None);
+    assert_eq!(stated_seconds(&none.0.path().join("no such file"), None), None);
+}
+
+/// What is checked of a recording as a whole is checked where a row is all of it: here the MD5 of its samples.
+#[test]
+fn a_row_that_is_a_whole_recording_is_checked_as_one() {
+    let samples = sound(16_000, 1, 2.0);
+    let mut bytes = flac(16_000, 1, &samples);
+    bytes[26] ^= 1; // In the MD5 of STREAMINFO.
+    let stored = Stored::new(&bytes);
+    let row = |seconds: f64| decode_row(&stored.0.path().join("alone"), None, 0.0, seconds, 3600.0);
+    assert_eq!(row(1.0).unwrap().len(), 16_000);
+    assert_eq!(row(2.004).is_err(), decode(&bytes, 60.0).is_err());
+}

@@ -165,7 +165,7 @@ pub fn transcript_schema() -> SchemaRef {
 
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows to transcribe, with where their recordings are").columns(&[
             ("segment_id", ColumnType::AnyText),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::array::{Array, ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Input, ROW, StageError};
@@ -73,6 +73,10 @@ pub(crate) fn text<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a StringA
 
 pub(crate) fn number<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a Float64Array, ManifestError> {
     column(batch, name, "float64")
+}
+
+pub(crate) fn whole<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a Int64Array, ManifestError> {
+    column(batch, name, "int64")
 }
 
 /// The `_row` column, which must not have nulls.

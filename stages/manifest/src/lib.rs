@@ -9,6 +9,7 @@ pub mod dedup;
 pub mod disjoint;
 pub mod duplicates;
 mod error;
+pub mod extra;
 pub mod identify;
 pub mod keys;
 pub mod language;
@@ -16,6 +17,7 @@ pub mod names;
 #[cfg(test)]
 mod parity;
 mod parquet_file;
+mod place_columns;
 pub mod read;
 pub mod scan;
 pub mod session;

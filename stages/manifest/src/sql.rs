@@ -40,7 +40,8 @@ use crate::text::{TextRules, TextSettings};
 /// `strip_zero_width(text)`, `correct_language(clean, tag, path_lang)`,
 /// `identify_language(clean, lang, least)` (tells Hindi from Marathi where it is at least as sure as `least`, of 1; other
 /// languages stay),
-/// `unsafe_name(name)`, `names_shard_file(name, shard_id)`, `strip_dot_slash(name)`. Mind that `x >= 0.5` is true where
+/// `unsafe_name(name)`, `names_shard_file(name, shard_id)`, `strip_dot_slash(name)`, `json_text(object, key)` (the value of a
+/// key of a JSON object, such as the column `extra` of `manifest.read`, as text). Mind that `x >= 0.5` is true where
 /// x is NaN: say `isnan(x)` first. `${param}` is a value, never pasted text. Functions that give another result
 /// in every run (`now()`, `random()`) are refused.
 ///

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, RecordBatch, StringBuilder};
+use arrow::array::{Array, ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
     Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet, Shape,
@@ -14,8 +14,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns::{self, MANIFEST_COLUMNS, constant, manifest_schema};
+use crate::extra::EXTRA;
 use crate::keys::partition_order;
 use crate::parquet_file::{ROW_GROUP, write_parquet};
+use crate::place_columns::{self, Places, columns_of, of_read, with_extra};
 use crate::statistics::{Durations, Figures, Languages, write_statistics};
 use crate::write_lines::{Extracted, write_lines};
 
@@ -43,6 +45,11 @@ const STATISTICS: &str = "statistics.json";
 /// `val` becomes `val_manifest_v2.parquet`; each may be missing, not all. The columns are `segment_id, shard_id,
 /// text, duration, lang, tar_member_name, tar_path, source`, `duration` in seconds as float64, the rest text, none null; others are left
 /// out. `tar_path` gets `shards` before it. Rows are in the order of language, shard and row.
+///
+/// Rows of `manifest.read` keep their recordings if they keep the columns `audio_path, start, offset, size`, perhaps through
+/// `sql`: their manifests have `audio_filepath` (of a row whose recording is a file; else its tar and member say where it is) and
+/// `offset` (seconds into the recording, where it is not 0), in parquet as two more columns. A column `extra` is written, too: its keys
+/// become keys of the JSON line, but those that the line has anyway. A row that says in no way where its recording is, is an error.
 ///
 /// `rejects.parquet` holds the rejects of all stages before this one: `partition, row, segment_id, stage, reason, class, detail`,
 /// and the row's `values` as JSON. `statistics.json` holds, for each manifest, `all` of it and each of its `languages`, `rows`, `hours`, and
@@ -107,7 +114,7 @@ pub struct Write;
 
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("master", "rows for `master_manifest.parquet`").optional(),
         InputPort::whole("train", "rows for `train_manifest_v2.parquet`").optional(),
@@ -124,6 +131,7 @@ impl Kind for Write {
             for field in manifest_schema().fields() {
                 columns::expect(input, field.name(), field.data_type())?;
             }
+            place_columns::check(input)?;
         }
         Ok(Shape::export())
     }
@@ -215,9 +223,9 @@ impl Writer {
             paths.push((set.file(&format!("{file}.parquet"))?, lines));
         }
         let write = |artifact, (rows, lines): &(PathBuf, Option<PathBuf>)| {
-            let figures = write_manifest(artifact, shards, rows)?;
+            let figures = write_manifest(artifact, shards, extracted, rows)?;
             if let Some(lines) = lines {
-                write_lines(artifact, |path| prefixed(path, shards), extracted, lines)?;
+                write_lines(artifact, shards, extracted, lines)?;
             }
             Ok::<_, StageError>(figures)
         };
@@ -252,19 +260,39 @@ impl Writer {
     }
 }
 
+/// The columns of a manifest. One of rows that may be files, or parts of one, says so in two columns more, as NeMo calls
+/// them; what else a manifest said that was read stands in the last.
+fn written_schema(rows: &Schema) -> SchemaRef {
+    let mut fields: Vec<_> = manifest_schema().fields().iter().cloned().collect();
+    if of_read(rows) {
+        fields.push(Arc::new(Field::new("audio_filepath", DataType::Utf8, true)));
+        fields.push(Arc::new(Field::new("offset", DataType::Float64, true)));
+    }
+    if with_extra(rows) {
+        fields.push(Arc::new(Field::new(EXTRA, DataType::Utf8, true)));
+    }
+    Arc::new(Schema::new(fields))
+}
+
 /// Writes the manifest columns of all rows of `artifact` to `path`, partitions in the order of the manifest. Gives
 /// what the manifest holds, language by language.
 ///
 /// # Errors
-/// When a value is null, or the file cannot be written.
-pub fn write_manifest(artifact: &Artifact, shards: &str, path: &Path) -> Result<Languages<Figures>, StageError> {
+/// When a value is null, a row does not say where its recording is, or the file cannot be written.
+pub fn write_manifest(
+    artifact: &Artifact,
+    shards: &str,
+    extracted: &Extracted<'_>,
+    path: &Path,
+) -> Result<Languages<Figures>, StageError> {
+    let (wanted, schema) = (columns_of(artifact.schema()), written_schema(artifact.schema()));
     let mut partitions: Vec<_> = artifact.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
-    write_parquet(path, manifest_schema(), |rows| {
+    write_parquet(path, Arc::clone(&schema), |rows| {
         let mut durations = Durations::default();
         for partition in partitions {
-            for batch in artifact.read(partition, Some(&MANIFEST_COLUMNS))? {
-                let batch = manifest_rows(&batch?, partition, shards)?;
+            for batch in artifact.read(partition, Some(&wanted))? {
+                let batch = manifest_rows(&batch?, partition, shards, extracted, &schema)?;
                 durations.add(&batch)?;
                 rows.push(batch)?;
             }
@@ -276,8 +304,13 @@ pub fn write_manifest(artifact: &Artifact, shards: &str, path: &Path) -> Result<
 }
 
 /// The columns of a manifest, with the folder of shards before `tar_path`.
-fn manifest_rows(batch: &RecordBatch, partition: &Partition, shards: &str) -> Result<RecordBatch, StageError> {
-    let mut arrays: Vec<ArrayRef> = Vec::with_capacity(MANIFEST_COLUMNS.len());
+fn manifest_rows(
+    batch: &RecordBatch,
+    partition: &Partition,
+    shards: &str,
+    extracted: &Extracted<'_>,
+    schema: &SchemaRef,
+) -> Result<RecordBatch, StageError> {
     for (name, array) in MANIFEST_COLUMNS.iter().zip(batch.columns()) {
         if array.null_count() > 0 {
             return Err(StageError::failed(format!(
@@ -285,33 +318,31 @@ fn manifest_rows(batch: &RecordBatch, partition: &Partition, shards: &str) -> Re
                 array.null_count()
             )));
         }
-        arrays.push(if *name == "tar_path" {
-            // The rows of a shard mostly have one path.
-            let (mut last, mut whole) = (None, String::new());
-            let mut paths = StringBuilder::new();
-            for path in columns::text(batch, name)?.iter().flatten() {
-                if last.replace(path) != Some(path) {
-                    whole = prefixed(path, shards);
-                }
-                paths.append_value(&whole);
-            }
-            Arc::new(paths.finish())
-        } else {
-            Arc::clone(array)
-        });
     }
-    Ok(RecordBatch::try_new(manifest_schema(), arrays)?)
-}
-
-/// A path below the folder of shards.
-fn prefixed(path: &str, shards: &str) -> String {
-    let prefix = match shards {
-        "" => "",
-        root if root.chars().all(|c| c == '/') => "/",
-        other => other.trim_end_matches('/'),
-    };
-    let slash = if prefix.is_empty() || prefix == "/" { "" } else { "/" };
-    format!("{prefix}{slash}{path}")
+    let places = Places::of(batch)?;
+    let (mut tars, mut files, mut offsets) = (StringBuilder::new(), StringBuilder::new(), Float64Builder::new());
+    for row in 0..batch.num_rows() {
+        let place = places.of_row(row, shards, extracted, partition)?;
+        tars.append_value(place.tar_path);
+        files.append_option(place.file);
+        offsets.append_option(place.offset);
+    }
+    let (tars, files, offsets): (ArrayRef, ArrayRef, ArrayRef) = (
+        Arc::new(tars.finish()),
+        Arc::new(files.finish()),
+        Arc::new(offsets.finish()),
+    );
+    let mut arrays: Vec<ArrayRef> = Vec::with_capacity(schema.fields().len());
+    for (name, array) in MANIFEST_COLUMNS.iter().zip(batch.columns()) {
+        arrays.push(Arc::clone(if *name == "tar_path" { &tars } else { array }));
+    }
+    if of_read(batch.schema_ref()) {
+        arrays.extend([files, offsets]);
+    }
+    if let Some(extra) = batch.column_by_name(EXTRA) {
+        arrays.push(Arc::clone(extra));
+    }
+    Ok(RecordBatch::try_new(Arc::clone(schema), arrays)?)
 }
 
 fn rejects_schema() -> SchemaRef {
@@ -345,3 +376,7 @@ pub fn write_rejects(rejects: &RejectSet, path: &Path) -> Result<(), StageError>
         Ok(())
     })
 }
+
+#[cfg(test)]
+#[path = "write_tests.rs"]
+mod tests;

@@ -4,18 +4,23 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 
+use arrow::array::Array;
 use flow_runtime::{Artifact, StageError};
 use serde::Serialize;
 
-use crate::columns::{self, MANIFEST_COLUMNS};
+use crate::columns;
 use crate::error::ManifestError;
+use crate::extra::{self, EXTRA};
 use crate::keys::partition_order;
 use crate::names::strip_dot_slash;
+use crate::place_columns::{Places, columns_of, with_extra};
 use crate::read::shard_folders;
 
 #[derive(Serialize)]
 struct Line<'r> {
     audio_filepath: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<f64>,
     duration: f64,
     text: &'r str,
     lang: &'r str,
@@ -43,7 +48,12 @@ impl Extracted<'_> {
             (false, Some((lang, shard))) => self.audio.join(lang).join(shard).join(member),
             _ => Path::new(tar_path).parent().unwrap_or(Path::new("")).join(member),
         };
-        let path = seen_from(self.out, &path).map_err(|e| ManifestError::io(&path, e))?;
+        self.seen(&path)
+    }
+
+    /// A path from the current directory, as the manifest calls it.
+    pub(crate) fn seen(&self, path: &Path) -> Result<String, StageError> {
+        let path = seen_from(self.out, path).map_err(|e| ManifestError::io(path, e))?;
         path.into_os_string()
             .into_string()
             .map_err(|path| StageError::failed(format!("{}: the path is not UTF-8", path.display())))
@@ -71,10 +81,10 @@ fn seen_from(folder: &Path, path: &Path) -> std::io::Result<PathBuf> {
 /// Writes all rows of `artifact`, in the order of the parquet manifest. `tar_path` gets `shards` before it.
 ///
 /// # Errors
-/// When a duration is no number, or the file cannot be written.
+/// When a duration or an offset is no number, a row does not say where its recording is, or the file cannot be written.
 pub fn write_lines(
     artifact: &Artifact,
-    shards: impl Fn(&str) -> String,
+    shards: &str,
     extracted: &Extracted<'_>,
     path: &Path,
 ) -> Result<(), StageError> {
@@ -82,39 +92,74 @@ pub fn write_lines(
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     let mut partitions: Vec<_> = artifact.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
+    let wanted = columns_of(artifact.schema());
     for partition in partitions {
-        for batch in artifact.read(partition, Some(&MANIFEST_COLUMNS))? {
+        for batch in artifact.read(partition, Some(&wanted))? {
             let batch = batch?;
+            let places = Places::of(&batch)?;
+            let extras = if with_extra(artifact.schema()) {
+                Some(columns::text(&batch, EXTRA)?)
+            } else {
+                None
+            };
             let text = |name| columns::text(&batch, name);
             let (ids, shard_ids, texts, langs) = (text("segment_id")?, text("shard_id")?, text("text")?, text("lang")?);
-            let (members, tars, sources) = (text("tar_member_name")?, text("tar_path")?, text("source")?);
+            let (members, sources) = (text("tar_member_name")?, text("source")?);
             let durations = columns::number(&batch, "duration")?;
             for row in 0..batch.num_rows() {
-                let tar_path = shards(tars.value(row));
+                let place = places.of_row(row, shards, extracted, partition)?;
                 let line = Line {
-                    audio_filepath: extracted.path(&tar_path, members.value(row))?,
+                    audio_filepath: match place.file {
+                        Some(file) => file,
+                        None => extracted.path(&place.tar_path, members.value(row))?,
+                    },
+                    offset: place.offset,
                     duration: durations.value(row),
                     text: texts.value(row),
                     lang: langs.value(row),
                     segment_id: ids.value(row),
                     shard_id: shard_ids.value(row),
                     tar_member_name: members.value(row),
-                    tar_path: &tar_path,
+                    tar_path: &place.tar_path,
                     source: sources.value(row),
                 };
-                if !line.duration.is_finite() {
-                    let message = format!(
-                        "{partition}: the duration of {} is {} s",
-                        line.segment_id, line.duration
-                    );
-                    return Err(StageError::failed(message));
+                for (what, seconds) in [("duration", Some(line.duration)), ("offset", line.offset)] {
+                    if let Some(seconds) = seconds.filter(|seconds| !seconds.is_finite()) {
+                        let message = format!("{partition}: the {what} of {} is {seconds} s", line.segment_id);
+                        return Err(StageError::failed(message));
+                    }
                 }
-                serde_json::to_writer(&mut file, &line).map_err(StageError::failed)?;
-                file.write_all(b"\n").map_err(failed)?;
+                let mut text = serde_json::to_vec(&line).map_err(StageError::failed)?;
+                let extra = extras
+                    .filter(|extras| extras.is_valid(row))
+                    .map(|extras| extras.value(row));
+                if let Some(extra) = extra.filter(|extra| !extra.is_empty()) {
+                    add_members(&mut text, extra).map_err(|error| {
+                        StageError::failed(format!(
+                            "{partition}: `{EXTRA}` of {} is no JSON object: {error}",
+                            line.segment_id
+                        ))
+                    })?;
+                }
+                text.push(b'\n');
+                file.write_all(&text).map_err(failed)?;
             }
         }
     }
     file.flush().map_err(failed)?;
+    Ok(())
+}
+
+/// Puts what `extra` says into the JSON object `line`, but what the line says already.
+fn add_members(line: &mut Vec<u8>, extra: &str) -> Result<(), serde_json::Error> {
+    let members = extra::members(extra)?;
+    if !members.is_empty() {
+        line.pop();
+        line.push(b',');
+        // Line breaks can only stand between values.
+        let text = extra::object(&members).replace(['\n', '\r'], " ");
+        line.extend_from_slice(&text.as_bytes()[1..]);
+    }
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Float64Type, Int64Type, Schema};
 use flow_audio::AudioError;
 use flow_audio::decode::{decode, read_file, read_range};
 use flow_audio::member_name::{safe_components, strip_dot_slash};
-use flow_audio::part::decode_part;
+use flow_audio::part::decode_row;
 use flow_audio::shards::Shard;
 use flow_runtime::{Artifact, Partition, StageError};
 
@@ -21,7 +21,7 @@ pub enum AudioColumns {
     /// `audio_path`: a file, as `audio.extract` gives it.
     Path,
     /// `audio_path`, and `offset` and `size` where that is a tar, `start` where the row begins later in the recording, as
-    /// `manifest.read` gives it.
+    /// `manifest.read` gives it. `duration` says how much of the recording the row is.
     PathRange,
     /// `tar_path` (below `shards`), `offset` and `size`.
     TarRange,
@@ -94,8 +94,10 @@ pub struct Utterance<'a> {
     /// In seconds.
     pub duration: f64,
     pub place: Option<Place>,
-    /// Where the utterance begins in the recording, in seconds; none where it is the whole recording.
+    /// Where the utterance begins in the recording, in seconds; none for its beginning.
     pub start: Option<f64>,
+    /// Whether `duration` says how much of the recording the utterance is; otherwise it is the whole recording.
+    pub by_duration: bool,
 }
 
 /// Longest part of a recording that is one utterance.
@@ -109,16 +111,17 @@ pub enum Place {
 }
 
 impl Utterance<'_> {
-    /// Reads and decodes the recording: 16 kHz, mono. What is far longer than the row says is refused. Of a recording in
-    /// which the row begins later, only the row's part is read where the format lets us.
+    /// Reads and decodes the recording: 16 kHz, mono. What is far longer than the row says is refused. Where the row is a part
+    /// of a recording, only that part is read if the format lets us.
     pub fn signal(&self) -> Result<Vec<f32>, AudioError> {
         let (path, range) = match &self.place {
             Some(Place::File(path)) => (path, None),
             Some(Place::Range { file, offset, size }) => (file, Some((*offset, *size))),
             None => return Err(AudioError::Decode("the row's member is not in the tar".into())),
         };
-        if let Some(start) = self.start {
-            return Ok(decode_part(path, range, start, self.duration, LONGEST_CUT_SECONDS)?.signal);
+        if self.by_duration {
+            let start = self.start.unwrap_or(0.0);
+            return decode_row(path, range, start, self.duration, LONGEST_CUT_SECONDS);
         }
         let bytes = match range {
             None => read_file(path)?,
@@ -263,6 +266,7 @@ impl Dataset {
             duration,
             place: chunk.audio.place(at),
             start: chunk.audio.start(at),
+            by_duration: matches!(chunk.audio, Audio::FilesOrRanges(..)),
         })
     }
 }

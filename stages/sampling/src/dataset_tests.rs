@@ -6,7 +6,7 @@ use arrow::datatypes::Field;
 use super::*;
 use crate::test_data::corpus;
 
-/// Rows as `manifest.read` gives them: a file, a part of a file, a member of a tar, and a part past the end.
+/// Rows as `manifest.read` gives them: files, parts of files, members of a tar, and parts past the end.
 #[test]
 fn files_parts_and_members_of_tars_are_read() {
     let tar = corpus("micro").join("shards/hi/hi_0001/hi_0001.tar");
@@ -29,11 +29,16 @@ fn files_parts_and_members_of_tars_are_read() {
     let (offset, size) = (Some(member.offset as i64), Some(member.size as i64));
 
     let rows = [
-        (file, None, None, None, 1.0),
+        (file, None, None, None, 1.103),
         (file, None, None, Some(0.25), 0.125),
-        (tar, offset, size, None, 1.0),
+        (tar, offset, size, None, 1.1),
         (tar, offset, size, Some(0.25), 0.125),
         (file, None, None, Some(1000.0), 1.0),
+        // Parts that begin where the recording does, and one that ends long after it.
+        (file, None, None, None, 0.5),
+        (file, None, None, Some(0.0), 0.5),
+        (tar, offset, size, None, 0.5),
+        (file, None, None, None, 1.5),
     ];
     let count = rows.len();
     let text = |value: &str| -> ArrayRef { Arc::new(StringArray::from(vec![value; count])) };
@@ -71,4 +76,8 @@ fn files_parts_and_members_of_tars_are_read() {
     assert_eq!(signal(1).unwrap(), whole[4_000..6_000]);
     assert_eq!(signal(3).unwrap(), whole[4_000..6_000]);
     assert!(signal(4).unwrap_err().to_string().contains("ends before 1000 s"));
+    for row in 5..8 {
+        assert_eq!(signal(row).unwrap(), whole[..8_000], "row {row}");
+    }
+    assert!(signal(8).unwrap_err().to_string().contains("the row ends at 1.5 s"));
 }

@@ -42,8 +42,9 @@ pub use crate::loaded_batch::loaded_schema;
 ///
 /// One row per utterance: `_row, rank, micro, epoch, segment_id, lang, duration, text, signal`; `signal` is
 /// 16 kHz mono, a list of float32. Rows come by rank, micro-batch, and place within it. A recording that cannot be
-/// decoded is reported, and its row has a signal without samples: training leaves it out. Where a row begins later in a recording (`start`), of FLAC and WAV only its part is
-/// read and decoded: it must be whole, and the recording begin and end as its header says, but damage elsewhere, and with it
+/// decoded is reported, and its row has a signal without samples: training leaves it out. Rows of `manifest.read` that are
+/// parts of a recording (see `start` there) are cut out of it; of FLAC and WAV only the part is read and decoded: it must be
+/// whole, and the recording begin and end as its header says, but damage elsewhere, and with it
 /// another MD5 than that of the header, goes unnoticed. Recordings of other formats are decoded whole for each such row.
 /// A micro-batch that is left empty is one row with an empty `segment_id` and
 /// `text` and a signal of a single zero, so that every rank takes part in every step.

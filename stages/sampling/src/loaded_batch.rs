@@ -68,6 +68,7 @@ pub(crate) fn micro_batch(
             duration: 0.0,
             place: None,
             start: None,
+            by_duration: false,
         },
         vec![0.0],
     )];

@@ -15,6 +15,7 @@ use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
+use crate::extra;
 
 /// Lines that make a partition, and bytes that end one sooner.
 const BLOCK_LINES: u64 = 8_192;
@@ -298,6 +299,7 @@ pub fn row_of<'t>(
         lang,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
+        extra: extra::of_line(line, &fields.fields),
         ..ManifestRow::default()
     };
     match path {

@@ -45,13 +45,13 @@ use whole::check_set;
 /// Reads one of three forms:
 ///
 /// - parquet: files with the columns that `manifest.write` writes (`segment_id, text, duration` are needed, `lang,
-///   shard_id, tar_member_name, tar_path, source, audio_path` or `audio_filepath` read if they are there, others left
-///   out; dictionaries and other widths of text and numbers are read as text and float64). A shard is a partition,
-///   `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file.
+///   shard_id, tar_member_name, tar_path, source, audio_path` or `audio_filepath`, `offset` (seconds) and `extra` read if
+///   they are there, others left out; dictionaries and other widths of text and numbers are read as text and float64). A
+///   shard is a partition, `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file.
 /// - nemo: one JSON object to a line with `audio_filepath, duration, text`, a language (`lang`, `language`,
 ///   `target_lang` or `source_lang`) and perhaps `offset` (seconds into the recording), `segment_id`, `shard_id`,
-///   `source`, `tar_path` and `tar_member_name`. `audio_filepath` is relative to the manifest's folder, or else to the
-///   current one. With `tars` it is a member of a tar. 8,192 lines are a partition.
+///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the manifest's
+///   folder, or else to the current one. With `tars` it is a member of a tar. 8,192 lines are a partition.
 /// - folder: a folder of recordings (flac, wav, mp3, m4a, ogg), each with a `.txt` beside it, or with a `metadata.csv`
 ///   or `.tsv` whose first line names a column for the file (`file_name`, `path`, ...) and one for the text (`text`,
 ///   `sentence`, ...), perhaps `lang` and `duration`. Where no duration is given, recordings are decoded to measure
@@ -61,15 +61,22 @@ use whole::check_set;
 /// taken as it is.
 ///
 /// Columns out: `_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source, audio_path, start,
-/// offset, size`. `audio_path` is the recording's file; where `offset` and `size` are not null, it is the tar that holds the
-/// recording, at that offset in bytes. `start`, where it is not null, is where the row begins in the recording, in seconds. So
-/// `sampling.load`, `training.train` and `evaluation.decode` read these rows without an extraction.
+/// offset, size, extra`. `audio_path` is the recording's file; where `offset` and `size` are not null, it is the tar that holds
+/// the recording, at that offset in bytes. `start` is where the row begins in the recording, in seconds; null for its
+/// beginning. The row is `duration` seconds of the recording from there on; one from the beginning that is as long as the
+/// recording, give or take 0.1 s, is all of it. So `sampling.load`, `training.train` and `evaluation.decode` read these rows
+/// without an extraction. `extra` is a JSON object of the keys that have no column, each value as it is written, or null; in
+/// SQL `json_text(extra, 'speaker')` gives one of them. `manifest.write` writes them back.
 ///
 /// A recording named by `tar_path` and `tar_member_name` is looked for below `audio`
 /// (`<audio>/<lang>/<shard_id>/<member>`), then beside the tar, then in it.
 ///
 /// Rows are refused (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`,
-/// `bad_type`, `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
+/// `bad_type`, `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the
+/// row ends more than 0.1 s after its recording, by the header of a FLAC or WAV file; of other formats, and with `check_audio:
+/// false`, decoding finds it), `duration_past_end` (the
+/// row ends more than 0.1 s after its recording, by the header of a FLAC or WAV file; of other formats, and with `check_audio:
+/// false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
 /// original. Each run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition
 /// with one that was changed, went away or turned up is read again. A manifest without rows is an error.
 ///
@@ -108,7 +115,7 @@ pub struct ReadSettings {
     pub lang: String,
     /// What the column `source` says where the manifest does not.
     pub source: String,
-    /// Look whether each recording is there, and refuse the row as `missing_audio` if not.
+    /// Look whether each recording is there, and as long as its row needs, and refuse the row if not.
     pub check_audio: bool,
     /// Where this is not empty, `manifest` must not be either: the other half of a pair of parameters.
     pub required_with: String,
@@ -153,7 +160,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(

@@ -6,6 +6,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
+use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::StageError;
 
@@ -44,16 +45,22 @@ struct Members {
     by_file_name: HashMap<String, (i64, i64)>,
 }
 
-/// Looks for recordings. Remembers the tar it listed last.
+/// Looks for recordings. Remembers the tar it listed last, and the recording.
 pub struct Recordings {
     /// Whether files are looked for; otherwise the first place is believed.
     look: bool,
     listed: Option<(PathBuf, Result<Members, String>)>,
+    /// And its length in seconds, where its header says it.
+    stated: Option<(Place, Option<f64>)>,
 }
 
 impl Recordings {
     pub fn new(look: bool) -> Self {
-        Recordings { look, listed: None }
+        Recordings {
+            look,
+            listed: None,
+            stated: None,
+        }
     }
 
     /// # Errors
@@ -67,7 +74,17 @@ impl Recordings {
             return Ok(Err(refuse("unsafe_name", "the path is not UTF-8")));
         };
         let duration = match row.duration {
-            Some(seconds) => seconds,
+            Some(seconds) => {
+                let end = row.start.unwrap_or(0.0) + seconds;
+                if self.look
+                    && let Some(length) = self.stated(&path, range)
+                    && end - length > TOLERANCE_SECONDS
+                {
+                    let why = format!("the row ends at {end} s, the recording at {length} s");
+                    return Ok(Err(refuse("duration_past_end", why)));
+                }
+                seconds
+            }
             None => match measure(&path, range) {
                 Ok(seconds) => seconds,
                 Err(why) => return Ok(Err(refuse("decode_error", why))),
@@ -103,6 +120,19 @@ impl Recordings {
             [] => refuse("missing_audio", "the row names no recording"),
             tried => refuse("missing_audio", format!("not there: {}", tried.join(", "))),
         }))
+    }
+
+    /// The length of a recording in seconds, where its header says it.
+    fn stated(&mut self, path: &Path, range: Option<(i64, i64)>) -> Option<f64> {
+        match &self.stated {
+            Some(((known, of), seconds)) if known == path && *of == range => *seconds,
+            _ => {
+                let bytes = range.map(|(offset, size)| (offset.unsigned_abs(), size.unsigned_abs()));
+                let seconds = stated_seconds(path, bytes);
+                self.stated = Some(((path.to_path_buf(), range), seconds));
+                seconds
+            }
+        }
     }
 
     fn members(&mut self, tar: &Path) -> Result<Result<&Members, &str>, StageError> {

@@ -7,6 +7,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
 use super::recordings::{Found, Recordings, Wanted};
+use crate::extra::EXTRA;
 
 /// Rows that are handed on at a time, and bytes of text after which it is fewer of them: a column of texts counts its
 /// bytes in 32 bits.
@@ -28,7 +29,7 @@ const TEXTS: [&str; 8] = [
     "audio_path",
 ];
 
-/// `_row`, the columns of a manifest, and where the recording is.
+/// `_row`, the columns of a manifest, where the recording is, and what else the manifest says.
 pub fn read_schema() -> SchemaRef {
     let field = |name: &str, data_type, nullable| Field::new(name, data_type, nullable);
     let mut fields = vec![field(ROW, DataType::UInt32, false)];
@@ -37,6 +38,7 @@ pub fn read_schema() -> SchemaRef {
     fields.push(field("start", DataType::Float64, true));
     fields.push(field("offset", DataType::Int64, true));
     fields.push(field("size", DataType::Int64, true));
+    fields.push(field(EXTRA, DataType::Utf8, true));
     Arc::new(Schema::new(fields))
 }
 
@@ -66,9 +68,11 @@ pub struct ManifestRow {
     pub tar_member_name: String,
     pub tar_path: String,
     pub source: String,
-    /// Where the row begins in its recording, in seconds; none for the whole recording.
+    /// Where the row begins in its recording, in seconds; none for its beginning.
     pub start: Option<f64>,
     pub wanted: Wanted,
+    /// What else the manifest says: a JSON object.
+    pub extra: Option<String>,
 }
 
 impl ManifestRow {
@@ -83,7 +87,7 @@ impl ManifestRow {
             &self.tar_path,
             &self.source,
         ];
-        texts.iter().map(|text| text.len()).sum()
+        texts.iter().map(|text| text.len()).sum::<usize>() + self.extra.as_ref().map_or(0, String::len)
     }
 
     fn check(&self) -> Result<(), Refusal> {
@@ -114,6 +118,7 @@ pub struct Rows<'a> {
     starts: Float64Builder,
     offsets: Int64Builder,
     sizes: Int64Builder,
+    extras: StringBuilder,
     waiting: usize,
     /// Bytes of the texts that wait, and of all so far.
     bytes: usize,
@@ -134,6 +139,7 @@ impl<'a> Rows<'a> {
             starts: Float64Builder::new(),
             offsets: Int64Builder::new(),
             sizes: Int64Builder::new(),
+            extras: StringBuilder::new(),
             waiting: 0,
             bytes: 0,
             all_bytes: 0,
@@ -215,6 +221,7 @@ impl<'a> Rows<'a> {
         self.starts.append_option(row.start);
         self.offsets.append_option(found.range.map(|(offset, _)| offset));
         self.sizes.append_option(found.range.map(|(_, size)| size));
+        self.extras.append_option(row.extra.as_deref());
         self.waiting += 1;
         self.bytes += bytes;
         self.all_bytes += bytes;
@@ -235,6 +242,7 @@ impl<'a> Rows<'a> {
         columns.push(Arc::new(self.starts.finish()));
         columns.push(Arc::new(self.offsets.finish()));
         columns.push(Arc::new(self.sizes.finish()));
+        columns.push(Arc::new(self.extras.finish()));
         self.out.send(0, RecordBatch::try_new(read_schema(), columns)?);
         Ok(())
     }

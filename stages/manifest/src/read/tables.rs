@@ -22,6 +22,7 @@ use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
+use crate::extra::{self, EXTRA};
 
 const TEXTS: [&str; 9] = [
     "segment_id",
@@ -34,7 +35,10 @@ const TEXTS: [&str; 9] = [
     "audio_path",
     "audio_filepath",
 ];
-const NUMBERS: [&str; 1] = ["duration"];
+const DURATION: &str = "duration";
+/// Where a row begins in its recording, in seconds: in manifests, and in rows that `manifest.read` gave.
+const OFFSET: &str = "offset";
+const START: &str = "start";
 /// A row cannot be without these columns.
 const REQUIRED: [&str; 3] = ["segment_id", "text", "duration"];
 /// Columns that say which shard a row is of.
@@ -71,6 +75,8 @@ struct Table {
     rows: usize,
     /// How the file looked before it was opened.
     look: FileLook,
+    /// Where rows begin in their recordings, and what else the manifest says, where it has columns for that.
+    further: Vec<&'static str>,
     reading: Mutex<Reading>,
 }
 
@@ -160,7 +166,7 @@ impl TableManifest {
                 batches.iter().try_for_each(push)?;
                 continue;
             }
-            let mut reader = sheltered(&table.path, || table.rows(&all_columns(), Some(runs)))?;
+            let mut reader = sheltered(&table.path, || table.rows(&table.columns(), Some(runs)))?;
             while let Some(batch) = sheltered(&table.path, || table.next(&mut reader))? {
                 push(&batch)?;
             }
@@ -199,7 +205,7 @@ impl TableManifest {
             }
         }
         let mut grouping = Grouping::new(&self.scratch, self.shards.len());
-        let mut reader = table.rows(&all_columns(), None)?;
+        let mut reader = table.rows(&table.columns(), None)?;
         let mut at = 0;
         while let Some(batch) = table.next(&mut reader)? {
             let rows = batch.num_rows();
@@ -217,10 +223,6 @@ impl TableManifest {
         let passed = |table: &Table| table.reading.lock().unwrap().passed;
         self.files.iter().map(passed).sum()
     }
-}
-
-fn all_columns() -> Vec<&'static str> {
-    [&TEXTS[..], &NUMBERS[..]].concat()
 }
 
 /// The decoder is not ours and a file may be anything: a panic in it is one more way to be damaged.
@@ -244,12 +246,13 @@ impl Table {
             })
         })?;
         let rows = metadata.metadata().row_groups().iter().map(|group| group.num_rows());
-        let table = Table {
+        let mut table = Table {
             path: path.to_path_buf(),
             places: settings.places(path.parent().unwrap_or(Path::new(""))),
             rows: rows.fold(0, |sum, rows| sum.saturating_add(usize::try_from(rows).unwrap_or(0))),
             metadata,
             look,
+            further: Vec::new(),
             reading: Mutex::default(),
         };
         let schema = table.metadata.schema();
@@ -262,15 +265,35 @@ impl Table {
                 )));
             }
         }
-        for name in TEXTS.into_iter().chain(NUMBERS) {
+        // Beside a `size`, which is that of a recording in its tar, `offset` is in bytes: these are rows as we hand them on.
+        let start = match schema.field_with_name("size") {
+            Ok(_) => START,
+            Err(_) => OFFSET,
+        };
+        for name in TEXTS.into_iter().chain([DURATION, start]) {
+            let number = [DURATION, start].contains(&name);
             if let Ok(field) = schema.field_with_name(name)
-                && !accepted(name, field.data_type())
+                && !accepted(number, field.data_type())
             {
-                let wanted = if NUMBERS.contains(&name) { "a number" } else { "text" };
+                let wanted = if number { "a number" } else { "text" };
                 return Err(table.wrong(format!("column `{name}` is {}, not {wanted}", field.data_type())));
             }
         }
+        let mut further = vec![start];
+        // One of another type is somebody else's.
+        further.extend(
+            schema
+                .field_with_name(EXTRA)
+                .is_ok_and(|field| accepted(false, field.data_type()))
+                .then_some(EXTRA),
+        );
+        table.further = further;
         Ok(table)
+    }
+
+    /// The columns that rows are made of, whether the file has them or not.
+    fn columns(&self) -> Vec<&'static str> {
+        [&TEXTS[..], &[DURATION][..], &self.further[..]].concat()
     }
 
     fn wrong(&self, why: String) -> ManifestError {
@@ -419,11 +442,11 @@ impl Table {
     }
 }
 
-fn accepted(name: &str, data_type: &DataType) -> bool {
+fn accepted(number: bool, data_type: &DataType) -> bool {
     match data_type {
-        DataType::Dictionary(_, values) => !matches!(**values, DataType::Dictionary(..)) && accepted(name, values),
+        DataType::Dictionary(_, values) => !matches!(**values, DataType::Dictionary(..)) && accepted(number, values),
         DataType::Null => true,
-        other if NUMBERS.contains(&name) => other.is_integer() || other.is_floating(),
+        other if number => other.is_integer() || other.is_floating(),
         other => matches!(other, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View),
     }
 }
@@ -441,23 +464,36 @@ fn value(column: &StringArray, row: usize) -> &str {
     if column.is_null(row) { "" } else { column.value(row) }
 }
 
+fn number_of(column: &Float64Array, row: usize) -> Option<f64> {
+    column.is_valid(row).then(|| column.value(row))
+}
+
 struct Columns {
     texts: Vec<StringArray>,
     duration: Float64Array,
+    start: Float64Array,
+    extra: StringArray,
 }
 
 impl Columns {
     fn of(batch: &RecordBatch) -> Result<Columns, ManifestError> {
-        let duration: ArrayRef = match batch.column_by_name("duration") {
-            Some(column) => cast(column, &DataType::Float64)?,
-            None => arrow::array::new_null_array(&DataType::Float64, batch.num_rows()),
+        let number = |column: Option<&ArrayRef>| -> Result<Float64Array, ManifestError> {
+            let column: ArrayRef = match column {
+                Some(column) => cast(column, &DataType::Float64)?,
+                None => arrow::array::new_null_array(&DataType::Float64, batch.num_rows()),
+            };
+            Ok(column.as_primitive::<Float64Type>().clone())
         };
+        // The one of the two that was asked for.
+        let start = batch.column_by_name(START).or_else(|| batch.column_by_name(OFFSET));
         Ok(Columns {
             texts: TEXTS
                 .iter()
                 .map(|name| text_column(batch, name))
                 .collect::<Result<_, _>>()?,
-            duration: duration.as_primitive::<Float64Type>().clone(),
+            duration: number(batch.column_by_name(DURATION))?,
+            start: number(start)?,
+            extra: text_column(batch, EXTRA)?,
         })
     }
 
@@ -468,7 +504,7 @@ impl Columns {
             }
         }
         if self.duration.is_null(row) {
-            return Err(refuse("missing_field", "duration"));
+            return Err(refuse("missing_field", DURATION));
         }
         let wanted = self.wanted(row, places, file)?;
         if wanted == Wanted::default() {
@@ -489,8 +525,11 @@ impl Columns {
             tar_member_name: of(4),
             tar_path: of(5),
             source: or(of(6), source),
-            start: None,
+            start: number_of(&self.start, row).filter(|&start| start != 0.0),
             wanted,
+            extra: Some(value(&self.extra, row))
+                .filter(|extra| extra::members(extra).is_ok_and(|members| !members.is_empty()))
+                .map(str::to_string),
         })
     }
 
@@ -525,13 +564,14 @@ impl Columns {
                 values.insert((*name).into(), column.value(row).into());
             }
         }
-        if self.duration.is_valid(row) {
-            let seconds = self.duration.value(row);
-            let number = serde_json::Number::from_f64(seconds);
-            values.insert(
-                "duration".into(),
-                number.map_or_else(|| seconds.to_string().into(), serde_json::Value::Number),
-            );
+        for (name, column) in [(DURATION, &self.duration), (OFFSET, &self.start)] {
+            if let Some(seconds) = number_of(column, row) {
+                let number = serde_json::Number::from_f64(seconds);
+                values.insert(
+                    name.into(),
+                    number.map_or_else(|| seconds.to_string().into(), serde_json::Value::Number),
+                );
+            }
         }
         serde_json::Value::Object(values).to_string()
     }

@@ -104,8 +104,10 @@ fn golden_manifests_keep_their_order_and_find_their_recordings() {
         .digest();
     assert_eq!(
         (Read::VERSION, digest.short().to_string().as_str()),
-        (1, "f8189b57cc65788c")
+        (2, "f8189b57cc65788c")
     );
+    // The columns of a manifest of ours are all known.
+    assert_eq!(rows.column_by_name("extra").unwrap().null_count(), rows.num_rows());
 }
 
 /// The same rows as JSON lines, plus broken ones.
@@ -114,7 +116,7 @@ fn lines_are_read_around_broken_ones() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("train.jsonl");
     fs::write(folder.path().join("a.flac"), recording()).unwrap();
-    let good = r#"{"audio_filepath": "a.flac", "duration": 1.25, "text": "नमस्ते", "lang": "hi"}"#;
+    let good = r#"{"audio_filepath": "a.flac", "duration": 1.1, "text": "नमस्ते", "lang": "hi"}"#;
     let mut bytes = b"\xef\xbb\xbf".to_vec();
     for line in [
         good.as_bytes(),
@@ -282,7 +284,7 @@ fn a_folder_with_transcripts_is_a_manifest() {
         .clone();
     assert!(durations.values().iter().all(|&seconds| seconds == measured));
 
-    let table = "file_name,sentence,duration\nen/c.flac,\"one, two\",2.5\nen/none.flac,x,1\nen/c.flac,short\nen/c.flac,x,long\n";
+    let table = "file_name,sentence,duration\nen/c.flac,\"one, two\",1.1\nen/none.flac,x,1\nen/c.flac,short\nen/c.flac,x,long\n";
     fs::write(folder.path().join("metadata.csv"), table).unwrap();
     let output = run(settings(folder.path()));
     assert_eq!(column(&output, "text"), ["one, two"]);
@@ -616,4 +618,88 @@ fn a_manifest_without_rows_is_an_error() {
         let message = failure(settings(&at(name)));
         assert!(message.contains("there are no rows in it"), "{name}: {message}");
     }
+}
+
+/// The length of what `recording` gives, in seconds.
+const LENGTH: f64 = 1.103;
+
+/// A duration counts from the offset, which is 0 where there is none; rows that end after their recording are refused, in
+/// whatever form they come.
+#[test]
+fn rows_end_with_their_recordings() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("folder")).unwrap();
+    for name in ["a.flac", "folder/a.flac"] {
+        fs::write(at(name), recording()).unwrap();
+    }
+    fs::write(at("t.tar"), tar_of(&[("a.flac", &recording())])).unwrap();
+    // Offset, duration, and whether there is as much.
+    let rows = [
+        (None, 0.5, true),
+        (Some(0.0), 0.5, true),
+        (Some(-0.0), LENGTH + 0.09, true),
+        (Some(0.001), 0.5, true),
+        (None, LENGTH - 0.003, true),
+        (None, LENGTH + 0.11, false),
+        (Some(0.0), LENGTH + 0.11, false),
+        (Some(1.0), 0.2, true),
+        (Some(1.0), 0.21, false),
+    ];
+    let kept: Vec<_> = rows.iter().filter(|row| row.2).collect();
+    let mut lines = String::new();
+    for (offset, duration, _) in rows {
+        let offset = offset
+            .map(|offset| format!(", \"offset\": {offset:?}"))
+            .unwrap_or_default();
+        lines.push_str(&format!(
+            "{{\"audio_filepath\": \"a.flac\", \"duration\": {duration}, \"text\": \"x\", \"lang\": \"hi\"{offset}}}\n"
+        ));
+    }
+    fs::write(at("m.jsonl"), lines).unwrap();
+    let same = |value: &str| -> arrow::array::ArrayRef { Arc::new(StringArray::from(vec![value; rows.len()])) };
+    let offsets: arrow::array::ArrayRef =
+        Arc::new(rows.iter().map(|row| row.0).collect::<arrow::array::Float64Array>());
+    let durations = arrow::array::Float64Array::from_iter_values(rows.iter().map(|row| row.1));
+    let table = RecordBatch::try_from_iter(vec![
+        ("segment_id", same("s")),
+        ("text", same("x")),
+        ("lang", same("hi")),
+        ("audio_filepath", same("a.flac")),
+        ("offset", offsets),
+        ("duration", Arc::new(durations) as arrow::array::ArrayRef),
+    ])
+    .unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(at("m.parquet")).unwrap(), table.schema(), None).unwrap();
+    writer.write(&table).unwrap();
+    writer.close().unwrap();
+    let tarred = ReadSettings {
+        tars: at("t.tar").to_str().unwrap().into(),
+        ..settings(&at("m.jsonl"))
+    };
+    for settings in [settings(&at("m.jsonl")), settings(&at("m.parquet")), tarred] {
+        let output = run(settings.clone());
+        assert_eq!(reasons(&output), ["duration_past_end"; 3], "{settings:?}");
+        let read = output.all_rows("rows");
+        let numbers = |name: &str| read.column_by_name(name).unwrap().as_primitive::<Float64Type>().clone();
+        let found: Vec<_> = numbers("start")
+            .iter()
+            .zip(numbers("duration").iter().flatten())
+            .collect();
+        let wanted: Vec<_> = kept
+            .iter()
+            .map(|row| (row.0.filter(|&offset| offset != 0.0), row.1))
+            .collect();
+        assert_eq!(found, wanted);
+
+        // Where recordings are not looked at, decoding has to tell.
+        let unseen = ReadSettings {
+            check_audio: false,
+            ..settings
+        };
+        assert_eq!(reasons(&run(unseen)), Vec::<&str>::new());
+    }
+    let table = format!("file_name,text,duration\na.flac,x,0.5\na.flac,x,{}\n", LENGTH + 0.11);
+    fs::write(at("folder/metadata.csv"), table).unwrap();
+    assert_eq!(reasons(&run(settings(&at("folder")))), ["duration_past_end"]);
 }

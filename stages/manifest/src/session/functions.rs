@@ -9,6 +9,7 @@ use datafusion::common::{DataFusionError, Result, ScalarValue};
 use datafusion::logical_expr::{ColumnarValue, Volatility, create_udf};
 use datafusion::prelude::SessionContext;
 
+use crate::extra::value_of;
 use crate::identify::identify_language;
 use crate::language::Languages;
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
@@ -21,6 +22,7 @@ use crate::written_form::{nfc, strip_zero_width};
 /// - `nfc(text)`, `strip_zero_width(text)`
 /// - `correct_language(clean, tag, path_lang)`, `identify_language(clean, lang, least)`
 /// - `unsafe_name(name)`, `names_shard_file(name, shard_id)`, `strip_dot_slash(name)`
+/// - `json_text(object, key)`, which is null, too, where the object has no such key
 #[derive(Clone)]
 pub struct Functions {
     pub text: Arc<TextRules>,
@@ -53,6 +55,7 @@ impl Functions {
             out.push_str(&languages.correct(clean, tag, path))
         });
         identification(context);
+        values_of_objects(context);
         truths(context, "is_blank", |[t]| is_blank(t));
         truths(context, "unsafe_name", |[n]| unsafe_name(n));
         truths(context, "names_shard_file", |[n, shard_id]| {
@@ -83,6 +86,33 @@ fn identification(context: &SessionContext) {
     context.register_udf(create_udf(
         "identify_language",
         vec![DataType::Utf8, DataType::Utf8, DataType::Float64],
+        DataType::Utf8,
+        Volatility::Immutable,
+        Arc::new(call),
+    ));
+}
+
+/// Registers `json_text(object, key)`.
+fn values_of_objects(context: &SessionContext) {
+    let call = |args: &[ColumnarValue]| -> Result<ColumnarValue> {
+        let arrays = ColumnarValue::values_to_arrays(args)?;
+        let [objects, keys] = &arrays[..] else {
+            return Err(DataFusionError::Internal(format!(
+                "{} arguments instead of 2",
+                arrays.len()
+            )));
+        };
+        let (objects, keys) = (objects.as_string::<i32>(), keys.as_string::<i32>());
+        let values: StringArray = objects
+            .iter()
+            .zip(keys)
+            .map(|(object, key)| value_of(object?, key?))
+            .collect();
+        Ok(ColumnarValue::Array(Arc::new(values)))
+    };
+    context.register_udf(create_udf(
+        "json_text",
+        vec![DataType::Utf8, DataType::Utf8],
         DataType::Utf8,
         Volatility::Immutable,
         Arc::new(call),

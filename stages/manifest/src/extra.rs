@@ -1,0 +1,118 @@
+//! What lines of a manifest say beyond the columns of rows: kept as one JSON object, each value as it is written.
+
+use std::collections::BTreeMap;
+
+use serde::de::IgnoredAny;
+use serde_json::{Deserializer, Map, Value};
+
+/// The column that holds it.
+pub const EXTRA: &str = "extra";
+
+/// Keys of a line that rows have columns for.
+const OF_COLUMNS: [&str; 10] = [
+    "audio_filepath",
+    "offset",
+    "duration",
+    "text",
+    "lang",
+    "segment_id",
+    "shard_id",
+    "tar_member_name",
+    "tar_path",
+    "source",
+];
+
+/// Keys and values of a JSON object, without those that rows have columns for.
+///
+/// # Errors
+/// Where `text` is no JSON object.
+pub fn members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> {
+    let mut members = all_members(text)?;
+    members.retain(|key, _| !OF_COLUMNS.contains(&key.as_str()));
+    Ok(members)
+}
+
+/// Keys of a JSON object, and each value as it is written; the last one of those with the same key.
+fn all_members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> {
+    // All of it is read first, so that the walk below meets nothing but a whole object.
+    let _: Map<String, Value> = serde_json::from_str(text)?;
+    let mut members = BTreeMap::new();
+    let mut rest = text.trim_start().strip_prefix('{').unwrap_or_default().trim_start();
+    while rest.starts_with('"') {
+        let mut keys = Deserializer::from_str(rest).into_iter::<String>();
+        let Some(key) = keys.next().transpose()? else { break };
+        let value = rest[keys.byte_offset()..]
+            .trim_start()
+            .trim_start_matches(':')
+            .trim_start();
+        let mut values = Deserializer::from_str(value).into_iter::<IgnoredAny>();
+        values.next().transpose()?;
+        let end = values.byte_offset();
+        members.insert(key, &value[..end]);
+        rest = value[end..].trim_start().trim_start_matches(',').trim_start();
+    }
+    Ok(members)
+}
+
+/// What a line, whose keys and values are `fields`, says beyond the columns; none where that is nothing.
+pub fn of_line(line: &str, fields: &Map<String, Value>) -> Option<String> {
+    if fields.keys().all(|key| OF_COLUMNS.contains(&key.as_str())) {
+        return None;
+    }
+    Some(object(&members(line).ok()?))
+}
+
+/// Members as one JSON object.
+pub fn object(members: &BTreeMap<String, &str>) -> String {
+    let member = |(key, value): (&String, &&str)| format!("{}:{value}", Value::from(key.as_str()));
+    let members: Vec<String> = members.iter().map(member).collect();
+    format!("{{{}}}", members.join(","))
+}
+
+/// The value of a key of a JSON object: a text as it is, anything else as it is written. None where the object has no such
+/// key or the value is null, and where `object` is none.
+pub fn value_of(object: &str, key: &str) -> Option<String> {
+    let members = all_members(object).ok()?;
+    let value = *members.get(key)?;
+    match serde_json::from_str(value) {
+        Ok(Value::Null) => None,
+        Ok(Value::String(text)) => Some(text),
+        _ => Some(value.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extra(line: &str) -> Option<String> {
+        of_line(line, &serde_json::from_str(line).unwrap())
+    }
+
+    #[test]
+    fn values_stay_as_they_are_written() {
+        assert_eq!(extra(r#"{"text": "x", "duration": 1, "lang": "hi"}"#), None);
+        // A number that floating point does not have, and one that 64 bits do not hold.
+        let line = r#"{"text": "x", "snr": 0.10000000000000000001, "b": [1,  {"c": "\u0928"}], "id": 123456789012345678901, "snr": 1.50}"#;
+        assert_eq!(
+            extra(line).unwrap(),
+            r#"{"b":[1,  {"c": "\u0928"}],"id":123456789012345678901,"snr":1.50}"#
+        );
+        assert_eq!(
+            extra(r#"{"text": "x", "extra": {"a": 1}}"#).unwrap(),
+            r#"{"extra":{"a": 1}}"#
+        );
+    }
+
+    #[test]
+    fn values_are_found_by_their_key() {
+        let object = r#"{"speaker": "s\u0031", "age": 30, "tags": ["a"], "none": null}"#;
+        let value = |key| value_of(object, key);
+        assert_eq!(value("speaker").as_deref(), Some("s1"));
+        assert_eq!(value("age").as_deref(), Some("30"));
+        assert_eq!(value("tags").as_deref(), Some(r#"["a"]"#));
+        assert_eq!((value("none"), value("other")), (None, None));
+        assert_eq!(value_of("no object", "a"), None);
+        assert!(members("[1]").is_err());
+    }
+}

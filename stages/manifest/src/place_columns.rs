@@ -1,0 +1,175 @@
+//! Where the recordings of rows are, as a manifest that is written says it.
+
+use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Schema};
+use flow_runtime::{Input, Partition, StageError};
+
+use crate::columns::{self, MANIFEST_COLUMNS};
+use crate::extra::EXTRA;
+use crate::write_lines::Extracted;
+
+/// Columns by which rows of `manifest.read` say where their recordings are, beside those of a manifest, and their types.
+const OF_READ: [(&str, DataType); 4] = [
+    ("audio_path", DataType::Utf8),
+    ("start", DataType::Float64),
+    ("offset", DataType::Int64),
+    ("size", DataType::Int64),
+];
+
+/// Whether rows have all of these columns. If not, `tar_path` and `tar_member_name` say where the recordings are.
+pub(crate) fn of_read(schema: &Schema) -> bool {
+    OF_READ.iter().all(|(name, _)| schema.field_with_name(name).is_ok())
+}
+
+/// Whether rows have a column of what else a manifest says.
+pub(crate) fn with_extra(schema: &Schema) -> bool {
+    schema
+        .field_with_name(EXTRA)
+        .is_ok_and(|field| field.data_type() == &DataType::Utf8)
+}
+
+/// Checks, before a run, the types of the columns above.
+pub(crate) fn check(input: &Input) -> Result<(), StageError> {
+    if of_read(&input.schema) {
+        for (name, data_type) in &OF_READ {
+            columns::expect(input, name, data_type)?;
+        }
+    }
+    Ok(())
+}
+
+/// The columns that are read of rows: those of a manifest first.
+pub(crate) fn columns_of(schema: &Schema) -> Vec<&'static str> {
+    let mut names = MANIFEST_COLUMNS.to_vec();
+    if of_read(schema) {
+        names.extend(OF_READ.map(|(name, _)| name));
+    }
+    if with_extra(schema) {
+        names.push(EXTRA);
+    }
+    names
+}
+
+/// Where the recordings of a batch are.
+pub(crate) struct Places<'b> {
+    batch: &'b RecordBatch,
+    tars: &'b StringArray,
+    members: &'b StringArray,
+    files: Option<Files<'b>>,
+}
+
+struct Files<'b> {
+    paths: &'b StringArray,
+    starts: &'b Float64Array,
+    offsets: &'b Int64Array,
+    sizes: &'b Int64Array,
+}
+
+/// Where one recording is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Place {
+    /// The file, where it is one.
+    pub file: Option<String>,
+    /// The tar that the row names, with the folder of shards before it.
+    pub tar_path: String,
+    /// Where the row begins in the recording, in seconds; none for its beginning.
+    pub offset: Option<f64>,
+}
+
+impl<'b> Places<'b> {
+    pub fn of(batch: &'b RecordBatch) -> Result<Self, StageError> {
+        let files = if of_read(batch.schema_ref()) {
+            Some(Files {
+                paths: columns::text(batch, "audio_path")?,
+                starts: columns::number(batch, "start")?,
+                offsets: columns::whole(batch, "offset")?,
+                sizes: columns::whole(batch, "size")?,
+            })
+        } else {
+            None
+        };
+        Ok(Places {
+            batch,
+            tars: columns::text(batch, "tar_path")?,
+            members: columns::text(batch, "tar_member_name")?,
+            files,
+        })
+    }
+
+    /// Where the recording of a row is. The row's columns of a manifest are not null.
+    ///
+    /// # Errors
+    /// Where the row does not say it.
+    pub fn of_row(
+        &self,
+        row: usize,
+        shards: &str,
+        extracted: &Extracted<'_>,
+        partition: &Partition,
+    ) -> Result<Place, StageError> {
+        let (tar, member) = (self.tars.value(row), self.members.value(row));
+        let named = self.files.as_ref().filter(|files| files.has(row));
+        let offset = named.and_then(|files| files.start(row));
+        let tar_path = match named {
+            // The tar in which the recording was found.
+            Some(files) if files.in_tar(row) && shards.is_empty() => files.paths.value(row).to_string(),
+            _ if tar.is_empty() => String::new(),
+            _ => prefixed(tar, shards),
+        };
+        let file = match named {
+            Some(files) if !files.in_tar(row) => Some(extracted.seen(files.paths.value(row).as_ref())?),
+            Some(_) if tar_path.is_empty() || member.is_empty() => {
+                return Err(self.unknown(row, partition, "it is in a tar"));
+            }
+            None if tar_path.is_empty() => return Err(self.unknown(row, partition, "it has no `tar_path`")),
+            _ => None,
+        };
+        Ok(Place { file, tar_path, offset })
+    }
+
+    fn unknown(&self, row: usize, partition: &Partition, why: &str) -> StageError {
+        let schema = self.batch.schema_ref();
+        let missing: Vec<String> = OF_READ
+            .iter()
+            .filter(|(name, _)| schema.field_with_name(name).is_err())
+            .map(|(name, _)| format!("`{name}`"))
+            .collect();
+        let lacking = if missing.is_empty() {
+            "`audio_path`, or `tar_path` and `tar_member_name`, are empty".to_string()
+        } else {
+            format!("the rows lack the columns {}", missing.join(", "))
+        };
+        let id = columns::text(self.batch, "segment_id").map_or("", |ids| ids.value(row));
+        StageError::failed(format!(
+            "{partition}: the recording of {id:?} cannot be found: {why}, and {lacking}"
+        ))
+        .with_help(
+            "rows of manifest.read say in `audio_path, start, offset, size` where their recordings are: select these columns, too",
+        )
+    }
+}
+
+impl Files<'_> {
+    fn has(&self, row: usize) -> bool {
+        self.paths.is_valid(row) && !self.paths.value(row).is_empty()
+    }
+
+    fn in_tar(&self, row: usize) -> bool {
+        self.offsets.is_valid(row) && self.sizes.is_valid(row)
+    }
+
+    fn start(&self, row: usize) -> Option<f64> {
+        self.starts.is_valid(row).then(|| self.starts.value(row))
+    }
+}
+
+/// A path below the folder of shards.
+fn prefixed(path: &str, shards: &str) -> String {
+    let prefix = match shards {
+        "" => "",
+        root if root.chars().all(|c| c == '/') => "/",
+        other => other.trim_end_matches('/'),
+    };
+    let slash = if prefix.is_empty() || prefix == "/" { "" } else { "/" };
+    format!("{prefix}{slash}{path}")
+}

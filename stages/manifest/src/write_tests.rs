@@ -1,0 +1,174 @@
+use std::fs;
+use std::path::Path;
+
+use arrow::array::{Float64Array, Int64Array, StringArray, UInt32Array};
+use flow_runtime::harness::{Harness, Output};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::read::{Read, ReadSettings};
+use crate::sql::Sql;
+
+fn read(manifest: &Path) -> Output {
+    let settings = ReadSettings {
+        manifest: manifest.to_str().unwrap().into(),
+        ..ReadSettings::default()
+    };
+    let output = Harness::<Read>::new(settings).run().unwrap_or_else(|e| panic!("{e:?}"));
+    assert!(output.rejects().is_empty(), "{:?}", output.rejects());
+    output
+}
+
+/// All rows of a port go into `train` of a set in `out`.
+fn write(rows: &Output, out: &Path) -> Result<(), StageError> {
+    let schema = rows.shape.outputs[0].schema.clone();
+    let settings = format!("{{out: {:?}, jsonl: true}}", out.to_str().unwrap());
+    let mut harness = Harness::<Write>::from_yaml(&settings)?.input("train", schema);
+    for partition in &rows.partitions {
+        harness = harness.feed("train", partition.as_str(), rows.rows("rows", partition.as_str()));
+    }
+    harness.run().map(|_| ())
+}
+
+fn query(rows: &Output, settings: &str) -> Output {
+    let schema = rows.shape.outputs[0].schema.clone();
+    let mut harness = Harness::<Sql>::from_yaml(settings).unwrap().input("rows", schema);
+    for partition in &rows.partitions {
+        harness = harness.feed("rows", partition.as_str(), rows.rows("rows", partition.as_str()));
+    }
+    harness.run().unwrap_or_else(|e| panic!("{e:?}"))
+}
+
+fn lines(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Three rows of one recording, one of another; what is no recording is not opened for its length.
+fn manifest(folder: &Path) -> std::path::PathBuf {
+    fs::create_dir_all(folder.join("clips")).unwrap();
+    for name in ["clips/a.wav", "clips/b.wav"] {
+        fs::write(folder.join(name), b"not looked into").unwrap();
+    }
+    let path = folder.join("all.jsonl");
+    let lines = [
+        r#"{"audio_filepath": "clips/a.wav", "duration": 1.734, "text": "one", "lang": "en", "offset": 0, "speaker": "s1", "snr": 20.5}"#,
+        r#"{"audio_filepath": "clips/a.wav", "duration": 2.5, "text": "two", "lang": "en", "offset": 1.734, "speaker": "s2", "snr": 3}"#,
+        r#"{"audio_filepath": "clips/b.wav", "duration": 1.25, "text": "three", "lang": "hi", "speaker": "s1", "pnc": {"case": [true]}}"#,
+        r#"{"audio_filepath": "clips/b.wav", "duration": 3, "text": "four", "lang": "hi"}"#,
+    ];
+    fs::write(&path, lines.join("\n")).unwrap();
+    path
+}
+
+/// A manifest that exists is filtered by a column and by a key of its own: paths, offsets, durations and all other keys come
+/// through, and what was written is read again as the same rows.
+#[test]
+fn a_filtered_manifest_keeps_its_audio_and_its_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = read(&manifest(folder.path()));
+    let filtered = query(
+        &rows,
+        "query: SELECT * FROM rows\nrejects: [{reason: noisy, when: \"CAST(json_text(extra, 'snr') AS DOUBLE) < 10\"}]",
+    );
+    assert_eq!(filtered.rejects().len(), 1);
+    let out = folder.path().join("out");
+    write(&filtered, &out).unwrap();
+    let path = |name: &str| folder.path().join("clips").join(name).to_str().unwrap().to_string();
+    let mut wanted = vec![
+        json!({"audio_filepath": path("a.wav"), "duration": 1.734, "text": "one", "lang": "en", "segment_id": "a", "speaker": "s1", "snr": 20.5}),
+        json!({"audio_filepath": path("b.wav"), "duration": 1.25, "text": "three", "lang": "hi", "segment_id": "b", "speaker": "s1", "pnc": {"case": [true]}}),
+        json!({"audio_filepath": path("b.wav"), "duration": 3.0, "text": "four", "lang": "hi", "segment_id": "b"}),
+    ];
+    for line in &mut wanted {
+        for (key, text) in [
+            ("shard_id", "all"),
+            ("tar_member_name", ""),
+            ("tar_path", ""),
+            ("source", "manifest"),
+        ] {
+            line[key] = text.into();
+        }
+    }
+    assert_eq!(lines(&out.join("train_manifest_v2.jsonl")), wanted);
+
+    // Offsets that are not 0 are written.
+    let all = folder.path().join("unfiltered");
+    write(&rows, &all).unwrap();
+    let offsets: Vec<Value> = lines(&all.join("train_manifest_v2.jsonl"))
+        .iter()
+        .map(|line| line["offset"].clone())
+        .collect();
+    assert_eq!(offsets, [Value::Null, json!(1.734), Value::Null, Value::Null]);
+
+    for name in ["train_manifest_v2.jsonl", "train_manifest_v2.parquet"] {
+        let again = read(&all.join(name)).all_rows("rows");
+        let before = rows.all_rows("rows");
+        for column in [
+            "segment_id",
+            "text",
+            "duration",
+            "lang",
+            "audio_path",
+            "start",
+            "offset",
+            "size",
+            "extra",
+        ] {
+            assert_eq!(
+                again.column_by_name(column).unwrap(),
+                before.column_by_name(column).unwrap(),
+                "{column} of {name}"
+            );
+        }
+    }
+}
+
+/// Rows that say in no way where their recording is are an error that names what is missing.
+#[test]
+fn rows_without_a_recording_are_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = read(&manifest(folder.path()));
+    let columns = "_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source";
+    for (select, missing) in [
+        (columns.to_string(), "`audio_path`, `start`, `offset`, `size`"),
+        (format!("{columns}, audio_path"), "columns `start`, `offset`, `size`"),
+        ("* EXCEPT (audio_path), '' AS audio_path".to_string(), "are empty"),
+    ] {
+        let chosen = query(&rows, &format!("query: \"SELECT {select} FROM rows\""));
+        let out = folder.path().join("out");
+        let error = write(&chosen, &out).unwrap_err().to_string();
+        assert!(
+            error.contains(missing) && error.contains("cannot be found"),
+            "{select}: {error}"
+        );
+        assert!(!out.join("train_manifest_v2.parquet").exists());
+    }
+}
+
+/// A row in a tar names the tar and the member, by which it is found again.
+#[test]
+fn rows_in_tars_name_their_tar() {
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("_row", Arc::new(UInt32Array::from(vec![0]))),
+        ("tar_path", Arc::new(StringArray::from(vec!["hi/hi_1/hi_1.tar"]))),
+        ("tar_member_name", Arc::new(StringArray::from(vec!["a.flac"]))),
+        (
+            "audio_path",
+            Arc::new(StringArray::from(vec!["/data/hi/hi_1/hi_1.tar"])),
+        ),
+        ("start", Arc::new(Float64Array::from(vec![Some(2.0)]))),
+        ("offset", Arc::new(Int64Array::from(vec![Some(512)]))),
+        ("size", Arc::new(Int64Array::from(vec![Some(100)]))),
+        ("segment_id", Arc::new(StringArray::from(vec!["a"]))),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let places = Places::of(&batch).unwrap();
+    let (audio, out) = (Path::new(""), Path::new("out"));
+    let extracted = Extracted { audio, out };
+    let partition = Partition::new("hi/hi_1");
+    let place = |shards: &str| places.of_row(0, shards, &extracted, &partition).unwrap();
+    assert_eq!(place("").tar_path, "/data/hi/hi_1/hi_1.tar");
+    assert_eq!(place("/other").tar_path, "/other/hi/hi_1/hi_1.tar");
+    assert_eq!((place("").file, place("").offset), (None, Some(2.0)));
+}
