@@ -320,18 +320,16 @@ fn lacking(
     place: usize,
     (column, wanted): (&str, ColumnType),
 ) -> Unfit {
+    let name = offer.key.unwrap_or(port.name);
     let message = match offer.schema.field_with_name(column) {
         Ok(field) => format!(
-            "the input `{}` has its column `{column}` as {}, not as {}",
-            offer.key.unwrap_or(port.name),
+            "has its column `{column}` as {}, not as {}",
             field.data_type(),
             wanted.name()
         ),
-        Err(_) => format!(
-            "the input `{}` has no column `{column}`",
-            offer.key.unwrap_or(port.name)
-        ),
+        Err(_) => format!("has no column `{column}`"),
     };
+    let message = format!("the input `{name}` {message}; it should be {}", port.doc);
     let near = offer.key.filter(|_| port.is_many()).and_then(|key| {
         let others = ports.iter().filter(|other| !other.is_many()).map(|other| other.name);
         nearest(key, others)
@@ -340,14 +338,14 @@ fn lacking(
         .iter()
         .find(|other| other.name != port.name && !other.columns.is_empty() && other.lacks(offer.schema).is_none());
     let help = match (near, other) {
-        (Some(near), _) => format!("did you mean `{near}`?"),
-        (None, Some(other)) => format!("it fits the input `{}`: {}", other.name, other.doc),
-        (None, None) => format!("`{}`: {}", port.name, port.doc),
+        (Some(near), _) => Some(format!("did you mean `{near}`?")),
+        (None, Some(other)) => Some(format!("it fits the input `{}`: {}", other.name, other.doc)),
+        (None, None) => None,
     };
     Unfit {
         place: Some(place),
         message,
-        help: Some(help),
+        help,
     }
 }
 
@@ -481,11 +479,11 @@ mod tests {
             None kind `toy.kind` needs the input `rows`: what is scored; from: {rows: STAGE}, and if wanted `model`, `members`
             Some(0) kind `toy.kind` has no input `rowes`; did you mean `rows`?
             Some(0) kind `toy.kind` has several inputs, so each needs its name; from: {rows: STAGE}, and if wanted `model`, `members`
-            Some(0) the input `rows` has no column `text`; it fits the input `model`: of training.train
-            Some(0) the input `rows` has its column `text` as Int64, not as text; `rows`: what is scored
+            Some(0) the input `rows` has no column `text`; it should be what is scored; it fits the input `model`: of training.train
+            Some(0) the input `rows` has its column `text` as Int64, not as text; it should be what is scored; 
             Some(1) the input `rows` is given twice; 
-            Some(0) the input `modle` has no column `hypothesis`; did you mean `model`?
-            Some(0) the input `heard` has no column `hypothesis`; it fits the input `model`: of training.train
+            Some(0) the input `modle` has no column `hypothesis`; it should be of evaluation.decode; did you mean `model`?
+            Some(0) the input `heard` has no column `hypothesis`; it should be of evaluation.decode; it fits the input `model`: of training.train
             None kind `toy.kind` needs the input `tables`: what is asked; from: STAGE
             Some(1) the input `a` is given twice; 
             Some(0) kind `toy.kind` takes no input; leave out `from`

@@ -41,9 +41,8 @@ pub(crate) fn check(input: &Input) -> Result<(), StageError> {
 /// The columns that are read of rows: those of a manifest first.
 pub(crate) fn columns_of(schema: &Schema) -> Vec<&'static str> {
     let mut names = MANIFEST_COLUMNS.to_vec();
-    if of_read(schema) {
-        names.extend(OF_READ.map(|(name, _)| name));
-    }
+    let there = OF_READ.map(|(name, _)| name);
+    names.extend(there.into_iter().filter(|name| schema.field_with_name(name).is_ok()));
     if with_extra(schema) {
         names.push(EXTRA);
     }

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use arrow::array::{ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float32Type, Int32Type, Schema, SchemaRef};
@@ -194,7 +194,7 @@ fn speeds_are_drawn_anew_in_each_epoch_and_the_same_in_each_run() {
     };
     let (plain, slow, mixed) = (of(&[1.0]), of(&[0.8]), of(&[0.8, 1.0]));
     assert_eq!(mixed, of(&[0.8, 1.0]));
-    let mut drawn = std::collections::BTreeMap::<&str, std::collections::BTreeSet<bool>>::new();
+    let mut drawn = BTreeMap::<&str, BTreeSet<bool>>::new();
     let mut slowed = 0;
     for ((plain, slow), mixed) in plain.iter().zip(&slow).zip(&mixed) {
         assert_eq!((plain.0, &plain.1), (mixed.0, &mixed.1));
@@ -241,11 +241,24 @@ fn a_broken_recording_is_left_out_and_told() {
             })
             .collect()
     };
+    let spoilt: BTreeSet<String> = train()
+        .batches()
+        .iter()
+        .filter(|(partition, _)| *partition == "en/en_0000")
+        .flat_map(|(_, batch)| {
+            batch["segment_id"]
+                .as_string::<i32>()
+                .iter()
+                .flatten()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
+        .collect();
     let mut broken = 0;
     for (before, after) in rows(&whole).into_iter().zip(rows(&output)) {
         assert_eq!(before.0, after.0);
         assert!(before.1 > 0);
-        if before.0.starts_with("rec_en_") && after.1 == 0 {
+        if spoilt.contains(&before.0) && after.1 == 0 {
             broken += 1;
         } else {
             assert_eq!(before.1, after.1);
