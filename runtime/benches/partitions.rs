@@ -1,7 +1,7 @@
 //! What the number of partitions costs: a first run, a plan and a run with nothing changed, a setting changed and changed
 //! back. The rows are few, so that what is measured is what the runtime does for each partition.
 //!
-//! `cargo bench -p flow-runtime --bench partitions [-- 10000 100000]`
+//! `cargo bench --workspace --bench partitions [-- 10000 100000]`
 
 #[path = "../tests/toys/mod.rs"]
 mod toys;

@@ -143,7 +143,7 @@ impl<'b> Places<'b> {
             "{partition}: the recording of {id:?} cannot be found: {why}, and {lacking}"
         ))
         .with_help(
-            "rows of manifest.read say in `audio_path, start, offset, size` where their recordings are: select these columns, too",
+            "rows of manifest.read say in `audio_path, start, \"offset\", size` where their recordings are: select these columns, too",
         )
     }
 }

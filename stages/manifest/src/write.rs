@@ -46,7 +46,7 @@ const STATISTICS: &str = "statistics.json";
 /// text, duration, lang, tar_member_name, tar_path, source`, `duration` in seconds as float64, the rest text, none null; others are left
 /// out. `tar_path` gets `shards` before it. Rows are in the order of language, shard and row.
 ///
-/// Rows of `manifest.read` keep their recordings if they keep the columns `audio_path, start, offset, size`, perhaps through
+/// Rows of `manifest.read` keep their recordings if they keep the columns `audio_path, start, "offset", size`, perhaps through
 /// `sql`: their manifests have `audio_filepath` (of a row whose recording is a file; else its tar and member say where it is) and
 /// `offset` (seconds into the recording, where it is not 0), in parquet as two more columns. A column `extra` is written, too: its keys
 /// become keys of the JSON line, but those that the line has anyway. A row that says in no way where its recording is, is an error.
@@ -195,7 +195,7 @@ impl Export for Writer {
         let figures = std::thread::scope(|scope| {
             // Beside the manifests, which the encoders work off group by group.
             let beside = scope.spawn(|| write_rejects(rejects, &refused));
-            let written = self.write_manifests(inputs, shards, &Extracted { audio, out }, set);
+            let written = self.write_manifests(inputs, shards, &Extracted::new(audio, out), set);
             // A panic beside goes on here.
             let beside = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             written.and_then(|figures| beside.map(|()| figures))

@@ -14,7 +14,7 @@ use crate::extra::{self, EXTRA};
 use crate::keys::partition_order;
 use crate::names::strip_dot_slash;
 use crate::place_columns::{Places, columns_of, with_extra};
-use crate::read::shard_folders;
+use crate::read::{leads_through_link, shard_folders};
 
 #[derive(Serialize)]
 struct Line<'r> {
@@ -37,9 +37,16 @@ pub struct Extracted<'s> {
     pub audio: &'s Path,
     /// The folder that the manifest will lie in.
     pub out: &'s Path,
+    /// `out` leads through a symbolic link, so that its parent is not the folder that is named before it.
+    linked: bool,
 }
 
-impl Extracted<'_> {
+impl<'s> Extracted<'s> {
+    pub fn new(audio: &'s Path, out: &'s Path) -> Self {
+        let linked = leads_through_link(out);
+        Extracted { audio, out, linked }
+    }
+
     /// The recording of a member: as it is where it is absolute, otherwise relative to the manifest's folder, which is how
     /// NeMo reads it.
     fn path(&self, tar_path: &str, member: &str) -> Result<String, StageError> {
@@ -53,7 +60,11 @@ impl Extracted<'_> {
 
     /// A path from the current directory, as the manifest calls it.
     pub(crate) fn seen(&self, path: &Path) -> Result<String, StageError> {
-        let path = seen_from(self.out, path).map_err(|e| ManifestError::io(path, e))?;
+        let seen = match self.linked {
+            true => std::path::absolute(path),
+            false => seen_from(self.out, path),
+        };
+        let path = seen.map_err(|e| ManifestError::io(path, e))?;
         path.into_os_string()
             .into_string()
             .map_err(|path| StageError::failed(format!("{}: the path is not UTF-8", path.display())))
@@ -170,10 +181,7 @@ mod tests {
     #[test]
     fn paths_are_seen_from_the_manifest() {
         let call = |audio: &str, out: &str| {
-            let extracted = Extracted {
-                audio: Path::new(audio),
-                out: Path::new(out),
-            };
+            let extracted = Extracted::new(Path::new(audio), Path::new(out));
             extracted.path("s/hi/hi_1/hi_1.tar", "./a/b.flac").unwrap()
         };
         assert_eq!(call("", "work/out"), "../../s/hi/hi_1/a/b.flac");
@@ -188,5 +196,16 @@ mod tests {
             call("audio", "../out"),
             here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
         );
+        // From behind a link `..` leads elsewhere.
+        let folder = tempfile::tempdir_in(".").unwrap();
+        let folder = folder.path().strip_prefix(&here).unwrap_or(folder.path());
+        std::fs::create_dir(folder.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", folder.join("link")).unwrap();
+        let out = |name: &str| folder.join(name).join("out").to_str().unwrap().to_owned();
+        assert_eq!(
+            call("audio", &out("link")),
+            here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
+        );
+        assert!(call("audio", &out("real")).ends_with("../audio/hi/hi_1/a/b.flac"));
     }
 }

@@ -165,7 +165,7 @@ fn rows_in_tars_name_their_tar() {
     let batch = RecordBatch::try_from_iter(columns).unwrap();
     let places = Places::of(&batch).unwrap();
     let (audio, out) = (Path::new(""), Path::new("out"));
-    let extracted = Extracted { audio, out };
+    let extracted = Extracted::new(audio, out);
     let partition = Partition::new("hi/hi_1");
     let place = |shards: &str| places.of_row(0, shards, &extracted, &partition).unwrap();
     assert_eq!(place("").tar_path, "/data/hi/hi_1/hi_1.tar");

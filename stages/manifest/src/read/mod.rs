@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use files::Format;
 pub use lines::tag_of;
-pub use places::shard_folders;
+pub use places::{leads_through_link, shard_folders};
 pub use rows::read_schema;
 
 use crate::error::ManifestError;
@@ -73,8 +73,6 @@ use whole::check_set;
 ///
 /// Rows are refused (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`,
 /// `bad_type`, `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the
-/// row ends more than 0.1 s after its recording, by the header of a FLAC or WAV file; of other formats, and with `check_audio:
-/// false`, decoding finds it), `duration_past_end` (the
 /// row ends more than 0.1 s after its recording, by the header of a FLAC or WAV file; of other formats, and with `check_audio:
 /// false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
 /// original. Each run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition
@@ -145,6 +143,7 @@ impl ReadSettings {
     fn places(&self, folder: &Path) -> Places {
         Places {
             folder: folder.to_path_buf(),
+            plain: !places::leads_through_link(folder),
             audio: self.audio.clone(),
             shards: self.shards.clone(),
         }

@@ -1,6 +1,6 @@
 //! Where the recordings of a manifest may be, by what its rows say.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::recordings::Wanted;
 use super::rows::{Refusal, refuse};
@@ -11,6 +11,8 @@ use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
 pub struct Places {
     /// The folder that the manifest lies in.
     pub folder: PathBuf,
+    /// No part of `folder` is a symbolic link, so that what is called `folder/..` is the folder above it.
+    pub plain: bool,
     /// Extracted recordings, `<audio>/<lang>/<shard_id>/<member>`; may be empty.
     pub audio: PathBuf,
     /// Stands before a relative `tar_path`; may be empty.
@@ -20,11 +22,25 @@ pub struct Places {
 impl Places {
     /// For a path as NeMo gives it: relative to the manifest, or else to the current directory.
     pub fn of_path(&self, path: &str) -> Wanted {
-        let mut files = vec![self.folder.join(path)];
+        let mut files = vec![self.below_folder(path)];
         if Path::new(path).is_relative() && files[0] != Path::new(path) {
             files.push(path.into());
         }
         Wanted { files, member: None }
+    }
+
+    /// `path` as it is called from the current directory, without `folder/../` where that changes nothing: what is written from
+    /// these rows shall not need the folder that they were read from.
+    fn below_folder(&self, path: &str) -> PathBuf {
+        let (mut folder, mut rest) = (self.folder.as_path(), Path::new(path));
+        while self.plain
+            && let Ok(above) = rest.strip_prefix("..")
+            && let Some(Component::Normal(_)) = folder.components().next_back()
+            && let Some(parent) = folder.parent()
+        {
+            (folder, rest) = (parent, above);
+        }
+        folder.join(rest)
     }
 
     /// For a member of a shard's tar: extracted below `audio`, beside the tar, or still in it.
@@ -49,10 +65,40 @@ impl Places {
     }
 }
 
+/// Whether a part of a path is a symbolic link.
+pub fn leads_through_link(path: &Path) -> bool {
+    path.ancestors()
+        .any(|part| part.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink()))
+}
+
 /// The two folders that a shard's tar lies in: `a/hi/hi_0001/hi_0001.tar` is in `hi` and `hi_0001`.
 pub fn shard_folders(tar_path: &str) -> Option<(&str, &str)> {
     let mut parts = tar_path.rsplit('/').skip(1);
     let (shard, lang) = (parts.next()?, parts.next()?);
     let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
     (plain(shard) && plain(lang)).then_some((lang, shard))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_of_a_manifest_does_not_need_the_first_ones_folder() {
+        let of = |folder: &str, plain: bool, path: &str| {
+            let places = Places {
+                folder: folder.into(),
+                plain,
+                ..Places::default()
+            };
+            places.of_path(path).files[0].to_str().unwrap().to_owned()
+        };
+        assert_eq!(of("work/o1", true, "../../au/a.wav"), "au/a.wav");
+        assert_eq!(of("/data/o1", true, "../au/a.wav"), "/data/au/a.wav");
+        assert_eq!(of("o1", true, "../../a.wav"), "../a.wav");
+        assert_eq!(of("../o1", true, "../../a.wav"), "../../a.wav");
+        assert_eq!(of("o1", true, "au/../a.wav"), "o1/au/../a.wav");
+        // From behind a link `..` leads elsewhere.
+        assert_eq!(of("link", false, "../a.wav"), "link/../a.wav");
+    }
 }
