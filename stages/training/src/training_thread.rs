@@ -1,15 +1,18 @@
 //! The thread that trains, beside the workers of the dataflow.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
-use arrow::array::RecordBatch;
+use arrow::array::{AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::DataType;
 use crossbeam_channel::{Receiver, Sender, select};
 use flow_evaluation::decode::ValidationSet;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
 use flow_runtime::event::Event;
-use flow_runtime::{Context, Partition, StageError};
+use flow_runtime::{Artifact, Context, Partition, StageError};
 
 use crate::error::TrainingError;
 use crate::hub::{Hub, Reference};
@@ -81,6 +84,7 @@ pub(crate) fn train(
         });
     }
     tell_long_texts(settings, context, &mut session)?;
+    let mut compared = false;
     loop {
         let began = Instant::now();
         // A request goes before the steps that wait.
@@ -100,6 +104,11 @@ pub(crate) fn train(
                         return Ok(());
                     }
                     session.waited_for_data(began.elapsed());
+                    if !std::mem::replace(&mut compared, true)
+                        && let Some(rows) = context.input("train")
+                    {
+                        batches_of_rows(&step.batches, rows)?;
+                    }
                     let partition = one_step(settings, context, &mut session, step)?;
                     if done.send(Ok(partition)).is_err() {
                         return Ok(());
@@ -109,6 +118,40 @@ pub(crate) fn train(
                 Err(_) => return Ok(()),
             },
         }
+    }
+}
+
+/// Refuses micro-batches whose segments are not among the train rows: one of the two inputs was given in place of another
+/// (validation rows, say), and what is recorded and scored would not be what was learned.
+fn batches_of_rows(batches: &[RecordBatch], rows: &Artifact) -> Result<(), StageError> {
+    let segments = |batch: &RecordBatch| -> Result<Vec<String>, StageError> {
+        let column = batch
+            .column_by_name("segment_id")
+            .ok_or_else(|| StageError::failed("there is no column `segment_id`"))?;
+        let column = cast(column, &DataType::Utf8)?;
+        Ok(column.as_string::<i32>().iter().flatten().map(str::to_owned).collect())
+    };
+    let mut missing: BTreeSet<String> = BTreeSet::new();
+    for batch in batches {
+        // A micro-batch that is empty has a row without a segment.
+        missing.extend(segments(batch)?.into_iter().filter(|segment| !segment.is_empty()));
+    }
+    for item in rows.batches(Some(&["segment_id"])) {
+        if missing.is_empty() {
+            break;
+        }
+        for segment in segments(&item?.1)? {
+            missing.remove(&segment);
+        }
+    }
+    match missing.first() {
+        None => Ok(()),
+        Some(segment) => Err(StageError::Refused {
+            message: format!("the input `batches` has the segment {segment}, which the input `train` does not have"),
+            help: Some(
+                "`train` takes the rows that sampling.load takes; look at what `from` gives for each input".into(),
+            ),
+        }),
     }
 }
 

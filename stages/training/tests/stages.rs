@@ -115,6 +115,33 @@ fn train(settings: TrainSettings, steps: std::ops::Range<usize>) -> Result<Outpu
     harness.run()
 }
 
+/// `train` and `validation` exchanged, say: what is recorded would not be what was learned.
+#[test]
+fn batches_are_made_of_the_train_rows() {
+    let train = |segments: [&str; 3]| {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut columns = rows().slice(0, 3).columns().to_vec();
+        columns[1] = Arc::new(StringArray::from(segments.to_vec()));
+        let rows = RecordBatch::try_new(rows().schema(), columns).expect("train rows");
+        Harness::<TrainingTrain>::new(TrainSettings {
+            eval_every: 0,
+            ..settings(folder.path(), 1)
+        })
+        .input("batches", loaded_schema())
+        .input("validation", rows.schema())
+        .input("train", rows.schema())
+        .feed("batches", "step-000000000", step(0))
+        .feed("train", "en/en_0", rows)
+        .run()
+    };
+    train(["c", "b", "a"]).expect("trained");
+    let error = train(["a", "c", "d"]).expect_err("other rows").to_string();
+    assert!(
+        error.contains("the segment b, which the input `train` does not have"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_model_is_trained_decoded_and_reported() {
     let folder = tempfile::tempdir().expect("folder");
