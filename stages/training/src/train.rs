@@ -47,7 +47,7 @@ impl Kind for TrainingTrain {
     const INPUTS: &'static [InputPort] = &[
         InputPort::streamed("batches", "the micro-batches of a sampling.load"),
         InputPort::whole("validation", "rows of validation, with where their recordings are"),
-        InputPort::whole("train", "the rows that sampling.load was given; their digest is recorded, and texts with too many tokens are told before the first step")
+        InputPort::whole("train", "the rows that sampling.load takes: batches of others are refused; their digest is recorded, and texts with too many tokens are told before the first step")
             .optional()
             .columns(&[
                 ("segment_id", ColumnType::AnyText),
