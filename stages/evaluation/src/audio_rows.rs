@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
-use flow_runtime::{Artifact, FileRange, Input, StageError};
+use flow_runtime::{Artifact, FileRange, StageError};
 use flow_sampling::dataset::{AudioColumns, Dataset, Place};
 use flow_sampling::manifest_rows::manifest_order;
 
@@ -41,27 +41,6 @@ pub struct AudioPlace {
     pub range: Option<(u64, u64)>,
     /// Where in the recording the utterance begins, in seconds.
     pub start: Option<f64>,
-}
-
-/// Refuses rows that lack a column. `members` says whether the port `members` of an `audio.probe` is at hand.
-pub fn check_rows(rows: &Input, members: bool) -> Result<(), StageError> {
-    let refuse = |message: String, help: Option<&str>| {
-        Err(StageError::Input {
-            name: rows.name.clone(),
-            message,
-            help: help.map(str::to_owned),
-        })
-    };
-    for name in ["segment_id", "lang", "text", "duration"] {
-        if rows.schema.column_with_name(name).is_none() {
-            return refuse(format!("`{}` has no column `{name}`", rows.name), None);
-        }
-    }
-    if AudioColumns::of(&rows.schema, members).is_none() {
-        let help = "rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as the input `members`";
-        return refuse(format!("`{}` does not say where the audio is", rows.name), Some(help));
-    }
-    Ok(())
 }
 
 impl AudioRows {

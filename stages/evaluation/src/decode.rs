@@ -11,14 +11,15 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_runtime::{
-    Artifact, Body, ColumnType, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition,
-    Port, ROW, Reject, RejectClass, RejectSet, Shape, Source, SourcePartition, StageError,
+    Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
+    Reject, RejectClass, RejectSet, Shape, Source, SourcePartition, StageError,
 };
+use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::audio_rows::{AudioPlace, AudioRows, Origin, check_rows};
+use crate::audio_rows::{AudioPlace, AudioRows, Origin};
 use crate::clips;
 use crate::error::{EvaluationError, nothing_to_score};
 use crate::recordings::Recordings;
@@ -167,12 +168,7 @@ impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
     const VERSION: u32 = 4;
     const INPUTS: &'static [InputPort] = &[
-        InputPort::whole("rows", "rows to transcribe, with where their recordings are").columns(&[
-            ("segment_id", ColumnType::AnyText),
-            ("lang", ColumnType::AnyText),
-            ("text", ColumnType::AnyText),
-            ("duration", ColumnType::Number),
-        ]),
+        InputPort::whole("rows", "rows to transcribe, with where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(
             "model",
             "the model of a training.train, where the setting `model` is empty",
@@ -209,7 +205,7 @@ impl Kind for EvaluationDecode {
                 });
             }
         }
-        check_rows(inputs.required("rows")?, inputs.has("members"))?;
+        AudioColumns::of_input(inputs.required("rows")?, inputs.has("members"))?;
         let outputs = vec![Port {
             name: "transcripts".into(),
             schema: transcript_schema(),

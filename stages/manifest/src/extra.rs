@@ -35,7 +35,7 @@ pub fn members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> 
 /// Keys of a JSON object, and each value as it is written; the last one of those with the same key.
 fn all_members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> {
     // All of it is read first, so that the walk below meets nothing but a whole object.
-    let _: Map<String, Value> = serde_json::from_str(text)?;
+    let _: BTreeMap<String, IgnoredAny> = serde_json::from_str(text)?;
     let mut members = BTreeMap::new();
     let mut rest = text.trim_start().strip_prefix('{').unwrap_or_default().trim_start();
     while rest.starts_with('"') {

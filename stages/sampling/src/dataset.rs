@@ -11,9 +11,17 @@ use flow_audio::decode::{decode, read_file, read_range};
 use flow_audio::member_name::{safe_components, strip_dot_slash};
 use flow_audio::part::decode_row;
 use flow_audio::shards::Shard;
-use flow_runtime::{Artifact, Partition, StageError};
+use flow_runtime::{Artifact, ColumnType, Input, Partition, StageError};
 
 use crate::manifest_rows::{ManifestRows, column, manifest_order};
+
+/// What rows have that are trained on or scored, beside where their recordings are.
+pub const ROW_COLUMNS: &[(&str, ColumnType)] = &[
+    ("segment_id", ColumnType::AnyText),
+    ("text", ColumnType::AnyText),
+    ("duration", ColumnType::Number),
+    ("lang", ColumnType::AnyText),
+];
 
 /// How rows say where their audio is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +52,18 @@ impl AudioColumns {
         } else {
             None
         }
+    }
+
+    /// How the rows of an input say it; `members` says whether there is an input to look names up in.
+    ///
+    /// # Errors
+    /// When they do not say it.
+    pub fn of_input(rows: &Input, members: bool) -> Result<Self, StageError> {
+        AudioColumns::of(&rows.schema, members).ok_or_else(|| StageError::Input {
+            name: rows.name.clone(),
+            message: format!("`{}` does not say where the audio is", rows.name),
+            help: Some("rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as the input `members`".into()),
+        })
     }
 
     fn names(self) -> &'static [&'static str] {

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
+use flow_audio::probe::MEMBER_COLUMNS;
 use flow_audio::resample::resample;
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Body, ColumnType, Context, Digest, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Shape, Source,
-    SourcePartition, StageError,
+    Body, Context, Digest, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Shape, Source, SourcePartition,
+    StageError,
 };
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::curriculum::{self, Curriculum, StageSize, Wanted};
-use crate::dataset::{AudioColumns, Dataset, Utterance, hashes_of_kept};
+use crate::dataset::{AudioColumns, Dataset, ROW_COLUMNS, Utterance, hashes_of_kept};
 use crate::error::SamplingError;
 use crate::loaded_batch::{Loaded, micro_batch, staged, staged_schema};
 use crate::plan::{Balance, Packing};
@@ -154,23 +155,13 @@ impl Kind for Load {
     const NAME: &'static str = "sampling.load";
     const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
-        InputPort::whole("rows", "rows to train on, with where their recordings are").columns(&[
-            ("segment_id", ColumnType::AnyText),
-            ("text", ColumnType::AnyText),
-            ("duration", ColumnType::Number),
-            ("lang", ColumnType::AnyText),
-        ]),
+        InputPort::whole("rows", "rows to train on, with where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(
             "members",
             "the port `members` of an audio.probe, to read recordings from tars",
         )
         .optional()
-        .columns(&[
-            ("name", ColumnType::AnyText),
-            ("offset", ColumnType::Number),
-            ("size", ColumnType::Number),
-            ("stored", ColumnType::AnyText),
-        ]),
+        .columns(MEMBER_COLUMNS),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
         "batches",
@@ -195,22 +186,12 @@ impl Kind for Load {
         }
         curriculum::check(&settings.curriculum, &settings.curriculum_steps, settings.steps)
             .map_err(|(name, why)| StageError::setting(name, format!("`{name}`: {why}")))?;
-        let rows = inputs.required("rows")?;
-        match AudioColumns::of(&rows.schema, inputs.has("members")) {
-            None => {
-                let message = format!("`{}` does not say where the audio is", rows.name);
-                let help = "rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as the input `members`";
-                return Err(StageError::Input {
-                    name: rows.name.clone(),
-                    message,
-                    help: Some(help.into()),
-                });
-            }
-            Some(AudioColumns::Path | AudioColumns::PathRange) => {}
-            Some(_) if settings.shards.as_os_str().is_empty() => {
+        match AudioColumns::of_input(inputs.required("rows")?, inputs.has("members"))? {
+            AudioColumns::Path | AudioColumns::PathRange => {}
+            AudioColumns::TarRange | AudioColumns::MemberName if settings.shards.as_os_str().is_empty() => {
                 return Err(StageError::setting("shards", "`shards` is needed to read from tars"));
             }
-            Some(_) => {}
+            AudioColumns::TarRange | AudioColumns::MemberName => {}
         }
         let outputs = vec![Port {
             name: "batches".into(),

@@ -4,20 +4,23 @@ use std::collections::BTreeMap;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float32Type, Int64Type, Schema};
+use arrow::datatypes::{DataType, Float32Type, Int64Type};
 use flow_model::tokenizer::Tokenizer;
+use flow_runtime::ColumnType;
 
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
 use crate::trainer::LoadedBatch;
 
 /// Columns that the rows must have; one row is one utterance, `signal` is a list of float32.
-pub const COLUMNS: [&str; 6] = ["rank", "micro", "epoch", "segment_id", "text", "signal"];
-
-/// The first column of [`COLUMNS`] that a schema lacks.
-pub fn missing_column(schema: &Schema) -> Option<&'static str> {
-    COLUMNS.into_iter().find(|name| schema.column_with_name(name).is_none())
-}
+pub const BATCH_COLUMNS: &[(&str, ColumnType)] = &[
+    ("rank", ColumnType::Any),
+    ("micro", ColumnType::Any),
+    ("epoch", ColumnType::Any),
+    ("segment_id", ColumnType::AnyText),
+    ("text", ColumnType::AnyText),
+    ("signal", ColumnType::Any),
+];
 
 /// The stage of a curriculum that a step belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]

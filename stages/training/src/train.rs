@@ -11,15 +11,16 @@ use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
 use flow_audio::probe::MEMBER_COLUMNS;
-use flow_evaluation::audio_rows::check_rows;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, Operator, Out, OutputPort, Partition, Port, Progress, ROW,
     Shape, StageError, Standing,
 };
 
+use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
+
 use crate::checkpoint::{self, CheckpointFolder, average_of};
 use crate::error::TrainingError;
-use crate::loaded_rows::missing_column;
+use crate::loaded_rows::BATCH_COLUMNS;
 use crate::model_from::{ModelFrom, chosen};
 use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
@@ -45,8 +46,8 @@ impl Kind for TrainingTrain {
     const NAME: &'static str = "training.train";
     const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
-        InputPort::streamed("batches", "the micro-batches of a sampling.load"),
-        InputPort::whole("validation", "rows of validation, with where their recordings are"),
+        InputPort::streamed("batches", "the micro-batches of a sampling.load").columns(BATCH_COLUMNS),
+        InputPort::whole("validation", "rows of validation, with where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole("train", "the rows that sampling.load takes: batches of others are refused; their digest is recorded, and texts with too many tokens are told before the first step")
             .optional()
             .columns(&[
@@ -71,16 +72,8 @@ impl Kind for TrainingTrain {
             settings.tokenizer_input = Some(Arc::from([]));
         }
         settings.validate()?;
-        let batches = inputs.required("batches")?;
-        if let Some(column) = missing_column(&batches.schema) {
-            return Err(StageError::Input {
-                name: batches.name.clone(),
-                message: format!("it has no column {column}, as sampling.load gives it"),
-                help: None,
-            });
-        }
         if settings.eval_every > 0 {
-            check_rows(inputs.required("validation")?, inputs.has("members"))?;
+            AudioColumns::of_input(inputs.required("validation")?, inputs.has("members"))?;
         }
         let outputs = vec![Port {
             name: "model".into(),
