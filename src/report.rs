@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_evaluation::page::STYLE;
 use flow_runtime::event::{Event, Events, ReasonCount};
+use flow_runtime::spec::SwitchedOff;
 use flow_runtime::store::{StoreError, write_atomically};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
@@ -30,6 +31,7 @@ struct Seen {
     outcome: String,
     seconds: f64,
     stages: Vec<StageLine>,
+    switched_off: Vec<SwitchedOff>,
     warnings: Vec<(String, String)>,
     failure: Option<String>,
     tables: Vec<Value>,
@@ -92,9 +94,15 @@ impl Seen {
 
     fn take(&mut self, event: &Event) {
         match event {
-            Event::RunStarted { run, pipeline, .. } => {
+            Event::RunStarted {
+                run,
+                pipeline,
+                switched_off,
+                ..
+            } => {
                 self.run.clone_from(run);
                 self.pipeline.clone_from(pipeline);
+                self.switched_off.clone_from(switched_off);
             }
             Event::StageStarted {
                 stage,
@@ -161,6 +169,7 @@ impl Seen {
                         div.tile { b { (count(rejects)) } span { "rows rejected" } }
                     }
                     (self.stage_table())
+                    (self.switched_off())
                     (self.rejects())
                     @for table in &self.tables { (reported_table(table)) }
                     (self.export_list())
@@ -188,6 +197,20 @@ impl Seen {
                 } } }
             }
         } }
+    }
+
+    fn switched_off(&self) -> Markup {
+        html! { @if !self.switched_off.is_empty() { section {
+            h2 { "Switched off" }
+            table {
+                thead { tr { th { "Stage" } th { "Kind" } th { "Why" } } }
+                tbody { @for off in &self.switched_off { tr {
+                    td { (off.stage) }
+                    td { code { (off.uses) } }
+                    td { (off.reason) }
+                } } }
+            }
+        } } }
     }
 
     fn rejects(&self) -> Markup {
@@ -331,6 +354,13 @@ mod tests {
                 run: stage("r1"),
                 pipeline: stage("build"),
                 stages: vec![],
+                switched_off: vec![SwitchedOff {
+                    stage: stage("given"),
+                    uses: stage("manifest.read"),
+                    reason: stage("`when: '<a>' == ''` does not hold"),
+                    position: 0,
+                    from: vec![],
+                }],
             },
             Event::StageStarted {
                 stage: stage("unique:keys"),

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
+use crate::spec::SwitchedOff;
+
 /// Version of the event format; stands in every `run_started`.
 pub const EVENT_VERSION: u32 = 1;
 
@@ -17,6 +19,9 @@ pub enum Event {
         run: String,
         pipeline: String,
         stages: Vec<String>,
+        /// Stages that take no part, with the reason.
+        #[serde(default)]
+        switched_off: Vec<SwitchedOff>,
     },
     /// A stage begins: how many partitions will run and how many are reused.
     StageStarted {

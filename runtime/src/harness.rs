@@ -187,7 +187,7 @@ impl<K: Kind> Harness<K> {
                 // As in a pipeline, the only input of a kind needs no name.
                 key: (K::INPUTS.len() > 1 || K::INPUTS.iter().any(InputPort::is_many)).then_some(&fed.name),
                 stage: &fed.name,
-                schema: &fed.schema,
+                schema: Some(&fed.schema),
             })
             .collect();
         let bound = inputs::bind(K::NAME, K::INPUTS, &offered).map_err(|unfit| StageError::Input {

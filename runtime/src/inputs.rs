@@ -209,10 +209,13 @@ pub(crate) struct Offered<'a> {
     pub key: Option<&'a str>,
     /// The name of the stage that it comes from, without its groups.
     pub stage: &'a str,
-    pub schema: &'a SchemaRef,
+    /// None: that stage is switched off.
+    pub schema: Option<&'a SchemaRef>,
 }
 
 /// For each declared input that is given, in their order: the place in `offered`, and the input.
+///
+/// An optional input that comes from a stage that is switched off is left out.
 ///
 /// # Errors
 /// What does not fit, with the place in `offered` that is to blame, if one is.
@@ -222,6 +225,7 @@ pub(crate) fn bind(
     offered: &[Offered<'_>],
 ) -> Result<Vec<(usize, Input)>, Unfit> {
     let mut bound: Vec<(usize, usize, Input)> = Vec::new();
+    let mut absent: Vec<&str> = Vec::new();
     for (place, offer) in offered.iter().enumerate() {
         let (at, port) = port_of(kind, ports, offered, place)?;
         let name = match (port.is_many(), offer.key) {
@@ -229,16 +233,27 @@ pub(crate) fn bind(
             (true, Some(key)) => key,
             (true, None) => offer.stage,
         };
-        if bound.iter().any(|(_, _, input)| input.name == name) {
+        if bound.iter().any(|(_, _, input)| input.name == name) || absent.contains(&name) {
             return Err(Unfit::at(place, format!("the input `{name}` is given twice")));
         }
-        if let Some((column, wanted)) = port.lacks(offer.schema) {
-            return Err(lacking(ports, port, offer, place, (column, wanted)));
+        let Some(schema) = offer.schema else {
+            if port.is_required() {
+                let message = format!("its input `{name}` comes from `{}`, which is switched off", offer.stage);
+                return Err(Unfit {
+                    switched_off: true,
+                    ..Unfit::at(place, message)
+                });
+            }
+            absent.push(name);
+            continue;
+        };
+        if let Some((column, wanted)) = port.lacks(schema) {
+            return Err(lacking(ports, port, (offer, schema), place, (column, wanted)));
         }
         let input = Input {
             name: name.to_string(),
             port,
-            schema: SchemaRef::clone(offer.schema),
+            schema: SchemaRef::clone(schema),
         };
         bound.push((at, place, input));
     }
@@ -252,6 +267,7 @@ pub(crate) fn bind(
             place: None,
             message: format!("kind `{kind}` needs the input `{}`: {}", port.name, port.doc),
             help: Some(example(ports)),
+            switched_off: false,
         });
     }
     bound.sort_by_key(|(at, ..)| *at);
@@ -268,10 +284,10 @@ fn port_of(
     let mut numbered = ports.iter().enumerate();
     let many = ports.iter().enumerate().find(|(_, port)| port.is_many());
     if ports.is_empty() {
+        let help = Some("leave out `from`".into());
         return Err(Unfit {
-            place: Some(place),
-            message: format!("kind `{kind}` takes no input"),
-            help: Some("leave out `from`".into()),
+            help,
+            ..Unfit::at(place, format!("kind `{kind}` takes no input"))
         });
     }
     match offered[place].key {
@@ -279,9 +295,8 @@ fn port_of(
             .find(|(_, port)| !port.is_many() && port.name == key)
             .or(many)
             .ok_or_else(|| Unfit {
-                place: Some(place),
-                message: format!("kind `{kind}` has no input `{key}`"),
                 help: Some(did_you_mean(key, ports.iter().map(|port| port.name), "inputs")),
+                ..Unfit::at(place, format!("kind `{kind}` has no input `{key}`"))
             }),
         None => {
             let mut required = ports.iter().enumerate().filter(|(_, port)| port.is_required());
@@ -290,23 +305,17 @@ fn port_of(
                 // The one that has to be there.
                 (_, Some(only), None) if offered.len() == 1 || only.1.is_many() => return Ok(only),
                 _ => {
+                    let message = format!("kind `{kind}` has several inputs, so each needs its name");
                     return Err(Unfit {
-                        place: Some(place),
-                        message: format!("kind `{kind}` has several inputs, so each needs its name"),
                         help: Some(example(ports)),
+                        ..Unfit::at(place, message)
                     });
                 }
             }
             if offered.len() > 1 && !ports[0].is_many() {
-                return Err(Unfit {
-                    place: Some(1),
-                    message: format!(
-                        "kind `{kind}` takes one input, `{}`, and `from` gives {}",
-                        ports[0].name,
-                        offered.len()
-                    ),
-                    help: None,
-                });
+                let (name, given) = (ports[0].name, offered.len());
+                let message = format!("kind `{kind}` takes one input, `{name}`, and `from` gives {given}");
+                return Err(Unfit::at(1, message));
             }
             Ok((0, &ports[0]))
         }
@@ -316,12 +325,12 @@ fn port_of(
 fn lacking(
     ports: &'static [InputPort],
     port: &InputPort,
-    offer: &Offered<'_>,
+    (offer, schema): (&Offered<'_>, &SchemaRef),
     place: usize,
     (column, wanted): (&str, ColumnType),
 ) -> Unfit {
     let name = offer.key.unwrap_or(port.name);
-    let message = match offer.schema.field_with_name(column) {
+    let message = match schema.field_with_name(column) {
         Ok(field) => format!(
             "has its column `{column}` as {}, not as {}",
             field.data_type(),
@@ -336,16 +345,15 @@ fn lacking(
     });
     let other = ports
         .iter()
-        .find(|other| other.name != port.name && !other.columns.is_empty() && other.lacks(offer.schema).is_none());
+        .find(|other| other.name != port.name && !other.columns.is_empty() && other.lacks(schema).is_none());
     let help = match (near, other) {
         (Some(near), _) => Some(format!("did you mean `{near}`?")),
         (None, Some(other)) => Some(format!("it fits the input `{}`: {}", other.name, other.doc)),
         (None, None) => None,
     };
     Unfit {
-        place: Some(place),
-        message,
         help,
+        ..Unfit::at(place, message)
     }
 }
 
@@ -375,6 +383,8 @@ pub(crate) struct Unfit {
     pub place: Option<usize>,
     pub message: String,
     pub help: Option<String>,
+    /// It would fit, but comes from a stage that is switched off.
+    pub switched_off: bool,
 }
 
 impl Unfit {
@@ -383,6 +393,7 @@ impl Unfit {
             place: Some(place),
             message,
             help: None,
+            switched_off: false,
         }
     }
 }
@@ -424,7 +435,7 @@ mod tests {
             .map(|(key, stage, schema)| Offered {
                 key: *key,
                 stage,
-                schema,
+                schema: Some(schema),
             })
             .collect();
         match bind("toy.kind", ports, &offered) {

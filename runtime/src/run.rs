@@ -165,6 +165,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         run: id.clone(),
         pipeline: checked.pipeline.name.clone(),
         stages: checked.stages.iter().map(|stage| stage.name.clone()).collect(),
+        switched_off: checked.pipeline.switched_off.clone(),
     });
     let mut ran = Ran::default();
     let outcome = run_regions(

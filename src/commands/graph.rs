@@ -32,30 +32,46 @@ pub struct Node {
     pub role: Role,
     /// Producer and, where it has several ports, the name of the one that is read.
     pub inputs: Vec<(usize, Option<String>)>,
+    /// It takes no part: it is drawn pale, as are the edges to and from it.
+    pub off: bool,
 }
 
+/// All stages, producers first, with those that are switched off.
 fn nodes(checked: &Checked) -> Vec<Node> {
-    let node = |stage: &flow_runtime::spec::CheckedStage| Node {
-        name: stage.name.clone(),
-        kind: stage.kind.name().to_string(),
-        role: stage.shape.role,
-        inputs: stage
-            .inputs
-            .iter()
-            .map(|input| {
+    let off = &checked.pipeline.switched_off;
+    let mut standing = checked.stages.iter().zip(&checked.pipeline.stages);
+    let mut nodes: Vec<Node> = Vec::new();
+    for place in 0..checked.stages.len() + off.len() {
+        let find = |name: &str| nodes.iter().position(|node| node.name == name);
+        if let Some(off) = off.iter().find(|off| off.position == place) {
+            nodes.push(Node {
+                name: off.stage.clone(),
+                kind: off.uses.clone(),
+                role: Role::Local,
+                inputs: off.from.iter().filter_map(|name| Some((find(name)?, None))).collect(),
+                off: true,
+            });
+        } else if let Some((stage, written)) = standing.next() {
+            let port = |name: &str, port: &Option<String>| {
                 let ports = checked
-                    .stages
-                    .get(input.stage)
-                    .map_or(&[][..], |producer| &producer.shape.outputs);
-                let several = ports.len() > 1;
-                (
-                    input.stage,
-                    ports.get(input.port).filter(|_| several).map(|port| port.name.clone()),
-                )
-            })
-            .collect(),
-    };
-    checked.stages.iter().map(node).collect()
+                    .position(name)
+                    .map(|index| &checked.stages[index].shape.outputs)?;
+                let port = port.clone().or_else(|| Some(ports.first()?.name.clone()))?;
+                (ports.len() > 1).then_some(port)
+            };
+            let inputs = written.from.iter();
+            nodes.push(Node {
+                name: stage.name.clone(),
+                kind: stage.kind.name().to_string(),
+                role: stage.shape.role,
+                inputs: inputs
+                    .filter_map(|edge| Some((find(&edge.stage)?, port(&edge.stage, &edge.port))))
+                    .collect(),
+                off: false,
+            });
+        }
+    }
+    nodes
 }
 
 /// Stages by the group they stand in, groups in the order of their names.
@@ -89,7 +105,8 @@ fn mermaid(checked: &Checked) -> String {
                 Role::Log => ("[[", "]]"),
                 Role::Export => ("[/", "/]"),
             };
-            let _ = writeln!(text, "{indent}s{index}{open}{label}{close}");
+            let class = if node.off { ":::off" } else { "" };
+            let _ = writeln!(text, "{indent}s{index}{open}{label}{close}{class}");
         }
         if !group.is_empty() {
             text.push_str("    end\n");
@@ -99,9 +116,13 @@ fn mermaid(checked: &Checked) -> String {
         for (producer, port) in &node.inputs {
             match port {
                 Some(port) => drop(writeln!(text, "    s{producer} -- {port} --> s{index}")),
+                None if node.off || nodes[*producer].off => drop(writeln!(text, "    s{producer} -.-> s{index}")),
                 None => drop(writeln!(text, "    s{producer} --> s{index}")),
             }
         }
+    }
+    if nodes.iter().any(|node| node.off) {
+        text.push_str("    classDef off stroke-dasharray: 4 4, opacity: 0.5\n");
     }
     text
 }
@@ -121,9 +142,14 @@ fn dot(checked: &Checked) -> String {
                 Role::Log => "box3d",
                 Role::Export => "folder",
             };
+            let style = if nodes[index].off {
+                ", style=dashed, fontcolor=gray"
+            } else {
+                ""
+            };
             let _ = writeln!(
                 text,
-                "    s{index} [label=\"{}\\n{}\", shape={shape}];",
+                "    s{index} [label=\"{}\\n{}\", shape={shape}{style}];",
                 nodes[index].name, nodes[index].kind
             );
         }

@@ -58,6 +58,17 @@ fn show(plan: &Plan, partitions: bool, out: &mut dyn Write) -> Result<(), Failur
     for line in table::lines(&rows) {
         writeln!(out, "{line}")?;
     }
+    // Stages that share a reason, as those of a group do, on one line.
+    let mut off: Vec<(&str, Vec<&str>)> = Vec::new();
+    for stage in &plan.switched_off {
+        match off.iter_mut().find(|(reason, _)| *reason == stage.reason) {
+            Some((_, stages)) => stages.push(&stage.stage),
+            None => off.push((&stage.reason, vec![&stage.stage])),
+        }
+    }
+    for (reason, stages) in off {
+        writeln!(out, "switched off: {}: {}", stages.join(", "), on_one_line(reason))?;
+    }
     for stage in plan.stages.iter().filter(|stage| !stage.removed.is_empty()) {
         writeln!(
             out,

@@ -18,8 +18,18 @@ pub fn sentence(event: &Event) -> String {
 fn in_words(event: &Event) -> String {
     match event {
         Event::RunStarted {
-            run, pipeline, stages, ..
-        } => format!("run {run} of {pipeline}: {}", plural(stages.len() as u64, "stage")),
+            run,
+            pipeline,
+            stages,
+            switched_off,
+            ..
+        } => {
+            let stages = plural(stages.len() as u64, "stage");
+            match switched_off.len() {
+                0 => format!("run {run} of {pipeline}: {stages}"),
+                off => format!("run {run} of {pipeline}: {stages}, {off} switched off"),
+            }
+        }
         Event::StageStarted {
             stage,
             kind,

@@ -18,6 +18,7 @@ use crate::digest::Digest;
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::processes::Processes;
+use crate::spec::SwitchedOff;
 
 /// How a plan or a run was asked for.
 #[derive(Clone, Debug)]
@@ -88,6 +89,9 @@ pub struct Plan {
     pub version: u32,
     pub pipeline: String,
     pub stages: Vec<StagePlan>,
+    /// Stages that take no part, with the reason.
+    #[serde(default)]
+    pub switched_off: Vec<SwitchedOff>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -19,9 +19,13 @@ pub(crate) type NoSuchStage = (String, String);
 impl Selection {
     pub fn new(checked: &Checked, graph: &Graph, options: &Options) -> Result<Selection, NoSuchStage> {
         let stage = |name: &String| {
-            checked
-                .position(name)
-                .ok_or_else(|| (format!("the pipeline has no stage `{name}`"), checked.suggest(name)))
+            checked.position(name).ok_or_else(|| {
+                let off = checked.pipeline.switched_off.iter().find(|off| off.stage == *name);
+                match off {
+                    Some(off) => (format!("stage `{name}` is switched off"), off.reason.clone()),
+                    None => (format!("the pipeline has no stage `{name}`"), checked.suggest(name)),
+                }
+            })
         };
         let mut selected = vec![true; graph.nodes.len()];
         if let Some(name) = &options.from {

@@ -29,6 +29,7 @@ impl Ledger {
             version: PLAN_VERSION,
             pipeline: self.checked.pipeline.name.clone(),
             stages: stages.into_values().collect(),
+            switched_off: self.checked.pipeline.switched_off.clone(),
         })
     }
 

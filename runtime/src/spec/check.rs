@@ -6,8 +6,9 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
+use super::merge::merge_groups;
 use super::near::did_you_mean;
-use super::pipeline::{Pipeline, Stage};
+use super::pipeline::{Pipeline, Stage, SwitchedOff};
 use super::source::Place;
 use super::yaml::{Part, Steps};
 use crate::inputs::{self, InputPort, Inputs, Offered, Unfit};
@@ -69,32 +70,69 @@ impl Checked {
 }
 
 /// Types the settings of every stage and computes all shapes. Finds as many mistakes as it can: stages
-/// below a wrong one are left out, all others are checked.
-pub fn check(pipeline: Pipeline, registry: &Registry) -> Result<Checked, Diagnostics> {
+/// below a wrong one are left out, all others are checked. Stages that are switched off leave the pipeline's list.
+pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Diagnostics> {
     let mut found = Vec::new();
-    let mut done: Vec<Option<CheckedStage>> = Vec::new();
+    merge_groups(&mut pipeline, registry, &mut found);
+    let mut outcomes: Vec<Outcome> = Vec::new();
     let positions: HashMap<&str, usize> = pipeline
         .stages
         .iter()
         .enumerate()
         .map(|(index, stage)| (stage.name.as_str(), index))
         .collect();
+    let mut taking_part = 0;
     for stage in &pipeline.stages {
-        let checked = check_stage(stage, registry, &positions, &done, &mut found);
-        done.push(checked);
+        let outcome = check_stage(stage, registry, &positions, &outcomes, taking_part, &mut found);
+        taking_part += usize::from(matches!(outcome, Outcome::Checked(..)));
+        outcomes.push(outcome);
     }
-    let stages: Vec<CheckedStage> = done.into_iter().flatten().collect();
+    let mut stages = Vec::new();
+    let mut standing = Vec::new();
+    let all = std::mem::take(&mut pipeline.stages).into_iter().zip(outcomes);
+    for (position, (stage, outcome)) in all.enumerate() {
+        match outcome {
+            Outcome::Checked(_, checked) => {
+                stages.push(*checked);
+                standing.push(stage);
+            }
+            Outcome::Off(reason) => pipeline.switched_off.push(SwitchedOff {
+                stage: stage.name,
+                uses: stage.uses,
+                reason,
+                position,
+                from: stage.from.into_iter().map(|edge| edge.stage).collect(),
+            }),
+            Outcome::Wrong => {}
+        }
+    }
+    pipeline.stages = standing;
+    if let (Some(off), true) = (pipeline.switched_off.first(), stages.is_empty() && found.is_empty()) {
+        let message = format!("every stage is switched off, `{}` since {}", off.stage, off.reason);
+        found.push(Diagnostic::new(message));
+    }
     Diagnostics::unless_empty(found, ())?;
     Ok(Checked { pipeline, stages })
+}
+
+/// What a stage comes to.
+enum Outcome {
+    /// With its place in [`Checked::stages`].
+    Checked(usize, Box<CheckedStage>),
+    /// It is switched off, for this reason.
+    Off(String),
+    /// What is wrong with it, or with one above it, was reported.
+    Wrong,
 }
 
 fn check_stage(
     stage: &Stage,
     registry: &Registry,
     positions: &HashMap<&str, usize>,
-    done: &[Option<CheckedStage>],
+    done: &[Outcome],
+    index: usize,
     found: &mut Vec<Diagnostic>,
-) -> Option<CheckedStage> {
+) -> Outcome {
     let kind = match registry.get(&stage.uses) {
         Some(kind) => Some(kind),
         None => {
@@ -123,9 +161,16 @@ fn check_stage(
         }
     });
     let produced = producers(stage, positions, done, found);
-    let (kind, produced) = (kind?, produced?);
+    // Of a stage that is switched off only the form is checked: its settings may make no sense in this run.
+    if let Some(reason) = &stage.off {
+        return Outcome::Off(reason.clone());
+    }
+    let (Some(kind), Some(produced)) = (kind, produced) else {
+        return Outcome::Wrong;
+    };
     let bound = match bind(stage, kind.as_ref(), &produced) {
         Ok(bound) => Some(bound),
+        Err(unfit) if unfit.switched_off => return Outcome::Off(unfit.message),
         Err(unfit) => {
             let edge = unfit.place.and_then(|place| stage.from.get(place));
             let place = match edge {
@@ -139,40 +184,56 @@ fn check_stage(
             None
         }
     };
-    let (settings, bound) = (settings?, bound?);
+    let (Some(settings), Some(bound)) = (settings, bound) else {
+        return Outcome::Wrong;
+    };
     let seen = Inputs::new(bound.iter().map(|(_, input)| input.clone()).collect());
     let shape = match settings.shape(&seen) {
         Ok(shape) => shape,
         Err(error) => {
-            found.push(diagnose(stage, &error));
-            return None;
+            let mut diagnostic = diagnose(stage, &error);
+            let off = stage
+                .from
+                .iter()
+                .zip(&produced)
+                .find(|(_, produced)| produced.is_none());
+            if let (Some((edge, _)), None) = (off, &diagnostic.help) {
+                diagnostic.help = Some(format!(
+                    "its input from `{}` is missing, which is switched off",
+                    edge.stage
+                ));
+            }
+            found.push(diagnostic);
+            return Outcome::Wrong;
         }
     };
-    let inputs: Vec<CheckedInput> = bound
-        .into_iter()
-        .map(|(place, input)| CheckedInput {
+    let inputs = bound.into_iter().filter_map(|(place, input)| {
+        let produced = produced.get(place)?.as_ref()?;
+        Some(CheckedInput {
             reads: shape.reads(input.port),
             name: input.name,
             declared: input.port,
-            stage: produced[place].stage,
-            port: produced[place].port,
+            stage: produced.stage,
+            port: produced.port,
             schema: input.schema,
         })
-        .collect();
+    });
+    let inputs: Vec<CheckedInput> = inputs.collect();
     if let Some(message) = unfit(stage, kind.as_ref(), &shape, &inputs) {
         found.push(
             Diagnostic::new(in_stage(stage, &message)).at(stage.origin.place(&Steps::default().key("from"), Part::Key)),
         );
-        return None;
+        return Outcome::Wrong;
     }
-    Some(CheckedStage {
+    let checked = CheckedStage {
         name: stage.name.clone(),
         kind: Arc::clone(kind),
         settings,
         shape,
         inputs,
         max_rejects: stage.max_rejects,
-    })
+    };
+    Outcome::Checked(index, Box::new(checked))
 }
 
 /// What every stage of a role needs, whatever its kind says.
@@ -205,7 +266,11 @@ struct Produced {
     schema: SchemaRef,
 }
 
-fn bind(stage: &Stage, kind: &dyn AnyKind, produced: &[Produced]) -> Result<Vec<(usize, inputs::Input)>, Unfit> {
+fn bind(
+    stage: &Stage,
+    kind: &dyn AnyKind,
+    produced: &[Option<Produced>],
+) -> Result<Vec<(usize, inputs::Input)>, Unfit> {
     let offered: Vec<Offered<'_>> = stage
         .from
         .iter()
@@ -213,30 +278,36 @@ fn bind(stage: &Stage, kind: &dyn AnyKind, produced: &[Produced]) -> Result<Vec<
         .map(|(edge, produced)| Offered {
             key: edge.named.then_some(edge.input.as_str()),
             stage: edge.stage.rsplit('/').next().unwrap_or(&edge.stage),
-            schema: &produced.schema,
+            schema: produced.as_ref().map(|produced| &produced.schema),
         })
         .collect();
     inputs::bind(kind.name(), kind.inputs(), &offered)
 }
 
-/// One for each edge, in the order of `from`; `None` where one is wrong, or comes from a stage that is.
+/// One for each edge, in the order of `from`, and none within where that stage is switched off; none at all where an edge is
+/// wrong, or comes from a stage that is.
 fn producers(
     stage: &Stage,
     positions: &HashMap<&str, usize>,
-    done: &[Option<CheckedStage>],
+    done: &[Outcome],
     found: &mut Vec<Diagnostic>,
-) -> Option<Vec<Produced>> {
+) -> Option<Vec<Option<Produced>>> {
     let mut inputs = Vec::new();
     let mut whole = true;
     for edge in &stage.from {
         // Edges were resolved when the pipeline was read, producers first; what is not there now is a
         // producer that failed its own check.
-        let producer = positions
-            .get(edge.stage.as_str())
-            .and_then(|index| Some((*index, done.get(*index)?.as_ref()?)));
-        let Some((index, producer)) = producer else {
-            whole = false;
-            continue;
+        let producer = positions.get(edge.stage.as_str()).and_then(|index| done.get(*index));
+        let (index, producer) = match producer {
+            Some(Outcome::Checked(index, producer)) => (*index, producer),
+            Some(Outcome::Off(_)) => {
+                inputs.push(None);
+                continue;
+            }
+            Some(Outcome::Wrong) | None => {
+                whole = false;
+                continue;
+            }
         };
         let outputs = &producer.shape.outputs;
         let place = || Place::of(&stage.origin.source, &edge.steps, Part::Value);
@@ -258,11 +329,11 @@ fn producers(
         };
         match port {
             Some(port) => {
-                inputs.push(Produced {
+                inputs.push(Some(Produced {
                     stage: index,
                     port,
                     schema: Arc::clone(&outputs[port].schema),
-                });
+                }));
             }
             None => {
                 let name = edge.port.as_deref().unwrap_or_default();

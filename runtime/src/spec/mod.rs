@@ -4,8 +4,10 @@
 //! stage and computes schemas.
 
 mod check;
+mod condition;
 mod diagnostic;
 mod edges;
+mod merge;
 pub(crate) mod near;
 mod params;
 mod pipeline;
@@ -20,7 +22,7 @@ pub use check::{Checked, CheckedInput, CheckedStage, check};
 pub use diagnostic::{Diagnostic, Diagnostics, Style};
 pub use near::{did_you_mean, nearest};
 pub use params::{Overrides, ParamValue};
-pub use pipeline::{Edge, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage};
+pub use pipeline::{Edge, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage, SwitchedOff};
 pub use read::load;
 pub use source::{Place, SourceFile};
 

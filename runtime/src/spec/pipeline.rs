@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::params::ParamValue;
 use super::source::{Place, SourceFile};
 use super::yaml::{self, Mapping, Part, Steps, Value};
@@ -18,6 +20,23 @@ pub struct Pipeline {
     pub params: Vec<ParamValue>,
     /// Producers before consumers; otherwise in the order of the file, groups first.
     pub stages: Vec<Stage>,
+    /// Those that do not take part. Known once the pipeline was checked; until then they stand among `stages`.
+    pub switched_off: Vec<SwitchedOff>,
+}
+
+/// A stage that does not take part in a run: its `when` does not hold, or an input that it needs comes from one like that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchedOff {
+    /// With its groups.
+    pub stage: String,
+    /// The name of its kind.
+    pub uses: String,
+    /// In words.
+    pub reason: String,
+    /// Its place among all stages of the pipeline, producers first.
+    pub position: usize,
+    /// The stages that it would read, with their groups.
+    pub from: Vec<String>,
 }
 
 /// One stage of a pipeline.
@@ -30,6 +49,11 @@ pub struct Stage {
     pub from: Vec<Edge>,
     /// The settings, after parameters were put in; null where there are none.
     pub with: Value,
+    /// Groups of parameters given whole (`<<: ${train}`): the kind takes from them the settings that it has and that `with`
+    /// does not give. Settled when the pipeline is checked.
+    pub(super) merged: Vec<MergedGroup>,
+    /// Why the stage does not take part: a `when` that does not hold.
+    pub(super) off: Option<String>,
     pub max_rejects: Option<MaxRejects>,
     /// Where the stage stands.
     pub origin: Origin,
@@ -86,6 +110,18 @@ impl Origin {
     pub fn place(&self, below: &Steps, part: Part) -> Place {
         Place::of(&self.source, &self.steps.join(below), part)
     }
+}
+
+/// A group of parameters that is given to a stage whole.
+#[derive(Clone, Debug)]
+pub(super) struct MergedGroup {
+    /// Its members: names, values, and where these came from.
+    pub members: Vec<PutIn>,
+    pub values: Mapping,
+    /// Its name; empty where it is a map of another kind.
+    pub group: String,
+    /// Where it stands, below `with`.
+    pub steps: Steps,
 }
 
 #[derive(Clone, Debug)]
@@ -159,6 +195,11 @@ impl Pipeline {
             (Value::from(stage.name.clone()), Value::Mapping(entry))
         });
         root.insert("stages".into(), Value::Mapping(stages.collect()));
+        if !self.switched_off.is_empty() {
+            let off = self.switched_off.iter();
+            let off = off.map(|off| (Value::from(off.stage.clone()), Value::from(off.reason.clone())));
+            root.insert("switched_off".into(), Value::Mapping(off.collect()));
+        }
         Value::Mapping(root)
     }
 }

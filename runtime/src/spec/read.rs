@@ -7,13 +7,14 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
 use super::near::did_you_mean;
 use super::params::{Environment, Overrides, Params, Scope, brief};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
-use super::substitute::{self, Problem, Taken};
+use super::substitute::{self, Lookup, Problem, Taken};
 use super::yaml::{self, Mapping, Part, Steps, Value};
 use document::Document;
 
@@ -49,6 +50,7 @@ pub fn load(path: &Path, overrides: &Overrides) -> Result<Pipeline, Diagnostics>
             description: read.description,
             params: read.scope.values,
             stages,
+            switched_off: Vec::new(),
         },
     )
 }
@@ -184,7 +186,7 @@ impl Reader {
                 );
                 continue;
             };
-            self.unknown_keys(document, &here, entry, &["pipeline", "params"]);
+            self.unknown_keys(document, &here, entry, &["pipeline", "params", "when"]);
             let null = Value::Null;
             let entry = Value::Mapping(entry.clone());
             let part = |key: &str| Steps::default().key(key).of(&entry).unwrap_or(&null);
@@ -210,7 +212,12 @@ impl Reader {
                 }
                 continue;
             };
-            let given = self.put_in(document, part("params"), &here.key("params"), scope, &mut Vec::new());
+            let off = self.off(document, part("when"), &here.key("when"), scope);
+            let off = off.map(|when| format!("the group `{group}{name}` is switched off: {when}"));
+            let given = match part("params") {
+                Value::Sequence(names) => self.passed_on(document, names, &here.key("params"), scope),
+                params => self.put_in(document, params, &here.key("params"), scope, &mut Vec::new()),
+            };
             let place = document.at(&here.key("pipeline"), Part::Value);
             let source = Arc::clone(&document.source);
             let read = self.pipeline(
@@ -238,9 +245,71 @@ impl Reader {
                     }
                 },
             );
-            stages.extend(read.into_iter().flat_map(|read| read.stages));
+            let read = read.into_iter().flat_map(|read| read.stages);
+            stages.extend(read.map(|mut stage| {
+                // The outermost reason is the one to tell.
+                stage.off = off.clone().or(stage.off);
+                stage
+            }));
         }
         stages
+    }
+
+    /// Why `when` switches a stage or a group off; none where it holds, is left out or is wrong (which is reported).
+    fn off(&mut self, document: &Document, when: &Value, steps: &Steps, scope: &Scope) -> Option<String> {
+        let shown = match when {
+            Value::Null | Value::Bool(true) => return None,
+            Value::Bool(false) => "false".to_string(),
+            Value::String(text) => {
+                match condition::evaluate(text, &mut &*scope) {
+                    Ok(true) => return None,
+                    Ok(false) => {}
+                    Err(mistake) => {
+                        self.problems(
+                            document,
+                            vec![Problem {
+                                steps: steps.clone(),
+                                offset: mistake.offset,
+                                message: mistake.message.map(|message| format!("`when`: {message}")),
+                                help: mistake.help,
+                            }],
+                        );
+                        return None;
+                    }
+                }
+                text.split_whitespace().collect::<Vec<_>>().join(" ")
+            }
+            other => {
+                let message = format!("`when` must be a condition, found {}", yaml::describe(other));
+                let help = Some("such as `${manifest} == ''`".to_string());
+                self.wrong(document, steps, Part::Value, message, help);
+                return None;
+            }
+        };
+        Some(format!("`when: {shown}` does not hold"))
+    }
+
+    /// Parameters that are passed on to an included pipeline under their own names: `params: [shards, out]`.
+    fn passed_on(&mut self, document: &Document, names: &[Value], steps: &Steps, scope: &Scope) -> Value {
+        let mut given = Mapping::new();
+        for (index, name) in names.iter().enumerate() {
+            let here = steps.index(index);
+            let Some(name) = name.as_str() else {
+                let message = format!("expected the name of a parameter, found {}", yaml::describe(name));
+                self.wrong(document, &here, Part::Value, message, None);
+                continue;
+            };
+            match (&mut &*scope).param(name) {
+                Ok(value) => {
+                    given.insert(Value::from(name), value);
+                }
+                Err(help) => {
+                    let message = format!("unknown parameter `{name}`");
+                    self.wrong(document, &here, Part::Value, message, help);
+                }
+            }
+        }
+        Value::Mapping(given)
     }
 
     /// A value with references put in; what goes wrong is reported.

@@ -59,6 +59,14 @@ pub(super) fn is_lone_reference(text: &str) -> bool {
     )
 }
 
+/// The value of a text that is one reference and nothing else.
+pub(super) fn lone_reference(text: &str, lookup: &mut impl Lookup) -> Result<Value, Refused> {
+    match pieces(text).map_err(|(_, message)| (Some(message), None))?.as_slice() {
+        [(_, only @ (Piece::Param(_) | Piece::Environment { .. }))] => referenced(only, lookup),
+        _ => Err((Some(format!("`{text}` is no reference to a parameter")), None)),
+    }
+}
+
 /// Byte offset and kind of each piece; the error is where and what.
 fn pieces(text: &str) -> Result<Vec<(usize, Piece<'_>)>, (usize, String)> {
     let mut pieces = Vec::new();
@@ -252,7 +260,7 @@ impl<L: Lookup> Expansion<'_, L> {
 }
 
 /// Message and help; no message where the cause was reported already.
-type Refused = (Option<String>, Option<String>);
+pub(super) type Refused = (Option<String>, Option<String>);
 
 /// Most that references may bring into one value, in bytes of its texts and [`ENTRY`] for each entry.
 const LARGEST: usize = 1 << 20;
@@ -328,7 +336,7 @@ fn as_text(value: &Value) -> Result<String, &'static str> {
 }
 
 /// Line and column (from 1, in characters) of a byte offset.
-fn position(text: &str, offset: usize) -> (usize, usize) {
+pub(super) fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = &text[..offset];
     let line_start = before.rfind('\n').map_or(0, |at| at + 1);
     (

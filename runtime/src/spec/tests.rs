@@ -277,6 +277,119 @@ fn a_pipeline_with_a_group_an_overlay_and_values_from_the_command_line() {
     );
 }
 
+const SWITCHED: &str = "flow: 1
+params: {manifest: '', rows: 3, label: {default: x}, train: {rows: 5, label: y}}
+include:
+  inner: {when: \"${manifest} == ''\", pipeline: DIR/inner.yaml, params: [rows, label]}
+stages:
+  given: {when: \"${manifest} != ''\", uses: toy.count, with: {rows: 1, label: '${manifest}'}}
+  pair: {uses: toy.pair, from: {left: inner/clean}}
+  write: {uses: toy.write, from: {train: pair.train, given: given}}
+  more: {uses: toy.count, with: {<<: '${train}', rows: 7}}
+  rest: {uses: toy.count, with: {<<: ['${train}']}}
+";
+
+#[test]
+fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
+    let files = Files::new(&[("p.yaml", SWITCHED), ("inner.yaml", INNER)]);
+    let names = |checked: &Checked| {
+        checked
+            .stages
+            .iter()
+            .map(|stage| stage.name.clone())
+            .collect::<Vec<_>>()
+    };
+    let off = |checked: &Checked| {
+        let off = checked.pipeline.switched_off.iter();
+        off.map(|off| format!("{} {}: {}", off.position, off.stage, off.reason))
+            .collect::<Vec<_>>()
+    };
+    let built = files.check(&[]).unwrap();
+    assert_eq!(
+        names(&built),
+        ["inner/scan", "inner/clean", "pair", "write", "more", "rest"]
+    );
+    assert_eq!(off(&built), ["2 given: `when: ${manifest} != ''` does not hold"]);
+    // The optional input is gone, the others stay where they were.
+    let inputs = |checked: &Checked, stage: &str| {
+        let stage = &checked.stages[checked.position(stage).unwrap()];
+        let inputs = stage.inputs.iter();
+        inputs
+            .map(|input| (input.name.clone(), checked.stages[input.stage].name.clone()))
+            .collect::<Vec<_>>()
+    };
+    let pair = |a: &str, b: &str| (a.to_string(), b.to_string());
+    assert_eq!(inputs(&built, "write"), [pair("train", "pair")]);
+    let given = files.check(&["manifest=t.jsonl"]).unwrap();
+    assert_eq!(names(&given), ["given", "write", "more", "rest"]);
+    let group = "the group `inner` is switched off: `when: ${manifest} == ''` does not hold";
+    assert_eq!(
+        off(&given),
+        [
+            format!("0 inner/scan: {group}"),
+            format!("1 inner/clean: {group}"),
+            "3 pair: its input `left` comes from `clean`, which is switched off".to_string(),
+        ]
+    );
+    assert_eq!(inputs(&given, "write"), [pair("given", "given")]);
+    assert!(given.pipeline.frozen().contains("switched_off"));
+    // Settings of a group that is given whole, and one of the stage's own, which comes first.
+    let all = |stage: &str| given.stages[given.position(stage).unwrap()].settings.all().to_string();
+    assert_eq!(all("more"), r#"{"label":"y","rows":7}"#);
+    assert_eq!(all("rest"), r#"{"label":"y","rows":5}"#);
+}
+
+#[test]
+fn mistakes_in_conditions_and_groups_are_shown_where_they_stand() {
+    let text = "flow: 1
+params: {manifest: '', train: {rows: 5, lable: y}, list: [1]}
+include:
+  none: {when: [1], pipeline: DIR/p.yaml}
+stages:
+  a: {when: \"${manifst} == ''\", uses: toy.count, with: {rows: 1}}
+  b:
+    when: ${manifest}
+    uses: toy.count
+    with: {rows: 1}
+  c: {when: false, uses: toy.count, with: {rows: many}}
+  d: {uses: toy.count, with: {<<: '${list}', rows: 1}}
+";
+    let said = mistakes(text);
+    assert!(
+        said.contains("p.yaml:4:16: `when` must be a condition, found a list"),
+        "{said}"
+    );
+    assert!(
+        said.contains("p.yaml:6:14: `when`: unknown parameter `manifst`"),
+        "{said}"
+    );
+    assert!(said.contains("did you mean `manifest`?"), "{said}");
+    assert!(
+        said.contains("p.yaml:8:11: `when`: expected true or false, found text"),
+        "{said}"
+    );
+    assert!(
+        said.contains("`<<` takes a group of parameters, found a list"),
+        "{said}"
+    );
+    // Of a stage that is switched off the form of the settings is checked.
+    let text = "flow: 1
+params: {train: {rows: 5, lable: y}}
+stages:
+  c: {when: false, uses: toy.count, with: {rows: many}}
+  d: {uses: toy.count, with: {<<: '${train}'}}
+";
+    let said = mistakes(text);
+    assert!(said.contains("p.yaml:4:50: stage `c`"), "{said}");
+    let unused = "p.yaml:5:35: no stage that takes the group `train` has a setting `lable`";
+    assert!(
+        said.contains(unused) && said.contains("did you mean `label`?"),
+        "{said}"
+    );
+    let off = mistakes("flow: 1\nstages:\n  a: {when: false, uses: toy.count, with: {rows: 1}}\n");
+    assert!(off.contains("every stage is switched off"), "{off}");
+}
+
 #[test]
 fn layout_comments_and_order_of_keys_change_no_identity() {
     let one = Files::new(&[(

@@ -31,9 +31,10 @@ pub fn svg(nodes: &[Node]) -> String {
             let (x1, y1) = (x(from_column) + WIDTH / 2, y(from_row) + HEIGHT);
             let (x2, y2) = (x(*column) + WIDTH / 2, y(*row));
             let bend = (y2 - y1) / 2;
+            let pale = pale(node.off || nodes[*producer].off);
             let _ = writeln!(
                 text,
-                "<path d=\"M{x1} {y1} C{x1} {} {x2} {} {x2} {y2}\" fill=\"none\" stroke=\"#666\" marker-end=\"url(#tip)\"/>",
+                "<path d=\"M{x1} {y1} C{x1} {} {x2} {} {x2} {y2}\" fill=\"none\" stroke=\"#666\" marker-end=\"url(#tip)\"{pale}/>",
                 y1 + bend,
                 y2 - bend
             );
@@ -57,6 +58,8 @@ pub fn svg(nodes: &[Node]) -> String {
         };
         let (left, top) = (x(*column), y(*row));
         let middle = left + WIDTH / 2;
+        let fill = if node.off { "#fff" } else { fill };
+        let _ = writeln!(text, "<g{}>", pale(node.off));
         let _ = writeln!(
             text,
             "<rect x=\"{left}\" y=\"{top}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\" fill=\"{fill}\" stroke=\"#888\"/>"
@@ -73,9 +76,19 @@ pub fn svg(nodes: &[Node]) -> String {
             top + 34,
             escaped(&node.kind)
         );
+        text.push_str("</g>\n");
     }
     text.push_str("</svg>\n");
     text
+}
+
+/// How what takes no part is drawn.
+fn pale(off: bool) -> &'static str {
+    if off {
+        " opacity=\"0.5\" stroke-dasharray=\"4 4\""
+    } else {
+        ""
+    }
 }
 
 /// Row and column of each node: below its lowest producer; in a row, near the middle of its producers.
@@ -130,6 +143,7 @@ mod tests {
             kind: "a.b".into(),
             role: Role::Local,
             inputs: inputs.iter().map(|&input| (input, None)).collect(),
+            off: name == "b",
         };
         let nodes = [
             node("a", &[]),

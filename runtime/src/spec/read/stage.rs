@@ -8,7 +8,7 @@ use super::document::Document;
 use crate::spec::edges::read_from;
 use crate::spec::near::did_you_mean;
 use crate::spec::params::{Scope, brief};
-use crate::spec::pipeline::{LimitAction, MaxRejects, Origin, PutIn, RejectLimit, Stage};
+use crate::spec::pipeline::{LimitAction, MaxRejects, MergedGroup, Origin, PutIn, RejectLimit, Stage};
 use crate::spec::substitute::{self, Problem, Taken};
 use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
 
@@ -16,6 +16,9 @@ use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
 const SQL: &str = "sql";
 /// The settings of that kind that hold SQL, on any level.
 const SQL_TEXTS: [&str; 4] = ["query", "join", "when", "detail"];
+
+/// The key under which groups of parameters are given whole.
+const MERGE: &str = "<<";
 
 impl Reader {
     pub(super) fn stages(
@@ -70,7 +73,7 @@ impl Reader {
             document,
             here,
             entry,
-            &["uses", "from", "with", "max_rejects", "max_rejects_action"],
+            &["uses", "when", "from", "with", "max_rejects", "max_rejects_action"],
         );
         let null = Value::Null;
         let part = |key: &str| entry.get(key).unwrap_or(&null);
@@ -138,6 +141,14 @@ impl Reader {
                 None
             }
         };
+        let (with, merged) = match with {
+            Some(Value::Mapping(mut with)) => {
+                let merged = self.merged(document, &mut with, part("with"), &here.key("with"), scope);
+                (Some(Value::Mapping(with)), merged)
+            }
+            with => (with, Vec::new()),
+        };
+        let off = self.off(document, part("when"), &here.key("when"), scope);
         let max_rejects = self.max_rejects(document, name, entry, here, scope);
         let depth = here.0.len() + 1;
         let put_in = taken.into_iter().filter_map(|taken| {
@@ -159,9 +170,68 @@ impl Reader {
             uses: uses?,
             from: from?,
             with: with?,
+            merged,
+            off,
             max_rejects,
             origin,
         })
+    }
+
+    /// Takes the merge key (`<<`, as in YAML 1.1) out of settings: a reference to a group of parameters, or several.
+    fn merged(
+        &mut self,
+        document: &Document,
+        with: &mut Mapping,
+        written: &Value,
+        steps: &Steps,
+        scope: &Scope,
+    ) -> Vec<MergedGroup> {
+        let Some(value) = with.remove(MERGE) else {
+            return Vec::new();
+        };
+        let below = Steps::default().key(MERGE);
+        let written = below.of(written).unwrap_or(&Value::Null);
+        let groups: Vec<(Steps, Value, &Value)> = match (value, written) {
+            (Value::Sequence(items), Value::Sequence(written)) => (items.into_iter().zip(written).enumerate())
+                .map(|(index, (item, written))| (below.index(index), item, written))
+                .collect(),
+            (value, written) => vec![(below, value, written)],
+        };
+        let mut merged = Vec::new();
+        for (below, value, written) in groups {
+            let Value::Mapping(values) = value else {
+                // What could not be put in was reported.
+                if !value.is_null() {
+                    let message = format!(
+                        "`{MERGE}` takes a group of parameters, found {}",
+                        yaml::describe(&value)
+                    );
+                    let help = Some(format!("write `{MERGE}: ${{train}}` with the name of a group"));
+                    self.wrong(document, &steps.join(&below), Part::Value, message, help);
+                }
+                continue;
+            };
+            let group = written
+                .as_str()
+                .and_then(|text| text.strip_prefix("${")?.strip_suffix('}'));
+            let group = group.unwrap_or_default().to_string();
+            let members = values.keys().filter_map(Value::as_str).filter_map(|key| {
+                let param = scope.origin(&format!("{group}.{key}"))?;
+                Some(PutIn {
+                    steps: Steps::default().key(key),
+                    param: param.name.clone(),
+                    value: brief(&param.value),
+                    given_by: param.given_by.clone(),
+                })
+            });
+            merged.push(MergedGroup {
+                members: members.collect(),
+                group,
+                steps: below,
+                values,
+            });
+        }
+        merged
     }
 
     fn max_rejects(
