@@ -45,6 +45,31 @@ pub enum Command {
     Memory(MemoryArguments),
     /// Make room: remove from the state directory what the last runs did not use
     Gc(GcArguments),
+    /// Make a folder with a pipeline that runs as it is, to begin from
+    New(NewArguments),
+}
+
+#[derive(Args, Debug)]
+pub struct NewArguments {
+    /// The folder to make; it must not be there, or be empty
+    pub folder: PathBuf,
+    /// What to begin from
+    #[arg(long, value_name = "WHAT", default_value = "finetune")]
+    pub like: Start,
+    /// With `own-kind`: a clone of flow's repository, which the new program is built with
+    #[arg(long, value_name = "FOLDER", required_if_eq("like", "own-kind"))]
+    pub source: Option<PathBuf>,
+}
+
+/// What a new folder holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Start {
+    /// Shards to a fine-tuned model, with a small corpus and a small model
+    Finetune,
+    /// Shards to clean train and validation manifests, with a small corpus
+    Manifest,
+    /// A program with a stage kind of its own, and a pipeline that uses it
+    OwnKind,
 }
 
 #[derive(Debug, Subcommand)]

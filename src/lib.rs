@@ -11,6 +11,7 @@
 //! ```
 
 mod arguments;
+mod bundle;
 mod commands;
 mod failure;
 pub mod kinds;
@@ -97,5 +98,6 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Model(command) => commands::model::model(&command, out),
         Command::Memory(arguments) => commands::memory::memory(&arguments, &registry, out),
         Command::Gc(arguments) => commands::gc::gc(&arguments, out),
+        Command::New(arguments) => commands::new::new(&arguments, out),
     }
 }

@@ -42,10 +42,9 @@ fn checked(folder: &Path, least: u32) -> Result<Arc<Checked>, Box<dyn std::error
         ..Overrides::default()
     };
     let wrong = |found| format!("{found:?}");
-    let pipeline = load(&folder.join("pipeline.yaml"), &overrides).map_err(wrong)?;
-    Ok(Arc::new(
-        check(pipeline, &Registry::new(toys::kinds())?).map_err(wrong)?,
-    ))
+    let registry = Registry::new(toys::kinds())?;
+    let pipeline = load(&folder.join("pipeline.yaml"), &overrides, &registry).map_err(wrong)?;
+    Ok(Arc::new(check(pipeline, &registry).map_err(wrong)?))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -25,7 +25,7 @@ pub const ROW: &str = "_row";
 
 /// A stage kind. Implemented by a unit struct; registered with [`crate::registry::kind`].
 pub trait Kind: Send + Sync + 'static {
-    /// `area.verb`, or `sql`.
+    /// `area.verb`, or one word.
     const NAME: &'static str;
     /// Raised whenever the same input and settings give other bytes. Part of every key.
     const VERSION: u32;
@@ -33,6 +33,9 @@ pub trait Kind: Send + Sync + 'static {
     const INPUTS: &'static [InputPort];
     /// What other stages may read.
     const OUTPUTS: &'static [OutputPort];
+    /// Settings, on any level, whose texts are SQL: references to parameters in them are never pasted into the text but
+    /// become `$name`, and their values are entries of the setting `params`, which such a kind has.
+    const SQL_SETTINGS: &'static [&'static str] = &[];
     type Settings: DeserializeOwned + Serialize + schemars::JsonSchema + Clone + Send + Sync + 'static;
 
     /// Ports, schemas and how the stage takes part in a run. Pure: reads no data, so that `flow check`
@@ -53,6 +56,14 @@ pub trait Kind: Send + Sync + 'static {
     /// when a run begins, of the stages that it will run; `flow check` and `flow plan` do not ask.
     fn ready(_settings: &Self::Settings) -> Result<(), StageError> {
         Ok(())
+    }
+
+    /// Whether the processes of a run share the work of the stage; all others run in process 0 alone.
+    ///
+    /// # Errors
+    /// When it cannot be shared out over so many.
+    fn spreads(_settings: &Self::Settings, _processes: usize) -> Result<bool, StageError> {
+        Ok(false)
     }
 
     /// Looks after what a local stage or a source left outside the state directory, say files in a folder of the user's.

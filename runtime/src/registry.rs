@@ -20,6 +20,8 @@ pub trait AnyKind: Send + Sync {
     fn inputs(&self) -> &'static [InputPort];
     /// See [`Kind::OUTPUTS`].
     fn outputs(&self) -> &'static [OutputPort];
+    /// See [`Kind::SQL_SETTINGS`].
+    fn sql_settings(&self) -> &'static [&'static str];
     /// The JSON schema of the kind's settings.
     fn schema(&self) -> serde_json::Value;
     /// The kind's doc text: the doc comment of its settings struct.
@@ -34,6 +36,8 @@ pub trait AnySettings: Send + Sync {
     fn open(&self, context: &Context) -> Result<Body, StageError>;
     /// See [`Kind::ready`].
     fn ready(&self) -> Result<(), StageError>;
+    /// See [`Kind::spreads`].
+    fn spreads(&self, processes: usize) -> Result<bool, StageError>;
     /// The settings that decide the output bytes, with the keys of every map sorted.
     fn identity(&self) -> serde_json::Value;
     /// All settings, defaults filled in, with the keys of every map sorted.
@@ -66,6 +70,10 @@ impl<K: Kind> AnyKind for Typed<K> {
 
     fn outputs(&self) -> &'static [OutputPort] {
         K::OUTPUTS
+    }
+
+    fn sql_settings(&self) -> &'static [&'static str] {
+        K::SQL_SETTINGS
     }
 
     fn schema(&self) -> serde_json::Value {
@@ -104,6 +112,10 @@ impl<K: Kind> AnySettings for TypedSettings<K> {
 
     fn ready(&self) -> Result<(), StageError> {
         K::ready(&self.0)
+    }
+
+    fn spreads(&self, processes: usize) -> Result<bool, StageError> {
+        K::spreads(&self.0, processes)
     }
 
     fn identity(&self) -> serde_json::Value {
@@ -177,12 +189,11 @@ impl Registry {
         let mut faults = Vec::new();
         for kind in self.kinds() {
             let name = kind.name();
-            if name != "sql"
-                && !name
-                    .split_once('.')
-                    .is_some_and(|(area, verb)| is_lower_name(area) && is_lower_name(verb))
-            {
-                faults.push(format!("{name}: a kind is named `area.verb` in lower case"));
+            let (area, verb) = name.split_once('.').unwrap_or((name, name));
+            if !is_lower_name(area) || !is_lower_name(verb) {
+                faults.push(format!(
+                    "{name}: a kind is named `area.verb`, or by one word, in lower case"
+                ));
             }
             if kind.docs().trim().is_empty() {
                 faults.push(format!("{name}: its settings struct has no doc comment"));

@@ -218,8 +218,8 @@ fn run_stages(stages: &str, bytes: Option<u64>) -> RunSummary {
     let dir = tempfile::tempdir().unwrap();
     let path: PathBuf = dir.path().join("pipeline.yaml");
     std::fs::write(&path, format!("flow: 1\nstages:\n{stages}")).unwrap();
-    let pipeline = load(&path, &Overrides::default()).unwrap_or_else(|found| panic!("{found:?}"));
     let registry = Registry::new(vec![kind::<Give>(), kind::<Change>()]).unwrap();
+    let pipeline = load(&path, &Overrides::default(), &registry).unwrap_or_else(|found| panic!("{found:?}"));
     let checked = check(pipeline, &registry).unwrap_or_else(|found| panic!("{found:?}"));
     let mut options = Options::new(dir.path().join("state"));
     options.workers = Some(2);

@@ -252,6 +252,9 @@ mod tests {
         fn version(&self) -> u32 {
             3
         }
+        fn sql_settings(&self) -> &'static [&'static str] {
+            &[]
+        }
         fn inputs(&self) -> &'static [InputPort] {
             const INPUTS: &[InputPort] = &[
                 InputPort::streamed("rows", "What is changed.")

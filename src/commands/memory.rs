@@ -3,13 +3,16 @@
 use std::cmp::Ordering;
 use std::io::Write;
 
+use flow_runtime::Kind;
 use flow_runtime::available_memory;
 use flow_runtime::registry::Registry;
-use flow_runtime::spec::{Pipeline, yaml};
+use flow_runtime::spec::{Checked, yaml};
 use flow_training::hub::Reference;
 use flow_training::init::configuration;
 use flow_training::memory::{Assumed, Measured, Needs, gigabytes, largest_batch};
-use flow_training::settings::{ModelSettings, Optimizer, TrainSettings};
+use flow_training::resolved_settings::ResolvedSettings;
+use flow_training::settings::{Optimizer, TrainSettings};
+use flow_training::train::TrainingTrain;
 
 use super::checked;
 use crate::arguments::MemoryArguments;
@@ -22,7 +25,7 @@ const HUB_VOCABULARY: usize = 8192;
 pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
     let pipeline = &checked.pipeline;
-    let mut settings = settings(pipeline, arguments)?;
+    let mut settings = settings(&checked, arguments)?;
     if arguments.device_memory.is_some() && !settings.separate_memory() {
         // Only what is reckoned goes by it; this program need not have been built for such a device.
         settings.device = "cuda".into();
@@ -38,15 +41,11 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
             settings.init,
             table::count(vocabulary as u64)
         )?;
-        let sizes = TrainSettings {
-            init: "none".into(),
-            tokenizer: String::new(),
-            model: ModelSettings {
-                tokenizer: String::new(),
-                ..settings.model.clone()
-            },
-            ..settings.clone()
-        };
+        let sizes = settings.with(|settings| {
+            settings.init = "none".into();
+            settings.tokenizer.clear();
+            settings.model.tokenizer.clear();
+        });
         configuration(&sizes, Some(vocabulary)).map_err(wrong)?
     } else {
         configuration(&settings, arguments.vocabulary).map_err(wrong)?
@@ -55,7 +54,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         longest: arguments.longest.unwrap_or(settings.max_duration),
         tokens_per_second: arguments.tokens_per_second,
     };
-    let measure = |settings: &TrainSettings| -> Result<Measured, Failure> {
+    let measure = |settings: &ResolvedSettings| -> Result<Measured, Failure> {
         Measured::new(&config, settings, &assumed.shapes(settings))
             .map_err(wrong)?
             .ok_or_else(|| Failure::unreadable("this program's allocator does not count"))
@@ -77,7 +76,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         config.encoder.n_layers,
         config.encoder.d_model,
         table::plural(u64::from(settings.ranks), "rank"),
-        settings.max_batch_seconds
+        settings.max_batch_seconds()
     )?;
     writeln!(out)?;
     let host = &total.host;
@@ -121,10 +120,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         writeln!(out, "{line}")?;
     }
     writeln!(out)?;
-    let recomputed = TrainSettings {
-        recompute: !settings.recompute,
-        ..settings.clone()
-    };
+    let recomputed = settings.with(|settings| settings.recompute = !settings.recompute);
     let other = measure(&recomputed)?.needs(&recomputed);
     switches(out, &settings, &measured, &other, separate)?;
     writeln!(out)?;
@@ -167,7 +163,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
 /// What each switch would change.
 fn switches(
     out: &mut dyn Write,
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     measured: &Measured,
     recomputed: &Needs,
     separate: bool,
@@ -180,42 +176,27 @@ fn switches(
     let mut changes = vec![
         (
             other.1.to_owned(),
-            TrainSettings {
-                optimizer: other.0,
-                ..settings.clone()
-            },
+            settings.with(|settings| settings.optimizer = other.0),
         ),
         (
             format!("checkpoint_in_background: {}", !settings.checkpoint_in_background),
-            TrainSettings {
-                checkpoint_in_background: !settings.checkpoint_in_background,
-                ..settings.clone()
-            },
+            settings.with(|settings| settings.checkpoint_in_background = !settings.checkpoint_in_background),
         ),
         (
             format!("ranks: {}", settings.ranks * 2),
-            TrainSettings {
-                ranks: settings.ranks * 2,
-                ..settings.clone()
-            },
+            settings.with(|settings| settings.ranks *= 2),
         ),
     ];
     if separate && !settings.fold_update {
         changes.push((
             format!("offload: {}", !settings.offload),
-            TrainSettings {
-                offload: !settings.offload,
-                ..settings.clone()
-            },
+            settings.with(|settings| settings.offload = !settings.offload),
         ));
     }
     if settings.average_decay > 0.0 {
         changes.push((
             "average_decay: 0".into(),
-            TrainSettings {
-                average_decay: 0.0,
-                ..settings.clone()
-            },
+            settings.with(|settings| settings.average_decay = 0.0),
         ));
     }
     let mut header = ["with", "one rank needs", "change", "host", "change"]
@@ -248,26 +229,30 @@ fn switches(
 }
 
 /// The settings of the pipeline's training stage.
-fn settings(pipeline: &Pipeline, arguments: &MemoryArguments) -> Result<TrainSettings, Failure> {
-    let stages: Vec<_> = pipeline
-        .stages
-        .iter()
-        .filter(|stage| stage.uses == "training.train")
-        .filter(|stage| arguments.stage.as_ref().is_none_or(|name| *name == stage.name))
+fn settings(checked: &Checked, arguments: &MemoryArguments) -> Result<ResolvedSettings, Failure> {
+    let path = checked.pipeline.path.display();
+    let written = checked.pipeline.stages.iter().zip(&checked.stages);
+    let stages: Vec<_> = written
+        .filter(|(_, stage)| stage.kind.name() == TrainingTrain::NAME)
+        .filter(|(_, stage)| arguments.stage.as_ref().is_none_or(|name| *name == stage.name))
         .collect();
-    let [stage] = stages.as_slice() else {
+    let [(written, stage)] = stages.as_slice() else {
         let message = match (stages.is_empty(), &arguments.stage) {
-            (true, Some(name)) => format!("{} has no training stage {name}", pipeline.path.display()),
-            (true, None) => format!("{} has no training stage", pipeline.path.display()),
-            (false, _) => format!("{} has several training stages", pipeline.path.display()),
+            (true, Some(name)) => format!("{path} has no training stage {name}"),
+            (true, None) => format!("{path} has no training stage"),
+            (false, _) => format!("{path} has several training stages"),
         };
         return Err(Failure::usage(
             message,
             "name a stage of kind training.train with --stage",
         ));
     };
-    // Its settings were read once before, by the check.
-    yaml::typed(&stage.with).map_err(|error| Failure::unreadable(format!("stage {}: {}", stage.name, error.message)))
+    // Both were read once before, by the check.
+    let unreadable = |error: String| Failure::unreadable(format!("stage {}: {error}", stage.name));
+    let settings: TrainSettings = yaml::typed(&written.with).map_err(|error| unreadable(error.message))?;
+    let batches = stage.inputs.iter().find(|input| input.name == "batches");
+    let schema = batches.ok_or_else(|| unreadable("it has no input `batches`".into()))?;
+    ResolvedSettings::new(settings, &schema.schema).map_err(|error| unreadable(error.to_string()))
 }
 
 /// `8GB`, `7.5 GiB`, `24000MB`, or a number of bytes.

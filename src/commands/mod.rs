@@ -8,6 +8,7 @@ pub mod lineage;
 pub mod log;
 pub mod memory;
 pub mod model;
+pub mod new;
 pub mod past_run;
 pub mod plan;
 pub mod rejects;
@@ -17,6 +18,7 @@ pub mod status;
 mod kind_page;
 mod pipeline_schema;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flow_runtime::plan::Options;
@@ -24,6 +26,7 @@ use flow_runtime::registry::Registry;
 use flow_runtime::spec::{self, Checked, Overrides};
 
 use crate::arguments::{PipelineArguments, SelectionArguments};
+use crate::bundle;
 use crate::failure::Failure;
 
 /// Reads and checks the pipeline that the arguments name.
@@ -33,8 +36,24 @@ fn checked(arguments: &PipelineArguments, registry: &Registry) -> Result<Arc<Che
         set: arguments.set.clone(),
         ..Overrides::default()
     };
-    let pipeline = spec::load(&arguments.pipeline, &overrides)?;
+    let pipeline = spec::load(&pipeline_file(&arguments.pipeline)?, &overrides, registry)?;
     Ok(Arc::new(spec::check(pipeline, registry)?))
+}
+
+/// The file of a pipeline that is named on the command line: a path, or the name of one that the program carries.
+fn pipeline_file(named: &Path) -> Result<PathBuf, Failure> {
+    let name = named.to_str().filter(|name| !name.contains('/'));
+    let Some(name) = name.filter(|_| !named.exists()) else {
+        return Ok(named.to_path_buf());
+    };
+    let carried = bundle::pipeline(name)
+        .map_err(|error| Failure::unreadable(format!("the files that flow carries cannot be written: {error}")))?;
+    carried.ok_or_else(|| {
+        Failure::usage(
+            format!("there is no file `{name}`"),
+            format!("pipelines that flow carries: {}", bundle::pipelines().join(", ")),
+        )
+    })
 }
 
 fn options(arguments: &SelectionArguments) -> Options {

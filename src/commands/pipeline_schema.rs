@@ -38,6 +38,16 @@ pub fn schema(registry: &Registry) -> Value {
             }
         }
         adapt(&mut settings, name);
+        if let Some(Value::Object(properties)) = settings.get_mut("properties") {
+            let groups = "Groups of parameters, such as `${train}`: of these the stage takes the settings that it has and that are not given here.";
+            properties.insert(
+                "<<".into(),
+                json!({"description": groups, "anyOf": [
+                    {"$ref": REFERENCE},
+                    {"type": "array", "items": {"$ref": REFERENCE}},
+                ]}),
+            );
+        }
         definitions.insert(name.to_string(), settings);
         by_kind.push(json!({
             "if": {"properties": {"uses": {"const": name}}},
@@ -51,6 +61,7 @@ pub fn schema(registry: &Registry) -> Value {
         "required": ["uses"],
         "properties": {
             "uses": {"description": "The stage's kind.", "enum": kinds},
+            "when": when("The stage"),
             "from": {"description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`, or a map of the kind's inputs to these."},
             "with": {"description": "The settings of the kind.", "type": ["object", "null"]},
             "max_rejects": {"description": "How many rejects of class `fault` the stage may give: `5%` of its rows, or a count.", "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
@@ -79,12 +90,26 @@ pub fn schema(registry: &Registry) -> Value {
                     "type": "object",
                     "additionalProperties": false,
                     "required": ["pipeline"],
-                    "properties": {"pipeline": {"description": "The file, relative to the current directory.", "type": "string"}, "params": {"description": "Values for its parameters.", "type": "object"}},
+                    "properties": {
+                        "when": when("The group"),
+                        "pipeline": {"description": "The file, relative to this one.", "type": "string"},
+                        "params": {"description": "Values for its parameters, or the names of those that are passed on.", "anyOf": [
+                            {"type": "object"},
+                            {"type": "array", "items": {"type": "string"}},
+                        ]},
+                    },
                 },
             },
             "stages": {"type": "object", "propertyNames": {"$ref": "#/$defs/name"}, "additionalProperties": {"$ref": "#/$defs/stage"}},
         },
         "$defs": definitions,
+    })
+}
+
+fn when(what: &str) -> Value {
+    json!({
+        "description": format!("{what} takes part where this holds: `${{manifest}} == ''`."),
+        "type": ["string", "boolean"],
     })
 }
 

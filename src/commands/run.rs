@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use flow_runtime::Digest;
 use flow_runtime::event::{Event, Events};
 use flow_runtime::processes::{End, Join, Processes, join};
 use flow_runtime::registry::Registry;
 use flow_runtime::run::RunError;
-use flow_runtime::spec::{Checked, yaml};
-use flow_runtime::{Digest, StageError};
+use flow_runtime::spec::Checked;
 use flow_training::ranks::serve;
-use flow_training::settings::TrainSettings;
 
 use super::{checked, options};
 use crate::arguments::RunArguments;
@@ -101,31 +100,25 @@ fn conduct(
 
 /// Refuses a pipeline in which several processes would have nothing to do, or whose ranks cannot be shared out over them.
 fn check_spread(checked: &Arc<Checked>, processes: usize) -> Result<(), Failure> {
-    let pipeline = &checked.pipeline;
-    let training = || pipeline.stages.iter().filter(|stage| stage.uses == "training.train");
-    if training().next().is_none() {
-        return Err(Failure::usage(
-            format!(
-                "{} has no training stage for {processes} processes to share",
-                pipeline.path.display()
-            ),
-            "only training is spread over processes; run this pipeline with one",
-        ));
-    }
-    for stage in training() {
-        // Its settings were read once before, by the check.
-        let settings: TrainSettings = yaml::typed(&stage.with)
-            .map_err(|error| Failure::unreadable(format!("stage {}: {}", stage.name, error.message)))?;
-        settings.check_processes(processes).map_err(|error| {
+    let mut spread = false;
+    for stage in &checked.stages {
+        spread |= stage.settings.spreads(processes).map_err(|error| {
             let error = RunError::Stage {
                 stage: stage.name.clone(),
                 partition: None,
-                error: StageError::from(error),
+                error,
             };
             Failure::run(error, checked)
         })?;
     }
-    Ok(())
+    if spread {
+        return Ok(());
+    }
+    let path = checked.pipeline.path.display();
+    Err(Failure::usage(
+        format!("{path} has no training stage for {processes} processes to share"),
+        "only training is spread over processes; run this pipeline with one",
+    ))
 }
 
 /// What must be the same for all processes of a run: the pipeline with all its values, and the program.

@@ -16,7 +16,7 @@ flow: 1
 params: {shards: "", out: "", audio: "", delete: false, min_quality: 0.5}
 include:
   manifest:
-    pipeline: pipelines/build_manifest_v2.yaml
+    pipeline: ROOT/pipelines/build_manifest_v2.yaml
     params: {shards: "${shards}", out: "${out}", min_quality: "${min_quality}"}
 stages:
   train_audio:
@@ -28,14 +28,15 @@ stages:
     from: {rows: manifest/split.val, members: manifest/probe.members}
     with: {shards: "${shards}", audio: "${audio}"}
   tars:
+    when: ${delete}
     uses: audio.delete_tars
     from: {members: manifest/probe.members, train: train_audio, val: val_audio}
-    with: {shards: "${shards}", out: "${out}", delete: "${delete}"}
+    with: {shards: "${shards}", out: "${out}"}
 "#;
 
 fn command(place: &Workplace, command: &str, settings: &[&str]) -> Command {
     let pipeline = place.path("extract.yaml");
-    fs::write(&pipeline, EXTRACT).unwrap();
+    fs::write(&pipeline, EXTRACT.replace("ROOT", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let audio = format!("audio={}", place.path("audio").display());
     let settings: Vec<&str> = settings.iter().copied().chain([audio.as_str()]).collect();
     place.command(command, &pipeline.display().to_string(), &settings)

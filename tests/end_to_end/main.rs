@@ -2,6 +2,7 @@
 
 mod as_it_stands;
 mod audio;
+mod away;
 mod binary;
 mod crash;
 mod curriculum;

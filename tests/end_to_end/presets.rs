@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use flow_runtime::registry::Registry;
 use flow_runtime::spec::{self, Overrides, yaml};
 use flow_training::settings::{Precision, TrainSettings};
 
@@ -49,7 +50,8 @@ fn resolved(configs: &[PathBuf]) -> TrainSettings {
         configs: configs.to_vec(),
         ..Overrides::default()
     };
-    let pipeline = spec::load(Path::new(PIPELINE), &overrides)
+    let registry = Registry::new(flow::kinds::all()).expect("kinds");
+    let pipeline = spec::load(Path::new(PIPELINE), &overrides, &registry)
         .map_err(|_| configs)
         .expect("a pipeline");
     let mut stages = pipeline.stages.iter().filter(|stage| stage.uses == "training.train");

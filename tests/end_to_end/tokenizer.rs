@@ -81,7 +81,7 @@ const PIPELINE: &str = r#"
 flow: 1
 params: {shards: {default: ""}, out: {default: ""}, checkpoints: {default: ""}}
 include:
-  manifest: {pipeline: pipelines/build_manifest_v2.yaml, params: {shards: "${shards}", out: "${out}"}}
+  manifest: {pipeline: ROOT/pipelines/build_manifest_v2.yaml, params: {shards: "${shards}", out: "${out}"}}
 stages:
   tokenizer: {uses: tokenizer.train, from: manifest/split.train, with: {vocab_size: 520}}
   load:
@@ -105,7 +105,7 @@ stages:
 fn a_model_is_trained_with_the_tokenizer_of_its_own_pipeline() {
     let place = Workplace::new("micro");
     let pipeline = place.path("pipeline.yaml");
-    std::fs::write(&pipeline, PIPELINE).unwrap();
+    std::fs::write(&pipeline, PIPELINE.replace("ROOT", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let checkpoints = format!("checkpoints={}", place.path("checkpoints").display());
     let run = |settings: &[&str]| {
         let mut all = vec![checkpoints.as_str()];

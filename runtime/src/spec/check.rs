@@ -197,11 +197,12 @@ fn check_stage(
                 .iter()
                 .zip(&produced)
                 .find(|(_, produced)| produced.is_none());
-            if let (Some((edge, _)), None) = (off, &diagnostic.help) {
-                diagnostic.help = Some(format!(
-                    "its input from `{}` is missing, which is switched off",
-                    edge.stage
-                ));
+            if let Some((edge, _)) = off {
+                let missing = format!("its input from `{}` is missing, which is switched off", edge.stage);
+                diagnostic.help = Some(match diagnostic.help {
+                    Some(help) => format!("{help}; {missing}"),
+                    None => missing,
+                });
             }
             found.push(diagnostic);
             return Outcome::Wrong;

@@ -8,7 +8,7 @@
 mod fit;
 mod resolve;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::diagnostic::Diagnostic;
@@ -84,7 +84,12 @@ struct Param {
 #[derive(Default)]
 pub(super) struct Params {
     params: Vec<Param>,
+    /// What `${file_dir}` stands for.
+    file_dir: String,
 }
+
+/// Stands for the folder of the file that it is written in.
+pub(super) const FILE_DIR: &str = "file_dir";
 
 /// Characters of a value of the command line that are shown.
 const SHOWN: usize = 200;
@@ -93,7 +98,10 @@ const LONG_FORM: [&str; 3] = ["default", "help", "required"];
 
 impl Params {
     pub fn declare(source: &Arc<SourceFile>, declared: &Value, found: &mut Vec<Diagnostic>) -> Params {
-        let mut params = Params::default();
+        let mut params = Params {
+            file_dir: file_dir(&source.path),
+            ..Params::default()
+        };
         let steps = Steps::default().key("params");
         match declared {
             Value::Null => {}
@@ -130,10 +138,10 @@ impl Params {
             };
             let here = steps.key(key);
             let place = |part| Place::of(source, &here, part);
-            if !substitute::is_param_name(key) || key == "env" {
+            if !substitute::is_param_name(key) || key == "env" || key == FILE_DIR {
                 found.push(
                     Diagnostic::new(format!(
-                        "`{key}` cannot name a parameter: use letters, digits and `_` (`env` is taken)"
+                        "`{key}` cannot name a parameter: use letters, digits and `_` (`env` and `{FILE_DIR}` are taken)"
                     ))
                     .at(place(Part::Key)),
                 );
@@ -439,6 +447,40 @@ impl Params {
 
     pub fn suggest(&self, name: &str) -> String {
         did_you_mean(name, self.params.iter().map(|param| param.name.as_str()), "parameters")
+    }
+}
+
+/// The folder of a file: relative to the current directory if it lies below, else absolute; without symbolic links, so that
+/// `..` after it leads where it seems to.
+pub(super) fn file_dir(path: &Path) -> String {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    let Ok(folder) = parent.canonicalize() else {
+        return parent.display().to_string();
+    };
+    let current = std::env::current_dir().and_then(|current| current.canonicalize());
+    let below = current
+        .ok()
+        .and_then(|current| Some(folder.strip_prefix(current).ok()?.to_path_buf()));
+    match below {
+        Some(below) if below.as_os_str().is_empty() => ".".to_string(),
+        Some(below) => below.display().to_string(),
+        None => folder.display().to_string(),
+    }
+}
+
+/// Puts the folder of its file into the texts of an overlay, whose values are resolved among the parameters of another file.
+pub(super) fn with_file_dir(value: &mut Value, folder: &str) {
+    match value {
+        Value::String(text) => {
+            let reference = format!("${{{FILE_DIR}}}");
+            if let Some(rest) = text.strip_prefix(&reference) {
+                *text = substitute::without_parents(&format!("{folder}{rest}"));
+            }
+        }
+        Value::Sequence(items) => items.iter_mut().for_each(|item| with_file_dir(item, folder)),
+        Value::Mapping(map) => map.iter_mut().for_each(|(_, value)| with_file_dir(value, folder)),
+        _ => {}
     }
 }
 

@@ -11,16 +11,19 @@ use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
 use super::near::did_you_mean;
-use super::params::{Environment, Overrides, Params, Scope, brief};
+use super::params::{Environment, Overrides, Params, Scope, brief, file_dir, with_file_dir};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Lookup, Problem, Taken};
 use super::yaml::{self, Mapping, Part, Steps, Value};
+use crate::registry::Registry;
 use document::Document;
 
-/// Reads a pipeline file with its includes and puts parameters in.
-pub fn load(path: &Path, overrides: &Overrides) -> Result<Pipeline, Diagnostics> {
+/// Reads a pipeline file with its includes and puts parameters in. Kinds that are not in `registry` are reported by
+/// [`super::check`].
+pub fn load(path: &Path, overrides: &Overrides, registry: &Registry) -> Result<Pipeline, Diagnostics> {
     let mut reader = Reader {
+        registry,
         environment: Arc::clone(&overrides.environment),
         open: Vec::new(),
         found: Vec::new(),
@@ -55,7 +58,8 @@ pub fn load(path: &Path, overrides: &Overrides) -> Result<Pipeline, Diagnostics>
     )
 }
 
-struct Reader {
+struct Reader<'r> {
+    registry: &'r Registry,
     environment: Environment,
     /// The files that are being read, from the outermost in: an include of one of them is a circle.
     open: Vec<(PathBuf, PathBuf)>,
@@ -68,14 +72,14 @@ struct Parts {
     stages: Vec<Stage>,
 }
 
-impl Reader {
+impl Reader<'_> {
     /// `included_at` is where an include names the file; `give` gives the parameters their values.
     fn pipeline(
         &mut self,
         path: &Path,
         included_at: Option<Place>,
         group: &str,
-        give: impl FnOnce(&mut Reader, &mut Params),
+        give: impl FnOnce(&mut Reader<'_>, &mut Params),
     ) -> Option<Parts> {
         let same_file = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         if let Some(start) = self.open.iter().position(|(open, _)| *open == same_file) {
@@ -137,9 +141,12 @@ impl Reader {
     }
 
     fn overlay(&mut self, path: &Path, params: &mut Params) {
-        let Some(document) = self.document(path, None, "an overlay", &["description", "params"]) else {
+        let Some(mut document) = self.document(path, None, "an overlay", &["description", "params"]) else {
             return;
         };
+        if let Some(values) = document.root.get_mut("params") {
+            with_file_dir(values, &file_dir(path));
+        }
         let steps = Steps::default().key("params");
         match document.root.get("params") {
             None | Some(Value::Null) => {}
@@ -220,8 +227,11 @@ impl Reader {
             };
             let place = document.at(&here.key("pipeline"), Part::Value);
             let source = Arc::clone(&document.source);
+            // Relative to the file that names it.
+            let path = Path::new(&file_dir(&document.source.path)).join(&path);
+            let path = path.strip_prefix(".").map(Path::to_path_buf).unwrap_or(path);
             let read = self.pipeline(
-                Path::new(&path),
+                &path,
                 Some(place),
                 &format!("{group}{name}/"),
                 |reader, params| match &given {

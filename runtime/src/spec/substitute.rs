@@ -4,6 +4,7 @@ mod sql;
 
 pub(super) use sql::in_sql;
 
+use super::params::FILE_DIR;
 use super::yaml::{self, Mapping, Number, Steps, Value};
 
 /// Where references find their values.
@@ -235,6 +236,9 @@ impl<L: Lookup> Expansion<'_, L> {
                 return Value::Null;
             }
         }
+        if let [(_, Piece::Param(FILE_DIR)), ..] = pieces.as_slice() {
+            whole = without_parents(&whole);
+        }
         Value::String(whole)
     }
 
@@ -291,6 +295,24 @@ fn size(value: &Value, left: usize, levels: usize) -> Option<usize> {
         _ => {}
     }
     (sum <= left).then_some(sum)
+}
+
+/// A path without `.` and with each `..` taken together with the folder before it, where there is one.
+pub(super) fn without_parents(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/').skip(usize::from(path.starts_with('/'))) {
+        match (part, parts.last()) {
+            ("." | "", _) => {}
+            ("..", Some(&before)) if before != ".." => drop(parts.pop()),
+            ("..", None) if path.starts_with('/') => {}
+            _ => parts.push(part),
+        }
+    }
+    let root = if path.starts_with('/') { "/" } else { "" };
+    match parts.is_empty() && root.is_empty() {
+        true => ".".to_string(),
+        false => format!("{root}{}", parts.join("/")),
+    }
 }
 
 fn unset(name: &str) -> (String, Option<String>) {
@@ -404,6 +426,21 @@ mod tests {
                 .into_iter()
                 .map(|p| format!("{:?} {}", p.offset, p.message.unwrap_or_default()))
                 .collect())
+        }
+    }
+
+    #[test]
+    fn a_path_without_parents_is_the_same_path() {
+        for (path, expected) in [
+            ("pipelines/../configs/a", "configs/a"),
+            ("./../a", "../a"),
+            ("./../../a", "../../a"),
+            ("/a/b/../../../c", "/c"),
+            ("a/..", "."),
+            ("a//b/./c/", "a/b/c"),
+            ("/", "/"),
+        ] {
+            assert_eq!(without_parents(path), expected, "{path}");
         }
     }
 

@@ -28,12 +28,16 @@ fn ports(names: &[&str]) -> Vec<Port> {
 
 macro_rules! toy {
     ($kind:ident, $name:literal, $settings:ty, $ports:expr, $outputs:expr, |$with:ident, $inputs:ident| $shape:expr) => {
+        toy!($kind, $name, $settings, $ports, $outputs, sql: &[], |$with, $inputs| $shape);
+    };
+    ($kind:ident, $name:literal, $settings:ty, $ports:expr, $outputs:expr, sql: $sql:expr, |$with:ident, $inputs:ident| $shape:expr) => {
         struct $kind;
         impl Kind for $kind {
             const NAME: &'static str = $name;
             const VERSION: u32 = 1;
             const INPUTS: &'static [InputPort] = $ports;
             const OUTPUTS: &'static [OutputPort] = $outputs;
+            const SQL_SETTINGS: &'static [&'static str] = $sql;
             type Settings = $settings;
             fn shape($with: &$settings, $inputs: &Inputs) -> Result<Shape, StageError> {
                 $shape
@@ -96,7 +100,7 @@ toy!(
     &[ROWS, OutputPort::new("facts", "facts")],
     |_with, _inputs| Ok(Shape::source(ports(&["rows", "facts"])))
 );
-toy!(Sql, "sql", SqlSettings, &[TABLES], &[ROWS], |with, _inputs| {
+toy!(Sql, "sql", SqlSettings, &[TABLES], &[ROWS], sql: &["query", "join", "when", "detail"], |with, _inputs| {
     // Stands for a database that knows no column `nine`.
     for (line, text) in with.query.lines().enumerate() {
         if let Some(at) = text.find("nine") {
@@ -174,7 +178,7 @@ impl Files {
             set: set.iter().map(|text| text.to_string()).collect(),
             environment: Arc::new(|name| (name == "HOME").then(|| "/home/x".to_string())),
         };
-        load(&self.path("p.yaml"), &overrides)
+        load(&self.path("p.yaml"), &overrides, &registry())
     }
 
     fn check(&self, set: &[&str]) -> Result<Checked, Diagnostics> {

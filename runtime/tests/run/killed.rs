@@ -16,9 +16,10 @@ fn child() {
         set: set.split_whitespace().map(str::to_string).collect(),
         ..Overrides::default()
     };
-    let pipeline = load(&folder.join("pipeline.yaml"), &overrides).unwrap_or_else(|found| panic!("{found:?}"));
-    let checked =
-        Arc::new(check(pipeline, &Registry::new(toys::kinds()).unwrap()).unwrap_or_else(|found| panic!("{found:?}")));
+    let registry = Registry::new(toys::kinds()).unwrap();
+    let pipeline =
+        load(&folder.join("pipeline.yaml"), &overrides, &registry).unwrap_or_else(|found| panic!("{found:?}"));
+    let checked = Arc::new(check(pipeline, &registry).unwrap_or_else(|found| panic!("{found:?}")));
     let mut options = Options::new(folder.join("state"));
     options.workers = Some(2);
     options.signals = true;

@@ -91,8 +91,9 @@ impl Place {
             set: given,
             ..Overrides::default()
         };
-        let pipeline = load(&self.path("pipeline.yaml"), &overrides).unwrap_or_else(|found| panic!("{found:?}"));
-        let checked = check(pipeline, &Registry::new(toys::kinds()).unwrap());
+        let registry = Registry::new(toys::kinds()).unwrap();
+        let pipeline = load(&self.path("pipeline.yaml"), &overrides, &registry);
+        let checked = check(pipeline.unwrap_or_else(|found| panic!("{found:?}")), &registry);
         Arc::new(checked.unwrap_or_else(|found| panic!("{found:?}")))
     }
 

@@ -43,8 +43,7 @@ use crate::tar;
 ///
 /// Beside the tar `<shard_id>.tar.flow-removed` is left, which keeps its digest: to `audio.probe` the tar counts
 /// as unchanged, and what was computed from it is not computed again. Members that no row wanted are lost.
-/// With `delete: false`, the default, nothing is looked at, nothing deleted and nothing written. Rows of an `audio.extract` with
-/// `store: tar` need their tars, so that with them `delete: true` is an error.
+/// Rows of an `audio.extract` with `store: tar` need their tars, so that they are no input of it.
 ///
 /// `tars.jsonl` in the folder `out` says of each tar whether it is `deleted` or `kept`, and why.
 ///
@@ -54,7 +53,7 @@ use crate::tar;
 /// tars:
 ///   uses: audio.delete_tars
 ///   from: {members: probe.members, train: train_audio, val: val_audio}
-///   with: {shards: /corpus/shards, out: /data/audio, delete: true}
+///   with: {shards: /corpus/shards, out: /data/audio}
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -63,9 +62,6 @@ pub struct DeleteTarsSettings {
     pub shards: PathBuf,
     /// Folder that receives `tars.jsonl`.
     pub out: PathBuf,
-    /// Whether tars are deleted.
-    #[serde(default)]
-    pub delete: bool,
 }
 
 const LIST: &str = "tars.jsonl";
@@ -98,18 +94,18 @@ impl Kind for DeleteTars {
     const OUTPUTS: &'static [OutputPort] = &[];
     type Settings = DeleteTarsSettings;
 
-    fn shape(settings: &DeleteTarsSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+    fn shape(_: &DeleteTarsSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         for input in inputs.of("extracted") {
             let has = |name: &str| input.schema.field_with_name(name).is_ok();
             if !has("audio_path") && has("tar_path") && has("offset") {
-                if settings.delete {
-                    let message = format!(
-                        "`delete` is set, but `{}` leaves its recordings in the tars",
+                return Err(StageError::Input {
+                    name: input.name.clone(),
+                    message: format!(
+                        "`{}` leaves its recordings in the tars, so that they are needed",
                         input.name
-                    );
-                    return Err(StageError::setting("delete", message));
-                }
-                continue;
+                    ),
+                    help: None,
+                });
             }
             for (name, data_type) in &EXTRACTED {
                 let found = input.schema.field_with_name(name).ok();
@@ -124,7 +120,7 @@ impl Kind for DeleteTars {
             }
         }
         Ok(Shape {
-            needs_current: settings.delete,
+            needs_current: true,
             ..Shape::export()
         })
     }
@@ -132,22 +128,19 @@ impl Kind for DeleteTars {
     fn open(settings: &DeleteTarsSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Export(Box::new(Deleter {
             settings: settings.clone(),
-            unused: context.scratch.join("unused"),
             pool: decoding_pool(context)?,
             context: context.clone(),
         })))
     }
 
     /// Where the tars and the list are does not matter.
-    fn identity(settings: &DeleteTarsSettings) -> serde_json::Value {
-        serde_json::json!({"delete": settings.delete})
+    fn identity(_: &DeleteTarsSettings) -> serde_json::Value {
+        serde_json::json!({"delete": true})
     }
 }
 
 struct Deleter {
     settings: DeleteTarsSettings,
-    /// Receives an empty set where nothing is to be deleted.
-    unused: PathBuf,
     pool: ThreadPool,
     context: Context,
 }
@@ -169,11 +162,7 @@ struct Line<'a> {
 
 impl Export for Deleter {
     fn folder(&self) -> PathBuf {
-        if self.settings.delete {
-            self.settings.out.clone()
-        } else {
-            self.unused.clone()
-        }
+        self.settings.out.clone()
     }
 
     fn manifest(&self) -> String {
@@ -183,9 +172,6 @@ impl Export for Deleter {
     fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
         let members = self.context.required("members")?;
         let extracted: Vec<&Artifact> = self.context.whole("extracted").map(|(_, rows)| rows).collect();
-        if !self.settings.delete {
-            return Ok(());
-        }
         let unplaced = unplaced(rejects)?;
         let path = set.file(LIST).map_err(StageError::failed)?;
         let failed = |error: std::io::Error| StageError::failed(format!("cannot write {}: {error}", path.display()));

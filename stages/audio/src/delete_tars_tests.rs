@@ -85,7 +85,6 @@ impl Place {
 
     fn probe(&self) -> Result<RecordBatch, StageError> {
         let settings = ProbeSettings {
-            unless: String::new(),
             shards: self.shards(),
             audio_from: AudioFrom::Auto,
             formats: Format::ALL.to_vec(),
@@ -96,11 +95,10 @@ impl Place {
     }
 
     /// Runs the stage; gives the line about the shard.
-    fn run(&self, delete: bool, reject: Option<&str>) -> String {
+    fn run(&self, reject: Option<&str>) -> String {
         let settings = DeleteTarsSettings {
             shards: self.shards(),
             out: self.temp.path().join("list"),
-            delete,
         };
         let mut harness = Harness::<DeleteTars>::new(settings)
             .input("members", self.members.schema())
@@ -119,8 +117,7 @@ impl Place {
             harness = harness.rejected("extract", SHARD, reject);
         }
         harness.run().unwrap();
-        // Nothing is written where nothing is to be deleted.
-        fs::read_to_string(self.temp.path().join("list/tars.jsonl")).unwrap_or_default()
+        fs::read_to_string(self.temp.path().join("list/tars.jsonl")).unwrap()
     }
 }
 
@@ -128,17 +125,15 @@ impl Place {
 fn a_tar_goes_when_everything_wanted_of_it_is_safe() {
     let place = Place::new();
     let size = fs::metadata(place.tar()).unwrap().len();
-    assert_eq!(place.run(false, None), "");
     assert!(place.tar().exists());
-    assert!(place.tar().exists());
-    let line = place.run(true, Some("quality_too_low"));
+    let line = place.run(Some("quality_too_low"));
     assert!(
         line.contains("\"deleted\"") && line.contains(&size.to_string()),
         "{line}"
     );
     assert!(!place.tar().exists());
     // It is not deleted twice, and decoding it again is an error that says what to do.
-    assert!(place.run(true, None).contains("earlier"));
+    assert!(place.run(None).contains("earlier"));
     let error = place.probe().unwrap_err();
     assert!(
         error
@@ -196,15 +191,15 @@ fn a_tar_stays_while_there_is_a_doubt() {
         let place = Place::new();
         spoil(&place);
         let before = place.tar().exists();
-        let line = place.run(true, None);
+        let line = place.run(None);
         assert!(line.contains("\"kept\"") && line.contains(why), "{why}: {line}");
         assert_eq!(place.tar().exists(), before);
     }
     let place = Place::new();
-    assert!(place.run(true, Some("unsafe_path")).contains("could not be placed"));
+    assert!(place.run(Some("unsafe_path")).contains("could not be placed"));
     let mut place = Place::new();
     place.rows = place.rows.slice(0, 0);
-    assert!(place.run(true, None).contains("nothing of it was extracted"));
+    assert!(place.run(None).contains("nothing of it was extracted"));
     assert!(place.tar().exists());
 }
 
@@ -213,26 +208,25 @@ fn tars_that_are_read_from_are_not_deleted() {
     let place = Place::new();
     let fields = ["tar_path", "offset"].map(|name| Field::new(name, DataType::Utf8, false));
     let train = Arc::new(Schema::new(fields.to_vec()));
-    let settings = |delete| DeleteTarsSettings {
+    let settings = || DeleteTarsSettings {
         shards: place.shards(),
         out: place.temp.path().join("list"),
-        delete,
     };
-    let harness = |delete| Harness::<DeleteTars>::new(settings(delete)).input("members", place.members.schema());
-    assert!(harness(false).input("train", train.clone()).shape().is_ok());
-    let error = harness(true).input("train", train).shape().unwrap_err();
+    let harness = || Harness::<DeleteTars>::new(settings()).input("members", place.members.schema());
+    assert!(harness().input("train", place.rows.schema()).shape().is_ok());
+    let error = harness().input("train", train).shape().unwrap_err();
     assert!(
         error.to_string().contains("`train` leaves its recordings in the tars"),
         "{error}"
     );
-    assert!(harness(false).shape().is_err());
+    assert!(harness().shape().is_err());
 }
 
 /// A change of these lines asks for a higher [`Kind::VERSION`].
 #[test]
 fn version_guards_the_output() {
     let place = Place::new();
-    let lines = [place.run(true, Some("quality_too_low")), place.run(true, None)].concat();
+    let lines = [place.run(Some("quality_too_low")), place.run(None)].concat();
     let lines = lines.replace(place.temp.path().to_str().unwrap(), "TEMP");
     assert_eq!(
         (

@@ -44,7 +44,6 @@ fn as_is(shards: PathBuf, audio: PathBuf) -> ExtractSettings {
 /// The port `members` of a shard, with every format allowed.
 fn probed(shards: &Path, shard: &str) -> RecordBatch {
     let settings = ProbeSettings {
-        unless: String::new(),
         shards: shards.to_owned(),
         audio_from: AudioFrom::Tar,
         formats: Format::ALL.to_vec(),

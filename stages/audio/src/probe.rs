@@ -77,9 +77,6 @@ pub struct ProbeSettings {
     /// (Vorbis; there is no decoder for Opus). Others are `unsupported_format`; with `[flac]` alone, `not_flac`.
     #[serde(default = "only_flac")]
     pub formats: Vec<Format>,
-    /// Where this is not empty, no shard is read: give it the parameter that names manifests to start from instead.
-    #[serde(default)]
-    pub unless: String,
 }
 
 pub(crate) fn only_flac() -> Vec<Format> {
@@ -183,9 +180,6 @@ impl Prober {
 
 impl Source for Prober {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        if !self.settings.unless.is_empty() {
-            return Ok(Vec::new());
-        }
         let listed = shards::list(&self.settings.shards).map_err(|error| {
             StageError::setting("shards", error).with_help("`shards` is the folder of `<lang>/<shard_id>/`")
         })?;

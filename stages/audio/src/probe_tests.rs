@@ -13,7 +13,6 @@ fn probe(shards: PathBuf, audio_from: AudioFrom) -> Output {
     Harness::<Probe>::new(ProbeSettings {
         shards,
         audio_from,
-        unless: String::new(),
         formats: only_flac(),
     })
     .threads(2)
@@ -281,7 +280,6 @@ fn a_wrong_folder_is_a_wrong_setting() {
     let settings = ProbeSettings {
         shards: "/no/such/folder".into(),
         audio_from: AudioFrom::Tar,
-        unless: String::new(),
         formats: only_flac(),
     };
     let error = Harness::<Probe>::new(settings).run().unwrap_err();

@@ -89,8 +89,10 @@ impl Stages {
         overrides
             .set
             .extend(settings.iter().map(|(name, value)| format!("{name}={value}")));
-        let pipeline =
-            load(&repository("pipelines/build_manifest_v2.yaml"), &overrides).unwrap_or_else(|e| panic!("{e:?}"));
+        // Those whose texts are SQL; the others are read by name below.
+        let registry = Registry::new(vec![kind::<Sql>()]).unwrap();
+        let path = repository("pipelines/build_manifest_v2.yaml");
+        let pipeline = load(&path, &overrides, &registry).unwrap_or_else(|e| panic!("{e:?}"));
         Stages {
             pipeline,
             ports: HashMap::new(),

@@ -48,9 +48,6 @@ pub struct ScanSettings {
     /// multiplies rows.
     #[serde(default = "default_max_rows")]
     pub max_rows_per_shard: u32,
-    /// Where this is not empty, no shard is read: give it the parameter that names manifests to start from instead.
-    #[serde(default)]
-    pub unless: String,
 }
 
 fn default_source() -> String {
@@ -107,9 +104,6 @@ struct Scanner {
 
 impl Source for Scanner {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        if !self.settings.unless.is_empty() {
-            return Ok(Vec::new());
-        }
         let root = &self.settings.shards;
         let listing = list_shards(root).map_err(|error| {
             StageError::setting("shards", error).with_help("name the folder that holds <lang>/<shard_id>/ folders")

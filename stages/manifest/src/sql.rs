@@ -127,6 +127,7 @@ impl Kind for Sql {
     )
     .count(InputCount::Many)];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the columns that the query selects")];
+    const SQL_SETTINGS: &'static [&'static str] = &["query", "join", "when", "detail"];
     type Settings = SqlSettings;
 
     fn shape(settings: &SqlSettings, inputs: &Inputs) -> Result<Shape, StageError> {

@@ -89,9 +89,6 @@ pub struct WriteSettings {
     /// there were fewer than 100).
     #[serde(default = "half")]
     pub max_shrink: f64,
-    /// Where this is not empty, nothing is written: give it the parameter that names manifests to start from instead.
-    #[serde(default)]
-    pub unless: String,
 }
 
 /// Whether a file name is that of a manifest as they are written here.
@@ -143,7 +140,6 @@ impl Kind for Write {
         let (files, inputs) = given.unzip();
         Ok(Body::Export(Box::new(Writer {
             settings: settings.clone(),
-            unused: context.scratch.join("unused"),
             files,
             inputs,
         })))
@@ -152,14 +148,12 @@ impl Kind for Write {
     /// Where the files go does not matter; what stands before `tar_path` is part of them.
     fn identity(settings: &WriteSettings) -> serde_json::Value {
         let lines = settings.jsonl.then_some((&settings.audio, &settings.out));
-        serde_json::json!({"shards": settings.shards, "jsonl": lines, "unless": !settings.unless.is_empty()})
+        serde_json::json!({"shards": settings.shards, "jsonl": lines})
     }
 }
 
 struct Writer {
     settings: WriteSettings,
-    /// Receives an empty set where nothing is to be written.
-    unused: PathBuf,
     /// By input: its name, and its file.
     files: Vec<(&'static str, &'static str)>,
     inputs: Vec<Artifact>,
@@ -167,17 +161,10 @@ struct Writer {
 
 impl Export for Writer {
     fn folder(&self) -> PathBuf {
-        if self.settings.unless.is_empty() {
-            self.settings.out.clone()
-        } else {
-            self.unused.clone()
-        }
+        self.settings.out.clone()
     }
 
     fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
-        if !self.settings.unless.is_empty() {
-            return Ok(());
-        }
         let WriteSettings { shards, audio, out, .. } = &self.settings;
         let inputs = &self.inputs;
         for (what, names) in GUARDED {

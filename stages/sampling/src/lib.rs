@@ -16,6 +16,7 @@ pub mod plan_batches;
 mod plan_tables;
 pub mod planned;
 pub mod quota;
+pub mod sampling_record;
 pub mod steps;
 #[cfg(test)]
 mod test_data;
@@ -24,4 +25,5 @@ pub mod write_plan;
 pub use error::SamplingError;
 pub use load::Load;
 pub use plan_batches::Plan;
+pub use sampling_record::SamplingRecord;
 pub use write_plan::WritePlan;

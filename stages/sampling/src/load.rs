@@ -28,6 +28,7 @@ use crate::plan_batches::refused;
 use crate::planned::Planned;
 
 pub use crate::loaded_batch::loaded_schema;
+use crate::sampling_record::SamplingRecord;
 
 /// Loads the micro-batches of training, step by step.
 ///
@@ -58,6 +59,9 @@ pub use crate::loaded_batch::loaded_schema;
 /// number of `steps` moves these ends; `curriculum_steps` sets them. A stage with more rows than there are is one of `all`.
 /// Epochs count from 0 within a stage, with `seed` + 2^32 × (stage, from 0) in place of `seed`. Two more columns say
 /// where a step is: `stage` (as the curriculum names it) and `stage_end` (steps that are done when the stage ends).
+///
+/// How the micro-batches are made goes with them, in the metadata of their schema: `training.train` records it in its
+/// checkpoints and notices a change.
 ///
 /// # Example
 ///
@@ -147,6 +151,17 @@ impl LoadSettings {
             seed: self.seed,
         }
     }
+
+    fn record(&self) -> SamplingRecord {
+        SamplingRecord {
+            packing: self.packing(),
+            steps: self.steps,
+            speeds: self.speeds.clone(),
+            max_samples: self.max_samples,
+            curriculum: self.curriculum.clone(),
+            curriculum_steps: self.curriculum_steps.clone(),
+        }
+    }
 }
 
 pub struct Load;
@@ -193,15 +208,16 @@ impl Kind for Load {
             }
             AudioColumns::TarRange | AudioColumns::MemberName => {}
         }
-        let outputs = vec![Port {
+        let columns = if settings.curriculum.is_empty() {
+            loaded_schema()
+        } else {
+            staged_schema()
+        };
+        let record = settings.record();
+        Ok(Shape::source(vec![Port {
             name: "batches".into(),
-            schema: if settings.curriculum.is_empty() {
-                loaded_schema()
-            } else {
-                staged_schema()
-            },
-        }];
-        Ok(Shape::source(outputs))
+            schema: record.written_to(&columns).map_err(StageError::failed)?,
+        }]))
     }
 
     fn open(settings: &LoadSettings, context: &Context) -> Result<Body, StageError> {

@@ -93,7 +93,6 @@ fn probed() -> Output {
     let settings = ProbeSettings {
         shards: corpus("micro").join("shards"),
         audio_from: AudioFrom::Tar,
-        unless: String::new(),
         formats: vec![flow_audio::format::Format::Flac],
     };
     Harness::<Probe>::new(settings).threads(2).run().unwrap()

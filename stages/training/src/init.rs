@@ -11,7 +11,7 @@ use flow_model::vocabulary::VocabularyChange;
 
 use crate::error::TrainingError;
 use crate::hub::{Hub, Reference};
-use crate::settings::TrainSettings;
+use crate::resolved_settings::ResolvedSettings;
 
 /// The file or folder on this machine that a model goes by. One of the hub is downloaded into the hub's cache first;
 /// `tell` hears how that goes.
@@ -31,7 +31,7 @@ pub fn local_model(model: &str, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, T
 }
 
 /// Whether the first weights can be had, without reading them. Matters only where no checkpoint stands.
-pub fn check_init(settings: &TrainSettings) -> Result<(), TrainingError> {
+pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
     // A model of the hub is looked for when training begins.
     if settings.init == "none" || Reference::parse(&settings.init).transpose()?.is_some() {
         return Ok(());
@@ -47,7 +47,7 @@ pub fn check_init(settings: &TrainSettings) -> Result<(), TrainingError> {
 
 /// The model before its first step, and what became of the vocabulary where it is another than that of `init`.
 pub fn first_model(
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     device: &Device,
 ) -> Result<(TdtModel, Option<VocabularyChange>), TrainingError> {
     let given = given_tokenizer(settings)?;
@@ -88,7 +88,7 @@ pub fn first_model(
 
 /// The configuration of the model before its first step; of a model that is given, nothing but that is read. `vocabulary`
 /// is the number of pieces where the tokenizer is still to be made.
-pub fn configuration(settings: &TrainSettings, vocabulary: Option<usize>) -> Result<ModelConfig, TrainingError> {
+pub fn configuration(settings: &ResolvedSettings, vocabulary: Option<usize>) -> Result<ModelConfig, TrainingError> {
     let pieces = match (given_tokenizer(settings)?, vocabulary) {
         (Some(tokenizer), _) => Some(tokenizer.pieces()),
         (None, Some(size)) => Some((0..size).map(|number| number.to_string()).collect()),
@@ -110,7 +110,7 @@ pub fn configuration(settings: &TrainSettings, vocabulary: Option<usize>) -> Res
 }
 
 /// The tokenizer that was given; none if that of `init` is meant.
-fn given_tokenizer(settings: &TrainSettings) -> Result<Option<Tokenizer>, TrainingError> {
+fn given_tokenizer(settings: &ResolvedSettings) -> Result<Option<Tokenizer>, TrainingError> {
     let Some(bytes) = settings.tokenizer_file()? else {
         return Ok(None);
     };

@@ -16,6 +16,7 @@ pub mod model_settings;
 pub mod optimizer;
 pub mod ranks;
 pub mod read_tokenizer;
+pub mod resolved_settings;
 pub mod schedule;
 pub mod session;
 pub mod settings;

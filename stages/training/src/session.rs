@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
 use crate::ranks::Among;
-use crate::settings::TrainSettings;
+use crate::resolved_settings::ResolvedSettings;
 use crate::start::{Start, find_start};
 use crate::trainer::{LoadedBatch, StepReport, Trainer, panic_text};
 use crate::window::Window;
@@ -35,7 +35,7 @@ pub type Report = Box<dyn FnMut(Value) + Send>;
 
 /// Training in progress. Holds the checkpoint folder's lock.
 pub struct Session {
-    settings: TrainSettings,
+    settings: ResolvedSettings,
     trainer: Trainer,
     folder: Arc<CheckpointFolder>,
     /// A checkpoint that is being written.
@@ -82,7 +82,7 @@ pub const VOCABULARY: &str = "vocabulary.tsv";
 impl Session {
     /// Locks the folder and makes or loads the model. All ranks are in this process.
     pub fn begin(
-        settings: &TrainSettings,
+        settings: &ResolvedSettings,
         data: Option<&str>,
         evaluate: Option<Evaluate>,
         report: Report,
@@ -92,7 +92,7 @@ impl Session {
 
     /// The same with the ranks shared out over the processes of a run, of which this is process 0.
     pub fn begin_among(
-        settings: &TrainSettings,
+        settings: &ResolvedSettings,
         data: Option<&str>,
         evaluate: Option<Evaluate>,
         report: Report,

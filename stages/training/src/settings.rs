@@ -1,23 +1,15 @@
 //! The settings of `training.train`.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 use flow_model::device::DeviceChoice;
 use flow_runtime::ReadOnce;
-use flow_sampling::curriculum::{self, StageSize};
-use flow_sampling::plan::Balance;
 
-use crate::checkpoint::Identity;
 use crate::error::TrainingError;
-use crate::hub::Reference;
 use crate::long_texts::OverLimit;
 pub use crate::model_from::ModelFrom;
 pub use crate::model_settings::{ModelSettings, NewPieces};
@@ -186,32 +178,9 @@ pub struct TrainSettings {
     /// Seconds of the longest clip, to know the largest micro-batch.
     pub max_duration: f64,
 
-    /// As given to `sampling.load`; only recorded, so that a change is noticed.
-    pub max_batch_seconds: f64,
-    /// As given to `sampling.load`; only recorded.
-    pub temperature: f64,
-    /// As given to `sampling.load`; only recorded.
-    pub balance: Balance,
-    /// As given to `sampling.load`; only recorded.
-    pub token_boundaries: Vec<u32>,
-    /// As given to `sampling.load`; only recorded.
-    pub speeds: Vec<f64>,
-    /// As given to `sampling.load`; only recorded.
-    pub max_samples: Option<u64>,
-    /// As given to `sampling.load`; only recorded.
-    pub curriculum: Vec<StageSize>,
-    /// As given to `sampling.load`; only recorded.
-    pub curriculum_steps: Vec<u64>,
-
-    /// The `.model` that came as an input; no setting of the user's.
-    #[serde(skip)]
-    pub tokenizer_input: Option<Arc<[u8]>>,
     /// The file of `tokenizer`; no setting of the user's.
     #[serde(skip)]
     pub tokenizer_read: ReadOnce<Vec<u8>>,
-    /// Where `init` lies, if it was fetched from the hub; no setting of the user's.
-    #[serde(skip)]
-    pub fetched: Option<PathBuf>,
 }
 
 impl Default for TrainSettings {
@@ -261,23 +230,10 @@ impl Default for TrainSettings {
             on_change: OnChange::Refuse,
             memory_check: true,
             max_duration: 20.0,
-            max_batch_seconds: 90.0,
-            temperature: 0.3,
-            balance: Balance::default(),
-            token_boundaries: Vec::new(),
-            speeds: vec![1.0],
-            max_samples: None,
-            curriculum: Vec::new(),
-            curriculum_steps: Vec::new(),
-            tokenizer_input: None,
             tokenizer_read: ReadOnce::default(),
-            fetched: None,
         }
     }
 }
-
-/// The most ranks, over all processes.
-const MAX_RANKS: u32 = 64;
 
 /// How the rate of phase 2 goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -331,105 +287,6 @@ pub enum OnChange {
 }
 
 impl TrainSettings {
-    /// Refuses values that cannot work, and those that are not available yet.
-    pub fn validate(&self) -> Result<(), TrainingError> {
-        let refuse = |path: &str, message: &str| Err(TrainingError::setting(path, message));
-        if self.checkpoints.trim().is_empty() {
-            return refuse("checkpoints", "name a folder for the checkpoints");
-        }
-        if self.init.is_empty() {
-            return refuse(
-                "init",
-                "write `none`, or the path of a .nemo archive, a model folder or a .ckpt",
-            );
-        }
-        if self.init == "none" && self.tokenizer_path().is_empty() && self.tokenizer_input.is_none() {
-            return refuse(
-                "tokenizer",
-                "with `init: none` name a SentencePiece .model file, or give a tokenizer.train as input",
-            );
-        }
-        if !self.tokenizer.is_empty() && self.tokenizer_input.is_some() {
-            return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
-        }
-        Reference::parse(&self.init).transpose()?;
-        if self.precision == Precision::Bf16 && self.average_decay > 0.0 {
-            return refuse(
-                "precision",
-                "an average of weights needs them in 32 bits; with bf16 use `average_decay: 0`",
-            );
-        }
-        if self.model_from == ModelFrom::Best && (self.eval_every == 0 || !self.keep_best) {
-            return refuse("model_from", "`best` needs `eval_every` above 0 and `keep_best: true`");
-        }
-        if self.offload && self.fold_update {
-            return refuse(
-                "fold_update",
-                "with `offload` gradients leave the device as soon as they are complete anyway",
-            );
-        }
-        if self.fold_update && (self.grad_accum != 1 || self.ranks != 1 || self.clip != 0.0) {
-            return refuse("fold_update", "it needs `grad_accum: 1`, `ranks: 1` and `clip: 0`");
-        }
-        if !(1..=MAX_RANKS).contains(&self.ranks) {
-            return refuse("ranks", &format!("it must be from 1 to {MAX_RANKS}"));
-        }
-        if !(self.rank_timeout > 0.0 && self.rank_timeout <= 1e9) {
-            return refuse("rank_timeout", "it must be a number of seconds above 0");
-        }
-        let device = self.device()?;
-        if self.ranks > 1 && matches!(device, DeviceChoice::Cuda(Some(_))) {
-            return refuse("device", "several ranks need a device each; write `cuda`");
-        }
-        if self.grad_accum == 0 {
-            return refuse("grad_accum", "it must be at least 1");
-        }
-        for (path, value) in [("phase1_lr", self.phase1_lr), ("phase2_lr", self.phase2_lr)] {
-            if !(value.is_finite() && value > 0.0) {
-                return refuse(path, "it must be a number above 0");
-            }
-        }
-        for (path, value) in [
-            ("min_lr", self.min_lr),
-            ("weight_decay", self.weight_decay),
-            ("clip", self.clip),
-        ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return refuse(path, "it must be a number of at least 0");
-            }
-        }
-        for (path, value) in [
-            ("max_duration", self.max_duration),
-            ("max_batch_seconds", self.max_batch_seconds),
-        ] {
-            if !(value.is_finite() && value > 0.0) {
-                return refuse(path, "it must be a number above 0");
-            }
-        }
-        if !(0.0..1.0).contains(&self.average_decay) {
-            return refuse("average_decay", "it must be at least 0 and below 1");
-        }
-        for beta in [self.betas.0, self.betas.1] {
-            if !(0.0..1.0).contains(&beta) {
-                return refuse("betas", "both must be at least 0 and below 1");
-            }
-        }
-        for (path, value) in [
-            ("max_steps", self.max_steps),
-            ("checkpoint_every", self.checkpoint_every),
-            ("keep_checkpoints", self.keep_checkpoints as u64),
-            ("log_every", self.log_every),
-            ("max_tokens", self.max_tokens as u64),
-        ] {
-            if value == 0 {
-                return refuse(path, "it must be at least 1");
-            }
-        }
-        curriculum::check(&self.curriculum, &self.curriculum_steps, self.max_steps)
-            .map_err(|(path, why)| TrainingError::setting(path, why))?;
-        Ok(())
-    }
-
     /// Refuses ranks that cannot be shared out over so many processes.
     pub fn check_processes(&self, processes: usize) -> Result<(), TrainingError> {
         share(self.ranks as usize, processes).map(drop)
@@ -511,77 +368,5 @@ impl TrainSettings {
         } else {
             &self.tokenizer
         }
-    }
-
-    /// The bytes of the SentencePiece model that was given, as an input or by its path.
-    pub fn tokenizer_file(&self) -> Result<Option<Vec<u8>>, TrainingError> {
-        if let Some(bytes) = &self.tokenizer_input {
-            return Ok(Some(bytes.to_vec()));
-        }
-        let path = self.tokenizer_path();
-        if path.is_empty() {
-            return Ok(None);
-        }
-        let failed = |e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}"));
-        let read = self.tokenizer_read.get(path, || std::fs::read(path)).map_err(failed)?;
-        Ok(Some(read.to_vec()))
-    }
-
-    /// Where the first weights lie.
-    pub fn init_path(&self) -> &Path {
-        self.fetched.as_deref().unwrap_or(Path::new(&self.init))
-    }
-
-    /// What the training run is; see [`Identity`].
-    pub fn identity(&self) -> Result<Identity, TrainingError> {
-        let fresh = self.init == "none";
-        let tokenizer = self.tokenizer_file()?;
-        let tokenizer = tokenizer.map(|bytes| blake3::hash(&bytes).to_hex().to_string());
-        let model = if fresh {
-            let mut model = serde_json::to_value(&self.model).unwrap_or(Value::Null);
-            if let Some(sizes) = model.as_object_mut() {
-                // What stands in the file counts, not where it lies.
-                sizes.remove("tokenizer");
-            }
-            model
-        } else if tokenizer.is_some() && self.new_pieces != NewPieces::default() {
-            json!({ "new_pieces": self.new_pieces })
-        } else {
-            Value::Null
-        };
-        Ok(Identity {
-            model,
-            tokenizer,
-            init: self.init.clone(),
-            seed: self.seed,
-        })
-    }
-
-    /// The settings whose change is noticed. Those that never matter to the result (evaluation, logging,
-    /// checkpoints, ranks) are not among them.
-    pub fn recorded(&self) -> BTreeMap<String, Value> {
-        let fields = json!({
-            "max_steps": self.max_steps, "phase1_lr": self.phase1_lr, "phase2_lr": self.phase2_lr,
-            "unfreeze_step": self.unfreeze_step, "warmup_steps": self.warmup_steps, "phase2_warmup": self.phase2_warmup,
-            "schedule": self.schedule, "min_lr": self.min_lr, "weight_decay": self.weight_decay, "betas": self.betas, "clip": self.clip, "average_decay": self.average_decay,
-            "grad_accum": self.grad_accum, "spec_augment": self.spec_augment, "dropout": self.dropout, "max_tokens": self.max_tokens,
-            "optimizer": self.optimizer, "precision": self.precision, "max_batch_seconds": self.max_batch_seconds,
-            "temperature": self.temperature, "max_samples": self.max_samples, "speeds": self.speeds, "balance": self.balance,
-            "token_boundaries": self.token_boundaries,
-        });
-        let mut fields: BTreeMap<String, Value> = match fields {
-            Value::Object(map) => map.into_iter().collect(),
-            _ => BTreeMap::new(),
-        };
-        // Left out where texts are cut, as in checkpoints that knew of nothing else.
-        if self.long_texts != OverLimit::Truncate {
-            fields.insert("long_texts".into(), json!(self.long_texts));
-        }
-        // Left out where there is none, as in checkpoints that knew of none.
-        if !self.curriculum.is_empty() {
-            fields.insert("curriculum".into(), json!(self.curriculum));
-            fields.insert("curriculum_steps".into(), json!(self.curriculum_steps));
-        }
-        fields
     }
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::{self, Record, Standing};
 use crate::error::TrainingError;
 use crate::init::check_init;
-use crate::settings::{OnChange, TrainSettings};
+use crate::resolved_settings::ResolvedSettings;
+use crate::settings::OnChange;
 
 /// Where training goes on.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +42,7 @@ impl Start {
 
 /// Finds where training goes on, from the checkpoint folder alone. Changes nothing. `data` is the digest of
 /// the train rows, where it is known.
-pub fn find_start(settings: &TrainSettings, data: Option<&str>) -> Result<Start, TrainingError> {
+pub fn find_start(settings: &ResolvedSettings, data: Option<&str>) -> Result<Start, TrainingError> {
     let root = Path::new(&settings.checkpoints);
     let folder = checkpoint::current(root)?;
     let identity = settings.identity()?;

@@ -22,6 +22,7 @@ use crate::checkpoint::{self, CheckpointFolder, average_of};
 use crate::error::TrainingError;
 use crate::loaded_rows::BATCH_COLUMNS;
 use crate::model_from::{ModelFrom, chosen};
+use crate::resolved_settings::ResolvedSettings;
 use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
 use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
@@ -66,7 +67,7 @@ impl Kind for TrainingTrain {
     type Settings = TrainSettings;
 
     fn shape(settings: &TrainSettings, inputs: &Inputs) -> Result<Shape, StageError> {
-        let mut settings = settings.clone();
+        let mut settings = ResolvedSettings::new(settings.clone(), &inputs.required("batches")?.schema)?;
         if inputs.has("tokenizer") {
             // Its bytes are not there yet; that they will come is enough.
             settings.tokenizer_input = Some(Arc::from([]));
@@ -87,8 +88,13 @@ impl Kind for TrainingTrain {
         Ok(checked.map_err(|error| TrainingError::setting("device", error))?)
     }
 
+    fn spreads(settings: &TrainSettings, processes: usize) -> Result<bool, StageError> {
+        settings.check_processes(processes)?;
+        Ok(true)
+    }
+
     fn open(settings: &TrainSettings, context: &Context) -> Result<Body, StageError> {
-        let mut settings = settings.clone();
+        let mut settings = ResolvedSettings::new(settings.clone(), &context.inputs.required("batches")?.schema)?;
         if let Some(tokenizer) = context.input("tokenizer") {
             settings.tokenizer_input = Some(read_tokenizer_files(tokenizer)?.0.into());
         }
@@ -104,7 +110,7 @@ impl Kind for TrainingTrain {
 }
 
 struct TrainBody {
-    settings: TrainSettings,
+    settings: ResolvedSettings,
     context: Context,
     /// Batches of steps that are not complete.
     arriving: BTreeMap<u64, Vec<RecordBatch>>,

@@ -21,8 +21,8 @@ use crate::loaded_rows::{micro_batches, stage_mark};
 use crate::long_texts::LongTexts;
 use crate::memory::{self, Checked};
 use crate::ranks::{Among, share};
+use crate::resolved_settings::ResolvedSettings;
 use crate::session::{Evaluate, LeftOut, Session};
-use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
 
 /// The micro-batches of one step.
@@ -40,7 +40,7 @@ pub(crate) struct Request {
 
 /// The thread's life: steps in order, requests between them.
 pub(crate) fn train(
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     context: &Context,
     data: Option<&str>,
     work: &Receiver<Work>,
@@ -158,11 +158,11 @@ fn batches_of_rows(batches: &[RecordBatch], rows: &Artifact) -> Result<(), Stage
 /// The settings with the path of a model of the hub, which is downloaded if training begins from it. None: the run is to
 /// end.
 fn with_init(
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     context: &Context,
     data: Option<&str>,
     requests: &Receiver<Request>,
-) -> Result<Option<TrainSettings>, StageError> {
+) -> Result<Option<ResolvedSettings>, StageError> {
     let mut settings = settings.clone();
     let Some(reference) = Reference::parse(&settings.init).transpose()? else {
         return Ok(Some(settings));
@@ -187,7 +187,7 @@ fn with_init(
 
 /// Finds out whether training fits into memory. A run that has nothing left to do is not looked at.
 fn check_memory(
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     context: &Context,
     data: Option<&str>,
 ) -> Result<Option<Checked>, StageError> {
@@ -214,7 +214,7 @@ fn check_memory(
 }
 
 /// Ranks that share the memory of this process.
-fn ranks_here(settings: &TrainSettings, context: &Context) -> Result<u32, TrainingError> {
+fn ranks_here(settings: &ResolvedSettings, context: &Context) -> Result<u32, TrainingError> {
     let Some(processes) = &context.processes else {
         return Ok(settings.ranks);
     };
@@ -223,7 +223,7 @@ fn ranks_here(settings: &TrainSettings, context: &Context) -> Result<u32, Traini
 }
 
 /// Says which transcripts are left out, or learned only in part.
-fn tell_long_texts(settings: &TrainSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
+fn tell_long_texts(settings: &ResolvedSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
     let (Some(rows), Some(tokenizer)) = (context.input("train"), session.tokenizer()) else {
         return Ok(());
     };
@@ -247,7 +247,7 @@ fn answer(session: &mut Session, request: Request) -> bool {
 }
 
 fn one_step(
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     context: &Context,
     session: &mut Session,
     work: Work,
@@ -294,7 +294,7 @@ fn one_step(
 }
 
 /// The evaluation during training: a fixed sample of the validation rows, read once.
-fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Evaluate>, StageError> {
+fn validation(settings: &ResolvedSettings, context: &Context) -> Result<Option<Evaluate>, StageError> {
     if settings.eval_every == 0 {
         return Ok(None);
     }
@@ -309,7 +309,7 @@ fn validation(settings: &TrainSettings, context: &Context) -> Result<Option<Eval
     )
     .map_err(TrainingError::from)?;
     set.check(&context.rejects)?;
-    let batch_seconds = settings.max_batch_seconds;
+    let batch_seconds = settings.max_batch_seconds();
     let cancel = context.cancel.clone();
     Ok(Some(Box::new(move |model: &TdtModel| {
         Ok(set.scores(model, batch_seconds, &|| cancel.is_set())?)

@@ -10,6 +10,7 @@ use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::average::Average;
 use flow_training::memory::{Assumed, BatchShape, Measured, Needs, largest_batch};
 use flow_training::optimizer::AdamW;
+use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
 use flow_training::trainer::{LoadedBatch, Trainer};
 
@@ -43,7 +44,7 @@ fn step(shape: BatchShape, planned: u32, vocabulary: usize) -> Vec<LoadedBatch> 
         .collect()
 }
 
-fn needs(config: &ModelConfig, settings: &TrainSettings, shapes: &[BatchShape]) -> Needs {
+fn needs(config: &ModelConfig, settings: &ResolvedSettings, shapes: &[BatchShape]) -> Needs {
     let measured = Measured::new(config, settings, shapes).expect("a trial");
     measured.expect("nobody else counts").needs(settings)
 }
@@ -185,10 +186,7 @@ fn what_is_predicted_is_taken() {
         ),
     ];
     for (number, (name, model, pieces, seconds, settings)) in cases.into_iter().enumerate() {
-        let settings = TrainSettings {
-            max_batch_seconds: seconds,
-            ..settings
-        };
+        let settings = ResolvedSettings::from(settings).with_batch_seconds(seconds);
         let config = config(model, pieces);
         let assumed = Assumed {
             longest: if name == "small, long" { 40.0 } else { 5.0 },
@@ -214,9 +212,9 @@ fn what_is_predicted_is_taken() {
     let (long, config_wide) = (BATCH_SECONDS / 4.0, config(&wide, 1024));
     let evaluated = TrainSettings {
         eval_every: 1,
-        max_batch_seconds: 1000.0,
         ..base.clone()
     };
+    let evaluated = ResolvedSettings::from(evaluated).with_batch_seconds(1000.0);
     let shape = BatchShape {
         utterances: 1,
         seconds: long,
@@ -248,7 +246,7 @@ fn what_is_predicted_is_taken() {
             offload,
             ..on_device.clone()
         };
-        needs(&config_small, &settings, &[shape])
+        needs(&config_small, &settings.into(), &[shape])
     });
     assert_eq!(all.host.total(), 0);
     assert_eq!((some.optimizer, some.host.optimizer), (0, all.optimizer));
@@ -267,14 +265,12 @@ fn what_is_predicted_is_taken() {
         tokens_per_second: 12.0,
     };
     let device = 200_000_000;
+    let base = ResolvedSettings::from(base);
     let seconds = largest_batch(&config, &base, &assumed, device)
         .expect("needs")
         .expect("one that fits");
     let share = |seconds: f64| {
-        let settings = TrainSettings {
-            max_batch_seconds: seconds,
-            ..base.clone()
-        };
+        let settings = base.with_batch_seconds(seconds);
         needs(&config, &settings, &assumed.shapes(&settings)).total() as f64 / device as f64
     };
     // Two clips more do not fit any more.
@@ -304,7 +300,6 @@ fn the_full_size_is_fine_tuned_within_eight_gigabytes() {
     };
     let settings = TrainSettings {
         unfreeze_step: 0,
-        max_batch_seconds: 90.0,
         max_duration: 90.0,
         recompute: true,
         optimizer: Optimizer::Adamw8bit,
@@ -318,7 +313,7 @@ fn the_full_size_is_fine_tuned_within_eight_gigabytes() {
         seconds: 90.0,
         tokens: 512,
     };
-    let needs = needs(&config, &settings, &[shape]);
+    let needs = needs(&config, &settings.clone().into(), &[shape]);
     println!("{:.2} GB predicted: {needs:?}", needs.total() as f64 / 1e9);
     let taken = taken(&config, &settings, shape) as f64;
     println!("{:.2} GB taken", taken / 1e9);

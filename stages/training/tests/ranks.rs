@@ -13,6 +13,7 @@ use flow_training::TrainingError;
 use flow_training::average::Average;
 use flow_training::optimizer::AdamW;
 use flow_training::ranks::{Among, Joined, serve};
+use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::Session;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
 use flow_training::train::TrainingTrain;
@@ -77,7 +78,7 @@ fn micro_batches(step: u64) -> Vec<LoadedBatch> {
 }
 
 fn session(settings: &TrainSettings) -> Session {
-    Session::begin(settings, None, None, Box::new(|_| {})).expect("training begins")
+    Session::begin(&settings.clone().into(), None, None, Box::new(|_| {})).expect("training begins")
 }
 
 fn train(settings: &TrainSettings, steps: std::ops::Range<u64>) -> Session {
@@ -217,8 +218,8 @@ fn ranks_skip_a_step_of_which_nothing_came_together() {
         };
         let spread = (number == 2).then(|| processes(2));
         let among = spread.as_ref().map(|(first, _)| among(first));
-        let mut session =
-            Session::begin_among(&settings, None, None, Box::new(|_| {}), among).expect("training begins");
+        let mut session = Session::begin_among(&settings.clone().into(), None, None, Box::new(|_| {}), among)
+            .expect("training begins");
         for step in 0..5 {
             let report = session.step(&of(step), PLANNED).expect("a step");
             assert_eq!(report.skipped.is_some(), matches!(step, 1 | 2), "step {step}");
@@ -498,11 +499,12 @@ fn a_device_that_cannot_be_had_is_refused() {
         device: device.into(),
         ..settings(Path::new("checkpoints"), ranks)
     };
-    let refused = |device: &str, ranks| on(device, ranks).validate().expect_err(device).to_string();
+    let resolved = ResolvedSettings::from;
+    let refused = |device: &str, ranks| resolved(on(device, ranks)).validate().expect_err(device).to_string();
     assert!(refused("gpu", 1).contains("`cuda:0`"));
     assert!(refused("cuda:0", 2).contains("a device each"));
     // Settings for a GPU are right wherever they are looked at; only a run needs a program that was built for it.
-    on("cuda", 1).validate().expect("settings for a GPU");
+    resolved(on("cuda", 1)).validate().expect("settings for a GPU");
     let ready = TrainingTrain::ready(&on("cuda", 1));
     if cfg!(feature = "cuda") {
         ready.expect("a program that was built for it");
@@ -536,8 +538,14 @@ fn among(processes: &Arc<Processes>) -> Among<'_> {
 }
 
 fn train_among(settings: &TrainSettings, processes: &Arc<Processes>, steps: std::ops::Range<u64>) -> Session {
-    let mut session =
-        Session::begin_among(settings, None, None, Box::new(|_| {}), Some(among(processes))).expect("training begins");
+    let mut session = Session::begin_among(
+        &settings.clone().into(),
+        None,
+        None,
+        Box::new(|_| {}),
+        Some(among(processes)),
+    )
+    .expect("training begins");
     assert_eq!(session.step_number(), steps.start);
     for step in steps {
         let report = session.step(&micro_batches(step), PLANNED).expect("a step");
@@ -625,7 +633,8 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
         rank_bytes: Some(1 << 50),
         ..among(&first)
     };
-    let mut session = Session::begin_among(&settings, None, None, Box::new(|_| {}), Some(too_much)).expect("a session");
+    let mut session = Session::begin_among(&settings.clone().into(), None, None, Box::new(|_| {}), Some(too_much))
+        .expect("a session");
     match session.step(&micro_batches(4), PLANNED) {
         Err(TrainingError::Rank { rank: 2, message }) => {
             assert!(
@@ -638,7 +647,7 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
     drop(session);
     let (first, _others) = processes(2);
     let odd = TrainSettings { ranks: 3, ..settings };
-    match Session::begin_among(&odd, None, None, Box::new(|_| {}), Some(among(&first))) {
+    match Session::begin_among(&odd.into(), None, None, Box::new(|_| {}), Some(among(&first))) {
         Err(TrainingError::Setting { path, message }) => {
             assert!(
                 path == "ranks" && message.contains("evenly over 2 processes"),

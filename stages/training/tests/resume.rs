@@ -6,8 +6,12 @@ use candle_core::Tensor;
 use flow_evaluation::wer::Scores;
 use flow_model::checkpoint::read_safetensors;
 use flow_model::model::{MicroBatch, TdtModel};
+use flow_sampling::SamplingRecord;
+use flow_sampling::load::loaded_schema;
+use flow_sampling::plan::{Balance, Packing};
 use flow_training::TrainingError;
 use flow_training::checkpoint;
+use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::{LeftOut, Session};
 use flow_training::settings::{ModelSettings, OnChange, TrainSettings};
 use flow_training::start::{Start, find_start};
@@ -67,7 +71,7 @@ fn micro_batches(step: u64) -> Vec<LoadedBatch> {
 }
 
 fn begin(settings: &TrainSettings) -> Session {
-    Session::begin(settings, Some("data"), None, Box::new(|_| {})).expect("a session")
+    Session::begin(&settings.clone().into(), Some("data"), None, Box::new(|_| {})).expect("a session")
 }
 
 fn train(settings: &TrainSettings, steps: std::ops::Range<u64>) -> PathBuf {
@@ -185,7 +189,7 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     let settings = settings(folder.path(), 8);
     let first = train(&settings, 0..2);
     let second = train(&settings, 2..4);
-    let passed_over = |what: &str| match find_start(&settings, Some("data")).expect("a start") {
+    let passed_over = |what: &str| match find_start(&settings.clone().into(), Some("data")).expect("a start") {
         Start::Resume {
             checkpoint, damaged, ..
         } => {
@@ -232,7 +236,7 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     for checkpoint in [&first, &second] {
         std::fs::remove_file(checkpoint.join("model.safetensors")).expect("damage");
     }
-    match Session::begin(&settings, Some("data"), None, Box::new(|_| {})) {
+    match Session::begin(&settings.clone().into(), Some("data"), None, Box::new(|_| {})) {
         Err(TrainingError::Damaged { folder, .. }) => assert_eq!(folder, second),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("the damage was not noticed"),
@@ -266,7 +270,7 @@ fn all_files_of_a_checkpoint_have_the_mode_of_the_umask() {
         // Permissions do not bind this user.
         return;
     }
-    match find_start(&settings, Some("data")) {
+    match find_start(&settings.clone().into(), Some("data")) {
         Err(TrainingError::File { path: named, source }) => {
             assert_eq!(named, path);
             assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
@@ -296,7 +300,8 @@ fn checkpoints_in_the_background_are_those_of_their_step() {
             scores.overall.words.substitutions = rates.next().expect("five evaluations");
             Ok(scores)
         });
-        let mut session = Session::begin(&settings, Some("data"), Some(evaluate), Box::new(|_| {})).expect("a session");
+        let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(evaluate), Box::new(|_| {}))
+            .expect("a session");
         for step in 0..10 {
             session.step(&micro_batches(step), 2).expect("a step");
         }
@@ -344,7 +349,7 @@ fn changed_settings_are_refused_continued_or_restarted() {
     let folder = tempfile::tempdir().expect("folder");
     let before = settings(folder.path(), 8);
     train(&before, 0..4);
-    let refusal = |settings: &TrainSettings, data: &str| match find_start(settings, Some(data)) {
+    let refusal = |settings: &TrainSettings, data: &str| match find_start(&settings.clone().into(), Some(data)) {
         Err(TrainingError::Refused { message, .. }) => message,
         other => panic!("not refused: {other:?}"),
     };
@@ -357,7 +362,12 @@ fn changed_settings_are_refused_continued_or_restarted() {
         checkpoint_every: 7,
         ..before.clone()
     };
-    assert_eq!(find_start(&live, Some("data")).expect("no change").step(), 4);
+    assert_eq!(
+        find_start(&live.clone().into(), Some("data"))
+            .expect("no change")
+            .step(),
+        4
+    );
     let changed = TrainSettings {
         phase2_lr: 5e-3,
         ..before.clone()
@@ -390,7 +400,7 @@ fn changed_settings_are_refused_continued_or_restarted() {
         on_change: OnChange::Continue,
         ..changed.clone()
     };
-    match find_start(&onwards, Some("other data")).expect("continued") {
+    match find_start(&onwards.clone().into(), Some("other data")).expect("continued") {
         Start::Resume {
             checkpoint, changes, ..
         } => assert_eq!((checkpoint.step, changes.len()), (4, 2)),
@@ -415,12 +425,89 @@ fn changed_settings_are_refused_continued_or_restarted() {
     train(&again, 2..3);
 }
 
+/// Whatever decides which rows make a micro-batch is noticed, as it came with them.
+#[test]
+fn changes_of_how_micro_batches_are_made_are_refused() {
+    let folder = tempfile::tempdir().expect("folder");
+    let plain = settings(folder.path(), 8);
+    let sampling = SamplingRecord {
+        packing: Packing {
+            grad_accum: plain.grad_accum,
+            seed: plain.seed as i64,
+            ..Packing::default()
+        },
+        steps: 8,
+        speeds: vec![1.0],
+        ..SamplingRecord::default()
+    };
+    let schema = sampling.written_to(&loaded_schema()).expect("a schema");
+    let before = ResolvedSettings::new(plain, &schema).expect("settings");
+    assert_eq!(before.sampling.as_ref(), Some(&sampling));
+    let mut session = Session::begin(&before, Some("data"), None, Box::new(|_| {})).expect("a session");
+    session.step(&micro_batches(0), 2).expect("a step");
+    session.checkpoint().expect("a checkpoint");
+    drop(session);
+    assert_eq!(find_start(&before, Some("data")).expect("no change").step(), 1);
+    let refusal = |change: &dyn Fn(&mut SamplingRecord)| {
+        let mut now = before.clone();
+        change(now.sampling.as_mut().expect("a record"));
+        match find_start(&now, Some("data")) {
+            Err(TrainingError::Refused { message, .. }) => message,
+            other => panic!("not refused: {other:?}"),
+        }
+    };
+    for (change, named) in [
+        (
+            &(|s| s.packing.boundaries = vec![4.0]) as &dyn Fn(&mut SamplingRecord),
+            "boundaries: null in the checkpoint, [4.0] now",
+        ),
+        (&|s| s.packing.seed += 1, "sampling_seed: null in the checkpoint"),
+        (
+            &|s| s.packing.token_boundaries = vec![40],
+            "token_boundaries: [] in the checkpoint, [40] now",
+        ),
+        (
+            &|s| s.packing.max_batch_seconds = 7.0,
+            "max_batch_seconds: 90.0 in the checkpoint, 7.0 now",
+        ),
+        (&|s| s.packing.balance = Balance::Quota, "balance: "),
+        (&|s| s.packing.temperature = 1.0, "temperature: "),
+        (&|s| s.speeds = vec![0.9, 1.0], "speeds: "),
+        (&|s| s.max_samples = Some(7), "max_samples: "),
+        (&|s| s.curriculum_steps = vec![3], ""),
+    ] {
+        if named.is_empty() {
+            // Without a curriculum they decide nothing.
+            let mut now = before.clone();
+            change(now.sampling.as_mut().expect("a record"));
+            assert_eq!(find_start(&now, Some("data")).expect("no change").step(), 1);
+        } else {
+            let said = refusal(change);
+            assert!(said.contains(named), "{said}");
+        }
+    }
+    // Micro-batches of other ranks, accumulations or of too few steps cannot be trained on.
+    for (change, named) in [
+        (
+            &(|s| s.packing.world_size = 2) as &dyn Fn(&mut SamplingRecord),
+            "for 2 ranks, not for 1",
+        ),
+        (&|s| s.packing.grad_accum += 1, "micro-batches a step"),
+        (&|s| s.steps = 7, "come for 7 steps, not for 8"),
+    ] {
+        let mut now = before.clone();
+        change(now.sampling.as_mut().expect("a record"));
+        let said = now.validate().expect_err("a mistake").to_string();
+        assert!(said.contains(named), "{said}");
+    }
+}
+
 #[test]
 fn two_processes_cannot_train_into_one_folder() {
     let folder = tempfile::tempdir().expect("folder");
     let settings = settings(folder.path(), 8);
     let first = begin(&settings);
-    match Session::begin(&settings, None, None, Box::new(|_| {})) {
+    match Session::begin(&settings.clone().into(), None, None, Box::new(|_| {})) {
         Err(TrainingError::Locked { owner, .. }) => assert!(owner.contains(&std::process::id().to_string()), "{owner}"),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("the lock was not noticed"),
@@ -590,8 +677,8 @@ fn a_model_that_is_given_is_evaluated_before_its_first_step() {
         // Twice from the beginning: what the first one wrote was kept by no checkpoint.
         for _ in 0..2 {
             let score = Box::new(|_: &_| Ok(flow_evaluation::wer::Scores::default()));
-            let mut session =
-                Session::begin(&settings, Some("data"), Some(score), Box::new(|_| {})).expect("a session");
+            let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(score), Box::new(|_| {}))
+                .expect("a session");
             for step in 0..steps {
                 session.step(&micro_batches(step), 2).expect("a step");
             }

@@ -453,6 +453,7 @@ fn a_tokenizer_file_is_read_once() {
         tokenizer: path.display().to_string(),
         ..Default::default()
     };
+    let settings = flow_training::resolved_settings::ResolvedSettings::from(settings);
     let noted = settings.identity().expect("read").tokenizer;
     std::fs::write(&path, b"second").expect("written");
     let used = settings.clone().tokenizer_file().expect("read").expect("given");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::fit::{fit, has_reference};
-use super::{Environment, ParamValue, Params};
+use super::{Environment, FILE_DIR, ParamValue, Params};
 use crate::spec::diagnostic::Diagnostic;
 use crate::spec::near::did_you_mean;
 use crate::spec::substitute::{self, Lookup};
@@ -35,6 +35,7 @@ impl Params {
             values: values.collect(),
             environment: Arc::clone(environment),
             left: AtomicUsize::new(substitute::ALL),
+            file_dir: self.file_dir,
         }
     }
 }
@@ -144,6 +145,9 @@ impl Resolver<'_> {
 
 impl Lookup for Resolver<'_> {
     fn param(&mut self, name: &str) -> Result<Value, Option<String>> {
+        if name == FILE_DIR {
+            return Ok(Value::String(self.params.file_dir.clone()));
+        }
         if self.params.is_group(name) {
             let members: Vec<(usize, &str)> = self
                 .params
@@ -181,6 +185,7 @@ pub(in crate::spec) struct Scope {
     environment: Environment,
     /// What references may still bring in.
     left: AtomicUsize,
+    file_dir: String,
 }
 
 impl Scope {
@@ -198,6 +203,9 @@ impl Scope {
 /// Reads a scope; `&Scope` so that many readers can share it.
 impl Lookup for &Scope {
     fn param(&mut self, name: &str) -> Result<Value, Option<String>> {
+        if name == FILE_DIR {
+            return Ok(Value::String(self.file_dir.clone()));
+        }
         if let Some(origin) = self.origin(name) {
             let inner = name[origin.name.len()..].trim_start_matches('.');
             if let Some(value) = Steps::parse(inner).of(&origin.value) {

@@ -26,7 +26,7 @@ impl Document {
     }
 }
 
-impl Reader {
+impl Reader<'_> {
     /// Reads a file and checks its head: a map with `flow: 1` and no keys but `known`.
     pub(super) fn document(
         &mut self,

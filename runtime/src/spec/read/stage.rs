@@ -12,15 +12,10 @@ use crate::spec::pipeline::{LimitAction, MaxRejects, MergedGroup, Origin, PutIn,
 use crate::spec::substitute::{self, Problem, Taken};
 use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
 
-/// The kind whose texts are SQL: references in them are bound as values, never pasted.
-const SQL: &str = "sql";
-/// The settings of that kind that hold SQL, on any level.
-const SQL_TEXTS: [&str; 4] = ["query", "join", "when", "detail"];
-
 /// The key under which groups of parameters are given whole.
 const MERGE: &str = "<<";
 
-impl Reader {
+impl Reader<'_> {
     pub(super) fn stages(
         &mut self,
         document: &Document,
@@ -117,14 +112,9 @@ impl Reader {
             }
         };
         let mut taken = Vec::new();
-        let with = self.settings(
-            document,
-            part("with"),
-            &here.key("with"),
-            scope,
-            uses.as_deref() == Some(SQL),
-            &mut taken,
-        );
+        let kind = uses.as_deref().and_then(|kind| self.registry.get(kind));
+        let sql = kind.map_or(&[][..], |kind| kind.sql_settings());
+        let with = self.settings(document, part("with"), &here.key("with"), scope, sql, &mut taken);
         let with = match with {
             with @ (Value::Null | Value::Mapping(_)) => Some(with),
             other => {
@@ -299,21 +289,21 @@ impl Reader {
         limit.map(|limit| MaxRejects { limit, action })
     }
 
-    /// Settings with parameters put in; in a stage of kind `sql`, references in SQL become bound values.
+    /// Settings with parameters put in; in those that are SQL, references become bound values.
     fn settings(
         &mut self,
         document: &Document,
         with: &Value,
         steps: &Steps,
         scope: &Scope,
-        sql: bool,
+        sql: &[&str],
         taken: &mut Vec<Taken>,
     ) -> Value {
-        if !sql {
+        if sql.is_empty() {
             return self.put_in(document, with, steps, scope, taken);
         }
         let (mut bound, mut problems) = (Mapping::new(), Vec::new());
-        let mut settings = bind_sql(with, steps, scope, &mut bound, &mut problems, taken);
+        let mut settings = bind_sql(with, sql, steps, scope, &mut bound, &mut problems, taken);
         self.problems(document, problems);
         if let (Value::Mapping(settings), false) = (&mut settings, bound.is_empty()) {
             match settings
@@ -347,6 +337,7 @@ impl Reader {
 
 fn bind_sql(
     value: &Value,
+    sql: &[&str],
     steps: &Steps,
     scope: &Scope,
     bound: &mut Mapping,
@@ -359,10 +350,10 @@ fn bind_sql(
                 let name = key.as_str().unwrap_or_default();
                 let below = steps.key(name);
                 let inner = match inner {
-                    Value::String(text) if SQL_TEXTS.contains(&name) => {
+                    Value::String(text) if sql.contains(&name) => {
                         Value::String(substitute::in_sql(text, &below, &mut &*scope, bound, problems))
                     }
-                    inner => bind_sql(inner, &below, scope, bound, problems, taken),
+                    inner => bind_sql(inner, sql, &below, scope, bound, problems, taken),
                 };
                 (key.clone(), inner)
             });
@@ -372,7 +363,7 @@ fn bind_sql(
             items
                 .iter()
                 .enumerate()
-                .map(|(index, item)| bind_sql(item, &steps.index(index), scope, bound, problems, taken))
+                .map(|(index, item)| bind_sql(item, sql, &steps.index(index), scope, bound, problems, taken))
                 .collect(),
         ),
         other => substitute::in_value(other, steps, &mut &*scope, problems, taken),

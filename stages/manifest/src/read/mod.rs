@@ -115,8 +115,6 @@ pub struct ReadSettings {
     pub source: String,
     /// Look whether each recording is there, and as long as its row needs, and refuse the row if not.
     pub check_audio: bool,
-    /// Where this is not empty, `manifest` must not be either: the other half of a pair of parameters.
-    pub required_with: String,
     /// The manifest, while it is read; no setting of the user's.
     #[serde(skip)]
     pub opened: ReadOnce<Manifest>,
@@ -133,7 +131,6 @@ impl Default for ReadSettings {
             lang: String::new(),
             source: "manifest".into(),
             check_audio: true,
-            required_with: String::new(),
             opened: ReadOnce::default(),
         }
     }
@@ -185,11 +182,6 @@ impl Kind for Read {
                 ..Shape::source(port(read_schema()))
             });
         }
-        if !settings.required_with.is_empty() {
-            let message = format!("a manifest is needed to go with {:?}", settings.required_with);
-            return Err(StageError::setting("manifest", message)
-                .with_help("manifests for training and for validation are given together"));
-        }
         match inputs.get("rows") {
             Some(input) => Ok(Shape::local(port(input.schema.clone()))),
             None => Err(
@@ -216,8 +208,6 @@ impl Kind for Read {
         if settings.manifest.is_empty() {
             return serde_json::json!({"from": "input"});
         }
-        let mut settings = settings.clone();
-        settings.required_with.clear();
         serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
     }
 }

@@ -16,7 +16,8 @@ use flow_runtime::available_memory;
 use flow_sampling::plan::Packing;
 
 use crate::error::TrainingError;
-use crate::settings::{Optimizer, TrainSettings};
+use crate::resolved_settings::ResolvedSettings;
+use crate::settings::Optimizer;
 use profile::{Depths, depths};
 
 /// Utterances of one length that make a micro-batch.
@@ -41,8 +42,8 @@ pub struct Assumed {
 impl Assumed {
     /// The shapes of full micro-batches: those of the shortest and of the longest clips that fill a duration bucket. All
     /// others lie between, in frames for attention as in tokens for the prediction network.
-    pub fn shapes(&self, settings: &TrainSettings) -> Vec<BatchShape> {
-        let longest = self.longest.min(settings.max_batch_seconds).max(0.1);
+    pub fn shapes(&self, settings: &ResolvedSettings) -> Vec<BatchShape> {
+        let longest = self.longest.min(settings.max_batch_seconds()).max(0.1);
         let shortest = Packing::default()
             .boundaries
             .first()
@@ -52,7 +53,7 @@ impl Assumed {
         let mut shapes: Vec<BatchShape> = [shortest, longest]
             .into_iter()
             .map(|seconds| BatchShape {
-                utterances: ((settings.max_batch_seconds / seconds).floor() as usize).max(1),
+                utterances: ((settings.max_batch_seconds() / seconds).floor() as usize).max(1),
                 seconds,
                 tokens: ((seconds * self.tokens_per_second).ceil() as usize).clamp(1, settings.max_tokens),
             })
@@ -148,7 +149,7 @@ pub struct Checked {
 
 /// Refuses training on the CPU that needs more memory than there is, for the `here` ranks of this process. None where what
 /// is needed or what there is cannot be known.
-pub fn check(settings: &TrainSettings, config: &ModelConfig, here: u32) -> Result<Option<Checked>, TrainingError> {
+pub fn check(settings: &ResolvedSettings, config: &ModelConfig, here: u32) -> Result<Option<Checked>, TrainingError> {
     if settings.device()? != DeviceChoice::Cpu {
         return Ok(None);
     }
@@ -207,7 +208,7 @@ impl Measured {
     /// Of the settings, `recompute`, `precision`, `dropout` and `spec_augment` matter.
     pub fn new(
         config: &ModelConfig,
-        settings: &TrainSettings,
+        settings: &ResolvedSettings,
         shapes: &[BatchShape],
     ) -> Result<Option<Measured>, TrainingError> {
         let mut measured = Vec::with_capacity(shapes.len());
@@ -224,7 +225,7 @@ impl Measured {
     }
 
     /// What the first of the ranks needs, at the worst of the shapes.
-    pub fn needs(&self, settings: &TrainSettings) -> Needs {
+    pub fn needs(&self, settings: &ResolvedSettings) -> Needs {
         let each = self
             .shapes
             .iter()
@@ -237,15 +238,12 @@ impl Measured {
 /// does. What a step needs grows linearly with the number of its utterances, which two sizes show.
 pub fn largest_batch(
     config: &ModelConfig,
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     assumed: &Assumed,
     device: u64,
 ) -> Result<Option<f64>, TrainingError> {
     let at = |seconds: f64| -> Result<Option<Needs>, TrainingError> {
-        let settings = TrainSettings {
-            max_batch_seconds: seconds,
-            ..settings.clone()
-        };
+        let settings = settings.with_batch_seconds(seconds);
         let measured = Measured::new(config, &settings, &assumed.shapes(&settings))?;
         Ok(measured.map(|measured| measured.needs(&settings)))
     };
@@ -270,7 +268,7 @@ pub fn largest_batch(
 }
 
 /// A model of so many layers, from what models of one and two have shown.
-fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: BatchShape) -> Needs {
+fn of_depth(depths: &Depths, layers: i64, settings: &ResolvedSettings, shape: BatchShape) -> Needs {
     let ranks = i64::from(settings.ranks.max(1));
     let separate = settings.separate_memory();
     let away = settings.offload && separate;
@@ -367,7 +365,7 @@ fn of_depth(depths: &Depths, layers: i64, settings: &TrainSettings, shape: Batch
 }
 
 /// A model of the same widths with so many encoder layers and weights at random.
-fn shallow(config: &ModelConfig, layers: usize, settings: &TrainSettings) -> Result<TdtModel, TrainingError> {
+fn shallow(config: &ModelConfig, layers: usize, settings: &ResolvedSettings) -> Result<TdtModel, TrainingError> {
     let mut config = config.clone();
     config.encoder.n_layers = layers;
     let model = TdtModel::new(config, None, 1, DType::F32, &Device::Cpu)?;

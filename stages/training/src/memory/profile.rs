@@ -9,7 +9,7 @@ use flow_model::{Gradients, ModelConfig, Noise, Parameters, Part};
 use super::{BatchShape, heads_gradient, shallow};
 use crate::error::TrainingError;
 use crate::optimizer::moment_bytes;
-use crate::settings::TrainSettings;
+use crate::resolved_settings::ResolvedSettings;
 use crate::trainer::SAMPLE_RATE;
 
 /// Bytes at the end of a part's backward pass, counted from the beginning of the micro-batch.
@@ -59,7 +59,7 @@ const LINEAR_FROM: usize = 96 << 20;
 /// Measures both depths. None if nobody counts.
 pub(super) fn depths(
     config: &ModelConfig,
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     shape: BatchShape,
 ) -> Result<Option<Depths>, TrainingError> {
     let at = |layers: usize, tokens: usize| -> Result<Option<Profile>, TrainingError> {
@@ -140,7 +140,7 @@ impl Profile {
 
 fn measured(
     model: &mut TdtModel,
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     shape: BatchShape,
 ) -> Result<Option<Profile>, TrainingError> {
     install(|| measured_here(model, settings, shape))
@@ -148,7 +148,7 @@ fn measured(
 
 fn measured_here(
     model: &mut TdtModel,
-    settings: &TrainSettings,
+    settings: &ResolvedSettings,
     shape: BatchShape,
 ) -> Result<Option<Profile>, TrainingError> {
     let mut profile = Profile {
@@ -201,7 +201,7 @@ fn measured_here(
     )?;
     drop(count);
     if settings.eval_every > 0 && model.encoder_layers() == 1 {
-        let seconds = settings.max_batch_seconds.min(BATCH_SECONDS);
+        let seconds = settings.max_batch_seconds().min(BATCH_SECONDS);
         let Some(evaluation) = evaluated(model, seconds, shape.seconds)? else {
             return Ok(None);
         };

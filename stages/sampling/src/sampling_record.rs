@@ -1,0 +1,43 @@
+//! How micro-batches were made, as it travels with them.
+
+use std::sync::Arc;
+
+use arrow::datatypes::{Schema, SchemaRef};
+use serde::{Deserialize, Serialize};
+
+use crate::curriculum::StageSize;
+use crate::plan::Packing;
+
+/// What `sampling.load` was asked for. It stands in the metadata of the schema of its port `batches`, so that training
+/// knows how its micro-batches are made, and notices a change.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SamplingRecord {
+    pub packing: Packing,
+    /// Optimizer steps that there are micro-batches for.
+    pub steps: u64,
+    pub speeds: Vec<f64>,
+    pub max_samples: Option<u64>,
+    pub curriculum: Vec<StageSize>,
+    pub curriculum_steps: Vec<u64>,
+}
+
+/// The key of the schema's metadata, as JSON.
+const KEY: &str = "flow.sampling";
+
+impl SamplingRecord {
+    /// The schema with this record in its metadata.
+    pub fn written_to(&self, schema: &Schema) -> Result<SchemaRef, serde_json::Error> {
+        let mut metadata = schema.metadata().clone();
+        metadata.insert(KEY.to_owned(), serde_json::to_string(self)?);
+        Ok(Arc::new(schema.clone().with_metadata(metadata)))
+    }
+
+    /// The record in a schema; none in that of micro-batches that were made by something else.
+    ///
+    /// # Errors
+    /// When what stands there is no record.
+    pub fn of(schema: &Schema) -> Result<Option<SamplingRecord>, serde_json::Error> {
+        let text = schema.metadata().get(KEY);
+        text.map(|text| serde_json::from_str(text)).transpose()
+    }
+}
