@@ -10,6 +10,9 @@ use parquet::arrow::ArrowWriter;
 
 use super::*;
 
+#[path = "forms_tests.rs"]
+mod forms;
+
 fn repository(path: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)
 }
