@@ -12,6 +12,8 @@ use super::*;
 
 #[path = "forms_tests.rs"]
 mod forms;
+#[path = "rules_tests.rs"]
+mod rules;
 
 fn repository(path: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)
