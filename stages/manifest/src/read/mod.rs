@@ -90,10 +90,10 @@ use rows::Rows;
 /// (`<audio>/<lang>/<shard_id>/<member>`), then beside the tar, then in it.
 ///
 /// Rows are refused (class `rule`) as `duration_too_short` and `duration_too_long` by `min_duration` and `max_duration`, and
-/// (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`,
-/// `bad_type`, `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the
-/// row begins after its recording, or ends more than 0.1 s after it, by the header of a FLAC or WAV file; of other formats, and with `check_audio:
-/// false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
+/// (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`, `bad_type`,
+/// `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the row begins
+/// after its recording, or ends more than 0.1 s after it, by the header of a FLAC or WAV file; of other formats, and with
+/// `check_audio: false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
 /// original. Each run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition
 /// with one that was changed, went away or turned up is read again. A manifest without rows is an error.
 ///
