@@ -16,6 +16,7 @@ pub mod recording;
 pub mod resample;
 pub mod shards;
 pub mod space;
+mod streamed_wav;
 pub mod synthesize;
 pub mod tar;
 #[cfg(test)]

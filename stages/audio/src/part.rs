@@ -8,7 +8,7 @@
 //! MD5 than that of `STREAMINFO`, goes unnoticed.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +23,7 @@ use crate::flac::{self, Fault, MARKER, StreamInfo};
 use crate::format::{Format, recognise};
 use crate::recording::{Blocks, broken};
 use crate::resample::{NeededInput, needed_input, resample};
+use crate::streamed_wav::header_with_sizes;
 
 /// A decoded part.
 #[derive(Clone, Debug, PartialEq)]
@@ -243,7 +244,9 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
 
 fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault> {
     if format != Format::Flac {
-        return Blocks::open(Box::new(bytes.source(Vec::new(), 0)), format);
+        let header = header_with_sizes(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size).unwrap_or_default();
+        let from = header.len() as u64;
+        return Blocks::open(Box::new(bytes.source(header, from)), format);
     }
     let (info, info_bytes, frames) = flac_info(bytes)?;
     let mut head = MARKER.to_vec();

@@ -91,6 +91,16 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
     formats
 }
 
+/// Formats as they count for the output bytes. WAV has a number, which is raised where others than FLAC alone would have to be
+/// decoded again otherwise: since 2, one without sizes in its header is read to its end.
+pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
+    let name = |format: &Format| match format {
+        Format::Wav => "wav 2",
+        other => other.as_str(),
+    };
+    in_order.iter().map(name).collect()
+}
+
 pub(crate) fn check_formats(formats: &[Format]) -> Result<(), StageError> {
     if formats.is_empty() {
         let error = StageError::setting(
@@ -144,7 +154,8 @@ impl Kind for Probe {
 
     /// Recordings are known by their bytes; where they lie does not matter.
     fn identity(settings: &ProbeSettings) -> serde_json::Value {
-        serde_json::json!({"audio_from": settings.audio_from, "formats": in_order(&settings.formats)})
+        let formats = in_order(&settings.formats);
+        serde_json::json!({"audio_from": settings.audio_from, "formats": formats_identity(&formats)})
     }
 }
 

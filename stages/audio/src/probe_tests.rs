@@ -313,3 +313,15 @@ fn version_guards_the_output() {
         (2, "0aa7dcf72d879f3a31d0893741875a4d4b242856920ec05576b9f00a5a6e0b7d")
     );
 }
+
+/// Where FLAC alone is decoded, what was found once stays; where WAV is, recordings are decoded once more.
+#[test]
+fn another_way_to_read_wav_moves_only_those_who_read_it() {
+    let identity = |formats: &str| {
+        let settings: ProbeSettings =
+            serde_json::from_str(&format!("{{\"shards\": \"s\", \"formats\": {formats}}}")).unwrap();
+        Probe::identity(&settings)["formats"].to_string()
+    };
+    assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg"]"#);
+    assert_eq!(identity(r#"["wav", "flac"]"#), r#"["flac","wav 2"]"#);
+}

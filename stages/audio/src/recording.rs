@@ -21,6 +21,7 @@ use symphonia::default::formats::{FlacReader, IsoMp4Reader, MpaReader, OggReader
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::flac_encode::MOST_RATE;
 use crate::format::{Format, id3_length, recognise};
+use crate::streamed_wav::header_with_sizes;
 
 /// FLAC holds no more.
 const MOST_CHANNELS: u32 = 8;
@@ -120,7 +121,12 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
     } else {
         bytes
     };
-    let owned = bytes.to_vec();
+    let mut owned = bytes.to_vec();
+    if format == Format::Wav
+        && let Some(header) = header_with_sizes(bytes, bytes.len() as u64)
+    {
+        owned[..header.len()].copy_from_slice(&header);
+    }
     let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, take)));
     decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))
 }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::AudioError;
 use crate::examine;
 use crate::format::Format;
-use crate::probe::{check_formats, decoding_pool, in_order, only_flac};
+use crate::probe::{check_formats, decoding_pool, formats_identity, in_order, only_flac};
 use crate::tar::{self, End};
 use sample::{Row, Sample};
 
@@ -119,7 +119,7 @@ impl Kind for WebDataset {
     /// Recordings are known by their bytes; where they lie does not matter.
     fn identity(settings: &WebDatasetSettings) -> serde_json::Value {
         serde_json::json!({
-            "formats": in_order(&settings.formats),
+            "formats": formats_identity(&in_order(&settings.formats)),
             "lang": settings.lang,
             "text_field": settings.text_field,
             "lang_field": settings.lang_field,

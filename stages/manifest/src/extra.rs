@@ -54,12 +54,31 @@ fn all_members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> 
     Ok(members)
 }
 
-/// What a line, whose keys and values are `fields`, says beyond the columns; none where that is nothing.
-pub fn of_line(line: &str, fields: &Map<String, Value>) -> Option<String> {
-    if fields.keys().all(|key| OF_COLUMNS.contains(&key.as_str())) {
+/// Whether rows have a column for a key of a line.
+pub fn has_column(key: &str) -> bool {
+    OF_COLUMNS.contains(&key)
+}
+
+/// What a line, whose keys and values are `fields`, says beyond the columns and the keys that are `used` for them; none
+/// where that is nothing.
+pub fn of_line(line: &str, fields: &Map<String, Value>, used: &[&str]) -> Option<String> {
+    let has_place = |key: &str| has_column(key) || used.contains(&key);
+    if fields.keys().all(|key| has_place(key)) {
         return None;
     }
-    Some(object(&members(line).ok()?))
+    let mut members = members(line).ok()?;
+    members.retain(|key, _| !has_place(key));
+    Some(object(&members))
+}
+
+/// A column of this name in a table of others: a JSON object as it is, any other text as the value of that key; none where
+/// there is nothing.
+pub fn of_column(text: &str) -> Option<String> {
+    match members(text) {
+        Ok(members) => (!members.is_empty()).then(|| text.to_string()),
+        Err(_) if text.is_empty() => None,
+        Err(_) => Some(serde_json::json!({ EXTRA: text }).to_string()),
+    }
 }
 
 /// Members as one JSON object.
@@ -86,7 +105,26 @@ mod tests {
     use super::*;
 
     fn extra(line: &str) -> Option<String> {
-        of_line(line, &serde_json::from_str(line).unwrap())
+        of_line(line, &serde_json::from_str(line).unwrap(), &[])
+    }
+
+    #[test]
+    fn keys_that_are_used_are_not_kept() {
+        let line = r#"{"file_name": "a.wav", "transcription": "x", "speaker": 7}"#;
+        let fields = serde_json::from_str(line).unwrap();
+        let used = ["file_name", "transcription"];
+        assert_eq!(of_line(line, &fields, &used).as_deref(), Some(r#"{"speaker":7}"#));
+        assert_eq!(of_line(line, &fields, &["speaker", used[0], used[1]]), None);
+    }
+
+    #[test]
+    fn a_column_of_others_that_is_no_object_is_kept_as_text() {
+        assert_eq!(of_column(r#"{"a": 1}"#).as_deref(), Some(r#"{"a": 1}"#));
+        assert_eq!(of_column("noisy \"x\"").as_deref(), Some(r#"{"extra":"noisy \"x\""}"#));
+        assert_eq!(of_column("[1]").as_deref(), Some(r#"{"extra":"[1]"}"#));
+        assert_eq!((of_column(""), of_column("{}")), (None, None));
+        let kept = of_column("noisy").unwrap();
+        assert_eq!(value_of(&kept, EXTRA).as_deref(), Some("noisy"));
     }
 
     #[test]

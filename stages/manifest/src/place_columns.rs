@@ -1,5 +1,8 @@
 //! Where the recordings of rows are, as a manifest that is written says it.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Schema};
 use flow_runtime::{Input, Partition, StageError};
@@ -55,6 +58,15 @@ pub(crate) struct Places<'b> {
     tars: &'b StringArray,
     members: &'b StringArray,
     files: Option<Files<'b>>,
+    /// Rows of one tar mostly follow each other.
+    last: RefCell<Option<TarPath<'b>>>,
+}
+
+/// The path of a tar with the folder of shards before it.
+struct TarPath<'b> {
+    tar: &'b str,
+    shards: String,
+    path: Rc<str>,
 }
 
 struct Files<'b> {
@@ -70,7 +82,7 @@ pub(crate) struct Place {
     /// The file, where it is one.
     pub file: Option<String>,
     /// The tar that the row names, with the folder of shards before it.
-    pub tar_path: String,
+    pub tar_path: Rc<str>,
     /// Where the row begins in the recording, in seconds; none for its beginning.
     pub offset: Option<f64>,
 }
@@ -92,6 +104,7 @@ impl<'b> Places<'b> {
             tars: columns::text(batch, "tar_path")?,
             members: columns::text(batch, "tar_member_name")?,
             files,
+            last: RefCell::new(None),
         })
     }
 
@@ -111,9 +124,9 @@ impl<'b> Places<'b> {
         let offset = named.and_then(|files| files.start(row));
         let tar_path = match named {
             // The tar in which the recording was found.
-            Some(files) if files.in_tar(row) && shards.is_empty() => files.paths.value(row).to_string(),
-            _ if tar.is_empty() => String::new(),
-            _ => prefixed(tar, shards),
+            Some(files) if files.in_tar(row) && shards.is_empty() => self.tar_path(files.paths.value(row), ""),
+            _ if tar.is_empty() => self.tar_path("", ""),
+            _ => self.tar_path(tar, shards),
         };
         let file = match named {
             Some(files) if !files.in_tar(row) => Some(extracted.seen(files.paths.value(row).as_ref())?),
@@ -124,6 +137,23 @@ impl<'b> Places<'b> {
             _ => None,
         };
         Ok(Place { file, tar_path, offset })
+    }
+
+    /// [`prefixed`], made once for equal paths that follow each other.
+    fn tar_path(&self, tar: &'b str, shards: &str) -> Rc<str> {
+        let mut last = self.last.borrow_mut();
+        match &*last {
+            Some(last) if last.tar == tar && last.shards == shards => Rc::clone(&last.path),
+            _ => {
+                let path: Rc<str> = prefixed(tar, shards).into();
+                *last = Some(TarPath {
+                    tar,
+                    shards: shards.to_string(),
+                    path: Rc::clone(&path),
+                });
+                path
+            }
+        }
     }
 
     fn unknown(&self, row: usize, partition: &Partition, why: &str) -> StageError {

@@ -168,7 +168,47 @@ fn rows_in_tars_name_their_tar() {
     let extracted = Extracted::new(audio, out);
     let partition = Partition::new("hi/hi_1");
     let place = |shards: &str| places.of_row(0, shards, &extracted, &partition).unwrap();
-    assert_eq!(place("").tar_path, "/data/hi/hi_1/hi_1.tar");
-    assert_eq!(place("/other").tar_path, "/other/hi/hi_1/hi_1.tar");
+    assert_eq!(&*place("").tar_path, "/data/hi/hi_1/hi_1.tar");
+    assert_eq!(&*place("/other").tar_path, "/other/hi/hi_1/hi_1.tar");
+    assert_eq!(&*place("").tar_path, "/data/hi/hi_1/hi_1.tar");
     assert_eq!((place("").file, place("").offset), (None, Some(2.0)));
+}
+
+/// Paths of tars that follow each other, equal or not, each get the folder of shards.
+#[test]
+fn each_tar_gets_the_folder_of_shards() {
+    let tars = ["hi/a/a.tar", "hi/a/a.tar", "hi/b/b.tar", "", "hi/a/a.tar"];
+    let texts = |values: Vec<&str>| -> ArrayRef { Arc::new(StringArray::from(values)) };
+    let batch = RecordBatch::try_from_iter(vec![
+        ("tar_path", texts(tars.to_vec())),
+        ("tar_member_name", texts(vec!["a.flac"; tars.len()])),
+        ("audio_path", texts(vec!["x.flac"; tars.len()])),
+        (
+            "start",
+            Arc::new(Float64Array::from(vec![None; tars.len()])) as ArrayRef,
+        ),
+        ("offset", Arc::new(Int64Array::from(vec![None; tars.len()]))),
+        ("size", Arc::new(Int64Array::from(vec![None; tars.len()]))),
+    ])
+    .unwrap();
+    let places = Places::of(&batch).unwrap();
+    let extracted = Extracted::new(Path::new(""), Path::new("out"));
+    let partition = Partition::new("hi/a");
+    for shards in ["/s", "s/", "", "/"] {
+        let paths: Vec<String> = (0..tars.len())
+            .map(|row| places.of_row(row, shards, &extracted, &partition).unwrap())
+            .map(|place| place.tar_path.to_string())
+            .collect();
+        let before = match shards {
+            "" => "",
+            "/" => "/",
+            "s/" => "s/",
+            _ => "/s/",
+        };
+        let wanted = tars.map(|tar| match tar {
+            "" => String::new(),
+            tar => format!("{before}{tar}"),
+        });
+        assert_eq!(paths, wanted, "{shards}");
+    }
 }

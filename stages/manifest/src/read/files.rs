@@ -12,14 +12,16 @@ const MOST_FILES: usize = 100_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// By what is there: a folder, `.parquet`, or `.json` and `.jsonl`.
+    /// By what is there: a folder, `.parquet`, `.json` and `.jsonl`, or `.csv` and `.tsv`.
     #[default]
     Auto,
     /// Parquet files with the columns that `manifest.write` writes.
     Parquet,
     /// NeMo's: one JSON object to a line.
     Nemo,
-    /// A folder of recordings with their transcripts beside them.
+    /// Tables with a heading, separated by commas (`.csv`) or tabs.
+    Table,
+    /// A folder of recordings with their transcripts, or with a table of them.
     Folder,
 }
 
@@ -87,6 +89,7 @@ pub fn format_of(path: &Path) -> Option<Format> {
     match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
         "parquet" => Some(Format::Parquet),
         "json" | "jsonl" | "ndjson" => Some(Format::Nemo),
+        "csv" | "tsv" => Some(Format::Table),
         _ => None,
     }
 }

@@ -11,8 +11,10 @@ use serde_json::{Map, Value};
 
 use super::files::{label, trailing_number};
 use super::looks::{Chain, Eyes, FileLook};
+use super::naming::{language, named};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
+use super::text_tables::TEXT_COLUMNS;
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
@@ -25,6 +27,8 @@ const LONGEST_LINE: u64 = 1 << 20;
 
 /// Keys that name the language, the first that is there counts.
 const LANGUAGE_KEYS: [&str; 4] = ["lang", "language", "target_lang", "source_lang"];
+/// The key that names the recording in lines of Hugging Face's `metadata.jsonl`.
+const FILE_NAME: &str = "file_name";
 
 /// Manifests of lines, cut into blocks.
 pub struct LineManifest {
@@ -40,8 +44,11 @@ pub struct LineManifest {
 #[derive(Clone, Copy)]
 struct Block {
     file: usize,
+    /// In bytes.
     start: u64,
     end: u64,
+    /// Number of its first line in the file, from 1.
+    first_line: u64,
 }
 
 /// What a line does not say itself.
@@ -106,9 +113,9 @@ impl LineManifest {
         for (file, (path, _)) in files.iter().enumerate() {
             let label = label(file, path);
             let found = blocks_of(path).map_err(|e| ManifestError::io(path, e))?;
-            blocks.extend(found.into_iter().enumerate().map(|(number, (start, end))| {
+            blocks.extend(found.into_iter().enumerate().map(|(number, block)| {
                 let name = Partition::from(format!("{label}/{number:06}"));
-                (name, Block { file, start, end })
+                (name, Block { file, ..block })
             }));
         }
         if let (true, Some((first, _))) = (blocks.is_empty(), files.first()) {
@@ -147,10 +154,11 @@ impl LineManifest {
     /// How the recordings of a block look from outside; none when none has to be looked at.
     fn recordings(&self, block: Block) -> Result<Option<Chain>, ManifestError> {
         let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
-        self.each_line(block, |line| {
-            let row = line.ok().and_then(|line| self.row(line, block.file).ok());
-            // Where a recording lies in its tar stands in the row, so a tar is looked at in any case.
-            if let Some(row) = row.filter(|row| self.look || row.wanted.files.is_empty()) {
+        self.each_line(block, |number, line| {
+            let row = line.ok().and_then(|line| self.row(line, number, block.file).ok());
+            // Where a recording lies in its tar, and how long one is that is measured, stands in the row, so that these are
+            // looked at in any case.
+            if let Some(row) = row.filter(|row| self.look || row.wanted.files.is_empty() || row.duration.is_none()) {
                 chain.get_or_insert_default().add(&eyes.look(&row.wanted));
             }
             Ok(())
@@ -164,10 +172,10 @@ impl LineManifest {
         let (path, look) = &self.files[block.file];
         look.still(path)?;
         let mut failed = None;
-        self.each_line(block, |line| {
+        self.each_line(block, |number, line| {
             let pushed = match line {
                 Ok(line) if line.trim().is_empty() => return Ok(()),
-                Ok(line) => rows.push(self.row(line, block.file), || line_values(line)),
+                Ok(line) => rows.push(self.row(line, number, block.file), || line_values(line)),
                 Err((refusal, line)) => rows.push(Err(refusal), || line_values(&line)),
             };
             pushed.map_err(|error| {
@@ -178,12 +186,13 @@ impl LineManifest {
         .map_err(|error| failed.take().unwrap_or_else(|| error.into()))
     }
 
-    fn row(&self, line: &str, file: usize) -> Result<ManifestRow, Refusal> {
+    fn row(&self, line: &str, number: u64, file: usize) -> Result<ManifestRow, Refusal> {
         let (path, _) = &self.files[file];
         let mut rules = self.rules.clone();
         rules.places.folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
         row_of(
             line,
+            number,
             &rules,
             &file_stem(path),
             |shard| self.tars.of(file, shard),
@@ -191,17 +200,18 @@ impl LineManifest {
         )
     }
 
-    /// Gives each line that begins within the block; one that is too long or not UTF-8 with what is wrong with it.
+    /// Gives each line that begins within the block with its number; one that is too long or not UTF-8 with what is wrong
+    /// with it.
     fn each_line(
         &self,
         block: Block,
-        mut each: impl FnMut(Result<&str, (Refusal, String)>) -> io::Result<()>,
+        mut each: impl FnMut(u64, Result<&str, (Refusal, String)>) -> io::Result<()>,
     ) -> Result<(), ManifestError> {
         let (path, _) = &self.files[block.file];
         let mut read = || -> io::Result<()> {
             let mut reader = BufReader::with_capacity(1 << 16, File::open(path)?);
             reader.seek(SeekFrom::Start(block.start))?;
-            let mut at = block.start;
+            let (mut at, mut number) = (block.start, block.first_line);
             let mut line = Vec::new();
             while at < block.end {
                 line.clear();
@@ -220,11 +230,13 @@ impl LineManifest {
                 };
                 at += length;
                 let lossy = || String::from_utf8_lossy(bytes).into_owned();
-                each(match std::str::from_utf8(bytes) {
+                let text = match std::str::from_utf8(bytes) {
                     _ if !whole => Err((refuse("line_too_long", format!("{length} bytes")), lossy())),
                     Ok(text) => Ok(text.trim_end_matches(['\n', '\r'])),
                     Err(error) => Err((refuse("not_utf8", error.to_string()), lossy())),
-                })?;
+                };
+                each(number, text)?;
+                number += 1;
             }
             Ok(())
         };
@@ -232,10 +244,10 @@ impl LineManifest {
     }
 }
 
-/// Byte ranges of whole lines.
-fn blocks_of(path: &Path) -> io::Result<Vec<(u64, u64)>> {
+/// Blocks of whole lines of a file.
+fn blocks_of(path: &Path) -> io::Result<Vec<Block>> {
     let mut reader = BufReader::with_capacity(1 << 20, File::open(path)?);
-    let (mut blocks, mut start, mut at, mut lines) = (Vec::new(), 0, 0, 0);
+    let (mut blocks, mut start, mut at, mut lines, mut first_line) = (Vec::new(), 0, 0, 0, 1);
     loop {
         let length = reader.skip_until(b'\n')? as u64;
         if length > 0 {
@@ -243,8 +255,13 @@ fn blocks_of(path: &Path) -> io::Result<Vec<(u64, u64)>> {
             lines += 1;
         }
         if at > start && (length == 0 || lines == BLOCK_LINES || at - start >= BLOCK_BYTES) {
-            blocks.push((start, at));
-            (start, lines) = (at, 0);
+            blocks.push(Block {
+                file: 0,
+                start,
+                end: at,
+                first_line,
+            });
+            (start, first_line, lines) = (at, first_line + lines, 0);
         }
         if length == 0 {
             return Ok(blocks);
@@ -252,9 +269,11 @@ fn blocks_of(path: &Path) -> io::Result<Vec<(u64, u64)>> {
     }
 }
 
-/// The row that a line stands for. `tar` finds the tar of a `shard_id`; `tarred` says whether there are any.
+/// The row that a line stands for, which has this number in its file. `tar` finds the tar of a `shard_id`; `tarred` says
+/// whether there are any.
 pub fn row_of<'t>(
     line: &str,
+    number: u64,
     rules: &LineRules,
     stem: &str,
     tar: impl Fn(Option<u64>) -> Option<&'t Path>,
@@ -262,10 +281,13 @@ pub fn row_of<'t>(
 ) -> Result<ManifestRow, Refusal> {
     let fields = match serde_json::from_str(line) {
         Ok(Value::Object(fields)) => fields,
-        Ok(_) => return Err(refuse("bad_json", "the line is no JSON object")),
-        Err(error) => return Err(refuse("bad_json", error.to_string())),
+        Ok(_) => return Err(refuse("bad_json", format!("line {number} is no JSON object"))),
+        Err(error) => return Err(bad_json(&error, number)),
     };
     let fields = Fields { line, fields };
+    if !tarred && ["audio_filepath", "tar_path"].iter().all(|key| !fields.has(key)) && fields.has(FILE_NAME) {
+        return row_of_file_name(&fields, rules, stem);
+    }
     let word = |key| Ok(fields.text(key)?.unwrap_or_default().to_string());
     let text = fields
         .text("text")?
@@ -275,15 +297,8 @@ pub fn row_of<'t>(
         .number("duration")?
         .ok_or_else(|| refuse("missing_field", "duration"))?;
     let start = fields.number("offset")?.filter(|&start| start != 0.0);
-    let shard = match fields.fields.get("shard_id") {
-        Some(Value::Number(number)) => Some(number.to_string()),
-        _ => fields.text("shard_id")?.map(str::to_string),
-    };
-    let mut lang = None;
-    for key in LANGUAGE_KEYS {
-        lang = lang.or(fields.text(key)?.filter(|lang| !lang.is_empty()));
-    }
-    let lang = match lang {
+    let shard = fields.shard()?;
+    let lang = match fields.language()? {
         Some(lang) => lang.to_string(),
         None if !rules.lang.is_empty() => rules.lang.clone(),
         None => tag_of(&text).unwrap_or_default().to_string(),
@@ -299,7 +314,7 @@ pub fn row_of<'t>(
         lang,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
-        extra: extra::of_line(line, &fields.fields),
+        extra: extra::of_line(line, &fields.fields, &[]),
         ..ManifestRow::default()
     };
     match path {
@@ -340,12 +355,68 @@ pub fn row_of<'t>(
     Ok(row)
 }
 
+/// The row of a line that names its recording by `file_name`, as Hugging Face's `metadata.jsonl` does: the text may be called
+/// otherwise, and the recording says how long it is where the line does not.
+fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Result<ManifestRow, Refusal> {
+    let file = fields.text(FILE_NAME)?.filter(|file| !file.is_empty());
+    let file = file.ok_or_else(|| refuse("missing_field", FILE_NAME))?;
+    let key = TEXT_COLUMNS.into_iter().find(|key| fields.has(key));
+    let key = key.ok_or_else(|| refuse("missing_field", format!("one of {}", TEXT_COLUMNS.join(", "))))?;
+    let text = fields.text(key)?.ok_or_else(|| refuse("missing_field", key))?;
+    let start = fields.number("offset")?.filter(|&start| start != 0.0);
+    let names = named(file, start);
+    let id = fields.text("segment_id")?.filter(|id| !id.is_empty());
+    Ok(ManifestRow {
+        segment_id: id.map_or(names.segment_id, str::to_string),
+        shard_id: fields.shard()?.or(names.shard_id).unwrap_or_else(|| stem.to_string()),
+        text: text.to_string(),
+        duration: fields.number("duration")?,
+        lang: language(fields.language()?, &rules.lang, file, text),
+        source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
+        start,
+        wanted: rules.places.of_path(file),
+        extra: extra::of_line(fields.line, &fields.fields, &[FILE_NAME, key]),
+        ..ManifestRow::default()
+    })
+}
+
+/// What is wrong with a line, with its number in the file instead of the one that the JSON reader counts.
+fn bad_json(error: &serde_json::Error, number: u64) -> Refusal {
+    let text = error.to_string();
+    let column = error.column();
+    let place = format!(" at line {} column {column}", error.line());
+    let what = text.strip_suffix(&place).unwrap_or(&text);
+    refuse("bad_json", format!("{what} at line {number} column {column}"))
+}
+
 struct Fields<'l> {
     line: &'l str,
     fields: Map<String, Value>,
 }
 
 impl Fields<'_> {
+    /// Whether there is such a key, with a value other than null.
+    fn has(&self, key: &str) -> bool {
+        self.fields.get(key).is_some_and(|value| !value.is_null())
+    }
+
+    /// The shard that the line names, by a text or a number.
+    fn shard(&self) -> Result<Option<String>, Refusal> {
+        Ok(match self.fields.get("shard_id") {
+            Some(Value::Number(number)) => Some(number.to_string()),
+            _ => self.text("shard_id")?.map(str::to_string),
+        })
+    }
+
+    /// The language that the line names.
+    fn language(&self) -> Result<Option<&str>, Refusal> {
+        let mut found = None;
+        for key in LANGUAGE_KEYS {
+            found = found.or(self.text(key)?.filter(|lang| !lang.is_empty()));
+        }
+        Ok(found)
+    }
+
     fn text(&self, key: &str) -> Result<Option<&str>, Refusal> {
         match self.fields.get(key) {
             None | Some(Value::Null) => Ok(None),

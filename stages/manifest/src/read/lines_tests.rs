@@ -14,7 +14,7 @@ fn rules() -> LineRules {
 }
 
 fn row(line: &str) -> Result<ManifestRow, Refusal> {
-    row_of(line, &rules(), "stem", |_| None, false)
+    row_of(line, 1, &rules(), "stem", |_| None, false)
 }
 
 #[test]

@@ -4,12 +4,18 @@ mod files;
 mod folder;
 mod grouped;
 mod lines;
+mod listing;
 mod looks;
+mod naming;
+mod opening;
 mod places;
 mod recordings;
+mod row_rules;
 mod rows;
 mod table_text;
 mod tables;
+mod text_tables;
+mod transcripts;
 mod whole;
 
 use std::path::{Path, PathBuf};
@@ -25,40 +31,52 @@ use serde::{Deserialize, Serialize};
 
 pub use files::Format;
 pub use lines::tag_of;
+pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
+pub use row_rules::Regions;
 pub use rows::read_schema;
 
 use crate::error::ManifestError;
-use files::{expand, format_of};
-use folder::AudioFolder;
-use lines::LineManifest;
+use files::expand;
 use places::Places;
 use recordings::Recordings;
+use row_rules::RowRules;
 use rows::Rows;
-use tables::TableManifest;
-use whole::check_set;
 
 /// Starts from a manifest that exists.
 ///
 /// # What it does
 ///
-/// Reads one of three forms:
+/// Reads one of four forms:
 ///
 /// - parquet: files with the columns that `manifest.write` writes (`segment_id, text, duration` are needed, `lang,
 ///   shard_id, tar_member_name, tar_path, source, audio_path` or `audio_filepath`, `offset` (seconds) and `extra` read if
 ///   they are there, others left out; dictionaries and other widths of text and numbers are read as text and float64). A
-///   shard is a partition, `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file.
+///   shard is a partition, `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file. An
+///   `extra` that is no JSON object is kept as the text of the key `extra`.
 /// - nemo: one JSON object to a line with `audio_filepath, duration, text`, a language (`lang`, `language`,
 ///   `target_lang` or `source_lang`) and perhaps `offset` (seconds into the recording), `segment_id`, `shard_id`,
 ///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the manifest's
-///   folder, or else to the current one. With `tars` it is a member of a tar. 8,192 lines are a partition.
-/// - folder: a folder of recordings (flac, wav, mp3, m4a, ogg), each with a `.txt` beside it, or with a `metadata.csv`
-///   or `.tsv` whose first line names a column for the file (`file_name`, `path`, ...) and one for the text (`text`,
-///   `sentence`, ...), perhaps `lang` and `duration`. Where no duration is given, recordings are decoded to measure
-///   them. The language is that of the table, else `lang`, else the first folder below if it is named like one.
+///   folder, or else to the current one. With `tars` it is a member of a tar. A line with `file_name` instead, as Hugging
+///   Face has it, may call its text `text`, `transcription`, `transcript` or `sentence`, and need not say its duration. 8,192
+///   lines are a partition.
+/// - table: CSV (RFC 4180) or TSV (without quotes, as Common Voice writes it). The first line names a column for the file
+///   (`audio_filepath, audio_path, audio, path, file, file_name, filename` or `wav`) and one for the text (`text, sentence,
+///   transcript, transcription` or `normalized_text`), perhaps `duration` and `offset` (seconds), `lang` (or `language`,
+///   `locale`), `segment_id` (or `id`), `shard_id` and `source`; other columns go into `extra` as texts, but empty fields. The
+///   file is looked for in a folder `clips` beside the table, beside the table, and in the current folder. 1,000 rows are a
+///   partition.
+/// - folder: a folder with a table, `metadata.csv`, `metadata.tsv` or `metadata.jsonl`; a folder of Common Voice (`clips` and
+///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg) in it
+///   and below it, each with a `.txt` or `.lab` beside it, or a line `<name> <text>` in a `.trans.txt` of its folder, as
+///   LibriSpeech has it. Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
+///   error.
 ///
-/// A row without a language gets `lang`, else the one in a tag that its text begins with (`<|hi|> ...`). An empty text is
-/// taken as it is.
+/// Recordings of tables and folders that say no duration are decoded to measure it.
+///
+/// A row without a language gets `lang`; else, in tables and folders, the first folder of its path if that is named like a
+/// language; else the one in a tag that its text begins with (`<|hi|> ...`). `en-US` and `en_US` become `en`, unless `regions`
+/// is `keep`. An empty text is taken as it is.
 ///
 /// Columns out: `_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source, audio_path, start,
 /// offset, size, extra`. `audio_path` is the recording's file; where `offset` and `size` are not null, it is the tar that holds
@@ -71,10 +89,11 @@ use whole::check_set;
 /// A recording named by `tar_path` and `tar_member_name` is looked for below `audio`
 /// (`<audio>/<lang>/<shard_id>/<member>`), then beside the tar, then in it.
 ///
-/// Rows are refused (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`,
-/// `bad_type`, `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the
-/// row ends more than 0.1 s after its recording, by the header of a FLAC or WAV file; of other formats, and with `check_audio:
-/// false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
+/// Rows are refused (class `rule`) as `duration_too_short` and `duration_too_long` by `min_duration` and `max_duration`, and
+/// (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`, `bad_type`,
+/// `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the row begins
+/// after its recording, or ends more than 0.1 s after it, by the header of a FLAC or WAV file; of other formats, and with
+/// `check_audio: false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
 /// original. Each run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition
 /// with one that was changed, went away or turned up is read again. A manifest without rows is an error.
 ///
@@ -82,7 +101,7 @@ use whole::check_set;
 /// that the file is another.
 ///
 /// With an input and an empty `manifest`, the rows of the input go on as they are: so one pipeline starts from shards or from
-/// manifests.
+/// manifests. No setting holds for them.
 ///
 /// # Example
 ///
@@ -93,6 +112,9 @@ use whole::check_set;
 /// tarred:
 ///   uses: manifest.read
 ///   with: {manifest: "/data/manifest__OP_0..127_CL_.json", tars: "/data/audio__OP_0..127_CL_.tar", lang: en}
+/// clips:
+///   uses: manifest.read
+///   with: {manifest: /data/cv-corpus/de/train.tsv, max_duration: 20}
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -111,6 +133,12 @@ pub struct ReadSettings {
     pub tars: String,
     /// Language of rows that name none.
     pub lang: String,
+    /// What becomes of the region in a language: `en-US`, `en_US`.
+    pub regions: Regions,
+    /// Least length of a row in seconds; one of exactly this length stays. Nothing: no limit.
+    pub min_duration: Option<f64>,
+    /// Largest length of a row in seconds; one of exactly this length stays. Nothing: no limit.
+    pub max_duration: Option<f64>,
     /// What the column `source` says where the manifest does not.
     pub source: String,
     /// Look whether each recording is there, and as long as its row needs, and refuse the row if not.
@@ -129,6 +157,9 @@ impl Default for ReadSettings {
             shards: PathBuf::new(),
             tars: String::new(),
             lang: String::new(),
+            regions: Regions::default(),
+            min_duration: None,
+            max_duration: None,
             source: "manifest".into(),
             check_audio: true,
             opened: ReadOnce::default(),
@@ -145,6 +176,30 @@ impl ReadSettings {
             shards: self.shards.clone(),
         }
     }
+
+    fn row_rules(&self) -> RowRules {
+        RowRules {
+            regions: self.regions,
+            min_duration: self.min_duration,
+            max_duration: self.max_duration,
+        }
+    }
+
+    /// Refuses limits of the duration that are no lengths, or that no row keeps.
+    fn check_durations(&self) -> Result<(), StageError> {
+        for (name, limit) in [("min_duration", self.min_duration), ("max_duration", self.max_duration)] {
+            if let Some(seconds) = limit.filter(|seconds| !(seconds.is_finite() && *seconds >= 0.0)) {
+                return Err(StageError::setting(name, format!("{seconds} is no length in seconds")));
+            }
+        }
+        match (self.min_duration, self.max_duration) {
+            (Some(least), Some(most)) if least > most => {
+                let why = format!("it is {most} s, less than `min_duration`, {least} s");
+                Err(StageError::setting("max_duration", why))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The name of a file without its extension.
@@ -156,7 +211,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
@@ -173,6 +228,7 @@ impl Kind for Read {
             }]
         };
         if !settings.manifest.is_empty() {
+            settings.check_durations()?;
             let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
             for (name, pattern) in patterns {
                 expand(pattern).map_err(|why| StageError::setting(name, why))?;
@@ -226,13 +282,6 @@ impl Operator for PassOn {
     }
 }
 
-/// A manifest whose parts are known.
-pub enum Manifest {
-    Tables(TableManifest),
-    Lines(LineManifest),
-    Folder(AudioFolder),
-}
-
 struct Reader {
     settings: ReadSettings,
     context: Context,
@@ -260,99 +309,9 @@ impl Reader {
     }
 }
 
-impl ReadSettings {
-    /// What tells what is opened.
-    fn name(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
-    }
-
-    fn open(&self, scratch: &Path) -> Result<Manifest, ManifestError> {
-        let files = existing(&self.manifest, "the manifest")?;
-        let mut format = self.format;
-        for file in &files {
-            let found = match self.format {
-                Format::Auto => format_of(file).ok_or_else(|| ManifestError::Manifest {
-                    path: file.clone(),
-                    why: "its name does not tell its format; say `format: parquet`, `nemo` or `folder`".into(),
-                })?,
-                given => given,
-            };
-            if format != Format::Auto && format != found {
-                return Err(ManifestError::Manifest {
-                    path: file.clone(),
-                    why: "it has another format than the files before it".into(),
-                });
-            }
-            if file.is_dir() != (found == Format::Folder) {
-                let why = if file.is_dir() {
-                    "it is a folder, not a file"
-                } else {
-                    "it is a file, not a folder"
-                };
-                return Err(ManifestError::Manifest {
-                    path: file.clone(),
-                    why: why.into(),
-                });
-            }
-            if found != Format::Folder {
-                check_set(file)?;
-            }
-            format = found;
-        }
-        if !self.tars.is_empty() && format != Format::Nemo {
-            return Err(ManifestError::Manifest {
-                path: self.tars.clone().into(),
-                why: "`tars` belongs to manifests of JSON lines".into(),
-            });
-        }
-        match (format, files.as_slice()) {
-            (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self, scratch)?)),
-            (Format::Nemo, _) => {
-                let tars = if self.tars.is_empty() {
-                    Vec::new()
-                } else {
-                    existing(&self.tars, "the tar")?
-                };
-                Ok(Manifest::Lines(LineManifest::open(files, tars, self)?))
-            }
-            (_, [root]) => Ok(Manifest::Folder(AudioFolder::open(root, self)?)),
-            (_, [_, second, ..]) => Err(ManifestError::Manifest {
-                path: second.clone(),
-                why: "only one folder can be read".into(),
-            }),
-            (_, []) => Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: "it stands for no file".into(),
-            }),
-        }
-    }
-}
-
-/// The files of a pattern, all of which have to be there.
-fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
-    // The pattern was checked with the pipeline.
-    let files = expand(pattern).map_err(|why| ManifestError::Manifest {
-        path: pattern.into(),
-        why,
-    })?;
-    let files: Vec<PathBuf> = files.into_iter().map(PathBuf::from).collect();
-    match files.iter().find(|file| !(file.is_file() || file.is_dir())) {
-        None => Ok(files),
-        Some(missing) => Err(ManifestError::Manifest {
-            path: missing.clone(),
-            why: format!("{what} is not there (paths are relative to the current directory)"),
-        }),
-    }
-}
-
 impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let manifest = self.manifest()?;
-        let mut partitions = match &*manifest {
-            Manifest::Tables(tables) => tables.partitions(),
-            Manifest::Lines(lines) => lines.partitions()?,
-            Manifest::Folder(folder) => folder.partitions(),
-        };
+        let mut partitions = self.manifest()?.partitions()?;
         partitions.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(partitions)
     }
@@ -365,12 +324,8 @@ impl Source for Reader {
         // It is not wanted any more once the workers are through with it.
         self.settings.opened.forget();
         let mut recordings = Recordings::new(self.settings.check_audio);
-        let mut rows = Rows::new(out, &mut recordings);
-        match &*manifest {
-            Manifest::Tables(tables) => tables.read(partition, &mut rows)?,
-            Manifest::Lines(lines) => lines.read(partition, &mut rows)?,
-            Manifest::Folder(folder) => folder.read(partition, &mut rows)?,
-        }
+        let mut rows = Rows::new(out, &mut recordings).with_rules(self.settings.row_rules());
+        manifest.read(partition, &mut rows)?;
         rows.finish()
     }
 }

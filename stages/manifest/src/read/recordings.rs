@@ -73,9 +73,10 @@ impl Recordings {
         let Some(audio_path) = path.to_str() else {
             return Ok(Err(refuse("unsafe_name", "the path is not UTF-8")));
         };
+        let start = row.start.unwrap_or(0.0);
         let duration = match row.duration {
             Some(seconds) => {
-                let end = row.start.unwrap_or(0.0) + seconds;
+                let end = start + seconds;
                 if self.look
                     && let Some(length) = self.stated(&path, range)
                     && end - length > TOLERANCE_SECONDS
@@ -86,7 +87,11 @@ impl Recordings {
                 seconds
             }
             None => match measure(&path, range) {
-                Ok(seconds) => seconds,
+                Ok(length) if length > start => length - start,
+                Ok(length) => {
+                    let why = format!("the row begins at {start} s, the recording ends at {length} s");
+                    return Ok(Err(refuse("duration_past_end", why)));
+                }
                 Err(why) => return Ok(Err(refuse("decode_error", why))),
             },
         };

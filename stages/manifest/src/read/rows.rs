@@ -7,6 +7,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
 use super::recordings::{Found, Recordings, Wanted};
+use super::row_rules::RowRules;
 use crate::extra::EXTRA;
 
 /// Rows that are handed on at a time, and bytes of text after which it is fewer of them: a column of texts counts its
@@ -46,13 +47,24 @@ pub fn read_schema() -> SchemaRef {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
     pub reason: &'static str,
+    pub class: RejectClass,
     pub detail: String,
 }
 
+/// Something is broken.
 pub fn refuse(reason: &'static str, detail: impl Into<String>) -> Refusal {
     Refusal {
         reason,
+        class: RejectClass::Fault,
         detail: detail.into(),
+    }
+}
+
+/// A setting says no.
+pub fn refuse_by_rule(reason: &'static str, detail: impl Into<String>) -> Refusal {
+    Refusal {
+        class: RejectClass::Rule,
+        ..refuse(reason, detail)
     }
 }
 
@@ -102,7 +114,10 @@ impl ManifestRow {
             return Err(refuse("offset_invalid", format!("{start} s")));
         }
         if self.lang.trim().is_empty() {
-            return Err(refuse("missing_field", "lang"));
+            return Err(refuse(
+                "missing_field",
+                "lang: the row names none; the setting `lang` gives one to all such rows",
+            ));
         }
         Ok(())
     }
@@ -112,6 +127,7 @@ impl ManifestRow {
 pub struct Rows<'a> {
     out: &'a mut Out,
     recordings: &'a mut Recordings,
+    rules: RowRules,
     texts: [StringBuilder; TEXTS.len()],
     rows: UInt32Builder,
     durations: Float64Builder,
@@ -133,6 +149,7 @@ impl<'a> Rows<'a> {
         Rows {
             out,
             recordings,
+            rules: RowRules::default(),
             texts: Default::default(),
             rows: UInt32Builder::new(),
             durations: Float64Builder::new(),
@@ -146,6 +163,10 @@ impl<'a> Rows<'a> {
             most_bytes: MOST_TEXT,
             next: 0,
         }
+    }
+
+    pub fn with_rules(self, rules: RowRules) -> Self {
+        Rows { rules, ..self }
     }
 
     /// Takes the next row of the manifest, or what is wrong with it. `values` gives it as JSON, for the reject.
@@ -164,10 +185,7 @@ impl<'a> Rows<'a> {
         self.out.read(1);
         let segment_id = row.as_ref().ok().map(|row| row.segment_id.clone());
         let found = match row {
-            Ok(row) => match row.check() {
-                Ok(()) => self.recordings.find(&row)?.map(|found| (row, found)),
-                Err(refusal) => Err(refusal),
-            },
+            Ok(row) => self.found(row)?,
             Err(refusal) => Err(refusal),
         };
         let found = match found {
@@ -189,16 +207,26 @@ impl<'a> Rows<'a> {
         };
         match found {
             Ok((row, found)) => self.append(number, &row, &found)?,
-            Err(Refusal { reason, detail }) => self.out.reject(Reject {
+            Err(Refusal { reason, class, detail }) => self.out.reject(Reject {
                 row: Some(number),
                 segment_id: segment_id.filter(|id| !id.is_empty()),
                 reason: reason.into(),
-                class: RejectClass::Fault,
+                class,
                 detail,
                 values: values(),
             }),
         }
         Ok(())
+    }
+
+    /// The row as the rules have it, with its recording.
+    fn found(&mut self, mut row: ManifestRow) -> Result<Result<(ManifestRow, Found), Refusal>, StageError> {
+        row.lang = self.rules.language(row.lang);
+        if let Err(refusal) = row.check() {
+            return Ok(Err(refusal));
+        }
+        let found = self.recordings.find(&row)?;
+        Ok(found.and_then(|found| self.rules.duration(found.duration).map(|()| (row, found))))
     }
 
     fn append(&mut self, number: u32, row: &ManifestRow, found: &Found) -> Result<(), StageError> {

@@ -1,52 +1,82 @@
 //! Comma- and tab-separated tables.
 
+use std::borrow::Cow;
+
 /// One line of a table (several lines, where a quoted field holds line breaks).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    pub fields: Vec<String>,
+pub struct Record<'t> {
+    pub fields: Vec<Cow<'t, str>>,
     /// As it stands in the file.
-    pub line: String,
-    pub broken: Option<&'static str>,
+    pub line: &'t str,
+    /// What is wrong with it: a reason, and in words.
+    pub broken: Option<(&'static str, &'static str)>,
+}
+
+/// The records of a table one after the other.
+#[derive(Clone, Debug)]
+pub struct Records<'t> {
+    text: &'t str,
+    at: usize,
+    quoted: bool,
 }
 
 /// Reads a table, its heading included. `quoted`: fields are separated by commas, and one in double quotes may hold
 /// commas, line breaks and doubled quotes (RFC 4180). Otherwise by tabs, and quotes are letters like others. Blank
 /// lines are stepped over.
-pub fn records(text: &str, quoted: bool) -> Vec<Record> {
-    let mut records = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let record = if quoted { comma_record(rest) } else { tab_record(rest) };
-        let (record, length) = record;
-        rest = &rest[length..];
-        if !record.line.trim().is_empty() {
-            records.push(record);
+pub fn records(text: &str, quoted: bool) -> Records<'_> {
+    Records { text, at: 0, quoted }
+}
+
+impl Records<'_> {
+    /// Where in the text the next record begins, in bytes.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+}
+
+impl<'t> Iterator for Records<'t> {
+    type Item = Record<'t>;
+
+    fn next(&mut self) -> Option<Record<'t>> {
+        loop {
+            let rest = &self.text[self.at..];
+            if rest.is_empty() {
+                return None;
+            }
+            let (record, length) = if self.quoted {
+                comma_record(rest)
+            } else {
+                tab_record(rest)
+            };
+            self.at += length;
+            if !record.line.trim().is_empty() {
+                return Some(record);
+            }
         }
     }
-    records
 }
 
-fn record(fields: Vec<String>, line: &str, broken: Option<&'static str>) -> Record {
+fn record<'t>(fields: Vec<Cow<'t, str>>, line: &'t str, broken: Option<&'static str>) -> Record<'t> {
     let not_utf8 = line
         .contains(char::REPLACEMENT_CHARACTER)
-        .then_some("the line is not UTF-8");
+        .then_some(("not_utf8", "the line is not UTF-8"));
     Record {
         fields,
-        line: line.trim_end_matches(['\n', '\r']).to_string(),
-        broken: broken.or(not_utf8),
+        line: line.trim_end_matches(['\n', '\r']),
+        broken: broken.map(|why| ("bad_line", why)).or(not_utf8),
     }
 }
 
-fn tab_record(rest: &str) -> (Record, usize) {
+fn tab_record(rest: &str) -> (Record<'_>, usize) {
     let length = rest.find('\n').map_or(rest.len(), |end| end + 1);
     let line = rest[..length].trim_end_matches(['\n', '\r']);
     (
-        record(line.split('\t').map(str::to_string).collect(), line, None),
+        record(line.split('\t').map(Cow::Borrowed).collect(), line, None),
         length,
     )
 }
 
-fn comma_record(rest: &str) -> (Record, usize) {
+fn comma_record(rest: &str) -> (Record<'_>, usize) {
     let mut fields = Vec::new();
     let mut at = 0;
     loop {
@@ -60,11 +90,12 @@ fn comma_record(rest: &str) -> (Record, usize) {
                         length,
                     );
                 };
-                (field, at + 1 + length)
+                (Cow::Owned(field), at + 1 + length)
             }
             None => {
                 let length = rest[at..].find([',', '\n']).unwrap_or(rest.len() - at);
-                (rest[at..at + length].trim_end_matches('\r').to_string(), at + length)
+                let field = rest[at..at + length].trim_end_matches('\r');
+                (Cow::Borrowed(field), at + length)
             }
         };
         fields.push(field);
@@ -106,10 +137,10 @@ mod tests {
     #[test]
     fn quotes_hold_commas_breaks_and_quotes() {
         let table = "file,text\r\n\r\na.wav,\"one, \"\"two\"\"\nthree\"\nb.wav,x\n\"c\"d,e\nf.wav,\"open\ng.wav,y";
-        let read = records(table, true);
+        let read: Vec<Record<'_>> = records(table, true).collect();
         let fields: Vec<Vec<&str>> = read
             .iter()
-            .map(|record| record.fields.iter().map(String::as_str).collect())
+            .map(|record| record.fields.iter().map(AsRef::as_ref).collect())
             .collect();
         assert_eq!(
             fields,
@@ -123,7 +154,22 @@ mod tests {
             ]
         );
         assert!(read[3].broken.is_some() && read[4].broken.is_some());
-        assert_eq!(records("a\t\"b\n", false)[0].fields, ["a", "\"b"]);
+        let tabs: Vec<Record<'_>> = records("a\t\"b\n", false).collect();
+        assert_eq!(tabs[0].fields, ["a", "\"b"]);
+    }
+
+    #[test]
+    fn records_are_read_again_from_where_they_begin() {
+        for (table, quoted) in [("a,b\n\n\"c\nd\",e\nf,g", true), ("a\tb\n\n\"c\td\ne\tf", false)] {
+            let all: Vec<Record<'_>> = records(table, quoted).collect();
+            let mut walk = records(table, quoted);
+            for number in 0..=all.len() {
+                let from: Vec<Record<'_>> = records(&table[walk.at()..], quoted).collect();
+                assert_eq!(from, all[number..]);
+                walk.next();
+            }
+            assert_eq!(walk.at(), table.len());
+        }
     }
 
     proptest! {
@@ -132,14 +178,15 @@ mod tests {
         fn written_tables_are_read_back(fields in proptest::collection::vec(".{0,12}|[,\"\n\r]{0,5}", 2..6)) {
             let line: Vec<String> = fields.iter().map(|field| format!("\"{}\"", field.replace('"', "\"\""))).collect();
             let text = format!("{}\nnext,line\n", line.join(","));
-            let read = records(&text, true);
+            let read: Vec<Record<'_>> = records(&text, true).collect();
             prop_assert_eq!(&read[0].fields, &fields);
             prop_assert_eq!(read.len(), 2);
         }
 
         #[test]
         fn any_text_is_read_to_its_end(text in "[a,\"\n\r\té]{0,60}", quoted: bool) {
-            let _ = records(&text, quoted);
+            let lines = records(&text, quoted).map(|record| record.line.len()).sum::<usize>();
+            prop_assert!(lines <= text.len());
         }
     }
 }

@@ -527,9 +527,7 @@ impl Columns {
             source: or(of(6), source),
             start: number_of(&self.start, row).filter(|&start| start != 0.0),
             wanted,
-            extra: Some(value(&self.extra, row))
-                .filter(|extra| extra::members(extra).is_ok_and(|members| !members.is_empty()))
-                .map(str::to_string),
+            extra: extra::of_column(value(&self.extra, row)),
         })
     }
 

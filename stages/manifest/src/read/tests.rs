@@ -10,6 +10,11 @@ use parquet::arrow::ArrowWriter;
 
 use super::*;
 
+#[path = "forms_tests.rs"]
+mod forms;
+#[path = "rules_tests.rs"]
+mod rules;
+
 fn repository(path: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)
 }
@@ -104,7 +109,7 @@ fn golden_manifests_keep_their_order_and_find_their_recordings() {
         .digest();
     assert_eq!(
         (Read::VERSION, digest.short().to_string().as_str()),
-        (2, "f8189b57cc65788c")
+        (3, "f8189b57cc65788c")
     );
     // The columns of a manifest of ours are all known.
     assert_eq!(rows.column_by_name("extra").unwrap().null_count(), rows.num_rows());
@@ -389,11 +394,7 @@ fn opened(settings: &ReadSettings) -> Manifest {
 
 /// What belongs to the key of each partition beside the bytes of its files.
 fn extras(settings: &ReadSettings) -> Vec<String> {
-    let partitions = match opened(settings) {
-        Manifest::Tables(tables) => tables.partitions(),
-        Manifest::Lines(lines) => lines.partitions().unwrap(),
-        Manifest::Folder(folder) => folder.partitions(),
-    };
+    let partitions = opened(settings).partitions().unwrap();
     partitions.into_iter().map(|partition| partition.extra).collect()
 }
 
@@ -583,18 +584,10 @@ fn a_manifest_that_changes_after_the_plan_is_refused() {
         write(false);
         let manifest = opened(&settings(&at(name)));
         let read = || {
-            let partition = match &manifest {
-                Manifest::Tables(tables) => tables.partitions().remove(0).name,
-                Manifest::Lines(lines) => lines.partitions().unwrap().remove(0).name,
-                Manifest::Folder(folder) => folder.partitions().remove(0).name,
-            };
+            let partition = manifest.partitions().unwrap().remove(0).name;
             let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(true));
             let mut rows = Rows::new(&mut out, &mut recordings);
-            match &manifest {
-                Manifest::Tables(tables) => tables.read(&partition, &mut rows),
-                Manifest::Lines(lines) => lines.read(&partition, &mut rows),
-                Manifest::Folder(folder) => folder.read(&partition, &mut rows),
-            }
+            manifest.read(&partition, &mut rows)
         };
         read().unwrap();
         write(true);

@@ -1,0 +1,114 @@
+//! WAV that was written to a pipe: its header was made before its length was known, and says 0xFFFFFFFF, as ffmpeg does.
+
+use std::io::Read;
+
+/// Longest header that is looked through, in bytes.
+const LONGEST_HEADER: u64 = 1 << 20;
+/// What stands for a length that was not known.
+const UNKNOWN: u32 = u32::MAX;
+
+/// The header of such a WAV, which ends where its samples begin, with the sizes that it would have if the samples end with the
+/// recording. `bytes` are those of the recording, `size` is how many there are. None where the header says its sizes, is no
+/// whole one, or the recording is larger than a WAV can say (4 GiB).
+pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u8>> {
+    let mut header = Vec::new();
+    // "RIFF", the size of what follows, "WAVE".
+    take(&mut bytes, 12, &mut header)?;
+    loop {
+        // Chunks: a name, a size, and as many bytes, filled up to an even number.
+        let chunk = header.len();
+        take(&mut bytes, 8, &mut header)?;
+        let length = u32::from_le_bytes(header[chunk + 4..].try_into().ok()?);
+        if &header[chunk..chunk + 4] == b"data" {
+            let known = |size: u64| u32::try_from(size).ok().filter(|&size| size != UNKNOWN);
+            let samples = known(size.checked_sub(header.len() as u64)?)?;
+            let all = known(size.checked_sub(8)?)?;
+            header[4..8].copy_from_slice(&all.to_le_bytes());
+            header[chunk + 4..].copy_from_slice(&samples.to_le_bytes());
+            return (length == UNKNOWN).then_some(header);
+        }
+        let padded = u64::from(length) + u64::from(length & 1);
+        if header.len() as u64 + padded > LONGEST_HEADER {
+            return None;
+        }
+        take(&mut bytes, padded, &mut header)?;
+    }
+}
+
+/// None where there are not as many.
+fn take(bytes: &mut impl Read, count: u64, into: &mut Vec<u8>) -> Option<()> {
+    let taken = bytes.take(count).read_to_end(into).ok()?;
+    (taken as u64 == count).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::decode;
+    use crate::format::Format;
+    use crate::part::{decode_part, stated_seconds};
+    use crate::recording::probe;
+    use crate::test_data::wav;
+
+    const LIST: &[u8] = b"LIST\x1a\0\0\0INFOISFT\x0d\0\0\0Lavf61.7.100\0\0";
+
+    /// As ffmpeg writes it to a pipe: with a list of tags before the samples, and without sizes.
+    fn streamed(whole: &[u8]) -> Vec<u8> {
+        let mut bytes = [&whole[..36], LIST, &whole[36..]].concat();
+        let data = 36 + LIST.len();
+        assert_eq!(&bytes[data..data + 4], b"data");
+        bytes[4..8].fill(0xff);
+        bytes[data + 4..data + 8].fill(0xff);
+        bytes
+    }
+
+    #[test]
+    fn a_streamed_wav_is_what_it_is_as_a_file() {
+        let samples: Vec<i16> = (0..40_000).map(|at| (at * 37 % 20_011) as i16).collect();
+        for channels in [1, 2] {
+            let whole = wav(16_000, channels, &samples);
+            let bytes = streamed(&whole);
+            assert_eq!(
+                probe(&bytes, &Format::ALL).unwrap(),
+                probe(&whole, &Format::ALL).unwrap()
+            );
+            assert_eq!(decode(&bytes, 10.0).unwrap(), decode(&whole, 10.0).unwrap());
+            // Behind other bytes and before others, as in a tar.
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("within");
+            std::fs::write(&path, [&[7; 512][..], &bytes, &[7; 999]].concat()).unwrap();
+            let range = Some((512, bytes.len() as u64));
+            let seconds = 40_000.0 / 16_000.0 / f64::from(channels);
+            assert_eq!(stated_seconds(&path, range), Some(seconds));
+            let part = decode_part(&path, range, 0.5, 0.25, 10.0).unwrap();
+            assert_eq!(part.signal, decode(&whole, 10.0).unwrap()[8_000..12_000]);
+            assert!(part.decoded_frames.is_some_and(|frames| frames < 16_000));
+        }
+        // The first size is known, as some write it; a frame that was cut off does not count.
+        let whole = wav(16_000, 1, &samples);
+        let mut bytes = whole.clone();
+        bytes[40..44].fill(0xff);
+        bytes.push(1);
+        assert_eq!(probe(&bytes, &Format::ALL).unwrap().1.frames, 40_000);
+    }
+
+    #[test]
+    fn other_headers_stay_as_they_are() {
+        let whole = wav(16_000, 1, &[1, 2, 3]);
+        let header = |bytes: &[u8]| header_with_sizes(bytes, bytes.len() as u64);
+        assert_eq!(header(&whole), None);
+        let bytes = streamed(&whole);
+        let made = header(&bytes).unwrap();
+        assert_eq!(made.len() + 6, bytes.len());
+        for length in 0..made.len() {
+            assert_eq!(header(&bytes[..length]), None, "{length}");
+        }
+        // More than 32 bits hold, and a header that never ends.
+        assert_eq!(header_with_sizes(&bytes[..], 1 << 33), None);
+        let mut endless = bytes.clone();
+        endless[40..44].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
+        assert_eq!(header(&endless), None);
+        // Without a sample there is nothing to decode.
+        assert!(probe(&streamed(&wav(16_000, 1, &[])), &Format::ALL).is_err());
+    }
+}

@@ -1,0 +1,433 @@
+//! The forms that corpora have when they are unpacked.
+
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+/// Writes files with their folders; what ends like a recording is one.
+pub(super) fn lay_out(root: &Path, files: &[(&str, &str)]) {
+    let audio = recording();
+    for (name, text) in files {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let is_audio = [".flac", ".wav", ".mp3"].iter().any(|ending| name.ends_with(ending));
+        let bytes = if is_audio { &audio[..] } else { text.as_bytes() };
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+pub(super) fn with_lang(manifest: &Path, lang: &str) -> ReadSettings {
+    ReadSettings {
+        lang: lang.into(),
+        ..settings(manifest)
+    }
+}
+
+/// Segment, text and language of each row.
+fn rows_of(output: &Output) -> Vec<[String; 3]> {
+    let [ids, texts, langs] = ["segment_id", "text", "lang"].map(|name| column(output, name));
+    ids.into_iter()
+        .zip(texts)
+        .zip(langs)
+        .map(|((id, text), lang)| [id, text, lang])
+        .collect()
+}
+
+pub(super) fn extra_of(output: &Output) -> Vec<Option<String>> {
+    let rows = output.all_rows("rows");
+    let extra = rows.column_by_name("extra").unwrap().as_string::<i32>().clone();
+    extra.iter().map(|text| text.map(str::to_string)).collect()
+}
+
+pub(super) fn numbers(output: &Output, name: &str) -> Vec<Option<f64>> {
+    let rows = output.all_rows("rows");
+    rows.column_by_name(name)
+        .unwrap()
+        .as_primitive::<Float64Type>()
+        .iter()
+        .collect()
+}
+
+/// How long what `recording` gives is when it is decoded, in seconds.
+fn measured() -> f64 {
+    flow_audio::decode::decode(&recording(), 60.0).unwrap().len() as f64 / 16_000.0
+}
+
+pub(super) fn details(output: &Output) -> Vec<&str> {
+    output
+        .rejects()
+        .iter()
+        .map(|(_, reject)| reject.detail.as_str())
+        .collect()
+}
+
+#[test]
+fn librispeech_has_its_texts_in_lists() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("dev-clean/84/121123/84-121123-0000.flac", ""),
+            ("dev-clean/84/121123/84-121123-0001.flac", ""),
+            ("dev-clean/84/121123/84-121123-0003.flac", ""),
+            (
+                "dev-clean/84/121123/84-121123.trans.txt",
+                "84-121123-0001 TWO  WORDS\r\n\n84-121123-0000 ONE\n84-121123-0002 NOBODY SAYS IT\n84-121123-0001 AGAIN\n",
+            ),
+            ("dev-clean/85/1/85-1-0000.flac", ""),
+            ("dev-clean/85/1/85-1.trans.txt", "85-1-0000 THREE"),
+        ],
+    );
+    let output = run(with_lang(folder.path(), "en"));
+    let row = |id: &str, text: &str| [format!("dev-clean/{id}"), text.to_string(), "en".to_string()];
+    assert_eq!(
+        rows_of(&output),
+        [
+            row("84/121123/84-121123-0000", "ONE"),
+            row("84/121123/84-121123-0001", "TWO WORDS"),
+            row("85/1/85-1-0000", "THREE")
+        ]
+    );
+    // A line without a recording, and a recording without a line.
+    assert_eq!(reasons(&output), ["missing_audio", "missing_text"]);
+
+    // `dev-clean` is no language.
+    let without = run(settings(folder.path()));
+    assert_eq!(without.all_rows("rows").num_rows(), 0);
+    assert_eq!(
+        reasons(&without)
+            .iter()
+            .filter(|reason| **reason == "missing_field")
+            .count(),
+        4
+    );
+    assert!(
+        details(&without)
+            .iter()
+            .any(|detail| detail.starts_with("lang: ") && detail.contains("setting `lang`"))
+    );
+
+    // Another list is another partition.
+    let files = |settings: &ReadSettings| {
+        let partitions = opened(settings).partitions().unwrap();
+        partitions
+            .into_iter()
+            .map(|partition| partition.files)
+            .collect::<Vec<_>>()
+    };
+    let list = folder.path().join("dev-clean/84/121123/84-121123.trans.txt");
+    let found = files(&settings(folder.path()));
+    assert_eq!(found[0].iter().filter(|file| **file == list).count(), 1);
+    assert_eq!(found.len(), 2);
+
+    // Letters that are not UTF-8 refuse their line alone.
+    fs::write(&list, b"84-121123-0000 \xff\n84-121123-0001 TWO\n84-121123-0003 FOUR").unwrap();
+    let damaged = run(with_lang(folder.path(), "en"));
+    assert_eq!(column(&damaged, "text"), ["TWO", "FOUR", "THREE"]);
+    assert_eq!(reasons(&damaged), ["not_utf8"]);
+}
+
+#[test]
+fn common_voice_is_read_as_it_is_unpacked() {
+    let folder = tempfile::tempdir().unwrap();
+    let heading = "client_id\tpath\tsentence\tup_votes\tlocale\tage\n";
+    let train = format!(
+        "{heading}c1\ta.mp3\tHe said \"no\", twice\t2\ten-US\t\nc2\tb.mp3\t\"Open quote\t0\ten\tteens\nc3\tmissing.mp3\tx\t0\ten\t\nc4\ta.mp3\tx\n"
+    );
+    lay_out(
+        folder.path(),
+        &[
+            ("clips/a.mp3", ""),
+            ("clips/b.mp3", ""),
+            ("train.tsv", &train),
+            ("dev.tsv", &format!("{heading}c5\tb.mp3\tdev\t0\ten\t\n")),
+        ],
+    );
+    let (of_folder, of_table) = (
+        run(settings(folder.path())),
+        run(settings(&folder.path().join("train.tsv"))),
+    );
+    for output in [&of_folder, &of_table] {
+        let row = |id: &str, text: &str| [id.to_string(), text.to_string(), "en".to_string()];
+        assert_eq!(
+            rows_of(output),
+            [row("a", "He said \"no\", twice"), row("b", "\"Open quote")]
+        );
+        assert_eq!(reasons(output), ["missing_audio", "bad_line"]);
+        assert_eq!(
+            extra_of(output),
+            [
+                Some(r#"{"client_id":"c1","up_votes":"2"}"#.to_string()),
+                Some(r#"{"age":"teens","client_id":"c2","up_votes":"0"}"#.to_string())
+            ]
+        );
+        assert!(column(output, "audio_path")[0].ends_with("/clips/a.mp3"));
+        // Nobody says how long they are.
+        assert_eq!(numbers(output, "duration")[0], Some(measured()));
+    }
+    assert_eq!(column(&of_table, "shard_id"), ["train", "train"]);
+    assert_eq!(column(&run(settings(&folder.path().join("dev.tsv"))), "text"), ["dev"]);
+
+    let keep = ReadSettings {
+        regions: Regions::Keep,
+        ..settings(folder.path())
+    };
+    assert_eq!(column(&run(keep), "lang"), ["en-US", "en"]);
+    // What is believed without a look is in `clips`.
+    let unseen = ReadSettings {
+        check_audio: false,
+        ..settings(folder.path())
+    };
+    assert!(
+        column(&run(unseen), "audio_path")
+            .iter()
+            .all(|path| path.contains("/clips/"))
+    );
+
+    fs::write(
+        folder.path().join("validated.tsv"),
+        format!("{heading}c6\ta.mp3\tall\t0\ten\t\n"),
+    )
+    .unwrap();
+    assert_eq!(column(&run(settings(folder.path())), "text"), ["all"]);
+    for table in ["train.tsv", "validated.tsv"] {
+        fs::remove_file(folder.path().join(table)).unwrap();
+    }
+    assert!(failure(settings(folder.path())).contains("dev.tsv"));
+}
+
+#[test]
+fn tables_name_their_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(folder.path(), &[("wavs/a.wav", ""), ("wavs/b.wav", "")]);
+    let table = folder.path().join("all.csv");
+    let text = "\u{feff}ID,wav,transcript,duration,offset,speaker,Language\r\n\
+                ,wavs/a.wav,\"one, two\",0.5,0.25,s1,de\r\n\
+                named,wavs/b.wav,\"with\nbreak\",,,,\r\n\
+                n2,wavs/b.wav,rest,,0.5,s2,pt-BR\r\n\
+                n3,wavs/b.wav,x,,7,s2,\r\n\
+                n4,wavs/b.wav,x,0.5,-1,s2,\r\n\
+                n5,,x,1,,s2,\r\n\
+                n6,wavs/b.wav,x,long,,s2,\r\n\
+                n7,wavs/b.wav,x\r\n\
+                n8,wavs/none.wav,x,1,,s2,\r\n\
+                n9,wavs/b.wav,\"open,1,,s2,\r\n";
+    fs::write(&table, text).unwrap();
+    let output = run(with_lang(&table, "en"));
+    let row = |id: &str, text: &str, lang: &str| [id, text, lang].map(str::to_string);
+    assert_eq!(
+        rows_of(&output),
+        [
+            row("wavs/a@0.25", "one, two", "de"),
+            row("named", "with\nbreak", "en"),
+            row("n2", "rest", "pt")
+        ]
+    );
+    assert_eq!(
+        reasons(&output),
+        [
+            "duration_past_end",
+            "offset_invalid",
+            "missing_field",
+            "bad_type",
+            "bad_line",
+            "missing_audio",
+            "bad_line"
+        ]
+    );
+    assert_eq!(numbers(&output, "start"), [Some(0.25), None, Some(0.5)]);
+    let durations = numbers(&output, "duration");
+    assert_eq!(durations[0], Some(0.5));
+    assert_eq!(
+        durations[2].unwrap(),
+        durations[1].unwrap() - 0.5,
+        "to the end of the recording"
+    );
+    let speaker = |name: &str| Some(format!("{{\"speaker\":\"{name}\"}}"));
+    assert_eq!(extra_of(&output), [speaker("s1"), None, speaker("s2")]);
+    assert_eq!(column(&output, "shard_id"), ["wavs"; 3]);
+
+    // A line that is not UTF-8 is refused alone.
+    fs::write(&table, b"file,text\nwavs/a.wav,\xff\nwavs/b.wav,good\n").unwrap();
+    let output = run(with_lang(&table, "en"));
+    assert_eq!(
+        (column(&output, "text"), reasons(&output)),
+        (vec!["good".to_string()], vec!["not_utf8"])
+    );
+
+    for (heading, message) in [
+        ("sound,text\nx,y\n", "no column for the recording's file"),
+        ("path,words\nx,y\n", "no column for the text"),
+        ("", "no column for the recording's file"),
+    ] {
+        fs::write(&table, heading).unwrap();
+        let message_there = failure(settings(&table));
+        assert!(message_there.contains(message), "{message_there}");
+        if let Some(columns) = heading.split('\n').next().filter(|line| !line.is_empty()) {
+            assert!(message_there.contains(&columns.replace(',', ", ")), "{message_there}");
+        }
+    }
+
+    // Many rows are many partitions, and tables are read one after the other.
+    let rows: String = (0..1_001).map(|row| format!("wavs/a.wav,t{row},1,{row}\n")).collect();
+    fs::write(folder.path().join("t_0.csv"), format!("path,text,duration,id\n{rows}")).unwrap();
+    fs::write(
+        folder.path().join("t_1.csv"),
+        "text,path,duration,id\nlast,wavs/a.wav,1,z\n",
+    )
+    .unwrap();
+    let output = run(with_lang(&folder.path().join("t_{0,1}.csv"), "en"));
+    let names: Vec<&str> = output.partitions.iter().map(Partition::as_str).collect();
+    assert_eq!(names, ["00000-t_0/000000", "00000-t_0/000001", "00001-t_1/000000"]);
+    let texts = column(&output, "text");
+    assert_eq!(
+        (texts.len(), texts[1_000].as_str(), texts[1_001].as_str()),
+        (1_002, "t1000", "last")
+    );
+}
+
+#[test]
+fn hugging_face_folders_have_metadata_as_json_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let metadata = [
+        r#"{"file_name": "data/a.wav", "transcription": "one", "speaker_id": 7, "language": "fr"}"#,
+        r#"{"file_name": "data/b.wav", "sentence": "two", "duration": 0.5, "offset": 0.25}"#,
+        r#"{"file_name": "data/none.wav", "text": "x"}"#,
+        r#"{"file_name": "data/b.wav"}"#,
+        r#"{"file_name": "data/b.wav", "text": "x""#,
+    ];
+    lay_out(
+        folder.path(),
+        &[
+            ("data/a.wav", ""),
+            ("data/b.wav", ""),
+            ("metadata.jsonl", &metadata.join("\n")),
+        ],
+    );
+    for manifest in [folder.path().to_path_buf(), folder.path().join("metadata.jsonl")] {
+        let output = run(with_lang(&manifest, "en"));
+        let row = |id: &str, text: &str, lang: &str| [id, text, lang].map(str::to_string);
+        assert_eq!(
+            rows_of(&output),
+            [row("data/a", "one", "fr"), row("data/b@0.25", "two", "en")]
+        );
+        assert_eq!(reasons(&output), ["missing_audio", "missing_field", "bad_json"]);
+        assert!(
+            details(&output)[2].contains("at line 5 column "),
+            "{:?}",
+            details(&output)
+        );
+        assert_eq!(
+            extra_of(&output),
+            [Some(r#"{"language":"fr","speaker_id":7}"#.to_string()), None]
+        );
+        assert_eq!(numbers(&output, "duration")[0], Some(measured()));
+        assert_eq!(numbers(&output, "start"), [None, Some(0.25)]);
+    }
+    // A recording whose length is measured is looked at, whatever `check_audio` says.
+    let unseen = ReadSettings {
+        check_audio: false,
+        ..with_lang(folder.path(), "en")
+    };
+    let before = extras(&unseen);
+    fs::write(folder.path().join("data/a.wav"), b"other").unwrap();
+    assert_ne!(extras(&unseen), before);
+
+    fs::write(
+        folder.path().join("metadata.csv"),
+        "file_name,transcription\ndata/b.wav,of the table\n",
+    )
+    .unwrap();
+    assert_eq!(column(&run(with_lang(folder.path(), "en")), "text"), ["of the table"]);
+}
+
+#[test]
+fn a_flat_folder_needs_no_more_than_a_language() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("a.wav", ""),
+            ("a.txt", "text"),
+            ("a.lab", "not this"),
+            ("b.wav", ""),
+            ("b.lab", "label"),
+            ("wav/deep/er/c.flac", ""),
+            ("wav/deep/er/c.txt", "deep"),
+            // A transcript, no list.
+            ("d.trans.wav", ""),
+            ("d.trans.txt", "just words"),
+        ],
+    );
+    let output = run(with_lang(folder.path(), "de"));
+    let row = |id: &str, text: &str| [id.to_string(), text.to_string(), "de".to_string()];
+    assert_eq!(
+        rows_of(&output),
+        [
+            row("a", "text"),
+            row("b", "label"),
+            row("d.trans", "just words"),
+            row("wav/deep/er/c", "deep")
+        ]
+    );
+    assert_eq!(reasons(&output), Vec::<&str>::new());
+    // `wav` is no language, so the setting is asked for.
+    let without = run(settings(folder.path()));
+    assert_eq!(reasons(&without), ["missing_field"; 4]);
+    assert!(details(&without).iter().all(|detail| detail.contains("setting `lang`")));
+}
+
+#[test]
+fn links_to_folders_are_followed_once() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("elsewhere/x.wav", ""),
+            ("elsewhere/x.txt", "x"),
+            ("elsewhere/in/y.wav", ""),
+            ("elsewhere/in/y.txt", "y"),
+            ("corpus/en/a.wav", ""),
+            ("corpus/en/a.txt", "a"),
+        ],
+    );
+    let at = |name: &str| folder.path().join(name);
+    symlink(at("elsewhere"), at("corpus/hi")).unwrap();
+    symlink(at("elsewhere"), at("corpus/zz")).unwrap();
+    // Round in circles: to itself, to what is above, and between two.
+    symlink(at("corpus"), at("corpus/en/again")).unwrap();
+    symlink(at("corpus/hi"), at("elsewhere/in/up")).unwrap();
+    symlink(".", at("elsewhere/self")).unwrap();
+    symlink(at("nowhere"), at("corpus/en/gone")).unwrap();
+    let output = run(settings(&at("corpus")));
+    let row = |id: &str, text: &str, lang: &str| [id, text, lang].map(str::to_string);
+    assert_eq!(
+        rows_of(&output),
+        [
+            row("en/a", "a", "en"),
+            row("hi/x", "x", "hi"),
+            row("hi/in/y", "y", "hi")
+        ]
+    );
+    assert_eq!(reasons(&output), Vec::<&str>::new());
+}
+
+#[test]
+fn folders_that_lie_too_deep_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let deep = |count: usize| vec!["d"; count].join("/");
+    lay_out(
+        folder.path(),
+        &[
+            (&format!("{}/a.wav", deep(64)), ""),
+            (&format!("{}/a.txt", deep(64)), "x"),
+        ],
+    );
+    assert_eq!(column(&run(with_lang(folder.path(), "en")), "text"), ["x"]);
+    fs::create_dir(folder.path().join(deep(65))).unwrap();
+    let message = failure(with_lang(folder.path(), "en"));
+    assert!(
+        message.contains("folders_too_deep") && message.contains("64"),
+        "{message}"
+    );
+}

@@ -1,0 +1,200 @@
+//! Recordings below a folder, and where their transcripts are.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use flow_runtime::Partition;
+
+use super::transcripts::{LIST, lines_of, split_line};
+use crate::error::ManifestError;
+
+/// Recordings that make a partition.
+const BLOCK: usize = 1_000;
+/// Most folders that lie in one another below the first.
+const MOST_DEPTH: usize = 64;
+
+pub const AUDIO: [&str; 9] = ["flac", "wav", "mp3", "m4a", "mp4", "aac", "ogg", "oga", "opus"];
+
+/// A recording, relative to the first folder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listed {
+    pub file: String,
+    pub transcript: Transcript,
+}
+
+/// Where the transcript of a recording is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Transcript {
+    /// In a file beside it that has another extension.
+    Beside(&'static str),
+    /// In a line of a list of LibriSpeech's form, `<utterance> <text>`.
+    Line(Arc<Path>),
+}
+
+/// A folder that waits to be listed.
+struct Waiting {
+    /// Relative to the first folder.
+    below: String,
+    canonical: PathBuf,
+}
+
+/// Recordings below a folder, by the folder they are in and then by name, in blocks. Links to folders are followed; a folder
+/// is listed once, by its own name where it lies below the first folder, else by the first link to it, so that links that
+/// lead round in circles end.
+///
+/// # Errors
+/// When a folder or a list of transcripts cannot be read, or folders lie deeper than [`MOST_DEPTH`] in one another.
+pub fn list(root: &Path) -> Result<Vec<(Partition, Vec<Listed>)>, ManifestError> {
+    let mut blocks = Vec::new();
+    let mut listed: HashSet<PathBuf> = HashSet::new();
+    let mut links = BTreeSet::new();
+    let mut waiting = vec![Waiting {
+        below: String::new(),
+        canonical: canonical(root)?,
+    }];
+    loop {
+        let next = match waiting.pop() {
+            Some(next) => next,
+            None => match links.pop_first() {
+                Some(below) => Waiting {
+                    canonical: canonical(&root.join(&below))?,
+                    below,
+                },
+                None => break,
+            },
+        };
+        if !listed.insert(next.canonical.clone()) {
+            continue;
+        }
+        let folder = root.join(&next.below);
+        if next.below.split('/').count() > MOST_DEPTH {
+            return Err(ManifestError::Manifest {
+                path: folder,
+                why: format!(
+                    "folders_too_deep: it lies more than {MOST_DEPTH} folders below {}",
+                    root.display()
+                ),
+            });
+        }
+        let contents = Contents::of(&folder)?;
+        let inner = |name: &str| match next.below.as_str() {
+            "" => name.to_string(),
+            below => format!("{below}/{name}"),
+        };
+        for name in &contents.folders {
+            waiting.push(Waiting {
+                below: inner(name),
+                canonical: next.canonical.join(name),
+            });
+        }
+        links.extend(contents.links.iter().map(|name| inner(name)));
+        let files: Vec<Listed> = contents
+            .recordings(&folder)?
+            .into_iter()
+            .map(|(name, transcript)| Listed {
+                file: inner(&name),
+                transcript,
+            })
+            .collect();
+        let name = if next.below.is_empty() { "." } else { &next.below };
+        blocks.extend(
+            files
+                .chunks(BLOCK)
+                .enumerate()
+                .map(|(number, files)| (Partition::from(format!("{name}/{number:06}")), files.to_vec())),
+        );
+    }
+    blocks.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(blocks)
+}
+
+fn canonical(folder: &Path) -> Result<PathBuf, ManifestError> {
+    fs::canonicalize(folder).map_err(|e| ManifestError::io(folder, e))
+}
+
+/// Names in one folder.
+#[derive(Default)]
+struct Contents {
+    folders: Vec<String>,
+    /// That lead to folders.
+    links: Vec<String>,
+    recordings: BTreeSet<String>,
+    /// Files that may be transcripts.
+    texts: BTreeSet<String>,
+}
+
+impl Contents {
+    fn of(folder: &Path) -> Result<Contents, ManifestError> {
+        let mut contents = Contents::default();
+        let failed = |e| ManifestError::io(folder, e);
+        for entry in fs::read_dir(folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            // A manifest cannot name what is not UTF-8.
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let kind = entry.file_type().map_err(failed)?;
+            let extension = Path::new(&name).extension().and_then(|found| found.to_str());
+            if kind.is_dir() {
+                contents.folders.push(name);
+            } else if kind.is_symlink() && entry.path().is_dir() {
+                contents.links.push(name);
+            } else if extension.is_some_and(|found| AUDIO.contains(&found.to_ascii_lowercase().as_str())) {
+                contents.recordings.insert(name);
+            } else if extension.is_some_and(|found| ["txt", "lab"].contains(&found)) {
+                contents.texts.insert(name);
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Recordings in the order of their names, and where their transcripts are. An utterance of a list that no recording
+    /// goes by is a recording that is not there.
+    fn recordings(&self, folder: &Path) -> Result<Vec<(String, Transcript)>, ManifestError> {
+        let stems: HashSet<&str> = self.recordings.iter().map(|name| stem(name)).collect();
+        let mut lines: HashMap<String, Arc<Path>> = HashMap::new();
+        for name in self.texts.iter().filter(|name| name.ends_with(LIST)) {
+            // Or it is the transcript of `x.trans.flac`.
+            if stems.contains(stem(name)) {
+                continue;
+            }
+            let path: Arc<Path> = folder.join(name).into();
+            for line in lines_of(&path)?.lines() {
+                if let Some((utterance, _)) = split_line(line) {
+                    // The first list that has it counts.
+                    let list = || Arc::clone(&path);
+                    lines.entry(utterance.to_string()).or_insert_with(list);
+                }
+            }
+        }
+        let beside = |stem: &str, extension: &str| self.texts.contains(&format!("{stem}.{extension}"));
+        let transcript = |stem: &str| match lines.get(stem) {
+            _ if beside(stem, "txt") => Transcript::Beside("txt"),
+            _ if beside(stem, "lab") => Transcript::Beside("lab"),
+            Some(list) => Transcript::Line(Arc::clone(list)),
+            None => Transcript::Beside("txt"),
+        };
+        let mut found: Vec<(String, Transcript)> = self
+            .recordings
+            .iter()
+            .map(|name| (name.clone(), transcript(stem(name))))
+            .collect();
+        let missing = lines
+            .iter()
+            .filter(|(utterance, _)| !stems.contains(utterance.as_str()));
+        found
+            .extend(missing.map(|(utterance, list)| (format!("{utterance}.flac"), Transcript::Line(Arc::clone(list)))));
+        found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        Ok(found)
+    }
+}
+
+/// A name without its extension.
+pub fn stem(name: &str) -> &str {
+    Path::new(name)
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .unwrap_or(name)
+}

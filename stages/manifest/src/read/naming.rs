@@ -1,0 +1,80 @@
+//! What the path of a recording says about its row, where the manifest does not.
+
+use std::path::{Component, Path};
+
+use super::lines::tag_of;
+use super::row_rules::names_language;
+
+/// Names of a row, by the path of its recording as the manifest has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    /// The path without its extension, and where in the recording the row begins: `spk1/a`, `spk1/a@2.5`.
+    pub segment_id: String,
+    /// The folder of the path; none where it has none.
+    pub shard_id: Option<String>,
+}
+
+/// Roots, `.` and `..` are left out: `/data/../a/b.wav` is `data/a/b`.
+pub fn named(file: &str, start: Option<f64>) -> Named {
+    let parts = Path::new(file).components().filter_map(|part| match part {
+        Component::Normal(name) => name.to_str(),
+        _ => None,
+    });
+    let parts: Vec<&str> = parts.collect();
+    let plain = parts.join("/");
+    let (folder, name) = plain.rsplit_once('/').unwrap_or(("", &plain));
+    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+    let mut segment_id = match folder {
+        "" => stem.to_string(),
+        folder => format!("{folder}/{stem}"),
+    };
+    if let Some(start) = start {
+        segment_id.push_str(&format!("@{start}"));
+    }
+    Named {
+        segment_id,
+        shard_id: (!folder.is_empty()).then(|| folder.to_string()),
+    }
+}
+
+/// The language of a row: the one that the manifest says, else the one of the setting, else that of the first folder of the
+/// path, else the one in a tag that the text begins with; empty where nothing tells.
+pub fn language(said: Option<&str>, setting: &str, file: &str, text: &str) -> String {
+    let first = file.split_once('/').map(|(first, _)| first);
+    match said.filter(|lang| !lang.is_empty()) {
+        Some(lang) => lang.to_string(),
+        None if !setting.is_empty() => setting.to_string(),
+        None => match first.filter(|first| names_language(first)) {
+            Some(folder) => folder.to_lowercase(),
+            None => tag_of(text).unwrap_or_default().to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_give_names() {
+        let name = |file: &str, start| {
+            let named = named(file, start);
+            (named.segment_id, named.shard_id.unwrap_or_default())
+        };
+        let expected = |id: &str, shard: &str| (id.to_string(), shard.to_string());
+        assert_eq!(name("a.wav", None), expected("a", ""));
+        assert_eq!(name("hi/x/a.b.flac", Some(2.5)), expected("hi/x/a.b@2.5", "hi/x"));
+        assert_eq!(name("/data/./../s/a", None), expected("data/s/a", "data/s"));
+        assert_eq!(name("../..", None), expected("", ""));
+        assert_eq!(name(".hidden", None), expected("", ""));
+    }
+
+    #[test]
+    fn languages_are_found_in_their_order() {
+        assert_eq!(language(Some("de"), "en", "hi/a.wav", "<|ta|> x"), "de");
+        assert_eq!(language(Some(""), "en", "hi/a.wav", "<|ta|> x"), "en");
+        assert_eq!(language(None, "", "Hi/a.wav", "<|ta|> x"), "hi");
+        assert_eq!(language(None, "", "wav/a.wav", "<|ta|> x"), "ta");
+        assert_eq!(language(None, "", "hi.wav", "x"), "");
+    }
+}

@@ -1,0 +1,139 @@
+//! Opens a manifest by its form.
+
+use std::path::{Path, PathBuf};
+
+use flow_runtime::{Partition, SourcePartition, StageError};
+
+use super::ReadSettings;
+use super::files::{Format, expand, format_of};
+use super::folder::{AudioFolder, table_of};
+use super::lines::LineManifest;
+use super::rows::Rows;
+use super::tables::TableManifest;
+use super::text_tables::TextTables;
+use super::whole::check_set;
+use crate::error::ManifestError;
+
+/// A manifest whose parts are known.
+pub enum Manifest {
+    Tables(TableManifest),
+    Lines(LineManifest),
+    Texts(TextTables),
+    Folder(AudioFolder),
+}
+
+impl Manifest {
+    pub(super) fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+        Ok(match self {
+            Manifest::Tables(tables) => tables.partitions(),
+            Manifest::Lines(lines) => lines.partitions()?,
+            Manifest::Texts(tables) => tables.partitions(),
+            Manifest::Folder(folder) => folder.partitions(),
+        })
+    }
+
+    pub(super) fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+        match self {
+            Manifest::Tables(tables) => tables.read(partition, rows),
+            Manifest::Lines(lines) => lines.read(partition, rows),
+            Manifest::Texts(tables) => tables.read(partition, rows),
+            Manifest::Folder(folder) => folder.read(partition, rows),
+        }
+    }
+}
+
+impl ReadSettings {
+    /// What tells what is opened.
+    pub(super) fn name(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    pub(super) fn open(&self, scratch: &Path) -> Result<Manifest, ManifestError> {
+        let files = existing(&self.manifest, "the manifest")?;
+        let mut format = self.format;
+        for file in &files {
+            let found = match self.format {
+                Format::Auto => format_of(file).ok_or_else(|| ManifestError::Manifest {
+                    path: file.clone(),
+                    why: "its name does not tell its format; say `format: parquet`, `nemo` or `table`".into(),
+                })?,
+                given => given,
+            };
+            if format != Format::Auto && format != found {
+                return Err(ManifestError::Manifest {
+                    path: file.clone(),
+                    why: "it has another format than the files before it".into(),
+                });
+            }
+            if file.is_dir() != (found == Format::Folder) {
+                let why = if file.is_dir() {
+                    "it is a folder, not a file"
+                } else {
+                    "it is a file, not a folder"
+                };
+                return Err(ManifestError::Manifest {
+                    path: file.clone(),
+                    why: why.into(),
+                });
+            }
+            if found != Format::Folder {
+                check_set(file)?;
+            }
+            format = found;
+        }
+        if !self.tars.is_empty() && format != Format::Nemo {
+            return Err(ManifestError::Manifest {
+                path: self.tars.clone().into(),
+                why: "`tars` belongs to manifests of JSON lines".into(),
+            });
+        }
+        match (format, files.as_slice()) {
+            (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self, scratch)?)),
+            (Format::Table, _) => Ok(Manifest::Texts(TextTables::open(files, None, self)?)),
+            (Format::Nemo, _) => {
+                let tars = if self.tars.is_empty() {
+                    Vec::new()
+                } else {
+                    existing(&self.tars, "the tar")?
+                };
+                Ok(Manifest::Lines(LineManifest::open(files, tars, self)?))
+            }
+            (_, [root]) => self.open_folder(root),
+            (_, [_, second, ..]) => Err(ManifestError::Manifest {
+                path: second.clone(),
+                why: "only one folder can be read".into(),
+            }),
+            (_, []) => Err(ManifestError::Manifest {
+                path: self.manifest.clone().into(),
+                why: "it stands for no file".into(),
+            }),
+        }
+    }
+
+    fn open_folder(&self, root: &Path) -> Result<Manifest, ManifestError> {
+        Ok(match table_of(root)? {
+            Some(table) if format_of(&table) == Some(Format::Nemo) => {
+                Manifest::Lines(LineManifest::open(vec![table], Vec::new(), self)?)
+            }
+            Some(table) => Manifest::Texts(TextTables::open(vec![table], Some(root), self)?),
+            None => Manifest::Folder(AudioFolder::open(root, self)?),
+        })
+    }
+}
+
+/// The files of a pattern, all of which have to be there.
+fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
+    // The pattern was checked with the pipeline.
+    let files = expand(pattern).map_err(|why| ManifestError::Manifest {
+        path: pattern.into(),
+        why,
+    })?;
+    let files: Vec<PathBuf> = files.into_iter().map(PathBuf::from).collect();
+    match files.iter().find(|file| !(file.is_file() || file.is_dir())) {
+        None => Ok(files),
+        Some(missing) => Err(ManifestError::Manifest {
+            path: missing.clone(),
+            why: format!("{what} is not there (paths are relative to the current directory)"),
+        }),
+    }
+}

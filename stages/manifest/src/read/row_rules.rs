@@ -1,0 +1,151 @@
+//! Rules that hold for rows of every form: how languages are called, and how long a row may be.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::rows::{Refusal, refuse_by_rule};
+
+/// Names of folders of three letters that are no languages in the folders of a corpus, though some are ISO 639-3 codes.
+const NO_LANGUAGES: [&str; 10] = ["aac", "all", "dev", "lab", "oga", "ogg", "raw", "txt", "val", "wav"];
+
+/// What becomes of the region in a language tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Regions {
+    /// `en-US`, `en_US` and `pt-BR` become `en` and `pt`.
+    #[default]
+    Drop,
+    /// Tags stay as they are written.
+    Keep,
+}
+
+/// What every row is held against.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RowRules {
+    pub regions: Regions,
+    /// In seconds; a row of exactly this length stays.
+    pub min_duration: Option<f64>,
+    /// In seconds; a row of exactly this length stays.
+    pub max_duration: Option<f64>,
+}
+
+impl RowRules {
+    /// The language as the column `lang` has it.
+    pub fn language(&self, tag: String) -> String {
+        match (self.regions, language_and_region(&tag)) {
+            (Regions::Drop, Some((language, _))) => language.to_ascii_lowercase(),
+            _ => tag,
+        }
+    }
+
+    /// # Errors
+    /// Where the row is too short or too long.
+    pub fn duration(&self, seconds: f64) -> Result<(), Refusal> {
+        if let Some(least) = self.min_duration.filter(|&least| seconds < least) {
+            let why = format!("{seconds} s; `min_duration` is {least} s");
+            return Err(refuse_by_rule("duration_too_short", why));
+        }
+        if let Some(most) = self.max_duration.filter(|&most| seconds > most) {
+            let why = format!("{seconds} s; `max_duration` is {most} s");
+            return Err(refuse_by_rule("duration_too_long", why));
+        }
+        Ok(())
+    }
+}
+
+/// A language of two or three letters and a region as BCP 47 has it, two letters or three digits: `en-US`, `es_419`. Tags
+/// with more or other parts, such as `zh-Hant-TW` and `sr-Latn`, are none.
+fn language_and_region(tag: &str) -> Option<(&str, &str)> {
+    let (language, region) = tag.split_once(['-', '_'])?;
+    let letters = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphabetic());
+    let is_region = match region.len() {
+        2 => letters(region),
+        3 => region.bytes().all(|byte| byte.is_ascii_digit()),
+        _ => false,
+    };
+    ((2..=3).contains(&language.len()) && letters(language) && is_region).then_some((language, region))
+}
+
+/// Whether a folder is named like a language: two or three letters, perhaps with a region (`hi`, `en-IN`), and none of
+/// the names that folders of a corpus often have (`dev`, `wav`).
+pub fn names_language(folder: &str) -> bool {
+    let language = language_and_region(folder).map_or(folder, |(language, _)| language);
+    (2..=3).contains(&language.len())
+        && language.bytes().all(|byte| byte.is_ascii_alphabetic())
+        && !NO_LANGUAGES.contains(&folder.to_ascii_lowercase().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flow_runtime::RejectClass;
+
+    #[test]
+    fn regions_go_and_other_parts_of_tags_stay() {
+        let drop = RowRules::default();
+        let keep = RowRules {
+            regions: Regions::Keep,
+            ..drop
+        };
+        for (tag, language) in [
+            ("en-US", "en"),
+            ("en_US", "en"),
+            ("pt-BR", "pt"),
+            ("EN-us", "en"),
+            ("es-419", "es"),
+            ("nan-tw", "nan"),
+            ("en", "en"),
+            ("hin", "hin"),
+            ("Klingon", "Klingon"),
+            ("zh-Hant", "zh-Hant"),
+            ("zh-Hant-TW", "zh-Hant-TW"),
+            ("rm-sursilv", "rm-sursilv"),
+            ("e-US", "e-US"),
+            ("en-", "en-"),
+            ("en-é", "en-é"),
+            ("", ""),
+        ] {
+            assert_eq!(drop.language(tag.into()), language, "{tag}");
+            assert_eq!(keep.language(tag.into()), tag);
+        }
+    }
+
+    #[test]
+    fn rows_at_the_limit_stay() {
+        let rules = RowRules {
+            min_duration: Some(1.0),
+            max_duration: Some(20.0),
+            ..RowRules::default()
+        };
+        let reason = |seconds: f64| {
+            let refusal = rules.duration(seconds).err()?;
+            assert_eq!(refusal.class, RejectClass::Rule);
+            Some(refusal.reason)
+        };
+        assert_eq!((reason(1.0), reason(20.0)), (None, None));
+        assert_eq!(reason(1.0_f64.next_down()), Some("duration_too_short"));
+        assert_eq!(reason(20.0_f64.next_up()), Some("duration_too_long"));
+        assert_eq!(RowRules::default().duration(1e9), Ok(()));
+    }
+
+    #[test]
+    fn folders_of_splits_and_formats_are_no_languages() {
+        for name in ["hi", "hin", "en-IN", "pt_BR", "Hi"] {
+            assert!(names_language(name), "{name}");
+        }
+        for name in [
+            "dev",
+            "dev-clean",
+            "wav",
+            "WAV",
+            "wavs",
+            "train",
+            "a",
+            "h1",
+            "en-clean",
+            "",
+        ] {
+            assert!(!names_language(name), "{name}");
+        }
+    }
+}

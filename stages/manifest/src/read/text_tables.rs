@@ -1,0 +1,341 @@
+//! Tables as text with a heading: CSV and TSV files, also those of a folder of recordings and of Common Voice.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use flow_runtime::{Partition, SourcePartition, StageError};
+use rayon::prelude::*;
+
+use super::files::label;
+use super::looks::{Chain, Eyes, FileLook};
+use super::naming::{language, named};
+use super::places::Places;
+use super::recordings::Wanted;
+use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
+use super::table_text::{Record, records};
+use super::{ReadSettings, file_stem};
+use crate::error::ManifestError;
+use crate::extra;
+
+/// Rows that make a partition.
+const BLOCK: usize = 1_000;
+/// Largest table, in bytes.
+const LARGEST_TABLE: u64 = 4 << 30;
+/// Most letters of a heading that an error shows.
+const SHOWN: usize = 1_000;
+
+const FILE_COLUMNS: [&str; 8] = [
+    "file_name",
+    "audio_filepath",
+    "audio_path",
+    "audio",
+    "path",
+    "file",
+    "filename",
+    "wav",
+];
+/// Columns for the text; also keys of lines that name their recording by `file_name`.
+pub const TEXT_COLUMNS: [&str; 5] = ["text", "transcription", "transcript", "sentence", "normalized_text"];
+const LANGUAGE_COLUMNS: [&str; 3] = ["lang", "language", "locale"];
+const ID_COLUMNS: [&str; 2] = ["segment_id", "id"];
+
+/// Tables, cut into blocks.
+pub struct TextTables {
+    tables: Vec<Table>,
+    blocks: Vec<(Partition, Block)>,
+    lang: String,
+    source: String,
+    /// Whether recordings are looked for.
+    look: bool,
+}
+
+struct Block {
+    table: usize,
+    /// Of the table's text, in bytes.
+    range: Range<usize>,
+}
+
+struct Table {
+    path: PathBuf,
+    /// How the file looked before it was read.
+    look: FileLook,
+    text: String,
+    quoted: bool,
+    columns: Columns,
+    places: Places,
+    /// The folder `clips` beside it, which holds the recordings of Common Voice.
+    clips: Option<PathBuf>,
+    /// Stands for the shard of recordings without a folder.
+    stem: String,
+}
+
+/// Where in a record the fields are.
+struct Columns {
+    count: usize,
+    file: usize,
+    text: usize,
+    lang: Option<usize>,
+    duration: Option<usize>,
+    offset: Option<usize>,
+    id: Option<usize>,
+    shard: Option<usize>,
+    source: Option<usize>,
+    /// Further columns by name.
+    further: BTreeMap<String, usize>,
+}
+
+impl TextTables {
+    /// `folder` is the folder of recordings whose only table this is; none where tables are named themselves.
+    ///
+    /// # Errors
+    /// When a table cannot be read or lacks a column, or there is no row.
+    pub fn open(paths: Vec<PathBuf>, folder: Option<&Path>, settings: &ReadSettings) -> Result<Self, ManifestError> {
+        let mut tables = TextTables {
+            tables: Vec::new(),
+            blocks: Vec::new(),
+            lang: settings.lang.clone(),
+            source: settings.source.clone(),
+            look: settings.check_audio,
+        };
+        for (number, path) in paths.into_iter().enumerate() {
+            let name = match folder {
+                Some(_) => file_stem(&path),
+                None => label(number, &path),
+            };
+            let (table, blocks) = Table::open(path, folder, settings)?;
+            tables.blocks.extend(blocks.into_iter().enumerate().map(|(at, range)| {
+                let name = Partition::from(format!("{name}/{at:06}"));
+                (name, Block { table: number, range })
+            }));
+            tables.tables.push(table);
+        }
+        match tables.tables.first() {
+            Some(first) if tables.blocks.is_empty() => Err(first.wrong("there are no rows in it".into())),
+            _ => Ok(tables),
+        }
+    }
+
+    pub fn partitions(&self) -> Vec<SourcePartition> {
+        let partition = |(name, block): &(Partition, Block)| {
+            let table = &self.tables[block.table];
+            let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
+            for record in records(&table.text[block.range.clone()], table.quoted) {
+                // The length of a recording that is measured belongs to its row.
+                let row = table.row(&record, self).ok();
+                if let Some(row) = row.filter(|row| self.look || row.duration.is_none()) {
+                    chain.get_or_insert_default().add(&eyes.look(&row.wanted));
+                }
+            }
+            SourcePartition {
+                name: name.clone(),
+                files: vec![table.path.clone()],
+                extra: chain.map(Chain::to_hex).unwrap_or_default(),
+            }
+        };
+        self.blocks.par_iter().map(partition).collect()
+    }
+
+    pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+        let found = self.blocks.iter().find(|(name, _)| name == partition);
+        let (_, block) = found.ok_or_else(|| StageError::failed(format!("the manifest has no part {partition}")))?;
+        let table = &self.tables[block.table];
+        table.look.still(&table.path)?;
+        for record in records(&table.text[block.range.clone()], table.quoted) {
+            rows.push(table.row(&record, self), || line_values(record.line))?;
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    /// Gives the table, and its rows in blocks: where in its text they are.
+    fn open(
+        path: PathBuf,
+        folder: Option<&Path>,
+        settings: &ReadSettings,
+    ) -> Result<(Table, Vec<Range<usize>>), ManifestError> {
+        let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
+        let text = read_text(&path)?;
+        let quoted = path
+            .extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+        let mut walk = records(&text, quoted);
+        let heading = walk.next().map(|record| record.fields).unwrap_or_default();
+        let columns = Columns::of(&heading).map_err(|why| ManifestError::Manifest {
+            path: path.clone(),
+            why,
+        })?;
+        let (mut blocks, mut start, mut rows) = (Vec::new(), walk.at(), 0);
+        loop {
+            let more = walk.next().is_some();
+            rows += usize::from(more);
+            if rows == BLOCK || (!more && rows > 0) {
+                blocks.push(start..walk.at());
+                (start, rows) = (walk.at(), 0);
+            }
+            if !more {
+                break;
+            }
+        }
+        let beside = path.parent().unwrap_or(Path::new(""));
+        let clips = beside.join("clips");
+        let table = Table {
+            look,
+            quoted,
+            columns,
+            places: settings.places(beside),
+            clips: clips.is_dir().then_some(clips),
+            stem: file_stem(folder.unwrap_or(&path)),
+            text,
+            path,
+        };
+        Ok((table, blocks))
+    }
+
+    fn wrong(&self, why: String) -> ManifestError {
+        ManifestError::Manifest {
+            path: self.path.clone(),
+            why,
+        }
+    }
+
+    fn row(&self, record: &Record<'_>, tables: &TextTables) -> Result<ManifestRow, Refusal> {
+        let columns = &self.columns;
+        if let Some((reason, why)) = record.broken {
+            return Err(refuse(reason, why));
+        }
+        if record.fields.len() != columns.count {
+            let (found, wanted) = (record.fields.len(), columns.count);
+            return Err(refuse(
+                "bad_line",
+                format!("{found} fields under a heading of {wanted}"),
+            ));
+        }
+        let field = |place: Option<usize>| {
+            let field = place.and_then(|place| record.fields.get(place)).map(AsRef::as_ref);
+            field.filter(|field: &&str| !field.is_empty())
+        };
+        let seconds = |name: &str, place| match field(place) {
+            None => Ok(None),
+            Some(text) => match text.trim().parse::<f64>() {
+                Ok(seconds) => Ok(Some(seconds)),
+                Err(_) => Err(refuse("bad_type", format!("{name} {text:?}"))),
+            },
+        };
+        let file = field(Some(columns.file)).ok_or_else(|| refuse("missing_field", "the recording's file"))?;
+        let duration = seconds("duration", columns.duration)?;
+        let start = seconds("offset", columns.offset)?.filter(|&start| start != 0.0);
+        let text = field(Some(columns.text)).unwrap_or_default();
+        let names = named(file, start);
+        let shard = field(columns.shard).map(str::to_string).or(names.shard_id);
+        Ok(ManifestRow {
+            segment_id: field(columns.id).map_or(names.segment_id, str::to_string),
+            shard_id: shard.unwrap_or_else(|| self.stem.clone()),
+            text: text.to_string(),
+            duration,
+            lang: language(field(columns.lang), &tables.lang, file, text),
+            source: field(columns.source).unwrap_or(&tables.source).to_string(),
+            start,
+            wanted: self.wanted(file),
+            extra: self.further(record),
+            ..ManifestRow::default()
+        })
+    }
+
+    /// The fields of further columns as a JSON object of texts, without empty ones.
+    fn further(&self, record: &Record<'_>) -> Option<String> {
+        let member = |(name, place): (&String, &usize)| {
+            let field = record.fields.get(*place).filter(|field| !field.is_empty())?;
+            Some((name.clone(), serde_json::Value::from(field.as_ref()).to_string()))
+        };
+        let written: BTreeMap<String, String> = self.columns.further.iter().filter_map(member).collect();
+        let members = written
+            .iter()
+            .map(|(name, value)| (name.clone(), value.as_str()))
+            .collect::<BTreeMap<String, &str>>();
+        (!members.is_empty()).then(|| extra::object(&members))
+    }
+
+    fn wanted(&self, file: &str) -> Wanted {
+        let mut wanted = self.places.of_path(file);
+        if let Some(clips) = &self.clips
+            && Path::new(file).is_relative()
+            && !Path::new(file).starts_with("clips")
+        {
+            wanted.files.insert(0, clips.join(file));
+        }
+        wanted
+    }
+}
+
+impl Columns {
+    /// The error says which columns there are.
+    fn of<T: AsRef<str>>(heading: &[T]) -> Result<Columns, String> {
+        let names: Vec<&str> = heading.iter().map(|name| name.as_ref().trim()).collect();
+        let find = |wanted: &[&str]| {
+            let is = |wanted: &&str| names.iter().position(|name| name.eq_ignore_ascii_case(wanted));
+            wanted.iter().find_map(is)
+        };
+        let needed = |wanted: &[&str], what: &str| {
+            find(wanted).ok_or_else(|| {
+                let shown: String = names.join(", ").chars().take(SHOWN).collect();
+                format!(
+                    "its first line names no column for {what} (one of {}); its columns are: {shown}",
+                    wanted.join(", ")
+                )
+            })
+        };
+        let mut columns = Columns {
+            count: names.len(),
+            file: needed(&FILE_COLUMNS, "the recording's file")?,
+            text: needed(&TEXT_COLUMNS, "the text")?,
+            lang: find(&LANGUAGE_COLUMNS),
+            duration: find(&["duration"]),
+            offset: find(&["offset"]),
+            id: find(&ID_COLUMNS),
+            shard: find(&["shard_id"]),
+            source: find(&["source"]),
+            further: BTreeMap::new(),
+        };
+        let used = [Some(columns.file), Some(columns.text)].into_iter().chain([
+            columns.lang,
+            columns.duration,
+            columns.offset,
+            columns.id,
+            columns.shard,
+            columns.source,
+        ]);
+        let used: Vec<usize> = used.flatten().collect();
+        for (place, name) in names.iter().enumerate() {
+            if !used.contains(&place) && !name.is_empty() && !extra::has_column(name) {
+                // The first of those with one name counts, as above.
+                columns.further.entry(name.to_string()).or_insert(place);
+            }
+        }
+        Ok(columns)
+    }
+}
+
+/// What is not UTF-8 is replaced, and refused line by line.
+fn read_text(path: &Path) -> Result<String, ManifestError> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
+    read.map_err(|e| ManifestError::io(path, e))?;
+    if bytes.len() as u64 > LARGEST_TABLE {
+        return Err(ManifestError::Manifest {
+            path: path.to_path_buf(),
+            why: "it has more than 4 GiB; write it as JSON lines instead".into(),
+        });
+    }
+    let mut text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+    };
+    if text.starts_with('\u{feff}') {
+        text.drain(..'\u{feff}'.len_utf8());
+    }
+    Ok(text)
+}

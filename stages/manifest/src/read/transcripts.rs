@@ -1,0 +1,100 @@
+//! Transcripts in files of their own, and lists of them as LibriSpeech has them.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use super::rows::{Refusal, refuse};
+use crate::error::ManifestError;
+
+/// How the name of a list ends.
+pub const LIST: &str = ".trans.txt";
+
+/// Longest transcript, and largest list, in bytes.
+const LONGEST_TRANSCRIPT: u64 = 1 << 20;
+const LARGEST_LIST: u64 = 1 << 30;
+
+/// The words of a file, with one space between them.
+///
+/// # Errors
+/// Where it is not there, too long, or not UTF-8.
+pub fn transcript(path: &Path) -> Result<String, Refusal> {
+    let missing = |error: std::io::Error| refuse("missing_text", format!("{}: {error}", path.display()));
+    if !fs::metadata(path).map_err(missing)?.is_file() {
+        return Err(refuse("missing_text", format!("{} is no file", path.display())));
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(missing)?;
+    file.take(LONGEST_TRANSCRIPT + 1)
+        .read_to_end(&mut bytes)
+        .map_err(missing)?;
+    if bytes.len() as u64 > LONGEST_TRANSCRIPT {
+        return Err(refuse(
+            "line_too_long",
+            format!("{} has more than 1 MiB", path.display()),
+        ));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| refuse("not_utf8", error.to_string()))?;
+    Ok(spaced(text.trim_start_matches('\u{feff}')))
+}
+
+fn spaced(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The text of a list. What is not UTF-8 is replaced, and refused line by line.
+///
+/// # Errors
+/// Where it cannot be read or is too large.
+pub fn lines_of(path: &Path) -> Result<String, ManifestError> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
+    read.map_err(|e| ManifestError::io(path, e))?;
+    if bytes.len() as u64 > LARGEST_LIST {
+        return Err(ManifestError::Manifest {
+            path: path.to_path_buf(),
+            why: "it has more than 1 GiB; a list of transcripts is one of a folder".into(),
+        });
+    }
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+    };
+    Ok(text.trim_start_matches('\u{feff}').to_string())
+}
+
+/// The utterance and the text of a line; none where it is blank.
+pub fn split_line(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim();
+    let (utterance, text) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    (!utterance.is_empty()).then_some((utterance, text))
+}
+
+/// The transcripts of some utterances of a list: of those that it has, the first line of each.
+///
+/// # Errors
+/// Where the list cannot be read.
+pub fn transcripts_of<'u>(
+    path: &Path,
+    utterances: impl Iterator<Item = &'u str>,
+) -> Result<HashMap<&'u str, Result<String, Refusal>>, ManifestError> {
+    let mut found: HashMap<&str, Option<Result<String, Refusal>>> = utterances.map(|name| (name, None)).collect();
+    for line in lines_of(path)?.lines() {
+        if let Some((utterance, text)) = split_line(line)
+            && let Some(place) = found.get_mut(utterance)
+            && place.is_none()
+        {
+            *place = Some(if line.contains(char::REPLACEMENT_CHARACTER) {
+                Err(refuse("not_utf8", format!("its line in {}", path.display())))
+            } else if line.len() as u64 > LONGEST_TRANSCRIPT {
+                let why = format!("its line in {} has more than 1 MiB", path.display());
+                Err(refuse("line_too_long", why))
+            } else {
+                Ok(spaced(text))
+            });
+        }
+    }
+    let there = found.into_iter().filter_map(|(name, text)| Some((name, text?)));
+    Ok(there.collect())
+}
