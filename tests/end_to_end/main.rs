@@ -3,6 +3,7 @@
 mod as_it_stands;
 mod audio;
 mod binary;
+mod commands;
 mod crash;
 mod curriculum;
 mod edits;
@@ -16,6 +17,7 @@ mod mistakes;
 mod models;
 mod planted;
 mod presets;
+mod rejects;
 mod reuse;
 mod sampling;
 mod synthesize;
