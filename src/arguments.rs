@@ -18,7 +18,7 @@ pub struct Arguments {
 /// The version, the commit and the features that this program was built from; the build script makes it.
 pub const VERSION: &str = env!("FLOW_VERSION");
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed; 2 the pipeline, a setting or the command line is wrong; \
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: something fails; 2 the pipeline, a setting or the command line is wrong; \
 3 another run holds the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
 that only warns, `memory`: training does not fit; 70 a bug of ours; 129, 130, 143 interrupted.";
 

@@ -2,13 +2,18 @@
 
 use std::io::Write;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 
 use crate::arguments::{Arguments, CompletionsArguments, ManArguments};
 use crate::failure::{Exit, Failure};
 
 /// The name of the program.
 const NAME: &str = "flow";
+
+/// The command line as manual pages have it: `flow help` is told by `flow --help`.
+fn described() -> Command {
+    Arguments::command().disable_help_subcommand(true)
+}
 
 pub fn completions(arguments: &CompletionsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     // Written to memory first: where standard output cannot take it (`| head`), clap's generators panic.
@@ -21,13 +26,13 @@ pub fn completions(arguments: &CompletionsArguments, out: &mut dyn Write) -> Res
 pub fn man(arguments: &ManArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let Some(folder) = &arguments.out else {
         let mut page = Vec::new();
-        clap_mangen::Man::new(Arguments::command()).render(&mut page)?;
+        clap_mangen::Man::new(described()).render(&mut page)?;
         out.write_all(&page)?;
         return Ok(Exit::Done);
     };
     let unwritable =
         |error: std::io::Error| Failure::unreadable(format!("cannot write to {}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(unwritable)?;
-    clap_mangen::generate_to(Arguments::command(), folder).map_err(unwritable)?;
+    clap_mangen::generate_to(described(), folder).map_err(unwritable)?;
     Ok(Exit::Done)
 }

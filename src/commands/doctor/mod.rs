@@ -9,6 +9,7 @@ mod selftest;
 use std::fmt::Write as _;
 use std::io::Write;
 
+use flow_runtime::visible::on_one_line;
 use serde::Serialize;
 
 use crate::arguments::{DoctorArguments, VERSION};
@@ -128,7 +129,7 @@ fn shown(report: &Report) -> String {
     } in &report.checks
     {
         // A text cannot fail to be written to.
-        let _ = writeln!(text, "{:4}  {name}: {found}", state.name());
+        let _ = writeln!(text, "{:4}  {name}: {}", state.name(), on_one_line(found));
         if let Some(help) = help {
             let _ = writeln!(text, "      {help}");
         }
