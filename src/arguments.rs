@@ -4,17 +4,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use flow_model::device::DeviceChoice;
 
 /// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
 /// where only what changed is done again.
 #[derive(Debug, Parser)]
-#[command(name = "flow", version, after_help = EXIT_CODES)]
+#[command(name = "flow", version = VERSION, after_help = EXIT_CODES)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed; 2 the pipeline, a setting or the command line is wrong; \
+/// The version, the commit and the features that this program was built from; the build script makes it.
+pub const VERSION: &str = env!("FLOW_VERSION");
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: something fails; 2 the pipeline, a setting or the command line is wrong; \
 3 another run holds the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
 that only warns, `memory`: training does not fit; 70 a bug of ours; 129, 130, 143 interrupted.";
 
@@ -47,6 +51,12 @@ pub enum Command {
     Gc(GcArguments),
     /// Make a folder with a pipeline that runs as it is, to begin from
     New(NewArguments),
+    /// Look whether this machine has what runs need: exit code 1 if something fails
+    Doctor(DoctorArguments),
+    /// Print a completion script for a shell
+    Completions(CompletionsArguments),
+    /// Print the manual page, or write one for each command
+    Man(ManArguments),
 }
 
 #[derive(Args, Debug)]
@@ -211,6 +221,13 @@ pub struct RunArguments {
     /// Write the events, one JSON object per line, to this file too
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
+    /// A shell command for the end of a run that did all its work (exit code 0 or 4); its standard input is a summary of
+    /// the run, one JSON object. Its own exit code changes nothing
+    #[arg(long, value_name = "CMD")]
+    pub on_success: Option<String>,
+    /// Likewise, for a run that failed or was interrupted; not where nothing could run (exit codes 2 and 3)
+    #[arg(long, value_name = "CMD")]
+    pub on_failure: Option<String>,
 }
 
 /// Over the options of several processes.
@@ -343,6 +360,12 @@ pub struct CheckArguments {
 pub struct LookArguments {
     /// Look at runs of this pipeline only
     pub pipeline: Option<PathBuf>,
+    /// With the values of this overlay, as given to `flow run`; may be given several times
+    #[arg(long, value_name = "FILE", requires = "pipeline", conflicts_with = "run")]
+    pub config: Vec<PathBuf>,
+    /// With this value of a parameter, as given to `flow run`: the latest run that had the same value of every parameter
+    #[arg(long, value_name = "NAME=VALUE", requires = "pipeline", conflicts_with = "run")]
+    pub set: Vec<String>,
     /// The run: `latest`, or its name
     #[arg(long, value_name = "ID", default_value = "latest")]
     pub run: String,
@@ -408,4 +431,32 @@ pub enum GraphFormat {
     Mermaid,
     Dot,
     Svg,
+}
+
+#[derive(Args, Debug)]
+pub struct DoctorArguments {
+    /// One JSON object instead of lines
+    #[arg(long)]
+    pub json: bool,
+    /// Also compute with a small model that the program carries, and compare with NeMo's numbers
+    #[arg(long)]
+    pub selftest: bool,
+    /// Where training is to run: `cpu`, `cuda` or `cuda:1`; what it needs must be there, and the self-test is computed there
+    #[arg(long, default_value = "cpu")]
+    pub device: DeviceChoice,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct CompletionsArguments {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Args, Debug)]
+pub struct ManArguments {
+    /// Write a page for each command into this folder, as flow.1, flow-run.1, ...
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
 }

@@ -14,6 +14,7 @@ mod arguments;
 mod bundle;
 mod commands;
 mod failure;
+mod hook;
 pub mod kinds;
 mod launch;
 mod report;
@@ -80,7 +81,8 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
     let is_for_programs = match &arguments.command {
         Command::Plan(arguments) => arguments.json,
         Command::Log(arguments) => arguments.json,
-        Command::Graph(_) | Command::Kinds(_) => true,
+        Command::Doctor(arguments) => arguments.json,
+        Command::Graph(_) | Command::Kinds(_) | Command::Completions(_) | Command::Man(_) => true,
         _ => false,
     };
     let mut visible = visible::Visible(out);
@@ -99,5 +101,8 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Memory(arguments) => commands::memory::memory(&arguments, &registry, out),
         Command::Gc(arguments) => commands::gc::gc(&arguments, out),
         Command::New(arguments) => commands::new::new(&arguments, out),
+        Command::Doctor(arguments) => commands::doctor::doctor(&arguments, out),
+        Command::Completions(arguments) => commands::shell::completions(&arguments, out),
+        Command::Man(arguments) => commands::shell::man(&arguments, out),
     }
 }

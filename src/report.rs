@@ -8,12 +8,15 @@ use flow_runtime::event::{Event, Events, ReasonCount};
 use flow_runtime::spec::SwitchedOff;
 use flow_runtime::store::{StoreError, write_atomically};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::table::count;
 
 /// Name of the page in the run's folder.
 const PAGE: &str = "report.html";
+
+/// Version of the summary for programs.
+const SUMMARY_VERSION: u32 = 1;
 
 /// Largest page of a stage that is taken into the report.
 const MAX_INSET: u64 = 16 << 20;
@@ -30,6 +33,9 @@ struct Seen {
     pipeline: String,
     outcome: String,
     seconds: f64,
+    /// Partitions, as the end of the run counted them.
+    ran: u64,
+    reused: u64,
     stages: Vec<StageLine>,
     switched_off: Vec<SwitchedOff>,
     warnings: Vec<(String, String)>,
@@ -68,10 +74,54 @@ impl Report {
         if seen.run.is_empty() {
             return Ok(None);
         }
-        let path = state.join("runs").join(&seen.run).join(PAGE);
+        let path = page_path(state, &seen.run);
         write_atomically(&path, seen.page().as_bytes())?;
         Ok(Some(path))
     }
+
+    /// What was gathered of the run of the pipeline in `file`, for programs; see the guide. `code` is the exit code, and
+    /// `error` what is said of a failure, or empty.
+    pub fn summary(&self, file: &Path, state: &Path, code: u8, error: &str) -> Value {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = !seen.run.is_empty();
+        let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let stages = seen.stages.iter().map(|stage| {
+            json!({
+                "stage": stage.name,
+                "kind": stage.kind,
+                "ran": stage.ran,
+                "reused": stage.reused,
+                "rows_in": stage.rows_in,
+                "rows_out": stage.rows_out,
+                "rejects": stage.rejects,
+            })
+        });
+        let exports = seen.exports.iter();
+        let exports = exports.map(|(stage, folder, files)| json!({"stage": stage, "folder": folder, "files": files}));
+        let warnings = seen.warnings.iter();
+        let warnings = warnings.map(|(stage, message)| json!({"stage": text(stage), "message": message}));
+        json!({
+            "version": SUMMARY_VERSION,
+            "run": text(&seen.run),
+            "pipeline": file.display().to_string(),
+            "state": state.display().to_string(),
+            "outcome": text(&seen.outcome).unwrap_or_else(|| "failed".into()),
+            "exit_code": code,
+            "error": text(error),
+            "seconds": seen.seconds,
+            "ran": seen.ran,
+            "reused": seen.reused,
+            "stages": stages.collect::<Vec<_>>(),
+            "exports": exports.collect::<Vec<_>>(),
+            "warnings": warnings.collect::<Vec<_>>(),
+            "report": began.then(|| page_path(state, &seen.run).display().to_string()),
+        })
+    }
+}
+
+/// Where the page of a run lies.
+fn page_path(state: &Path, run: &str) -> PathBuf {
+    state.join("runs").join(run).join(PAGE)
 }
 
 impl Seen {
@@ -133,9 +183,15 @@ impl Seen {
                 self.warnings.push((stage.clone().unwrap_or_default(), message.clone()));
             }
             Event::RunFailed { message, .. } => self.failure = Some(message.clone()),
-            Event::RunFinished { outcome, seconds, .. } => {
+            Event::RunFinished {
+                outcome,
+                seconds,
+                ran,
+                reused,
+            } => {
                 self.outcome.clone_from(outcome);
                 self.seconds = *seconds;
+                (self.ran, self.reused) = (*ran, *reused);
             }
             Event::Committed { .. } | Event::Note { .. } => {}
         }

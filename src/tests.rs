@@ -200,6 +200,11 @@ impl Workplace {
 
     /// Runs a command; `p.yaml` and the like are files of this workplace.
     fn flow(&self, line: &str) -> (Result<Exit, Failure>, String) {
+        self.flow_with(line, &[])
+    }
+
+    /// As `flow`, with arguments that may hold blanks at the end.
+    fn flow_with(&self, line: &str, more: &[&str]) -> (Result<Exit, Failure>, String) {
         let state = self.path("state");
         let words = line.split(' ').map(|word| {
             if word.ends_with(".yaml") || word.ends_with(".jsonl") {
@@ -209,6 +214,7 @@ impl Workplace {
             }
         });
         let mut words: Vec<String> = ["flow".to_string()].into_iter().chain(words).collect();
+        words.extend(more.iter().map(|word| word.to_string()));
         if !matches!(words[1].as_str(), "kinds" | "graph") {
             words.extend(["--state".to_string(), state.display().to_string()]);
         }
@@ -366,4 +372,113 @@ fn graphs_and_kinds() {
     );
     assert!(read(&docs.join("kinds/toy.sum.md")).starts_with("# toy.sum\n"));
     assert!(docs.join("schema/pipeline.schema.json").is_file());
+}
+
+#[test]
+fn a_past_run_is_found_by_the_values_of_its_parameters() {
+    let place = Workplace::new();
+    let one = "stage     reason    rows  class\npositive  negative     1  fault\n";
+    let two = one.replace(" 1 ", " 2 ");
+    place.done("run p.yaml");
+    place.write("in/b", "-4\n");
+    place.write("nine.yaml", "flow: 1\nparams: {limit: 9}\n");
+    place.done("run p.yaml --config nine.yaml");
+    assert_eq!(place.done("rejects p.yaml"), two);
+    assert_eq!(place.done("rejects p.yaml --set limit=5"), one);
+    assert_eq!(place.done("rejects p.yaml --set limit=9"), two);
+    assert_eq!(place.done("rejects p.yaml --config nine.yaml"), two);
+    // A later value wins, as for `flow run`.
+    assert_eq!(place.done("rejects p.yaml --config nine.yaml --set limit=5"), one);
+    let first = |command: &str| place.done(command).lines().next().unwrap().to_string();
+    assert_ne!(first("status p.yaml --set limit=5"), first("status p.yaml"));
+    assert_eq!(first("status p.yaml --set limit=9"), first("status p.yaml"));
+    assert_ne!(first("log p.yaml --set limit=5"), first("log p.yaml"));
+    let (exit, said) = place.failure("rejects p.yaml --set limit=7");
+    assert_eq!(exit, Exit::Usage);
+    assert!(
+        said.contains("there is no run of `p` with these values") && said.contains("had limit=9 (not 7)"),
+        "{said}"
+    );
+    let (exit, said) = place.failure("rejects p.yaml --set limti=7");
+    assert_eq!((exit, said.contains("limti")), (Exit::Usage, true), "{said}");
+    // Values are those of a pipeline, and a run that is named needs none.
+    for wrong in [
+        &["flow", "rejects", "--set", "limit=5"][..],
+        &["flow", "status", "p.yaml", "--run", "x", "--set", "limit=5"],
+    ] {
+        assert!(Arguments::try_parse_from(wrong).is_err(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn what_a_run_did_not_use_is_not_shown_as_its_own() {
+    let place = Workplace::new();
+    place.done("run p.yaml");
+    let all = place.done("rejects p.yaml");
+    assert!(all.contains("negative"), "{all}");
+    // `sum` reads what `positive` left.
+    place.done("run p.yaml --only sum");
+    assert_eq!(place.done("rejects p.yaml"), all);
+    place.done("run p.yaml --until numbers");
+    assert_eq!(place.done("rejects p.yaml"), "no rejects\n");
+    assert_eq!(place.done("rejects p.yaml --stage positive").lines().count(), 1);
+}
+
+#[test]
+fn commands_for_the_end_of_a_run_get_its_summary_and_change_nothing() {
+    let place = Workplace::new();
+    let [good, bad] = ["good", "bad"].map(|name| place.path(name));
+    let hooks = [
+        format!("--on-success=cat > '{}'", good.display()),
+        format!("--on-failure=cat > '{}'; exit 3", bad.display()),
+    ];
+    let run = |line: &str| {
+        for file in [&good, &bad] {
+            let _ = std::fs::remove_file(file);
+        }
+        let (result, _) = place.flow_with(line, &hooks.each_ref().map(String::as_str));
+        result.map_err(|failure| failure.exit())
+    };
+    let summary = |path: &Path| -> serde_json::Value { serde_json::from_str(&read(path)).unwrap() };
+    assert_eq!(run("run p.yaml"), Ok(Exit::Done));
+    assert!(!bad.exists());
+    let said = summary(&good);
+    assert_eq!(
+        (&said["version"], &said["outcome"], &said["exit_code"], &said["error"]),
+        (&1.into(), &"done".into(), &0.into(), &serde_json::Value::Null)
+    );
+    let positive = said["stages"].as_array().unwrap().iter();
+    let positive = positive.clone().find(|stage| stage["stage"] == "positive").unwrap();
+    assert_eq!((&positive["rows_in"], &positive["rows_out"]), (&4.into(), &3.into()));
+    assert_eq!(
+        positive["rejects"],
+        serde_json::json!([{"reason": "negative", "class": "fault", "rows": 1}])
+    );
+    assert!(Path::new(said["report"].as_str().unwrap()).is_file());
+    assert_eq!(said["exports"][0]["files"][0], "sum.txt");
+
+    assert_eq!(run("run p.yaml --set limit=0"), Ok(Exit::Noted));
+    let said = summary(&good);
+    assert_eq!(
+        (&said["outcome"], &said["exit_code"]),
+        (&"past_reject_limit".into(), &4.into())
+    );
+
+    place.write("in/c", "1\n13\n");
+    assert_eq!(run("run p.yaml --events e.jsonl"), Err(Exit::Failed));
+    assert!(!good.exists());
+    let said = summary(&bad);
+    assert_eq!((&said["outcome"], &said["exit_code"]), (&"failed".into(), &1.into()));
+    assert!(said["error"].as_str().unwrap().contains("thirteen"), "{said}");
+    let events = read(&place.path("e.jsonl"));
+    assert!(
+        events.contains("the command of --on-failure ended with exit code 3"),
+        "{events}"
+    );
+
+    // Where nothing could run there is nothing to tell.
+    assert_eq!(run("run p.yaml --set limti=1"), Err(Exit::Usage));
+    std::fs::remove_dir_all(place.path("in")).unwrap();
+    assert_eq!(run("run p.yaml"), Err(Exit::Usage));
+    assert!(!good.exists() && !bad.exists());
 }

@@ -31,8 +31,8 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     let mut found = Vec::new();
     let mut knows_partition = false;
     for stage in &plan.stages {
-        // The keys and decisions of a global stage are its own affair.
-        if stage.stage.ends_with(":keys") || stage.stage.ends_with(":decide") {
+        // The keys and decisions of a global stage are its own affair; what the run did not use is another run's.
+        if stage.stage.ends_with(":keys") || stage.stage.ends_with(":decide") || !stage.used {
             continue;
         }
         let Some(stage) = snapshots.of(&stage.stage) else {

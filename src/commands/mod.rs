@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub mod check;
+pub mod doctor;
 pub mod gc;
 pub mod graph;
 pub mod kinds;
@@ -13,6 +14,7 @@ pub mod past_run;
 pub mod plan;
 pub mod rejects;
 pub mod run;
+pub mod shell;
 pub mod status;
 
 mod kind_page;

@@ -1,12 +1,17 @@
 //! A run that was, or one that is going on, as it stands in the state directory.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use flow_runtime::event::{EVENT_VERSION, Event};
 use flow_runtime::plan::{PLAN_VERSION, Plan};
+use flow_runtime::registry::Registry;
+use flow_runtime::spec::yaml::{self, Mapping, Value};
+use flow_runtime::spec::{self, Overrides};
 use flow_runtime::store::{Access, Record, RunSnapshots, StageSnapshot, Store};
 
+use super::pipeline_file;
 use crate::arguments::LookArguments;
 use crate::failure::Failure;
 use crate::table::plural;
@@ -15,6 +20,74 @@ pub struct PastRun {
     pub id: String,
     pub folder: PathBuf,
     pub store: Store,
+}
+
+/// The runs that are looked for.
+struct Wanted {
+    /// The pipeline's name.
+    pipeline: String,
+    /// The value of every parameter, where some are given as to `flow run`; none: whatever they were.
+    values: Option<Mapping>,
+}
+
+impl Wanted {
+    /// None: any run will do.
+    fn new(arguments: &LookArguments) -> Result<Option<Wanted>, Failure> {
+        let Some(path) = &arguments.pipeline else {
+            return Ok(None);
+        };
+        let mut wanted = Wanted {
+            pipeline: path
+                .file_stem()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy()
+                .into_owned(),
+            values: None,
+        };
+        if !arguments.set.is_empty() || !arguments.config.is_empty() {
+            let overrides = Overrides {
+                configs: arguments.config.clone(),
+                set: arguments.set.clone(),
+                ..Overrides::default()
+            };
+            // Parameters do not depend on kinds.
+            let kinds = Registry::new(Vec::new()).map_err(|error| Failure::Bug(error.to_string()))?;
+            let params = spec::load(&pipeline_file(path)?, &overrides, &kinds)?.params;
+            let values = params.into_iter().map(|param| (Value::from(param.name), param.value));
+            // Written and read as that of a run was.
+            let text = yaml::to_text(&Value::Mapping(values.collect()));
+            match yaml::parse_text(&text) {
+                Ok(Value::Mapping(values)) => wanted.values = Some(values),
+                _ => return Err(Failure::Bug("values of parameters cannot be written".into())),
+            }
+        }
+        Ok(Some(wanted))
+    }
+}
+
+/// Where the values of a run differ from those that are wanted: `limit=5 (not 7)`.
+fn differences(had: &Mapping, wanted: &Mapping) -> String {
+    // More would not be read in a line.
+    const SHOWN: usize = 3;
+    let shown = |value: Option<&Value>| match value {
+        Some(value) => serde_json::to_string(value).unwrap_or_default(),
+        None => "no value".into(),
+    };
+    let names = wanted
+        .keys()
+        .chain(had.keys().filter(|name| !wanted.contains_key(name)));
+    let all: Vec<String> = names
+        .filter(|name| had.get(name) != wanted.get(name))
+        .map(|name| {
+            let (had, wanted) = (shown(had.get(name)), shown(wanted.get(name)));
+            format!("{}={had} (not {wanted})", name.as_str().unwrap_or_default())
+        })
+        .collect();
+    let mut text = all.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if all.len() > SHOWN {
+        text.push_str(&format!(" and {}", plural((all.len() - SHOWN) as u64, "other value")));
+    }
+    text
 }
 
 /// One line of a run's events.
@@ -36,12 +109,7 @@ impl PastRun {
         }
         let store = Store::open(dir, Access::Read)?;
         let runs = store.runs()?;
-        let wanted = arguments.pipeline.as_ref().map(|path| {
-            path.file_stem()
-                .unwrap_or(path.as_os_str())
-                .to_string_lossy()
-                .into_owned()
-        });
+        let wanted = Wanted::new(arguments)?;
         if arguments.run != "latest" {
             let Some(id) = runs.iter().find(|id| **id == arguments.run) else {
                 let help = runs.last().map_or_else(
@@ -59,26 +127,41 @@ impl PastRun {
                 store,
             });
         }
+        let mut latest = None;
         for id in runs.iter().rev() {
             let run = PastRun {
                 folder: store.run_folder(id)?,
                 id: id.clone(),
                 store: store.clone(),
             };
-            match &wanted {
-                None => return Ok(run),
-                Some(wanted) => {
-                    if run.pipeline().as_ref() == Some(wanted) {
-                        return Ok(run);
-                    }
-                }
+            let Some(wanted) = &wanted else { return Ok(run) };
+            if run.pipeline().as_ref() != Some(&wanted.pipeline) {
+                continue;
+            }
+            let Some(values) = &wanted.values else { return Ok(run) };
+            // One that ended before it was planned left none.
+            let Some(had) = run.values()? else { continue };
+            if had == *values {
+                return Ok(run);
+            }
+            if latest.is_none() {
+                latest = Some((run.id, differences(&had, values)));
             }
         }
-        let of = wanted.map_or(String::new(), |wanted| format!(" of `{wanted}`"));
-        Err(Failure::usage(
-            format!("there is no run{of} in {}", dir.display()),
-            "make one with `flow run`",
-        ))
+        let of = wanted.map_or(String::new(), |wanted| format!(" of `{}`", wanted.pipeline));
+        Err(match latest {
+            Some((id, differences)) => Failure::usage(
+                format!(
+                    "there is no run{of} with these values of its parameters in {}",
+                    dir.display()
+                ),
+                format!("the latest, {id}, had {differences}"),
+            ),
+            None => Failure::usage(
+                format!("there is no run{of} in {}", dir.display()),
+                "make one with `flow run`",
+            ),
+        })
     }
 
     /// The name of the run's pipeline, from its first event.
@@ -87,6 +170,24 @@ impl PastRun {
         match serde_json::from_str(text.lines().next()?) {
             Ok(Event::RunStarted { pipeline, .. }) => Some(pipeline),
             _ => None,
+        }
+    }
+
+    /// The values of the pipeline's parameters in the run; none if it left none.
+    fn values(&self) -> Result<Option<Mapping>, Failure> {
+        let path = self.folder.join("spec.yaml");
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                return Err(Failure::unreadable(format!("cannot read {}: {error}", path.display())));
+            }
+        };
+        let damaged = |what: &str| Failure::unreadable(format!("{} is damaged: {what}", path.display()));
+        let spec = yaml::parse_text(&text).map_err(|error| damaged(&error.message))?;
+        match spec.get("params") {
+            Some(Value::Mapping(values)) => Ok(Some(values.clone())),
+            _ => Err(damaged("it names no parameters")),
         }
     }
 

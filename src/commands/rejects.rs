@@ -49,14 +49,14 @@ pub(super) fn stage_of(part: &str) -> &str {
     part.split(':').next().unwrap_or(part)
 }
 
-/// The rejects of the stages of a run.
+/// The rejects of the stages that a run used, as it had them.
 fn of_run(run: &PastRun, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
     let snapshots = run.snapshots()?;
     let mut stages = Vec::new();
     for planned in plan
         .stages
         .iter()
-        .filter(|planned| stage.is_none_or(|stage| stage_of(&planned.stage) == stage))
+        .filter(|planned| planned.used && stage.is_none_or(|stage| stage_of(&planned.stage) == stage))
     {
         if let Some(snapshot) = snapshots.of(&planned.stage) {
             let records = run.records_of(snapshot)?;

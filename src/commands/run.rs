@@ -17,6 +17,7 @@ use flow_training::ranks::serve;
 use super::{checked, options};
 use crate::arguments::RunArguments;
 use crate::failure::{Exit, Failure};
+use crate::hook;
 use crate::launch::{self, Launch};
 use crate::report::Report;
 use crate::screen::{self, Screen};
@@ -49,20 +50,44 @@ pub fn run(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -
         {
             events.send(Event::Warning { stage: None, message });
         }
-        return conduct(arguments, &checked, &events, screen, None, out);
+        let report = Report::listen(&events);
+        let outcome = conduct(arguments, &checked, &events, &report, screen, None, out);
+        hook(arguments, &report, &events, &outcome);
+        return outcome;
     };
     let processes = come_together(&launch, &checked, registry, &events)?;
     if processes.process() > 0 {
         return joined(&processes, &checked, &events);
     }
     end_at_last(&processes);
-    let outcome = conduct(arguments, &checked, &events, screen, Some(&processes), out);
-    let (code, message) = match &outcome {
+    let report = Report::listen(&events);
+    let outcome = conduct(arguments, &checked, &events, &report, screen, Some(&processes), out);
+    let (code, message) = code_and_message(&outcome);
+    processes.end(&End { code, message });
+    // The other processes do not wait for it.
+    hook(arguments, &report, &events, &outcome);
+    outcome
+}
+
+/// The exit code of an outcome, and what is said of a failure.
+fn code_and_message(outcome: &Result<Exit, Failure>) -> (u8, String) {
+    match outcome {
         Ok(exit) => (exit.code(), String::new()),
         Err(failure) => (failure.exit().code(), failure.to_string()),
+    }
+}
+
+/// Runs the user's command for an outcome, when all that will be committed is.
+fn hook(arguments: &RunArguments, report: &Report, events: &Events, outcome: &Result<Exit, Failure>) {
+    let (code, message) = code_and_message(outcome);
+    let Some((option, command)) = hook::for_code(arguments, code) else {
+        return;
     };
-    processes.end(&End { code, message });
-    outcome
+    let file = &arguments.pipeline.pipeline;
+    let summary = report.summary(file, &arguments.selection.state.state, code, &message);
+    if let Some(message) = hook::run(option, command, &format!("{summary}\n")) {
+        events.send(Event::Warning { stage: None, message });
+    }
 }
 
 /// Runs the pipeline.
@@ -70,11 +95,11 @@ fn conduct(
     arguments: &RunArguments,
     checked: &Arc<Checked>,
     events: &Events,
+    report: &Report,
     screen: Screen,
     processes: Option<&Arc<Processes>>,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
-    let report = Report::listen(events);
     let mut options = options(&arguments.selection);
     options.signals = true;
     options.allow_shrink = arguments.allow_shrink;

@@ -110,6 +110,9 @@ pub struct StagePlan {
     pub stored: Vec<String>,
     /// False where `--from`, `--until` or `--only` leave the stage out.
     pub selected: bool,
+    /// The stage is selected, or a selected one depends on it. Others keep what they have, and the run is not about them.
+    #[serde(default = "used_by_default")]
+    pub used: bool,
     pub run: u64,
     pub if_changed: u64,
     pub reuse: u64,
@@ -128,6 +131,11 @@ pub struct PartitionPlan {
     pub partition: Partition,
     pub action: Action,
     pub reason: String,
+}
+
+/// Plans of earlier versions do not say.
+fn used_by_default() -> bool {
+    true
 }
 
 impl Plan {

@@ -37,6 +37,8 @@ impl Ledger {
         let NodeVerdict { node, verdict } = verdict;
         let described = self.graph.nodes[node].clone();
         let stage = self.stage(node);
+        let selected = &self.selection.selected;
+        let used = selected[node] || self.graph.downstream(node).into_iter().any(|after| selected[after]);
         let mut plan = StagePlan {
             stage: described.name.clone(),
             kind: stage.kind.name().to_string(),
@@ -52,7 +54,8 @@ impl Ledger {
                 .filter(|(_, kept)| **kept)
                 .map(|(port, _)| port.name.clone())
                 .collect(),
-            selected: self.selection.selected[node],
+            selected: selected[node],
+            used,
             run: 0,
             if_changed: 0,
             reuse: 0,

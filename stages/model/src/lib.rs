@@ -22,6 +22,7 @@ pub mod noise;
 pub mod parameters;
 pub mod parts;
 pub mod prediction;
+pub mod selftest;
 pub mod spec_augment;
 pub mod subnormals;
 pub mod threads;

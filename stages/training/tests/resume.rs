@@ -448,7 +448,8 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
     session.checkpoint().expect("a checkpoint");
     drop(session);
     assert_eq!(find_start(&before, Some("data")).expect("no change").step(), 1);
-    let refusal = |change: &dyn Fn(&mut SamplingRecord)| {
+    type Change = dyn Fn(&mut SamplingRecord);
+    let refusal = |change: &Change| {
         let mut now = before.clone();
         change(now.sampling.as_mut().expect("a record"));
         match find_start(&now, Some("data")) {
@@ -456,9 +457,9 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
             other => panic!("not refused: {other:?}"),
         }
     };
-    for (change, named) in [
+    let recorded: [(&Change, &str); 9] = [
         (
-            &(|s| s.packing.boundaries = vec![4.0]) as &dyn Fn(&mut SamplingRecord),
+            &|s| s.packing.boundaries = vec![4.0],
             "boundaries: null in the checkpoint, [4.0] now",
         ),
         (&|s| s.packing.seed += 1, "sampling_seed: null in the checkpoint"),
@@ -475,7 +476,8 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
         (&|s| s.speeds = vec![0.9, 1.0], "speeds: "),
         (&|s| s.max_samples = Some(7), "max_samples: "),
         (&|s| s.curriculum_steps = vec![3], ""),
-    ] {
+    ];
+    for (change, named) in recorded {
         if named.is_empty() {
             // Without a curriculum they decide nothing.
             let mut now = before.clone();
@@ -487,14 +489,12 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
         }
     }
     // Micro-batches of other ranks, accumulations or of too few steps cannot be trained on.
-    for (change, named) in [
-        (
-            &(|s| s.packing.world_size = 2) as &dyn Fn(&mut SamplingRecord),
-            "for 2 ranks, not for 1",
-        ),
+    let unfit: [(&Change, &str); 3] = [
+        (&|s| s.packing.world_size = 2, "for 2 ranks, not for 1"),
         (&|s| s.packing.grad_accum += 1, "micro-batches a step"),
         (&|s| s.steps = 7, "come for 7 steps, not for 8"),
-    ] {
+    ];
+    for (change, named) in unfit {
         let mut now = before.clone();
         change(now.sampling.as_mut().expect("a record"));
         let said = now.validate().expect_err("a mistake").to_string();

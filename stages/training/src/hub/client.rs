@@ -94,6 +94,13 @@ impl Client {
         }
     }
 
+    /// Whether the hub answers at all: the status of its first page. The token is not sent.
+    pub fn greet(&self) -> Result<u16, Refusal> {
+        let response = self.agent.head(&self.endpoint).call();
+        let response = response.map_err(|error| self.unreachable(&self.endpoint, &error))?;
+        Ok(response.status().as_u16())
+    }
+
     /// The commit and the files of a revision.
     pub fn list(&self, reference: &Reference) -> Result<Remote, Refusal> {
         let address = format!(

@@ -87,6 +87,14 @@ impl Hub {
         })
     }
 
+    /// Asks the hub for its first page, without the token: the status that it answers with, whatever it is.
+    ///
+    /// # Errors
+    /// If it cannot be reached within `patience`.
+    pub fn greet(&self) -> Result<u16, TrainingError> {
+        Ok(Client::new(self).greet()?)
+    }
+
     /// The path of a model: a `.nemo` archive, the file that was named, or a folder with safetensors. What is not in the
     /// cache is downloaded. None: `tell` ended it.
     pub fn fetch(&self, reference: &Reference, tell: Tell<'_>) -> Result<Option<PathBuf>, TrainingError> {

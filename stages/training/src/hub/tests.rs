@@ -194,6 +194,18 @@ fn refusal(hub: &Hub, text: &str) -> String {
 }
 
 #[test]
+fn a_greeting_takes_any_answer_and_sends_no_token() {
+    let server = Server::new(|_, _| Answer::new(503, &[], b""));
+    let place = Place::new();
+    assert_eq!(place.hub(&server.address, Some("secret")).greet().unwrap(), 503);
+    let [request] = &server.requests()[..] else {
+        panic!("one request");
+    };
+    assert_eq!((request.method.as_str(), request.path.as_str()), ("HEAD", "/"));
+    assert!(!request.headers.contains_key("authorization"));
+}
+
+#[test]
 fn references_are_read_and_hostile_ones_refused() {
     let plain = reference("hf://nvidia/parakeet-tdt-0.6b-v3");
     assert_eq!(

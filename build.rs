@@ -1,0 +1,108 @@
+//! Tells the program what it was built from: `FLOW_VERSION`, which `flow --version` shows.
+//!
+//! Without git, or outside a repository of its own, the commit is left out; nothing here fails a build.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
+/// commit asked for again.
+const SOURCES: [&str; 12] = [
+    "build.rs",
+    "Cargo.toml",
+    "Cargo.lock",
+    "src",
+    "runtime/src",
+    "stages/audio/src",
+    "stages/evaluation/src",
+    "stages/manifest/src",
+    "stages/model/src",
+    "stages/sampling/src",
+    "stages/training/src",
+    "configs/languages.yaml",
+];
+
+fn main() {
+    let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+    for source in SOURCES {
+        watch(&root.join(source));
+    }
+    let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
+    let features = ["cuda", "nccl"]
+        .into_iter()
+        .filter(|name| std::env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase())).is_some())
+        .collect::<Vec<_>>();
+    let features = if features.is_empty() {
+        "none".to_string()
+    } else {
+        features.join(", ")
+    };
+    let built = match commit(&root) {
+        Some(commit) => format!("commit {commit}; features: {features}"),
+        None => format!("features: {features}"),
+    };
+    println!("cargo:rustc-env=FLOW_VERSION={version} ({built})");
+}
+
+/// Has this script run again when the path changes. A path that is not there would have it run at every build.
+fn watch(path: &Path) {
+    if path.exists() {
+        println!("cargo:rerun-if-changed={}", path.display());
+    }
+}
+
+/// The commit in short, with `-dirty` where files of the repository were changed since.
+fn commit(root: &Path) -> Option<String> {
+    // Another repository around this folder has commits of its own.
+    if !root.join(".git").exists() {
+        return None;
+    }
+    watch_commits(root);
+    let commit = git(root, &["rev-parse", "--short", "HEAD"])?;
+    if commit.is_empty() || !commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let changed = git(root, &["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changed.is_empty() {
+        commit
+    } else {
+        format!("{commit}-dirty")
+    })
+}
+
+/// HEAD, and the reference that it names.
+fn watch_commits(root: &Path) -> Option<()> {
+    // In a working tree of its own `.git` is a file, and references lie in the folder that all of them share.
+    let folder = root.join(git(root, &["rev-parse", "--git-dir"])?);
+    let shared = root.join(git(root, &["rev-parse", "--git-common-dir"])?);
+    let head = folder.join("HEAD");
+    watch(&head);
+    let text = std::fs::read_to_string(&head).ok()?;
+    let reference = text.strip_prefix("ref: ")?.trim();
+    let file = shared.join(reference);
+    if file.is_file() {
+        watch(&file);
+    } else {
+        // It is packed; the next commit makes a file of it.
+        watch(&shared.join("packed-refs"));
+        watch(&shared.join("refs/heads"));
+    }
+    Some(())
+}
+
+/// What git says; nothing where it cannot.
+fn git(root: &Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git")
+        .arg("-C")
+        .arg(root)
+        .args(arguments)
+        // A build that git itself started (a hook) names another repository; and a look writes no index.
+        .env_remove("GIT_DIR")
+        .env_remove("GIT_WORK_TREE")
+        .env_remove("GIT_INDEX_FILE")
+        .env("GIT_OPTIONAL_LOCKS", "0")
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_string())
+}

@@ -1,0 +1,67 @@
+//! Shell commands for the end of a run: `--on-success` and `--on-failure`.
+
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+
+use crate::arguments::RunArguments;
+
+/// The option and the command that an exit code asks for. Where nothing could run (codes 2 and 3) there is none.
+pub fn for_code(arguments: &RunArguments, code: u8) -> Option<(&'static str, &str)> {
+    let (option, command) = match code {
+        0 | 4 => ("--on-success", &arguments.on_success),
+        2 | 3 => return None,
+        _ => ("--on-failure", &arguments.on_failure),
+    };
+    Some((option, command.as_deref()?))
+}
+
+/// Runs a command by `sh -c` with a text on its standard input, and waits for its end. What is to be said of it, if
+/// anything: the exit code of the run stays as it is.
+pub fn run(option: &str, command: &str, input: &str) -> Option<String> {
+    match status(command, input) {
+        Ok(status) if status.success() => None,
+        Ok(status) => Some(format!("the command of {option} ended with {}", ended(status))),
+        Err(error) => Some(format!("the command of {option} could not be run: {error}")),
+    }
+}
+
+fn status(command: &str, input: &str) -> std::io::Result<ExitStatus> {
+    let mut child = Command::new("sh")
+        .arg("-c")
+        .arg(command)
+        .stdin(Stdio::piped())
+        .spawn()?;
+    // Dropped when it is written, so that the command comes to the end of its input. One that does not read it closes it.
+    if let Some(mut stdin) = child.stdin.take() {
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    child.wait()
+}
+
+fn ended(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "no exit code".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_reads_its_input_and_its_end_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        // More than a pipe holds.
+        let long = "x".repeat(1 << 18);
+        assert_eq!(run("--on-success", &format!("cat > {}", file.display()), &long), None);
+        assert_eq!(std::fs::read_to_string(file).unwrap(), long);
+        let said = run("--on-failure", "exit 3", &long).unwrap();
+        assert_eq!(said, "the command of --on-failure ended with exit code 3");
+        let said = run("--on-failure", "kill -9 $$", "").unwrap();
+        assert_eq!(said, "the command of --on-failure ended with signal 9");
+    }
+}
