@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use flow_model::device::DeviceChoice;
+use flow_kernels::device::DeviceChoice;
 use flow_runtime::ReadOnce;
 use flow_sampling::curriculum::{self, StageSize};
 use flow_sampling::plan::Balance;
