@@ -40,7 +40,7 @@ DEVICE float silu_slope(float x) {
     return s * (1.0f + x * (1.0f - s));
 }
 
-// The output function of SplitMix64, as in noise.rs.
+// The output function of SplitMix64, as in the crate `flow-random`.
 DEVICE u64 mix(u64 z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
