@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray};
+use flow_random::SplitMix64;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
@@ -34,29 +35,8 @@ const LANGUAGES: [(&str, u32, u32, u32); 13] = [
     ("or", 4, 0xB15, 0xB39),
 ];
 
-/// SplitMix64.
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ (x >> 31)
-    }
-
-    fn below(&mut self, count: usize) -> usize {
-        (self.next() % count as u64) as usize
-    }
-
-    /// Uniform in [0, 1).
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
-fn words(draw: &mut Draw, first: u32, last: u32) -> Vec<String> {
-    let word = |draw: &mut Draw| -> String {
+fn words(draw: &mut SplitMix64, first: u32, last: u32) -> Vec<String> {
+    let word = |draw: &mut SplitMix64| -> String {
         let letters = 2 + draw.below(6);
         (0..letters)
             .filter_map(|_| char::from_u32(first + draw.below((last - first + 1) as usize) as u32))
@@ -65,21 +45,21 @@ fn words(draw: &mut Draw, first: u32, last: u32) -> Vec<String> {
     (0..600).map(|_| word(draw)).collect()
 }
 
-fn sentence(draw: &mut Draw, words: &[String], language: &str) -> String {
+fn sentence(draw: &mut SplitMix64, words: &[String], language: &str) -> String {
     let mut text = String::new();
-    if draw.share() < 0.05 {
+    if draw.unit() < 0.05 {
         text.push_str(["[laugh] ", "[music] ", "<unk> "][draw.below(3)]);
     }
     for place in 0..4 + draw.below(14) {
         if place > 0 {
-            text.push_str(if draw.share() < 0.06 { ", " } else { " " });
+            text.push_str(if draw.unit() < 0.06 { ", " } else { " " });
         }
         text.push_str(&words[draw.below(words.len())]);
     }
-    if draw.share() < 0.3 {
+    if draw.unit() < 0.3 {
         text.push(if language == "en" { '.' } else { '।' });
     }
-    if language == "en" && draw.share() < 0.3 {
+    if language == "en" && draw.unit() < 0.3 {
         text[..1].make_ascii_uppercase();
     }
     text
@@ -99,14 +79,14 @@ fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
 /// text or number.
 fn shard(folder: &Path, language: usize, name: &str, rows: usize, words: &[String], seed: u64) {
     std::fs::create_dir_all(folder).expect("a folder of the corpus");
-    let mut draw = Draw(seed);
+    let mut draw = SplitMix64::new(seed);
     let (code, ..) = LANGUAGES[language];
     let (mut texts, mut durations, mut qualities, mut tags, mut hashes) = (vec![], vec![], vec![], vec![], vec![]);
     for _ in 0..rows {
-        let twin = (draw.share() < 0.02).then(|| draw.below(4096) as u64 + 10_000 * language as u64);
-        let mut own = Draw(twin.unwrap_or_else(|| draw.next()));
+        let twin = (draw.unit() < 0.02).then(|| draw.below(4096) as u64 + 10_000 * language as u64);
+        let mut own = SplitMix64::new(twin.unwrap_or_else(|| draw.next_u64()));
         let text = sentence(&mut own, words, code);
-        let odd = draw.share();
+        let odd = draw.unit();
         texts.push(if odd < 0.002 {
             None
         } else if odd < 0.004 {
@@ -116,9 +96,9 @@ fn shard(folder: &Path, language: usize, name: &str, rows: usize, words: &[Strin
         } else {
             Some(text)
         });
-        hashes.push(format!("{:016x}{:016x}", own.next(), own.next()));
-        let seconds = 1.0 - 2.6 * (draw.share().max(1e-12) * draw.share().max(1e-12)).ln();
-        let odd = draw.share();
+        hashes.push(format!("{:016x}{:016x}", own.next_u64(), own.next_u64()));
+        let seconds = 1.0 - 2.6 * (draw.unit().max(1e-12) * draw.unit().max(1e-12)).ln();
+        let odd = draw.unit();
         durations.push(if odd < 0.0005 {
             f64::NAN
         } else if odd < 0.01 {
@@ -126,13 +106,13 @@ fn shard(folder: &Path, language: usize, name: &str, rows: usize, words: &[Strin
         } else {
             (seconds.min(26.0) * 1000.0).round() / 1000.0
         });
-        let quality = 1.0 - 0.3 * draw.share() * draw.share();
-        qualities.push(match draw.share() {
+        let quality = 1.0 - 0.3 * draw.unit() * draw.unit();
+        qualities.push(match draw.unit() {
             odd if odd < 0.0005 => f64::NAN,
             odd if odd < 0.04 => quality * 0.5,
             _ => quality,
         });
-        tags.push(match draw.share() {
+        tags.push(match draw.unit() {
             odd if odd < 0.03 => Some(if code == "en" { "hi" } else { "en" }),
             odd if odd < 0.035 => Some(if code == "ta" { "bn" } else { "ta" }),
             odd if odd < 0.04 => None,
@@ -185,7 +165,7 @@ fn corpus(folder: &Path, rows: usize, shards: usize) {
             scope.spawn(move || {
                 let vocabulary: Vec<Vec<String>> = (0u64..)
                     .zip(&LANGUAGES)
-                    .map(|(seed, (_, _, first, last))| words(&mut Draw(seed), *first, *last))
+                    .map(|(seed, (_, _, first, last))| words(&mut SplitMix64::new(seed), *first, *last))
                     .collect();
                 for (number, (language, name)) in jobs.iter().enumerate().skip(thread).step_by(threads) {
                     let (code, ..) = LANGUAGES[*language];
@@ -282,7 +262,7 @@ fn main() {
 
     // The shard that is to change: as it was first, also where an earlier run of this program changed it.
     let touched = work.join("shards/en/en_00000");
-    let vocabulary = words(&mut Draw(0), LANGUAGES[0].2, LANGUAGES[0].3);
+    let vocabulary = words(&mut SplitMix64::new(0), LANGUAGES[0].2, LANGUAGES[0].3);
     let each = rows_of(&touched.join("metadata.parquet")) as usize;
     let shard_of = |seed| shard(&touched, 0, "en_00000", each, &vocabulary, seed);
     shard_of(1);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use flow_model::device::DeviceChoice;
+use flow_kernels::device::DeviceChoice;
 
 /// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
 /// where only what changed is done again.

@@ -21,6 +21,7 @@ use flow_audio::{flac_encode, recording, tar};
 use flow_manifest::read::{Read, ReadSettings};
 use flow_manifest::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions};
 use flow_manifest::{identify, language, names, text, written_form};
+use flow_random::SplitMix64;
 use flow_runtime::StageError;
 use flow_runtime::harness::Harness;
 
@@ -76,29 +77,12 @@ const MOST_MEMORY: i64 = 64 << 20;
 /// An input that takes longer than this never ends.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-}
-
 /// One of the good files with one to five damages.
-fn damaged(random: &mut Random, good: &[Vec<u8>]) -> Vec<u8> {
+fn damaged(random: &mut SplitMix64, good: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = good[random.below(good.len())].clone();
     for _ in 0..=random.below(5) {
         // Headers are where it hurts: half of the damages fall into the first kilobyte.
-        let reach = if random.next() & 1 == 0 {
+        let reach = if random.next_u64() & 1 == 0 {
             bytes.len().min(1024)
         } else {
             bytes.len()
@@ -106,7 +90,7 @@ fn damaged(random: &mut Random, good: &[Vec<u8>]) -> Vec<u8> {
         let at = random.below(reach);
         match random.below(8) {
             0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
-            1 if !bytes.is_empty() => bytes[at] = random.next() as u8,
+            1 if !bytes.is_empty() => bytes[at] = random.next_u64() as u8,
             2 => bytes.truncate(at),
             3 => {
                 let other = &good[random.below(good.len())];
@@ -120,7 +104,7 @@ fn damaged(random: &mut Random, good: &[Vec<u8>]) -> Vec<u8> {
             }
             5 => {
                 let length = random.below(64);
-                let piece: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+                let piece: Vec<u8> = (0..length).map(|_| random.next_u64() as u8).collect();
                 bytes.splice(at..at, piece);
             }
             6 => {
@@ -132,7 +116,7 @@ fn damaged(random: &mut Random, good: &[Vec<u8>]) -> Vec<u8> {
                 // Numbers that claim much, in either order of bytes.
                 let numbers: [u32; 6] = [u32::MAX, i32::MAX as u32, 1 << 31, 1 << 24, 0, 1];
                 let number = numbers[random.below(numbers.len())];
-                let number = if random.next() & 1 == 0 {
+                let number = if random.next_u64() & 1 == 0 {
                     number.to_be_bytes()
                 } else {
                     number.to_le_bytes()
@@ -155,8 +139,8 @@ fn tone(name: &str) -> Vec<u8> {
 }
 
 fn samples(sample_rate: u32, channels: u32, bits: u32, frames: usize) -> Samples {
-    let mut random = Random(7);
-    let value = |n: usize| ((n as f64 / 9.0).sin() * 5000.0) as i32 + (random.next() % 64) as i32;
+    let mut random = SplitMix64::new(7);
+    let value = |n: usize| ((n as f64 / 9.0).sin() * 5000.0) as i32 + (random.next_u64() % 64) as i32;
     let interleaved = (0..frames * channels as usize)
         .map(value)
         .map(|x| x << (32 - bits))
@@ -441,7 +425,7 @@ fn attack(target: &Target, inputs: std::ops::Range<u64>) {
     let (mut good, mut most) = (0u64, 0);
     for number in inputs.clone() {
         trying.store(number, Ordering::Relaxed);
-        let bytes = damaged(&mut Random(number), &target.good);
+        let bytes = damaged(&mut SplitMix64::new(number), &target.good);
         let held = HELD.get();
         MOST.set(held);
         let tried = std::panic::catch_unwind(|| (target.try_it)(&bytes));

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use flow_model::device::DeviceChoice;
+use flow_kernels::device::DeviceChoice;
 
 use super::Check;
 

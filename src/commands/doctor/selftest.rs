@@ -1,6 +1,6 @@
 //! The numeric self-test, as checks.
 
-use flow_model::device::DeviceChoice;
+use flow_kernels::device::DeviceChoice;
 use flow_model::selftest::{self, Parity};
 
 use super::Check;

@@ -7,8 +7,8 @@ use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch,
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use candle_core::DType;
 use flow_audio::probe::MEMBER_COLUMNS;
+use flow_kernels::device::DeviceChoice;
 use flow_model::checkpoint::OpenModel;
-use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,

@@ -21,6 +21,8 @@ pub enum EvaluationError {
     #[error(transparent)]
     Model(#[from] flow_model::Error),
     #[error(transparent)]
+    Kernel(#[from] flow_kernels::Error),
+    #[error(transparent)]
     Audio(#[from] flow_audio::AudioError),
     #[error(transparent)]
     Stage(#[from] StageError),

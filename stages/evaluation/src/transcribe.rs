@@ -1,8 +1,8 @@
 //! Runs a model over many utterances: grouped by length, loaded in parallel, scored.
 
+use flow_kernels::subnormals::kept;
+use flow_kernels::threads::install;
 use flow_model::model::TdtModel;
-use flow_model::subnormals::kept;
-use flow_model::threads::install;
 use flow_model::tokenizer::Tokenizer;
 use rayon::prelude::*;
 

@@ -6,10 +6,11 @@
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
 use flow_model::joint::{Joint, JointSizes};
 use flow_model::loss::TdtLoss;
 use flow_model::prediction::Prediction;
-use flow_model::{Gradients, Mode, Noise, ParameterBuilder, Result};
+use flow_model::{Gradients, Mode, ParameterBuilder, Result};
 
 const BATCH: usize = 11;
 const FRAMES: usize = 25;
@@ -108,7 +109,7 @@ fn long() -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    flow_model::threads::install(run)
+    flow_kernels::threads::install(run)
 }
 
 fn run() -> Result<()> {

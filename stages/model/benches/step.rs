@@ -6,9 +6,10 @@
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
 use flow_model::features::LogMel;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::{Encoder, Gradients, Mode, ModelConfig, Noise, ParameterBuilder, spec_augment};
+use flow_model::{Encoder, Gradients, Mode, ModelConfig, ParameterBuilder, spec_augment};
 
 fn setting(name: &str, default: usize) -> usize {
     std::env::var(name)
@@ -43,7 +44,7 @@ fn timed<T>(sum: &mut f64, part: impl FnOnce() -> T) -> T {
 }
 
 fn main() -> Result<(), flow_model::Error> {
-    flow_model::threads::install(run)
+    flow_kernels::threads::install(run)
 }
 
 fn run() -> Result<(), flow_model::Error> {

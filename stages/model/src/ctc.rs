@@ -7,9 +7,9 @@
 //! logits is its softmax minus the posterior of each label there.
 
 use candle_core::{Device, Tensor};
+use flow_kernels::{Float, dispatch, is_gpu, on_cpu, slice, tensor};
 use rayon::prelude::*;
 
-use crate::kernels::{Float, dispatch, is_gpu, on_cpu, slice, tensor};
 use crate::layers::linear::Linear;
 use crate::parameters::{Gradients, ParameterBuilder, Parameters};
 use crate::{Error, Result};
@@ -195,8 +195,8 @@ fn log_add(a: f64, b: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{check_gradient, normal, values};
-    use crate::noise::Noise;
+    use flow_kernels::Noise;
+    use flow_kernels::testing::{check_gradient, normal, values};
     use proptest::prelude::*;
 
     /// Sum over every path of labels that collapses to the target.
@@ -246,7 +246,7 @@ mod tests {
         let weight = Tensor::from_slice(&factors, 3, &Device::Cpu).unwrap();
         check_gradient("ctc", &logits, &weight, &gradient, |logits| {
             let (losses, _) = ctc_loss(logits, 9, &lengths, &targets, &factors)?;
-            Ok(Tensor::from_vec(losses, 3, &Device::Cpu)?)
+            crate::Result::Ok(Tensor::from_vec(losses, 3, &Device::Cpu)?)
         });
     }
 

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use candle_core::{Device, Tensor};
+use flow_kernels::joint::Cell;
+use flow_kernels::{Float, dispatch, on_cpu, slice};
 
 use crate::joint::Joint;
-use crate::kernels::joint::Cell;
-use crate::kernels::{Float, dispatch, on_cpu, slice};
 use crate::parameters::Parameters;
 use crate::prediction::Prediction;
 use crate::{Error, Result};

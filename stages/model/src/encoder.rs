@@ -1,15 +1,15 @@
 //! The FastConformer encoder: sub-sampling, then Conformer layers.
 
 use candle_core::Tensor;
+use flow_kernels::elementwise::drop_scaled;
+use flow_kernels::noise::{DropMask, Noise};
 
 use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
-use crate::kernels::elementwise::drop_scaled;
 use crate::layers::attention::PositionTable;
 use crate::layers::conformer_layer::{self, ConformerLayer};
 use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
-use crate::noise::{DropMask, Noise};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
 use crate::parts::{Follow, Part};
 

@@ -39,5 +39,14 @@ pub enum Error {
     Tokenizer(String),
 }
 
+impl From<flow_kernels::Error> for Error {
+    fn from(error: flow_kernels::Error) -> Self {
+        match error {
+            flow_kernels::Error::Tensor(error) => Error::Tensor(error),
+            flow_kernels::Error::Input(message) => Error::Input(message),
+        }
+    }
+}
+
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
 use rayon::prelude::*;
 use realfft::{RealFftPlanner, RealToComplex};
 
 use crate::config::PreprocessorConfig;
 use crate::error::{Error, Result};
-use crate::noise::Noise;
 use crate::parameters::ParameterBuilder;
 
 /// Added before the logarithm.

@@ -1,7 +1,7 @@
 //! The speech model: log-mel features, FastConformer encoder, token-and-duration transducer (TDT), its loss, greedy
 //! decoding, tokenizer and checkpoint formats. Equal to NVIDIA NeMo's Parakeet TDT models, with the same tensor names.
 //!
-//! Candle gives tensors, devices and matrix products. Gradients are written by hand: each layer has a `forward` that
+//! Candle gives tensors, `flow_kernels` what is computed with them. Gradients are written by hand: each layer has a `forward` that
 //! returns what its `backward` needs, and a `backward` that adds into named [`Gradients`].
 
 pub mod allocation;
@@ -9,23 +9,18 @@ pub mod checkpoint;
 pub mod config;
 pub mod ctc;
 pub mod decoding;
-pub mod device;
 pub mod encoder;
 mod error;
 pub mod features;
 pub mod joint;
-pub mod kernels;
 pub mod layers;
 pub mod loss;
 pub mod model;
-pub mod noise;
 pub mod parameters;
 pub mod parts;
 pub mod prediction;
 pub mod selftest;
 pub mod spec_augment;
-pub mod subnormals;
-pub mod threads;
 pub mod timestamps;
 pub mod tokenizer;
 pub mod vocabulary;
@@ -33,7 +28,6 @@ pub mod vocabulary;
 pub use config::ModelConfig;
 pub use encoder::Encoder;
 pub use error::{Error, Result};
-pub use noise::Noise;
 pub use parameters::{
     BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId, Parameters,
 };

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
+use flow_kernels::elementwise::{add_in_place, scale_in_place};
 
 use crate::checkpoint::TensorEntry;
 use crate::error::{Error, Result};
-use crate::kernels::elementwise::{add_in_place, scale_in_place};
-use crate::noise::Noise;
 
 /// Index of a parameter in its [`Parameters`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]

@@ -1,12 +1,13 @@
 //! The prediction network: an embedding of the tokens so far and an LSTM over them.
 
 use candle_core::Tensor;
+use flow_kernels::elementwise::drop_scaled;
+use flow_kernels::embedding::add_to_rows;
+use flow_kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step, replace_rows};
+use flow_kernels::noise::DropMask;
+use flow_kernels::{dispatch, is_gpu, slice, tensor};
 
-use crate::kernels::elementwise::drop_scaled;
-use crate::kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step, replace_rows};
-use crate::kernels::{dispatch, is_gpu, modify, slice, tensor};
 use crate::layers::dropout;
-use crate::noise::DropMask;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 use crate::{Error, Result};
 
@@ -220,7 +221,7 @@ impl Prediction {
                 let row = token.map_or(self.vocabulary, |token| token as usize);
                 out.copy_from_slice(&table[row * width..][..width]);
             }
-            tensor(out, (tokens.len(), width))
+            Ok(tensor(out, (tokens.len(), width))?)
         })
     }
 
@@ -228,26 +229,8 @@ impl Prediction {
     fn embedding_gradient(&self, dx: &Tensor, tokens: &[Option<u32>]) -> Result<Tensor> {
         let dx = dx.contiguous()?;
         let sums = Tensor::zeros((self.vocabulary + 1, self.width), dx.dtype(), dx.device())?;
-        let width = self.width;
-        #[cfg(any(test, feature = "cuda"))]
-        if is_gpu(dx.device()) {
-            let rows: Vec<Option<usize>> = tokens.iter().map(|token| token.map(|token| token as usize)).collect();
-            crate::kernels::cuda::sums::add_to_rows(&sums, &dx, &rows)?;
-            return Ok(sums);
-        }
-        dispatch!(dx.dtype(), T => {
-            let dx = slice::<T>(&dx)?;
-            let dx: &[T] = &dx;
-            modify::<T>(&sums, |sums| {
-                for (dx, token) in dx.chunks_exact(width).zip(tokens) {
-                    if let Some(token) = token {
-                        let sums = &mut sums[*token as usize * width..][..width];
-                        sums.iter_mut().zip(dx).for_each(|(sum, &dx)| *sum += dx);
-                    }
-                }
-            })?;
-            Ok::<(), Error>(())
-        })?;
+        let rows: Vec<Option<usize>> = tokens.iter().map(|token| token.map(|token| token as usize)).collect();
+        add_to_rows(&sums, &dx, &rows)?;
         Ok(sums)
     }
 }

@@ -4,11 +4,12 @@
 use std::path::Path;
 
 use candle_core::{DType, Device};
+use flow_kernels::device::DeviceChoice;
+use flow_kernels::threads;
 use serde_json::Value;
 
-use crate::device::DeviceChoice;
 use crate::model::{MicroBatch, TdtModel, TrainOptions};
-use crate::{Error, Gradients, Result, threads};
+use crate::{Error, Gradients, Result};
 
 macro_rules! golden {
     ($name:literal) => {

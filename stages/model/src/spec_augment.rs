@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use flow_kernels::Noise;
+
 use crate::config::{SpecAugmentConfig, TimeWidth};
 use crate::features::Features;
-use crate::noise::Noise;
 
 /// Uniform draws in [0, 1) for one batch: one list per utterance, one number per mask.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -4,10 +4,10 @@
 use std::fmt::Write;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
 
 use crate::checkpoint::{OpenModel, TensorEntry, broken};
 use crate::config::ModelConfig;
-use crate::noise::Noise;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 

@@ -6,9 +6,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
 use flow_model::checkpoint::StoredModel;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::{Gradients, ModelConfig, Noise};
+use flow_model::{Gradients, ModelConfig};
 
 const CONFIG: &str = "
 preprocessor: {sample_rate: 16000, window_size: 0.025, window_stride: 0.01, features: 128, n_fft: 512, dither: 0.0, pad_to: 0}
@@ -39,10 +40,7 @@ fn hashed(i: u64, count: u64, exponent: i32) -> Vec<f32> {
     let factor = 2f32.powi(exponent);
     (0..count)
         .map(|j| {
-            let mut x = (j + (i << 32) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            let bits = (x ^ (x >> 31)) >> 40;
+            let bits = flow_random::nth(0, j + (i << 32) + 1) >> 40;
             (bits as f32 * 2f32.powi(-23) - 1.0) * factor
         })
         .collect()

@@ -3,10 +3,11 @@
 use std::alloc::System;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
 use flow_model::allocation::{Count, Counted};
 use flow_model::joint::{Joint, JointSizes};
 use flow_model::loss::TdtLoss;
-use flow_model::{Gradients, Mode, Noise, ParameterBuilder};
+use flow_model::{Gradients, Mode, ParameterBuilder};
 
 #[global_allocator]
 static ALLOCATOR: Counted<System> = Counted(System);

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use flow_kernels::elementwise::blend_in_place;
 use flow_model::Parameters;
 use flow_model::checkpoint::{read_safetensors, write_safetensors};
-use flow_model::kernels::elementwise::blend_in_place;
 use flow_model::model::TdtModel;
 
 use crate::error::TrainingError;

@@ -38,6 +38,8 @@ pub enum TrainingError {
     #[error(transparent)]
     Model(#[from] flow_model::Error),
     #[error(transparent)]
+    Kernel(#[from] flow_kernels::Error),
+    #[error(transparent)]
     Tensor(#[from] candle_core::Error),
     #[error(transparent)]
     Evaluation(#[from] flow_evaluation::EvaluationError),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::datatypes::Schema;
-use flow_model::device::DeviceChoice;
+use flow_kernels::device::DeviceChoice;
 use flow_sampling::SamplingRecord;
 use flow_sampling::plan::Packing;
 use serde_json::{Value, json};

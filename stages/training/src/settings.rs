@@ -6,7 +6,7 @@ use candle_core::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use flow_model::device::DeviceChoice;
+use flow_kernels::device::DeviceChoice;
 use flow_runtime::ReadOnce;
 
 use crate::error::TrainingError;

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
+use flow_kernels::device::DeviceChoice;
+use flow_kernels::threads::install;
 use flow_model::Parameters;
-use flow_model::device::DeviceChoice;
 use flow_model::model::{MicroBatch, TdtModel};
-use flow_model::threads::install;
+use flow_random::nth;
 use rayon::ThreadPool;
 
 use crate::average::Average;
@@ -367,12 +368,5 @@ pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 pub(crate) fn micro_batch_seed(seed: u64, step: u64, rank: u32, micro: u32) -> u64 {
     [step, u64::from(rank), u64::from(micro)]
         .into_iter()
-        .fold(mix(seed), |state, part| mix(state ^ part))
-}
-
-pub(crate) fn mix(value: u64) -> u64 {
-    let mut x = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
+        .fold(nth(seed, 1), |state, part| nth(state ^ part, 1))
 }

@@ -1,9 +1,10 @@
 //! Random numbers that are the same everywhere and always: a generator of our own, one for each clip.
 
+use flow_random::SplitMix64;
 use sha2::{Digest as _, Sha256};
 
-/// SplitMix64. Which numbers it gives is part of what the kind makes: they must never change.
-pub struct Random(u64);
+/// Draws from SplitMix64. Which numbers it gives is part of what the kind makes: they must never change.
+pub struct Random(SplitMix64);
 
 impl Random {
     /// The generator of this seed and these names.
@@ -15,20 +16,16 @@ impl Random {
             hash.update((name.len() as u64).to_le_bytes());
             hash.update(name.as_bytes());
         }
-        Random(first_eight(&hash.finalize()))
+        Random(SplitMix64::new(first_eight(&hash.finalize())))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.next_u64()
     }
 
     /// From 0 (may be met) to 1 (never met).
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        self.0.unit()
     }
 
     /// Evenly within a range, both ends included as far as rounding goes.
@@ -76,7 +73,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_splitmix64_and_names_are_kept_apart() {
         // The first three numbers from seed 1234567, as its author's program gives them.
-        let mut known = Random(1_234_567);
+        let mut known = Random(SplitMix64::new(1_234_567));
         assert_eq!(
             [known.next(), known.next(), known.next()],
             [

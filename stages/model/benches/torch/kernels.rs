@@ -1,19 +1,20 @@
 //! Matrix products, the kernels around them, and one whole layer of the encoder.
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
+use flow_kernels::attention::{Scores, weights, weights_backward};
+use flow_kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
+use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
+use flow_kernels::elementwise::{silu, silu_backward};
+use flow_kernels::glu::{glu, glu_backward};
+use flow_kernels::layer_norm::{layer_norm, layer_norm_backward};
+use flow_kernels::lstm::{LstmWeights, lstm, lstm_backward};
+use flow_kernels::product::{PackedRhs, product};
 use flow_model::config::{AttentionContext, EncoderConfig};
-use flow_model::kernels::attention::{Scores, weights, weights_backward};
-use flow_model::kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
-use flow_model::kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
-use flow_model::kernels::elementwise::{silu, silu_backward};
-use flow_model::kernels::glu::{glu, glu_backward};
-use flow_model::kernels::layer_norm::{layer_norm, layer_norm_backward};
-use flow_model::kernels::lstm::{LstmWeights, lstm, lstm_backward};
-use flow_model::kernels::product::{Right, product};
 use flow_model::layers::Frames;
 use flow_model::layers::attention::PositionTable;
 use flow_model::layers::conformer_layer::ConformerLayer;
-use flow_model::{BufferUpdates, Gradients, Mode, Noise, ParameterBuilder, Result};
+use flow_model::{BufferUpdates, Gradients, Mode, ParameterBuilder, Result};
 
 use crate::peer::{Peer, compare};
 
@@ -55,18 +56,18 @@ pub fn products(torch: &mut Peer) -> Result<()> {
             &format!("{name} {m}x{k}x{n}"),
             torch,
             &format!("matmul {layout} {m} {k} {n}"),
-            || product(&a, &b).map(drop),
+            || Ok(product(&a, &b).map(drop)?),
         )?;
     }
     // As the LSTM has its recurrent weights.
     for [m, k, n] in [[8, 640, 2560], [8, 2560, 640]] {
         let (a, b) = (random(&[m, k])?, random(&[n, k])?.t()?);
-        let kept = Right::new(&b)?;
+        let kept = PackedRhs::new(&b)?;
         compare(
             &format!("packed before, {m}x{k}x{n}"),
             torch,
             &format!("matmul nt {m} {k} {n}"),
-            || kept.product(&a).map(drop),
+            || Ok(kept.product(&a).map(drop)?),
         )?;
     }
     for [batch, m, k, n] in [[64, 150, 32, 150], [64, 150, 150, 32]] {
@@ -75,7 +76,7 @@ pub fn products(torch: &mut Peer) -> Result<()> {
             &format!("{batch} of {m}x{k}x{n}"),
             torch,
             &format!("batched {batch} {m} {k} {n}"),
-            || product(&a, &b).map(drop),
+            || Ok(product(&a, &b).map(drop)?),
         )?;
     }
     Ok(())
@@ -90,7 +91,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
     let (weight, bias) = (random(&[d])?, random(&[d])?);
     compare("layer norm 1200x256", torch, "layer_norm 1200 256", || {
         let (_, statistics) = layer_norm(&x, &weight, &bias)?;
-        layer_norm_backward(&x, &statistics, &weight, &dy, None).map(drop)
+        Ok(layer_norm_backward(&x, &statistics, &weight, &dy, None).map(drop)?)
     })?;
     let (content, position) = (
         random(&[heads, batch, time, time])?,
@@ -106,25 +107,25 @@ pub fn around(torch: &mut Peer) -> Result<()> {
     };
     compare("softmax, relative shift 8x8x150", torch, "softmax 8 8 150", || {
         let p = weights(&content, &position, &scores)?;
-        weights_backward(&p, &content, &scores).map(drop)
+        Ok(weights_backward(&p, &content, &scores).map(drop)?)
     })?;
     let (x3, dy3) = (x.reshape((batch, time, d))?, dy.reshape((batch, time, d))?);
     let kernel = random(&[d, 1, 9])?;
     compare("depthwise convolution k 9", torch, "depthwise 8 150 256 9", || {
         depthwise(&x3, &kernel, None)?;
         depthwise_backward(&dy3, &kernel)?;
-        depthwise_backward_weight(&x3, &dy3, 9).map(drop)
+        Ok(depthwise_backward_weight(&x3, &dy3, 9).map(drop)?)
     })?;
     let doubled = random(&[batch, time, 2 * d])?;
     compare("GLU 8x150x256", torch, "glu 8 150 256", || {
         glu(&doubled, &lengths)?;
-        glu_backward(&doubled, &dy3, &lengths).map(drop)
+        Ok(glu_backward(&doubled, &dy3, &lengths).map(drop)?)
     })?;
     // Where SiLU's slope is exactly 1, so that the gradient, which is changed in place, stays what it is.
     let (h, dh) = ((random(&[rows, 4 * d])?.abs()? + 20.0)?, random(&[rows, 4 * d])?);
     compare("SiLU 1200x1024", torch, "silu 1200 1024", || {
         silu(&h, None)?;
-        silu_backward(&h, dh.clone(), None).map(drop)
+        Ok(silu_backward(&h, dh.clone(), None).map(drop)?)
     })?;
     compare("batch norm, SiLU 1200x256", torch, "batch_norm_silu 8 150 256", || {
         let (mean, variance) = column_statistics(&x)?;
@@ -138,7 +139,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
             bias: &bias,
         };
         normalise_silu(&x, &by)?;
-        normalise_silu_backward(&x, &by, &dy, true).map(drop)
+        Ok(normalise_silu_backward(&x, &by, &dy, true).map(drop)?)
     })?;
     for (steps, batch, width) in [(41, 8, 640), (41, 9, 320)] {
         let (x, dy) = (random(&[steps, batch, width])?, random(&[steps, batch, width])?);
@@ -157,7 +158,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
             &format!("lstm {steps} {batch} {width}"),
             || {
                 let (_, saved) = lstm(&x, weights)?;
-                lstm_backward(&dy, &saved, weights).map(drop)
+                Ok(lstm_backward(&dy, &saved, weights).map(drop)?)
             },
         )?;
     }

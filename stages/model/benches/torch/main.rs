@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         };
     }
     // On the threads that training and decoding run on.
-    match flow_model::threads::install(run) {
+    match flow_kernels::threads::install(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

@@ -1,10 +1,11 @@
 //! The loss, a whole training step, and decoding.
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
 use flow_model::joint::{Joint, JointSizes};
 use flow_model::loss::TdtLoss;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::{Gradients, Mode, ModelConfig, Noise, ParameterBuilder, Result};
+use flow_model::{Gradients, Mode, ModelConfig, ParameterBuilder, Result};
 
 use crate::kernels::random;
 use crate::peer::{Peer, compare, peak_memory};

@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device};
+use flow_kernels::testing::values;
 
 use super::*;
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::kernels::testing::values;
 use crate::layers::golden;
 use crate::model::TdtModel;
 use crate::tokenizer::Tokenizer;

@@ -1,11 +1,11 @@
 //! The encoder against NeMo's numbers, and its gradients against finite differences.
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::testing::{max_difference, normal, values};
 
 use super::*;
 use crate::config::{AttentionContext, ModelConfig};
 use crate::features::LogMel;
-use crate::kernels::testing::{max_difference, normal, values};
 use crate::layers::golden;
 
 /// The golden model's encoder in a data type, with a change to its configuration.
@@ -335,12 +335,12 @@ fn every_gradient_agrees_with_finite_differences_in_f64() {
             let gradient = gradients
                 .get(id)
                 .unwrap_or_else(|| panic!("{} has none", parameter.name));
-            crate::kernels::testing::check_gradient(&parameter.name, &parameter.tensor, &weight, gradient, |moved| {
+            flow_kernels::testing::check_gradient(&parameter.name, &parameter.tensor, &weight, gradient, |moved| {
                 let mut parameters = parameters.clone();
                 parameters.set(id, moved.clone())?;
                 let mut noise = Noise::new(9);
                 let mode = Mode::Train(&mut noise);
-                Ok(encoder.forward(&parameters, &features, &lengths, mode)?.0)
+                crate::Result::Ok(encoder.forward(&parameters, &features, &lengths, mode)?.0)
             });
             checked += 1;
         }

@@ -1,16 +1,16 @@
 //! The joint network and the TDT loss over it, fused: logits exist for some thousand lattice cells at a time.
 
 use candle_core::{Device, Tensor};
+use flow_kernels::bias::{add_bias, column_sum};
+use flow_kernels::is_gpu;
+use flow_kernels::joint::{Cell, CellGradient, CellTerms, add_hidden_gradient, cell_terms, hidden, logit_gradient};
+use flow_kernels::noise::DropMask;
+use flow_kernels::product::product;
 use rayon::prelude::*;
 
-use crate::kernels::bias::{add_bias, column_sum};
-use crate::kernels::is_gpu;
-use crate::kernels::joint::{Cell, CellGradient, CellTerms, add_hidden_gradient, cell_terms, hidden, logit_gradient};
-use crate::kernels::product::product;
 use crate::layers::dropout;
 use crate::layers::linear::Linear;
 use crate::loss::{Alignment, Lattice, TdtLoss, align};
-use crate::noise::DropMask;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 use crate::{Error, Result};
 
@@ -347,7 +347,8 @@ impl Joint {
             gradients.add(self.bias, column_sum(&d_logits)?)?;
         }
         let keep_factor = saved.mask.map_or(1.0, |mask| mask.keep_factor);
-        add_hidden_gradient(&product(&d_logits, weight)?, &hidden, &cells, keep_factor, d_f, d_g)
+        let d_hidden = product(&d_logits, weight)?;
+        Ok(add_hidden_gradient(&d_hidden, &hidden, &cells, keep_factor, d_f, d_g)?)
     }
 }
 

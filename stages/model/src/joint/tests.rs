@@ -1,8 +1,8 @@
 use super::*;
-use crate::kernels::testing::{check_gradient, max_difference, normal, values};
 use crate::layers::golden;
-use crate::noise::Noise;
 use candle_core::{DType, Device};
+use flow_kernels::Noise;
+use flow_kernels::testing::{check_gradient, max_difference, normal, values};
 use proptest::prelude::*;
 
 fn settings(durations: Vec<usize>) -> TdtLoss {
@@ -208,7 +208,7 @@ fn check_fused(lengths: &[(usize, usize)], settings: &TdtLoss, dropout: f64, see
             Mode::Train(mode_noise),
         )
     };
-    let objective = |loss: crate::Result<JointLoss>| {
+    let objective = |loss: crate::Result<JointLoss>| -> crate::Result<Tensor> {
         let total: f64 = loss?
             .losses
             .iter()

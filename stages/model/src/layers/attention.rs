@@ -4,17 +4,17 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::attention::{
+    Scores, add_rows_in_place, head_sum, merge_heads, rows_of, split_heads, weights, weights_backward,
+};
+use flow_kernels::elementwise::{add_in_place, drop_scaled};
+use flow_kernels::noise::DropMask;
+use flow_kernels::product::product;
 
 use super::linear::Linear;
 use super::{Frames, dropout};
 use crate::config::{AttentionContext, EncoderConfig};
 use crate::error::Result;
-use crate::kernels::attention::{
-    Scores, add_rows_in_place, head_sum, merge_heads, rows_of, split_heads, weights, weights_backward,
-};
-use crate::kernels::elementwise::{add_in_place, drop_scaled};
-use crate::kernels::product::product;
-use crate::noise::DropMask;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 
 /// Sine and cosine rows for relative positions, made once and cut to size.
@@ -327,8 +327,8 @@ fn join(mut blocks: Vec<Tensor>) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{max_difference, normal};
-    use crate::noise::Noise;
+    use flow_kernels::Noise;
+    use flow_kernels::testing::{max_difference, normal};
 
     fn attention(width: usize) -> (Attention, Parameters) {
         let config = EncoderConfig {

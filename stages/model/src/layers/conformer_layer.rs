@@ -2,6 +2,8 @@
 //! and added to its residual; then a norm.
 
 use candle_core::Tensor;
+use flow_kernels::elementwise::{drop_scaled, residual};
+use flow_kernels::noise::DropMask;
 
 use super::attention::{self, Attention};
 use super::convolution::{self, Convolution};
@@ -10,8 +12,6 @@ use super::norm::{self, LayerNorm};
 use super::{Frames, dropout};
 use crate::config::EncoderConfig;
 use crate::error::Result;
-use crate::kernels::elementwise::{drop_scaled, residual};
-use crate::noise::DropMask;
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
 
 /// Share of a feed-forward module in its sum.

@@ -1,15 +1,15 @@
 //! Convolution module: pointwise to twice the width, GLU, depthwise over time, batch norm, SiLU, pointwise.
 
 use candle_core::{DType, Tensor};
+use flow_kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
+use flow_kernels::bias::column_sum;
+use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
+use flow_kernels::glu::{glu, glu_backward};
 
 use super::Frames;
 use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::Result;
-use crate::kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
-use crate::kernels::bias::column_sum;
-use crate::kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
-use crate::kernels::glu::{glu, glu_backward};
 use crate::parameters::{BufferUpdates, Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 
 const EPSILON: f64 = 1e-5;

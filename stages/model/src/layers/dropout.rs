@@ -1,6 +1,7 @@
 //! Dropout masks drawn from the mode of a forward pass.
 
-use crate::noise::DropMask;
+use flow_kernels::noise::DropMask;
+
 use crate::parameters::Mode;
 
 /// A mask that drops with probability `p`; none when evaluating or if `p` is 0.

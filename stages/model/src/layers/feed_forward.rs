@@ -1,13 +1,13 @@
 //! Feed-forward module: linear, SiLU, dropout, linear.
 
 use candle_core::Tensor;
+use flow_kernels::elementwise::{silu, silu_backward};
+use flow_kernels::noise::DropMask;
 
 use super::dropout;
 use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::Result;
-use crate::kernels::elementwise::{silu, silu_backward};
-use crate::noise::DropMask;
 use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 
 /// d -> factor * d -> d.

@@ -1,11 +1,11 @@
 //! Linear layer, and pointwise convolution, which is the same with one more axis of size 1 in its weight.
 
 use candle_core::{DType, Tensor};
+use flow_kernels::bias::{add_bias, column_sum};
+use flow_kernels::is_gpu;
+use flow_kernels::product::product_in;
 
 use crate::error::Result;
-use crate::kernels::bias::{add_bias, column_sum};
-use crate::kernels::is_gpu;
-use crate::kernels::product::product_in;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// `y = x W^T + b`.
@@ -77,7 +77,7 @@ impl Linear {
 
     /// The product alone, for callers that add the bias in a pass of their own.
     pub fn product(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
-        product_in(self.stored, x, &self.weight(parameters)?.t()?)
+        Ok(product_in(self.stored, x, &self.weight(parameters)?.t()?)?)
     }
 
     /// Adds the gradients of weight and bias for input `x` and output gradient `dy`, and gives that of `x`.
@@ -89,7 +89,7 @@ impl Linear {
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         self.backward_weights(x, dy, gradients)?;
-        product_in(self.stored, dy, &self.weight(parameters)?)
+        Ok(product_in(self.stored, dy, &self.weight(parameters)?)?)
     }
 
     /// Adds the gradients of weight and bias only.

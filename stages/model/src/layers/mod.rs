@@ -118,7 +118,7 @@ pub(crate) mod golden {
 
     /// Largest absolute value of what is compared, at least 1: errors of floating-point numbers grow with it.
     pub fn magnitude(tensor: &Tensor) -> f64 {
-        let values = crate::kernels::testing::values(tensor);
+        let values = flow_kernels::testing::values(tensor);
         values.iter().fold(1.0, |largest, value| largest.max(value.abs()))
     }
 
@@ -148,7 +148,7 @@ pub(crate) mod golden {
                     let t = t.to_dtype(DType::F64).unwrap();
                     t.get(i).unwrap().narrow(0, 0, length).unwrap().contiguous().unwrap()
                 };
-                crate::kernels::testing::max_difference(&valid(a), &valid(b))
+                flow_kernels::testing::max_difference(&valid(a), &valid(b))
             })
             .fold(0.0, f64::max)
     }

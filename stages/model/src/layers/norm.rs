@@ -1,9 +1,9 @@
 //! Layer norm as a module.
 
 use candle_core::Tensor;
+use flow_kernels::layer_norm::{layer_norm, layer_norm_backward};
 
 use crate::error::Result;
-use crate::kernels::layer_norm::{layer_norm, layer_norm_backward};
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// Layer norm over the last dimension.

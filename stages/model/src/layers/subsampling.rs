@@ -2,16 +2,16 @@
 //! behind, and a linear layer over channels and bands.
 
 use candle_core::Tensor;
+use flow_kernels::bias::{add_bias, column_sum};
+use flow_kernels::product::product;
+use flow_kernels::subsample::{
+    bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
+};
+use flow_kernels::{by_chunks, dispatch, is_gpu, slice, tensor};
 
 use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
-use crate::kernels::bias::{add_bias, column_sum};
-use crate::kernels::product::product;
-use crate::kernels::subsample::{
-    bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
-};
-use crate::kernels::{by_pieces, dispatch, is_gpu, slice, tensor};
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 
 /// A strided convolution with its own kernel per channel (for the first one: per output channel).
@@ -168,7 +168,7 @@ impl Subsampling {
             let weight: &[T] = &weight;
             let row = channels * bands;
             // Candle's copy of a transposed tensor takes longer than the product with few rows.
-            let out = by_pieces(weight.len(), row, |number, out| {
+            let out = by_chunks(weight.len(), row, |number, out| {
                 let weight = &weight[number * row..][..row];
                 for (band, out) in out.chunks_exact_mut(channels.max(1)).enumerate() {
                     for (out, weight) in out.iter_mut().zip(weight.chunks_exact(bands.max(1))) {
@@ -176,7 +176,7 @@ impl Subsampling {
                     }
                 }
             });
-            tensor(out, (self.d_model, row))
+            Ok(tensor(out, (self.d_model, row))?)
         })
     }
 

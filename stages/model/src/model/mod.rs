@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Noise;
+use flow_kernels::elementwise::add_in_place;
 
 use crate::checkpoint::{OpenModel, StoredModel, broken, write_model_folder};
 use crate::config::ModelConfig;
@@ -11,9 +13,7 @@ use crate::decoding::{Hypothesis, decode_greedy};
 use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::joint::{Joint, JointSizes};
-use crate::kernels::elementwise::add_in_place;
 use crate::loss::{TdtLoss, reduction_factors};
-use crate::noise::Noise;
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
 use crate::parts::{Follow, Part};
 use crate::prediction::Prediction;
@@ -507,5 +507,7 @@ fn check(batch: &MicroBatch) -> Result<()> {
     Ok(())
 }
 
+#[cfg(test)]
+mod emulated_tests;
 #[cfg(test)]
 mod tests;

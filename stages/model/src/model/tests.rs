@@ -1,10 +1,11 @@
 use std::collections::HashMap;
 
+use flow_kernels::joint::Cell;
+use flow_kernels::testing::values;
+
 use super::*;
 use crate::checkpoint::read_safetensors;
 use crate::config::{EncoderConfig, Reduction};
-use crate::kernels::joint::Cell;
-use crate::kernels::testing::values;
 use crate::layers::golden;
 
 fn model(dtype: DType) -> TdtModel {
@@ -283,7 +284,7 @@ fn logits_are_nemos() {
             .collect();
         let logits = model.joint.logits(&model.parameters, &f, &g, &pairs).unwrap();
         let expected = expected.flatten_to(1).unwrap();
-        let difference = crate::kernels::testing::max_difference(&logits, &expected);
+        let difference = flow_kernels::testing::max_difference(&logits, &expected);
         let magnitude = golden::magnitude(&expected);
         println!("logits {b}: {difference:e}, values up to {magnitude}");
         assert!(
@@ -596,7 +597,7 @@ fn odd_batches_do_not_crash() {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let run = |threads: usize| {
-        let pool = crate::threads::pool("test", threads).unwrap();
+        let pool = flow_kernels::threads::pool("test", threads).unwrap();
         pool.install(|| {
             let mut model = model(DType::F32);
             let mut gradients = Gradients::new(&model.parameters);

@@ -1,7 +1,8 @@
 use std::collections::HashMap;
 
+use flow_kernels::testing::values;
+
 use super::*;
-use crate::kernels::testing::values;
 use crate::layers::golden;
 use crate::model::TdtModel;
 

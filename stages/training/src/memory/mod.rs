@@ -9,7 +9,7 @@
 mod profile;
 
 use candle_core::{DType, Device};
-use flow_model::device::DeviceChoice;
+use flow_kernels::device::DeviceChoice;
 use flow_model::model::TdtModel;
 use flow_model::{ModelConfig, Part};
 use flow_runtime::available_memory;

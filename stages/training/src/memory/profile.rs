@@ -1,10 +1,11 @@
 //! One micro-batch, computed while the allocator counts.
 
 use flow_evaluation::decode::BATCH_SECONDS;
+use flow_kernels::Noise;
+use flow_kernels::threads::install;
 use flow_model::allocation::Count;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::threads::install;
-use flow_model::{Gradients, ModelConfig, Noise, Parameters, Part};
+use flow_model::{Gradients, ModelConfig, Parameters, Part};
 
 use super::{BatchShape, heads_gradient, shallow};
 use crate::error::TrainingError;

@@ -10,16 +10,16 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use candle_core::Tensor;
-use flow_model::kernels::adamw::eight_bit::BLOCK;
-use flow_model::kernels::adamw::{DeviceTables, Moment, Numbers, Update, seed, update};
-use flow_model::kernels::squares::sum_of_squares;
+use flow_kernels::adamw::eight_bit::BLOCK;
+use flow_kernels::adamw::{DeviceTables, Moment, Numbers, Update, seed, update};
+use flow_kernels::squares::sum_of_squares;
 use flow_model::{Gradients, ParameterId, Parameters};
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo, View};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainingError;
 
-pub use flow_model::kernels::adamw::moment_bytes;
+pub use flow_kernels::adamw::moment_bytes;
 
 /// Name of the metadata entry of a state file.
 const STATE: &str = "state";

@@ -1,6 +1,6 @@
 use super::*;
 use candle_core::{DType, Device};
-use flow_model::kernels::adamw::eight_bit::{LEAST, Table};
+use flow_kernels::adamw::eight_bit::{LEAST, Table};
 use proptest::prelude::*;
 
 fn parameters(values: &[Vec<f64>], dtype: DType) -> Parameters {
@@ -128,7 +128,7 @@ fn the_norm_is_that_of_all_gradients_whatever_the_threads() {
     let gradients = gradients(&parameters, &[long.clone(), vec![3.0, 4.0]]);
     let exact = (long.iter().map(|g| f64::from(*g as f32).powi(2)).sum::<f64>() + 25.0).sqrt();
     let norm = |threads| {
-        let pool = flow_model::threads::pool("test", threads).expect("threads");
+        let pool = flow_kernels::threads::pool("test", threads).expect("threads");
         pool.install(|| squared_norm(&parameters, &gradients))
             .expect("a norm")
             .sqrt()

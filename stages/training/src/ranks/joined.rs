@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use crossbeam_channel::{Sender, bounded};
+use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
 use flow_model::model::TdtModel;
-use flow_model::threads::install;
 use flow_runtime::available_memory;
 use flow_runtime::processes::Processes;
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
-use flow_model::kernels::elementwise::add_in_place;
+use flow_kernels::elementwise::add_in_place;
 use flow_model::{ParameterId, Parameters};
 
 use super::elsewhere::Elsewhere;

@@ -71,7 +71,7 @@ impl OtherRank {
 /// Threads for the work of one rank. They are its own: a rank that waits for another must not hold up a thread that the
 /// other one needs.
 pub(crate) fn pool(rank: usize, threads: usize) -> Result<ThreadPool, TrainingError> {
-    flow_model::threads::pool(&format!("rank-{rank}"), threads).map_err(|e| TrainingError::Rank {
+    flow_kernels::threads::pool(&format!("rank-{rank}"), threads).map_err(|e| TrainingError::Rank {
         rank,
         message: format!("its threads cannot be started: {e}"),
     })

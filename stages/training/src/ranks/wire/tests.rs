@@ -78,7 +78,7 @@ fn config() -> TrainerConfig {
         fold_update: false,
         offload: true,
         rank_timeout: std::time::Duration::from_millis(1500),
-        device: flow_model::device::DeviceChoice::Cuda(Some(3)),
+        device: flow_kernels::device::DeviceChoice::Cuda(Some(3)),
         recompute: true,
         seed: u64::MAX,
         spec_augment: true,

@@ -1,0 +1,174 @@
+//! Batch normalisation over rows, followed by SiLU, in one pass.
+
+use candle_core::Tensor;
+use rayon::prelude::*;
+
+use super::elementwise::silu_slope;
+use super::{
+    Float, by_chunks, dispatch, multiversion, on_gpu, rows_and_sums, rows_per_chunk, slice, sum_over_rows, tensor,
+};
+use crate::error::Result;
+
+/// Mean and biased variance of every column of `x` (.., C), each (C), summed in f64.
+pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
+    on_gpu!(x, batch_norm::column_statistics(x));
+    let x = x.contiguous()?;
+    let width = x.dims().last().copied().unwrap_or(1);
+    dispatch!(x.dtype(), T => {
+        let xs = slice::<T>(&x)?;
+        let xs: &[T] = &xs;
+        let mean = column_means(xs, width, None);
+        let rounded: Vec<T> = mean.iter().map(|&mean| T::of(mean)).collect();
+        let rounded = &rounded[..width];
+        let squares = column_means(xs, width, Some(rounded));
+        // About the mean as T has it; the rest of the mean is taken off.
+        let variance = squares
+            .iter()
+            .zip(mean.iter().zip(rounded))
+            .map(|(square, (mean, rounded))| square - (mean - rounded.wide()).powi(2))
+            .collect();
+        Ok((mean, variance))
+    })
+}
+
+/// Means per column, of the squared distance from `about` where that is given: short runs of rows are added in T, as the
+/// tensor has them, and those in f64.
+fn column_means<T: Float>(xs: &[T], width: usize, about: Option<&[T]>) -> Vec<f64> {
+    let rows = xs.len() / width;
+    let sums = sum_over_rows::<f64>(rows, width, |rows, sums| {
+        multiversion!({
+            let mut short = vec![T::zero(); width];
+            for run in xs[rows.start * width..rows.end * width].chunks(8 * width) {
+                short.fill(T::zero());
+                for row in run.chunks_exact(width) {
+                    match about {
+                        None => {
+                            for (sum, &x) in short.iter_mut().zip(row) {
+                                *sum += x;
+                            }
+                        }
+                        Some(about) => {
+                            for (sum, (&x, &about)) in short.iter_mut().zip(row.iter().zip(about)) {
+                                *sum += (x - about) * (x - about);
+                            }
+                        }
+                    }
+                }
+                for (sum, &short) in sums.iter_mut().zip(&short) {
+                    *sum += short.wide();
+                }
+            }
+        })
+    });
+    sums.iter().map(|sum| sum / rows as f64).collect()
+}
+
+/// What normalises a column: `z = (x - mean) * inverse * weight + bias`; all (C).
+pub struct Normaliser<'a> {
+    pub mean: &'a Tensor,
+    /// `1 / sqrt(variance + 1e-5)`.
+    pub inverse: &'a Tensor,
+    pub weight: &'a Tensor,
+    pub bias: &'a Tensor,
+}
+
+/// `silu(z)` of `x` (.., C).
+pub fn normalise_silu(x: &Tensor, by: &Normaliser) -> Result<Tensor> {
+    on_gpu!(x, batch_norm::normalise_silu(x, by));
+    let x = x.contiguous()?;
+    let width = by.mean.elem_count();
+    dispatch!(x.dtype(), T => {
+        let xs = slice::<T>(&x)?;
+        let xs: &[T] = &xs;
+        let (factor, offset) = affine::<T>(by)?;
+        let (factor, offset) = (&factor[..width], &offset[..width]);
+        let chunk = rows_per_chunk(width) * width;
+        let out = by_chunks(xs.len(), chunk, |number, out| multiversion!({
+            for (out, x) in out.chunks_exact_mut(width).zip(xs[number * chunk..].chunks_exact(width)) {
+                for (out, (&x, (&factor, &offset))) in out.iter_mut().zip(x.iter().zip(factor.iter().zip(offset))) {
+                    *out = (x * factor + offset).silu();
+                }
+            }
+        }));
+        tensor(out, x.shape())
+    })
+}
+
+/// `z = x * factor + offset`.
+fn affine<T: Float>(by: &Normaliser) -> Result<(Vec<T>, Vec<T>)> {
+    let (mean, inverse) = (slice::<T>(by.mean)?, slice::<T>(by.inverse)?);
+    let (weight, bias) = (slice::<T>(by.weight)?, slice::<T>(by.bias)?);
+    let factor: Vec<f64> = weight
+        .iter()
+        .zip(inverse.iter())
+        .map(|(w, i)| w.wide() * i.wide())
+        .collect();
+    let offset = bias
+        .iter()
+        .zip(mean.iter())
+        .zip(&factor)
+        .map(|((bias, mean), factor)| T::of(bias.wide() - mean.wide() * factor))
+        .collect();
+    Ok((factor.into_iter().map(T::of).collect(), offset))
+}
+
+/// Gradients of [`normalise_silu`]: (dx, d weight, d bias). With `batch_statistics` mean and variance are those of `x`
+/// itself and have their part in dx; otherwise they are constants.
+pub fn normalise_silu_backward(
+    x: &Tensor,
+    by: &Normaliser,
+    dy: &Tensor,
+    batch_statistics: bool,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    on_gpu!(x, batch_norm::normalise_silu_backward(x, by, dy, batch_statistics));
+    let (x, dy) = (x.contiguous()?, dy.contiguous()?);
+    let width = by.mean.elem_count();
+    dispatch!(x.dtype(), T => {
+        let (xs, dys) = (slice::<T>(&x)?, slice::<T>(&dy)?);
+        let (xs, dys): (&[T], &[T]) = (&xs, &dys);
+        let (factor, offset) = affine::<T>(by)?;
+        let (mean, inverse) = (slice::<T>(by.mean)?, slice::<T>(by.inverse)?);
+        let (mean, inverse): (&[T], &[T]) = (&mean[..width], &inverse[..width]);
+        let (factor, offset) = (&factor[..width], &offset[..width]);
+        let rows = xs.len() / width;
+        // dz first, in the place of dx; and the sums of dz (x - mean) and dz.
+        let (mut out, sums) = rows_and_sums(rows, width, 2 * width, |rows, out: &mut [T], sums| multiversion!({
+            let (dw, db) = sums.split_at_mut(width);
+            for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+                let (x, dy) = (&xs[row * width..][..width], &dys[row * width..][..width]);
+                // Short loops over few slices, as the compiler makes vector code of those only.
+                let z = x.iter().zip(factor.iter().zip(offset));
+                for (dz, (&dy, (&x, (&factor, &offset)))) in out.iter_mut().zip(dy.iter().zip(z)) {
+                    *dz = dy * silu_slope(x * factor + offset);
+                }
+                for (dw, (&dz, (&x, &mean))) in dw.iter_mut().zip(out.iter().zip(x.iter().zip(mean))) {
+                    *dw += dz * (x - mean);
+                }
+                for (db, &dz) in db.iter_mut().zip(out.iter()) {
+                    *db += dz;
+                }
+            }
+        }));
+        let (dw, db) = sums.split_at(width);
+        let dw: Vec<T> = dw.iter().zip(inverse).map(|(&dw, &inverse)| dw * inverse).collect();
+        let n = T::of(rows as f64);
+        let (level, slope): (Vec<T>, Vec<T>) = if batch_statistics {
+            db.iter().zip(dw.iter().zip(inverse)).map(|(&db, (&dw, &inverse))| (db / n, dw * inverse / n)).unzip()
+        } else {
+            (vec![0.0; width], vec![0.0; width])
+        };
+        let (level, slope) = (&level[..width], &slope[..width]);
+        let chunk = rows_per_chunk(width) * width;
+        out.par_chunks_mut(chunk).zip(xs.par_chunks(chunk)).for_each(|(out, xs)| {
+            multiversion!({
+                for (out, x) in out.chunks_exact_mut(width).zip(xs.chunks_exact(width)) {
+                    let (out, x) = (&mut out[..width], &x[..width]);
+                    for i in 0..width {
+                        out[i] = factor[i] * (out[i] - level[i] - (x[i] - mean[i]) * slope[i]);
+                    }
+                }
+            })
+        });
+        Ok((tensor(out, x.shape())?, tensor(dw, width)?, tensor(db.to_vec(), width)?))
+    })
+}

@@ -1,0 +1,68 @@
+// Batch normalisation over rows, followed by SiLU.
+
+// Sums in 64 bits: of x, or with a mean of (x - mean)^2.
+KERNEL(column_moment, (const float* x, const float* mean, double* partial, int rows, int width, int chunk)) {
+    SHARED(double, scratch, THREADS);
+    partial_sums(rows, width, chunk, partial, scratch, [=](int row, int column) {
+        float value = x[(u64)row * width + column];
+        if (!mean) return (double)value;
+        double away = (double)value - (double)mean[column];
+        return away * away;
+    });
+}
+
+// Means of sums over `rows` rows, rounded.
+KERNEL(column_mean, (const double* sums, float* mean, int width, int rows)) {
+    int column = element();
+    if (column < width) mean[column] = (float)(sums[column] / rows);
+}
+
+// factor = weight * inverse, offset = bias - mean * factor: (2, width).
+KERNEL(batch_norm_affine, (const float* mean, const float* inverse, const float* weight, const float* bias,
+                           float* affine, int width)) {
+    int column = element();
+    if (column >= width) return;
+    double factor = (double)weight[column] * (double)inverse[column];
+    affine[column] = (float)factor;
+    affine[width + column] = (float)((double)bias[column] - (double)mean[column] * factor);
+}
+
+KERNEL(normalise_silu, (const float* x, const float* affine, float* out, u64 n, int width)) {
+    u64 i = element();
+    if (i >= n) return;
+    int column = i % width;
+    float z = x[i] * affine[column] + affine[width + column];
+    out[i] = z * sigmoid(z);
+}
+
+// Columns 0 to width: sum of dz (x - mean); width to 2 width: sum of dz.
+KERNEL(normalise_silu_sums, (const float* x, const float* affine, const float* mean, const float* dy, float* partial,
+                             int rows, int width, int chunk)) {
+    SHARED(float, scratch, THREADS);
+    partial_sums(rows, 2 * width, chunk, partial, scratch, [=](int row, int both) {
+        int column = both < width ? both : both - width;
+        u64 at = (u64)row * width + column;
+        float dz = dy[at] * silu_slope(x[at] * affine[column] + affine[width + column]);
+        return both < width ? dz * (x[at] - mean[column]) : dz;
+    });
+}
+
+// The sum for the weight gets its inverse deviation; and what dx needs of both sums: (2, width).
+KERNEL(normalise_silu_level, (float* dw, const float* db, const float* inverse, float* level, int width, float rows,
+                              int batch_statistics)) {
+    int column = element();
+    if (column >= width) return;
+    dw[column] *= inverse[column];
+    level[column] = batch_statistics ? db[column] / rows : 0.0f;
+    level[width + column] = batch_statistics ? dw[column] * inverse[column] / rows : 0.0f;
+}
+
+KERNEL(normalise_silu_dx, (const float* x, const float* affine, const float* mean, const float* level, const float* dy,
+                           float* out, u64 n, int width)) {
+    u64 i = element();
+    if (i >= n) return;
+    int column = i % width;
+    float factor = affine[column];
+    float dz = dy[i] * silu_slope(x[i] * factor + affine[width + column]);
+    out[i] = factor * (dz - level[column] - (x[i] - mean[column]) * level[width + column]);
+}

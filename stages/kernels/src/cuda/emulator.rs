@@ -1,0 +1,260 @@
+//! Runs kernels on the processor, thread by thread, to test them without a device.
+//!
+//! The kernel files are compiled by the system's C++ compiler with `emulator.h` before them. Each launch runs twice, with
+//! blocks and threads in rising and in falling order, and both must give the same to the bit. Every tensor is copied for
+//! it to memory that ends (the first time) or begins (the second) at a page that cannot be touched: a kernel that reads
+//! or writes outside its tensors ends the test.
+//!
+//! While emulation is on in a thread, tensors on the CPU stand for tensors on a device, and the kernels for the CPU refuse
+//! their work: what passes would not have fallen back to them on a device either.
+
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
+use half::bf16;
+
+use super::signature::Kernel;
+use super::{Argument, FILES, PRELUDE, THREADS};
+use crate::error::{Error, Result};
+
+thread_local! {
+    static LAUNCHES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Does `work` with emulation on, or off within it. For tests: it panics where there is no C++ compiler.
+pub fn with<R>(on: bool, work: impl FnOnce() -> R) -> R {
+    super::with_launcher(on.then_some(launch as super::Launcher), work)
+}
+
+/// Kernels that this thread has launched.
+pub fn launches() -> usize {
+    LAUNCHES.get()
+}
+
+/// As in emulator.h.
+#[repr(C)]
+struct Launch {
+    blocks: [u32; 2],
+    threads: u32,
+    falling: u32,
+}
+
+type Emulated = unsafe extern "C" fn(*const Launch, *mut *mut c_void) -> *const c_char;
+
+/// The compiled kernels; stays loaded as long as the process.
+struct Library(*mut c_void);
+
+// SAFETY: the handle is only looked up in, which `dlsym` allows from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, library) = (folder.path().join("kernels.cpp"), folder.path().join("kernels.so"));
+        let mut text = format!("{}\n{PRELUDE}\n", include_str!("emulator.h"));
+        FILES.iter().for_each(|(_, source)| text.push_str(source));
+        text.push_str(include_str!("faults.cu"));
+        std::fs::write(&source, text).unwrap();
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+        let output = Command::new(&compiler)
+            // A jump between fibers is none that the fortified longjmp knows.
+            .args([
+                "-std=c++17",
+                "-O2",
+                "-shared",
+                "-fPIC",
+                "-ffp-contract=off",
+                "-U_FORTIFY_SOURCE",
+            ])
+            .args(["-Wall", "-Werror", "-Wno-unused-function"])
+            .arg("-o")
+            .args([&library, &source])
+            .output()
+            .unwrap_or_else(|error| panic!("the CUDA kernels are tested with a C++ compiler: {compiler}: {error}"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let path = CString::new(library.to_str().unwrap()).unwrap();
+        // SAFETY: the library has no initialisers of its own.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        assert!(!handle.is_null(), "the compiled kernels cannot be loaded");
+        Library(handle)
+    })
+}
+
+/// Runs a kernel in both orders and writes back what it wrote.
+pub(super) fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
+    LAUNCHES.set(LAUNCHES.get() + 1);
+    let name = CString::new(format!("emulate_{}", kernel.name)).unwrap();
+    // SAFETY: the handle is of a loaded library.
+    let found = unsafe { libc::dlsym(library().0, name.as_ptr()) };
+    assert!(!found.is_null(), "kernel {} is not in the library", kernel.name);
+    // SAFETY: emulator.h defines every symbol of this name with this signature.
+    let emulated: Emulated = unsafe { std::mem::transmute(found) };
+    let rising = run(kernel, emulated, blocks, arguments, false)?;
+    let falling = run(kernel, emulated, blocks, arguments, true)?;
+    if rising != falling {
+        return Err(Error::Input(format!(
+            "kernel {}: what it gives depends on the order of threads",
+            kernel.name
+        )));
+    }
+    for (argument, bytes) in arguments.iter().zip(rising) {
+        if let (Argument::Write(tensor), Some(bytes)) = (argument, bytes) {
+            tensor.inplace_op1(&Overwrite(bytes))?;
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of every tensor that is written, as the kernel left them.
+fn run(
+    kernel: &Kernel,
+    emulated: Emulated,
+    blocks: [u32; 2],
+    arguments: &[Argument],
+    falling: bool,
+) -> Result<Vec<Option<Vec<u8>>>> {
+    let mut guarded = Vec::with_capacity(arguments.len());
+    let mut values: Vec<u64> = Vec::with_capacity(arguments.len());
+    for argument in arguments {
+        let memory = match argument {
+            Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => {
+                Some(Guarded::new(&bytes_of(tensor)?, falling))
+            }
+            _ => None,
+        };
+        values.push(match argument {
+            Argument::Int(value) => u64::from(*value as u32),
+            Argument::Signed(value) => u64::from(*value as u32),
+            Argument::Long(value) => *value,
+            Argument::Float(value) => u64::from((*value as f32).to_bits()),
+            _ => memory.as_ref().map_or(0, |memory| memory.start as u64),
+        });
+        guarded.push(memory);
+    }
+    let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| (value as *mut u64).cast()).collect();
+    let launch = Launch {
+        blocks,
+        threads: THREADS as u32,
+        falling: u32::from(falling),
+    };
+    // SAFETY: the pointers are to as many values as the kernel has parameters, each of the size that it reads on a
+    // little-endian machine, and stay valid for the call.
+    let message = unsafe { emulated(&launch, pointers.as_mut_ptr()) };
+    if !message.is_null() {
+        // SAFETY: a literal of emulator.h.
+        let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
+        return Err(Error::Input(format!("kernel {}: {message}", kernel.name)));
+    }
+    let written = |(argument, memory): (&Argument, Option<Guarded>)| match argument {
+        Argument::Write(_) => memory.map(|memory| memory.bytes().to_vec()),
+        _ => None,
+    };
+    Ok(arguments.iter().zip(guarded).map(written).collect())
+}
+
+/// Bytes between two pages that cannot be touched.
+struct Guarded {
+    map: *mut c_void,
+    mapped: usize,
+    start: *mut u8,
+    len: usize,
+}
+
+impl Guarded {
+    fn new(bytes: &[u8], at_begin: bool) -> Self {
+        const PAGE: usize = 4096;
+        let len = bytes.len();
+        let inner = len.next_multiple_of(PAGE);
+        let mapped = inner + 2 * PAGE;
+        // SAFETY: a new map of its own; the part that is opened lies within it, and so do the copied bytes.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let map = libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_NONE, flags, -1, 0);
+            assert_ne!(map, libc::MAP_FAILED);
+            let open = map.cast::<u8>().add(PAGE);
+            if inner > 0 {
+                assert_eq!(
+                    libc::mprotect(open.cast(), inner, libc::PROT_READ | libc::PROT_WRITE),
+                    0
+                );
+            }
+            // The length is a multiple of the element's size, so that what ends at the page is aligned.
+            let start = if at_begin { open } else { open.add(inner - len) };
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, len);
+            Self {
+                map,
+                mapped,
+                start,
+                len,
+            }
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `new` wrote them, and nothing else refers to them while the kernel does not run.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the map of `new`.
+        unsafe { libc::munmap(self.map, self.mapped) };
+    }
+}
+
+/// The bytes of a contiguous tensor's own part of its storage.
+fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else {
+        return Err(Error::Input("the emulator works on the CPU".into()));
+    };
+    let range = layout.start_offset()..layout.start_offset() + tensor.elem_count();
+    fn cast<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u8> {
+        bytemuck::cast_slice(values).to_vec()
+    }
+    Ok(match tensor.dtype() {
+        DType::F32 => cast(&storage.as_slice::<f32>()?[range]),
+        DType::F64 => cast(&storage.as_slice::<f64>()?[range]),
+        DType::U8 => cast(&storage.as_slice::<u8>()?[range]),
+        DType::U32 => cast(&storage.as_slice::<u32>()?[range]),
+        DType::BF16 => storage.as_slice::<bf16>()?[range]
+            .iter()
+            .flat_map(|value| value.to_bits().to_le_bytes())
+            .collect(),
+        other => return Err(Error::Input(format!("the emulator has no {}", other.as_str()))),
+    })
+}
+
+struct Overwrite(Vec<u8>);
+
+impl InplaceOp1 for Overwrite {
+    fn name(&self) -> &'static str {
+        "overwrite"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let start = layout.start_offset();
+        let range = start..start + layout.shape().elem_count();
+        let bytes = &self.0;
+        match storage {
+            CpuStorage::F32(values) => bytemuck::cast_slice_mut(&mut values[range]).copy_from_slice(bytes),
+            CpuStorage::F64(values) => bytemuck::cast_slice_mut(&mut values[range]).copy_from_slice(bytes),
+            CpuStorage::U8(values) => values[range].copy_from_slice(bytes),
+            CpuStorage::U32(values) => bytemuck::cast_slice_mut(&mut values[range]).copy_from_slice(bytes),
+            CpuStorage::BF16(values) => {
+                for (value, bytes) in values[range].iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *value = bf16::from_bits(u16::from_le_bytes(*bytes));
+                }
+            }
+            _ => candle_core::bail!("the emulator has no tensors of this type"),
+        }
+        Ok(())
+    }
+}

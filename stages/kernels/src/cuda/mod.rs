@@ -1,0 +1,264 @@
+//! Kernels for CUDA devices: the same functions as beside this folder, for tensors in f32 that lie on a device.
+//!
+//! Each `.cu` file is compiled by NVRTC when a kernel of it is first used. What is launched, with which arguments and on
+//! how many blocks is decided here once; [`launch`] then goes to the device or, in tests, to an emulator that runs the
+//! same kernels on the processor, thread by thread (`emulator.rs`). There the tensors lie on the CPU.
+//!
+//! All of it but `device` is compiled without the feature `cuda` too: what is tested is then what is built, and tests of the
+//! crates above have the emulator.
+
+pub mod adamw;
+pub mod attention;
+pub mod batch_norm;
+pub mod bias;
+pub mod depthwise;
+#[cfg(feature = "cuda")]
+mod device;
+pub mod elementwise;
+pub mod emulator;
+pub mod glu;
+pub mod joint;
+pub mod layer_norm;
+pub mod lstm;
+mod signature;
+pub mod subsample;
+pub mod sums;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+
+use candle_core::{DType, Device, Shape, Tensor};
+
+use crate::error::{Error, Result};
+use crate::noise::DropMask;
+use signature::{Kernel, Parameter};
+
+/// Threads of every block; as in `prelude.cuh`.
+pub(crate) const THREADS: usize = 256;
+
+/// What stands before each kernel file.
+const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// The kernel files, by name.
+const FILES: [(&str, &str); 11] = [
+    ("adamw", include_str!("adamw.cu")),
+    ("attention", include_str!("attention.cu")),
+    ("batch_norm", include_str!("batch_norm.cu")),
+    ("depthwise", include_str!("depthwise.cu")),
+    ("elementwise", include_str!("elementwise.cu")),
+    ("glu", include_str!("glu.cu")),
+    ("joint", include_str!("joint.cu")),
+    ("layer_norm", include_str!("layer_norm.cu")),
+    ("lstm", include_str!("lstm.cu")),
+    ("subsample", include_str!("subsample.cu")),
+    ("sums", include_str!("sums.cu")),
+];
+
+/// Whether the kernels of this module are for this tensor.
+pub fn holds(tensor: &Tensor) -> bool {
+    is_for(tensor.device())
+}
+
+/// Whether they are for tensors on this device.
+pub fn is_for(device: &Device) -> bool {
+    device.is_cuda() || is_emulated()
+}
+
+/// Runs a kernel on that many blocks.
+type Launcher = fn(&Kernel, [u32; 2], &[Argument]) -> Result<()>;
+
+thread_local! {
+    /// What runs kernels in place of a device, while tensors of this thread on the CPU stand for tensors on one.
+    static LAUNCHER: Cell<Option<Launcher>> = const { Cell::new(None) };
+}
+
+/// Whether tensors of this thread are taken for tensors on a device.
+pub fn is_emulated() -> bool {
+    LAUNCHER.get().is_some()
+}
+
+/// Does `work` with tensors on the CPU for what they are.
+pub fn without_emulation<R>(work: impl FnOnce() -> R) -> R {
+    with_launcher(None, work)
+}
+
+fn with_launcher<R>(launcher: Option<Launcher>, work: impl FnOnce() -> R) -> R {
+    struct Back(Option<Launcher>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            LAUNCHER.set(self.0);
+        }
+    }
+    let _back = Back(LAUNCHER.replace(launcher));
+    work()
+}
+
+/// What a kernel is given.
+#[derive(Clone, Copy)]
+pub enum Argument<'a> {
+    /// A contiguous tensor that is read.
+    Read(&'a Tensor),
+    /// The same, or no tensor.
+    ReadIf(Option<&'a Tensor>),
+    /// A contiguous tensor that is written, or read and written.
+    Write(&'a Tensor),
+    Int(usize),
+    /// A number that may be negative.
+    Signed(i32),
+    Long(u64),
+    Float(f64),
+}
+
+/// How many blocks a kernel runs on.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid([usize; 2]);
+
+impl Grid {
+    /// A thread for each of `n` elements.
+    pub fn elements(n: usize) -> Self {
+        Self([n.div_ceil(THREADS), 1])
+    }
+
+    /// A block for each row.
+    pub fn rows(rows: usize) -> Self {
+        Self([rows, 1])
+    }
+
+    /// So many blocks in each direction.
+    pub fn of(x: usize, y: usize) -> Self {
+        Self([x, y])
+    }
+
+    /// As the device takes it; none if there is nothing to do.
+    fn blocks(self, kernel: &str) -> Result<Option<[u32; 2]>> {
+        let [x, y] = self.0;
+        if x == 0 || y == 0 {
+            return Ok(None);
+        }
+        match (i32::try_from(x), u16::try_from(y)) {
+            (Ok(_), Ok(_)) => Ok(Some([x as u32, y as u32])),
+            _ => Err(Error::Input(format!("kernel {kernel}: {x} x {y} blocks are too many"))),
+        }
+    }
+}
+
+/// Runs a kernel. Every argument is checked against the parameters that the kernel's file declares.
+pub fn launch(name: &str, grid: Grid, arguments: &[Argument]) -> Result<()> {
+    let kernel = signature::kernel(name)?;
+    check(kernel, arguments)?;
+    let Some(blocks) = grid.blocks(name)? else {
+        return Ok(());
+    };
+    if let Some(launcher) = LAUNCHER.get() {
+        return launcher(kernel, blocks, arguments);
+    }
+    on_device(kernel, blocks, arguments)
+}
+
+#[cfg(feature = "cuda")]
+fn on_device(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
+    device::launch(kernel, blocks, arguments)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_device(kernel: &Kernel, _: [u32; 2], _: &[Argument]) -> Result<()> {
+    Err(Error::Input(format!("kernel {}: built without CUDA", kernel.name)))
+}
+
+/// Whether arguments are what a kernel takes: a mistake here would be one in the device's memory.
+fn check(kernel: &Kernel, arguments: &[Argument]) -> Result<()> {
+    let wrong = |at: usize| Err(Error::Input(format!("kernel {}: wrong argument {at}", kernel.name)));
+    if arguments.len() != kernel.parameters.len() {
+        return Err(Error::Input(format!(
+            "kernel {}: {} arguments for {} parameters",
+            kernel.name,
+            arguments.len(),
+            kernel.parameters.len()
+        )));
+    }
+    for (at, (parameter, argument)) in kernel.parameters.iter().zip(arguments).enumerate() {
+        let tensor = match (parameter, argument) {
+            (Parameter::Pointer { written: false, .. }, Argument::Read(tensor) | Argument::ReadIf(Some(tensor)))
+            | (Parameter::Pointer { written: true, .. }, Argument::Write(tensor)) => *tensor,
+            (Parameter::Pointer { written: false, .. }, Argument::ReadIf(None))
+            | (Parameter::Int, Argument::Signed(_))
+            | (Parameter::Long, Argument::Long(_))
+            | (Parameter::Float, Argument::Float(_)) => continue,
+            (Parameter::Int, Argument::Int(value)) if i32::try_from(*value).is_ok() => continue,
+            (Parameter::Int, Argument::Int(value)) => {
+                return Err(Error::Input(format!(
+                    "kernel {}: a size of {value} is too large",
+                    kernel.name
+                )));
+            }
+            _ => return wrong(at),
+        };
+        if let Parameter::Pointer { dtype, .. } = parameter
+            && (tensor.dtype() != *dtype || !tensor.is_contiguous())
+        {
+            return Err(Error::Input(format!(
+                "kernel {}: argument {at} must be a contiguous tensor of type {}, not one of type {}",
+                kernel.name,
+                dtype.as_str(),
+                tensor.dtype().as_str()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A tensor in f32 whose values are to be written, all of them, by a kernel; on the device of another.
+pub(crate) fn fresh(shape: impl Into<Shape>, like: &Tensor) -> Result<Tensor> {
+    fresh_of(DType::F32, shape, like.device())
+}
+
+/// The same of another type.
+pub(crate) fn fresh_of(dtype: DType, shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+    if is_emulated() {
+        // What a kernel leaves out is then seen.
+        let spoilt = Tensor::new(f32::NAN, device)?.to_dtype(dtype)?;
+        return Ok(spoilt.broadcast_as(shape)?.contiguous()?);
+    }
+    // SAFETY: the values of a tensor on a device are numbers whatever their bits are, and each kernel that is given one
+    // writes all of it.
+    Ok(unsafe { Tensor::empty(shape, dtype, device)? })
+}
+
+/// Numbers on the device of a tensor.
+pub(crate) fn numbers(values: impl Iterator<Item = usize>, like: &Tensor) -> Result<Tensor> {
+    let values = values
+        .map(u32::try_from)
+        .collect::<std::result::Result<Vec<_>, _>>()
+        .map_err(|_| Error::Input("a length or index is too large for the device".into()))?;
+    let count = values.len();
+    Ok(Tensor::from_vec(values, count, like.device())?)
+}
+
+/// An error unless a tensor has as many elements as another: a kernel goes by the size of one of them.
+pub(crate) fn alike(what: &str, a: &Tensor, b: &Tensor) -> Result<()> {
+    if a.elem_count() == b.elem_count() {
+        return Ok(());
+    }
+    let (a, b) = (a.dims(), b.dims());
+    Err(Error::Input(format!("{what}: shapes {a:?} and {b:?} do not fit")))
+}
+
+/// One length for each sequence, on the device of a tensor.
+pub(crate) fn lengths_of(lengths: &[usize], batch: usize, like: &Tensor) -> Result<Tensor> {
+    if lengths.len() != batch {
+        return Err(Error::Input(format!("{} lengths for {batch} sequences", lengths.len())));
+    }
+    numbers(lengths.iter().copied(), like)
+}
+
+/// Factor, key and threshold of a dropout mask, the factor times `factor`.
+fn mask_arguments<'a>(mask: Option<DropMask>, factor: f64) -> [Argument<'a>; 3] {
+    let (key, threshold) = mask.map_or((0, 0), |mask| mask.key_and_threshold());
+    let keep = mask.map_or(1.0, |mask| mask.keep_factor);
+    [
+        Argument::Float(factor * keep),
+        Argument::Long(key),
+        Argument::Long(threshold),
+    ]
+}

@@ -1,0 +1,108 @@
+// What every kernel file may use. It stands before each of them, for NVRTC and for the emulator alike.
+//
+// A kernel is written as KERNEL(name, (parameters)) { body }. Shared memory is SHARED(type, name, count), a barrier of
+// the block's threads BARRIER(). Pointers are to float, double, u8, u32 or bf16, scalars are int, u64, float or double:
+// the Rust side reads the parameters from this text and checks what it passes against them.
+//
+// No floating-point atomics, and every sum is taken in an order that depends on sizes alone.
+
+typedef unsigned char u8;
+typedef unsigned short bf16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef __CUDACC__
+#define KERNEL(name, parameters) extern "C" __global__ void name parameters
+#define DEVICE __device__ __forceinline__
+#define SHARED(type, name, count) __shared__ type name[count]
+#define BARRIER() __syncthreads()
+DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+#endif
+
+// Threads of every block.
+#define THREADS 256
+
+// Number of this thread among those of all blocks of a grid of one dimension.
+DEVICE u64 element() { return (u64)blockIdx.x * THREADS + threadIdx.x; }
+
+DEVICE float infinity() { return float_of(0x7f800000u); }
+
+DEVICE float not_a_number() { return float_of(0x7fc00000u); }
+
+DEVICE bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x7f800000u; }
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// Derivative of x * sigmoid(x).
+DEVICE float silu_slope(float x) {
+    float s = sigmoid(x);
+    return s * (1.0f + x * (1.0f - s));
+}
+
+// The output function of SplitMix64, as in the crate `flow-random`.
+DEVICE u64 mix(u64 z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+// Whether a dropout mask keeps an element: the same ones as on the CPU. A threshold of 0 is no mask.
+DEVICE bool keeps(u64 key, u64 threshold, u64 index) {
+    return threshold == 0 || (mix(key + index * 0x9E3779B97F4A7C15ull) >> 32) >= threshold;
+}
+
+// Sum over the threads of a block, given to all of them. `scratch` holds THREADS + 16 values. It may be called again at
+// once with the same ones: the last of them are written after a barrier that all threads come to when they have read.
+template <class T>
+DEVICE T block_sum(T value, T* scratch) {
+    int thread = threadIdx.x;
+    scratch[thread] = value;
+    BARRIER();
+    if (thread < 16) {
+        T sum = scratch[thread];
+        for (int other = thread + 16; other < THREADS; other += 16) sum += scratch[other];
+        scratch[THREADS + thread] = sum;
+    }
+    BARRIER();
+    T total = scratch[THREADS];
+    for (int part = 1; part < 16; part++) total += scratch[THREADS + part];
+    return total;
+}
+
+// Largest value of the threads of a block, given to all of them. What is not a number is passed over.
+DEVICE float block_largest(float value, float* scratch) {
+    int thread = threadIdx.x;
+    scratch[thread] = value;
+    BARRIER();
+    if (thread < 16) {
+        float largest = scratch[thread];
+        for (int other = thread + 16; other < THREADS; other += 16)
+            largest = scratch[other] > largest ? scratch[other] : largest;
+        scratch[THREADS + thread] = largest;
+    }
+    BARRIER();
+    float all = scratch[THREADS];
+    for (int part = 1; part < 16; part++) all = scratch[THREADS + part] > all ? scratch[THREADS + part] : all;
+    return all;
+}
+
+// Sums over rows, first half: block (x, y) adds `value(row, column)` for 32 columns over the rows of chunk y and writes
+// row y of `partial` (chunks, width). `scratch` holds THREADS values. The kernel `total` (sums.cu) adds up the chunks.
+template <class T, class Value>
+DEVICE void partial_sums(int rows, int width, int chunk, T* partial, T* scratch, Value value) {
+    int column = blockIdx.x * 32 + threadIdx.x % 32;
+    int lane = threadIdx.x / 32;
+    int first = blockIdx.y * chunk;
+    int end = first + chunk < rows ? first + chunk : rows;
+    T sum = 0;
+    if (column < width)
+        for (int row = first + lane; row < end; row += THREADS / 32) sum += value(row, column);
+    scratch[threadIdx.x] = sum;
+    BARRIER();
+    if (lane == 0 && column < width) {
+        T total = scratch[threadIdx.x];
+        for (int other = 1; other < THREADS / 32; other++) total += scratch[other * 32 + threadIdx.x];
+        partial[(u64)blockIdx.y * width + column] = total;
+    }
+}

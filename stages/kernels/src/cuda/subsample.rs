@@ -1,0 +1,112 @@
+//! The strided 3x3 convolutions of the sub-sampling.
+
+use candle_core::{DType, Tensor};
+
+use super::Argument::{Int, Long, Read, Write};
+use super::sums::Partial;
+use super::{Grid, alike, fresh, launch, lengths_of};
+use crate::error::Result;
+use crate::subsample::halved;
+
+pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &[usize], lengths: &[usize]) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let (batch, bands, time) = x.dims3()?;
+    let channels = bias.elem_count();
+    let out = fresh((batch, halved(time), halved(bands), channels), &x)?;
+    let n = out.elem_count();
+    let input_lengths = lengths_of(input_lengths, batch, &x)?;
+    let lengths = lengths_of(lengths, batch, &x)?;
+    let tensors = [&x, weight, bias, &input_lengths, &lengths].map(Read);
+    let rest = [Write(&out), Long(n as u64), Int(time), Int(bands), Int(channels)];
+    launch("subsample_first", Grid::elements(n), &[&tensors[..], &rest].concat())?;
+    Ok(out)
+}
+
+/// Sums of nine taps and a bias as their gradients, (C, 1, 3, 3) and (C).
+fn weight_and_bias(partial: &Partial, channels: usize) -> Result<(Tensor, Tensor)> {
+    let weight = partial.total(0, 9 * channels, channels)?;
+    Ok((
+        weight.reshape((channels, 1, 3, 3))?,
+        partial.total(9 * channels, channels, channels)?,
+    ))
+}
+
+pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Result<(Tensor, Tensor)> {
+    let (x, dz) = (x.contiguous()?, dz.contiguous()?);
+    let (_, bands, time) = x.dims3()?;
+    let (batch, time_out, bands_out, channels) = dz.dims4()?;
+    let rows = batch * time_out * bands_out;
+    let input_lengths = lengths_of(input_lengths, batch, &x)?;
+    let partial = Partial::new(DType::F32, rows, 10 * channels, x.device())?;
+    let tensors = [Read(&x), Read(&dz), Read(&input_lengths), Write(&partial.sums)];
+    let sizes = [rows, time, bands, channels, partial.chunk].map(Int);
+    launch(
+        "subsample_first_weights",
+        partial.grid(),
+        &[&tensors[..], &sizes].concat(),
+    )?;
+    weight_and_bias(&partial, channels)
+}
+
+pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let (batch, time, bands, channels) = x.dims4()?;
+    let out = fresh((batch, halved(time), halved(bands), channels), &x)?;
+    let n = out.elem_count();
+    let lengths = lengths_of(lengths, batch, &x)?;
+    let tensors = [&x, weight, bias, &lengths].map(Read);
+    let rest = [Write(&out), Long(n as u64), Int(time), Int(bands), Int(channels)];
+    launch(
+        "subsample_depthwise",
+        Grid::elements(n),
+        &[&tensors[..], &rest].concat(),
+    )?;
+    Ok(out)
+}
+
+pub fn depthwise_backward(x: &Tensor, weight: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    let (x, dy) = (x.contiguous()?, dy.contiguous()?);
+    let (_, time, bands, channels) = x.dims4()?;
+    let (n, out) = (x.elem_count(), fresh(x.shape(), &x)?);
+    let tensors = [Read(&x), Read(weight), Read(&dy), Write(&out), Long(n as u64)];
+    let sizes = [time, bands, channels].map(Int);
+    launch(
+        "subsample_depthwise_dx",
+        Grid::elements(n),
+        &[&tensors[..], &sizes].concat(),
+    )?;
+    Ok(out)
+}
+
+pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Tensor)> {
+    let (x, dy) = (x.contiguous()?, dy.contiguous()?);
+    let (batch, time, bands, channels) = x.dims4()?;
+    let rows = batch * halved(time) * halved(bands);
+    let partial = Partial::new(DType::F32, rows, 10 * channels, x.device())?;
+    let tensors = [Read(&x), Read(&dy), Write(&partial.sums)];
+    let sizes = [rows, time, bands, channels, partial.chunk].map(Int);
+    launch(
+        "subsample_depthwise_weights",
+        partial.grid(),
+        &[&tensors[..], &sizes].concat(),
+    )?;
+    weight_and_bias(&partial, channels)
+}
+
+pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<()> {
+    let (batch, time, bands, channels) = z.dims4()?;
+    let n = z.elem_count();
+    let lengths = lengths_of(lengths, batch, z)?;
+    let tensors = [Write(z), Read(bias), Read(&lengths), Long(n as u64)];
+    let sizes = [time, bands * channels, channels].map(Int);
+    launch("bias_relu", Grid::elements(n), &[&tensors[..], &sizes].concat())
+}
+
+pub fn relu_backward(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    let (y, dy) = (y.contiguous()?, dy.contiguous()?);
+    alike("relu", &y, &dy)?;
+    let (n, out) = (y.elem_count(), fresh(y.shape(), &y)?);
+    let arguments = [Read(&y), Read(&dy), Write(&out), Long(n as u64)];
+    launch("relu_backward", Grid::elements(n), &arguments)?;
+    Ok(out)
+}

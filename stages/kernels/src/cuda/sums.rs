@@ -1,0 +1,106 @@
+//! Sums over rows, in two steps and a fixed order.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::Argument::{Int, Long, Read, Write};
+use super::{Grid, THREADS, fresh_of, launch, numbers};
+use crate::error::Result;
+
+/// Elements that one block squares and adds.
+const CHUNK: usize = 16 * 1024;
+
+/// Sums of the rows of each chunk: what a kernel of the kind `partial_sums` writes.
+pub(crate) struct Partial {
+    /// (chunks, width)
+    pub sums: Tensor,
+    /// Rows of a chunk.
+    pub chunk: usize,
+    chunks: usize,
+    width: usize,
+}
+
+impl Partial {
+    /// For sums of `width` over `rows` rows, in f32 or f64.
+    pub fn new(dtype: DType, rows: usize, width: usize, device: &Device) -> Result<Self> {
+        let chunk = rows.div_ceil(1024).max(256);
+        let chunks = rows.div_ceil(chunk).max(1);
+        Ok(Self {
+            sums: fresh_of(dtype, (chunks, width), device)?,
+            chunk,
+            chunks,
+            width,
+        })
+    }
+
+    /// The blocks of the kernel that writes it.
+    pub fn grid(&self) -> Grid {
+        Grid::of(self.width.div_ceil(32), self.chunks)
+    }
+
+    /// The sums of `count` columns from `first` on, each over all rows. They are (count / channels, channels) and come
+    /// out as (channels, count / channels).
+    pub fn total(&self, first: usize, count: usize, channels: usize) -> Result<Tensor> {
+        let dtype = self.sums.dtype();
+        let out = fresh_of(dtype, count, self.sums.device())?;
+        let name = if dtype == DType::F64 { "total_double" } else { "total" };
+        let sizes = [self.chunks, self.width, first, count, channels.max(1)].map(Int);
+        let [chunks, width, first_column, columns, of] = sizes;
+        let arguments = [Read(&self.sums), Write(&out), chunks, width, first_column, columns, of];
+        launch(name, Grid::elements(count), &arguments)?;
+        Ok(out)
+    }
+}
+
+/// Sum of squares of all elements of some tensors, in 64 bits.
+pub fn squares(tensors: &[Tensor]) -> Result<f64> {
+    let Some(first) = tensors.first() else {
+        return Ok(0.0);
+    };
+    let blocks = |tensor: &Tensor| tensor.elem_count().div_ceil(CHUNK);
+    let all = fresh_of(DType::F64, tensors.iter().map(blocks).sum::<usize>(), first.device())?;
+    let mut at = 0;
+    for tensor in tensors {
+        let tensor = tensor.contiguous()?;
+        let count = blocks(&tensor);
+        if count == 0 {
+            continue;
+        }
+        let partial = all.narrow(0, at, count)?;
+        let arguments = [
+            Read(&tensor),
+            Write(&partial),
+            Long(tensor.elem_count() as u64),
+            Int(CHUNK),
+        ];
+        launch("sum_of_squares", Grid::rows(count), &arguments)?;
+        at += count;
+    }
+    Ok(all.to_vec1::<f64>()?.iter().sum())
+}
+
+/// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
+pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
+    let width = sum.dim(1)?;
+    let mut members: Vec<usize> = (0..rows.len()).filter(|&i| rows[i].is_some()).collect();
+    // Stable, so that members of a group stay in order.
+    members.sort_by_key(|&i| rows[i]);
+    let mut groups = Vec::new();
+    let mut last = None;
+    for (at, &member) in members.iter().enumerate() {
+        if let Some(row) = rows[member].filter(|_| rows[member] != last) {
+            groups.extend([at, row]);
+            last = rows[member];
+        }
+    }
+    let count = groups.len() / 2;
+    if count == 0 {
+        return Ok(());
+    }
+    groups.push(members.len());
+    let (groups, members) = (numbers(groups.into_iter(), sum)?, numbers(members.into_iter(), sum)?);
+    launch(
+        "add_groups",
+        Grid::of(count, width.div_ceil(THREADS)),
+        &[Read(x), Read(&groups), Read(&members), Write(sum), Int(width)],
+    )
+}

@@ -1,0 +1,524 @@
+//! Every kernel for devices, run by the emulator, against the kernel of the same name for the CPU.
+//!
+//! Both are in f32, in other orders of summation and with other exponentials: they may differ by some units in the last
+//! place of the largest value for each sum of a few hundred terms. The bound is 2e-5 of it; a wrong index or a lost
+//! element shows as a difference of order one.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::emulator;
+use super::signature::{self, Kernel, Parameter};
+use crate::adamw::{self, DeviceTables, Moment, Numbers, Update, eight_bit};
+use crate::attention::{self, Scores};
+use crate::batch_norm::{self, Normaliser};
+use crate::error::Result;
+use crate::joint::{self, Cell, CellGradient, CellTerms};
+use crate::lstm::{self, LstmWeights};
+use crate::noise::{DropMask, Noise};
+use crate::subsample::halved;
+use crate::testing::{normal, values};
+use crate::{bias, depthwise, elementwise, glu, layer_norm, subsample};
+
+const BOUND: f64 = 2e-5;
+
+fn random(shape: &[usize], noise: &mut Noise) -> Tensor {
+    normal(shape, noise).to_dtype(DType::F32).unwrap()
+}
+
+/// Runs the same function on the CPU and with emulated kernels, and compares what it gives.
+fn same(what: &str, bound: f64, run: impl Fn() -> Result<Vec<Tensor>>) {
+    let expected = run().unwrap();
+    let before = emulator::launches();
+    let found = emulator::with(true, &run).unwrap();
+    assert!(emulator::launches() > before, "{what}: no kernel was launched");
+    assert_eq!(expected.len(), found.len());
+    for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        assert_eq!(expected.dims(), found.dims(), "{what}: result {number}");
+        let (expected, found) = (values(expected), values(found));
+        let largest = expected.iter().fold(1e-6f64, |largest, value| largest.max(value.abs()));
+        for (at, (expected, found)) in expected.iter().zip(&found).enumerate() {
+            assert!(
+                (expected - found).abs() <= bound * largest || expected == found,
+                "{what}: result {number}, element {at}: {expected} on the CPU, {found} emulated, largest {largest}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_kernel_file_is_read() {
+    let kernels = signature::all().unwrap();
+    let written: usize = super::FILES
+        .iter()
+        .map(|(_, source)| source.matches("KERNEL(").count())
+        .sum();
+    assert_eq!(kernels.len(), written);
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused() {
+    use super::Argument::{Int, Long, Read, Write};
+    let x = Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap();
+    let double = x.to_dtype(DType::F64).unwrap();
+    let launch = |arguments: &[super::Argument]| {
+        emulator::with(true, || {
+            super::launch("add_in_place", super::Grid::elements(4), arguments)
+        })
+    };
+    assert!(launch(&[Write(&x), Read(&x.copy().unwrap()), Long(4)]).is_ok());
+    for wrong in [
+        &[Write(&x), Read(&x)][..],
+        &[Read(&x), Read(&x), Long(4)],
+        &[Write(&x), Read(&double), Long(4)],
+        &[Write(&x), Read(&x), Int(4)],
+        &[Write(&x), Write(&x), Long(4)],
+    ] {
+        assert!(launch(wrong).is_err());
+    }
+    let unknown = super::launch("nothing", super::Grid::rows(1), &[]).unwrap_err();
+    assert!(unknown.to_string().contains("not on CUDA yet: nothing"), "{unknown}");
+}
+
+#[test]
+fn norms() {
+    let mut noise = Noise::new(1);
+    for (rows, d) in [(1, 1), (3, 5), (300, 37), (600, 16), (2, 700)] {
+        let (x, dy, round) = (
+            random(&[rows, d], &mut noise),
+            random(&[rows, d], &mut noise),
+            random(&[rows, d], &mut noise),
+        );
+        let (weight, offset) = (random(&[d], &mut noise), random(&[d], &mut noise));
+        let (_, statistics) = layer_norm::layer_norm(&x, &weight, &offset).unwrap();
+        // A row of one element has no deviation: what is left of it is rounding times 316.
+        let bound = if d == 1 { 1e-3 } else { BOUND };
+        same("layer norm", bound, || {
+            let (y, statistics) = layer_norm::layer_norm(&x, &weight, &offset)?;
+            Ok(vec![y, statistics])
+        });
+        for residual in [None, Some(&round)] {
+            same("layer norm, backward", bound, || {
+                let (dx, dw, db) = layer_norm::layer_norm_backward(&x, &statistics, &weight, &dy, residual)?;
+                Ok(vec![dx, dw, db])
+            });
+        }
+        same("column statistics", BOUND, || {
+            let (mean, variance) = batch_norm::column_statistics(&x)?;
+            let all = [mean, variance].map(|values| Tensor::from_vec(values, d, &Device::Cpu));
+            Ok(all.into_iter().collect::<candle_core::Result<_>>()?)
+        });
+        let (mean, inverse) = (random(&[d], &mut noise), random(&[d], &mut noise).abs().unwrap());
+        let by = Normaliser {
+            mean: &mean,
+            inverse: &inverse,
+            weight: &weight,
+            bias: &offset,
+        };
+        same("batch norm", BOUND, || Ok(vec![batch_norm::normalise_silu(&x, &by)?]));
+        for of_batch in [true, false] {
+            same("batch norm, backward", BOUND, || {
+                let (dx, dw, db) = batch_norm::normalise_silu_backward(&x, &by, &dy, of_batch)?;
+                Ok(vec![dx, dw, db])
+            });
+        }
+    }
+}
+
+#[test]
+fn elements() {
+    let mut noise = Noise::new(2);
+    for (rows, width) in [(1, 1), (7, 13), (50, 33)] {
+        let (x, y) = (random(&[rows, width], &mut noise), random(&[rows, width], &mut noise));
+        let offset = random(&[width], &mut noise);
+        let in_place = |change: &dyn Fn(&Tensor) -> Result<()>| {
+            let sum = x.copy()?;
+            change(&sum)?;
+            Ok(vec![sum])
+        };
+        same("sum", 0.0, || in_place(&|sum| elementwise::add_in_place(sum, &y)));
+        same("product", 0.0, || in_place(&|x| elementwise::scale_in_place(x, 0.3)));
+        same("blend", 0.0, || {
+            in_place(&|sum| elementwise::blend_in_place(sum, &y, 0.3))
+        });
+        same("bias", 0.0, || in_place(&|y| bias::add_bias(y, &offset)));
+        same("column sum", BOUND, || Ok(vec![bias::column_sum(&x)?]));
+        for mask in [None, DropMask::draw(0.3, &mut noise), DropMask::draw(1.0, &mut noise)] {
+            // The same elements are dropped, to the last one.
+            same("residual", 0.0, || Ok(vec![elementwise::residual(&x, &y, 0.5, mask)?]));
+            same("drop", 0.0, || Ok(vec![elementwise::drop_scaled(&x, 0.5, mask)?]));
+            same("silu", BOUND, || Ok(vec![elementwise::silu(&x, mask)?]));
+            same("silu, backward", BOUND, || {
+                Ok(vec![elementwise::silu_backward(&x, y.copy()?, mask)?])
+            });
+        }
+    }
+    // Sums over many rows, a view in the middle of a storage, and another order of dimensions.
+    let x = random(&[900, 70], &mut noise);
+    let part = x.narrow(0, 100, 700).unwrap();
+    same("column sum of a part", BOUND, || Ok(vec![bias::column_sum(&part)?]));
+    same("silu of a view", BOUND, || Ok(vec![elementwise::silu(&x.t()?, None)?]));
+    // Quick exponentials saturate on the CPU and reach zero and infinity here: the results are the same.
+    let extreme = Tensor::new(&[-1e30f32, -200.0, -90.0, 90.0, 200.0, 1e30], &Device::Cpu).unwrap();
+    same("silu of large values", BOUND, || {
+        Ok(vec![elementwise::silu(&extreme, None)?])
+    });
+}
+
+#[test]
+fn gates_and_convolutions() {
+    let mut noise = Noise::new(3);
+    for (time, d, taps) in [(1, 1, 5), (7, 3, 3), (4, 37, 9), (300, 6, 9)] {
+        let h = random(&[2, time, 2 * d], &mut noise);
+        let dy = random(&[2, time, d], &mut noise);
+        let lengths = [time, time / 2];
+        same("glu", BOUND, || Ok(vec![glu::glu(&h, &lengths)?]));
+        same("glu, backward", BOUND, || {
+            Ok(vec![glu::glu_backward(&h, &dy, &lengths)?])
+        });
+        let x = random(&[2, time, d], &mut noise);
+        let (kernel, offset) = (random(&[d, 1, taps], &mut noise), random(&[d], &mut noise));
+        for offset in [None, Some(&offset)] {
+            same("depthwise", BOUND, || {
+                Ok(vec![depthwise::depthwise(&x, &kernel, offset)?])
+            });
+        }
+        same("depthwise, backward", BOUND, || {
+            Ok(vec![
+                depthwise::depthwise_backward(&dy, &kernel)?,
+                depthwise::depthwise_backward_weight(&x, &dy, taps)?,
+            ])
+        });
+    }
+}
+
+#[test]
+fn subsampling() {
+    let mut noise = Noise::new(4);
+    for (time, bands, channels) in [(1, 1, 1), (5, 4, 3), (8, 7, 40), (130, 5, 2)] {
+        let x = random(&[2, bands, time], &mut noise);
+        let (kernel, offset) = (
+            random(&[channels, 1, 3, 3], &mut noise),
+            random(&[channels], &mut noise),
+        );
+        let input_lengths = [time, time / 3];
+        let lengths = input_lengths.map(halved);
+        same("first convolution", BOUND, || {
+            Ok(vec![subsample::first(&x, &kernel, &offset, &input_lengths, &lengths)?])
+        });
+        let y = subsample::first(&x, &kernel, &offset, &input_lengths, &lengths).unwrap();
+        let dz = random(y.dims(), &mut noise);
+        same("relu, backward", 0.0, || Ok(vec![subsample::relu_backward(&y, &dz)?]));
+        same("first convolution, backward", BOUND, || {
+            let (dw, db) = subsample::first_backward(&x, &dz, &input_lengths)?;
+            Ok(vec![dw, db])
+        });
+        let lengths = lengths.map(halved);
+        same("strided convolution", BOUND, || {
+            Ok(vec![subsample::depthwise(&y, &kernel, &offset, &lengths)?])
+        });
+        let z = subsample::depthwise(&y, &kernel, &offset, &lengths).unwrap();
+        let dz = random(z.dims(), &mut noise);
+        same("strided convolution, backward", BOUND, || {
+            let (dw, db) = subsample::depthwise_backward_weight(&y, &dz)?;
+            Ok(vec![subsample::depthwise_backward(&y, &kernel, &dz)?, dw, db])
+        });
+        same("bias and relu", BOUND, || {
+            let z = z.copy()?;
+            subsample::bias_relu(&z, &offset, &lengths)?;
+            Ok(vec![z])
+        });
+    }
+}
+
+#[test]
+fn attention_parts() {
+    let mut noise = Noise::new(5);
+    for (rows, heads, k) in [(1, 1, 1), (13, 4, 5), (400, 2, 17)] {
+        let x = random(&[rows, heads * k], &mut noise);
+        let offset = random(&[heads, k], &mut noise);
+        let split = attention::split_heads(&x, heads, None).unwrap();
+        for offset in [None, Some(&offset)] {
+            same("heads, split", 0.0, || {
+                Ok(vec![attention::split_heads(&x, heads, offset)?])
+            });
+        }
+        for other in [None, Some(&split)] {
+            same("heads, merged", 0.0, || {
+                Ok(vec![attention::merge_heads(&split, other)?])
+            });
+        }
+        same("heads, summed", BOUND, || Ok(vec![attention::head_sum(&split)?]));
+    }
+    let (sum, part) = (random(&[2, 3 * 9, 4], &mut noise), random(&[2, 3 * 5, 4], &mut noise));
+    same("rows added", 0.0, || {
+        let sum = sum.copy()?;
+        attention::add_rows_in_place(&sum, &part, 3, 2)?;
+        Ok(vec![sum])
+    });
+    // All frames; a band of all widths; and a block of queries with the keys that they see.
+    let cases = [
+        (1, None, 0..1, 0..1),
+        (5, None, 0..5, 0..5),
+        (300, None, 0..300, 0..300),
+        (9, Some(0), 0..9, 0..9),
+        (9, Some(2), 0..9, 0..9),
+        (9, Some(usize::MAX), 0..9, 0..9),
+        (20, Some(3), 8..12, 5..15),
+        (20, Some(3), 16..20, 13..20),
+    ];
+    for (time, band, queries, keys) in cases {
+        let (heads, batch) = (2, 3);
+        let reach = band.map_or(time - 1, |band: usize| band.min(time - 1));
+        let lengths = [time, time / 2, time.min(1)];
+        let scores = Scores {
+            lengths: &lengths,
+            scale: 0.3,
+            band,
+            queries: queries.clone(),
+            keys: keys.clone(),
+            reach,
+        };
+        let square = [heads, batch, queries.len(), keys.len()];
+        let content = random(&square, &mut noise);
+        let position = random(&[heads, batch, queries.len(), 2 * reach + 1], &mut noise);
+        let dp = random(&square, &mut noise);
+        same("attention weights", BOUND, || {
+            Ok(vec![attention::weights(&content, &position, &scores)?])
+        });
+        let p = attention::weights(&content, &position, &scores).unwrap();
+        same("attention weights, backward", BOUND, || {
+            let (content, position) = attention::weights_backward(&p, &dp, &scores)?;
+            Ok(vec![content, position])
+        });
+    }
+}
+
+#[test]
+fn lstm_layer() {
+    let mut noise = Noise::new(6);
+    for (steps, batch, inputs, width) in [(1, 1, 1, 1), (4, 3, 5, 2), (6, 2, 3, 150)] {
+        let x = random(&[steps, batch, inputs], &mut noise);
+        let [input, hidden] = [inputs, width].map(|of| random(&[4 * width, of], &mut noise));
+        let [a, b] = [(); 2].map(|()| random(&[4 * width], &mut noise));
+        let dy = random(&[steps, batch, width], &mut noise);
+        let weights = LstmWeights {
+            input: &input,
+            hidden: &hidden,
+            input_bias: &a,
+            hidden_bias: &b,
+        };
+        same("LSTM", BOUND, || {
+            let (y, saved) = lstm::lstm(&x, weights)?;
+            let d = lstm::lstm_backward(&dy, &saved, weights)?;
+            Ok(vec![y, d.input, d.input_weight, d.hidden_weight, d.bias])
+        });
+        let (state, cell) = (random(&[batch, width], &mut noise), random(&[batch, width], &mut noise));
+        let take: Vec<bool> = (0..batch).map(|b| b % 2 == 0).collect();
+        same("LSTM step", BOUND, || {
+            let (hidden, cell) = lstm::lstm_step(&x.get(0)?, &state, &cell, weights)?;
+            let replaced = lstm::replace_rows(&state, &hidden, &take)?;
+            Ok(vec![hidden, cell, replaced])
+        });
+    }
+}
+
+#[test]
+fn joint_and_loss() {
+    let mut noise = Noise::new(7);
+    for (count, width, tokens, durations) in [(1, 1, 1, 1), (30, 19, 5, 3), (40, 33, 700, 5)] {
+        let (f, g) = (random(&[7, width], &mut noise), random(&[4, width], &mut noise));
+        let pick = |noise: &mut Noise, below: usize| (noise.bits() % below as u64) as usize;
+        let cells: Vec<Cell> = (0..count)
+            .map(|index| Cell {
+                frame: pick(&mut noise, 7),
+                state: pick(&mut noise, 4),
+                label: (index % 3 > 0 && tokens > 1).then(|| pick(&mut noise, tokens - 1)),
+                index,
+            })
+            .collect();
+        for mask in [None, DropMask::draw(0.2, &mut noise)] {
+            same("hidden", 0.0, || Ok(vec![joint::hidden(&f, &g, &cells, mask)?]));
+            let hidden = joint::hidden(&f, &g, &cells, mask).unwrap();
+            let d = random(hidden.dims(), &mut noise);
+            same("hidden, backward", BOUND, || {
+                let (d_f, d_g) = (f.copy()?, g.copy()?);
+                joint::add_hidden_gradient(&d, &hidden, &cells, 1.25, &d_f, &d_g)?;
+                Ok(vec![d_f, d_g])
+            });
+        }
+        let outputs = tokens + durations;
+        let logits = (random(&[count, outputs], &mut noise) * 5.0).unwrap();
+        let offset = random(&[outputs], &mut noise);
+        let mut terms = vec![CellTerms::default(); count];
+        let mut logs = vec![0.0; count * durations];
+        joint::cell_terms(&logits, &offset, &cells, &mut terms, &mut logs).unwrap();
+        same("terms", BOUND, || {
+            let (mut terms, mut logs) = (terms.clone(), vec![0.0; logs.len()]);
+            joint::cell_terms(&logits, &offset, &cells, &mut terms, &mut logs)?;
+            let flat = terms.iter().flat_map(|t| [t.normaliser, t.blank, t.label]).chain(logs);
+            Ok(vec![Tensor::from_iter(flat, &Device::Cpu)?])
+        });
+        // Every other cell, in the rows that it has.
+        let rows: Vec<usize> = (0..count).step_by(2).collect();
+        let some: Vec<Cell> = rows.iter().map(|&row| cells[row]).collect();
+        let gradients: Vec<CellGradient> = rows
+            .iter()
+            .map(|&row| CellGradient {
+                normaliser: terms[row].normaliser,
+                blank: noise.uniform(),
+                label: if cells[row].label.is_some() {
+                    noise.uniform()
+                } else {
+                    0.0
+                },
+                factor: 0.7,
+            })
+            .collect();
+        let pairs: Vec<(f64, f64)> = rows
+            .iter()
+            .flat_map(|&row| logs[row * durations..][..durations].to_vec())
+            .map(|log| (log, noise.uniform()))
+            .collect();
+        for clamp in [-1.0, 0.05] {
+            same("gradient of logits", BOUND, || {
+                Ok(vec![joint::logit_gradient(
+                    &logits, &rows, &offset, &some, &gradients, &pairs, clamp,
+                )?])
+            });
+        }
+    }
+}
+
+#[test]
+fn sums_of_squares_and_of_rows() {
+    let mut noise = Noise::new(8);
+    let tensors = [
+        random(&[50_000], &mut noise),
+        random(&[0], &mut noise),
+        random(&[3, 7], &mut noise),
+    ];
+    let expected: f64 = tensors.iter().flat_map(values).map(|value| value * value).sum();
+    let found = emulator::with(true, || super::sums::squares(&tensors)).unwrap();
+    assert!((found - expected).abs() <= 1e-12 * expected);
+    let (sum, x) = (random(&[5, 300], &mut noise), random(&[9, 300], &mut noise));
+    let rows = [
+        Some(4),
+        None,
+        Some(0),
+        Some(4),
+        Some(2),
+        Some(0),
+        None,
+        Some(4),
+        Some(1),
+    ];
+    let mut expected = values(&sum);
+    for (row, x) in rows.iter().zip(values(&x).chunks(300)) {
+        if let Some(row) = row {
+            expected[row * 300..][..300]
+                .iter_mut()
+                .zip(x)
+                .for_each(|(sum, x)| *sum += x);
+        }
+    }
+    emulator::with(true, || super::sums::add_to_rows(&sum, &x, &rows)).unwrap();
+    for (found, expected) in values(&sum).iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-5);
+    }
+}
+
+/// Bit for bit: the arithmetic is written in the same order on both sides.
+#[test]
+fn adamw_moves_weights_and_moments_as_on_the_cpu() {
+    let mut noise = Noise::new(9);
+    for (n, eight_bit) in [
+        (1, false),
+        (700, false),
+        (eight_bit::LEAST, true),
+        (eight_bit::LEAST + 300, true),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let start = random(&[n], &mut noise).to_dtype(dtype).unwrap();
+            let mut gradients: Vec<Tensor> = (0..4).map(|_| random(&[n], &mut noise)).collect();
+            // A block that nothing ever touched, and at last one that is no number.
+            for (step, gradient) in gradients.iter_mut().enumerate() {
+                let mut values: Vec<f32> = gradient.to_vec1().unwrap();
+                values.iter_mut().take(256).skip(5).for_each(|value| *value = 0.0);
+                values[n / 2] *= if step == 3 { f32::NAN } else { 1e-20 };
+                *gradient = Tensor::from_vec(values, n, &Device::Cpu).unwrap();
+            }
+            same_to_the_bit(|| {
+                let parameter = start.copy()?;
+                let fresh = || Ok(Moment::Host(Numbers::zeros(dtype, n, eight_bit)?));
+                let (mut first, mut second): (Result<Moment>, Result<Moment>) = (fresh(), fresh());
+                let (first, second) = (first.as_mut().unwrap(), second.as_mut().unwrap());
+                let mut tables = DeviceTables::default();
+                for (step, gradient) in (1..).zip(&gradients) {
+                    let scalars = Update::new((0.9, 0.98), 1e-8, 1e-3, step, 1e-2, 0.7);
+                    adamw::update(
+                        &parameter,
+                        gradient,
+                        (first, second),
+                        &scalars,
+                        adamw::seed("w", step),
+                        &mut tables,
+                    )?;
+                }
+                let mut bytes = Vec::new();
+                for moment in [first, second] {
+                    let numbers = moment.on_host()?;
+                    bytes.extend_from_slice(numbers.bytes());
+                    bytes.extend(numbers.scales().iter().flat_map(|scales| scales.bytes().to_vec()));
+                }
+                let weights: Vec<f32> = parameter.to_dtype(DType::F32)?.to_vec1()?;
+                bytes.extend(weights.iter().flat_map(|weight| weight.to_bits().to_le_bytes()));
+                Ok(bytes)
+            });
+        }
+    }
+}
+
+fn same_to_the_bit(run: impl Fn() -> Result<Vec<u8>>) {
+    let (expected, found) = (run().unwrap(), emulator::with(true, &run).unwrap());
+    assert_eq!(expected.len(), found.len());
+    let differ = expected.iter().zip(&found).position(|(a, b)| a != b);
+    assert_eq!(differ, None, "first byte that differs, of {}", expected.len());
+}
+
+/// The harness itself sees what it is there to see.
+#[test]
+fn faults_of_kernels_are_found() {
+    let fault = |name: &'static str| {
+        let (x, out) = (
+            Tensor::ones(600, DType::F32, &Device::Cpu).unwrap(),
+            Tensor::zeros(600, DType::F32, &Device::Cpu).unwrap(),
+        );
+        let pointer = |written| Parameter::Pointer {
+            dtype: DType::F32,
+            written,
+        };
+        let kernel = Kernel {
+            name,
+            file: 0,
+            parameters: vec![pointer(false), pointer(true)],
+        };
+        // A kernel of `faults.cu`, on three blocks.
+        emulator::launch(
+            &kernel,
+            [3, 1],
+            &[super::Argument::Read(&x), super::Argument::Write(&out)],
+        )
+        .map(|()| values(&out))
+    };
+    let message = |name: &'static str| fault(name).unwrap_err().to_string();
+    assert!(
+        message("no_barrier").contains("order of threads"),
+        "{}",
+        message("no_barrier")
+    );
+    assert!(message("shared_place").contains("order of threads"));
+    assert!(message("early_end").contains("while others wait"));
+    assert!(message("two_barriers").contains("different barriers"));
+    assert!(fault("unwritten_shared").unwrap().iter().all(|value| value.is_nan()));
+    assert!(fault("sound").unwrap().iter().all(|value| *value == 256.0));
+}

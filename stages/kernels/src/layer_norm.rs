@@ -1,0 +1,106 @@
+//! Layer normalisation over the last dimension: `(x - mean) / sqrt(variance + 1e-5) * weight + bias`, with the biased
+//! variance.
+
+use candle_core::Tensor;
+
+use super::{Float, dispatch, multiversion, on_gpu, rows_and_sums, slice, sum_of, tensor, two_by_rows};
+use crate::error::Result;
+
+const EPSILON: f64 = 1e-5;
+
+/// `x` (.., d) normalised; and mean and inverse deviation of every row, (rows, 2), for the backward pass.
+pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+    on_gpu!(x, layer_norm::layer_norm(x, weight, bias));
+    let x = x.contiguous()?;
+    let d = weight.elem_count();
+    dispatch!(x.dtype(), T => {
+        let (xs, weight, bias) = (slice::<T>(&x)?, slice::<T>(weight)?, slice::<T>(bias)?);
+        let (xs, weight, bias): (&[T], &[T], &[T]) = (&xs, &weight[..d], &bias[..d]);
+        let rows = xs.len() / d;
+        let n = T::of(d as f64);
+        let (out, statistics) = two_by_rows(rows, [d, 2], |first, out, statistics| multiversion!({
+            let xs = xs[first * d..].chunks_exact(d);
+            for ((out, statistics), x) in out.chunks_exact_mut(d).zip(statistics.chunks_exact_mut(2)).zip(xs) {
+                let mean = sum_of([x], |[x]| x) / n;
+                let variance = sum_of([x], |[x]| (x - mean) * (x - mean)) / n;
+                let inverse = (variance + T::of(EPSILON)).sqrt().recip();
+                statistics.copy_from_slice(&[mean, inverse]);
+                for (((out, &x), &weight), &bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+                    *out = (x - mean) * inverse * weight + bias;
+                }
+            }
+        }));
+        Ok((tensor(out, x.shape())?, tensor(statistics, (rows, 2))?))
+    })
+}
+
+/// Gradients with respect to `x`, plus `residual` where given (the gradient that goes round the block), and to weight
+/// and bias, each (d).
+pub fn layer_norm_backward(
+    x: &Tensor,
+    statistics: &Tensor,
+    weight: &Tensor,
+    dy: &Tensor,
+    residual: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    on_gpu!(x, layer_norm::layer_norm_backward(x, statistics, weight, dy, residual));
+    let (x, dy) = (x.contiguous()?, dy.contiguous()?);
+    let residual = residual.map(Tensor::contiguous).transpose()?;
+    let d = weight.elem_count();
+    dispatch!(x.dtype(), T => {
+        let (xs, dys) = (slice::<T>(&x)?, slice::<T>(&dy)?);
+        let (xs, dys): (&[T], &[T]) = (&xs, &dys);
+        let (statistics, weight) = (slice::<T>(statistics)?, slice::<T>(weight)?);
+        let (statistics, weight): (&[T], &[T]) = (&statistics, &weight[..d]);
+        let residual = residual.as_ref().map(slice::<T>).transpose()?;
+        let residual: Option<&[T]> = residual.as_deref();
+        let n = T::of(d as f64);
+        let (out, sums) = rows_and_sums(xs.len() / d, d, 2 * d, |rows, out: &mut [T], sums| multiversion!({
+            let (dw, db) = sums.split_at_mut(d);
+            if let Some(residual) = residual {
+                out.copy_from_slice(&residual[rows.start * d..rows.end * d]);
+            }
+            for (row, out) in rows.zip(out.chunks_exact_mut(d)) {
+                let (x, dy) = (&xs[row * d..][..d], &dys[row * d..][..d]);
+                let (mean, inverse) = (statistics[2 * row], statistics[2 * row + 1]);
+                let sum = sum_of([dy, weight], |[dy, w]| dy * w) / n;
+                let along = sum_of([dy, weight, x], |[dy, w, x]| dy * w * (x - mean)) * inverse / n;
+                // Short loops over few slices, as the compiler makes vector code of those only.
+                for (out, (&x, (&dy, &w))) in out.iter_mut().zip(x.iter().zip(dy.iter().zip(weight))) {
+                    *out += inverse * (dy * w - sum - (x - mean) * inverse * along);
+                }
+                for (((dw, db), &x), &dy) in dw.iter_mut().zip(&mut *db).zip(x).zip(dy) {
+                    *dw += dy * ((x - mean) * inverse);
+                    *db += dy;
+                }
+            }
+        }));
+        let (dw, db) = sums.split_at(d);
+        Ok((tensor(out, x.shape())?, tensor(dw.to_vec(), d)?, tensor(db.to_vec(), d)?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::noise::Noise;
+    use crate::testing::{check_gradient, max_difference, normal};
+
+    #[test]
+    fn gradients_agree_with_finite_differences_with_and_without_residual() {
+        let mut noise = Noise::new(41);
+        for (rows, d) in [(3, 5), (40, 16), (2, 50)] {
+            let x = normal(&[rows, d], &mut noise);
+            let (weight, bias) = (normal(&[d], &mut noise), normal(&[d], &mut noise));
+            let (factors, round) = (normal(&[rows, d], &mut noise), normal(&[rows, d], &mut noise));
+            let (_, statistics) = layer_norm(&x, &weight, &bias).unwrap();
+            let (dx, dw, db) = layer_norm_backward(&x, &statistics, &weight, &factors, None).unwrap();
+            let run = |x: &Tensor, w: &Tensor, b: &Tensor| layer_norm(x, w, b).map(|(y, _)| y);
+            check_gradient("x", &x, &factors, &dx, |x| run(x, &weight, &bias));
+            check_gradient("weight", &weight, &factors, &dw, |w| run(&x, w, &bias));
+            check_gradient("bias", &bias, &factors, &db, |b| run(&x, &weight, b));
+            let (with, _, _) = layer_norm_backward(&x, &statistics, &weight, &factors, Some(&round)).unwrap();
+            assert!(max_difference(&with, &(dx + round).unwrap()) < 1e-13);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Matrix products.
+//!
+//! Products in f32 on x86-64 processors with AVX-512 or AVX2 are our own; the others are candle's. An element of ours is
+//! the same to the bit whatever the other rows, the number of threads and the processor.
+
+#[cfg(target_arch = "x86_64")]
+mod cache;
+#[cfg(target_arch = "x86_64")]
+mod gemm;
+#[cfg(target_arch = "x86_64")]
+mod gemv;
+#[cfg(target_arch = "x86_64")]
+mod matrix;
+#[cfg(target_arch = "x86_64")]
+mod micro_kernel;
+#[cfg(target_arch = "x86_64")]
+mod packing;
+
+use candle_core::{DType, Tensor};
+
+use super::is_gpu;
+use crate::error::Result;
+
+/// `a b` for matrices (m, k) and (k, n), transposed ones too, or for stacks of as many matrices, (.., m, k) and
+/// (.., k, n).
+pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(out) = own::product(a, b)? {
+        return Ok(out);
+    }
+    Ok(a.matmul(b)?)
+}
+
+/// `a b` with both factors rounded to `dtype` and the sums in f32, on a device; elsewhere [`product`]. The result is of the
+/// type of `a`.
+pub fn product_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if dtype == a.dtype() || !is_gpu(a.device()) {
+        return product(a, b);
+    }
+    // A transposed matrix is rounded as it lies.
+    let rounded = |x: &Tensor| match x.is_contiguous() {
+        true => x.to_dtype(dtype),
+        false => x.t()?.to_dtype(dtype)?.t(),
+    };
+    Ok(rounded(a)?.matmul(&rounded(b)?)?.to_dtype(a.dtype())?)
+}
+
+/// The right-hand side of many products, packed once.
+pub struct PackedRhs(Rhs);
+
+enum Rhs {
+    #[cfg(target_arch = "x86_64")]
+    Packed(packing::PackedMatrix),
+    /// Where the products are candle's.
+    Unpacked(Tensor),
+}
+
+impl PackedRhs {
+    /// Packs a matrix (k, n), transposed or not.
+    pub fn new(b: &Tensor) -> Result<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(packed) = own::pack(b)? {
+            return Ok(Self(Rhs::Packed(packed)));
+        }
+        Ok(Self(Rhs::Unpacked(b.clone())))
+    }
+
+    /// `a b` for `a` (m, k).
+    pub fn product(&self, a: &Tensor) -> Result<Tensor> {
+        match &self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Rhs::Packed(packed) => own::product_with(a, packed),
+            Rhs::Unpacked(b) => product(a, b),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod own {
+    use std::mem::MaybeUninit;
+    use std::ops::Deref;
+    use std::sync::OnceLock;
+
+    use candle_core::{DType, Device, Layout, Storage, Tensor};
+    use rayon::prelude::*;
+
+    use super::gemm::multiply;
+    use super::matrix::Matrix;
+    use super::micro_kernel::Processor;
+    use super::packing::PackedMatrix;
+    use crate::error::{Error, Result};
+    use crate::filled;
+
+    fn processor() -> Option<Processor> {
+        static DETECTED: OnceLock<Option<Processor>> = OnceLock::new();
+        *DETECTED.get_or_init(Processor::detect)
+    }
+
+    /// The values behind a CPU tensor in f32, with all that its storage has.
+    fn values(storage: &impl Deref<Target = Storage>) -> Option<&[f32]> {
+        match &**storage {
+            Storage::Cpu(values) => values.as_slice().ok(),
+            _ => None,
+        }
+    }
+
+    /// Matrix `index` of a stack of matrices.
+    fn matrix<'a>(values: &'a [f32], layout: &Layout, index: usize) -> Option<Matrix<'a>> {
+        let (dims, steps) = (layout.dims(), layout.stride());
+        let stacked = dims.len().checked_sub(2)?;
+        let (mut start, mut rest) = (layout.start_offset(), index);
+        for (dim, step) in dims[..stacked].iter().zip(&steps[..stacked]).rev() {
+            start += rest % dim * step;
+            rest /= dim;
+        }
+        let both = |all: &[usize]| [all[stacked], all[stacked + 1]];
+        Matrix::new(values, start, both(dims), both(steps))
+    }
+
+    fn outside() -> Error {
+        Error::Input("a matrix lies outside of its storage".into())
+    }
+
+    /// None if it is not for us.
+    pub fn product(a: &Tensor, b: &Tensor) -> Result<Option<Tensor>> {
+        let Some(processor) = processor() else {
+            return Ok(None);
+        };
+        let stacked = a.rank().saturating_sub(2);
+        if a.dtype() != DType::F32
+            || b.dtype() != DType::F32
+            || a.rank() < 2
+            || a.rank() != b.rank()
+            || a.dims()[..stacked] != b.dims()[..stacked]
+            || a.dims()[stacked + 1] != b.dims()[stacked]
+        {
+            return Ok(None);
+        }
+        let ((sa, la), (sb, lb)) = (a.storage_and_layout(), b.storage_and_layout());
+        let (Some(va), Some(vb)) = (values(&sa), values(&sb)) else {
+            return Ok(None);
+        };
+        let count: usize = a.dims()[..stacked].iter().product();
+        let (rows, columns) = (a.dims()[stacked], b.dims()[stacked + 1]);
+        let size = rows * columns;
+        // All are looked at before anything is computed.
+        let pairs = (0..count)
+            .map(|i| Some((matrix(va, la, i)?, matrix(vb, lb, i)?)))
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(outside)?;
+        let fill = |out: &mut [MaybeUninit<f32>]| match &pairs[..] {
+            [(a, b)] => multiply(processor, *a, *b, out),
+            _ => out
+                .par_chunks_mut(size.max(1))
+                .zip(&pairs)
+                .for_each(|(out, (a, b))| multiply(processor, *a, *b, out)),
+        };
+        // SAFETY: the result is cut into as many chunks of `size` as there are pairs, and `multiply` writes the whole of its
+        // chunk, or panics.
+        let out = unsafe { filled(count * size, fill) };
+        let mut shape = a.dims().to_vec();
+        shape[stacked + 1] = columns;
+        Ok(Some(Tensor::from_vec(out, shape, &Device::Cpu)?))
+    }
+
+    /// None if it is not for us.
+    pub fn pack(b: &Tensor) -> Result<Option<PackedMatrix>> {
+        let (Some(processor), DType::F32, 2) = (processor(), b.dtype(), b.rank()) else {
+            return Ok(None);
+        };
+        let (storage, layout) = b.storage_and_layout();
+        let Some(values) = values(&storage) else {
+            return Ok(None);
+        };
+        let b = matrix(values, layout, 0).ok_or_else(outside)?;
+        Ok(Some(PackedMatrix::new(processor, b)))
+    }
+
+    pub fn product_with(a: &Tensor, b: &PackedMatrix) -> Result<Tensor> {
+        let [depth, columns] = b.shape();
+        let (rows, found) = a.dims2()?;
+        let (storage, layout) = a.storage_and_layout();
+        let (Some(values), true) = (values(&storage), found == depth) else {
+            return Err(Error::Input(format!(
+                "{} x {found} values of type {} times {depth} x {columns} on the CPU",
+                rows,
+                a.dtype().as_str()
+            )));
+        };
+        let a = matrix(values, layout, 0).ok_or_else(outside)?;
+        // SAFETY: `multiply` writes the whole of the result, or panics.
+        let out = unsafe { filled(rows * columns, |out| b.multiply(a, out)) };
+        Ok(Tensor::from_vec(out, (rows, columns), &Device::Cpu)?)
+    }
+}
+
+#[cfg(test)]
+mod tests;
