@@ -236,7 +236,7 @@ impl<K: Kind> Harness<K> {
         let context = Context {
             stage: "harness".into(),
             inputs: described,
-            artifacts,
+            artifacts: artifacts.into(),
             rejects: RejectSet::in_memory(self.rejects.clone()),
             worker: 0,
             workers: 1,
@@ -299,7 +299,7 @@ impl<K: Kind> Harness<K> {
             crate::Digest::of(b"harness"),
             "harness",
         )?;
-        body.write(&RejectSet::in_memory(self.rejects.clone()), &mut set)?;
+        body.write(&mut set)?;
         set.finish()?;
         Ok(())
     }

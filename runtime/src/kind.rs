@@ -17,7 +17,7 @@ use crate::inputs::{InputPort, Inputs, OutputPort};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::RejectClass;
-use crate::store::{Artifact, ExportSet, RejectSet};
+use crate::store::{Artifact, ExportSet};
 
 /// The column that every row of a manifest-like batch carries: its number within its partition, given by
 /// the source in reference order. `UInt32`, never null.
@@ -72,7 +72,7 @@ pub trait Kind: Send + Sync + 'static {
 pub enum Reads {
     /// Batch by batch, partition by partition, through [`Operator::batch`].
     Streamed,
-    /// As a whole artifact, through [`Context::input`]. The edge is then stored.
+    /// As a whole artifact, through [`Context::required`], [`Context::input`] or [`Context::whole`]. The edge is then stored.
     Whole,
 }
 
@@ -326,9 +326,9 @@ pub trait Export {
     fn manifest(&self) -> String {
         "flow.json".to_string()
     }
-    /// Writes all files of the set. Its inputs are those of the [`Context`] that it was opened with; `rejects` are those of
-    /// every stage upstream.
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError>;
+    /// Writes all files of the set. Inputs, and the rejects of every stage upstream, are those of the [`Context`] that it was
+    /// opened with.
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError>;
 }
 
 /// Why a stage cannot go on.

@@ -6,6 +6,7 @@ pub mod context;
 pub mod dataflow;
 pub mod digest;
 pub mod event;
+pub mod failpoints;
 pub mod harness;
 pub mod inputs;
 pub mod kind;

@@ -75,7 +75,7 @@ pub(crate) struct NodeJob {
     pub settings: Arc<dyn AnySettings>,
     pub inputs: Inputs,
     /// The inputs that are read as a whole, by place in `inputs`.
-    pub artifacts: Vec<Option<Artifact>>,
+    pub artifacts: Arc<[Option<Artifact>]>,
     pub rejects: RejectSet,
     pub scratch: PathBuf,
     pub streams: Vec<StreamedInput>,
@@ -85,7 +85,7 @@ pub(crate) struct NodeJob {
     pub is_source: bool,
     pub is_log: bool,
     /// For a source.
-    pub source_partitions: BTreeMap<Partition, Listed>,
+    pub source_partitions: Arc<BTreeMap<Partition, Listed>>,
     /// For `apply`.
     pub decisions: Option<Arc<Decisions>>,
     /// By ordinal: the node works on the partition in this run.
@@ -108,7 +108,7 @@ impl NodeJob {
         Context {
             stage: self.stage.clone(),
             inputs: self.inputs.clone(),
-            artifacts: self.artifacts.clone(),
+            artifacts: Arc::clone(&self.artifacts),
             rejects: self.rejects.clone(),
             worker,
             workers: job.workers,

@@ -325,7 +325,7 @@ impl Ledger {
             )),
         })
         .map_err(|error| self.failed(node, None, error))?;
-        let Some(rejects) = self.rejects_upstream(node) else {
+        if !self.is_settled_upstream(node) {
             let reason = "if the rejects before it change".to_string();
             return Ok(Verdict::Export {
                 folder,
@@ -333,13 +333,13 @@ impl Ledger {
                 action: Action::IfChanged,
                 reason,
             });
-        };
+        }
         let mut inputs = Vec::new();
         for input in self.graph.nodes[node].key_inputs.clone() {
             // Whole inputs alone, and all of them are settled: else there were no context.
             inputs.extend(self.key_input(input, &Partition::new(""))?);
         }
-        inputs.push(rejects.digest());
+        inputs.push(context.rejects.digest());
         let key = key_of(&self.graph.nodes[node].recipe, &inputs);
         let standing = ExportSet::standing(&folder, &manifest, &key, self.store.sources())?;
         let (action, reason) = match standing {

@@ -38,7 +38,7 @@ pub(crate) struct NodeState {
     pub records: Option<Arc<Records>>,
     /// The partitions on which the node works; none while they are not known.
     pub space: Option<Arc<Vec<Partition>>>,
-    pub sources: BTreeMap<Partition, Listed>,
+    pub sources: Arc<BTreeMap<Partition, Listed>>,
     /// Digests of the partitions of a source, as far as they were needed.
     pub source_digests: BTreeMap<Partition, Digest>,
     /// Records that what follows may read, by partition.
@@ -178,10 +178,8 @@ impl Ledger {
                     return Ok(None);
                 };
                 let names = listed.iter().map(|listed| listed.partition.name.clone()).collect();
-                self.nodes[node].sources = listed
-                    .into_iter()
-                    .map(|listed| (listed.partition.name.clone(), listed))
-                    .collect();
+                let by_name = listed.into_iter().map(|listed| (listed.partition.name.clone(), listed));
+                self.nodes[node].sources = Arc::new(by_name.collect());
                 names
             }
             _ => {
@@ -270,7 +268,7 @@ impl Ledger {
         Ok(Some(Context {
             stage,
             inputs: self.described_inputs(node),
-            artifacts,
+            artifacts: artifacts.into(),
             rejects: self.rejects_before(node),
             worker: 0,
             workers: 1,
@@ -337,7 +335,7 @@ impl Ledger {
         let context = Context {
             stage: stage.name.clone(),
             inputs: self.described_inputs(node),
-            artifacts: vec![None; stage.inputs.len()],
+            artifacts: vec![None; stage.inputs.len()].into(),
             rejects: RejectSet::default(),
             worker: 0,
             workers: 1,
@@ -435,18 +433,17 @@ impl Ledger {
         Ok(())
     }
 
-    /// The rejects of every stage upstream of a node, in the order of the pipeline; none while one of them is
-    /// not settled.
-    pub fn rejects_upstream(&self, node: usize) -> Option<RejectSet> {
+    /// Whether all nodes upstream of a node are settled.
+    pub fn is_settled_upstream(&self, node: usize) -> bool {
         let upstream = self.graph.upstream(node);
-        let settled = upstream.iter().all(|upstream| self.nodes[*upstream].all_settled);
-        settled.then(|| self.rejects_of(&upstream))
+        upstream.iter().all(|upstream| self.nodes[*upstream].all_settled)
     }
 
-    /// The rejects of every settled stage before the whole inputs of a source or a log.
+    /// The rejects of every settled stage before the whole inputs of a source, a log or an export, in the order of the
+    /// pipeline.
     fn rejects_before(&self, node: usize) -> RejectSet {
         let described = &self.graph.nodes[node];
-        if !matches!(described.role, Role::Source | Role::Log) {
+        if !matches!(described.role, Role::Source | Role::Log | Role::Export) {
             return RejectSet::default();
         }
         let mut before = BTreeSet::new();
@@ -466,11 +463,8 @@ impl Ledger {
                 continue;
             }
             let recipe = state.settled_recipe.unwrap_or(described.recipe);
-            stages.push((
-                self.stage(node).name.clone(),
-                recipe,
-                state.settled.values().cloned().collect(),
-            ));
+            let with_rejects = state.settled.values().filter(|record| record.rejects.rows > 0);
+            stages.push((self.stage(node).name.clone(), recipe, with_rejects.cloned().collect()));
         }
         self.store.reject_set(&stages)
     }

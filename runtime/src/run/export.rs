@@ -37,7 +37,7 @@ pub(super) fn run(
     if runs == 0 {
         return Ok(());
     }
-    let (Some(context), Some(rejects)) = (ledger.context(node)?, ledger.rejects_upstream(node)) else {
+    let Some(context) = ledger.context(node)?.filter(|_| ledger.is_settled_upstream(node)) else {
         return Err(RunError::Internal {
             message: format!(
                 "the inputs of `{}` are not settled in time",
@@ -54,7 +54,7 @@ pub(super) fn run(
     })
     .map_err(|error| ledger.failed(node, None, error))?;
     let mut set = ExportSet::begin(&folder, &body.manifest(), key, run_id)?;
-    guarded(|| body.write(&rejects, &mut set)).map_err(|error| ledger.failed(node, None, error))?;
+    guarded(|| body.write(&mut set)).map_err(|error| ledger.failed(node, None, error))?;
     if let (false, [shrunk, ..]) = (ledger.options.allow_shrink, set.shrunk().as_slice()) {
         let Shrunk { what, before, now } = shrunk;
         let error = StageError::Refused {

@@ -129,9 +129,9 @@ pub(super) fn node_job(
         is_source: described.role == Role::Source,
         is_log: described.role == Role::Log,
         source_partitions: if recorded {
-            state.sources.clone()
+            Arc::clone(&state.sources)
         } else {
-            BTreeMap::new()
+            Arc::default()
         },
         decisions,
         active: Vec::new(),

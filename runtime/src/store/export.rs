@@ -9,11 +9,11 @@ use super::StoreError;
 use super::atomic::{self, Files};
 use super::decide::TEMPORARY;
 use super::foreign_parquet::ForeignParquet;
-use super::kill::{self, Point};
 use super::lock::{Lock, new_token};
 use super::read_back;
 use super::sources::{SourceDigests, read_digest};
 use crate::digest::Digest;
+use crate::failpoints;
 
 /// Version of `flow.json`.
 const EXPORT_VERSION: u64 = 1;
@@ -326,7 +326,7 @@ impl ExportSet {
                 self.files.create_folder(parent)?;
             }
             self.files.rename(path, &target)?;
-            kill::pass(Point::ExportRenaming);
+            failpoints::hit(failpoints::EXPORT_RENAMING, &[]);
         }
         self.remove_left_over(old, &entries)?;
         for folder in &folders {
@@ -342,7 +342,7 @@ impl ExportSet {
         let prepared = self.files.prepare(&self.waiting.join(MANIFEST), &manifest)?;
         self.files.rename(&prepared, &manifest_path)?;
         self.files.sync_folder(&self.folder)?;
-        kill::pass(Point::ExportDone);
+        failpoints::hit(failpoints::EXPORT_DONE, &[]);
         Ok(self.names.keys().cloned().collect())
     }
 

@@ -30,7 +30,6 @@ mod error;
 mod export;
 mod find;
 mod foreign_parquet;
-mod kill;
 mod lock;
 mod parquet_file;
 mod read_back;
@@ -144,7 +143,6 @@ impl Store {
     }
 
     fn open_with(dir: &Path, access: Access, files: Files) -> Result<Store, StoreError> {
-        kill::check()?;
         let format_file = dir.join("FORMAT");
         let format = match atomic::read(&format_file)? {
             Some(bytes) => Some(read_back::from_json::<Format>(&format_file, &bytes, FORMAT)?),

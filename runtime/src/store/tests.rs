@@ -2,6 +2,8 @@
 
 mod crashes;
 mod exports;
+#[path = "../../tests/failpoints/mod.rs"]
+mod hooks;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -12,13 +12,13 @@ use super::StoreError;
 use super::atomic::{self, Files};
 use super::begun_file::BegunFile;
 use super::decide;
-use super::kill::{self, Point};
 use super::read_back;
 use super::record::{
     Counts, Group, GroupName, Index, PortRecord, RECORD_VERSION, REJECTS, Record, RejectRecord, Selection, data_file,
 };
 use super::{parquet_file, rejects};
 use crate::digest::Digest;
+use crate::failpoints;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
 
@@ -183,7 +183,7 @@ impl ArtifactWriter {
             pending
                 .moves
                 .push((temporary, data.join(data_file(&key, port, &written.digest))));
-            kill::pass(Point::DataWritten);
+            failpoints::hit(failpoints::DATA_WRITTEN, &[]);
             written
         };
         let mut port_records = BTreeMap::new();
@@ -303,7 +303,7 @@ impl ArtifactWriter {
             while let Some((from, to)) = pending.moves.last() {
                 files.rename(from, to)?;
                 pending.moves.pop();
-                kill::pass(Point::DataRenamed);
+                failpoints::hit(failpoints::DATA_RENAMED, &[]);
             }
         }
         if !temporary.is_empty() {
@@ -332,7 +332,7 @@ impl ArtifactWriter {
             records: records.to_vec(),
         };
         let prepared = files.prepare(&path, &read_back::to_json(&path, &record_file)?)?;
-        kill::pass(Point::RecordWritten);
+        failpoints::hit(failpoints::RECORD_WRITTEN, &[]);
         match files.rename_if_absent(&prepared, &path) {
             Ok(true) => {}
             Ok(false) => {
@@ -346,7 +346,7 @@ impl ArtifactWriter {
             }
         }
         files.sync_folder(&records_folder(folder))?;
-        kill::pass(Point::RecordLinked);
+        failpoints::hit(failpoints::RECORD_LINKED, &[]);
         state.next_group += 1;
         state.groups.push(name);
         state.grouped += records.len();
@@ -408,7 +408,7 @@ impl ArtifactWriter {
             records: state.records.clone(),
         };
         files.replace(&path, &read_back::to_json(&path, &index)?)?;
-        kill::pass(Point::IndexWritten);
+        failpoints::hit(failpoints::INDEX_WRITTEN, &[]);
         state.has_index = true;
         state.generation += 1;
         state.next_group = 0;

@@ -10,6 +10,10 @@ fn child() {
     let Ok(folder) = std::env::var("FLOW_TEST_CHILD") else {
         return;
     };
+    if let Ok(at) = std::env::var("FLOW_TEST_CHILD_KILL_AT") {
+        let kill = failpoints::kill_at(&at, &flow_runtime::failpoints::STORE);
+        flow_runtime::failpoints::set(move |point, _| kill(point));
+    }
     let folder = PathBuf::from(folder);
     let set = std::env::var("FLOW_TEST_CHILD_SET").unwrap_or_default();
     let overrides = Overrides {
@@ -67,8 +71,8 @@ fn child_by(
     }
     command.env("FLOW_TEST_CHILD_SET", given.join(" "));
     match kill_at {
-        Some(point) => command.env("FLOW_KILL_AT", point),
-        None => command.env_remove("FLOW_KILL_AT"),
+        Some(point) => command.env("FLOW_TEST_CHILD_KILL_AT", point),
+        None => command.env_remove("FLOW_TEST_CHILD_KILL_AT"),
     };
     command
         .stdout(std::process::Stdio::null())

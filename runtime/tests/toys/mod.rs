@@ -15,8 +15,8 @@ use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::store::DigestedFile;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Fate, Global, InputCount, InputPort, Inputs, Kind, Log,
-    Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RejectSet, Shape, Source, SourcePartition,
-    StageError, Standing, UNREADABLE,
+    Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, Shape, Source, SourcePartition, StageError,
+    Standing, UNREADABLE,
 };
 use serde::{Deserialize, Serialize};
 
@@ -565,7 +565,7 @@ impl Export for WriteBody {
         self.0.clone()
     }
 
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let mut text = String::new();
         for (_, input) in self.1.whole("tables") {
             for batch in input.batches(None) {
@@ -577,7 +577,7 @@ impl Export for WriteBody {
         }
         fs::write(set.file("rows.txt")?, text).map_err(StageError::failed)?;
         let mut text = String::new();
-        for reject in rejects.iter() {
+        for reject in self.1.rejects.iter() {
             let (stage, partition, reject) = reject?;
             text.push_str(&format!(
                 "{stage} {partition} {:?} {} {}\n",

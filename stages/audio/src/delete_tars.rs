@@ -180,13 +180,13 @@ impl Export for Deleter {
         "tars.json".into()
     }
 
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let members = self.context.required("members")?;
         let extracted: Vec<&Artifact> = self.context.whole("extracted").map(|(_, rows)| rows).collect();
         if !self.settings.delete {
             return Ok(());
         }
-        let unplaced = unplaced(rejects)?;
+        let unplaced = unplaced(&self.context.rejects)?;
         let path = set.file(LIST).map_err(StageError::failed)?;
         let failed = |error: std::io::Error| StageError::failed(format!("cannot write {}: {error}", path.display()));
         let mut list = BufWriter::new(File::create(&path).map_err(failed)?);

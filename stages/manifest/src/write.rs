@@ -146,6 +146,7 @@ impl Kind for Write {
             unused: context.scratch.join("unused"),
             files,
             inputs,
+            rejects: context.rejects.clone(),
         })))
     }
 
@@ -163,6 +164,7 @@ struct Writer {
     /// By input: its name, and its file.
     files: Vec<(&'static str, &'static str)>,
     inputs: Vec<Artifact>,
+    rejects: RejectSet,
 }
 
 impl Export for Writer {
@@ -174,12 +176,12 @@ impl Export for Writer {
         }
     }
 
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         if !self.settings.unless.is_empty() {
             return Ok(());
         }
         let WriteSettings { shards, audio, out, .. } = &self.settings;
-        let inputs = &self.inputs;
+        let (inputs, rejects) = (&self.inputs, &self.rejects);
         for (what, names) in GUARDED {
             let rows = self
                 .files
