@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::error::StageError;
 use crate::event::{Event, Events};
 use crate::inputs::{Input, Inputs};
-use crate::kind::StageError;
 use crate::processes::Processes;
 use crate::store::{Artifact, RejectSet};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, SchemaRef};
 
-use crate::kind::{Reads, StageError};
+use crate::error::StageError;
 use crate::spec::near::{did_you_mean, nearest};
 
 /// How often an input may be given.
@@ -15,6 +15,15 @@ pub enum InputCount {
     Optional,
     /// One or more, each under a name of its own: tables of a query, say.
     Many,
+}
+
+/// How a stage reads one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Batch by batch, partition by partition, through [`crate::Operator::batch`].
+    Streamed,
+    /// As a whole artifact, through [`crate::Context::required`], [`crate::Context::input`] or [`crate::Context::whole`]. The edge is then stored.
+    Whole,
 }
 
 /// Types that a column of an input may be asked for.

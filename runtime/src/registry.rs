@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::context::Context;
+use crate::error::StageError;
 use crate::inputs::{InputPort, Inputs, OutputPort};
-use crate::kind::{Body, Kind, Shape, StageError};
+use crate::kind::{Body, Kind, Shape};
 use crate::partition::Partition;
 use crate::spec::near::did_you_mean;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
@@ -38,8 +39,8 @@ pub trait AnySettings: Send + Sync {
     fn identity(&self) -> serde_json::Value;
     /// All settings, defaults filled in, with the keys of every map sorted.
     fn all(&self) -> serde_json::Value;
-    /// See [`Kind::gone`].
-    fn gone(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError>;
+    /// See [`Kind::missing_outputs`].
+    fn missing_outputs(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError>;
 }
 
 /// Makes a kind ready for a list of kinds: `kind::<ManifestScan>()`.
@@ -114,8 +115,8 @@ impl<K: Kind> AnySettings for TypedSettings<K> {
         sorted(serde_json::to_value(&self.0).unwrap_or(serde_json::Value::Null))
     }
 
-    fn gone(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
-        K::gone(&self.0, committed, threads)
+    fn missing_outputs(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+        K::missing_outputs(&self.0, committed, threads)
     }
 }
 

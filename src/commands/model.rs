@@ -9,7 +9,7 @@ use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::AttentionContext;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary;
-use flow_runtime::visible::on_one_line;
+use flow_runtime::escape::escape_line;
 use flow_training::init::local_model;
 
 use crate::arguments::{
@@ -27,7 +27,7 @@ pub fn model(command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failur
 }
 
 fn open(model: &str) -> Result<OpenModel, Failure> {
-    let path = local_model(model, &mut |line| eprintln!("{}", on_one_line(line))).map_err(Failure::unreadable)?;
+    let path = local_model(model, &mut |line| eprintln!("{}", escape_line(line))).map_err(Failure::unreadable)?;
     OpenModel::open(&path).map_err(Failure::unreadable)
 }
 

@@ -190,7 +190,7 @@ fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -
         });
     })
     .map_err(|error| Failure::unreadable(error.to_string()))?;
-    let end = flow_runtime::run::joined(processes, true, || ranks.given_up());
+    let end = flow_runtime::run::follow(processes, true, || ranks.given_up());
     let End { code, message } = end.map_err(|error| Failure::run(error, checked))?;
     if message.is_empty() {
         events.send(Event::Note {

@@ -16,7 +16,7 @@ use timely::bytes::arc::Bytes;
 use timely::container::{DrainContainer, PushInto, SizableContainer};
 use timely::dataflow::channels::ContainerBytes;
 
-use super::in_flight::Held;
+use super::in_flight::MemoryReservation;
 
 /// A batch with its address.
 #[derive(Clone)]
@@ -26,7 +26,7 @@ pub(super) struct Routed {
     pub batch: RecordBatch,
     /// Says that its memory is taken until all who get the batch are through with it. What a source gave is counted until
     /// it is written, and what comes from another process was counted there.
-    pub held: Option<Arc<Held>>,
+    pub reserved: Option<Arc<MemoryReservation>>,
 }
 
 /// Timely's container of batches.
@@ -161,7 +161,7 @@ fn decode(bytes: &[u8]) -> Result<Vec<Routed>, ArrowError> {
             ordinal,
             port,
             batch,
-            held: None,
+            reserved: None,
         });
     }
     Ok(items)
@@ -193,7 +193,7 @@ mod tests {
             ordinal,
             port: 3,
             batch: RecordBatch::try_new(Arc::new(schema), columns).unwrap(),
-            held: None,
+            reserved: None,
         }
     }
 

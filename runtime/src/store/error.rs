@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use parquet::errors::ParquetError;
 
-use crate::kind::StageError;
+use crate::error::StageError;
 
 /// An error of the store. Its text names the file or folder; [`StoreError::help`] says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -9,8 +9,8 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 
 use super::parquet_file;
 use crate::digest::Digest;
+use crate::error::StageError;
 use crate::event::ReasonCount;
-use crate::kind::StageError;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
 use crate::reject::{Reject, RejectClass};

@@ -161,7 +161,7 @@ impl Kind for Extract {
             schema: with_columns(&rows.schema, settings),
         };
         Ok(Shape {
-            dear: true,
+            expensive: true,
             conservation: Conservation::Rows,
             ..Shape::local(vec![port])
         })
@@ -185,7 +185,7 @@ impl Kind for Extract {
         }
     }
 
-    fn gone(
+    fn missing_outputs(
         settings: &ExtractSettings,
         committed: &Artifact,
         threads: usize,

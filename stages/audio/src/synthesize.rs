@@ -64,7 +64,7 @@ impl Kind for Synthesize {
             port("val", rows::clips_schema()),
         ];
         Ok(Shape {
-            dear: true,
+            expensive: true,
             ..Shape::source(outputs)
         })
     }
@@ -98,7 +98,7 @@ impl Kind for Synthesize {
         })
     }
 
-    fn gone(
+    fn missing_outputs(
         settings: &SynthesizeSettings,
         committed: &Artifact,
         _: usize,

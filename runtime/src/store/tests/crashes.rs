@@ -245,8 +245,8 @@ fn a_killed_process_leaves_what_it_committed() {
         );
         assert_eq!(standing(&dir.path().join("state")), expected, "{at}");
         let exported =
-            ExportSet::standing(&dir.path().join("out"), "flow.json", &key(1), &SourceDigests::default()).unwrap();
-        assert_eq!(exported == ExportStanding::Whole, at == "export-done", "{at}");
+            ExportSet::status(&dir.path().join("out"), "flow.json", &key(1), &SourceDigests::default()).unwrap();
+        assert_eq!(exported == ExportStatus::Whole, at == "export-done", "{at}");
         let output = child(dir.path(), "");
         assert!(
             output.status.success(),
