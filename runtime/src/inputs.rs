@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::datatypes::{DataType, SchemaRef};
 
 use crate::error::StageError;
-use crate::spec::near::{did_you_mean, nearest};
+use crate::suggest::{did_you_mean, nearest};
 
 /// How often an input may be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,6 +28,7 @@ pub mod run;
 pub mod run_error;
 pub mod spec;
 pub mod store;
+mod suggest;
 
 pub use available_memory::available_memory;
 pub use context::Context;

@@ -9,9 +9,9 @@ use crate::error::StageError;
 use crate::inputs::{InputPort, Inputs, OutputPort};
 use crate::kind::{Body, Kind, Shape};
 use crate::partition::Partition;
-use crate::spec::near::did_you_mean;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
 use crate::store::Artifact;
+use crate::suggest::did_you_mean;
 
 /// A stage kind without its type: what the list in the binary holds.
 pub trait AnyKind: Send + Sync {

@@ -11,6 +11,7 @@ mod log;
 mod node;
 mod records;
 mod region;
+mod schedule;
 mod signals;
 mod summary;
 

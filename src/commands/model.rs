@@ -27,8 +27,13 @@ pub fn model(command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failur
 }
 
 fn open(model: &str) -> Result<OpenModel, Failure> {
-    let path = local_model(model, &mut |line| eprintln!("{}", escape_line(line))).map_err(Failure::unreadable)?;
+    let path = local_model(model, &mut tell).map_err(Failure::unreadable)?;
     OpenModel::open(&path).map_err(Failure::unreadable)
+}
+
+/// Tells what takes its time. A screen that is gone is no reason to stop.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", escape_line(line));
 }
 
 fn configuration(model: &OpenModel) -> Result<ModelConfig, Failure> {

@@ -204,6 +204,7 @@ fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -
 
 /// Ends this process where a process was lost and the run does not end for that: a rank of this process that hangs would
 /// be waited for without end.
+#[allow(clippy::exit, reason = "a rank that hangs cannot be ended otherwise")]
 fn end_at_last(processes: &Arc<Processes>) {
     let processes = Arc::downgrade(processes);
     let watch = move || {

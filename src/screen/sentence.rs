@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use flow_runtime::RejectClass;
 use flow_runtime::escape::escape_line;
-use flow_runtime::event::{Event, ReasonCount};
+use flow_runtime::event::Event;
+use flow_runtime::reject::ReasonCount;
 
 use super::figures;
 use crate::table::{count, plural};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
-use crate::event::{Event, Events, ReasonCount};
+use crate::event::{Event, Events};
 use crate::inputs::Inputs;
 use crate::kind::{Conservation, Port};
 use crate::partition::Partition;
@@ -15,7 +15,7 @@ use crate::plan::decisions::Decisions;
 use crate::plan::graph::StagePart;
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
-use crate::reject::RejectClass;
+use crate::reject::{ReasonCount, RejectClass};
 use crate::store::{
     Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter, Store, add_up,
 };

@@ -4,7 +4,7 @@
 //! its record; only the batches of a log stage go to worker 0. A node holds a capability for each of its
 //! partitions until the partition is written, so the frontier of what is written bounds what is in flight.
 
-mod batches;
+mod batch_container;
 mod commit;
 pub(crate) mod in_flight;
 pub(crate) mod job;

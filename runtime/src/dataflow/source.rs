@@ -14,7 +14,7 @@ use timely::dataflow::operators::probe::Handle;
 use timely::dataflow::{Scope, Stream};
 use timely::scheduling::{Activator, SyncActivator};
 
-use super::batches::{Batches, Routed};
+use super::batch_container::{BatchContainer, Routed};
 use super::job::{FilesDigest, RegionState};
 use super::partition_output::drain;
 use super::port_buffer::bytes_of;
@@ -181,16 +181,16 @@ pub(super) fn build<'scope>(
     written: &Handle<u64>,
     sources: &Sources,
     address: &Arc<OnceLock<SyncActivator>>,
-) -> (Stream<'scope, u64, Batches>, Stream<'scope, u64, Vec<()>>) {
+) -> (Stream<'scope, u64, BatchContainer>, Stream<'scope, u64, Vec<()>>) {
     let mut builder = OperatorBuilder::new("source".into(), scope);
     let info = builder.operator_info();
     let activator = scope.activator_for(info.address.clone());
     sources.borrow_mut().push(scope.activator_for(info.address.clone()));
     let mut timer = Timer::new(scope.activator_for(info.address.clone()), AGAIN);
     let _ = address.set(scope.worker().sync_activator_for(info.address.to_vec()));
-    let (data, data_stream) = builder.new_output::<Batches>();
+    let (data, data_stream) = builder.new_output::<BatchContainer>();
     let (end, end_stream) = builder.new_output::<Vec<()>>();
-    let mut data: OutputBuilder<u64, CapacityContainerBuilder<Batches>> = OutputBuilder::from(data);
+    let mut data: OutputBuilder<u64, CapacityContainerBuilder<BatchContainer>> = OutputBuilder::from(data);
     let written = written.clone();
     builder.build(move |mut initial| {
         let mut capabilities: Capabilities = match (initial.pop(), initial.pop()) {

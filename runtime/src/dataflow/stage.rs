@@ -15,7 +15,7 @@ use timely::dataflow::{Scope, Stream};
 use timely::progress::frontier::MutableAntichain;
 use timely::scheduling::SyncActivator;
 
-use super::batches::{Batches, Routed};
+use super::batch_container::{BatchContainer, Routed};
 use super::in_flight::MemoryReservation;
 use super::job::{NodeJob, RegionState};
 use super::partition_output::{PartitionOutput, drain};
@@ -311,10 +311,10 @@ impl NodeOperator {
 pub(super) fn build<'scope>(
     scope: Scope<'scope, u64>,
     mut operator: NodeOperator,
-    inputs: Vec<(usize, usize, Stream<'scope, u64, Batches>)>,
+    inputs: Vec<(usize, usize, Stream<'scope, u64, BatchContainer>)>,
     on_worker_0: bool,
     address: &Arc<OnceLock<SyncActivator>>,
-) -> (Stream<'scope, u64, Batches>, Stream<'scope, u64, Vec<()>>) {
+) -> (Stream<'scope, u64, BatchContainer>, Stream<'scope, u64, Vec<()>>) {
     let mut builder = OperatorBuilder::new(operator.described().stage.clone(), scope);
     let info = builder.operator_info();
     let mut timer = Timer::new(scope.activator_for(info.address.clone()), ASK);
@@ -322,8 +322,8 @@ pub(super) fn build<'scope>(
     type Pull = Box<dyn FnMut(&mut Vec<(usize, Routed)>)>;
     let mut pulls: Vec<Pull> = Vec::new();
     for (position, port, stream) in inputs {
-        // Batches of one partition and input stay in order: `for_each`, which `for_each_time` does not promise.
-        let take = move |data: &mut Batches, into: &mut Vec<(usize, Routed)>| {
+        // BatchContainer of one partition and input stay in order: `for_each`, which `for_each_time` does not promise.
+        let take = move |data: &mut BatchContainer, into: &mut Vec<(usize, Routed)>| {
             into.extend(
                 data.take()
                     .into_iter()
@@ -332,7 +332,7 @@ pub(super) fn build<'scope>(
             );
         };
         if on_worker_0 {
-            let pact = ExchangeCore::<CapacityContainerBuilder<Batches>, _>::new(|_: &Routed| 0);
+            let pact = ExchangeCore::<CapacityContainerBuilder<BatchContainer>, _>::new(|_: &Routed| 0);
             let mut handle = builder.new_input(stream, pact);
             pulls.push(Box::new(move |into| handle.for_each(|_, data| take(data, into))));
         } else {
@@ -340,9 +340,9 @@ pub(super) fn build<'scope>(
             pulls.push(Box::new(move |into| handle.for_each(|_, data| take(data, into))));
         }
     }
-    let (data, data_stream) = builder.new_output::<Batches>();
+    let (data, data_stream) = builder.new_output::<BatchContainer>();
     let (end, end_stream) = builder.new_output::<Vec<()>>();
-    let mut data: OutputBuilder<u64, CapacityContainerBuilder<Batches>> = OutputBuilder::from(data);
+    let mut data: OutputBuilder<u64, CapacityContainerBuilder<BatchContainer>> = OutputBuilder::from(data);
     builder.build(move |mut initial| {
         if let (Some(end), Some(data), Some(first)) = (initial.pop(), initial.pop(), operator.own.front()) {
             operator.hold = Some(PartitionCapabilities {

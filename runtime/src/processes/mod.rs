@@ -9,16 +9,16 @@
 //! apart; it is no protection against an attacker, since nothing is encrypted.
 
 mod frame;
+mod group;
 mod link;
 mod peer;
 mod pending;
-mod processes;
 mod rendezvous;
 mod state;
 #[cfg(test)]
 mod tests;
 
+pub use group::Processes;
 pub use peer::{End, Loss, Outcome, Payload, Peer};
-pub use processes::Processes;
 pub use rendezvous::{Address, Join, JoinError, join};
 pub(crate) use state::SignalFlags;

@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::frame::{self, Hello, MAGIC};
+use super::group::Processes;
 use super::peer::Peer;
 use super::pending::{Arrival, HANDSHAKE_TIMEOUT, PendingConnections};
-use super::processes::Processes;
 use crate::digest::Digest;
 
 /// How often is looked again.

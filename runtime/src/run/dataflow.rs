@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::counts::RunCounts;
 use super::job::{node_job, region_job};
 use super::node::{failed, note, started};
+use super::schedule::Schedule;
 use crate::dataflow::job::{KeyPart, Signals};
 use crate::dataflow::run_region;
 use crate::digest::Digest;
@@ -40,50 +41,21 @@ pub(super) fn run(
             }
         }
     }
-    // Places of nodes in the region, and partitions in the run's list.
+    // Places of nodes in the region.
     let place: BTreeMap<usize, usize> = nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
-    let mut all: Vec<Partition> = Vec::new();
-    for own in &decided {
-        if own.len() != all.len() || own.iter().zip(&all).any(|(one, partition)| one.partition != *partition) {
-            all.extend(own.iter().map(|one| one.partition.clone()));
-            all.sort_unstable();
-            all.dedup();
-        }
-    }
-    let at = |partition: &Partition| all.binary_search(partition).ok();
-    let mut has = vec![vec![false; all.len()]; nodes.len()];
-    let mut active = vec![vec![false; all.len()]; nodes.len()];
-    for (own, (has, active)) in decided.iter().zip(has.iter_mut().zip(&mut active)) {
-        for one in own {
-            if let Some(at) = at(&one.partition) {
-                has[at] = true;
-                active[at] = one.action != Action::Reuse;
-            }
-        }
-    }
+    let mut schedule = Schedule::new(&decided);
     // What runs is fed by the nodes that stream into it, where their rows do not stand stored.
     for (own, node) in nodes.iter().enumerate().rev() {
-        for input in state.graph.nodes[*node]
-            .inputs
-            .iter()
-            .filter(|input| input.flow == Flow::Stream)
-        {
-            let Some(&producer) = place.get(&input.node) else {
-                continue;
+        for (input, producer) in streams(state, *node, &place) {
+            let verdicts = by_partition(&decided[producer]);
+            let is_stored = |partition: &Partition| {
+                let verdict = verdicts.get(partition);
+                verdict.is_some_and(|verdict| is_stored(state, input, verdict))
             };
-            for one in &decided[producer] {
-                if let Some(at) = at(&one.partition)
-                    && active[own][at]
-                    && !active[producer][at]
-                {
-                    active[producer][at] = !is_stored(state, input, one);
-                }
-            }
+            schedule.feed(own, producer, is_stored);
         }
     }
-    let runs: Vec<usize> = (0..all.len())
-        .filter(|partition| active.iter().any(|active| active[*partition]))
-        .collect();
+    let schedule = schedule.only_run();
     let mut to_run = Vec::new();
     for (own, node) in nodes.iter().enumerate() {
         let run = decided[own].iter().filter(|one| one.action != Action::Reuse).count() as u64;
@@ -94,7 +66,7 @@ pub(super) fn run(
             run_counts.add(*node, 0, reused);
         }
     }
-    if runs.is_empty() {
+    if schedule.partitions().is_empty() {
         return Ok(());
     }
     for node in nodes {
@@ -103,19 +75,9 @@ pub(super) fn run(
     let mut jobs = Vec::new();
     for (own, &node) in nodes.iter().enumerate() {
         let mut job = node_job(state, node, &place, true)?;
-        job.active = runs.iter().map(|partition| active[own][*partition]).collect();
-        let streamed = state.graph.nodes[node]
-            .inputs
-            .iter()
-            .filter(|input| input.flow == Flow::Stream);
-        for input in streamed {
-            let Some(&producer) = place.get(&input.node) else {
-                continue;
-            };
-            let stored: Vec<bool> = runs
-                .iter()
-                .map(|&partition| active[own][partition] && has[producer][partition] && !active[producer][partition])
-                .collect();
+        job.active = schedule.run_by(own);
+        for (input, producer) in streams(state, node, &place) {
+            let stored = schedule.read_stored(own, producer);
             let stream = job
                 .streams
                 .iter_mut()
@@ -125,26 +87,23 @@ pub(super) fn run(
             }
         }
         let key_inputs = &state.graph.nodes[node].key_inputs;
-        let by_partition: BTreeMap<&Partition, &PartitionVerdict> =
-            decided[own].iter().map(|one| (&one.partition, one)).collect();
-        for &partition in &runs {
-            let one = by_partition
-                .get(&all[partition])
-                .filter(|one| one.action != Action::Reuse);
-            job.record.push(
-                one.map(|one| {
-                    key_parts(key_inputs, one, |source| {
-                        let place = place.get(&source).copied()?;
-                        active[place][partition].then_some(place)
-                    })
+        let verdicts = by_partition(&decided[own]);
+        for (ordinal, partition) in schedule.partitions().iter().enumerate() {
+            let verdict = verdicts
+                .get(partition)
+                .filter(|verdict| verdict.action != Action::Reuse);
+            let parts = verdict.map(|verdict| {
+                key_parts(key_inputs, verdict, |source| {
+                    let place = place.get(&source).copied()?;
+                    schedule.is_run(place, ordinal).then_some(place)
                 })
-                .transpose()?,
-            );
+            });
+            job.record.push(parts.transpose()?);
         }
         (job.total, job.reused) = (to_run[own].0 + to_run[own].1, to_run[own].1);
         jobs.push(job);
     }
-    let partitions: Vec<Partition> = runs.iter().map(|partition| all[*partition].clone()).collect();
+    let partitions = schedule.partitions().to_vec();
     let writers: Vec<Option<ArtifactWriter>> = jobs.iter().map(|job| job.writer.clone()).collect();
     let job = region_job(state, partitions, 0, jobs, snapshots, signals);
     let done = run_region(job);
@@ -189,6 +148,22 @@ pub(super) fn run(
         (Some(signal), Some(_)) => Err(RunError::Interrupted { signal }),
         (None, Some(message)) => Err(RunError::Internal { message }),
     }
+}
+
+/// The inputs of a node that stream from nodes of the region, with the places of these.
+fn streams<'a>(
+    state: &'a PlanState,
+    node: usize,
+    place: &'a BTreeMap<usize, usize>,
+) -> impl Iterator<Item = (&'a NodeInput, usize)> {
+    let streamed = state.graph.nodes[node].inputs.iter();
+    streamed
+        .filter(|input| input.flow == Flow::Stream)
+        .filter_map(|input| Some((input, *place.get(&input.node)?)))
+}
+
+fn by_partition(verdicts: &[PartitionVerdict]) -> BTreeMap<&Partition, &PartitionVerdict> {
+    verdicts.iter().map(|verdict| (&verdict.partition, verdict)).collect()
 }
 
 /// Whether the rows of a partition stand on the port that an input reads, just as the producer would make them: they are

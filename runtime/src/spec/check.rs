@@ -6,7 +6,6 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
-use super::near::did_you_mean;
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::yaml::{Part, Steps};
@@ -14,6 +13,7 @@ use crate::error::StageError;
 use crate::inputs::{self, InputPort, Inputs, Offered, Reads, Unfit};
 use crate::kind::{Role, Shape};
 use crate::registry::{AnyKind, AnySettings, Registry};
+use crate::suggest::did_you_mean;
 
 /// A pipeline whose settings are typed and whose schemas are known: what is planned and run.
 pub struct Checked {

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::near::did_you_mean;
 use super::params::{Environment, Overrides, Params, Scope, brief};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Problem, Taken};
 use super::yaml::{self, Mapping, Part, Steps, Value};
+use crate::suggest::did_you_mean;
 use document::Document;
 
 /// Reads a pipeline file with its includes and puts parameters in.

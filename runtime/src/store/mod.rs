@@ -15,8 +15,8 @@
 //! ```
 //!
 //! A partition is committed when a record file (or the index) names it; data files that no record names do
-//! not count. What follows from the files is decided by pure functions ([`recovery`]); every file is written by
-//! [`atomic`]. Reading needs no lock, also while a run is going on.
+//! not count. What follows from the files is decided by pure functions (`recovery`); every file is written by
+//! `atomic`. Reading needs no lock, also while a run is going on.
 
 mod artifact;
 mod atomic;

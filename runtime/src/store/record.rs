@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::event::ReasonCount;
 use crate::partition::Partition;
+use crate::reject::ReasonCount;
 
 /// Version of the record files.
 pub(crate) const RECORD_VERSION: u32 = 2;

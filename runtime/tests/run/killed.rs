@@ -6,6 +6,7 @@ use super::*;
 /// The body of the child process: runs the pipeline in the folder that the environment names.
 #[test]
 #[ignore = "the child of other tests"]
+#[allow(clippy::exit, reason = "the process is the run")]
 fn child() {
     let Ok(folder) = std::env::var("FLOW_TEST_CHILD") else {
         return;

@@ -1,6 +1,6 @@
 //! The kind `audio.extract`.
 
-mod gone;
+mod missing_outputs;
 mod placing;
 mod wanted;
 
@@ -191,7 +191,7 @@ impl Kind for Extract {
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         if settings.watch && settings.store != Store::Tar {
-            gone::gone(committed, threads)
+            missing_outputs::missing_outputs(committed, threads)
         } else {
             Ok(BTreeMap::new())
         }

@@ -2,7 +2,7 @@
 
 mod clip;
 mod espeak;
-mod gone;
+mod missing_outputs;
 mod plan;
 mod random;
 mod rows;
@@ -103,7 +103,7 @@ impl Kind for Synthesize {
         committed: &Artifact,
         _: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        gone::gone(&settings.out, committed)
+        missing_outputs::missing_outputs(&settings.out, committed)
     }
 }
 
