@@ -100,7 +100,7 @@ pub struct Shape {
     pub role: Role,
     /// Those that the kind declares, in the same order.
     pub outputs: Vec<Port>,
-    /// Too dear to compute again: outputs are stored even when only streamed stages read them.
+    /// Too expensive to compute again: outputs are stored even when only streamed stages read them.
     pub expensive: bool,
     /// Runs only on inputs that are as the plan makes them, not on what `--only` and `--from` take as it stands: what it does
     /// cannot be undone, or is a check that others rely on.
@@ -265,7 +265,7 @@ pub trait Global {
     /// Decisions for every partition of `keys`, sorted by `_row`. Rows on which there is nothing to say may be left out.
     /// Key rows may be more than fit in memory with all their columns: read those that are needed, when they are needed.
     fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
-    /// Applies the decisions of one partition: one fate for each row, by its `_row`, ascending. Local.
+    /// Applies the decisions of one partition: one outcome for each row, by its `_row`, ascending. Local.
     fn apply(
         &mut self,
         partition: &Partition,

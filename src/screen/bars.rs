@@ -72,7 +72,7 @@ impl Bars {
                         bar.bar.set_position(step);
                     }
                     bar.bar
-                        .set_message(escape_line(&figures::escape_line(figures)).into_owned());
+                        .set_message(escape_line(&figures::on_one_line(figures)).into_owned());
                 }
             }
             Event::StageFinished { stage, .. } => {

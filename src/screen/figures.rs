@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// The figures of a stage as one line: its own `line` where it gives one, else `step 120, loss 2.314`: the
 /// entries of the object; nested ones as `a.b`.
-pub fn escape_line(figures: &Value) -> String {
+pub fn on_one_line(figures: &Value) -> String {
     let own = ["/notice", "/line", "/table/title"];
     if let Some(text) = own.iter().find_map(|own| figures.pointer(own)?.as_str()) {
         return text.to_string();
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn figures_fit_a_line() {
         let figures = json!({"step": 120, "loss": 2.31412, "lr": 3e-7, "memory": {"peak_gib": 12.345}, "note": "warm", "none": null, "ids": [1, 2]});
-        let mut parts: Vec<String> = escape_line(&figures).split(", ").map(String::from).collect();
+        let mut parts: Vec<String> = on_one_line(&figures).split(", ").map(String::from).collect();
         parts.sort();
         assert_eq!(
             parts,
@@ -109,8 +109,8 @@ mod tests {
                 "step 120"
             ]
         );
-        assert_eq!(escape_line(&json!(3)), "3");
-        assert_eq!(escape_line(&json!({"step": 1, "line": "step 1 of 2"})), "step 1 of 2");
+        assert_eq!(on_one_line(&json!(3)), "3");
+        assert_eq!(on_one_line(&json!({"step": 1, "line": "step 1 of 2"})), "step 1 of 2");
     }
 
     #[test]

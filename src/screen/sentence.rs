@@ -55,7 +55,7 @@ fn in_words(event: &Event) -> String {
                 plural(*rows_out, "row")
             )
         }
-        Event::StageFigures { stage, figures } => format!("{stage}: {}", figures::escape_line(figures)),
+        Event::StageFigures { stage, figures } => format!("{stage}: {}", figures::on_one_line(figures)),
         Event::StageFinished {
             stage,
             rows_in,

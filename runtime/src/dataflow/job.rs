@@ -242,7 +242,7 @@ impl RegionState {
         lock(&self.failure).take()
     }
 
-    /// No new partitions are to be file.
+    /// No new partitions are to be begun.
     pub fn stopping(&self) -> bool {
         self.job.signals.stop_asked().is_some()
     }

@@ -64,7 +64,7 @@ impl PortBuffer {
         self.bytes
     }
 
-    /// The file with all rows if one was file, otherwise the rows.
+    /// The file with all rows if one was begun, otherwise the rows.
     pub fn into_parts(self) -> (Option<DataFileWriter>, Vec<RecordBatch>) {
         (self.file, self.batches)
     }

@@ -170,8 +170,8 @@ type Capabilities = Option<(Capability<u64>, Capability<u64>)>;
 /// The sources of a worker. Whoever sees that more is written wakes them.
 pub(super) type Sources = Rc<RefCell<Vec<Activator>>>;
 
-/// How long a source that is reserved back waits where nothing more is written: another worker may have found out meanwhile how
-/// large a partition is. Each time is a wake-up of the worker, which is dear in a virtual machine.
+/// How long a source that is held back waits where nothing more is written: another worker may have found out meanwhile how
+/// large a partition is. Each time is a wake-up of the worker, which costs much in a virtual machine.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Gives the stream of batches, and one that carries nothing but the frontier of what was given.
@@ -199,7 +199,7 @@ pub(super) fn build<'scope>(
         };
         move_to(&mut capabilities, reader.todo.front().copied());
         move |_| {
-            // MemoryReservation so that the output outlives the capabilities that belong to it.
+            // Held so that the output outlives the capabilities that belong to it.
             let _ = &end;
             let shared = Arc::clone(&reader.shared);
             if shared.leaving() {

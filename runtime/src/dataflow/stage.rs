@@ -322,7 +322,7 @@ pub(super) fn build<'scope>(
     type Pull = Box<dyn FnMut(&mut Vec<(usize, Routed)>)>;
     let mut pulls: Vec<Pull> = Vec::new();
     for (position, port, stream) in inputs {
-        // BatchContainer of one partition and input stay in order: `for_each`, which `for_each_time` does not promise.
+        // Batches of one partition and input stay in order: `for_each`, which `for_each_time` does not promise.
         let take = move |data: &mut BatchContainer, into: &mut Vec<(usize, Routed)>| {
             into.extend(
                 data.take()
@@ -351,7 +351,7 @@ pub(super) fn build<'scope>(
             });
         }
         move |frontiers| {
-            // MemoryReservation so that the output outlives the capabilities that belong to it.
+            // Held so that the output outlives the capabilities that belong to it.
             let _ = &end;
             let mut batches = Vec::new();
             for pull in &mut pulls {

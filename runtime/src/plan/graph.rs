@@ -250,7 +250,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Levels, and which edges are artifacts: what is read whole, what comes out of a expensive, a global or a
+    /// Levels, and which edges are artifacts: what is read whole, what comes out of an expensive, a global or a
     /// log stage, and every edge between levels.
     fn store_edges(&mut self, checked: &Checked) {
         for index in 0..self.nodes.len() {

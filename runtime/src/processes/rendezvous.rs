@@ -469,7 +469,7 @@ fn follow(join: &Join, until: Instant) -> Result<Joined, JoinError> {
     Ok((peers, streams))
 }
 
-/// Connects and greets, again and again until the other side is there and answers: it may be busy with pending, and let
+/// Connects and greets, again and again until the other side is there and answers: it may be busy with others, and let
 /// go of those that it has not heard yet.
 fn greeted(address: &Address, hello: &Hello, until: Instant, name: &str) -> Result<TcpStream, JoinError> {
     let unreachable = |why: &dyn fmt::Display| {

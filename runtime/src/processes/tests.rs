@@ -226,7 +226,7 @@ fn who_comes_again_with_the_right_settings_is_let_in() {
     assert_eq!(leading.join().unwrap().0.unwrap().count(), 2);
 }
 
-/// Whatever a connection sends as settings is compared within bounds, and those of another run are no reason to end.
+/// Whatever a stranger sends as settings is compared within bounds, and those of another run are no reason to end.
 #[test]
 fn settings_of_strangers_are_looked_at_within_bounds() {
     let own = settings(&[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]);

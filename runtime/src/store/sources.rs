@@ -157,7 +157,7 @@ impl SourceDigests {
             None => BTreeMap::new(),
             Some(bytes) => match versioned_json::from_json::<Stored>(&path, &bytes, SOURCES_VERSION) {
                 Ok(stored) => stored.files,
-                // LostRecord notes cost time, not truth.
+                // Lost notes cost time, not truth.
                 Err(StoreError::Damaged { .. }) => BTreeMap::new(),
                 Err(error) => return Err(error),
             },

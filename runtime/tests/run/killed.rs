@@ -81,6 +81,28 @@ fn child_by(
     command.spawn().unwrap()
 }
 
+/// A crash test whose point is misspelt would kill nothing, and prove nothing.
+#[test]
+fn points_are_read_strictly() {
+    let read = |value: &str| {
+        let value = value.to_string();
+        std::panic::catch_unwind(move || drop(failpoints::kill_at(&value, &flow_runtime::failpoints::STORE)))
+    };
+    for right in ["data-renamed:3", "export-done"] {
+        assert!(read(right).is_ok(), "{right}");
+    }
+    for wrong in [
+        "",
+        "data",
+        "data-renamed:",
+        "data-renamed:0",
+        "data-renamed:-1",
+        "data-renamed:x",
+    ] {
+        assert!(read(wrong).is_err(), "{wrong}");
+    }
+}
+
 #[test]
 fn killed_anywhere_the_next_run_ends_with_the_same_bytes() {
     use std::os::unix::process::ExitStatusExt;
