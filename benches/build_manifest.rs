@@ -5,6 +5,8 @@
 //! from a seed below `work/bench` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages.
 //! Prints wall and CPU seconds, peak memory, rows kept, and the ratio to `flow`.
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};

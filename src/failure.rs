@@ -5,11 +5,11 @@ use std::io;
 use std::sync::Arc;
 
 use flow_runtime::StageError;
+use flow_runtime::escape::escape_lines;
 use flow_runtime::processes::JoinError;
 use flow_runtime::run::RunError;
 use flow_runtime::spec::{Checked, Diagnostics, Style};
 use flow_runtime::store::StoreError;
-use flow_runtime::visible::in_lines;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,5 +181,5 @@ fn with_help(message: &str, help: Option<&str>) -> String {
         Some(help) => format!("error: {message}\n  help: {help}"),
         None => format!("error: {message}"),
     };
-    in_lines(&text).into_owned()
+    escape_lines(&text).into_owned()
 }

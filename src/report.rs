@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_evaluation::page::STYLE;
-use flow_runtime::event::{Event, Events, ReasonCount};
+use flow_runtime::event::{Event, Events};
+use flow_runtime::reject::ReasonCount;
 use flow_runtime::spec::SwitchedOff;
 use flow_runtime::store::{StoreError, write_atomically};
 use maud::{DOCTYPE, Markup, PreEscaped, html};

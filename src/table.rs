@@ -1,11 +1,11 @@
 //! Columns of text.
 
-use flow_runtime::visible::on_one_line;
+use flow_runtime::escape::escape_line;
 
 /// Lines of a table with a head. Columns of numbers (and `-` or `?` for none) stand to the right, others to the
 /// left, two blanks apart, without blanks at the ends of lines. A cell stays on its line, whatever it holds.
 pub fn lines(rows: &[Vec<String>]) -> Vec<String> {
-    let shown = |row: &Vec<String>| row.iter().map(|cell| on_one_line(cell).into_owned()).collect();
+    let shown = |row: &Vec<String>| row.iter().map(|cell| escape_line(cell).into_owned()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));

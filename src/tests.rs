@@ -10,7 +10,7 @@ use clap::Parser;
 use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::{
     Body, Conservation, Context, Export, ExportSet, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, RejectClass, RejectSet, Shape, Source, SourcePartition, StageError,
+    Port, Progress, RejectClass, Shape, Source, SourcePartition, StageError,
 };
 use tempfile::TempDir;
 
@@ -153,7 +153,7 @@ impl Export for SumBody {
     fn folder(&self) -> PathBuf {
         self.0.clone()
     }
-    fn write(&mut self, _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let mut sum = 0;
         for batch in self.1.required("rows")?.batches(None) {
             let (_, batch) = batch?;

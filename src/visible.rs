@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use flow_runtime::visible::in_lines;
+use flow_runtime::escape::escape_lines;
 
 /// Passes text on with what a terminal would obey made visible; ends of lines and tabs stay.
 pub struct Visible<'a>(pub &'a mut dyn Write);
@@ -11,7 +11,7 @@ impl Write for Visible<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // Text comes in whole pieces: everything here is written with the macros of formatting.
         let text = String::from_utf8_lossy(bytes);
-        self.0.write_all(in_lines(&text).as_bytes())?;
+        self.0.write_all(escape_lines(&text).as_bytes())?;
         Ok(bytes.len())
     }
 

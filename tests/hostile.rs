@@ -7,6 +7,12 @@
 //! cargo test --release --workspace --test hostile -- --ignored --nocapture
 //! ```
 
+#![allow(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "an ignored test tells people how far it is"
+)]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::Cursor;

@@ -3,6 +3,8 @@
 //!
 //! `cargo bench --workspace --bench partitions [-- 10000 100000]`
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 #[path = "../tests/toys/mod.rs"]
 mod toys;
 

@@ -3,6 +3,8 @@
 //!
 //! `cargo bench -p flow-runtime --bench store [-- FOLDER]`: FOLDER is where the disk to be measured is.
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::error::StageError;
 use crate::event::{Event, Events};
 use crate::inputs::{Input, Inputs};
-use crate::kind::StageError;
 use crate::processes::Processes;
 use crate::store::{Artifact, RejectSet};
 
@@ -18,8 +18,8 @@ pub struct Context {
     /// Names and schemas of all inputs: what [`crate::Kind::shape`] was given.
     pub inputs: Inputs,
     /// By place in `inputs`; `None` for streamed ones.
-    pub(crate) artifacts: Vec<Option<Artifact>>,
-    /// Of a source or a log: the rejects of all stages before its whole inputs, to say where rows went that should be there.
+    pub(crate) artifacts: Arc<[Option<Artifact>]>,
+    /// Of a source, a log or an export: the rejects of all stages before its whole inputs. Others have none.
     pub rejects: RejectSet,
     pub worker: usize,
     pub workers: usize,
@@ -35,12 +35,12 @@ pub struct Context {
 }
 
 impl Context {
-    /// The input `name`, read as a whole; none where it was not given, or is streamed.
+    /// The rows of the input `name`, if it was given and is read as a whole.
     pub fn input(&self, name: &str) -> Option<&Artifact> {
         self.artifacts.get(self.inputs.position(name)?)?.as_ref()
     }
 
-    /// The input `name`, which the kind declares as required and reads as a whole.
+    /// The rows of the input `name`, which the kind declares as required and reads as a whole.
     ///
     /// # Errors
     /// When it is not there: a fault of the kind.
@@ -49,9 +49,9 @@ impl Context {
             .ok_or_else(|| StageError::failed(format!("the input `{name}` was not given")))
     }
 
-    /// All inputs that are read as a whole and stand for the declared input `port`.
+    /// The inputs that stand for the declared input `port` and are read as a whole, with their rows.
     pub fn whole(&self, port: &str) -> impl Iterator<Item = (&Input, &Artifact)> {
-        let inputs = self.inputs.iter().zip(&self.artifacts);
+        let inputs = self.inputs.iter().zip(self.artifacts.iter());
         inputs
             .filter_map(move |(input, artifact)| Some((input, artifact.as_ref()?)).filter(|_| input.port.name == port))
     }

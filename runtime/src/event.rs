@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::SwitchedOff;
+use crate::reject::ReasonCount;
+use crate::switched_off::SwitchedOff;
 
 /// Version of the event format; stands in every `run_started`.
 pub const EVENT_VERSION: u32 = 1;
@@ -69,13 +70,6 @@ pub enum Event {
         ran: u64,
         reused: u64,
     },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReasonCount {
-    pub reason: String,
-    pub class: crate::RejectClass,
-    pub rows: u64,
 }
 
 type Listener = Box<dyn FnMut(&Event) + Send>;

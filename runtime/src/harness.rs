@@ -19,19 +19,20 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
 use crate::context::{Cancel, Context, Waker};
-use crate::dataflow::collected::{Collected, drain, in_row_order};
-use crate::dataflow::kept::KeptRows;
+use crate::dataflow::partition_output::{PartitionOutput, drain};
+use crate::dataflow::port_buffer::PortBuffer;
 use crate::dataflow::work::apply;
 use crate::digest::Digest;
+use crate::error::StageError;
 use crate::event::{Event, Events};
-use crate::inputs::{self, InputPort, Inputs, Offered};
-use crate::kind::{
-    Body, Export, Global, Kind, Log, Operator, Progress, ROW, Reads, Shape, Source, StageError, Standing,
-};
+use crate::inputs::{self, InputPort, Inputs, Offered, Reads};
+use crate::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progress, Shape, Source};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::processes::{Address, Join, Processes, join};
 use crate::reject::Reject;
+use crate::row_number::ROW;
+use crate::row_order::in_row_order;
 use crate::store::{Artifact, ExportSet, RejectSet};
 
 /// Processes of a run that are threads of this one, and meet over the network as others do. In their order; the first leads.
@@ -236,7 +237,7 @@ impl<K: Kind> Harness<K> {
         let context = Context {
             stage: "harness".into(),
             inputs: described,
-            artifacts,
+            artifacts: artifacts.into(),
             rejects: RejectSet::in_memory(self.rejects.clone()),
             worker: 0,
             workers: 1,
@@ -279,8 +280,8 @@ impl<K: Kind> Harness<K> {
             shape: run.shape,
         };
         for (partition, collected) in run.done {
-            for (port, kept) in collected.kept.into_iter().enumerate() {
-                let (_, batches) = kept.map(KeptRows::into_parts).unwrap_or_default();
+            for (port, kept) in collected.buffers.into_iter().enumerate() {
+                let (_, batches) = kept.map(PortBuffer::into_parts).unwrap_or_default();
                 let sorted = in_row_order(&output.shape.outputs[port].schema, batches)?;
                 output.batches.insert((port, partition.clone()), sorted);
             }
@@ -299,7 +300,7 @@ impl<K: Kind> Harness<K> {
             crate::Digest::of(b"harness"),
             "harness",
         )?;
-        body.write(&RejectSet::in_memory(self.rejects.clone()), &mut set)?;
+        body.write(&mut set)?;
         set.finish()?;
         Ok(())
     }
@@ -328,8 +329,8 @@ struct Run {
     /// Of each input, whether it is streamed.
     streamed: Vec<bool>,
     woken: Arc<(Mutex<bool>, Condvar)>,
-    in_hand: BTreeMap<Partition, Collected>,
-    done: BTreeMap<Partition, Collected>,
+    in_hand: BTreeMap<Partition, PartitionOutput>,
+    done: BTreeMap<Partition, PartitionOutput>,
     result: Option<RecordBatch>,
 }
 
@@ -341,14 +342,14 @@ impl Run {
     fn begin(&mut self, partition: &Partition) {
         let keep = vec![true; self.shape.outputs.len()];
         self.in_hand
-            .insert(partition.clone(), Collected::new(&keep, None, None));
+            .insert(partition.clone(), PartitionOutput::new(&keep, None, None));
     }
 
     fn finish(&mut self, partition: &Partition, source: bool) -> Result<(), StageError> {
         let collected = self.in_hand.remove(partition).ok_or_else(|| {
             StageError::failed(format!("partition {partition} is said to be done, but is not in hand"))
         })?;
-        collected.conserved(self.shape.conservation, source)?;
+        collected.check_conservation(self.shape.conservation, source)?;
         self.done.insert(partition.clone(), collected);
         Ok(())
     }
@@ -436,7 +437,7 @@ impl Run {
     }
 
     fn log(&mut self, inputs: &[Fed], mut body: Box<dyn Log>) -> Result<(), StageError> {
-        if let Standing::At { .. } = body.standing()? {
+        if let LogPosition::At { .. } = body.position()? {
             // A log counts steps, not rows.
             self.shape.conservation = crate::Conservation::NewRows;
             self.operator(inputs, body.as_mut())?;

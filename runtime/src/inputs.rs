@@ -1,11 +1,12 @@
 //! The inputs of a stage: what a kind declares, and what `from` gives it.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use arrow::datatypes::{DataType, SchemaRef};
 
-use crate::kind::{Reads, StageError};
-use crate::spec::near::{did_you_mean, nearest};
+use crate::error::StageError;
+use crate::suggest::{did_you_mean, nearest};
 
 /// How often an input may be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,8 +15,15 @@ pub enum InputCount {
     Optional,
     /// One or more, each under a name of its own: tables of a query, say.
     Many,
-    /// As `Many`, or none.
-    Any,
+}
+
+/// How a stage reads one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Batch by batch, partition by partition, through [`crate::Operator::batch`].
+    Streamed,
+    /// As a whole artifact, through [`crate::Context::required`], [`crate::Context::input`] or [`crate::Context::whole`]. The edge is then stored.
+    Whole,
 }
 
 /// Types that a column of an input may be asked for.
@@ -114,7 +122,7 @@ impl InputPort {
 
     /// Whether several inputs, under names of their own, may stand for it.
     pub fn is_many(&self) -> bool {
-        matches!(self.count, InputCount::Many | InputCount::Any)
+        self.count == InputCount::Many
     }
 
     fn is_required(&self) -> bool {
@@ -155,13 +163,13 @@ pub struct Input {
 }
 
 /// All inputs of a stage, in the order in which its kind declares them. Those that stand for one declared input keep the
-/// order of `from`.
+/// order of `from`. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Inputs(Vec<Input>);
+pub struct Inputs(Arc<[Input]>);
 
 impl Inputs {
     pub fn new(inputs: Vec<Input>) -> Self {
-        Inputs(inputs)
+        Inputs(inputs.into())
     }
 
     pub fn position(&self, name: &str) -> Option<usize> {
@@ -400,8 +408,6 @@ impl Unfit {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow::datatypes::{Field, Schema};
 
     use super::*;

@@ -13,15 +13,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::context::Context;
-use crate::inputs::{InputPort, Inputs, OutputPort};
+use crate::error::StageError;
+use crate::inputs::{InputPort, Inputs, OutputPort, Reads};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::RejectClass;
-use crate::store::{Artifact, ExportSet, RejectSet};
-
-/// The column that every row of a manifest-like batch carries: its number within its partition, given by
-/// the source in reference order. `UInt32`, never null.
-pub const ROW: &str = "_row";
+use crate::store::{Artifact, ExportSet, FileRange};
 
 /// A stage kind. Implemented by a unit struct; registered with [`crate::registry::kind`].
 pub trait Kind: Send + Sync + 'static {
@@ -69,22 +66,13 @@ pub trait Kind: Send + Sync + 'static {
     /// Looks after what a local stage or a source left outside the state directory, say files in a folder of the user's.
     /// `committed` are the rows of its first port that a run would reuse. Names the partitions whose files are
     /// gone or changed, with the reason; they run again. Called when a run is planned; changes nothing.
-    fn gone(
+    fn missing_outputs(
         _settings: &Self::Settings,
         _committed: &Artifact,
         _threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         Ok(BTreeMap::new())
     }
-}
-
-/// How a stage reads one input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reads {
-    /// Batch by batch, partition by partition, through [`Operator::batch`].
-    Streamed,
-    /// As a whole artifact, through [`Context::input`]. The edge is then stored.
-    Whole,
 }
 
 #[derive(Clone, Debug)]
@@ -123,8 +111,8 @@ pub struct Shape {
     pub role: Role,
     /// Those that the kind declares, in the same order.
     pub outputs: Vec<Port>,
-    /// Too dear to compute again: outputs are stored even when only streamed stages read them.
-    pub dear: bool,
+    /// Too expensive to compute again: outputs are stored even when only streamed stages read them.
+    pub expensive: bool,
     /// Runs only on inputs that are as the plan makes them, not on what `--only` and `--from` take as it stands: what it does
     /// cannot be undone, or is a check that others rely on.
     pub needs_current: bool,
@@ -136,7 +124,7 @@ impl Shape {
         Shape {
             role: Role::Source,
             outputs,
-            dear: false,
+            expensive: false,
             needs_current: false,
             conservation: Conservation::NewRows,
         }
@@ -200,16 +188,6 @@ pub struct SourcePartition {
     pub extra: String,
 }
 
-/// A part of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileRange {
-    pub path: PathBuf,
-    /// In bytes.
-    pub offset: u64,
-    /// In bytes.
-    pub size: u64,
-}
-
 /// Opens a space of partitions.
 pub trait Source {
     /// All partitions, sorted by name. Called once, before the run, on one body.
@@ -270,10 +248,10 @@ pub trait Operator {
 
 /// Where a row of a global stage goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum RowOutcome {
     /// Out of this port, as it is.
     Port(usize),
-    Refused {
+    Rejected {
         reason: &'static str,
         class: RejectClass,
         detail: String,
@@ -298,18 +276,18 @@ pub trait Global {
     /// Decisions for every partition of `keys`, sorted by `_row`. Rows on which there is nothing to say may be left out.
     /// Key rows may be more than fit in memory with all their columns: read those that are needed, when they are needed.
     fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
-    /// Applies the decisions of one partition: one fate for each row, by its `_row`, ascending. Local.
+    /// Applies the decisions of one partition: one outcome for each row, by its `_row`, ascending. Local.
     fn apply(
         &mut self,
         partition: &Partition,
         rows: &UInt32Array,
         decisions: &RecordBatch,
-    ) -> Result<Vec<Fate>, StageError>;
+    ) -> Result<Vec<RowOutcome>, StageError>;
 }
 
 /// What a stage with a log of its own has done already.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Standing {
+pub enum LogPosition {
     /// Nothing left to do.
     Finished { detail: String },
     /// Steps below `step` are done.
@@ -321,7 +299,7 @@ pub enum Standing {
 pub trait Log: Operator {
     /// Reads the log. Called before the run (in `flow plan` too); changes nothing. An error refuses the
     /// run (`StageError::Refused`).
-    fn standing(&mut self) -> Result<Standing, StageError>;
+    fn position(&mut self) -> Result<LogPosition, StageError>;
     /// Rows of output port 0 once finished; stored as the one partition `result`.
     fn result(&mut self) -> Result<RecordBatch, StageError>;
     /// Finish the step in hand and write a checkpoint; called on Ctrl-C before the dataflow is dropped, and
@@ -337,72 +315,7 @@ pub trait Export {
     fn manifest(&self) -> String {
         "flow.json".to_string()
     }
-    /// Writes all files of the set. Its inputs are those of the [`Context`] that it was opened with; `rejects` are those of
-    /// every stage upstream.
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError>;
-}
-
-/// Why a stage cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub enum StageError {
-    /// A setting is wrong. `path` is where it stands below `with` (`rejects[1].when`); `offset` is the
-    /// line and column (from 1) within a text setting such as SQL.
-    #[error("{message}")]
-    Setting {
-        path: String,
-        offset: Option<(usize, usize)>,
-        message: String,
-        help: Option<String>,
-    },
-    /// The inputs do not fit the stage.
-    #[error("{message}")]
-    Input {
-        name: String,
-        message: String,
-        help: Option<String>,
-    },
-    /// The stage declines to run as it was asked (a changed training setting, say): exit code 2.
-    #[error("{message}")]
-    Refused { message: String, help: Option<String> },
-    /// Something broke while running: exit code 1. `row` is the `_row`, where one row is to blame.
-    #[error("{message}")]
-    Failed {
-        message: String,
-        row: Option<u32>,
-        help: Option<String>,
-    },
-}
-
-impl StageError {
-    pub fn failed(message: impl std::fmt::Display) -> Self {
-        StageError::Failed {
-            message: message.to_string(),
-            row: None,
-            help: None,
-        }
-    }
-
-    pub fn setting(path: impl Into<String>, message: impl std::fmt::Display) -> Self {
-        StageError::Setting {
-            path: path.into(),
-            offset: None,
-            message: message.to_string(),
-            help: None,
-        }
-    }
-
-    pub fn with_help(mut self, text: impl Into<String>) -> Self {
-        let (StageError::Setting { help, .. }
-        | StageError::Input { help, .. }
-        | StageError::Refused { help, .. }
-        | StageError::Failed { help, .. }) = &mut self;
-        *help = Some(text.into());
-        self
-    }
-}
-
-impl From<arrow::error::ArrowError> for StageError {
-    fn from(error: arrow::error::ArrowError) -> Self {
-        StageError::failed(error)
-    }
+    /// Writes all files of the set. Inputs, and the rejects of every stage upstream, are those of the [`Context`] that it was
+    /// opened with.
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError>;
 }

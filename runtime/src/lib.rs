@@ -5,11 +5,16 @@ mod available_memory;
 pub mod context;
 pub mod dataflow;
 pub mod digest;
+pub mod error;
+pub mod escape;
 pub mod event;
+pub mod failpoints;
 pub mod harness;
+mod host;
 pub mod inputs;
 pub mod kind;
 pub mod out;
+mod panic_guard;
 pub mod partition;
 pub mod plan;
 pub mod processes;
@@ -17,21 +22,28 @@ mod read_once;
 pub mod registry;
 pub mod reject;
 mod row_json;
+pub mod row_number;
+mod row_order;
 pub mod run;
+pub mod run_error;
 pub mod spec;
 pub mod store;
-pub mod visible;
+mod suggest;
+mod switched_off;
 
 pub use available_memory::available_memory;
 pub use context::Context;
 pub use digest::Digest;
-pub use inputs::{ColumnType, Input, InputCount, InputPort, Inputs, OutputPort};
+pub use error::StageError;
+pub use inputs::{ColumnType, Input, InputCount, InputPort, Inputs, OutputPort, Reads};
 pub use kind::{
-    Body, Conservation, Export, Fate, FileRange, Global, Kind, Log, Operator, Port, Progress, ROW, Reads, Role, Shape,
-    Source, SourcePartition, StageError, Standing,
+    Body, Conservation, Export, Global, Kind, Log, LogPosition, Operator, Port, Progress, Role, RowOutcome, Shape,
+    Source, SourcePartition,
 };
 pub use out::Out;
 pub use partition::Partition;
 pub use read_once::ReadOnce;
 pub use reject::{Reject, RejectClass, UNREADABLE};
-pub use store::{Artifact, ExportSet, RejectSet};
+pub use row_number::ROW;
+pub use run_error::RunError;
+pub use store::{Artifact, ExportSet, FileRange, RejectSet};

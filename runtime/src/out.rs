@@ -2,7 +2,7 @@
 
 use arrow::array::RecordBatch;
 
-use crate::kind::StageError;
+use crate::error::StageError;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
 use crate::reject::{Reject, RejectClass};

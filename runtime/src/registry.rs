@@ -5,12 +5,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::context::Context;
+use crate::error::StageError;
 use crate::inputs::{InputPort, Inputs, OutputPort};
-use crate::kind::{Body, Kind, Shape, StageError};
+use crate::kind::{Body, Kind, Shape};
 use crate::partition::Partition;
-use crate::spec::near::did_you_mean;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
 use crate::store::Artifact;
+use crate::suggest::did_you_mean;
 
 /// A stage kind without its type: what the list in the binary holds.
 pub trait AnyKind: Send + Sync {
@@ -42,8 +43,8 @@ pub trait AnySettings: Send + Sync {
     fn identity(&self) -> serde_json::Value;
     /// All settings, defaults filled in, with the keys of every map sorted.
     fn all(&self) -> serde_json::Value;
-    /// See [`Kind::gone`].
-    fn gone(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError>;
+    /// See [`Kind::missing_outputs`].
+    fn missing_outputs(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError>;
 }
 
 /// Makes a kind ready for a list of kinds: `kind::<ManifestScan>()`.
@@ -126,8 +127,8 @@ impl<K: Kind> AnySettings for TypedSettings<K> {
         sorted(serde_json::to_value(&self.0).unwrap_or(serde_json::Value::Null))
     }
 
-    fn gone(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
-        K::gone(&self.0, committed, threads)
+    fn missing_outputs(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+        K::missing_outputs(&self.0, committed, threads)
     }
 }
 

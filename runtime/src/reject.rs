@@ -56,3 +56,11 @@ impl Reject {
             .then_with(|| self.values.cmp(&other.values))
     }
 }
+
+/// How many rows were refused for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasonCount {
+    pub reason: String,
+    pub class: RejectClass,
+    pub rows: u64,
+}

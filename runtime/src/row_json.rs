@@ -9,8 +9,9 @@ use arrow::datatypes::{
 };
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 
-use crate::kind::{ROW, StageError};
+use crate::error::StageError;
 use crate::reject::{Reject, RejectClass};
+use crate::row_number::ROW;
 
 /// Column that names a segment; kept beside the values.
 const SEGMENT: &str = "segment_id";

@@ -1,130 +1,36 @@
 //! One execution of a pipeline: settles region after region, runs what must run, keeps the run's records.
 
+mod counts;
 mod dataflow;
 mod export;
+mod follow;
 mod global;
 mod job;
-mod joined;
 mod limits;
 mod log;
+mod node;
 mod records;
 mod region;
+mod schedule;
 mod signals;
+mod summary;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::dataflow::job::Signals;
+use crate::error::StageError;
 use crate::event::{EVENT_VERSION, Event, Events};
-use crate::kind::StageError;
 use crate::partition::Partition;
-use crate::plan::ledger::Ledger;
+use crate::plan::state::PlanState;
 use crate::plan::{Options, Plan, StagePlan};
 use crate::processes::{Loss, SignalFlags};
+pub use crate::run_error::RunError;
 use crate::spec::Checked;
-use crate::store::{Access, SnapshotWriter, Store, StoreError};
-pub use joined::joined;
-use region::Ran;
-
-/// What a run did.
-#[derive(Clone, Debug)]
-pub struct RunSummary {
-    /// Name of the run: its folder below `runs/` of the state directory.
-    pub run: String,
-    pub stages: Vec<StageSummary>,
-    /// Stage partitions that ran, and that were reused.
-    pub ran: u64,
-    pub reused: u64,
-    pub seconds: f64,
-    /// Stages past a reject limit whose action is `warn`. Not empty: exit code 4.
-    pub past_reject_limit: Vec<String>,
-}
-
-#[derive(Clone, Debug)]
-pub struct StageSummary {
-    pub stage: String,
-    pub kind: String,
-    pub ran: u64,
-    pub reused: u64,
-    pub rows_in: u64,
-    pub rows_out: u64,
-    pub rejects: Vec<crate::event::ReasonCount>,
-}
-
-/// Why a run ended before its end.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// A stage failed: exit code 1 (2 where the stage refused, or a setting or input is wrong).
-    #[error("stage `{stage}`{}: {error}", at(.partition, .error))]
-    Stage {
-        stage: String,
-        partition: Option<Partition>,
-        #[source]
-        error: StageError,
-    },
-    /// The command line names what is not there, or asks for what cannot be: exit code 2.
-    #[error("{message}")]
-    Usage { message: String, help: Option<String> },
-    /// The state directory: exit code 3 where another run holds it, else 1.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// A signal ended the run after what was in hand was committed: exit code 128 + signal.
-    #[error("interrupted by signal {signal}")]
-    Interrupted { signal: i32 },
-    /// Another process of the run is lost: exit code 1.
-    #[error("{message}")]
-    Process { message: String },
-    /// Our bug: exit code 70.
-    #[error("internal error: {message}")]
-    Internal { message: String },
-}
-
-fn at(partition: &Option<Partition>, error: &StageError) -> String {
-    let mut text = String::new();
-    if let Some(partition) = partition {
-        text.push_str(&format!(", partition {partition}"));
-    }
-    if let StageError::Failed { row: Some(row), .. } = error {
-        text.push_str(&format!(", row {row}"));
-    }
-    text
-}
-
-impl RunError {
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            RunError::Stage {
-                error: StageError::Failed { .. },
-                ..
-            } => 1,
-            RunError::Stage { .. } | RunError::Usage { .. } => 2,
-            RunError::Store(error) if error.is_held() => 3,
-            RunError::Store(_) | RunError::Process { .. } => 1,
-            RunError::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(u8::MAX),
-            RunError::Internal { .. } => 70,
-        }
-    }
-
-    /// What a person can do about it.
-    pub fn help(&self) -> Option<String> {
-        match self {
-            RunError::Stage { error, .. } => match error {
-                StageError::Setting { help, .. }
-                | StageError::Input { help, .. }
-                | StageError::Refused { help, .. }
-                | StageError::Failed { help, .. } => help.clone(),
-            },
-            RunError::Usage { help, .. } => help.clone(),
-            RunError::Store(error) => error.help(),
-            RunError::Interrupted { .. } => Some("run it again: what is committed is not done again".to_string()),
-            RunError::Process { .. } => Some(
-                "look at what that process said last; then start all again: what is committed is not done again"
-                    .to_string(),
-            ),
-            RunError::Internal { .. } => None,
-        }
-    }
-}
+use crate::store::{Access, SnapshotWriter, Store};
+use counts::RunCounts;
+pub use follow::follow;
+pub use summary::{RunSummary, StageSummary};
 
 /// What would run, and why. Changes nothing.
 ///
@@ -132,7 +38,7 @@ impl RunError {
 /// As [`run`], except for what only running can find.
 pub fn plan(checked: &Arc<Checked>, options: &Options) -> Result<Plan, RunError> {
     let store = Store::open(&options.state, Access::Read)?;
-    Ledger::new(checked, options, store, &Events::default(), false)?.plan()
+    PlanState::new(checked, options, store, &Events::default(), false)?.plan()
 }
 
 /// Runs a pipeline: plans it, freezes spec and plan in the run's folder, and runs region after region.
@@ -158,7 +64,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     }
     let _handlers = options
         .signals
-        .then(|| signals::Handlers::install(&signals))
+        .then(|| signals::SignalHandlers::install(&signals))
         .transpose()?;
     events.send(Event::RunStarted {
         version: EVENT_VERSION,
@@ -167,7 +73,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         stages: checked.stages.iter().map(|stage| stage.name.clone()).collect(),
         switched_off: checked.pipeline.switched_off.clone(),
     });
-    let mut ran = Ran::default();
+    let mut run_counts = RunCounts::default();
     let outcome = run_regions(
         checked,
         options,
@@ -175,7 +81,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         store.clone(),
         (&id, &snapshots),
         &signals,
-        &mut ran,
+        &mut run_counts,
     );
     let outcome = match (outcome, signals.lost()) {
         // Where a stage found out first, it says what it was about.
@@ -223,7 +129,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
             } else {
                 "failed"
             };
-            events.send(finished(outcome, seconds, &ran));
+            events.send(finished(outcome, seconds, &run_counts));
             log.close();
             return Err(error);
         }
@@ -235,36 +141,36 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
             "past_reject_limit"
         },
         seconds,
-        &ran,
+        &run_counts,
     ));
     log.close();
     Ok(RunSummary {
         run: id,
         stages,
-        ran: ran.ran,
-        reused: ran.reused,
+        ran: run_counts.ran,
+        reused: run_counts.reused,
         seconds,
         past_reject_limit,
     })
 }
 
-fn finished(outcome: &str, seconds: f64, ran: &Ran) -> Event {
+fn finished(outcome: &str, seconds: f64, run_counts: &RunCounts) -> Event {
     Event::RunFinished {
         outcome: outcome.to_string(),
         seconds,
-        ran: ran.ran,
-        reused: ran.reused,
+        ran: run_counts.ran,
+        reused: run_counts.reused,
     }
 }
 
 /// Refuses at once what this program could not do hours later.
-fn ready(ledger: &Ledger, plan: &Plan) -> Result<(), RunError> {
-    for (node, described) in ledger.graph.nodes.iter().enumerate() {
+fn ready(state: &PlanState, plan: &Plan) -> Result<(), RunError> {
+    for (node, described) in state.graph.nodes.iter().enumerate() {
         let runs = |stage: &StagePlan| stage.run > 0 || stage.if_changed > 0 || stage.unknown_partitions;
         let planned = plan.stages.iter().find(|stage| stage.stage == described.name);
         if planned.is_some_and(|stage| stage.selected && runs(stage)) {
-            let settings = &ledger.stage(node).settings;
-            settings.ready().map_err(|error| ledger.failed(node, None, error))?;
+            let settings = &state.stage(node).settings;
+            settings.ready().map_err(|error| state.failed(node, None, error))?;
         }
     }
     Ok(())
@@ -279,33 +185,33 @@ fn run_regions(
     store: Store,
     (id, snapshots): (&str, &SnapshotWriter),
     signals: &Arc<Signals>,
-    ran: &mut Ran,
+    run_counts: &mut RunCounts,
 ) -> Result<Done, RunError> {
-    let mut ledger = Ledger::new(checked, options, store.clone(), events, true)?;
-    let plan = ledger.plan()?;
+    let mut state = PlanState::new(checked, options, store.clone(), events, true)?;
+    let plan = state.plan()?;
     records::freeze(&store, id, checked, &plan)?;
-    ready(&ledger, &plan)?;
+    ready(&state, &plan)?;
     let mut past = Vec::new();
     let mut stages = Vec::new();
-    for region in 0..ledger.graph.regions.len() {
+    for region in 0..state.graph.regions.len() {
         if let Some(signal) = signals.stop_asked() {
             return Err(RunError::Interrupted { signal });
         }
         if let Some(Loss { message, .. }) = signals.lost() {
             return Err(RunError::Process { message });
         }
-        region::run(&mut ledger, region, id, snapshots, signals, ran)?;
+        region::run(&mut state, region, id, snapshots, signals, run_counts)?;
         // A shortcut for the next run, and no more.
         let _ = store.append_sources();
-        for node in ledger.graph.regions[region].nodes.clone() {
-            if let Some(summary) = limits::summarise(&ledger, node, ran) {
+        for node in state.graph.regions[region].nodes.clone() {
+            if let Some(summary) = limits::summarise(&state, node, run_counts) {
                 events.send(Event::StageFinished {
                     stage: summary.stage.clone(),
                     rows_in: summary.rows_in,
                     rows_out: summary.rows_out,
                     rejects: summary.rejects.clone(),
                 });
-                if limits::check(&ledger, node, &summary)? {
+                if limits::check(&state, node, &summary)? {
                     past.push(summary.stage.clone());
                 }
                 stages.push(summary);

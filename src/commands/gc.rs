@@ -17,7 +17,7 @@ pub fn gc(arguments: &GcArguments, out: &mut dyn Write) -> Result<Exit, Failure>
         ));
     }
     let store = Store::open(state, Access::Run { run_id: "gc".into() })?;
-    let collected = store.collect(arguments.keep as usize, arguments.dry_run)?;
+    let collected = store.collect_garbage(arguments.keep as usize, arguments.dry_run)?;
     writeln!(
         out,
         "{} {}, {} of others ({} MiB) and {} of runs; {} stay",

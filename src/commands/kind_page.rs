@@ -49,7 +49,6 @@ fn inputs(page: &mut String, ports: &[InputPort]) {
             InputCount::One => "once",
             InputCount::Optional => "at most once",
             InputCount::Many => "once or more, under names of your own",
-            InputCount::Any => "any number, under names of your own",
         };
         let read = match port.reads {
             Reads::Streamed => "by partition",
@@ -259,7 +258,7 @@ mod tests {
             const INPUTS: &[InputPort] = &[
                 InputPort::streamed("rows", "What is changed.")
                     .columns(&[("text", ColumnType::Text), ("id", ColumnType::Any)]),
-                InputPort::whole("tables", "What is looked up.").count(InputCount::Any),
+                InputPort::whole("tables", "What is looked up.").count(InputCount::Many),
             ];
             INPUTS
         }

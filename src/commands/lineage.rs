@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use flow_runtime::escape::escape_line;
 use flow_runtime::store::{Record, StageSnapshot};
-use flow_runtime::visible::on_one_line;
 use flow_runtime::{Partition, Reject};
 
 use super::past_run::PastRun;
@@ -64,7 +64,7 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     for step in &found {
         writeln!(out, "{}", step.text())?;
         for (name, value) in &step.values {
-            writeln!(out, "    {}: {}", on_one_line(name), on_one_line(value))?;
+            writeln!(out, "    {}: {}", escape_line(name), escape_line(value))?;
         }
     }
     Ok(Exit::Done)
@@ -112,7 +112,7 @@ impl Step {
         format!(
             "{}: {}{row}: {}",
             self.stage,
-            on_one_line(self.partition.as_str()),
+            escape_line(self.partition.as_str()),
             self.fate
         )
     }
@@ -160,7 +160,7 @@ fn refused(reject: &Reject) -> String {
     let detail = if reject.detail.is_empty() {
         String::new()
     } else {
-        format!(": {}", on_one_line(&reject.detail))
+        format!(": {}", escape_line(&reject.detail))
     };
     format!("{what}, {} ({}){detail}", reject.reason, reject.class.as_str())
 }

@@ -9,7 +9,7 @@ use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::AttentionContext;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary;
-use flow_runtime::visible::on_one_line;
+use flow_runtime::escape::escape_line;
 use flow_training::init::local_model;
 
 use crate::arguments::{
@@ -27,8 +27,13 @@ pub fn model(command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failur
 }
 
 fn open(model: &str) -> Result<OpenModel, Failure> {
-    let path = local_model(model, &mut |line| eprintln!("{}", on_one_line(line))).map_err(Failure::unreadable)?;
+    let path = local_model(model, &mut tell).map_err(Failure::unreadable)?;
     OpenModel::open(&path).map_err(Failure::unreadable)
+}
+
+/// Tells what takes its time. A screen that is gone is no reason to stop.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", escape_line(line));
 }
 
 fn configuration(model: &OpenModel) -> Result<ModelConfig, Failure> {

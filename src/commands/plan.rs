@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
+use flow_runtime::escape::escape_line;
 use flow_runtime::plan::{Action, Plan, StagePlan};
 use flow_runtime::registry::Registry;
-use flow_runtime::visible::on_one_line;
 
 use super::{checked, options};
 use crate::arguments::PlanArguments;
@@ -88,9 +88,9 @@ fn show(plan: &Plan, partitions: bool, out: &mut dyn Write) -> Result<(), Failur
                     out,
                     "{} {}: {}: {}",
                     stage.stage,
-                    on_one_line(one.partition.as_str()),
+                    escape_line(one.partition.as_str()),
                     word(one.action),
-                    on_one_line(&one.reason)
+                    escape_line(&one.reason)
                 )?;
             }
         }

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flow_runtime::RejectSet;
+use flow_runtime::escape::escape_line;
 use flow_runtime::plan::Plan;
-use flow_runtime::visible::on_one_line;
 
 use super::past_run::PastRun;
 use crate::arguments::RejectsArguments;
@@ -101,11 +101,11 @@ fn list(set: &RejectSet, reason: Option<&str>, out: &mut dyn Write) -> Result<()
         writeln!(
             out,
             "{}\t{row}\t{}\t{stage}\t{}\t{}\t{}",
-            on_one_line(partition.as_str()),
-            on_one_line(&segment),
-            on_one_line(&reject.reason),
+            escape_line(partition.as_str()),
+            escape_line(&segment),
+            escape_line(&reject.reason),
             reject.class.as_str(),
-            on_one_line(&reject.detail)
+            escape_line(&reject.detail)
         )?;
     }
     Ok(())

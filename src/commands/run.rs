@@ -208,7 +208,7 @@ fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -
         });
     })
     .map_err(|error| Failure::unreadable(error.to_string()))?;
-    let end = flow_runtime::run::joined(processes, true, || ranks.given_up());
+    let end = flow_runtime::run::follow(processes, true, || ranks.given_up());
     let End { code, message } = end.map_err(|error| Failure::run(error, checked))?;
     if message.is_empty() {
         events.send(Event::Note {
@@ -222,6 +222,7 @@ fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -
 
 /// Ends this process where a process was lost and the run does not end for that: a rank of this process that hangs would
 /// be waited for without end.
+#[allow(clippy::exit, reason = "a rank that hangs cannot be ended otherwise")]
 fn end_at_last(processes: &Arc<Processes>) {
     let processes = Arc::downgrade(processes);
     let watch = move || {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use flow_runtime::event::{Event, ReasonCount};
+use flow_runtime::event::Event;
+use flow_runtime::reject::ReasonCount;
 use flow_runtime::store::Store;
 
 use super::past_run::PastRun;

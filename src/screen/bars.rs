@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use flow_runtime::escape::escape_line;
 use flow_runtime::event::Event;
-use flow_runtime::visible::on_one_line;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::figures;
@@ -31,7 +31,7 @@ impl Bars {
             Event::StageStarted { stage, run, .. } if *run > 0 => {
                 let bar = self.screen.add(ProgressBar::new(*run));
                 bar.set_style(style());
-                bar.set_prefix(on_one_line(stage).into_owned());
+                bar.set_prefix(escape_line(stage).into_owned());
                 bar.enable_steady_tick(Duration::from_millis(200));
                 stages.insert(
                     stage.clone(),
@@ -72,7 +72,7 @@ impl Bars {
                         bar.bar.set_position(step);
                     }
                     bar.bar
-                        .set_message(on_one_line(&figures::on_one_line(figures)).into_owned());
+                        .set_message(escape_line(&figures::on_one_line(figures)).into_owned());
                 }
             }
             Event::StageFinished { stage, .. } => {

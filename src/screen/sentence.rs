@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use flow_runtime::RejectClass;
-use flow_runtime::event::{Event, ReasonCount};
-use flow_runtime::visible::on_one_line;
+use flow_runtime::escape::escape_line;
+use flow_runtime::event::Event;
+use flow_runtime::reject::ReasonCount;
 
 use super::figures;
 use crate::table::{count, plural};
 
 /// One event as one line, whatever names and messages are in it.
 pub fn sentence(event: &Event) -> String {
-    on_one_line(&in_words(event)).into_owned()
+    escape_line(&in_words(event)).into_owned()
 }
 
 fn in_words(event: &Event) -> String {

@@ -103,7 +103,26 @@ impl Workplace {
 pub fn program() -> Command {
     let mut flow = Command::new(env!("CARGO_BIN_EXE_flow"));
     flow.current_dir(env!("CARGO_MANIFEST_DIR"));
-    flow.env_remove("FLOW_KILL_AT");
+    flow
+}
+
+/// The same command of the program that heeds `FLOW_KILL_AT` and `FLOW_HANG_AT`: `examples/flow_with_failpoints.rs`, which
+/// `cargo test` builds beside the tests.
+pub fn with_failpoints(command: &Command) -> Command {
+    let program = Path::new(env!("CARGO_BIN_EXE_flow")).with_file_name("examples/flow_with_failpoints");
+    assert!(
+        program.exists(),
+        "{} is not there: build it by `cargo build --release --workspace --examples`",
+        program.display()
+    );
+    let mut flow = Command::new(program);
+    flow.current_dir(env!("CARGO_MANIFEST_DIR")).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => flow.env(name, value),
+            None => flow.env_remove(name),
+        };
+    }
     flow
 }
 

@@ -4,9 +4,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::binary::{Workplace, expect_code, stderr};
+use crate::binary::{Workplace, expect_code, stderr, with_failpoints};
 
-/// The named points of the commit protocol: `runtime/src/store/kill.rs`.
+/// The named points of the commit protocol: `runtime/src/failpoints.rs`.
 const KILL_POINTS: [&str; 7] = [
     "data-written",
     "data-renamed",
@@ -25,8 +25,7 @@ fn killed_at_every_point_of_the_commit_protocol() {
     for point in KILL_POINTS {
         let place = Workplace::new("micro");
         for pass in [1, 3] {
-            let output = place
-                .manifest_command("run", &[])
+            let output = with_failpoints(&place.manifest_command("run", &[]))
                 .env("FLOW_KILL_AT", format!("{point}:{pass}"))
                 .output()
                 .unwrap();
@@ -40,6 +39,13 @@ fn killed_at_every_point_of_the_commit_protocol() {
         place.build_manifests(&[]);
         assert!(place.out_bytes() == expected, "other bytes after a kill at {point}");
     }
+}
+
+#[test]
+fn the_program_itself_has_no_failpoints() {
+    let place = Workplace::new("micro");
+    let mut run = place.manifest_command("run", &[]);
+    expect_code(&run.env("FLOW_KILL_AT", "data-written:1").output().unwrap(), 0);
 }
 
 #[test]

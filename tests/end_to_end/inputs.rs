@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
-use crate::binary::{Workplace, copy_folder, expect_code, program, read_manifest, stderr};
+use crate::binary::{Workplace, copy_folder, expect_code, program, read_manifest, stderr, with_failpoints};
 use crate::training::finetune;
 
 /// Manifests of the corpus, and the recordings of validation as files below `audio`.
@@ -244,8 +244,7 @@ fn manifests_of_two_splits_are_not_read_together() {
     place.build_manifests(&[]);
     let first = place.path("first");
     copy_folder(&place.out(), &first);
-    let killed = place
-        .manifest_command("run", &["split_seed=9"])
+    let killed = with_failpoints(&place.manifest_command("run", &["split_seed=9"]))
         .env("FLOW_KILL_AT", "export-renaming:3")
         .output()
         .unwrap();

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::binary::{Workplace, expect_code, stderr};
+use crate::binary::{Workplace, expect_code, stderr, with_failpoints};
 use crate::training::{find, finetune, has_checkpoint, last_checkpoint};
 
 /// Longer than anything here takes on a busy machine; a test that would wait for ever fails instead.
@@ -118,7 +118,7 @@ fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
     expect_code(&finetune(&one, &all).output().unwrap(), 0);
     for killed in [1, 0] {
         let place = Workplace::new("micro");
-        let mut commands = two(&place, &steps);
+        let mut commands = two(&place, &steps).map(|command| with_failpoints(&command));
         commands[1].env(HANG.0, HANG.1);
         let [first, second] = started(commands);
         wait_until("a checkpoint", || has_checkpoint(&place.path("checkpoints")));
@@ -184,7 +184,7 @@ fn has_step(place: &Workplace, step: u64) -> bool {
 fn a_rank_that_hangs_is_named_within_the_timeout() {
     let place = Workplace::new("micro");
     let settings = ["train.max_steps=8", "train.checkpoint_every=4", "train.rank_timeout=3"];
-    let mut commands = two(&place, &settings);
+    let mut commands = two(&place, &settings).map(|command| with_failpoints(&command));
     commands[1].env(HANG.0, HANG.1);
     let [first, second] = started(commands);
     wait_until("a checkpoint", || has_checkpoint(&place.path("checkpoints")));

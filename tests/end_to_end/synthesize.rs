@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::binary::{Workplace, expect_code, golden, program, read_manifest, read_rejects, stderr};
 
 /// Whether there is the program; says so where there is not.
+#[allow(clippy::print_stdout, reason = "tells why a test did nothing")]
 fn espeak_is_there() -> bool {
     let asked = Command::new("espeak-ng")
         .arg("--version")

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::job::{Failure, Shared};
-use crate::plan::ledger::panicked;
+use super::job::{Failure, RegionState};
+use crate::panic_guard::panic_error;
 
 /// Partitions per node in a group, and how long the first of a group waits at most.
 const GROUP: usize = 64;
@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Commits whenever a group is full or old enough, until the other end of `working` is dropped or the run is to be
 /// left. What is left then is committed by the caller.
-pub(super) fn while_working(shared: &Shared, working: &Receiver<()>) {
+pub(super) fn while_working(shared: &RegionState, working: &Receiver<()>) {
     let full = GROUP * shared.job.nodes.len().max(1);
     let mut last = Instant::now();
     while working.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && !shared.leaving() {
@@ -28,7 +28,7 @@ pub(super) fn while_working(shared: &Shared, working: &Receiver<()>) {
                 Err(panic) => shared.fail(Failure {
                     stage: None,
                     partition: None,
-                    error: panicked(panic.as_ref()),
+                    error: panic_error(panic.as_ref()),
                 }),
             }
             last = Instant::now();

@@ -8,69 +8,69 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct InFlight {
     partitions: u64,
     bytes: Option<u64>,
-    state: Mutex<State>,
+    state: Mutex<InFlightState>,
 }
 
 #[derive(Default)]
-struct State {
+struct InFlightState {
     /// By ordinal, until it is written.
     given: BTreeMap<u64, u64>,
-    /// By ordinal, as long as somebody has a [`Held`] of it.
-    held: BTreeMap<u64, u64>,
+    /// By ordinal, as long as somebody has a [`MemoryReservation`] of it.
+    reserved: BTreeMap<u64, u64>,
     /// Partitions that are being read.
     reading: u64,
     /// The most that was in flight of one partition.
     largest: u64,
 }
 
-impl State {
+impl InFlightState {
     fn total(&self) -> u64 {
-        self.given.values().sum::<u64>() + self.held.values().sum::<u64>()
+        self.given.values().sum::<u64>() + self.reserved.values().sum::<u64>()
     }
 
     fn measure(&mut self, ordinal: u64) {
         let of = |bytes: &BTreeMap<u64, u64>| bytes.get(&ordinal).copied().unwrap_or_default();
-        self.largest = self.largest.max(of(&self.given) + of(&self.held));
+        self.largest = self.largest.max(of(&self.given) + of(&self.reserved));
     }
 }
 
 /// Memory that a stage, or an edge between two, has of one partition. Dropping it says that it is free.
-pub(crate) struct Held {
+pub(crate) struct MemoryReservation {
     flight: Arc<InFlight>,
     ordinal: u64,
     bytes: u64,
 }
 
-impl Held {
+impl MemoryReservation {
     pub fn new(flight: &Arc<InFlight>, ordinal: u64, bytes: u64) -> Self {
-        let mut held = Held {
+        let mut reserved = MemoryReservation {
             flight: Arc::clone(flight),
             ordinal,
             bytes: 0,
         };
-        held.set(bytes);
-        held
+        reserved.resize(bytes);
+        reserved
     }
 
     /// It is so much now.
-    pub fn set(&mut self, bytes: u64) {
+    pub fn resize(&mut self, bytes: u64) {
         if bytes == self.bytes {
             return;
         }
         let mut state = self.flight.lock();
-        let sum = state.held.entry(self.ordinal).or_default();
+        let sum = state.reserved.entry(self.ordinal).or_default();
         *sum = (*sum + bytes).saturating_sub(self.bytes);
         if *sum == 0 {
-            state.held.remove(&self.ordinal);
+            state.reserved.remove(&self.ordinal);
         }
         self.bytes = bytes;
         state.measure(self.ordinal);
     }
 }
 
-impl Drop for Held {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
-        self.set(0);
+        self.resize(0);
     }
 }
 
@@ -115,7 +115,7 @@ impl InFlight {
         state.measure(ordinal);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InFlightState> {
         // Sums that are a little off, whatever panicked while they were added up, hold back a little more or less.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -159,17 +159,17 @@ mod tests {
             assert!(flight.take(ordinal, 0));
             flight.gave(ordinal, 50);
         }
-        let mut collected = Held::new(&flight, 1, 60);
+        let mut collected = MemoryReservation::new(&flight, 1, 60);
         // 50 and 110 there, 110 to come.
         assert!(flight.take(2, 0));
         flight.gave(2, 50);
-        collected.set(200);
+        collected.resize(200);
         assert!(!flight.take(3, 0), "350 there, 250 to come");
-        let between = Held::new(&flight, 0, 10);
-        collected.set(30);
+        let between = MemoryReservation::new(&flight, 0, 10);
+        collected.resize(30);
         assert!(!flight.take(3, 0), "one may become as large as the largest was");
         drop((collected, between));
         assert!(flight.take(3, 3));
-        assert!(flight.lock().held.is_empty());
+        assert!(flight.lock().reserved.is_empty());
     }
 }

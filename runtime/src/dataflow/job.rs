@@ -7,22 +7,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
-use crate::event::{Event, Events, ReasonCount};
+use crate::event::{Event, Events};
 use crate::inputs::Inputs;
-use crate::kind::{Conservation, Port, StageError};
+use crate::kind::{Conservation, Port};
 use crate::partition::Partition;
 use crate::plan::decisions::Decisions;
-use crate::plan::graph::Part;
-use crate::plan::ledger::{Listed, source_digest};
+use crate::plan::graph::StagePart;
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
-use crate::reject::RejectClass;
+use crate::reject::{ReasonCount, RejectClass};
 use crate::store::{
     Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter, Store, add_up,
 };
 
-use super::collected::{Collected, in_row_order};
-use super::in_flight::{Held, InFlight};
+use super::in_flight::{InFlight, MemoryReservation};
+use super::partition_output::PartitionOutput;
+use crate::error::StageError;
+use crate::plan::keys::{ListedPartition, key_of, source_digest};
+use crate::row_order::in_row_order;
 
 /// A region, ready to run.
 pub(crate) struct RegionJob {
@@ -71,21 +73,21 @@ pub(crate) enum KeyPart {
 
 pub(crate) struct NodeJob {
     pub stage: String,
-    pub part: Part,
+    pub part: StagePart,
     pub settings: Arc<dyn AnySettings>,
     pub inputs: Inputs,
     /// The inputs that are read as a whole, by place in `inputs`.
-    pub artifacts: Vec<Option<Artifact>>,
+    pub artifacts: Arc<[Option<Artifact>]>,
     pub rejects: RejectSet,
     pub scratch: PathBuf,
     pub streams: Vec<StreamedInput>,
     pub outputs: Vec<Port>,
-    pub kept: Vec<bool>,
+    pub stored: Vec<bool>,
     pub conservation: Conservation,
     pub is_source: bool,
     pub is_log: bool,
     /// For a source.
-    pub source_partitions: BTreeMap<Partition, Listed>,
+    pub source_partitions: Arc<BTreeMap<Partition, ListedPartition>>,
     /// For `apply`.
     pub decisions: Option<Arc<Decisions>>,
     /// By ordinal: the node works on the partition in this run.
@@ -108,7 +110,7 @@ impl NodeJob {
         Context {
             stage: self.stage.clone(),
             inputs: self.inputs.clone(),
-            artifacts: self.artifacts.clone(),
+            artifacts: Arc::clone(&self.artifacts),
             rejects: self.rejects.clone(),
             worker,
             workers: job.workers,
@@ -156,21 +158,21 @@ pub(crate) struct Failure {
 }
 
 /// A partition that is written and waits for its commit.
-pub(crate) struct Written {
+pub(crate) struct WrittenPartition {
     pub node: usize,
     pub pending: Pending,
 }
 
 /// What is known of the files of a source's partition.
 #[derive(Clone, Debug)]
-pub(crate) struct Digested {
+pub(crate) struct FilesDigest {
     pub digest: Digest,
     /// Why one of them cannot be read.
     pub unreadable: Option<String>,
 }
 
 /// What the workers of a region share.
-pub(crate) struct Shared {
+pub(crate) struct RegionState {
     pub job: RegionJob,
     failure: Mutex<Option<Failure>>,
     /// All workers drop their dataflows and leave.
@@ -179,7 +181,7 @@ pub(crate) struct Shared {
     given: Vec<AtomicU32>,
     expected: Vec<u32>,
     source_digests: Mutex<BTreeMap<(usize, u64), Digest>>,
-    waiting: Mutex<Vec<Written>>,
+    waiting: Mutex<Vec<WrittenPartition>>,
     committed: Mutex<Vec<(usize, Arc<Record>)>>,
     /// By node: partitions committed, and rejects of class fault in them.
     sums: Mutex<Vec<(u64, u64)>>,
@@ -190,9 +192,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl RegionState {
     pub fn new(job: RegionJob, expected: Vec<u32>) -> Self {
-        Shared {
+        RegionState {
             given: expected.iter().map(|_| AtomicU32::new(0)).collect(),
             expected,
             sums: Mutex::new(vec![(0, 0); job.nodes.len()]),
@@ -263,7 +265,7 @@ impl Shared {
 
     /// Digests the files of a source's partition, and its parts of files; files are read again in any case, if they are to
     /// be read `afresh`.
-    pub fn digest_files(&self, listed: &Listed, afresh: bool) -> Result<Digested, StageError> {
+    pub fn digest_files(&self, listed: &ListedPartition, afresh: bool) -> Result<FilesDigest, StageError> {
         let sources = self.job.store.sources();
         let mut files = Vec::with_capacity(listed.partition.files.len());
         let mut unreadable = None;
@@ -277,7 +279,7 @@ impl Shared {
         }
         let ranges = sources.digest_ranges(&listed.ranges, self.job.threads).into_iter();
         let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
-        Ok(Digested {
+        Ok(FilesDigest {
             digest: source_digest(&listed.partition, &files, &ranges),
             unreadable,
         })
@@ -290,7 +292,7 @@ impl Shared {
 
     /// Notes the digests of files that a source has read itself. Gives the digest of its partition where these are all of
     /// the partition's files.
-    pub fn note_read(&self, listed: &Listed, read: Vec<DigestedFile>) -> Result<Option<Digest>, StageError> {
+    pub fn note_read(&self, listed: &ListedPartition, read: Vec<DigestedFile>) -> Result<Option<Digest>, StageError> {
         let sources = self.job.store.sources();
         let mut digests = BTreeMap::new();
         for file in read {
@@ -307,18 +309,18 @@ impl Shared {
     }
 
     /// Where to put what a node makes of a partition.
-    pub fn collected(&self, node: usize, ordinal: u64) -> Collected {
+    pub fn collected(&self, node: usize, ordinal: u64) -> PartitionOutput {
         let described = &self.job.nodes[node];
         let recorded = matches!(described.record.get(ordinal as usize), Some(Some(_)));
-        let keep: Vec<bool> = described.kept.iter().map(|kept| *kept && recorded).collect();
-        let held = Held::new(&self.job.in_flight, ordinal, 0);
-        Collected::new(&keep, described.writer.as_ref(), Some(held))
+        let keep: Vec<bool> = described.stored.iter().map(|kept| *kept && recorded).collect();
+        let reserved = MemoryReservation::new(&self.job.in_flight, ordinal, 0);
+        PartitionOutput::new(&keep, described.writer.as_ref(), Some(reserved))
     }
 
     /// Checks a partition that is complete, and writes it under temporary names if it is to be recorded.
-    pub fn write(&self, node: usize, ordinal: u64, collected: Collected) -> Result<(), StageError> {
+    pub fn write(&self, node: usize, ordinal: u64, collected: PartitionOutput) -> Result<(), StageError> {
         let described = &self.job.nodes[node];
-        collected.conserved(described.conservation, described.is_source)?;
+        collected.check_conservation(described.conservation, described.is_source)?;
         let (Some(writer), Some(Some(parts))) = (&described.writer, described.record.get(ordinal as usize)) else {
             return Ok(());
         };
@@ -332,13 +334,13 @@ impl Shared {
                     .ok_or_else(|| StageError::failed("its source was not digested: a fault of the runtime"))?,
             });
         }
-        let key = crate::plan::decide::key_of(&described.recipe, &inputs);
+        let key = key_of(&described.recipe, &inputs);
         let partition = &self.job.partitions[ordinal as usize];
         let mut ports = Vec::new();
-        let made = collected.kept.into_iter().zip(collected.selected);
+        let made = collected.buffers.into_iter().zip(collected.selected);
         for (port, (kept, selected)) in described.outputs.iter().zip(made) {
             if let Some(kept) = kept {
-                let (begun, batches) = kept.into_parts();
+                let (file, batches) = kept.into_parts();
                 let selection = match (selected, described.streams.first().map(|stream| &stream.feed)) {
                     (Some(ranges), Some(Feed::Artifact(input))) => {
                         let selection = input.select(partition, &ranges, self.job.store.dir());
@@ -352,7 +354,7 @@ impl Shared {
                     name: port.name.clone(),
                     schema: port.schema.clone(),
                     batches: in_row_order(&port.schema, batches)?,
-                    begun,
+                    file,
                     selection,
                 });
             }
@@ -368,7 +370,7 @@ impl Shared {
             merged: collected.merged,
         };
         let pending = writer.write_partition(partition, key, inputs, ports, collected.rejects, counts)?;
-        lock(&self.waiting).push(Written { node, pending });
+        lock(&self.waiting).push(WrittenPartition { node, pending });
         Ok(())
     }
 

@@ -4,15 +4,15 @@
 //! its record; only the batches of a log stage go to worker 0. A node holds a capability for each of its
 //! partitions until the partition is written, so the frontier of what is written bounds what is in flight.
 
-mod alarm;
-mod batches;
-pub(crate) mod collected;
+mod batch_container;
 mod commit;
 pub(crate) mod in_flight;
 pub(crate) mod job;
-pub(crate) mod kept;
+pub(crate) mod partition_output;
+pub(crate) mod port_buffer;
 mod source;
 mod stage;
+mod timer;
 mod unreadable;
 pub(crate) mod work;
 
@@ -29,13 +29,14 @@ use timely::dataflow::operators::probe::Handle;
 use timely::scheduling::SyncActivator;
 use timely::worker::Worker;
 
-use self::job::{Failure, Feed, RegionJob, Shared};
+use self::job::{Failure, Feed, RegionJob, RegionState};
 use self::source::{Reader, Sources};
 use self::stage::NodeOperator;
 use self::work::Work;
 use crate::context::Waker;
-use crate::kind::{Body, StageError};
-use crate::plan::ledger::{guarded, panicked};
+use crate::error::StageError;
+use crate::kind::Body;
+use crate::panic_guard::{catch_panic, panic_error};
 use crate::store::{Artifact, Record};
 
 /// What became of a region.
@@ -58,7 +59,7 @@ pub(crate) fn run_region(job: RegionJob) -> RegionDone {
         (_, false) => Communication::Process(workers),
         (_, true) => Communication::ProcessBinary(workers),
     };
-    let shared = Arc::new(Shared::new(job, expected));
+    let shared = Arc::new(RegionState::new(job, expected));
     let on_worker = Arc::clone(&shared);
     let config = timely::Config {
         communication,
@@ -117,7 +118,7 @@ fn expected_sources(job: &RegionJob) -> Vec<u32> {
 }
 
 /// The life of one worker. Never panics: a panic here would leave its siblings waiting for ever.
-fn work(worker: &mut Worker, shared: &Arc<Shared>) {
+fn work(worker: &mut Worker, shared: &Arc<RegionState>) {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         build(worker, shared)?;
         while worker.has_dataflows() && !shared.leaving() {
@@ -131,7 +132,7 @@ fn work(worker: &mut Worker, shared: &Arc<Shared>) {
         Err(panic) => shared.fail(Failure {
             stage: None,
             partition: None,
-            error: panicked(panic.as_ref()),
+            error: panic_error(panic.as_ref()),
         }),
     }
     // Dropping bodies may panic too.
@@ -140,7 +141,7 @@ fn work(worker: &mut Worker, shared: &Arc<Shared>) {
             shared.fail(Failure {
                 stage: None,
                 partition: None,
-                error: panicked(panic.as_ref()),
+                error: panic_error(panic.as_ref()),
             });
         }
     }
@@ -155,7 +156,7 @@ enum Opened {
 }
 
 /// The ordinals that a worker works on, of those that are active.
-fn own_ordinals(shared: &Shared, node: usize, worker: usize) -> Vec<u64> {
+fn own_ordinals(shared: &RegionState, node: usize, worker: usize) -> Vec<u64> {
     let job = &shared.job;
     let node = &job.nodes[node];
     let mine = |ordinal: u64| {
@@ -170,7 +171,7 @@ fn own_ordinals(shared: &Shared, node: usize, worker: usize) -> Vec<u64> {
         .collect()
 }
 
-fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageError)> {
+fn build(worker: &mut Worker, shared: &Arc<RegionState>) -> Result<(), (usize, StageError)> {
     let job = &shared.job;
     let index = worker.index();
     // Bodies are opened before the dataflow is built, which must not end half way. Their operators' addresses
@@ -190,7 +191,7 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
             }
         });
         let context = node.context(job, index, waker);
-        let body = guarded(|| match node.is_source {
+        let body = catch_panic(|| match node.is_source {
             true => match node.settings.open(&context)? {
                 Body::Source(body) => Ok(Opened::Source(body)),
                 _ => Err(StageError::failed("the kind says it is a source, but its body is none")),
@@ -261,7 +262,7 @@ fn build(worker: &mut Worker, shared: &Arc<Shared>) -> Result<(), (usize, StageE
 
 /// The ordinals of an artifact that a worker reads: those that fall to it, also where the node (a log) takes them
 /// elsewhere.
-fn replayed_ordinals(shared: &Shared, wanted: &[bool], worker: usize) -> Vec<u64> {
+fn replayed_ordinals(shared: &RegionState, wanted: &[bool], worker: usize) -> Vec<u64> {
     let job = &shared.job;
     (job.start..job.partitions.len() as u64)
         .filter(|ordinal| *ordinal as usize % job.workers == worker && wanted[*ordinal as usize])

@@ -14,22 +14,24 @@ use timely::dataflow::operators::probe::Handle;
 use timely::dataflow::{Scope, Stream};
 use timely::scheduling::{Activator, SyncActivator};
 
-use super::alarm::Alarm;
-use super::batches::{Batches, Routed};
-use super::collected::drain;
-use super::job::{Digested, Shared};
-use super::kept::bytes_of;
+use super::batch_container::{BatchContainer, Routed};
+use super::job::{FilesDigest, RegionState};
+use super::partition_output::drain;
+use super::port_buffer::bytes_of;
+use super::timer::Timer;
 use super::unreadable::{SourceFiles, give};
 use crate::digest::Digest;
-use crate::kind::{Source, StageError};
+use crate::error::StageError;
+use crate::kind::Source;
 use crate::out::Out;
+use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
-use crate::plan::ledger::{Listed, guarded};
+use crate::plan::keys::ListedPartition;
 use crate::store::{Artifact, DigestedFile};
 
 /// Reads partitions, one per call.
 pub(super) struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<RegionState>,
     /// The source itself, or the node that reads the artifact.
     node: usize,
     from: From,
@@ -38,8 +40,8 @@ pub(super) struct Reader {
 
 /// The source files of a partition.
 struct ReadFiles<'a> {
-    shared: &'a Shared,
-    described: &'a Listed,
+    shared: &'a RegionState,
+    described: &'a ListedPartition,
     read_once: bool,
 }
 
@@ -48,7 +50,7 @@ impl SourceFiles for ReadFiles<'_> {
         self.read_once
     }
 
-    fn digest(&self, afresh: bool) -> Result<Digested, StageError> {
+    fn digest(&self, afresh: bool) -> Result<FilesDigest, StageError> {
         self.shared.digest_files(self.described, afresh)
     }
 
@@ -69,7 +71,7 @@ enum From {
 }
 
 impl Reader {
-    pub fn source(shared: &Arc<Shared>, node: usize, body: Box<dyn Source>, own: Vec<u64>) -> Self {
+    pub fn source(shared: &Arc<RegionState>, node: usize, body: Box<dyn Source>, own: Vec<u64>) -> Self {
         Reader {
             shared: Arc::clone(shared),
             node,
@@ -79,7 +81,7 @@ impl Reader {
     }
 
     pub fn artifact(
-        shared: &Arc<Shared>,
+        shared: &Arc<RegionState>,
         node: usize,
         artifact: Artifact,
         columns: Option<Vec<String>>,
@@ -93,7 +95,7 @@ impl Reader {
         }
     }
 
-    pub fn idle(shared: &Arc<Shared>, node: usize) -> Self {
+    pub fn idle(shared: &Arc<RegionState>, node: usize) -> Self {
         Reader {
             shared: Arc::clone(shared),
             node,
@@ -117,7 +119,7 @@ impl Reader {
                             ordinal,
                             port: 0,
                             batch: batch?,
-                            held: None,
+                            reserved: None,
                         });
                     }
                 }
@@ -130,7 +132,7 @@ impl Reader {
                 let mut out = match described {
                     None => {
                         let mut out = Out::new(partition.clone());
-                        guarded(|| body.read(partition, &mut out))?;
+                        catch_panic(|| body.read(partition, &mut out))?;
                         out
                     }
                     Some(described) => {
@@ -151,7 +153,7 @@ impl Reader {
                         ordinal,
                         port: port as u16,
                         batch,
-                        held: None,
+                        reserved: None,
                     });
                 })?;
                 if let Some(collected) = in_hand.remove(partition) {
@@ -169,7 +171,7 @@ type Capabilities = Option<(Capability<u64>, Capability<u64>)>;
 pub(super) type Sources = Rc<RefCell<Vec<Activator>>>;
 
 /// How long a source that is held back waits where nothing more is written: another worker may have found out meanwhile how
-/// large a partition is. Each time is a wake-up of the worker, which is dear in a virtual machine.
+/// large a partition is. Each time is a wake-up of the worker, which costs much in a virtual machine.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Gives the stream of batches, and one that carries nothing but the frontier of what was given.
@@ -179,16 +181,16 @@ pub(super) fn build<'scope>(
     written: &Handle<u64>,
     sources: &Sources,
     address: &Arc<OnceLock<SyncActivator>>,
-) -> (Stream<'scope, u64, Batches>, Stream<'scope, u64, Vec<()>>) {
+) -> (Stream<'scope, u64, BatchContainer>, Stream<'scope, u64, Vec<()>>) {
     let mut builder = OperatorBuilder::new("source".into(), scope);
     let info = builder.operator_info();
     let activator = scope.activator_for(info.address.clone());
     sources.borrow_mut().push(scope.activator_for(info.address.clone()));
-    let mut alarm = Alarm::new(scope.activator_for(info.address.clone()), AGAIN);
+    let mut timer = Timer::new(scope.activator_for(info.address.clone()), AGAIN);
     let _ = address.set(scope.worker().sync_activator_for(info.address.to_vec()));
-    let (data, data_stream) = builder.new_output::<Batches>();
+    let (data, data_stream) = builder.new_output::<BatchContainer>();
     let (end, end_stream) = builder.new_output::<Vec<()>>();
-    let mut data: OutputBuilder<u64, CapacityContainerBuilder<Batches>> = OutputBuilder::from(data);
+    let mut data: OutputBuilder<u64, CapacityContainerBuilder<BatchContainer>> = OutputBuilder::from(data);
     let written = written.clone();
     builder.build(move |mut initial| {
         let mut capabilities: Capabilities = match (initial.pop(), initial.pop()) {
@@ -214,7 +216,7 @@ pub(super) fn build<'scope>(
                 .with_frontier(|frontier| frontier.first().copied())
                 .unwrap_or(ordinal);
             if !shared.job.in_flight.take(ordinal, oldest.max(shared.job.start)) {
-                alarm.set();
+                timer.set();
                 return;
             }
             let partition = &shared.job.partitions[ordinal as usize];

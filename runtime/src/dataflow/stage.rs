@@ -15,31 +15,32 @@ use timely::dataflow::{Scope, Stream};
 use timely::progress::frontier::MutableAntichain;
 use timely::scheduling::SyncActivator;
 
-use super::alarm::Alarm;
-use super::batches::{Batches, Routed};
-use super::collected::{Collected, drain};
-use super::in_flight::Held;
-use super::job::{NodeJob, Shared};
-use super::kept::bytes_of;
+use super::batch_container::{BatchContainer, Routed};
+use super::in_flight::MemoryReservation;
+use super::job::{NodeJob, RegionState};
+use super::partition_output::{PartitionOutput, drain};
+use super::port_buffer::bytes_of;
+use super::timer::Timer;
 use super::work::Work;
-use crate::kind::{Progress, StageError};
+use crate::error::StageError;
+use crate::kind::Progress;
 use crate::out::Out;
+use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
-use crate::plan::ledger::guarded;
 
 /// How often a body that works beside the workers is asked even if it does not wake the runtime, and a log
 /// stage looks for signals.
 const ASK: Duration = Duration::from_millis(50);
 
 /// The right to send batches of a partition, and to keep it from counting as written.
-struct Hold {
+struct PartitionCapabilities {
     data: Capability<u64>,
     end: Capability<u64>,
 }
 
-impl Hold {
-    fn at(&self, ordinal: u64) -> Hold {
-        Hold {
+impl PartitionCapabilities {
+    fn at(&self, ordinal: u64) -> PartitionCapabilities {
+        PartitionCapabilities {
             data: self.data.delayed(&ordinal),
             end: self.end.delayed(&ordinal),
         }
@@ -47,17 +48,17 @@ impl Hold {
 }
 
 pub(super) struct NodeOperator {
-    shared: Arc<Shared>,
+    shared: Arc<RegionState>,
     node: usize,
     /// None on a worker that has no partition of the node.
     work: Option<Work>,
     /// Partitions of this worker that are not complete at the inputs, in order.
     own: VecDeque<u64>,
     /// For the first of `own`, and by it for all that follow.
-    hold: Option<Hold>,
+    hold: Option<PartitionCapabilities>,
     /// Complete at the inputs, but the body is not through.
-    not_yet: BTreeMap<u64, Hold>,
-    in_hand: BTreeMap<Partition, Collected>,
+    not_yet: BTreeMap<u64, PartitionCapabilities>,
+    in_hand: BTreeMap<Partition, PartitionOutput>,
     stopped: bool,
     worker: usize,
 }
@@ -66,7 +67,7 @@ pub(super) struct NodeOperator {
 type Send<'a> = &'a mut dyn FnMut(&Capability<u64>, Routed);
 
 impl NodeOperator {
-    pub fn new(shared: &Arc<Shared>, node: usize, worker: usize, work: Option<Work>, own: Vec<u64>) -> Self {
+    pub fn new(shared: &Arc<RegionState>, node: usize, worker: usize, work: Option<Work>, own: Vec<u64>) -> Self {
         NodeOperator {
             shared: Arc::clone(shared),
             node,
@@ -102,7 +103,7 @@ impl NodeOperator {
             ));
         };
         let mut out = Out::new(partition.clone());
-        let result = guarded(|| call(work, &mut out))?;
+        let result = catch_panic(|| call(work, &mut out))?;
         let shared = Arc::clone(&self.shared);
         let node = &shared.job.nodes[self.node];
         let (hold, not_yet) = (&self.hold, &self.not_yet);
@@ -111,12 +112,12 @@ impl NodeOperator {
                 return;
             };
             let ordinal = at as u64;
-            let held = Held::new(&shared.job.in_flight, ordinal, bytes_of(&batch) as u64);
+            let reserved = MemoryReservation::new(&shared.job.in_flight, ordinal, bytes_of(&batch) as u64);
             let routed = Routed {
                 ordinal,
                 port: port as u16,
                 batch,
-                held: Some(Arc::new(held)),
+                reserved: Some(Arc::new(reserved)),
             };
             match not_yet.get(&ordinal) {
                 Some(hold) => send(&hold.data, routed),
@@ -131,7 +132,7 @@ impl NodeOperator {
         Ok(result)
     }
 
-    fn in_hand(&mut self, ordinal: u64, partition: &Partition) -> &mut Collected {
+    fn in_hand(&mut self, ordinal: u64, partition: &Partition) -> &mut PartitionOutput {
         self.in_hand
             .entry(partition.clone())
             .or_insert_with(|| self.shared.collected(self.node, ordinal))
@@ -249,10 +250,10 @@ impl NodeOperator {
         };
         let signals = &self.shared.job.signals;
         if signals.checkpoint.swap(false, std::sync::atomic::Ordering::AcqRel) {
-            guarded(|| work.checkpoint(false))?;
+            catch_panic(|| work.checkpoint(false))?;
         }
         if signals.stop_asked().is_some() {
-            guarded(|| work.checkpoint(true))?;
+            catch_panic(|| work.checkpoint(true))?;
             return Ok(true);
         }
         Ok(false)
@@ -286,7 +287,7 @@ impl NodeOperator {
             let Routed {
                 ordinal,
                 batch,
-                held: _held,
+                reserved: _reserved,
                 ..
             } = routed;
             if self.described().active.get(ordinal as usize) == Some(&true) {
@@ -300,7 +301,7 @@ impl NodeOperator {
             && self.not_yet.is_empty()
             && let (Some(mut work), false) = (self.work.take(), self.stopped)
         {
-            guarded(|| work.complete()).map_err(|error| (None, error))?;
+            catch_panic(|| work.complete()).map_err(|error| (None, error))?;
         }
         Ok(())
     }
@@ -310,19 +311,19 @@ impl NodeOperator {
 pub(super) fn build<'scope>(
     scope: Scope<'scope, u64>,
     mut operator: NodeOperator,
-    inputs: Vec<(usize, usize, Stream<'scope, u64, Batches>)>,
+    inputs: Vec<(usize, usize, Stream<'scope, u64, BatchContainer>)>,
     on_worker_0: bool,
     address: &Arc<OnceLock<SyncActivator>>,
-) -> (Stream<'scope, u64, Batches>, Stream<'scope, u64, Vec<()>>) {
+) -> (Stream<'scope, u64, BatchContainer>, Stream<'scope, u64, Vec<()>>) {
     let mut builder = OperatorBuilder::new(operator.described().stage.clone(), scope);
     let info = builder.operator_info();
-    let mut alarm = Alarm::new(scope.activator_for(info.address.clone()), ASK);
+    let mut timer = Timer::new(scope.activator_for(info.address.clone()), ASK);
     let _ = address.set(scope.worker().sync_activator_for(info.address.to_vec()));
     type Pull = Box<dyn FnMut(&mut Vec<(usize, Routed)>)>;
     let mut pulls: Vec<Pull> = Vec::new();
     for (position, port, stream) in inputs {
         // Batches of one partition and input stay in order: `for_each`, which `for_each_time` does not promise.
-        let take = move |data: &mut Batches, into: &mut Vec<(usize, Routed)>| {
+        let take = move |data: &mut BatchContainer, into: &mut Vec<(usize, Routed)>| {
             into.extend(
                 data.take()
                     .into_iter()
@@ -331,7 +332,7 @@ pub(super) fn build<'scope>(
             );
         };
         if on_worker_0 {
-            let pact = ExchangeCore::<CapacityContainerBuilder<Batches>, _>::new(|_: &Routed| 0);
+            let pact = ExchangeCore::<CapacityContainerBuilder<BatchContainer>, _>::new(|_: &Routed| 0);
             let mut handle = builder.new_input(stream, pact);
             pulls.push(Box::new(move |into| handle.for_each(|_, data| take(data, into))));
         } else {
@@ -339,12 +340,12 @@ pub(super) fn build<'scope>(
             pulls.push(Box::new(move |into| handle.for_each(|_, data| take(data, into))));
         }
     }
-    let (data, data_stream) = builder.new_output::<Batches>();
+    let (data, data_stream) = builder.new_output::<BatchContainer>();
     let (end, end_stream) = builder.new_output::<Vec<()>>();
-    let mut data: OutputBuilder<u64, CapacityContainerBuilder<Batches>> = OutputBuilder::from(data);
+    let mut data: OutputBuilder<u64, CapacityContainerBuilder<BatchContainer>> = OutputBuilder::from(data);
     builder.build(move |mut initial| {
         if let (Some(end), Some(data), Some(first)) = (initial.pop(), initial.pop(), operator.own.front()) {
-            operator.hold = Some(Hold {
+            operator.hold = Some(PartitionCapabilities {
                 data: data.delayed(first),
                 end: end.delayed(first),
             });
@@ -361,7 +362,7 @@ pub(super) fn build<'scope>(
                 output.session(capability).give(routed)
             });
             if again {
-                alarm.set();
+                timer.set();
             }
         }
     });

@@ -1,11 +1,12 @@
 //! Source files that cannot be read: their partition is refused, and the run goes on.
 
-use super::job::{Digested, changed};
+use super::job::{FilesDigest, changed};
 use crate::digest::Digest;
-use crate::kind::{Source, StageError};
+use crate::error::StageError;
+use crate::kind::Source;
 use crate::out::Out;
+use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
-use crate::plan::ledger::guarded;
 use crate::reject::{RejectClass, UNREADABLE};
 use crate::store::DigestedFile;
 
@@ -15,7 +16,7 @@ pub(super) trait SourceFiles {
     fn read_by_source(&self) -> bool;
 
     /// Their digest; read again in any case, if they are to be read `afresh`.
-    fn digest(&self, afresh: bool) -> Result<Digested, StageError>;
+    fn digest(&self, afresh: bool) -> Result<FilesDigest, StageError>;
 
     /// Takes what the source has read itself. Gives the digest of the files, if these are all.
     fn note_read(&self, read: Vec<DigestedFile>) -> Result<Option<Digest>, StageError>;
@@ -43,7 +44,7 @@ pub(super) fn give(
             false => Some(files.digest(afresh)?),
         };
         let mut out = Out::new(partition.clone());
-        if let Some(Digested {
+        if let Some(FilesDigest {
             unreadable: Some(why),
             digest,
         }) = before
@@ -51,7 +52,7 @@ pub(super) fn give(
             out.reject_partition(UNREADABLE, RejectClass::Fault, why);
             return Ok((out, digest));
         }
-        let read = guarded(|| body.read(partition, &mut out));
+        let read = catch_panic(|| body.read(partition, &mut out));
         let failure = match read.and_then(|()| files.note_read(std::mem::take(&mut out.digested))) {
             Ok(own) => {
                 // Costs a look at the files' times, and another reading only if they moved.
@@ -97,8 +98,8 @@ mod tests {
         }
     }
 
-    fn file(content: &str, unreadable: bool) -> Digested {
-        Digested {
+    fn file(content: &str, unreadable: bool) -> FilesDigest {
+        FilesDigest {
             digest: Digest::of(content.as_bytes()),
             unreadable: unreadable.then(|| "cannot read a.tar".to_string()),
         }
@@ -113,12 +114,12 @@ mod tests {
         leaving: bool,
     }
 
-    impl<F: Fn(bool) -> Digested> SourceFiles for Known<F> {
+    impl<F: Fn(bool) -> FilesDigest> SourceFiles for Known<F> {
         fn read_by_source(&self) -> bool {
             self.read_by_source
         }
 
-        fn digest(&self, afresh: bool) -> Result<Digested, StageError> {
+        fn digest(&self, afresh: bool) -> Result<FilesDigest, StageError> {
             Ok((self.digest)(afresh))
         }
 
@@ -132,7 +133,11 @@ mod tests {
     }
 
     /// What comes of it, and how often the files were digested.
-    fn attempt(failures: u32, states: &[Digested], read_by_source: bool) -> (Result<(Out, Digest), StageError>, usize) {
+    fn attempt(
+        failures: u32,
+        states: &[FilesDigest],
+        read_by_source: bool,
+    ) -> (Result<(Out, Digest), StageError>, usize) {
         let asked = Cell::new(0);
         let before = usize::from(!read_by_source);
         let digest = |afresh: bool| {

@@ -7,11 +7,13 @@ use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 
 use super::job::{Feed, NodeJob};
 use crate::context::Context;
-use crate::kind::{Body, Fate, Global, Log, Operator, Progress, ROW, StageError};
+use crate::error::StageError;
+use crate::kind::{Body, Global, Log, Operator, Progress, RowOutcome};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::plan::decisions::Decisions;
-use crate::plan::graph::Part;
+use crate::plan::graph::StagePart;
+use crate::row_number::ROW;
 use crate::store::{Artifact, Ranges};
 
 pub(super) enum Work {
@@ -32,10 +34,10 @@ impl Work {
     /// Opens the body of a node.
     pub fn open(node: &NodeJob, context: &Context) -> Result<Work, StageError> {
         Ok(match (node.settings.open(context)?, node.part) {
-            (Body::Local(body), Part::Whole) => Work::Local(body),
-            (Body::Log(body), Part::Whole) => Work::Log(body),
-            (Body::Global(body), Part::Keys) => Work::Keys(body),
-            (Body::Global(body), Part::Apply) => {
+            (Body::Local(body), StagePart::Whole) => Work::Local(body),
+            (Body::Log(body), StagePart::Whole) => Work::Log(body),
+            (Body::Global(body), StagePart::Keys) => Work::Keys(body),
+            (Body::Global(body), StagePart::Apply) => {
                 let feed = node.streams.first().map(|stream| &stream.feed);
                 let (Some(Feed::Artifact(input)), Some(decisions)) = (feed, node.decisions.clone()) else {
                     return Err(StageError::failed(
@@ -157,19 +159,19 @@ pub(crate) fn apply(
         numbers.extend(piece.values());
     }
     let numbers = UInt32Array::from(numbers);
-    let fates = body.apply(partition, &numbers, decisions)?;
-    if fates.len() != numbers.len() {
+    let outcomes = body.apply(partition, &numbers, decisions)?;
+    if outcomes.len() != numbers.len() {
         return Err(StageError::failed(format!(
-            "it gave {} fates to {} rows",
-            fates.len(),
+            "it gave {} outcomes to {} rows",
+            outcomes.len(),
             numbers.len()
         )));
     }
     let mut chosen: Vec<Ranges> = std::iter::repeat_with(Ranges::default).take(ports).collect();
     let (mut refused, mut reasons) = (Ranges::default(), Vec::new());
-    for (place, fate) in (0u32..).zip(&fates) {
-        match fate {
-            Fate::Port(port) => match chosen.get_mut(*port) {
+    for (place, outcome) in (0u32..).zip(&outcomes) {
+        match outcome {
+            RowOutcome::Port(port) => match chosen.get_mut(*port) {
                 Some(ranges) => ranges.push(place, 1),
                 None => {
                     return Err(StageError::failed(format!(
@@ -177,7 +179,7 @@ pub(crate) fn apply(
                     )));
                 }
             },
-            Fate::Refused { reason, class, detail } => {
+            RowOutcome::Rejected { reason, class, detail } => {
                 refused.push(place, 1);
                 reasons.push((*reason, *class, detail));
             }

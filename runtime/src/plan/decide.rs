@@ -5,22 +5,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::ipc::writer::StreamWriter;
 
 use super::Action;
-use super::graph::{KeyInput, Part, RegionKind};
-use super::ledger::{Ledger, RESULT, guarded};
+use super::graph::{KeyInput, RegionKind, StagePart};
+use super::keys::{key_of, result_key};
 use super::reason::{self, Identity};
+use super::state::{PlanState, RESULT};
 use crate::digest::Digest;
-use crate::kind::{Body, Role, StageError, Standing};
+use crate::error::StageError;
+use crate::kind::{Body, LogPosition, Role};
+use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
 use crate::reject::UNREADABLE;
-use crate::run::RunError;
-use crate::store::{ExportSet, ExportStanding, Record};
+use crate::run_error::RunError;
+use crate::store::{ExportSet, ExportStatus, Record};
 
 /// What was decided of one partition of a node.
 #[derive(Clone, Debug)]
-pub(crate) struct Decided {
+pub(crate) struct PartitionVerdict {
     pub partition: Partition,
     pub action: Action,
     pub reason: String,
@@ -30,13 +32,13 @@ pub(crate) struct Decided {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
-    Partitions(Vec<Decided>),
+    Partitions(Vec<PartitionVerdict>),
     /// Not even the partitions are known before this stage has run.
     Unknown {
         waits_for: String,
     },
     Log {
-        standing: Standing,
+        standing: LogPosition,
         result: Option<RecordBatch>,
     },
     Export {
@@ -55,23 +57,12 @@ pub(crate) struct NodeVerdict {
     pub verdict: Verdict,
 }
 
-pub(crate) fn key_of(recipe: &Digest, inputs: &[Digest]) -> Digest {
-    Digest::of_parts(std::iter::once(recipe).chain(inputs))
-}
-
 /// Whether the record holds rows that were refused for a file that may be readable by now.
 fn lacks_a_file(record: &Record) -> bool {
     record.rejects.by_reason.iter().any(|count| count.reason == UNREADABLE)
 }
 
-/// Key of the result of a log stage: its log decides it, not its inputs.
-pub(crate) fn result_key(recipe: &Digest, rows: &RecordBatch) -> Result<Digest, StageError> {
-    let mut writer = StreamWriter::try_new(Vec::new(), rows.schema_ref())?;
-    writer.write(rows)?;
-    Ok(Digest::of_parts([recipe.as_bytes().as_slice(), &writer.into_inner()?]))
-}
-
-impl Ledger {
+impl PlanState {
     /// Decides over a region, and settles what is reused.
     pub fn decide(&mut self, region: usize) -> Result<Vec<NodeVerdict>, RunError> {
         let nodes = self.graph.regions[region].nodes.clone();
@@ -79,7 +70,7 @@ impl Ledger {
         nodes.iter().for_each(|node| self.nodes[*node].unsettle_all());
         let selected = nodes.iter().any(|node| self.selection.selected[*node]);
         match self.try_decide(region) {
-            // What is left out need not be decidable: its source may be gone.
+            // What is left out need not be decidable: its source may be missing.
             Err(_) if !selected => {
                 let unknown = |node| NodeVerdict {
                     node,
@@ -173,7 +164,7 @@ impl Ledger {
                 described
                     .outputs
                     .iter()
-                    .zip(&described.kept)
+                    .zip(&described.stored)
                     .find(|(port, kept)| **kept && !record.ports.contains_key(&port.name))
                     .map(|(port, _)| port.name.clone())
             });
@@ -205,38 +196,39 @@ impl Ledger {
                 },
             };
             settled &= action == Action::Reuse && self.nodes[node].settled.contains_key(partition);
-            decided.push(Decided {
+            decided.push(PartitionVerdict {
                 partition: partition.clone(),
                 action,
                 reason,
                 inputs,
             });
         }
-        settled &= self.run_what_is_gone(node, &mut decided)?;
+        settled &= self.rerun_missing_outputs(node, &mut decided)?;
         self.nodes[node].all_settled = settled;
         Ok(Verdict::Partitions(decided))
     }
 
     /// Partitions whose files outside the state directory are not as they were left run again. Says whether
     /// there are none.
-    fn run_what_is_gone(&mut self, node: usize, decided: &mut [Decided]) -> Result<bool, RunError> {
+    fn rerun_missing_outputs(&mut self, node: usize, decided: &mut [PartitionVerdict]) -> Result<bool, RunError> {
         let described = &self.graph.nodes[node];
-        let kept = described.kept.first() == Some(&true);
-        let may_leave_files = described.part == Part::Whole && matches!(described.role, Role::Local | Role::Source);
+        let kept = described.stored.first() == Some(&true);
+        let may_leave_files =
+            described.part == StagePart::Whole && matches!(described.role, Role::Local | Role::Source);
         if !may_leave_files || !kept || !self.selection.selected[node] {
             return Ok(true);
         }
         let committed = self.artifact(node, 0)?;
-        let gone = guarded(|| self.stage(node).settings.gone(&committed, self.threads()))
+        let missing = catch_panic(|| self.stage(node).settings.missing_outputs(&committed, self.threads()))
             .map_err(|error| self.failed(node, None, error))?;
         for decided in decided.iter_mut().filter(|decided| decided.action == Action::Reuse) {
-            if let Some(reason) = gone.get(&decided.partition) {
+            if let Some(reason) = missing.get(&decided.partition) {
                 decided.action = Action::Run;
                 decided.reason.clone_from(reason);
                 self.nodes[node].unsettle(&decided.partition);
             }
         }
-        Ok(gone.is_empty())
+        Ok(missing.is_empty())
     }
 
     /// Which input is not settled yet.
@@ -255,7 +247,7 @@ impl Ledger {
 
     /// The stage upstream whose artifact is not settled.
     fn waits_for(&self, node: usize) -> String {
-        let open = |index: &usize| !self.nodes[*index].all_settled && self.graph.nodes[*index].kept.contains(&true);
+        let open = |index: &usize| !self.nodes[*index].all_settled && self.graph.nodes[*index].stored.contains(&true);
         let upstream = self.graph.upstream(node);
         let first = upstream.iter().copied().find(open).unwrap_or(node);
         self.graph.nodes[first].name.clone()
@@ -318,14 +310,14 @@ impl Ledger {
             });
         };
         let stage = &self.checked.stages[self.graph.nodes[node].stage];
-        let (folder, manifest) = guarded(|| match stage.settings.open(&context)? {
+        let (folder, manifest) = catch_panic(|| match stage.settings.open(&context)? {
             Body::Export(body) => Ok((body.folder(), body.manifest())),
             _ => Err(StageError::failed(
                 "the kind says it is an export, but its body is none",
             )),
         })
         .map_err(|error| self.failed(node, None, error))?;
-        let Some(rejects) = self.rejects_upstream(node) else {
+        if !self.is_settled_upstream(node) {
             let reason = "if the rejects before it change".to_string();
             return Ok(Verdict::Export {
                 folder,
@@ -333,22 +325,22 @@ impl Ledger {
                 action: Action::IfChanged,
                 reason,
             });
-        };
+        }
         let mut inputs = Vec::new();
         for input in self.graph.nodes[node].key_inputs.clone() {
             // Whole inputs alone, and all of them are settled: else there were no context.
             inputs.extend(self.key_input(input, &Partition::new(""))?);
         }
-        inputs.push(rejects.digest());
+        inputs.push(context.rejects.digest());
         let key = key_of(&self.graph.nodes[node].recipe, &inputs);
-        let standing = ExportSet::standing(&folder, &manifest, &key, self.store.sources())?;
+        let standing = ExportSet::status(&folder, &manifest, &key, self.store.sources())?;
         let (action, reason) = match standing {
             _ if !self.selection.selected[node] => (Action::Reuse, "not selected".to_string()),
             _ if self.selection.forced[node] => (Action::Run, "forced".to_string()),
-            ExportStanding::Whole => (Action::Reuse, "unchanged".to_string()),
-            ExportStanding::Missing => (Action::Run, format!("{} has no whole set of files", folder.display())),
-            ExportStanding::Outdated => (Action::Run, "its inputs changed".to_string()),
-            ExportStanding::Changed { file } => (
+            ExportStatus::Whole => (Action::Reuse, "unchanged".to_string()),
+            ExportStatus::Missing => (Action::Run, format!("{} has no whole set of files", folder.display())),
+            ExportStatus::Outdated => (Action::Run, "its inputs changed".to_string()),
+            ExportStatus::Changed { file } => (
                 Action::Run,
                 format!("{file} in {} was changed or removed", folder.display()),
             ),
@@ -370,11 +362,11 @@ impl Ledger {
         };
         let stage = &self.checked.stages[self.graph.nodes[node].stage];
         let has_result = !stage.shape.outputs.is_empty();
-        let (standing, result) = guarded(|| match stage.settings.open(&context)? {
+        let (standing, result) = catch_panic(|| match stage.settings.open(&context)? {
             Body::Log(mut body) => {
-                let standing = body.standing()?;
+                let standing = body.position()?;
                 let result = match standing {
-                    Standing::Finished { .. } if has_result => Some(body.result()?),
+                    LogPosition::Finished { .. } if has_result => Some(body.result()?),
                     _ => None,
                 };
                 Ok((standing, result))
@@ -384,7 +376,7 @@ impl Ledger {
             )),
         })
         .map_err(|error| self.failed(node, None, error))?;
-        if let Standing::Finished { .. } = standing {
+        if let LogPosition::Finished { .. } = standing {
             match &result {
                 None => self.nodes[node].all_settled = true,
                 Some(rows) => {

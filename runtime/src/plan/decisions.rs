@@ -9,10 +9,10 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
 use arrow::ipc::writer::StreamWriter;
 
-use crate::dataflow::collected::in_row_order;
 use crate::digest::Digest;
-use crate::kind::StageError;
+use crate::error::StageError;
 use crate::partition::Partition;
+use crate::row_order::in_row_order;
 use crate::store::Artifact;
 
 /// The one partition of the artifacts of `decide`.

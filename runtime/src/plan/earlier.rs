@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
-use super::ledger::Ledger;
+use super::state::PlanState;
 use super::{Plan, StagePlan};
 use crate::kind::Role;
 use crate::partition::Partition;
-use crate::run::RunError;
+use crate::run_error::RunError;
 use crate::store::StageSnapshot;
 
-/// How many runs back older plans are looked at.
-pub(super) const LOOK_BACK: usize = 10;
-
-impl Ledger {
+impl PlanState {
     /// What an earlier plan of the pipeline said of a node: the latest (0), or one before it.
     pub fn before(&mut self, node: usize, back: usize) -> Option<&StagePlan> {
         while self.previous.len() <= back {
@@ -57,7 +54,7 @@ impl Ledger {
                 .among(&records)
                 .into_iter()
                 .filter(|record| {
-                    let mut kept = described.outputs.iter().zip(&described.kept);
+                    let mut kept = described.outputs.iter().zip(&described.stored);
                     kept.all(|(port, kept)| !kept || record.ports.contains_key(&port.name))
                 })
                 .collect();

@@ -8,12 +8,13 @@
 use std::collections::BTreeMap;
 
 use crate::digest::Digest;
-use crate::kind::{Conservation, Port, Reads, Role};
+use crate::inputs::Reads;
+use crate::kind::{Conservation, Port, Role};
 use crate::spec::Checked;
 
 /// Which part of a stage a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum StagePart {
     /// The stage itself.
     Whole,
     Keys,
@@ -39,7 +40,7 @@ pub(crate) enum Flow {
     /// From the decisions of the stage's own `decide`.
     Decisions,
     /// Not rows: which of the key rows `decide` is about, where these are of rows before another global stage.
-    Among,
+    SemiJoin,
 }
 
 impl Flow {
@@ -61,14 +62,14 @@ pub(crate) struct NodeInput {
 pub(crate) struct Node {
     /// Index into [`Checked::stages`].
     pub stage: usize,
-    pub part: Part,
+    pub part: StagePart,
     pub name: String,
     pub role: Role,
     pub inputs: Vec<NodeInput>,
     /// For `keys` and `decide` the schemas are known once the body is open.
     pub outputs: Vec<Port>,
     /// Which outputs are kept as artifacts.
-    pub kept: Vec<bool>,
+    pub stored: Vec<bool>,
     pub conservation: Conservation,
     pub level: usize,
     pub region: usize,
@@ -126,7 +127,7 @@ pub(crate) struct Graph {
 fn before_global(nodes: &[Node], input: &NodeInput) -> NodeInput {
     let mut input = input.clone();
     while input.flow == Flow::Stream
-        && nodes[input.node].part == Part::Apply
+        && nodes[input.node].part == StagePart::Apply
         && let Some(before) = nodes[input.node]
             .inputs
             .iter()
@@ -166,7 +167,7 @@ impl Graph {
                 name,
                 role,
                 inputs,
-                kept: vec![false; outputs.len()],
+                stored: vec![false; outputs.len()],
                 outputs,
                 conservation,
                 level: 0,
@@ -189,9 +190,9 @@ impl Graph {
                     .collect();
                 let keys = nodes.len();
                 let among = inputs.iter().find(|input| input.flow == Flow::Stream).cloned();
-                let among = among.filter(|input| nodes[input.node].part == Part::Apply);
+                let among = among.filter(|input| nodes[input.node].part == StagePart::Apply);
                 nodes.push(node(
-                    Part::Keys,
+                    StagePart::Keys,
                     format!("{name}:keys"),
                     inputs.iter().map(|input| before_global(&nodes, input)).collect(),
                     vec![port(KEYS_PORT)],
@@ -206,13 +207,13 @@ impl Graph {
                 let mut decide = vec![wired(keys, Flow::Whole)];
                 decide.extend(among.map(|input| NodeInput {
                     position: None,
-                    flow: Flow::Among,
+                    flow: Flow::SemiJoin,
                     ..input
                 }));
                 decide.extend(whole);
                 let ports = vec![port(DECISIONS_PORT), port(DIGESTS_PORT)];
                 nodes.push(node(
-                    Part::Decide,
+                    StagePart::Decide,
                     format!("{name}:decide"),
                     decide,
                     ports,
@@ -221,14 +222,20 @@ impl Graph {
                 let mut apply = inputs;
                 apply.push(wired(keys + 1, Flow::Decisions));
                 nodes.push(node(
-                    Part::Apply,
+                    StagePart::Apply,
                     format!("{name}:apply"),
                     apply,
                     outputs,
                     described.shape.conservation,
                 ));
             } else {
-                nodes.push(node(Part::Whole, name, inputs, outputs, described.shape.conservation));
+                nodes.push(node(
+                    StagePart::Whole,
+                    name,
+                    inputs,
+                    outputs,
+                    described.shape.conservation,
+                ));
             }
             outputs_of.push(nodes.len() - 1);
         }
@@ -243,7 +250,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Levels, and which edges are artifacts: what is read whole, what comes out of a dear, a global or a
+    /// Levels, and which edges are artifacts: what is read whole, what comes out of an expensive, a global or a
     /// log stage, and every edge between levels.
     fn store_edges(&mut self, checked: &Checked) {
         for index in 0..self.nodes.len() {
@@ -251,10 +258,10 @@ impl Graph {
             for place in 0..self.nodes[index].inputs.len() {
                 let input = self.nodes[index].inputs[place].clone();
                 let producer = &self.nodes[input.node];
-                let dear = checked.stages[producer.stage].shape.dear && producer.part == Part::Whole;
+                let expensive = checked.stages[producer.stage].shape.expensive && producer.part == StagePart::Whole;
                 let stored = input.flow.is_stored()
-                    || dear
-                    || matches!(producer.part, Part::Apply)
+                    || expensive
+                    || matches!(producer.part, StagePart::Apply)
                     || producer.role == Role::Log;
                 if stored && input.flow == Flow::Stream {
                     self.nodes[index].inputs[place].flow = Flow::Replay;
@@ -272,8 +279,8 @@ impl Graph {
                 }
                 match self.nodes[index].inputs[place].flow {
                     Flow::Stream => {}
-                    Flow::Decisions => self.nodes[node].kept.fill(true),
-                    Flow::Replay | Flow::Whole | Flow::Among => self.nodes[node].kept[port] = true,
+                    Flow::Decisions => self.nodes[node].stored.fill(true),
+                    Flow::Replay | Flow::Whole | Flow::SemiJoin => self.nodes[node].stored[port] = true,
                 }
             }
         }
@@ -282,10 +289,10 @@ impl Graph {
             read[input.node] = true;
         }
         for (node, read) in self.nodes.iter_mut().zip(read) {
-            let dear = node.part == Part::Whole && checked.stages[node.stage].shape.dear;
+            let expensive = node.part == StagePart::Whole && checked.stages[node.stage].shape.expensive;
             // What nobody reads is what the pipeline was run for.
-            if dear || !read || node.role == Role::Log {
-                node.kept.fill(true);
+            if expensive || !read || node.role == Role::Log {
+                node.stored.fill(true);
             }
         }
     }
@@ -352,7 +359,7 @@ impl Graph {
 
     fn region_kind(&self, checked: &Checked, nodes: &[usize]) -> Result<RegionKind, String> {
         let first = &self.nodes[nodes[0]];
-        if first.part == Part::Decide {
+        if first.part == StagePart::Decide {
             return Ok(RegionKind::Decide { node: nodes[0] });
         }
         if first.role == Role::Export {
@@ -385,7 +392,7 @@ impl Graph {
         }
         for index in nodes {
             let node = &self.nodes[*index];
-            if !feeds[*index] || (*index != log && node.kept.contains(&true)) {
+            if !feeds[*index] || (*index != log && node.stored.contains(&true)) {
                 let log = &checked.stages[self.nodes[log].stage].name;
                 return Err(format!(
                     "stage `{}` hangs on the stream that feeds `{log}`, which keeps its own log: give it an input of its own",
@@ -401,10 +408,10 @@ impl Graph {
             let node = &self.nodes[index];
             let stage = &checked.stages[node.stage];
             let part = match node.part {
-                Part::Whole => "stage",
-                Part::Keys => "keys",
-                Part::Decide => "decide",
-                Part::Apply => "apply",
+                StagePart::Whole => "stage",
+                StagePart::Keys => "keys",
+                StagePart::Decide => "decide",
+                StagePart::Apply => "apply",
             };
             let mut parts: Vec<Vec<u8>> = vec![
                 b"flow recipe 1".to_vec(),
@@ -435,7 +442,7 @@ impl Graph {
                     Flow::Replay => "artifact".into(),
                     Flow::Whole => "whole artifact".into(),
                     Flow::Decisions => "decisions".into(),
-                    Flow::Among => "among".into(),
+                    Flow::SemiJoin => "among".into(),
                 });
                 if input.flow == Flow::Stream {
                     parts.push(producer.outputs[input.port].name.clone().into());
@@ -468,7 +475,7 @@ impl Graph {
                     node: input.node,
                     port: input.port,
                 }),
-                Flow::Whole | Flow::Among => add(KeyInput::Whole {
+                Flow::Whole | Flow::SemiJoin => add(KeyInput::Whole {
                     node: input.node,
                     port: input.port,
                 }),

@@ -4,10 +4,11 @@ pub(crate) mod decide;
 pub(crate) mod decisions;
 mod earlier;
 pub(crate) mod graph;
-pub(crate) mod ledger;
+pub(crate) mod keys;
 pub(crate) mod reason;
 pub(crate) mod select;
 mod show;
+pub(crate) mod state;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::digest::Digest;
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::processes::Processes;
-use crate::spec::SwitchedOff;
+use crate::switched_off::SwitchedOff;
 
 /// How a plan or a run was asked for.
 #[derive(Clone, Debug)]

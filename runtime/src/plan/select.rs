@@ -6,7 +6,7 @@ use crate::spec::Checked;
 
 /// Per node of the graph.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Selection {
+pub(crate) struct StageSelection {
     /// May run for its own sake. Others are taken as they stand, and run only to feed these.
     pub selected: Vec<bool>,
     /// Runs even where a record stands.
@@ -16,8 +16,8 @@ pub(crate) struct Selection {
 /// A stage name that is not there: message and help.
 pub(crate) type NoSuchStage = (String, String);
 
-impl Selection {
-    pub fn new(checked: &Checked, graph: &Graph, options: &Options) -> Result<Selection, NoSuchStage> {
+impl StageSelection {
+    pub fn new(checked: &Checked, graph: &Graph, options: &Options) -> Result<StageSelection, NoSuchStage> {
         let stage = |name: &String| {
             checked.position(name).ok_or_else(|| {
                 let off = checked.pipeline.switched_off.iter().find(|off| off.stage == *name);
@@ -63,7 +63,7 @@ impl Selection {
             .iter()
             .map(|node| all || forced.contains(&node.stage))
             .collect();
-        Ok(Selection { selected, forced })
+        Ok(StageSelection { selected, forced })
     }
 }
 

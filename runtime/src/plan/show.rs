@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::decide::{NodeVerdict, Verdict};
-use super::ledger::Ledger;
+use super::state::PlanState;
 use super::{Action, PLAN_VERSION, PartitionPlan, Plan, StagePlan, role_name};
-use crate::kind::{Role, Standing};
+use crate::kind::{LogPosition, Role};
 use crate::partition::Partition;
-use crate::run::RunError;
+use crate::run_error::RunError;
 
-impl Ledger {
+impl PlanState {
     /// Decides over all regions with what is known now: the plan.
     pub fn plan(&mut self) -> Result<Plan, RunError> {
         self.read_records();
@@ -50,7 +50,7 @@ impl Ledger {
             stored: described
                 .outputs
                 .iter()
-                .zip(&described.kept)
+                .zip(&described.stored)
                 .filter(|(_, kept)| **kept)
                 .map(|(port, _)| port.name.clone())
                 .collect(),
@@ -89,8 +89,8 @@ impl Ledger {
                 }
             }
             Verdict::Log { standing, .. } if plan.selected => match standing {
-                Standing::Finished { detail } => plan.count(Action::Reuse, 1, &detail),
-                Standing::At { detail, .. } => plan.count(Action::Run, 1, &detail),
+                LogPosition::Finished { detail } => plan.count(Action::Reuse, 1, &detail),
+                LogPosition::At { detail, .. } => plan.count(Action::Run, 1, &detail),
             },
             Verdict::Export { action, reason, .. } if plan.selected => plan.count(action, 1, &reason),
             Verdict::Feeds | Verdict::Log { .. } | Verdict::Export { .. } => {}

@@ -29,7 +29,7 @@ const BELIEVED: u64 = 1 << 26;
 /// Kinds of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// Nothing, so that the other side knows that this one lives.
     Beat = 0,
     Message = 1,
@@ -39,12 +39,12 @@ pub(super) enum Kind {
 }
 
 pub(super) struct Frame {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub number: u32,
     pub body: Vec<u8>,
 }
 
-pub(super) fn header(to: &mut dyn Write, kind: Kind, number: u32, length: u64) -> io::Result<()> {
+pub(super) fn header(to: &mut dyn Write, kind: FrameKind, number: u32, length: u64) -> io::Result<()> {
     let mut bytes = [0u8; 13];
     bytes[0] = kind as u8;
     bytes[1..5].copy_from_slice(&number.to_le_bytes());
@@ -62,7 +62,13 @@ pub(super) fn read(from: &mut dyn Read) -> io::Result<Option<Frame>> {
     from.read_exact(&mut rest)?;
     let [n0, n1, n2, n3, length @ ..] = rest;
     let (number, length) = (u32::from_le_bytes([n0, n1, n2, n3]), u64::from_le_bytes(length));
-    let kinds = [Kind::Beat, Kind::Message, Kind::Signal, Kind::End, Kind::Bye];
+    let kinds = [
+        FrameKind::Beat,
+        FrameKind::Message,
+        FrameKind::Signal,
+        FrameKind::End,
+        FrameKind::Bye,
+    ];
     let kind = kinds.into_iter().find(|kind| *kind as u8 == first[0]);
     let Some(kind) = kind.filter(|_| length <= LONGEST) else {
         return Err(io::Error::new(
@@ -105,7 +111,7 @@ impl Hello {
             token,
             port,
             pid: std::process::id(),
-            host: crate::store::host_name(),
+            host: crate::host::host_name(),
             settings: Vec::new(),
         }
     }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 
-use super::frame::{self, Kind};
-use super::{Body, End, Peer, Shared};
+use super::frame::{self, FrameKind};
+use super::peer::{End, Payload, Peer};
+use super::state::GroupState;
 
 /// How often a process that has nothing to say lets the other one know that it lives.
 const BEAT: Duration = Duration::from_secs(2);
@@ -20,14 +21,14 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// What is to be written.
 pub(super) enum Outgoing {
-    Message { topic: u32, body: Box<dyn Body> },
+    Message { topic: u32, body: Box<dyn Payload> },
     Signal(i32),
     End(End),
     Bye(Sender<()>),
 }
 
 /// Starts the threads. They end with the connection.
-pub(super) fn start(shared: &Arc<Shared>, peer: Peer, stream: TcpStream) -> io::Result<Sender<Outgoing>> {
+pub(super) fn start(shared: &Arc<GroupState>, peer: Peer, stream: TcpStream) -> io::Result<Sender<Outgoing>> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(SILENCE))?;
     let (send, outgoing) = unbounded();
@@ -79,7 +80,7 @@ fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {
                     Ok(next) => next,
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                     Err(RecvTimeoutError::Timeout) => {
-                        frame::header(&mut to, Kind::Beat, 0, 0)?;
+                        frame::header(&mut to, FrameKind::Beat, 0, 0)?;
                         continue;
                     }
                 }
@@ -87,16 +88,16 @@ fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {
         };
         match next {
             Outgoing::Message { topic, body } => {
-                frame::header(&mut to, Kind::Message, topic, body.size())?;
+                frame::header(&mut to, FrameKind::Message, topic, body.size())?;
                 body.write(&mut to)?;
             }
-            Outgoing::Signal(signal) => frame::header(&mut to, Kind::Signal, signal as u32, 0)?,
+            Outgoing::Signal(signal) => frame::header(&mut to, FrameKind::Signal, signal as u32, 0)?,
             Outgoing::End(End { code, message }) => {
-                frame::header(&mut to, Kind::End, u32::from(code), message.len() as u64)?;
+                frame::header(&mut to, FrameKind::End, u32::from(code), message.len() as u64)?;
                 to.write_all(message.as_bytes())?;
             }
             Outgoing::Bye(written) => {
-                frame::header(&mut to, Kind::Bye, 0, 0)?;
+                frame::header(&mut to, FrameKind::Bye, 0, 0)?;
                 to.flush()?;
                 // Whoever waited for it may have gone on.
                 let _ = written.send(());
@@ -106,20 +107,20 @@ fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {
 }
 
 /// Until the connection ends.
-fn read(stream: &TcpStream, peer: &Peer, shared: &Shared) -> io::Result<()> {
+fn read(stream: &TcpStream, peer: &Peer, shared: &GroupState) -> io::Result<()> {
     let mut from = BufReader::with_capacity(1 << 16, stream);
     while let Some(frame) = frame::read(&mut from)? {
         match frame.kind {
-            Kind::Beat => {}
-            Kind::Message => shared.deliver(peer.process, frame.number, frame.body),
-            Kind::Signal => shared.signal(frame.number as i32),
+            FrameKind::Beat => {}
+            FrameKind::Message => shared.deliver(peer.process, frame.number, frame.body),
+            FrameKind::Signal => shared.signal(frame.number as i32),
             // The others have no say in it.
-            Kind::End if peer.process == 0 => shared.end(End {
+            FrameKind::End if peer.process == 0 => shared.end(End {
                 code: u8::try_from(frame.number).unwrap_or(u8::MAX),
                 message: String::from_utf8_lossy(&frame.body).into_owned(),
             }),
-            Kind::End => {}
-            Kind::Bye => shared.goodbye(peer.process),
+            FrameKind::End => {}
+            FrameKind::Bye => shared.goodbye(peer.process),
         }
     }
     Ok(())

@@ -10,8 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::frame::{self, Hello, MAGIC};
-use super::strangers::{Arrival, GREETING, Strangers};
-use super::{Peer, Processes};
+use super::group::Processes;
+use super::peer::Peer;
+use super::pending::{Arrival, HANDSHAKE_TIMEOUT, PendingConnections};
 use crate::digest::Digest;
 
 /// How often is looked again.
@@ -151,10 +152,10 @@ fn arrivals<R>(
     mut refused: impl FnMut(String),
     mut take: impl FnMut(Arrival) -> Option<R>,
 ) -> Option<R> {
-    let mut strangers = Strangers::default();
+    let mut pending = PendingConnections::default();
     while Instant::now() < until.get() {
-        let came = strangers.accept(listener);
-        for heard in strangers.listen() {
+        let came = pending.accept(listener);
+        for heard in pending.listen() {
             match heard {
                 Ok(arrival) => {
                     if let Some(result) = take(arrival) {
@@ -468,7 +469,7 @@ fn follow(join: &Join, until: Instant) -> Result<Joined, JoinError> {
     Ok((peers, streams))
 }
 
-/// Connects and greets, again and again until the other side is there and answers: it may be busy with strangers, and let
+/// Connects and greets, again and again until the other side is there and answers: it may be busy with others, and let
 /// go of those that it has not heard yet.
 fn greeted(address: &Address, hello: &Hello, until: Instant, name: &str) -> Result<TcpStream, JoinError> {
     let unreachable = |why: &dyn fmt::Display| {
@@ -516,7 +517,7 @@ fn greeting(mut stream: TcpStream, hello: &Hello, until: Instant, name: &str) ->
         )
     };
     let left = until.saturating_duration_since(Instant::now());
-    let patience = Some(left.clamp(Duration::from_millis(100), GREETING));
+    let patience = Some(left.clamp(Duration::from_millis(100), HANDSHAKE_TIMEOUT));
     stream.set_read_timeout(patience).map_err(io)?;
     stream.set_write_timeout(patience).map_err(io)?;
     hello.write(&mut stream).map_err(io)?;

@@ -1,7 +1,8 @@
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::sync::Arc;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -159,12 +160,12 @@ fn strangers_and_processes_of_other_runs_are_refused_and_the_right_one_is_let_in
     );
     // Something that is no process of a run: what it says is not even looked at, however long it goes on.
     for said in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0xff; 100_000], b"flow"] {
-        let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let mut connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
         // The other side may hang up in the middle.
-        let _ = stranger.write_all(said);
-        let _ = stranger.shutdown(Shutdown::Write);
+        let _ = connection.write_all(said);
+        let _ = connection.shutdown(Shutdown::Write);
         let mut answer = Vec::new();
-        let _ = stranger.read_to_end(&mut answer);
+        let _ = connection.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{answer:?}");
     }
     let right = join(&member(1, 2, port), &|_| {}).unwrap();

@@ -3,9 +3,8 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::{Reject, RejectClass};
-use crate::event::ReasonCount;
-use crate::kind::StageError;
+use super::{ReasonCount, Reject, RejectClass};
+use crate::error::StageError;
 
 /// A pack is closed when it holds so many rejects, or so many bytes of them.
 const PACK_REJECTS: usize = 1_024;

@@ -3,28 +3,31 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::RunError;
+use super::counts::RunCounts;
 use super::job::{node_job, region_job};
-use super::region::{Ran, failed, note, started};
+use super::node::{failed, note, started};
+use super::schedule::Schedule;
 use crate::dataflow::job::{KeyPart, Signals};
 use crate::dataflow::run_region;
 use crate::digest::Digest;
 use crate::partition::Partition;
 use crate::plan::Action;
-use crate::plan::decide::{Decided, NodeVerdict, Verdict, key_of};
+use crate::plan::decide::{NodeVerdict, PartitionVerdict, Verdict};
 use crate::plan::graph::{Flow, KeyInput, NodeInput};
-use crate::plan::ledger::Ledger;
+use crate::plan::keys::key_of;
+use crate::plan::state::PlanState;
+use crate::run_error::RunError;
 use crate::store::{ArtifactWriter, SnapshotWriter};
 
 pub(super) fn run(
-    ledger: &mut Ledger,
+    state: &mut PlanState,
     nodes: &[usize],
     verdicts: Vec<NodeVerdict>,
     snapshots: &SnapshotWriter,
     signals: &Arc<Signals>,
-    ran: &mut Ran,
+    run_counts: &mut RunCounts,
 ) -> Result<(), RunError> {
-    let mut decided: Vec<Vec<Decided>> = Vec::new();
+    let mut decided: Vec<Vec<PartitionVerdict>> = Vec::new();
     for NodeVerdict { node, verdict } in verdicts {
         match verdict {
             Verdict::Partitions(partitions) => decided.push(partitions),
@@ -32,148 +35,111 @@ pub(super) fn run(
                 return Err(RunError::Internal {
                     message: format!(
                         "the partitions of `{}` are not known in time",
-                        ledger.graph.nodes[node].name
+                        state.graph.nodes[node].name
                     ),
                 });
             }
         }
     }
-    // Places of nodes in the region, and partitions in the run's list.
+    // Places of nodes in the region.
     let place: BTreeMap<usize, usize> = nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
-    let mut all: Vec<Partition> = Vec::new();
-    for own in &decided {
-        if own.len() != all.len() || own.iter().zip(&all).any(|(one, partition)| one.partition != *partition) {
-            all.extend(own.iter().map(|one| one.partition.clone()));
-            all.sort_unstable();
-            all.dedup();
-        }
-    }
-    let at = |partition: &Partition| all.binary_search(partition).ok();
-    let mut has = vec![vec![false; all.len()]; nodes.len()];
-    let mut active = vec![vec![false; all.len()]; nodes.len()];
-    for (own, (has, active)) in decided.iter().zip(has.iter_mut().zip(&mut active)) {
-        for one in own {
-            if let Some(at) = at(&one.partition) {
-                has[at] = true;
-                active[at] = one.action != Action::Reuse;
-            }
-        }
-    }
+    let mut schedule = Schedule::new(&decided);
     // What runs is fed by the nodes that stream into it, where their rows do not stand stored.
     for (own, node) in nodes.iter().enumerate().rev() {
-        for input in ledger.graph.nodes[*node]
-            .inputs
-            .iter()
-            .filter(|input| input.flow == Flow::Stream)
-        {
-            let Some(&producer) = place.get(&input.node) else {
-                continue;
+        for (input, producer) in streams(state, *node, &place) {
+            let verdicts = by_partition(&decided[producer]);
+            let is_stored = |partition: &Partition| {
+                let verdict = verdicts.get(partition);
+                verdict.is_some_and(|verdict| is_stored(state, input, verdict))
             };
-            for one in &decided[producer] {
-                if let Some(at) = at(&one.partition)
-                    && active[own][at]
-                    && !active[producer][at]
-                {
-                    active[producer][at] = !is_stored(ledger, input, one);
-                }
-            }
+            schedule.feed(own, producer, is_stored);
         }
     }
-    let runs: Vec<usize> = (0..all.len())
-        .filter(|partition| active.iter().any(|active| active[*partition]))
-        .collect();
+    let schedule = schedule.only_run();
     let mut to_run = Vec::new();
     for (own, node) in nodes.iter().enumerate() {
         let run = decided[own].iter().filter(|one| one.action != Action::Reuse).count() as u64;
         let reused = decided[own].len() as u64 - run;
         to_run.push((run, reused));
-        if ledger.selection.selected[*node] {
-            started(ledger, *node, run, reused);
-            ran.add(*node, 0, reused);
+        if state.selection.selected[*node] {
+            started(state, *node, run, reused);
+            run_counts.add(*node, 0, reused);
         }
     }
-    if runs.is_empty() {
+    if schedule.partitions().is_empty() {
         return Ok(());
     }
     for node in nodes {
-        note(ledger, *node, snapshots)?;
+        note(state, *node, snapshots)?;
     }
     let mut jobs = Vec::new();
     for (own, &node) in nodes.iter().enumerate() {
-        let mut job = node_job(ledger, node, &place, true)?;
-        job.active = runs.iter().map(|partition| active[own][*partition]).collect();
-        let streamed = ledger.graph.nodes[node]
-            .inputs
-            .iter()
-            .filter(|input| input.flow == Flow::Stream);
-        for input in streamed {
-            let Some(&producer) = place.get(&input.node) else {
-                continue;
-            };
-            let stored: Vec<bool> = runs
-                .iter()
-                .map(|&partition| active[own][partition] && has[producer][partition] && !active[producer][partition])
-                .collect();
+        let mut job = node_job(state, node, &place, true)?;
+        job.active = schedule.run_by(own);
+        for (input, producer) in streams(state, node, &place) {
+            let stored = schedule.read_stored(own, producer);
             let stream = job
                 .streams
                 .iter_mut()
                 .find(|stream| Some(stream.position) == input.position);
             if let (true, Some(stream)) = (stored.contains(&true), stream) {
-                stream.stored = Some((ledger.artifact(input.node, input.port)?, stored));
+                stream.stored = Some((state.artifact(input.node, input.port)?, stored));
             }
         }
-        let key_inputs = &ledger.graph.nodes[node].key_inputs;
-        let by_partition: BTreeMap<&Partition, &Decided> =
-            decided[own].iter().map(|one| (&one.partition, one)).collect();
-        for &partition in &runs {
-            let one = by_partition
-                .get(&all[partition])
-                .filter(|one| one.action != Action::Reuse);
-            job.record.push(
-                one.map(|one| {
-                    key_parts(key_inputs, one, |source| {
-                        let place = place.get(&source).copied()?;
-                        active[place][partition].then_some(place)
-                    })
+        let key_inputs = &state.graph.nodes[node].key_inputs;
+        let verdicts = by_partition(&decided[own]);
+        for (ordinal, partition) in schedule.partitions().iter().enumerate() {
+            let verdict = verdicts
+                .get(partition)
+                .filter(|verdict| verdict.action != Action::Reuse);
+            let parts = verdict.map(|verdict| {
+                key_parts(key_inputs, verdict, |source| {
+                    let place = place.get(&source).copied()?;
+                    schedule.is_run(place, ordinal).then_some(place)
                 })
-                .transpose()?,
-            );
+            });
+            job.record.push(parts.transpose()?);
         }
         (job.total, job.reused) = (to_run[own].0 + to_run[own].1, to_run[own].1);
         jobs.push(job);
     }
-    let partitions: Vec<Partition> = runs.iter().map(|partition| all[*partition].clone()).collect();
+    let partitions = schedule.partitions().to_vec();
     let writers: Vec<Option<ArtifactWriter>> = jobs.iter().map(|job| job.writer.clone()).collect();
-    let job = region_job(ledger, partitions, 0, jobs, snapshots, signals);
+    let job = region_job(state, partitions, 0, jobs, snapshots, signals);
     let done = run_region(job);
     for (own, record) in done.committed {
         let node = nodes[own];
         let partition = record.partition.clone();
-        ledger.nodes[node].settle(&partition, record);
-        ran.add(node, 1, 0);
+        state.nodes[node].settle(&partition, record);
+        run_counts.add(node, 1, 0);
     }
     if let Some(failure) = done.failure {
         return Err(failed(failure));
     }
     let mut missing = None;
     for (own, &node) in nodes.iter().enumerate() {
-        let state = &ledger.nodes[node];
+        let node_state = &state.nodes[node];
         let Some(one) = decided[own]
             .iter()
-            .find(|one| !state.settled.contains_key(&one.partition))
+            .find(|one| !node_state.settled.contains_key(&one.partition))
         else {
             if to_run[own].0 > 0
                 && let Some(writer) = &writers[own]
             {
-                writer.finish(state.settled.iter().map(|(partition, record)| (partition, &record.key)))?;
+                writer.finish(
+                    node_state
+                        .settled
+                        .iter()
+                        .map(|(partition, record)| (partition, &record.key)),
+                )?;
             }
-            ledger.nodes[node].all_settled = true;
+            state.nodes[node].all_settled = true;
             continue;
         };
-        if ledger.selection.selected[node] {
+        if state.selection.selected[node] {
             missing = Some(format!(
                 "partition {} of `{}` was not committed",
-                one.partition, ledger.graph.nodes[node].name
+                one.partition, state.graph.nodes[node].name
             ));
         }
     }
@@ -184,12 +150,28 @@ pub(super) fn run(
     }
 }
 
+/// The inputs of a node that stream from nodes of the region, with the places of these.
+fn streams<'a>(
+    state: &'a PlanState,
+    node: usize,
+    place: &'a BTreeMap<usize, usize>,
+) -> impl Iterator<Item = (&'a NodeInput, usize)> {
+    let streamed = state.graph.nodes[node].inputs.iter();
+    streamed
+        .filter(|input| input.flow == Flow::Stream)
+        .filter_map(|input| Some((input, *place.get(&input.node)?)))
+}
+
+fn by_partition(verdicts: &[PartitionVerdict]) -> BTreeMap<&Partition, &PartitionVerdict> {
+    verdicts.iter().map(|verdict| (&verdict.partition, verdict)).collect()
+}
+
 /// Whether the rows of a partition stand on the port that an input reads, just as the producer would make them: they are
 /// read instead.
-fn is_stored(ledger: &Ledger, input: &NodeInput, producer: &Decided) -> bool {
-    let (described, state) = (&ledger.graph.nodes[input.node], &ledger.nodes[input.node]);
+fn is_stored(state: &PlanState, input: &NodeInput, producer: &PartitionVerdict) -> bool {
+    let (described, node_state) = (&state.graph.nodes[input.node], &state.nodes[input.node]);
     let inputs: Option<Vec<Digest>> = producer.inputs.iter().copied().collect();
-    match (state.settled.get(&producer.partition), inputs) {
+    match (node_state.settled.get(&producer.partition), inputs) {
         (Some(record), Some(inputs)) => {
             let port = &described.outputs[input.port].name;
             record.key == key_of(&described.recipe, &inputs) && record.ports.contains_key(port)
@@ -201,7 +183,7 @@ fn is_stored(ledger: &Ledger, input: &NodeInput, producer: &Decided) -> bool {
 /// The parts of a running partition's key. A source that runs it digests its files as it reads them.
 fn key_parts(
     key_inputs: &[KeyInput],
-    one: &Decided,
+    one: &PartitionVerdict,
     running: impl Fn(usize) -> Option<usize>,
 ) -> Result<Vec<KeyPart>, RunError> {
     key_inputs

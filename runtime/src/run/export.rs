@@ -1,20 +1,23 @@
 //! Runs an export: all files of its set, or none.
 
-use super::RunError;
-use super::region::{Ran, started};
+use super::counts::RunCounts;
+use super::node::started;
+use crate::error::StageError;
 use crate::event::Event;
-use crate::kind::{Body, StageError};
+use crate::kind::Body;
+use crate::panic_guard::catch_panic;
 use crate::plan::Action;
 use crate::plan::decide::{NodeVerdict, Verdict};
-use crate::plan::ledger::{Ledger, guarded};
+use crate::plan::state::PlanState;
+use crate::run_error::RunError;
 use crate::store::{ExportSet, Shrunk};
 
 pub(super) fn run(
-    ledger: &mut Ledger,
+    state: &mut PlanState,
     node: usize,
     verdicts: Vec<NodeVerdict>,
     run_id: &str,
-    ran: &mut Ran,
+    run_counts: &mut RunCounts,
 ) -> Result<(), RunError> {
     let Some(Verdict::Export {
         folder,
@@ -26,36 +29,36 @@ pub(super) fn run(
         return Err(RunError::Internal {
             message: format!(
                 "the inputs of `{}` are not settled in time",
-                ledger.graph.nodes[node].name
+                state.graph.nodes[node].name
             ),
         });
     };
     let runs = u64::from(action != Action::Reuse);
-    started(ledger, node, runs, 1 - runs);
-    ran.add(node, runs, 1 - runs);
-    ledger.nodes[node].all_settled = true;
+    started(state, node, runs, 1 - runs);
+    run_counts.add(node, runs, 1 - runs);
+    state.nodes[node].all_settled = true;
     if runs == 0 {
         return Ok(());
     }
-    let (Some(context), Some(rejects)) = (ledger.context(node)?, ledger.rejects_upstream(node)) else {
+    let Some(context) = state.context(node)?.filter(|_| state.is_settled_upstream(node)) else {
         return Err(RunError::Internal {
             message: format!(
                 "the inputs of `{}` are not settled in time",
-                ledger.graph.nodes[node].name
+                state.graph.nodes[node].name
             ),
         });
     };
-    let stage = &ledger.checked.stages[ledger.graph.nodes[node].stage];
-    let mut body = guarded(|| match stage.settings.open(&context)? {
+    let stage = &state.checked.stages[state.graph.nodes[node].stage];
+    let mut body = catch_panic(|| match stage.settings.open(&context)? {
         Body::Export(body) => Ok(body),
         _ => Err(StageError::failed(
             "the kind says it is an export, but its body is none",
         )),
     })
-    .map_err(|error| ledger.failed(node, None, error))?;
+    .map_err(|error| state.failed(node, None, error))?;
     let mut set = ExportSet::begin(&folder, &body.manifest(), key, run_id)?;
-    guarded(|| body.write(&rejects, &mut set)).map_err(|error| ledger.failed(node, None, error))?;
-    if let (false, [shrunk, ..]) = (ledger.options.allow_shrink, set.shrunk().as_slice()) {
+    catch_panic(|| body.write(&mut set)).map_err(|error| state.failed(node, None, error))?;
+    if let (false, [shrunk, ..]) = (state.options.allow_shrink, set.shrunk().as_slice()) {
         let Shrunk { what, before, now } = shrunk;
         let error = StageError::Refused {
             message: format!(
@@ -67,10 +70,10 @@ pub(super) fn run(
                     .into(),
             ),
         };
-        return Err(ledger.failed(node, None, error));
+        return Err(state.failed(node, None, error));
     }
     let files = set.finish()?;
-    ledger.events.send(Event::Exported {
+    state.events.send(Event::Exported {
         stage: stage.name.clone(),
         folder: folder.display().to_string(),
         files,

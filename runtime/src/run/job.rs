@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::RunError;
-use super::region::writer;
+use super::node::writer;
 use crate::available_memory::available_memory;
 use crate::dataflow::in_flight::InFlight;
 use crate::dataflow::job::{Feed, NodeJob, RegionJob, Signals, StreamedInput, faults};
 use crate::kind::{Conservation, Role};
 use crate::partition::Partition;
-use crate::plan::graph::{Flow, KEYS_PORT, Part};
-use crate::plan::ledger::Ledger;
+use crate::plan::graph::{Flow, KEYS_PORT, StagePart};
+use crate::plan::state::PlanState;
+use crate::run_error::RunError;
 use crate::spec::{LimitAction, RejectLimit};
 use crate::store::SnapshotWriter;
 
@@ -19,7 +19,7 @@ use crate::store::SnapshotWriter;
 const ENOUGH_FOR_A_WORKER: u64 = 256 << 20;
 
 pub(super) fn region_job(
-    ledger: &Ledger,
+    state: &PlanState,
     partitions: Vec<Partition>,
     start: u64,
     nodes: Vec<NodeJob>,
@@ -27,7 +27,7 @@ pub(super) fn region_job(
     signals: &Arc<Signals>,
 ) -> RegionJob {
     let left = (partitions.len() as u64).saturating_sub(start).max(1);
-    let workers = ledger.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
+    let workers = state.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
     let share = available_memory().map(|bytes| bytes / 8);
     // What feeds a log are training steps with their audio, much larger than the rows of a shard.
     let (in_flight, bytes) = match nodes.iter().any(|node| node.is_log) {
@@ -45,29 +45,29 @@ pub(super) fn region_job(
         start,
         nodes,
         workers,
-        threads: (ledger.threads() / workers).max(1),
+        threads: (state.threads() / workers).max(1),
         in_flight: Arc::new(InFlight::new(
-            ledger.options.in_flight.unwrap_or(in_flight).max(1) as u64,
-            ledger.options.in_flight_bytes.or(bytes),
+            state.options.in_flight.unwrap_or(in_flight).max(1) as u64,
+            state.options.in_flight_bytes.or(bytes),
         )),
-        as_bytes: ledger.options.as_bytes,
-        store: ledger.store.clone(),
+        as_bytes: state.options.as_bytes,
+        store: state.store.clone(),
         snapshots: snapshots.clone(),
-        events: ledger.events.clone(),
-        cancel: ledger.cancel.clone(),
+        events: state.events.clone(),
+        cancel: state.cancel.clone(),
         signals: Arc::clone(signals),
     }
 }
 
 /// A node made ready; what depends on the run's partitions is filled in by the caller.
 pub(super) fn node_job(
-    ledger: &mut Ledger,
+    state: &mut PlanState,
     node: usize,
     place: &BTreeMap<usize, usize>,
     recorded: bool,
 ) -> Result<NodeJob, RunError> {
-    let described = ledger.graph.nodes[node].clone();
-    let context = ledger.context(node)?.ok_or_else(|| RunError::Internal {
+    let described = state.graph.nodes[node].clone();
+    let context = state.context(node)?.ok_or_else(|| RunError::Internal {
         message: format!("the inputs of `{}` are not settled in time", described.name),
     })?;
     let mut streams = Vec::new();
@@ -75,9 +75,9 @@ pub(super) fn node_job(
     for input in &described.inputs {
         let feed = match (input.flow, place.get(&input.node)) {
             (Flow::Stream, Some(&node)) => Feed::Node { node, port: input.port },
-            (Flow::Replay, _) => Feed::Artifact(ledger.artifact(input.node, input.port)?),
+            (Flow::Replay, _) => Feed::Artifact(state.artifact(input.node, input.port)?),
             (Flow::Decisions, _) => {
-                decisions = Some(Arc::new(ledger.load_decisions(input.node)?));
+                decisions = Some(Arc::new(state.load_decisions(input.node)?));
                 continue;
             }
             _ => continue,
@@ -91,13 +91,13 @@ pub(super) fn node_job(
         }
     }
     let mut outputs = described.outputs.clone();
-    if described.part == Part::Keys
+    if described.part == StagePart::Keys
         && let Some(port) = outputs.first_mut()
     {
-        port.schema = ledger.global_schema(node, KEYS_PORT)?;
+        port.schema = state.global_schema(node, KEYS_PORT)?;
     }
-    let writer = if recorded { Some(writer(ledger, node)?) } else { None };
-    let stage = ledger.stage(node);
+    let writer = if recorded { Some(writer(state, node)?) } else { None };
+    let stage = state.stage(node);
     let fault_limit = match stage.max_rejects {
         Some(limit) if limit.action == LimitAction::Fail && recorded => match limit.limit {
             RejectLimit::Count(count) => Some(count),
@@ -105,7 +105,7 @@ pub(super) fn node_job(
         },
         _ => None,
     };
-    let state = &ledger.nodes[node];
+    let node_state = &state.nodes[node];
     Ok(NodeJob {
         stage: described.name.clone(),
         part: described.part,
@@ -115,8 +115,8 @@ pub(super) fn node_job(
         rejects: context.rejects,
         scratch: context.scratch,
         streams,
-        kept: if recorded {
-            described.kept.clone()
+        stored: if recorded {
+            described.stored.clone()
         } else {
             vec![false; outputs.len()]
         },
@@ -129,9 +129,9 @@ pub(super) fn node_job(
         is_source: described.role == Role::Source,
         is_log: described.role == Role::Log,
         source_partitions: if recorded {
-            state.sources.clone()
+            Arc::clone(&node_state.sources)
         } else {
-            BTreeMap::new()
+            Arc::default()
         },
         decisions,
         active: Vec::new(),
@@ -141,6 +141,6 @@ pub(super) fn node_job(
         fault_limit,
         total: 0,
         reused: 0,
-        reused_faults: state.settled.values().map(|record| faults(record)).sum(),
+        reused_faults: node_state.settled.values().map(|record| faults(record)).sum(),
     })
 }

@@ -1,24 +1,26 @@
 //! What a stage did in all, and whether it rejected too much.
 
-use super::region::Ran;
-use super::{RunError, StageSummary};
+use super::counts::RunCounts;
+use super::summary::StageSummary;
 use crate::dataflow::job::{LIMIT_HELP, commonest, faults};
-use crate::kind::{Role, StageError};
-use crate::plan::graph::Part;
-use crate::plan::ledger::Ledger;
+use crate::error::StageError;
+use crate::kind::Role;
+use crate::plan::graph::StagePart;
+use crate::plan::state::PlanState;
+use crate::run_error::RunError;
 use crate::spec::{LimitAction, RejectLimit};
 use crate::store::add_up;
 
 /// Sums over all partitions of a stage, reused ones too. None for the inner parts of a global stage, and for
 /// stages that this run is not about.
-pub(super) fn summarise(ledger: &Ledger, node: usize, ran: &Ran) -> Option<StageSummary> {
-    let described = &ledger.graph.nodes[node];
-    if matches!(described.part, Part::Keys | Part::Decide) || !ledger.selection.selected[node] {
+pub(super) fn summarise(state: &PlanState, node: usize, run_counts: &RunCounts) -> Option<StageSummary> {
+    let described = &state.graph.nodes[node];
+    if matches!(described.part, StagePart::Keys | StagePart::Decide) || !state.selection.selected[node] {
         return None;
     }
-    let stage = ledger.stage(node);
-    let records = &ledger.nodes[node].settled;
-    let (ran, reused) = ran.of(node);
+    let stage = state.stage(node);
+    let records = &state.nodes[node].settled;
+    let (ran, reused) = run_counts.of(node);
     Some(StageSummary {
         stage: stage.name.clone(),
         kind: stage.kind.name().to_string(),
@@ -34,25 +36,25 @@ pub(super) fn summarise(ledger: &Ledger, node: usize, ran: &Ran) -> Option<Stage
 ///
 /// # Errors
 /// If it is past a limit that fails.
-pub(super) fn check(ledger: &Ledger, node: usize, summary: &StageSummary) -> Result<bool, RunError> {
-    let stage = ledger.stage(node);
+pub(super) fn check(state: &PlanState, node: usize, summary: &StageSummary) -> Result<bool, RunError> {
+    let stage = state.stage(node);
     let Some(limit) = stage.max_rejects else {
         return Ok(false);
     };
     if stage.shape.role == Role::Log {
         return Ok(false);
     }
-    let faults: u64 = ledger.nodes[node].settled.values().map(|record| faults(record)).sum();
+    let faults: u64 = state.nodes[node].settled.values().map(|record| faults(record)).sum();
     let (past, said) = match limit.limit {
         RejectLimit::Count(count) => (faults > count, format!("{count}")),
         RejectLimit::Share(share) => {
             // A partition that could not be read counts as one row, though its rows were never seen; where these are too
             // many of all partitions, the stage is past its limit as well.
-            let records = ledger.nodes[node].settled.values();
+            let records = state.nodes[node].settled.values();
             let unread = records
                 .filter(|record| record.rows_in == 0 && self::faults(record) > 0)
                 .count();
-            let partitions = ledger.nodes[node].settled.len();
+            let partitions = state.nodes[node].settled.len();
             if unread as f64 > share * partitions as f64 {
                 (true, format!("{}% of {partitions} partitions", share * 100.0))
             } else {
@@ -73,12 +75,12 @@ pub(super) fn check(ledger: &Ledger, node: usize, summary: &StageSummary) -> Res
     );
     match limit.action {
         LimitAction::Warn => {
-            ledger.events.send(crate::event::Event::Warning {
+            state.events.send(crate::event::Event::Warning {
                 stage: Some(stage.name.clone()),
                 message,
             });
             Ok(true)
         }
-        LimitAction::Fail => Err(ledger.failed(node, None, StageError::failed(message).with_help(LIMIT_HELP))),
+        LimitAction::Fail => Err(state.failed(node, None, StageError::failed(message).with_help(LIMIT_HELP))),
     }
 }

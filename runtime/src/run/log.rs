@@ -5,28 +5,32 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 
-use super::RunError;
+use super::counts::RunCounts;
 use super::job::{node_job, region_job};
-use super::region::{Ran, commit_one, failed, started};
-use crate::dataflow::collected::in_row_order;
+use super::node::{commit_one, failed, started};
 use crate::dataflow::job::Signals;
 use crate::dataflow::run_region;
-use crate::kind::{Body, StageError, Standing};
+use crate::error::StageError;
+use crate::kind::{Body, LogPosition};
+use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
-use crate::plan::decide::{NodeVerdict, Verdict, result_key};
-use crate::plan::ledger::{Ledger, RESULT, guarded};
+use crate::plan::decide::{NodeVerdict, Verdict};
+use crate::plan::keys::result_key;
+use crate::plan::state::{PlanState, RESULT};
+use crate::row_order::in_row_order;
+use crate::run_error::RunError;
 use crate::store::{Counts, PortRows, SnapshotWriter};
 
 pub(super) fn run(
-    ledger: &mut Ledger,
+    state: &mut PlanState,
     nodes: &[usize],
     log: usize,
     verdicts: Vec<NodeVerdict>,
     snapshots: &SnapshotWriter,
     signals: &Arc<Signals>,
-    ran: &mut Ran,
+    run_counts: &mut RunCounts,
 ) -> Result<(), RunError> {
-    let name = ledger.graph.nodes[log].name.clone();
+    let name = state.graph.nodes[log].name.clone();
     let not_settled = || RunError::Internal {
         message: format!("the inputs of `{name}` are not settled in time"),
     };
@@ -38,22 +42,22 @@ pub(super) fn run(
         return Err(not_settled());
     };
     let step = match standing {
-        Standing::Finished { .. } => {
-            started(ledger, log, 0, 1);
-            ran.add(log, 0, 1);
+        LogPosition::Finished { .. } => {
+            started(state, log, 0, 1);
+            run_counts.add(log, 0, 1);
             None
         }
-        Standing::At { step, .. } => Some(step),
+        LogPosition::At { step, .. } => Some(step),
     };
     if let Some(step) = step {
-        let partitions = ledger.space(log)?.ok_or_else(not_settled)?.to_vec();
+        let partitions = state.space(log)?.ok_or_else(not_settled)?.to_vec();
         let total = partitions.len() as u64;
-        started(ledger, log, total.saturating_sub(step), step.min(total));
+        started(state, log, total.saturating_sub(step), step.min(total));
         let place: BTreeMap<usize, usize> = nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
         let mut jobs = Vec::new();
         for &node in nodes {
-            let mut job = node_job(ledger, node, &place, false)?;
-            let space = ledger.space(node)?.ok_or_else(not_settled)?;
+            let mut job = node_job(state, node, &place, false)?;
+            let space = state.space(node)?.ok_or_else(not_settled)?;
             job.active = partitions
                 .iter()
                 .map(|partition| space.binary_search(partition).is_ok())
@@ -62,17 +66,17 @@ pub(super) fn run(
         }
         if step >= total {
             // All steps are done, and something is left to be done with them.
-            let context = ledger.context(log)?.ok_or_else(not_settled)?;
-            let settings = Arc::clone(&ledger.stage(log).settings);
-            guarded(|| match settings.open(&context)? {
+            let context = state.context(log)?.ok_or_else(not_settled)?;
+            let settings = Arc::clone(&state.stage(log).settings);
+            catch_panic(|| match settings.open(&context)? {
                 Body::Log(mut body) => body.complete(),
                 _ => Err(StageError::failed(
                     "the kind says it keeps a log, but its body does not",
                 )),
             })
-            .map_err(|error| ledger.failed(log, None, error))?;
+            .map_err(|error| state.failed(log, None, error))?;
         }
-        let job = region_job(ledger, partitions, step, jobs, snapshots, signals);
+        let job = region_job(state, partitions, step, jobs, snapshots, signals);
         let done = run_region(job);
         if let Some(failure) = done.failure {
             return Err(failed(failure));
@@ -80,42 +84,42 @@ pub(super) fn run(
         if let Some(signal) = signals.stop_asked() {
             return Err(RunError::Interrupted { signal });
         }
-        ran.add(log, 1, 0);
-        match ledger.decide_log(log)? {
+        run_counts.add(log, 1, 0);
+        match state.decide_log(log)? {
             Verdict::Log {
-                standing: Standing::Finished { .. },
+                standing: LogPosition::Finished { .. },
                 result: rows,
             } => result = rows,
             Verdict::Log {
-                standing: Standing::At { step, detail },
+                standing: LogPosition::At { step, detail },
                 ..
             } => {
                 let message = format!("all steps were given, but its log says that step {step} comes next ({detail})");
-                return Err(ledger.failed(log, None, StageError::failed(message)));
+                return Err(state.failed(log, None, StageError::failed(message)));
             }
             _ => return Err(not_settled()),
         }
     }
     for &node in nodes {
         if node != log {
-            ledger.nodes[node].all_settled = true;
+            state.nodes[node].all_settled = true;
         }
     }
-    if !ledger.nodes[log].all_settled {
+    if !state.nodes[log].all_settled {
         match result {
-            Some(rows) => write_result(ledger, log, rows)?,
-            None => ledger.nodes[log].all_settled = true,
+            Some(rows) => write_result(state, log, rows)?,
+            None => state.nodes[log].all_settled = true,
         }
     }
     Ok(())
 }
 
-fn write_result(ledger: &mut Ledger, log: usize, rows: RecordBatch) -> Result<(), RunError> {
-    let described = ledger.graph.nodes[log].clone();
+fn write_result(state: &mut PlanState, log: usize, rows: RecordBatch) -> Result<(), RunError> {
+    let described = state.graph.nodes[log].clone();
     let Some(port) = described.outputs.first() else {
         return Ok(());
     };
-    let failed = |error| ledger.failed(log, None, error);
+    let failed = |error| state.failed(log, None, error);
     let key = result_key(&described.recipe, &rows).map_err(failed)?;
     let counts = Counts {
         rows_in: 0,
@@ -125,5 +129,5 @@ fn write_result(ledger: &mut Ledger, log: usize, rows: RecordBatch) -> Result<()
     };
     let batches = in_row_order(&port.schema, vec![rows]).map_err(failed)?;
     let ports = vec![PortRows::new(&port.name, port.schema.clone(), batches)];
-    commit_one(ledger, log, &Partition::new(RESULT), key, Vec::new(), ports, counts)
+    commit_one(state, log, &Partition::new(RESULT), key, Vec::new(), ports, counts)
 }

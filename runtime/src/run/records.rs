@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{SecondsFormat, Utc};
 
-use super::RunError;
 use crate::digest::Digest;
 use crate::event::{Event, Events};
 use crate::plan::{Action, Plan};
+use crate::run_error::RunError;
 use crate::spec::Checked;
 use crate::store::{Store, StoreError, write_atomically};
 

@@ -7,20 +7,20 @@ use std::sync::atomic::AtomicBool;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::{SigId, flag, low_level};
 
-use super::RunError;
 use crate::dataflow::job::Signals;
+use crate::run_error::RunError;
 
 /// The handlers, for as long as this lives.
-pub(super) struct Handlers {
+pub(super) struct SignalHandlers {
     ids: Vec<SigId>,
 }
 
-impl Handlers {
-    pub fn install(signals: &Arc<Signals>) -> Result<Handlers, RunError> {
+impl SignalHandlers {
+    pub fn install(signals: &Arc<Signals>) -> Result<SignalHandlers, RunError> {
         let failed = |error: std::io::Error| RunError::Internal {
             message: format!("cannot handle signals: {error}"),
         };
-        let mut handlers = Handlers { ids: Vec::new() };
+        let mut handlers = SignalHandlers { ids: Vec::new() };
         let armed = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             // In this order: the first signal finds the flag unset, arms it and goes on; the second leaves.
@@ -54,7 +54,7 @@ fn is_ignored(signal: i32) -> bool {
     asked == 0 && unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
 }
 
-impl Drop for Handlers {
+impl Drop for SignalHandlers {
     fn drop(&mut self) {
         for id in self.ids.drain(..) {
             low_level::unregister(id);

@@ -7,13 +7,15 @@ use arrow::datatypes::SchemaRef;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::merge::merge_groups;
-use super::near::did_you_mean;
-use super::pipeline::{Pipeline, Stage, SwitchedOff};
+use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::yaml::{Part, Steps};
-use crate::inputs::{self, InputPort, Inputs, Offered, Unfit};
-use crate::kind::{Reads, Role, Shape, StageError};
+use crate::error::StageError;
+use crate::inputs::{self, InputPort, Inputs, Offered, Reads, Unfit};
+use crate::kind::{Role, Shape};
 use crate::registry::{AnyKind, AnySettings, Registry};
+use crate::suggest::did_you_mean;
+use crate::switched_off::SwitchedOff;
 
 /// A pipeline whose settings are typed and whose schemas are known: what is planned and run.
 pub struct Checked {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::source::Place;
-use crate::visible::{in_lines, in_place, on_one_line};
+use crate::escape::{escape_line, escape_lines, mask};
 
 /// One thing that is wrong with a pipeline, an overlay or a parameter given on the command line.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +37,7 @@ impl Diagnostic {
     /// The message with a picture of the place.
     pub fn render(&self, style: Style) -> String {
         let theme = match style {
-            Style::Plain => return in_lines(&self.to_string()).into_owned(),
+            Style::Plain => return escape_lines(&self.to_string()).into_owned(),
             Style::Unicode => miette::GraphicalTheme::unicode_nocolor(),
             Style::Colour => miette::GraphicalTheme::unicode(),
         };
@@ -47,7 +47,7 @@ impl Diagnostic {
             .render_report(&mut text, &Picture::of(self))
         {
             Ok(()) => text,
-            Err(fmt::Error) => in_lines(&self.to_string()).into_owned(),
+            Err(fmt::Error) => escape_lines(&self.to_string()).into_owned(),
         }
     }
 }
@@ -117,12 +117,12 @@ impl<'a> Picture<'a> {
     fn of(diagnostic: &'a Diagnostic) -> Self {
         let place = diagnostic.place.as_ref();
         Picture {
-            message: in_lines(&diagnostic.message),
-            help: diagnostic.help.as_deref().map(in_lines),
+            message: escape_lines(&diagnostic.message),
+            help: diagnostic.help.as_deref().map(escape_lines),
             place,
             source: place.map(|place| Source {
-                name: on_one_line(&place.source.path.to_string_lossy()).into_owned(),
-                text: in_place(&place.source.text),
+                name: escape_line(&place.source.path.to_string_lossy()).into_owned(),
+                text: mask(&place.source.text),
             }),
         }
     }

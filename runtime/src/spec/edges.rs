@@ -3,10 +3,10 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::diagnostic::Diagnostic;
-use super::near::did_you_mean;
 use super::pipeline::{Edge, Stage};
 use super::source::Place;
 use super::yaml::{self, Part, Steps, Value};
+use crate::suggest::did_you_mean;
 
 /// Names of stages, groups and inputs: what can stand in a file name, and before the `.` of a port.
 pub(super) fn is_stage_name(name: &str) -> bool {

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::diagnostic::Diagnostic;
-use super::near::did_you_mean;
 use super::pipeline::Pipeline;
 use super::source::Place;
 use super::yaml::{Mapping, Part, Steps, Value};
 use crate::registry::Registry;
+use crate::suggest::did_you_mean;
 
 /// Gives each stage the members of the groups in its `<<` that its kind has settings for, where the stage does not set
 /// them itself. A member that no stage takes is a mistake, as a setting of that name would be.

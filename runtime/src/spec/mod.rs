@@ -1,6 +1,6 @@
 //! The pipeline file: from YAML to a checked pipeline, with every mistake shown where it stands.
 //!
-//! [`load`] reads a file, opens its includes and puts parameters in; [`check`] types the settings of each
+//! [`load`] reads a file, opens its includes and puts parameters in; [`check()`] types the settings of each
 //! stage and computes schemas.
 
 mod check;
@@ -8,7 +8,6 @@ mod condition;
 mod diagnostic;
 mod edges;
 mod merge;
-pub(crate) mod near;
 mod params;
 mod pipeline;
 mod read;
@@ -18,11 +17,12 @@ mod substitute;
 mod tests;
 pub mod yaml;
 
+pub use crate::suggest::{did_you_mean, nearest};
+pub use crate::switched_off::SwitchedOff;
 pub use check::{Checked, CheckedInput, CheckedStage, check};
 pub use diagnostic::{Diagnostic, Diagnostics, Style};
-pub use near::{did_you_mean, nearest};
 pub use params::{Overrides, ParamValue};
-pub use pipeline::{Edge, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage, SwitchedOff};
+pub use pipeline::{Edge, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage};
 pub use read::load;
 pub use source::{Place, SourceFile};
 

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::diagnostic::Diagnostic;
-use super::near::did_you_mean;
 use super::source::{Place, SourceFile};
 use super::substitute;
 use super::yaml::{self, Mapping, Part, Steps, Value};
+use crate::suggest::did_you_mean;
 use fit::{fit, has_reference};
 pub(super) use {fit::brief, resolve::Scope};
 

@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use super::params::ParamValue;
 use super::source::{Place, SourceFile};
 use super::yaml::{self, Mapping, Part, Steps, Value};
+use crate::switched_off::SwitchedOff;
 
 /// A pipeline, ready to be checked against the kinds of a binary.
 #[derive(Clone, Debug)]
@@ -22,21 +21,6 @@ pub struct Pipeline {
     pub stages: Vec<Stage>,
     /// Those that do not take part. Known once the pipeline was checked; until then they stand among `stages`.
     pub switched_off: Vec<SwitchedOff>,
-}
-
-/// A stage that does not take part in a run: its `when` does not hold, or an input that it needs comes from one like that.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SwitchedOff {
-    /// With its groups.
-    pub stage: String,
-    /// The name of its kind.
-    pub uses: String,
-    /// In words.
-    pub reason: String,
-    /// Its place among all stages of the pipeline, producers first.
-    pub position: usize,
-    /// The stages that it would read, with their groups.
-    pub from: Vec<String>,
 }
 
 /// One stage of a pipeline.

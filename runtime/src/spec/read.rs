@@ -10,13 +10,13 @@ use std::sync::Arc;
 use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::near::did_you_mean;
 use super::params::{Environment, Overrides, Params, Scope, brief, file_dir, with_file_dir};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Lookup, Problem, Taken};
 use super::yaml::{self, Mapping, Part, Steps, Value};
 use crate::registry::Registry;
+use crate::suggest::did_you_mean;
 use document::Document;
 
 /// Reads a pipeline file with its includes and puts parameters in. Kinds that are not in `registry` are reported by

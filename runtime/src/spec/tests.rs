@@ -49,7 +49,7 @@ macro_rules! toy {
     };
 }
 
-const TABLES: InputPort = InputPort::streamed("tables", "numbers").count(InputCount::Any);
+const TABLES: InputPort = InputPort::streamed("tables", "numbers").count(InputCount::Many);
 const ROWS: OutputPort = OutputPort::new("rows", "numbers");
 
 /// Counts.
@@ -148,8 +148,33 @@ toy!(Write, "toy.write", NoSettings, &[TABLES], &[], |_with, _inputs| Ok(
     }
 ));
 
+toy!(
+    Pass,
+    "toy.pass",
+    NoSettings,
+    &[InputPort::streamed("rows", "numbers").optional()],
+    &[ROWS],
+    |_with, _inputs| Ok(Shape::local(ports(&["rows"])))
+);
+toy!(
+    Save,
+    "toy.save",
+    NoSettings,
+    &[InputPort::whole("rows", "numbers").optional()],
+    &[],
+    |_with, _inputs| Ok(Shape::export())
+);
+
 fn registry() -> Registry {
-    Registry::new(vec![kind::<Count>(), kind::<Sql>(), kind::<Pair>(), kind::<Write>()]).unwrap()
+    Registry::new(vec![
+        kind::<Count>(),
+        kind::<Sql>(),
+        kind::<Pair>(),
+        kind::<Write>(),
+        kind::<Pass>(),
+        kind::<Save>(),
+    ])
+    .unwrap()
 }
 
 /// Files in a folder of their own; `DIR` in a text stands for the folder.
@@ -463,10 +488,10 @@ stages:
         SELECT a, ${few}, b
         FROM fine WHERE ${few} < nine
   pair: {uses: toy.pair, from: {right: fine}}
-  write: {uses: toy.write}
+  write: {uses: toy.save}
   reads: {uses: sql, from: out, with: {query: x}}
   out: {uses: toy.write, from: fine}
-  lonely: {uses: sql, with: {query: x}}
+  lonely: {uses: toy.pass}
 "
     ));
 }

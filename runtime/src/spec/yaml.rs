@@ -9,7 +9,7 @@ pub use locate::{Part, locate};
 use serde::de::DeserializeOwned;
 pub use serde_yaml::{Mapping, Number, Value};
 
-use super::near::did_you_mean;
+use crate::suggest::did_you_mean;
 
 /// One step of a path into a document.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

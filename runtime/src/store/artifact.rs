@@ -8,10 +8,10 @@ use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
-use super::parquet_file::{self, Rows, Written};
+use super::parquet_file::{self, Rows, WrittenFile};
 use super::record::{RowRange, Selection};
 use crate::digest::Digest;
-use crate::kind::StageError;
+use crate::error::StageError;
 use crate::partition::Partition;
 
 /// The partitions that a stage committed on one port. Immutable; cheap to clone.
@@ -24,12 +24,12 @@ pub struct Artifact {
 
 struct Inner {
     schema: SchemaRef,
-    parts: BTreeMap<Partition, Part>,
+    parts: BTreeMap<Partition, ArtifactPart>,
 }
 
 /// One partition of an artifact.
-pub(crate) struct Part {
-    pub written: Written,
+pub(crate) struct ArtifactPart {
+    pub written: WrittenFile,
     pub data: Data,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Data {
 }
 
 impl Artifact {
-    pub(crate) fn new(schema: SchemaRef, parts: BTreeMap<Partition, Part>) -> Self {
+    pub(crate) fn new(schema: SchemaRef, parts: BTreeMap<Partition, ArtifactPart>) -> Self {
         Artifact {
             inner: Arc::new(Inner { schema, parts }),
         }
@@ -65,7 +65,7 @@ impl Artifact {
             let batches = parquet_file::conform(&schema, batches)?;
             let written =
                 parquet_file::encode(std::io::sink(), &schema, batches.clone()).map_err(StageError::failed)?;
-            let part = Part {
+            let part = ArtifactPart {
                 written,
                 data: Data::Memory(batches),
             };
@@ -164,7 +164,7 @@ impl Artifact {
     ///
     /// # Errors
     /// If a partition is not there, or does not have as many rows as what `chosen` selects from.
-    pub(crate) fn among(&self, chosen: &Artifact) -> Result<Artifact, StageError> {
+    pub(crate) fn semi_join(&self, chosen: &Artifact) -> Result<Artifact, StageError> {
         let mut parts = BTreeMap::new();
         for (partition, part) in &chosen.inner.parts {
             let own = self.inner.parts.get(partition);
@@ -198,7 +198,7 @@ impl Artifact {
                 file_digest: own.written.digest,
                 ranges: selection.ranges.clone(),
             };
-            let written = Written {
+            let written = WrittenFile {
                 digest: selection.digest(),
                 rows: selection.rows(),
                 bytes: 0,
@@ -207,7 +207,7 @@ impl Artifact {
                 path: path.clone(),
                 selection: Some(Arc::new(selection)),
             };
-            parts.insert(partition.clone(), Part { written, data });
+            parts.insert(partition.clone(), ArtifactPart { written, data });
         }
         Ok(Artifact::new(self.inner.schema.clone(), parts))
     }
@@ -227,7 +227,7 @@ impl Artifact {
                 source: Source::Memory(vec![rows].into_iter()),
             })
         };
-        let Some(Part {
+        let Some(ArtifactPart {
             written,
             data: Data::File { path, .. },
         }) = self.inner.parts.get(partition)

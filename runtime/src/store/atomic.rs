@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::StoreError;
-use super::decide::{Listing, TEMPORARY};
-use super::lock::{Lock, Lost};
+use super::lock::{Lock, LostLock};
+use super::recovery::{Listing, TEMPORARY};
 
 /// Threads that bring files to the disk at the same time. The file system joins what is asked for together
 /// into few writes of its journal, so this is about waiting, not about processors.
@@ -19,7 +19,7 @@ const SYNC_THREADS: usize = 16;
 #[derive(Clone, Default)]
 pub(crate) struct Files {
     /// Of the lock under which the files are written: without it nothing is written any more.
-    lost: Lost,
+    lost: LostLock,
     #[cfg(test)]
     pub(crate) crash: Option<std::sync::Arc<super::crash::Crash>>,
 }

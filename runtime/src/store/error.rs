@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use parquet::errors::ParquetError;
 
-use crate::kind::StageError;
+use crate::error::StageError;
 
 /// An error of the store. Its text names the file or folder; [`StoreError::help`] says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +55,6 @@ pub enum StoreError {
     /// A folder that receives a set of files and holds those of another stage or of somebody else.
     #[error("{} holds files of something else ({found}), which would be removed or overwritten", path.display())]
     OtherSet { path: PathBuf, found: String },
-    #[error("FLOW_KILL_AT={value} names no kill point (known: {known})")]
-    KillPoint { value: String, known: String },
 }
 
 /// Who holds a lock, as far as the lock file tells.

@@ -7,13 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::atomic::{self, Files};
-use super::decide::TEMPORARY;
+use super::file_digest::read_digest;
 use super::foreign_parquet::ForeignParquet;
-use super::kill::{self, Point};
 use super::lock::{Lock, new_token};
-use super::read_back;
-use super::sources::{SourceDigests, read_digest};
+use super::recovery::TEMPORARY;
+use super::sources::SourceDigests;
+use super::versioned_json;
 use crate::digest::Digest;
+use crate::failpoints;
 
 /// Version of `flow.json`.
 const EXPORT_VERSION: u64 = 1;
@@ -32,7 +33,7 @@ struct Manifest {
     files: BTreeMap<String, FileEntry>,
 }
 
-impl read_back::Versioned for Manifest {
+impl versioned_json::Versioned for Manifest {
     fn version(&self) -> u64 {
         self.version
     }
@@ -47,7 +48,7 @@ struct FileEntry {
 
 /// Whether an export has to be made again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExportStanding {
+pub enum ExportStatus {
     /// All files are there, as they were made from the same inputs.
     Whole,
     /// The set's `flow.json` is not there: never made, or cut short.
@@ -60,7 +61,7 @@ pub enum ExportStanding {
 
 /// What the description of a set says of a file beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InSet {
+pub enum FileInSet {
     /// There is no description.
     NoSet,
     /// There is none, and a set was begun.
@@ -76,21 +77,21 @@ pub enum InSet {
 ///
 /// # Errors
 /// If the description or the file cannot be read, or a newer flow wrote it.
-pub fn in_set(folder: &Path, manifest: &str, name: &str) -> Result<InSet, StoreError> {
+pub fn file_in_set(folder: &Path, manifest: &str, name: &str) -> Result<FileInSet, StoreError> {
     let Some(set) = read_manifest(&folder.join(manifest))? else {
         let entries = std::fs::read_dir(folder).map_err(|e| StoreError::io("list the folder", folder, e))?;
         let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let begun = names.any(|name| name == LOCK || name.starts_with(TEMPORARY));
-        return Ok(if begun { InSet::CutShort } else { InSet::NoSet });
+        return Ok(if begun { FileInSet::CutShort } else { FileInSet::NoSet });
     };
     let Some(entry) = set.files.get(name) else {
-        return Ok(InSet::Other);
+        return Ok(FileInSet::Other);
     };
     let path = folder.join(name);
     let failed = |e| StoreError::io("read", &path, e);
     let same = std::fs::metadata(&path).map_err(failed)?.len() == entry.bytes
         && read_digest(&path).map_err(failed)? == entry.digest;
-    Ok(if same { InSet::AsWritten } else { InSet::Changed })
+    Ok(if same { FileInSet::AsWritten } else { FileInSet::Changed })
 }
 
 /// Rows of a set that are too few to be guarded: a trial, of which one shard more or less is most.
@@ -136,29 +137,29 @@ impl ExportSet {
     ///
     /// # Errors
     /// If a newer flow wrote the folder, or the set's description cannot be read.
-    pub fn standing(
+    pub fn status(
         folder: &Path,
         manifest: &str,
         key: &Digest,
         sources: &SourceDigests,
-    ) -> Result<ExportStanding, StoreError> {
+    ) -> Result<ExportStatus, StoreError> {
         let manifest_path = folder.join(manifest);
         let manifest = match read_manifest(&manifest_path) {
             Ok(Some(manifest)) => manifest,
-            Ok(None) => return Ok(ExportStanding::Missing),
+            Ok(None) => return Ok(ExportStatus::Missing),
             // Somebody edited it: the set is made again, which puts it right.
             Err(StoreError::Damaged { .. }) => {
-                return Ok(ExportStanding::Changed {
+                return Ok(ExportStatus::Changed {
                     file: manifest.to_string(),
                 });
             }
             Err(error) => return Err(error),
         };
         if manifest.key != *key {
-            return Ok(ExportStanding::Outdated);
+            return Ok(ExportStatus::Outdated);
         }
         for (name, entry) in &manifest.files {
-            let changed = || Ok(ExportStanding::Changed { file: name.clone() });
+            let changed = || Ok(ExportStatus::Changed { file: name.clone() });
             let Ok(path) = plain_name(name).map(|name| folder.join(name)) else {
                 return changed();
             };
@@ -171,7 +172,7 @@ impl ExportSet {
                 return changed();
             }
         }
-        Ok(ExportStanding::Whole)
+        Ok(ExportStatus::Whole)
     }
 
     /// Begins a set. The folder is made if it is not there, and locked; the folder of temporary files that a crash
@@ -326,7 +327,7 @@ impl ExportSet {
                 self.files.create_folder(parent)?;
             }
             self.files.rename(path, &target)?;
-            kill::pass(Point::ExportRenaming);
+            failpoints::hit(failpoints::EXPORT_RENAMING, &[]);
         }
         self.remove_left_over(old, &entries)?;
         for folder in &folders {
@@ -338,11 +339,11 @@ impl ExportSet {
             files: entries,
         };
         // Beside the other files in the making, so that no crash leaves a name that was not written down.
-        let manifest = read_back::to_json(&manifest_path, &manifest)?;
+        let manifest = versioned_json::to_json(&manifest_path, &manifest)?;
         let prepared = self.files.prepare(&self.waiting.join(MANIFEST), &manifest)?;
         self.files.rename(&prepared, &manifest_path)?;
         self.files.sync_folder(&self.folder)?;
-        kill::pass(Point::ExportDone);
+        failpoints::hit(failpoints::EXPORT_DONE, &[]);
         Ok(self.names.keys().cloned().collect())
     }
 
@@ -377,7 +378,7 @@ fn rows_of(path: &Path) -> Option<u64> {
 
 fn read_manifest(path: &Path) -> Result<Option<Manifest>, StoreError> {
     match atomic::read(path)? {
-        Some(bytes) => read_back::from_json(path, &bytes, EXPORT_VERSION).map(Some),
+        Some(bytes) => versioned_json::from_json(path, &bytes, EXPORT_VERSION).map(Some),
         None => Ok(None),
     }
 }

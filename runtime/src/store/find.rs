@@ -8,7 +8,7 @@ use super::artifact::Data;
 use super::record::Record;
 use super::{Store, parquet_file};
 use crate::digest::Digest;
-use crate::kind::StageError;
+use crate::error::StageError;
 use crate::reject::RejectClass;
 use crate::row_json;
 

@@ -23,9 +23,8 @@ use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 use super::StoreError;
 use super::error::Holder;
-pub(crate) use machine::host_name;
 use machine::{boot_id, is_of_one_machine};
-use record::Record;
+use record::LockRecord;
 pub(crate) use record::new_token;
 
 /// How long is waited for what.
@@ -68,15 +67,15 @@ struct Held {
     what: &'static str,
     path: PathBuf,
     file: File,
-    record: Mutex<Record>,
-    lost: Lost,
+    record: Mutex<LockRecord>,
+    lost: LostLock,
 }
 
 /// Tells whether a lock was taken over by another machine, to which its owner seemed dead.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lost(Arc<OnceLock<(&'static str, PathBuf, Holder)>>);
+pub(crate) struct LostLock(Arc<OnceLock<(&'static str, PathBuf, Holder)>>);
 
-impl Lost {
+impl LostLock {
     /// # Errors
     /// [`StoreError::Held`] if the lock was lost.
     pub fn check(&self) -> Result<(), StoreError> {
@@ -153,7 +152,7 @@ impl Lock {
                     }
                 }
             }
-            let own = Record::new(run, found.temporary.clone());
+            let own = LockRecord::new(run, found.temporary.clone());
             own.write(&file).map_err(|e| StoreError::io("write", path, e))?;
             if !alone && !is_new {
                 // Another machine may have come to the same end at the same time; the record that stays counts.
@@ -166,14 +165,14 @@ impl Lock {
         }
     }
 
-    fn begin(what: &'static str, path: &Path, file: File, record: Record, beat: Option<Duration>) -> Lock {
+    fn begin(what: &'static str, path: &Path, file: File, record: LockRecord, beat: Option<Duration>) -> Lock {
         let left = record.temporary.clone();
         let held = Arc::new(Held {
             what,
             path: path.to_path_buf(),
             file,
             record: Mutex::new(record),
-            lost: Lost::default(),
+            lost: LostLock::default(),
         });
         let beating = beat.and_then(|beat| {
             let (end, ended) = bounded::<()>(0);
@@ -217,13 +216,13 @@ impl Lock {
         self.held.lost.check()
     }
 
-    pub(crate) fn lost(&self) -> Lost {
+    pub(crate) fn lost(&self) -> LostLock {
         self.held.lost.clone()
     }
 }
 
 impl Held {
-    fn record(&self) -> MutexGuard<'_, Record> {
+    fn record(&self) -> MutexGuard<'_, LockRecord> {
         // A record is changed field by field and written as a whole; any state of it names this owner.
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }

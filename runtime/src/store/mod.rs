@@ -15,54 +15,54 @@
 //! ```
 //!
 //! A partition is committed when a record file (or the index) names it; data files that no record names do
-//! not count. What follows from the files is decided by pure functions ([`decide`]); every file is written by
-//! [`atomic`]. Reading needs no lock, also while a run is going on.
+//! not count. What follows from the files is decided by pure functions (`recovery`); every file is written by
+//! `atomic`. Reading needs no lock, also while a run is going on.
 
 mod artifact;
 mod atomic;
-mod begun_file;
-mod collect;
 #[cfg(test)]
 mod crash;
-mod decide;
+mod data_file_writer;
 mod digested_file;
 mod error;
 mod export;
+mod file_digest;
 mod find;
 mod foreign_parquet;
-mod kill;
+mod garbage;
 mod lock;
 mod parquet_file;
-mod read_back;
+mod recipe_files;
 mod record;
+mod recovery;
 mod rejects;
-mod removed;
 mod snapshot;
 mod sources;
 #[cfg(test)]
 mod tests;
 mod thrift;
+mod tombstone;
+mod versioned_json;
 mod writer;
 
 pub use artifact::{Artifact, Batches};
 pub use atomic::write_atomically;
-pub(crate) use begun_file::BegunFile;
-pub use collect::Collected;
+pub(crate) use data_file_writer::DataFileWriter;
 pub use digested_file::DigestedFile;
 pub use error::{Holder, StoreError};
-pub use export::{ExportSet, ExportStanding, InSet, Shrunk, in_set};
+pub use export::{ExportSet, ExportStatus, FileInSet, Shrunk, file_in_set};
 pub use find::FoundRow;
 pub use foreign_parquet::{ForeignParquet, FromPlace};
+pub use garbage::GarbageSummary;
 pub use lock::Lock;
-pub(crate) use lock::host_name;
 pub(crate) use parquet_file::ROW_GROUP;
 pub(crate) use record::Ranges;
-pub use record::{Counts, Lost, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
+pub use record::{Counts, LostRecord, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
 pub use rejects::{RejectSet, add_up};
-pub use removed::{REMOVED_SUFFIX, remove_source, was_removed};
 pub(crate) use snapshot::SnapshotWriter;
 pub use snapshot::{RunSnapshots, StageSnapshot};
-pub use sources::{SourceDigests, is_fault_of_the_file};
+pub use sources::{FileRange, SourceDigests, is_fault_of_the_file};
+pub use tombstone::{TOMBSTONE_SUFFIX, has_tombstone, remove_source};
 pub use writer::{ArtifactWriter, Pending, PortRows};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,9 +73,9 @@ use arrow::datatypes::SchemaRef;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use artifact::{Data, Part};
+use artifact::{ArtifactPart, Data};
 use atomic::Files;
-use parquet_file::Written;
+use parquet_file::WrittenFile;
 use rejects::{RejectData, RejectPart, StageRejects};
 
 /// Version of the state directory's layout.
@@ -105,7 +105,7 @@ struct Inner {
     files: Files,
     sources: SourceDigests,
     /// One writer per recipe, also where two stages of a pipeline have the same recipe.
-    writers: Mutex<BTreeMap<Digest, Weak<writer::Shared>>>,
+    writers: Mutex<BTreeMap<Digest, Weak<writer::SharedWriter>>>,
     lock: Option<Lock>,
 }
 
@@ -121,13 +121,13 @@ struct Recipe {
     identity: serde_json::Value,
 }
 
-impl read_back::Versioned for Format {
+impl versioned_json::Versioned for Format {
     fn version(&self) -> u64 {
         self.version
     }
 }
 
-impl read_back::Versioned for Recipe {
+impl versioned_json::Versioned for Recipe {
     fn version(&self) -> u64 {
         self.version
     }
@@ -144,10 +144,9 @@ impl Store {
     }
 
     fn open_with(dir: &Path, access: Access, files: Files) -> Result<Store, StoreError> {
-        kill::check()?;
         let format_file = dir.join("FORMAT");
         let format = match atomic::read(&format_file)? {
-            Some(bytes) => Some(read_back::from_json::<Format>(&format_file, &bytes, FORMAT)?),
+            Some(bytes) => Some(versioned_json::from_json::<Format>(&format_file, &bytes, FORMAT)?),
             None => None,
         };
         let lock = match &access {
@@ -159,13 +158,13 @@ impl Store {
                 files.create_folder(dir)?;
                 let lock = Lock::take(&dir.join("lock"), "the state directory", run_id)?;
                 let files = files.under(&lock);
-                for name in atomic::list(dir)?.keys().filter(|name| decide::is_temporary(name)) {
+                for name in atomic::list(dir)?.keys().filter(|name| recovery::is_temporary(name)) {
                     files.remove(&dir.join(name))?;
                 }
                 if format.is_none() {
                     files.replace(
                         &format_file,
-                        &read_back::to_json(&format_file, &Format { version: FORMAT })?,
+                        &versioned_json::to_json(&format_file, &Format { version: FORMAT })?,
                     )?;
                 }
                 Some(lock)
@@ -225,15 +224,15 @@ impl Store {
     /// If a record file is damaged or newer: named, with what to do. A record whose data is missing or short is
     /// no error: it is left out, stands in [`Records::lost`], and its partition runs again.
     pub fn records(&self, recipe: &Digest) -> Result<Records, StoreError> {
-        let found = read_back::recipe_folder(&self.recipe_folder(recipe), recipe)?;
-        let (standing, mut lost) = decide::standing(decide::merge(found.index, found.groups), &found.data);
+        let found = recipe_files::read_recipe_files(&self.recipe_folder(recipe), recipe)?;
+        let (standing, mut lost) = recovery::complete_records(recovery::merge(found.index, found.groups), &found.data);
         let (standing, without) = self.with_their_files(standing);
         lost.extend(without);
         Ok(Records::new(*recipe, standing, lost))
     }
 
     /// Parts the records into those whose selections select from files that are there, and the rest.
-    fn with_their_files(&self, records: Vec<Arc<Record>>) -> (Vec<Arc<Record>>, Vec<Lost>) {
+    fn with_their_files(&self, records: Vec<Arc<Record>>) -> (Vec<Arc<Record>>, Vec<LostRecord>) {
         let mut lost = Vec::new();
         let mut whole = Vec::with_capacity(records.len());
         for record in records {
@@ -246,7 +245,7 @@ impl Store {
             });
             match missing {
                 None => whole.push(record),
-                Some((file, found)) => lost.push(Lost {
+                Some((file, found)) => lost.push(LostRecord {
                     partition: record.partition.clone(),
                     key: record.key,
                     file,
@@ -263,7 +262,7 @@ impl Store {
         let Some(bytes) = atomic::read(&path)? else {
             return Ok(None);
         };
-        let stored: Recipe = read_back::from_json(&path, &bytes, RECIPE_VERSION)?;
+        let stored: Recipe = versioned_json::from_json(&path, &bytes, RECIPE_VERSION)?;
         if stored.recipe != *recipe {
             return Err(other_recipe(path, &stored.recipe, recipe));
         }
@@ -293,7 +292,7 @@ impl Store {
             recipe: *recipe,
             identity: identity.clone(),
         };
-        let stored = read_back::to_json(&folder.join("recipe.json"), &stored)?;
+        let stored = versioned_json::to_json(&folder.join("recipe.json"), &stored)?;
         let writer = ArtifactWriter::open(self.inner.files.clone(), *recipe, folder, &stored)?;
         writers.insert(*recipe, Arc::downgrade(&writer.shared));
         Ok(writer)
@@ -317,13 +316,13 @@ impl Store {
                     partition: record.partition.to_string(),
                 });
             };
-            let written = Written {
+            let written = WrittenFile {
                 digest: stored.digest,
                 rows: stored.rows,
                 bytes: stored.bytes,
             };
             let data = self.data_of(recipe, record, port, stored)?;
-            parts.insert(record.partition.clone(), Part { written, data });
+            parts.insert(record.partition.clone(), ArtifactPart { written, data });
         }
         Ok(Artifact::new(schema, parts))
     }
@@ -331,7 +330,7 @@ impl Store {
     /// Where the rows of a port of a record are.
     fn data_of(&self, recipe: &Digest, record: &Record, port: &str, stored: &PortRecord) -> Result<Data, StoreError> {
         let Some(selection) = &stored.selection else {
-            let data = writer::data_folder(&self.recipe_folder(recipe));
+            let data = recipe_files::data_folder(&self.recipe_folder(recipe));
             return Ok(Data::File {
                 path: data.join(record::data_file(&record.key, port, &stored.digest)),
                 selection: None,
@@ -351,7 +350,7 @@ impl Store {
     /// The rejects of several stages: for each its name, its recipe and its records.
     pub fn reject_set(&self, stages: &[(String, Digest, Vec<Arc<Record>>)]) -> RejectSet {
         let of_stage = |(stage, recipe, records): &(String, Digest, Vec<Arc<Record>>)| {
-            let data = writer::data_folder(&self.recipe_folder(recipe));
+            let data = recipe_files::data_folder(&self.recipe_folder(recipe));
             let mut parts: Vec<RejectPart> = records
                 .iter()
                 .filter(|record| record.rejects.rows > 0)
@@ -459,7 +458,7 @@ fn refuse_foreign(dir: &Path) -> Result<(), StoreError> {
         let entry = entry.map_err(|e| StoreError::io("list the folder", dir, e))?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name != "lock" && !decide::is_temporary(&name) {
+        if name != "lock" && !recovery::is_temporary(&name) {
             return Err(StoreError::Foreign {
                 path: dir.to_path_buf(),
                 found: name.into_owned(),

@@ -21,7 +21,8 @@ use super::StoreError;
 use super::atomic::Files;
 use super::record::Selection;
 use crate::digest::Digest;
-use crate::kind::{ROW, StageError};
+use crate::error::StageError;
+use crate::row_number::ROW;
 
 /// Rows of a row group. Part of the format: another number gives other bytes.
 pub(crate) const ROW_GROUP: usize = 65_536;
@@ -88,7 +89,7 @@ fn digests(column: &ArrayRef) -> bool {
 
 /// What was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Written {
+pub(crate) struct WrittenFile {
     pub digest: Digest,
     pub rows: u64,
     pub bytes: u64,
@@ -169,7 +170,7 @@ impl<W: Write + Send> Encoder<W> {
     }
 
     /// Writes what is left, and the end of the file.
-    pub fn finish(mut self) -> Result<Written, ParquetError> {
+    pub fn finish(mut self) -> Result<WrittenFile, ParquetError> {
         self.coalescer.finish_buffered_batch()?;
         while let Some(group) = self.coalescer.next_completed_batch() {
             self.write(&group)?;
@@ -178,7 +179,7 @@ impl<W: Write + Send> Encoder<W> {
         let failed = || ParquetError::General("the file could not be begun".into());
         let writer = self.writer.ok_or_else(failed)?;
         let hashing = writer.into_inner()?.into_inner().map_err(|error| error.into_error())?;
-        Ok(Written {
+        Ok(WrittenFile {
             digest: Digest::from_bytes(*hashing.hasher.finalize().as_bytes()),
             rows: self.rows,
             bytes: hashing.bytes,
@@ -191,7 +192,7 @@ pub(crate) fn encode<W: Write + Send>(
     sink: W,
     schema: &SchemaRef,
     batches: Vec<RecordBatch>,
-) -> Result<Written, ParquetError> {
+) -> Result<WrittenFile, ParquetError> {
     let mut encoder = Encoder::new(sink, schema);
     if let [only] = batches.as_slice() {
         // Cut without a copy.
@@ -241,7 +242,7 @@ pub(crate) fn write(
     folder: &Path,
     schema: &SchemaRef,
     batches: Vec<RecordBatch>,
-) -> Result<(PathBuf, Written), StoreError> {
+) -> Result<(PathBuf, WrittenFile), StoreError> {
     let (temporary, file) = files.create_temporary(folder)?;
     match encode(file, schema, batches) {
         Ok(written) => Ok((temporary, written)),

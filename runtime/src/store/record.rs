@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::event::ReasonCount;
 use crate::partition::Partition;
+use crate::reject::ReasonCount;
 
 /// Version of the record files.
 pub(crate) const RECORD_VERSION: u32 = 2;
@@ -255,12 +255,12 @@ impl GroupName {
 pub struct Records {
     pub(crate) recipe: Digest,
     pub(crate) by_partition: BTreeMap<Partition, Vec<Arc<Record>>>,
-    pub(crate) lost: Vec<Lost>,
+    pub(crate) lost: Vec<LostRecord>,
 }
 
 /// A record that does not count, because a data file that it names is missing or has another size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostRecord {
     pub partition: Partition,
     pub key: Digest,
     /// Name of the data file.
@@ -270,7 +270,7 @@ pub struct Lost {
 }
 
 impl Records {
-    pub(crate) fn new(recipe: Digest, standing: Vec<Arc<Record>>, lost: Vec<Lost>) -> Self {
+    pub(crate) fn new(recipe: Digest, standing: Vec<Arc<Record>>, lost: Vec<LostRecord>) -> Self {
         let mut by_partition: BTreeMap<Partition, Vec<Arc<Record>>> = BTreeMap::new();
         for record in standing {
             by_partition.entry(record.partition.clone()).or_default().push(record);
@@ -312,7 +312,7 @@ impl Records {
     }
 
     /// Records that do not count since their data is gone; their partitions run again.
-    pub fn lost(&self) -> &[Lost] {
+    pub fn lost(&self) -> &[LostRecord] {
         &self.lost
     }
 }

@@ -9,11 +9,10 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 
 use super::parquet_file;
 use crate::digest::Digest;
-use crate::event::ReasonCount;
-use crate::kind::StageError;
+use crate::error::StageError;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
-use crate::reject::{Reject, RejectClass};
+use crate::reject::{ReasonCount, Reject, RejectClass};
 
 /// Columns of a file of rejects.
 pub(crate) static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {

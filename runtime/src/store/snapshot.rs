@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Record, Records, Store, StoreError, atomic, read_back};
+use super::{Record, Records, Store, StoreError, atomic, versioned_json};
 use crate::digest::Digest;
 use crate::partition::Partition;
 
@@ -75,7 +75,7 @@ struct Listed {
     keys: BTreeMap<Partition, Digest>,
 }
 
-impl read_back::Versioned for Listed {
+impl versioned_json::Versioned for Listed {
     fn version(&self) -> u64 {
         self.version
     }
@@ -89,7 +89,7 @@ struct Head {
     pipeline: PathBuf,
 }
 
-impl read_back::Versioned for Head {
+impl versioned_json::Versioned for Head {
     fn version(&self) -> u64 {
         self.version
     }
@@ -146,7 +146,7 @@ impl Appended {
     }
 
     fn append(&self, line: &impl Serialize) -> Result<(), StoreError> {
-        let bytes = read_back::to_json(&self.path, line)?;
+        let bytes = versioned_json::to_json(&self.path, line)?;
         self.change(|file| file.write_all(&bytes))
     }
 }
@@ -172,7 +172,7 @@ impl SnapshotWriter {
             };
             let files = &self.store.inner.files;
             files.create_folder(&self.store.inner.dir.join("snapshots"))?;
-            files.replace(&path, &read_back::to_json(&path, &listed)?)?;
+            files.replace(&path, &versioned_json::to_json(&path, &listed)?)?;
         }
         self.snapshots.append(&Line {
             stage: stage.to_string(),
@@ -331,7 +331,7 @@ impl Store {
             let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
             return Err(StoreError::io("read", &path, missing));
         };
-        let listed: Listed = read_back::from_json(&path, &bytes, SNAPSHOT_VERSION)?;
+        let listed: Listed = versioned_json::from_json(&path, &bytes, SNAPSHOT_VERSION)?;
         if listed.recipe != *recipe || digest_of(recipe, &listed.keys) != *digest {
             let detail = "it does not hold what its name says".to_string();
             return Err(StoreError::Damaged { path, detail });
@@ -350,7 +350,7 @@ fn read_noted(path: &Path, only: Option<&Path>) -> Result<Option<Noted>, StoreEr
     let mut head: Option<Result<Head, StoreError>> = None;
     let mut is_wanted = |line: &[u8]| {
         let first = head.is_none();
-        let head = head.get_or_insert_with(|| read_back::from_json(path, line, SNAPSHOT_VERSION));
+        let head = head.get_or_insert_with(|| versioned_json::from_json(path, line, SNAPSHOT_VERSION));
         !first
             && head
                 .as_ref()

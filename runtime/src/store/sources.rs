@@ -14,10 +14,20 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::atomic::{self, Files};
 use super::digested_file::DigestedFile;
-use super::read_back;
-use super::removed;
+use super::file_digest::{digest_to_end, read_digest};
+use super::tombstone;
+use super::versioned_json;
 use crate::digest::Digest;
-use crate::kind::FileRange;
+
+/// A part of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    pub path: PathBuf,
+    /// In bytes.
+    pub offset: u64,
+    /// In bytes.
+    pub size: u64,
+}
 
 /// Version of `sources.json` and `sources.jsonl`.
 const SOURCES_VERSION: u64 = 2;
@@ -37,11 +47,11 @@ const JOURNAL: &str = "sources.jsonl";
 /// file is read again. Digests say nothing of paths and times.
 #[derive(Clone, Default)]
 pub struct SourceDigests {
-    shared: Arc<Shared>,
+    shared: Arc<SharedNotes>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct SharedNotes {
     notes: Mutex<BTreeMap<String, Note>>,
     /// What is in `notes` and not yet in the journal.
     fresh: Mutex<Vec<(String, Note)>>,
@@ -102,7 +112,7 @@ struct Stored {
     files: BTreeMap<String, Note>,
 }
 
-impl read_back::Versioned for Stored {
+impl versioned_json::Versioned for Stored {
     fn version(&self) -> u64 {
         self.version
     }
@@ -117,7 +127,7 @@ struct JournalLine {
     note: Note,
 }
 
-impl read_back::Versioned for JournalLine {
+impl versioned_json::Versioned for JournalLine {
     fn version(&self) -> u64 {
         self.version
     }
@@ -137,7 +147,7 @@ impl SourceDigests {
 
     /// What a file counts as that is not there: as it was, if it was deleted by [`super::remove_source`].
     fn of_absent(path: &Path) -> Result<Digest, StoreError> {
-        Ok(removed::digest(path)?.unwrap_or_else(Self::absent))
+        Ok(tombstone::digest(path)?.unwrap_or_else(Self::absent))
     }
 
     /// Reads what earlier runs noted in the state directory `dir`.
@@ -145,7 +155,7 @@ impl SourceDigests {
         let path = dir.join(FILE);
         let mut notes = match atomic::read(&path)? {
             None => BTreeMap::new(),
-            Some(bytes) => match read_back::from_json::<Stored>(&path, &bytes, SOURCES_VERSION) {
+            Some(bytes) => match versioned_json::from_json::<Stored>(&path, &bytes, SOURCES_VERSION) {
                 Ok(stored) => stored.files,
                 // Lost notes cost time, not truth.
                 Err(StoreError::Damaged { .. }) => BTreeMap::new(),
@@ -156,7 +166,7 @@ impl SourceDigests {
         let path = dir.join(JOURNAL);
         let journal = atomic::read(&path)?;
         for line in journal.iter().flat_map(|bytes| bytes.split(|byte| *byte == b'\n')) {
-            match read_back::from_json::<JournalLine>(&path, line, SOURCES_VERSION) {
+            match versioned_json::from_json::<JournalLine>(&path, line, SOURCES_VERSION) {
                 Ok(line) => {
                     notes.insert(line.file, line.note);
                 }
@@ -165,7 +175,7 @@ impl SourceDigests {
             }
         }
         Ok(SourceDigests {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedNotes {
                 notes: Mutex::new(notes),
                 fresh: Mutex::default(),
                 changed: AtomicBool::new(journal.is_some()),
@@ -184,7 +194,7 @@ impl SourceDigests {
             files: self.notes().clone(),
         };
         let path = dir.join(FILE);
-        files.replace(&path, &read_back::to_json(&path, &stored)?)?;
+        files.replace(&path, &versioned_json::to_json(&path, &stored)?)?;
         files.remove(&dir.join(JOURNAL))
     }
 
@@ -198,7 +208,7 @@ impl SourceDigests {
         let mut lines = Vec::new();
         for (file, note) in fresh.drain(..) {
             let version = SOURCES_VERSION;
-            lines.extend(read_back::to_json(&path, &JournalLine { version, file, note })?);
+            lines.extend(versioned_json::to_json(&path, &JournalLine { version, file, note })?);
         }
         // Not brought to the disk: after a power cut the files are read again.
         File::options()
@@ -420,29 +430,10 @@ fn name_of(path: &Path) -> Option<String> {
     std::path::absolute(path).ok()?.into_os_string().into_string().ok()
 }
 
-pub(super) fn read_digest(path: &Path) -> io::Result<Digest> {
-    digest_to_end(File::open(path)?)
-}
-
 fn read_range_digest(range: &FileRange) -> io::Result<Digest> {
     let mut file = File::open(&range.path)?;
     file.seek(SeekFrom::Start(range.offset))?;
     digest_to_end(file.take(range.size))
-}
-
-fn digest_to_end(mut file: impl Read) -> io::Result<Digest> {
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 18];
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(Digest::from_bytes(*hasher.finalize().as_bytes())),
-            Ok(read) => {
-                hasher.update(&buffer[..read]);
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
 }
 
 #[cfg(test)]

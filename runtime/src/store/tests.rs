@@ -2,6 +2,8 @@
 
 mod crashes;
 mod exports;
+#[path = "../../tests/failpoints/mod.rs"]
+mod hooks;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -620,30 +622,36 @@ fn what_the_last_runs_did_not_plan_with_is_collected() {
     };
     (1..=3).for_each(commit);
     // Nobody says what they are for.
-    assert_eq!(store.collect(5, false).unwrap(), Collected::default());
+    assert_eq!(store.collect_garbage(5, false).unwrap(), GarbageSummary::default());
     planned("20260101-a", &[1]);
     planned("20260102-b", &[2, 9]);
     planned("20260103-c", &[2]);
     store.create_run_folder("20260104-d").unwrap();
     assert!(matches!(
-        read(dir.path()).collect(5, false),
+        read(dir.path()).collect_garbage(5, false),
         Err(StoreError::ReadOnly { .. })
     ));
     {
         let _writer = store.writer(&recipe(1), &serde_json::Value::Null).unwrap();
-        assert!(matches!(store.collect(5, false), Err(StoreError::Busy { .. })));
+        assert!(matches!(store.collect_garbage(5, false), Err(StoreError::Busy { .. })));
     }
     let there = |n: u8| dir.path().join("artifacts").join(recipe(n).short()).exists();
-    let seen = store.collect(3, true).unwrap();
+    let seen = store.collect_garbage(3, true).unwrap();
     assert_eq!((seen.artifacts, seen.runs, seen.kept), (2, 1, 1));
     assert!(seen.bytes > 0 && there(1) && there(3) && store.runs().unwrap().len() == 4);
-    assert_eq!(store.collect(3, false).unwrap(), seen);
+    assert_eq!(store.collect_garbage(3, false).unwrap(), seen);
     assert!(!there(1) && there(2) && !there(3));
     assert_eq!(store.runs().unwrap(), ["20260102-b", "20260103-c", "20260104-d"]);
     assert_eq!(store.records(&recipe(2)).unwrap().partitions().count(), 1);
     // A plan that cannot be read may be one that needs everything.
     std::fs::write(dir.path().join("runs/20260103-c/plan.json"), "{").unwrap();
-    assert!(store.collect(3, false).unwrap_err().to_string().contains("plan.json"));
+    assert!(
+        store
+            .collect_garbage(3, false)
+            .unwrap_err()
+            .to_string()
+            .contains("plan.json")
+    );
 }
 
 #[test]

@@ -10,15 +10,16 @@ use arrow::datatypes::SchemaRef;
 
 use super::StoreError;
 use super::atomic::{self, Files};
-use super::begun_file::BegunFile;
-use super::decide;
-use super::kill::{self, Point};
-use super::read_back;
+use super::data_file_writer::DataFileWriter;
+use super::recipe_files::{data_folder, read_recipe_files, records_folder};
 use super::record::{
     Counts, Group, GroupName, Index, PortRecord, RECORD_VERSION, REJECTS, Record, RejectRecord, Selection, data_file,
 };
+use super::recovery;
+use super::versioned_json;
 use super::{parquet_file, rejects};
 use crate::digest::Digest;
+use crate::failpoints;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
 
@@ -32,7 +33,7 @@ pub struct PortRows {
     pub(crate) schema: SchemaRef,
     pub(crate) batches: Vec<RecordBatch>,
     /// Where all rows are written already. `batches` are then empty.
-    pub(crate) begun: Option<BegunFile>,
+    pub(crate) file: Option<DataFileWriter>,
     /// Where the rows are rows of a partition that stands already: which. `batches` are then empty.
     pub(crate) selection: Option<Selection>,
 }
@@ -43,7 +44,7 @@ impl PortRows {
             name: name.into(),
             schema,
             batches,
-            begun: None,
+            file: None,
             selection: None,
         }
     }
@@ -53,10 +54,10 @@ impl PortRows {
 /// [`super::Store::writer`] gives for one recipe, are one writer.
 #[derive(Clone)]
 pub struct ArtifactWriter {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedWriter>,
 }
 
-pub(super) struct Shared {
+pub(super) struct SharedWriter {
     files: Files,
     recipe: Digest,
     folder: PathBuf,
@@ -120,14 +121,6 @@ impl Drop for Pending {
     }
 }
 
-pub(super) fn data_folder(recipe_folder: &Path) -> PathBuf {
-    recipe_folder.join("data")
-}
-
-pub(super) fn records_folder(recipe_folder: &Path) -> PathBuf {
-    recipe_folder.join("records")
-}
-
 impl ArtifactWriter {
     /// Makes the folders of a recipe ready, and removes what a crash left in them. The caller holds the lock.
     pub(super) fn open(files: Files, recipe: Digest, folder: PathBuf, identity: &[u8]) -> Result<Self, StoreError> {
@@ -140,7 +133,7 @@ impl ArtifactWriter {
         }
         let state = recover(&files, &recipe, &folder)?;
         Ok(ArtifactWriter {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedWriter {
                 files,
                 recipe,
                 folder,
@@ -154,8 +147,8 @@ impl ArtifactWriter {
     }
 
     /// Begins a data file, to be handed to [`ArtifactWriter::write_partition`].
-    pub(crate) fn begin(&self, schema: &SchemaRef) -> Result<BegunFile, StoreError> {
-        BegunFile::create(&self.shared.files, &data_folder(&self.shared.folder), schema)
+    pub(crate) fn begin(&self, schema: &SchemaRef) -> Result<DataFileWriter, StoreError> {
+        DataFileWriter::create(&self.shared.files, &data_folder(&self.shared.folder), schema)
     }
 
     /// Writes the data of one partition under temporary names: on the caller's thread, at the same time as
@@ -179,11 +172,11 @@ impl ArtifactWriter {
             moves: Vec::new(),
             files: files.clone(),
         };
-        let mut written = |port: &str, (temporary, written): (PathBuf, parquet_file::Written)| {
+        let mut written = |port: &str, (temporary, written): (PathBuf, parquet_file::WrittenFile)| {
             pending
                 .moves
                 .push((temporary, data.join(data_file(&key, port, &written.digest))));
-            kill::pass(Point::DataWritten);
+            failpoints::hit(failpoints::DATA_WRITTEN, &[]);
             written
         };
         let mut port_records = BTreeMap::new();
@@ -191,7 +184,7 @@ impl ArtifactWriter {
             name,
             schema,
             batches,
-            begun,
+            file,
             selection,
         } in ports
         {
@@ -209,8 +202,8 @@ impl ArtifactWriter {
                     selection: Some(Arc::new(selection)),
                 },
                 None => {
-                    let file = match begun {
-                        Some(begun) => begun.finish()?,
+                    let file = match file {
+                        Some(file) => file.finish()?,
                         None => {
                             let batches = parquet_file::conform(&schema, batches).map_err(|e| misfit(e.to_string()))?;
                             parquet_file::write(files, &data, &schema, batches)?
@@ -238,7 +231,7 @@ impl ArtifactWriter {
                 partition: partition.to_string(),
                 detail: error.to_string(),
             };
-            let mut file = BegunFile::create(files, &data, &rejects::SCHEMA)?;
+            let mut file = DataFileWriter::create(files, &data, &rejects::SCHEMA)?;
             for batch in rejects::in_order(rejects) {
                 file.push(batch.map_err(|error| misfit(&error))?)?;
             }
@@ -268,7 +261,7 @@ impl ArtifactWriter {
     /// all or none. Gives the records that stand now, in the order of `group`. Partitions for which the same
     /// record stands already cost nothing.
     pub fn commit(&self, group: Vec<Pending>) -> Result<Vec<Arc<Record>>, StoreError> {
-        let Shared { files, folder, .. } = &*self.shared;
+        let SharedWriter { files, folder, .. } = &*self.shared;
         let mut state = self.lock();
         let mut result = Vec::with_capacity(group.len());
         let mut fresh: Vec<Arc<Record>> = Vec::new();
@@ -276,7 +269,7 @@ impl ArtifactWriter {
         for mut pending in group {
             let Some(record) = pending.record.take() else { continue };
             let standing = state.standing(&record.partition, &record.key);
-            let record = standing.map_or_else(|| record.clone(), |old| decide::combine(old, record.clone()));
+            let record = standing.map_or_else(|| record.clone(), |old| recovery::combine(old, record.clone()));
             match standing {
                 Some(old) if **old == record => {
                     result.push(old.clone());
@@ -303,7 +296,7 @@ impl ArtifactWriter {
             while let Some((from, to)) = pending.moves.last() {
                 files.rename(from, to)?;
                 pending.moves.pop();
-                kill::pass(Point::DataRenamed);
+                failpoints::hit(failpoints::DATA_RENAMED, &[]);
             }
         }
         if !temporary.is_empty() {
@@ -318,7 +311,7 @@ impl ArtifactWriter {
 
     /// Writes one group of records: all of them stand when this returns.
     fn write_group(&self, state: &mut State, records: &[Arc<Record>]) -> Result<(), StoreError> {
-        let Shared {
+        let SharedWriter {
             files, recipe, folder, ..
         } = &*self.shared;
         let name = GroupName {
@@ -331,8 +324,8 @@ impl ArtifactWriter {
             recipe: *recipe,
             records: records.to_vec(),
         };
-        let prepared = files.prepare(&path, &read_back::to_json(&path, &record_file)?)?;
-        kill::pass(Point::RecordWritten);
+        let prepared = files.prepare(&path, &versioned_json::to_json(&path, &record_file)?)?;
+        failpoints::hit(failpoints::RECORD_WRITTEN, &[]);
         match files.rename_if_absent(&prepared, &path) {
             Ok(true) => {}
             Ok(false) => {
@@ -346,7 +339,7 @@ impl ArtifactWriter {
             }
         }
         files.sync_folder(&records_folder(folder))?;
-        kill::pass(Point::RecordLinked);
+        failpoints::hit(failpoints::RECORD_LINKED, &[]);
         state.next_group += 1;
         state.groups.push(name);
         state.grouped += records.len();
@@ -389,7 +382,7 @@ impl ArtifactWriter {
             // From here on the data has no name: a crash leaves files that the next writer removes.
             self.write_index(&mut state)?;
             let data = data_folder(&self.shared.folder);
-            for orphan in decide::orphans(&atomic::list(&data)?, &state.records) {
+            for orphan in recovery::orphans(&atomic::list(&data)?, &state.records) {
                 self.shared.files.remove(&data.join(orphan))?;
             }
         }
@@ -397,7 +390,7 @@ impl ArtifactWriter {
     }
 
     fn write_index(&self, state: &mut State) -> Result<(), StoreError> {
-        let Shared {
+        let SharedWriter {
             files, recipe, folder, ..
         } = &*self.shared;
         let path = folder.join("index.json");
@@ -407,8 +400,8 @@ impl ArtifactWriter {
             generation: state.generation,
             records: state.records.clone(),
         };
-        files.replace(&path, &read_back::to_json(&path, &index)?)?;
-        kill::pass(Point::IndexWritten);
+        files.replace(&path, &versioned_json::to_json(&path, &index)?)?;
+        failpoints::hit(failpoints::INDEX_WRITTEN, &[]);
         state.has_index = true;
         state.generation += 1;
         state.next_group = 0;
@@ -429,22 +422,22 @@ impl ArtifactWriter {
 /// Reads what stands and removes what does not: temporary files, groups that the index holds, data files that
 /// no record names.
 fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, StoreError> {
-    let found = read_back::recipe_folder(folder, recipe)?;
+    let found = read_recipe_files(folder, recipe)?;
     let records = records_folder(folder);
     let data = data_folder(folder);
     let groups: Vec<GroupName> = found.groups.iter().map(|(name, _)| *name).collect();
     let indexed = found.index.as_ref().map(|index| index.generation);
-    let generation = decide::next_generation(indexed, groups.iter().copied());
-    let stale = decide::superseded_groups(indexed, &groups);
+    let generation = recovery::next_generation(indexed, groups.iter().copied());
+    let stale = recovery::superseded_groups(indexed, &groups);
     for name in &stale {
         files.remove(&records.join(name.file()))?;
     }
     let is_left = |name: &GroupName| !stale.contains(name);
     let left = found.groups.iter().filter(|(name, _)| is_left(name));
     let grouped = left.map(|(_, group)| group.records.len()).sum();
-    let all = decide::merge(found.index, found.groups);
-    let (standing, _) = decide::standing(all, &found.data);
-    for orphan in decide::orphans(&found.data, &standing) {
+    let all = recovery::merge(found.index, found.groups);
+    let (standing, _) = recovery::complete_records(all, &found.data);
+    for orphan in recovery::orphans(&found.data, &standing) {
         files.remove(&data.join(orphan))?;
     }
     for (folder, listing) in [
@@ -452,7 +445,7 @@ fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, Store
         (&records, &found.records),
         (&folder.to_path_buf(), &found.top),
     ] {
-        for name in listing.keys().filter(|name| decide::is_temporary(name)) {
+        for name in listing.keys().filter(|name| recovery::is_temporary(name)) {
             files.remove(&folder.join(name))?;
         }
     }

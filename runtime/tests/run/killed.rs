@@ -6,10 +6,15 @@ use super::*;
 /// The body of the child process: runs the pipeline in the folder that the environment names.
 #[test]
 #[ignore = "the child of other tests"]
+#[allow(clippy::exit, reason = "the process is the run")]
 fn child() {
     let Ok(folder) = std::env::var("FLOW_TEST_CHILD") else {
         return;
     };
+    if let Ok(at) = std::env::var("FLOW_TEST_CHILD_KILL_AT") {
+        let kill = failpoints::kill_at(&at, &flow_runtime::failpoints::STORE);
+        flow_runtime::failpoints::set(move |point, _| kill(point));
+    }
     let folder = PathBuf::from(folder);
     let set = std::env::var("FLOW_TEST_CHILD_SET").unwrap_or_default();
     let overrides = Overrides {
@@ -68,13 +73,35 @@ fn child_by(
     }
     command.env("FLOW_TEST_CHILD_SET", given.join(" "));
     match kill_at {
-        Some(point) => command.env("FLOW_KILL_AT", point),
-        None => command.env_remove("FLOW_KILL_AT"),
+        Some(point) => command.env("FLOW_TEST_CHILD_KILL_AT", point),
+        None => command.env_remove("FLOW_TEST_CHILD_KILL_AT"),
     };
     command
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null());
     command.spawn().unwrap()
+}
+
+/// A crash test whose point is misspelt would kill nothing, and prove nothing.
+#[test]
+fn points_are_read_strictly() {
+    let read = |value: &str| {
+        let value = value.to_string();
+        std::panic::catch_unwind(move || drop(failpoints::kill_at(&value, &flow_runtime::failpoints::STORE)))
+    };
+    for right in ["data-renamed:3", "export-done"] {
+        assert!(read(right).is_ok(), "{right}");
+    }
+    for wrong in [
+        "",
+        "data",
+        "data-renamed:",
+        "data-renamed:0",
+        "data-renamed:-1",
+        "data-renamed:x",
+    ] {
+        assert!(read(wrong).is_err(), "{wrong}");
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Whole runs of toy pipelines: results, reuse, failure, logs.
 
 mod digested;
+#[path = "../failpoints/mod.rs"]
+mod failpoints;
 mod failures;
 mod globals;
 mod killed;

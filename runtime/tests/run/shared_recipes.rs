@@ -221,7 +221,7 @@ fn collecting_drops_partitions_that_no_run_had() {
     let before = files(&place);
     let collect = |keep| {
         let store = Store::open(&place.options.state, Access::Run { run_id: "gc".into() }).unwrap();
-        store.collect(keep, false).unwrap()
+        store.collect_garbage(keep, false).unwrap()
     };
     assert_eq!(collect(4).partitions, 0);
     assert_eq!(files(&place), before);
@@ -236,7 +236,7 @@ fn collecting_drops_partitions_that_no_run_had() {
     assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
     assert_eq!(
         collect(1),
-        flow_runtime::store::Collected {
+        flow_runtime::store::GarbageSummary {
             kept: collected.kept,
             ..Default::default()
         }

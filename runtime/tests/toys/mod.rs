@@ -14,9 +14,9 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type
 use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::store::DigestedFile;
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Fate, Global, InputCount, InputPort, Inputs, Kind, Log,
-    Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RejectSet, Shape, Source, SourcePartition,
-    StageError, Standing, UNREADABLE,
+    Artifact, Body, Conservation, Context, Export, ExportSet, Global, InputCount, InputPort, Inputs, Kind, Log,
+    LogPosition, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Shape, Source,
+    SourcePartition, StageError, UNREADABLE,
 };
 use serde::{Deserialize, Serialize};
 
@@ -194,7 +194,7 @@ pub struct DoubleSettings {
     panic_at: Option<i64>,
     /// Loses rows of this value.
     lose: Option<i64>,
-    /// Declares itself dear.
+    /// Declares itself expensive.
     dear: bool,
     /// Works beside the worker.
     aside: bool,
@@ -241,7 +241,7 @@ impl Kind for Double {
 
     fn shape(settings: &DoubleSettings, _: &Inputs) -> Result<Shape, StageError> {
         let mut shape = Shape::local(vec![port("rows"), port("odd")]);
-        shape.dear = settings.dear;
+        shape.expensive = settings.dear;
         shape.needs_current = settings.needs_current;
         Ok(shape)
     }
@@ -495,7 +495,7 @@ impl Global for DedupBody {
         partition: &Partition,
         rows: &UInt32Array,
         decisions: &RecordBatch,
-    ) -> Result<Vec<Fate>, StageError> {
+    ) -> Result<Vec<RowOutcome>, StageError> {
         note(&self.settings.noted, "apply", partition);
         let gone: BTreeMap<u32, String> = decisions
             .column(0)
@@ -512,8 +512,8 @@ impl Global for DedupBody {
             )
             .collect();
         let fate = |row: &u32| match gone.get(row) {
-            None => Fate::Port(0),
-            Some(original) => Fate::Refused {
+            None => RowOutcome::Port(0),
+            Some(original) => RowOutcome::Rejected {
                 reason: "duplicate",
                 class: RejectClass::Rule,
                 detail: original.clone(),
@@ -565,7 +565,7 @@ impl Export for WriteBody {
         self.0.clone()
     }
 
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let mut text = String::new();
         for (_, input) in self.1.whole("tables") {
             for batch in input.batches(None) {
@@ -577,7 +577,7 @@ impl Export for WriteBody {
         }
         fs::write(set.file("rows.txt")?, text).map_err(StageError::failed)?;
         let mut text = String::new();
-        for reject in rejects.iter() {
+        for reject in self.1.rejects.iter() {
             let (stage, partition, reject) = reject?;
             text.push_str(&format!(
                 "{stage} {partition} {:?} {} {}\n",
@@ -892,7 +892,7 @@ impl Operator for TrainBody {
 }
 
 impl Log for TrainBody {
-    fn standing(&mut self) -> Result<Standing, StageError> {
+    fn position(&mut self) -> Result<LogPosition, StageError> {
         let (next, _, rate) = self.read_log();
         if rate.is_some_and(|rate| rate != self.settings.rate) {
             return Err(StageError::Refused {
@@ -901,11 +901,11 @@ impl Log for TrainBody {
             });
         }
         if next >= self.settings.steps {
-            return Ok(Standing::Finished {
+            return Ok(LogPosition::Finished {
                 detail: format!("{next} steps are done"),
             });
         }
-        Ok(Standing::At {
+        Ok(LogPosition::At {
             step: next,
             detail: format!("goes on at step {next}"),
         })

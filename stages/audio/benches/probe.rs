@@ -24,6 +24,8 @@
 //! print(time.time() - start, time.process_time() - cpu)" TAR
 //! ```
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::fs::{self, File};
 use std::io::{BufReader, Cursor};
 use std::os::unix::fs::FileExt;

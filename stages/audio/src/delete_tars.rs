@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::{DataType, Int64Type};
-use flow_runtime::store::{remove_source, was_removed};
+use flow_runtime::store::{has_tombstone, remove_source};
 use flow_runtime::{
     Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Partition,
     RejectSet, Shape, StageError,
@@ -169,10 +169,10 @@ impl Export for Deleter {
         "tars.json".into()
     }
 
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let members = self.context.required("members")?;
         let extracted: Vec<&Artifact> = self.context.whole("extracted").map(|(_, rows)| rows).collect();
-        let unplaced = unplaced(rejects)?;
+        let unplaced = unplaced(&self.context.rejects)?;
         let path = set.file(LIST).map_err(StageError::failed)?;
         let failed = |error: std::io::Error| StageError::failed(format!("cannot write {}: {error}", path.display()));
         let mut list = BufWriter::new(File::create(&path).map_err(failed)?);
@@ -215,7 +215,7 @@ impl Deleter {
         let shard = Shard::named(&self.settings.shards, partition.as_str())
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
         let tar = shard.tar();
-        if was_removed(&tar) {
+        if has_tombstone(&tar) {
             return Ok(("deleted", "earlier".into(), 0));
         }
         if !tar.is_file() {

@@ -1,6 +1,6 @@
 //! The kind `audio.extract`.
 
-mod gone;
+mod missing_outputs;
 mod placing;
 mod wanted;
 
@@ -161,7 +161,7 @@ impl Kind for Extract {
             schema: with_columns(&rows.schema, settings),
         };
         Ok(Shape {
-            dear: true,
+            expensive: true,
             conservation: Conservation::Rows,
             ..Shape::local(vec![port])
         })
@@ -185,13 +185,13 @@ impl Kind for Extract {
         }
     }
 
-    fn gone(
+    fn missing_outputs(
         settings: &ExtractSettings,
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         if settings.watch && settings.store != Store::Tar {
-            gone::gone(committed, threads)
+            missing_outputs::missing_outputs(committed, threads)
         } else {
             Ok(BTreeMap::new())
         }

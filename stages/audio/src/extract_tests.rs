@@ -321,7 +321,7 @@ fn files_that_went_or_changed_are_named() {
     let members = probed(&shards, "hi/hi_0000");
     let settings = as_is(shards, PathBuf::new());
     let done = committed(&extract(&settings, &["a", "b", "c"], members.clone()));
-    let gone = || Extract::gone(&settings, &done, 2).unwrap();
+    let gone = || Extract::missing_outputs(&settings, &done, 2).unwrap();
     assert_eq!(gone(), BTreeMap::new());
     fs::remove_file(folder.join("b")).unwrap();
     fs::write(folder.join("c"), b"short").unwrap();
@@ -331,7 +331,7 @@ fn files_that_went_or_changed_are_named() {
         watch: false,
         ..settings.clone()
     };
-    assert_eq!(Extract::gone(&unwatched, &done, 2).unwrap(), BTreeMap::new());
+    assert_eq!(Extract::missing_outputs(&unwatched, &done, 2).unwrap(), BTreeMap::new());
     extract(&settings, &["a", "b", "c"], members);
     assert_eq!(gone(), BTreeMap::new());
 }

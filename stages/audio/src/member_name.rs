@@ -1,6 +1,6 @@
 //! Names of tar members: which are the same, and which may not be written to disk.
 
-use flow_runtime::store::REMOVED_SUFFIX;
+use flow_runtime::store::TOMBSTONE_SUFFIX;
 
 /// The name without any leading `./`, which tar writers add or not as they like.
 pub fn strip_dot_slash(name: &str) -> &str {
@@ -39,7 +39,7 @@ pub fn safe_components<'a>(name: &'a str, shard_id: &str) -> Option<Vec<&'a str>
 /// Whether `file_name` is one of the files that make a shard.
 pub fn is_shard_file(file_name: &str, shard_id: &str) -> bool {
     // The note of a deleted tar is as good as the tar.
-    let file_name = file_name.strip_suffix(REMOVED_SUFFIX).unwrap_or(file_name);
+    let file_name = file_name.strip_suffix(TOMBSTONE_SUFFIX).unwrap_or(file_name);
     file_name == "metadata.parquet"
         || file_name == "audio_index.parquet"
         || file_name.strip_suffix(".tar").is_some_and(|stem| stem == shard_id)

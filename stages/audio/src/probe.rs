@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::store::was_removed;
+use flow_runtime::store::has_tombstone;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Shape, Source,
     SourcePartition, StageError,
@@ -135,7 +135,7 @@ impl Kind for Probe {
         };
         let outputs = vec![port("members", members_schema()), port("tars", tars_schema())];
         Ok(Shape {
-            dear: true,
+            expensive: true,
             ..Shape::source(outputs)
         })
     }
@@ -182,7 +182,7 @@ impl Prober {
             // Where there is neither, it is the tar that is missing.
             AudioFrom::Auto => {
                 shard.tar().is_file()
-                    || was_removed(&shard.tar())
+                    || has_tombstone(&shard.tar())
                     || shards::recordings(shard).is_ok_and(|recordings| recordings.is_empty())
             }
         }
@@ -247,7 +247,7 @@ impl Source for Prober {
         let reads_tar = self.reads_tar(&shard);
         let formats = &self.settings.formats;
         let examined = if reads_tar {
-            if was_removed(&shard.tar()) {
+            if has_tombstone(&shard.tar()) {
                 let message = format!(
                     "{} has to be decoded again, but was deleted after its recordings were extracted",
                     shard.tar().display()

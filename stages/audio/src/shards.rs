@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::store::REMOVED_SUFFIX;
+use flow_runtime::store::TOMBSTONE_SUFFIX;
 
 use crate::error::AudioError;
 
@@ -105,7 +105,7 @@ pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
                 pending.push((entry.path(), format!("{prefix}{name}/")));
             } else if kind.is_file() {
                 let own = prefix.is_empty() && crate::member_name::is_shard_file(&name, &shard.shard_id);
-                let ours = name.starts_with(crate::place::TEMPORARY_PREFIX) || name.ends_with(REMOVED_SUFFIX);
+                let ours = name.starts_with(crate::place::TEMPORARY_PREFIX) || name.ends_with(TOMBSTONE_SUFFIX);
                 if !own && !ours {
                     found.push((format!("{prefix}{name}"), entry.metadata().map_err(failed)?.len()));
                 }

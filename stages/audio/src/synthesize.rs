@@ -2,7 +2,7 @@
 
 mod clip;
 mod espeak;
-mod gone;
+mod missing_outputs;
 mod plan;
 mod random;
 mod rows;
@@ -64,7 +64,7 @@ impl Kind for Synthesize {
             port("val", rows::clips_schema()),
         ];
         Ok(Shape {
-            dear: true,
+            expensive: true,
             ..Shape::source(outputs)
         })
     }
@@ -98,12 +98,12 @@ impl Kind for Synthesize {
         })
     }
 
-    fn gone(
+    fn missing_outputs(
         settings: &SynthesizeSettings,
         committed: &Artifact,
         _: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        gone::gone(&settings.out, committed)
+        missing_outputs::missing_outputs(&settings.out, committed)
     }
 }
 

@@ -99,7 +99,7 @@ impl Kind for WebDataset {
             schema: rows_schema(),
         };
         Ok(Shape {
-            dear: true,
+            expensive: true,
             conservation: Conservation::Rows,
             ..Shape::source(vec![port])
         })

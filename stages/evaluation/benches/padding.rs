@@ -4,6 +4,8 @@
 //! `cargo bench --workspace --bench padding`. Rows are those of the bundled training manifest, and 20,000 of 1 to 20 s
 //! that are made from a seed out of its texts.
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::path::Path;
 
 use flow_model::tokenizer::Tokenizer;

@@ -7,6 +7,8 @@
 //! The peer, in the same run where `FLOW_BENCH_PYTHON` (or `python3`) names a Python that has `soundfile` and NeMo:
 //! `benches/peers/signal_nemo.py`, on one thread as well. Both get the recordings that are 16 kHz mono.
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;

@@ -211,7 +211,7 @@ impl Kind for EvaluationDecode {
             schema: transcript_schema(),
         }];
         Ok(Shape {
-            dear: true,
+            expensive: true,
             conservation: Conservation::Rows,
             ..Shape::source(outputs)
         })

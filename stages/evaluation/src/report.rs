@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::Int64Type;
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, RejectSet,
-    Shape, StageError,
+    Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Shape,
+    StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -210,7 +210,7 @@ impl Export for ReportBody {
         PathBuf::from(&self.settings.out)
     }
 
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let measure = self.settings.measure();
         let mut data = PageData {
             normalizer: measure.normalizer,
@@ -219,7 +219,7 @@ impl Export for ReportBody {
         for (_, input) in self.context.whole("transcripts") {
             let sets = read_sets(input, &measure)?;
             if let Some(what) = without_words(&sets) {
-                return Err(nothing_to_score(what, rejects));
+                return Err(nothing_to_score(what, &self.context.rejects));
             }
             data.sets.extend(sets);
         }
@@ -237,7 +237,7 @@ impl Export for ReportBody {
         {
             data.curves = read_curves(&folder.join("metrics.jsonl"));
         }
-        for (stage, counts) in rejects.by_reason() {
+        for (stage, counts) in self.context.rejects.by_reason() {
             for count in counts {
                 data.rejects
                     .push((stage.to_string(), count.reason, count.class.as_str().into(), count.rows));

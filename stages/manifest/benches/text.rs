@@ -3,6 +3,8 @@
 //!
 //! `cargo bench -p flow-manifest --bench text`
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::hint::black_box;
 use std::time::Instant;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Fate, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
-    RejectClass, Shape, StageError,
+    Artifact, Body, ColumnType, Context, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
+    RejectClass, RowOutcome, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -167,15 +167,15 @@ impl Global for Deduplicator {
         partition: &Partition,
         rows: &UInt32Array,
         decisions: &RecordBatch,
-    ) -> Result<Vec<Fate>, StageError> {
+    ) -> Result<Vec<RowOutcome>, StageError> {
         let gone = columns::rows(decisions)?;
         let why = duplicates(decisions)?;
         let kept: &StringArray = columns::text(decisions, "kept")?;
         let mut next = 0;
-        let mut fates = Vec::with_capacity(rows.len());
+        let mut outcomes = Vec::with_capacity(rows.len());
         for number in rows.values() {
             if next == gone.len() || gone.value(next) != *number {
-                fates.push(Fate::Port(0));
+                outcomes.push(RowOutcome::Port(0));
                 continue;
             }
             let duplicate = Duplicate::of_number(why.value(next)).ok_or_else(|| {
@@ -184,7 +184,7 @@ impl Global for Deduplicator {
                     why.value(next)
                 ))
             })?;
-            fates.push(Fate::Refused {
+            outcomes.push(RowOutcome::Rejected {
                 reason: duplicate.reason(),
                 class: RejectClass::Rule,
                 detail: format!("kept {}", kept.value(next)),
@@ -197,7 +197,7 @@ impl Global for Deduplicator {
                 gone.value(next)
             )));
         }
-        Ok(fates)
+        Ok(outcomes)
     }
 }
 

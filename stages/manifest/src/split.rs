@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Fate, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
+    Artifact, Body, ColumnType, Context, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW, RowOutcome,
     Shape, StageError,
 };
 use schemars::JsonSchema;
@@ -186,14 +186,14 @@ impl Global for Splitter {
         partition: &Partition,
         rows: &UInt32Array,
         decisions: &RecordBatch,
-    ) -> Result<Vec<Fate>, StageError> {
+    ) -> Result<Vec<RowOutcome>, StageError> {
         let chosen = columns::rows(decisions)?;
         let mut next = 0;
-        let mut fates = Vec::with_capacity(rows.len());
+        let mut outcomes = Vec::with_capacity(rows.len());
         for number in rows.values() {
             let val = next < chosen.len() && chosen.value(next) == *number;
             next += usize::from(val);
-            fates.push(Fate::Port(usize::from(val)));
+            outcomes.push(RowOutcome::Port(usize::from(val)));
         }
         if next < chosen.len() {
             return Err(StageError::failed(format!(
@@ -201,7 +201,7 @@ impl Global for Splitter {
                 chosen.value(next)
             )));
         }
-        Ok(fates)
+        Ok(outcomes)
     }
 }
 

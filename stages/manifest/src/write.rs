@@ -142,6 +142,7 @@ impl Kind for Write {
             settings: settings.clone(),
             files,
             inputs,
+            rejects: context.rejects.clone(),
         })))
     }
 
@@ -157,6 +158,7 @@ struct Writer {
     /// By input: its name, and its file.
     files: Vec<(&'static str, &'static str)>,
     inputs: Vec<Artifact>,
+    rejects: RejectSet,
 }
 
 impl Export for Writer {
@@ -164,9 +166,9 @@ impl Export for Writer {
         self.settings.out.clone()
     }
 
-    fn write(&mut self, rejects: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let WriteSettings { shards, audio, out, .. } = &self.settings;
-        let inputs = &self.inputs;
+        let (inputs, rejects) = (&self.inputs, &self.rejects);
         for (what, names) in GUARDED {
             let rows = self
                 .files

@@ -3,6 +3,8 @@
 //! utterances of 20 s with 512 tokens each over the vocabulary of parakeet-tdt-0.6b-v3, which a joint network that
 //! holds its logits and their gradient needs 33.6 GB for.
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};

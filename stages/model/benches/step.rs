@@ -3,6 +3,8 @@
 //! `cargo bench -p flow-model --bench step`; `FLOW_BENCH_CHANNELS` and `FLOW_BENCH_MELS` change the sub-sampling's size,
 //! `RAYON_NUM_THREADS` the number of threads.
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};

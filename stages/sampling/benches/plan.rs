@@ -4,6 +4,8 @@
 //! `cargo bench --workspace --bench plan` (`-- ROWS` for another number of rows). Rows are made from a seed; the
 //! peer, `benches/peers/sampler.py`, runs where there is a `python3`.
 
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use arrow::array::AsArray;
 use arrow::datatypes::Schema;
 use flow_runtime::{
-    Body, ColumnType, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, ROW, RejectSet, Shape,
-    StageError,
+    Body, ColumnType, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, ROW, Shape, StageError,
 };
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
@@ -104,7 +103,7 @@ impl Export for Writer {
         format!("{}.flow.json", self.name)
     }
 
-    fn write(&mut self, _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let (batches, summary) = (self.context.required("batches")?, self.context.required("summary")?);
         let mut digest = String::new();
         for item in summary.batches(Some(&["manifest_digest"])) {

@@ -12,8 +12,8 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
 use flow_audio::probe::MEMBER_COLUMNS;
 use flow_runtime::{
-    Body, ColumnType, Context, InputPort, Inputs, Kind, Log, Operator, Out, OutputPort, Partition, Port, Progress, ROW,
-    Shape, StageError, Standing,
+    Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
+    Progress, ROW, Shape, StageError,
 };
 
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
@@ -328,7 +328,7 @@ impl Operator for TrainBody {
 }
 
 impl Log for TrainBody {
-    fn standing(&mut self) -> Result<Standing, StageError> {
+    fn position(&mut self) -> Result<LogPosition, StageError> {
         let start = find_start(&self.settings, self.data_digest().as_deref())?;
         let step = start.step();
         let detail = match &start {
@@ -354,12 +354,12 @@ impl Log for TrainBody {
             }
         };
         if step < self.settings.max_steps {
-            Ok(Standing::At { step, detail })
+            Ok(LogPosition::At { step, detail })
         } else if self.average_stands(&start)? {
-            Ok(Standing::Finished { detail })
+            Ok(LogPosition::Finished { detail })
         } else {
             let detail = format!("{detail}; the mean of the last checkpoints is to be made");
-            Ok(Standing::At { step, detail })
+            Ok(LogPosition::At { step, detail })
         }
     }
 

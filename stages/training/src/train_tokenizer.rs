@@ -264,7 +264,7 @@ impl Kind for TrainTokenizer {
     fn shape(settings: &TrainTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
         Ok(Shape {
-            dear: true,
+            expensive: true,
             ..Shape::source(vec![tokenizer_port()])
         })
     }

@@ -7,7 +7,7 @@ use flow_evaluation::decode::Weights;
 use flow_evaluation::report::MODEL_COLUMNS;
 use flow_model::checkpoint::{Format, OpenModel};
 use flow_runtime::{
-    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, RejectSet, Shape, StageError,
+    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -90,7 +90,7 @@ impl Export for Writer {
         format!("{}.flow.json", self.settings.name)
     }
 
-    fn write(&mut self, _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let model = self.context.required("model")?;
         let mut opened = OpenModel::open(&checkpoint(model)?).map_err(StageError::failed)?;
         if !self.settings.ctc {

@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{
-    Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, RejectSet, Shape, StageError,
-};
+use flow_runtime::{Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -82,7 +80,7 @@ impl Export for Writer {
         format!("{}.flow.json", self.settings.name)
     }
 
-    fn write(&mut self, _: &RejectSet, set: &mut ExportSet) -> Result<(), StageError> {
+    fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let tokenizer = self.context.required("tokenizer")?;
         let (model, vocabulary) = read_tokenizer_files(tokenizer)?;
         let name = &self.settings.name;

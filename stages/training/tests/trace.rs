@@ -177,6 +177,7 @@ fn moved(exact: f64, rounded: [f64; 9], limit: f64) -> f64 {
 
 /// Runs a trace; no parameter may lie farther from NeMo's than `slack` times the yardstick of its tensor, or than three times
 /// what rounding moves it.
+#[allow(clippy::print_stdout, reason = "tells people how far it is")]
 fn run(name: &str, dtype: DType, slack: f64) {
     let trace = json(&format!("{name}.json"));
     let mut trainer = trainer(&trace, dtype);

@@ -1,8 +1,8 @@
 //! Whether a value fits the type of a default.
 
-use crate::spec::near::nearest;
 use crate::spec::substitute;
 use crate::spec::yaml::{self, Value};
+use crate::suggest::nearest;
 
 pub(super) fn has_reference(value: &Value) -> bool {
     match value {

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::fit::{fit, has_reference};
 use super::{Environment, FILE_DIR, ParamValue, Params};
 use crate::spec::diagnostic::Diagnostic;
-use crate::spec::near::did_you_mean;
 use crate::spec::substitute::{self, Lookup};
 use crate::spec::yaml::{Mapping, Steps, Value};
+use crate::suggest::did_you_mean;
 
 impl Params {
     /// Puts references (`${other}`, `${env:X}`) into the values.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::Reader;
 use super::document::Document;
 use crate::spec::edges::read_from;
-use crate::spec::near::did_you_mean;
 use crate::spec::params::{Scope, brief};
 use crate::spec::pipeline::{LimitAction, MaxRejects, MergedGroup, Origin, PutIn, RejectLimit, Stage};
 use crate::spec::substitute::{self, Problem, Taken};
 use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
+use crate::suggest::did_you_mean;
 
 /// The key under which groups of parameters are given whole.
 const MERGE: &str = "<<";

@@ -3,15 +3,6 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-pub(crate) fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .ok()
-        .or_else(|| std::env::var("HOSTNAME").ok())
-        .map(|name| name.trim().to_string())
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "unknown host".into())
-}
-
 /// Names the running kernel: the same for all processes and containers of a machine until it starts anew, and
 /// another one on every other machine, also where two have one host name. Empty if it cannot be read.
 pub(super) fn boot_id() -> &'static str {
@@ -55,7 +46,6 @@ mod tests {
     #[test]
     fn a_temporary_folder_is_of_this_machine_and_proc_is_not_taken_for_it() {
         assert_eq!(boot_id().len(), 36);
-        assert!(!host_name().is_empty());
         assert!(!is_of_one_machine(Path::new("/proc")));
         assert!(!is_of_one_machine(Path::new("/none/at/all")));
     }

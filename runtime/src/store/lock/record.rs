@@ -9,8 +9,9 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::{boot_id, host_name};
+use super::machine::boot_id;
 use crate::digest::Digest;
+use crate::host::host_name;
 use crate::store::error::Holder;
 
 /// A record is not longer than this; a longer file is none of ours.
@@ -20,7 +21,7 @@ const LONGEST: usize = 1 << 14;
 /// was just made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Record {
+pub(super) struct LockRecord {
     host: String,
     pid: u32,
     run: String,
@@ -47,17 +48,17 @@ pub fn new_token() -> String {
     Digest::of(named.as_bytes()).short()
 }
 
-impl Record {
+impl LockRecord {
     /// This process as owner.
-    pub fn new(run: &str, temporary: Vec<String>) -> Record {
-        Record {
+    pub fn new(run: &str, temporary: Vec<String>) -> LockRecord {
+        LockRecord {
             host: host_name(),
             pid: std::process::id(),
             run: run.to_string(),
             boot: boot_id().to_string(),
             token: new_token(),
             temporary,
-            ..Record::default()
+            ..LockRecord::default()
         }
     }
 
@@ -95,7 +96,7 @@ impl Record {
 }
 
 /// The record of an open file; an empty one where there is none.
-pub(super) fn read(file: &File) -> Record {
+pub(super) fn read(file: &File) -> LockRecord {
     let mut bytes = vec![0; LONGEST];
     let mut length = 0;
     while length < bytes.len() {
@@ -108,13 +109,13 @@ pub(super) fn read(file: &File) -> Record {
     }
     let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
     // After a crash the end of a longer record may follow.
-    let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Record>();
+    let mut values = serde_json::Deserializer::from_str(&text).into_iter::<LockRecord>();
     let record = values.next().and_then(Result::ok).unwrap_or_default();
-    Record { text, ..record }
+    LockRecord { text, ..record }
 }
 
 /// The record of the file at `path`, opened anew so that a network file system asks its server; none if it is gone.
-pub(super) fn at(path: &Path) -> io::Result<Option<Record>> {
+pub(super) fn at(path: &Path) -> io::Result<Option<LockRecord>> {
     match File::open(path) {
         Ok(file) => Ok(Some(read(&file))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

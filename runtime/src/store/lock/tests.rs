@@ -128,7 +128,7 @@ fn a_living_owner_on_another_machine_is_believed_and_a_dead_one_replaced() {
     };
     drop(Lock::take_with(&path, "the folder", "ours", &alone).unwrap());
     // A process of this machine that died is not waited for either: the kernel knows.
-    let dead = Record::new("dead", Vec::new());
+    let dead = LockRecord::new("dead", Vec::new());
     dead.write(&File::create(&path).unwrap()).unwrap();
     let shared = Patience {
         stale: Duration::from_secs(3600),

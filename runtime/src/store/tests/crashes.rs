@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use super::super::crash::{Crash, Remains};
 use super::super::*;
 use super::exports::export;
+use super::hooks::kill_at;
 use super::{key, names, read, recipe, rows, schema, write};
 use crate::partition::Partition;
 
@@ -196,6 +197,10 @@ fn killed_child() {
     let Ok(dir) = std::env::var("FLOW_TEST_KILLED_CHILD") else {
         return;
     };
+    if let Some(at) = std::env::var("FLOW_TEST_KILL_AT").ok().filter(|at| !at.is_empty()) {
+        let kill = kill_at(&at, &crate::failpoints::STORE);
+        crate::failpoints::set(move |point, _| kill(point));
+    }
     let dir = Path::new(&dir);
     let acts = [Act::Commit(vec![(0, 0), (1, 0)]), Act::Commit(vec![(2, 0)])];
     let (_, _, whole) = perform(&dir.join("state"), &acts, Files::default());
@@ -213,7 +218,7 @@ fn a_killed_process_leaves_what_it_committed() {
                     .map(|arg| arg.trim_start_matches(concat!(env!("CARGO_CRATE_NAME"), "::"))),
             )
             .env("FLOW_TEST_KILLED_CHILD", dir)
-            .env("FLOW_KILL_AT", at)
+            .env("FLOW_TEST_KILL_AT", at)
             .output()
             .unwrap()
     };
@@ -240,8 +245,8 @@ fn a_killed_process_leaves_what_it_committed() {
         );
         assert_eq!(standing(&dir.path().join("state")), expected, "{at}");
         let exported =
-            ExportSet::standing(&dir.path().join("out"), "flow.json", &key(1), &SourceDigests::default()).unwrap();
-        assert_eq!(exported == ExportStanding::Whole, at == "export-done", "{at}");
+            ExportSet::status(&dir.path().join("out"), "flow.json", &key(1), &SourceDigests::default()).unwrap();
+        assert_eq!(exported == ExportStatus::Whole, at == "export-done", "{at}");
         let output = child(dir.path(), "");
         assert!(
             output.status.success(),

@@ -23,8 +23,8 @@ fn an_export_is_whole_or_visibly_not() {
     let root = TempDir::new().unwrap();
     let folder = root.path().join("deep/out");
     let sources = SourceDigests::default();
-    let standing = |version| ExportSet::standing(&folder, "flow.json", &key(version), &sources).unwrap();
-    assert_eq!(standing(1), ExportStanding::Missing);
+    let standing = |version| ExportSet::status(&folder, "flow.json", &key(version), &sources).unwrap();
+    assert_eq!(standing(1), ExportStatus::Missing);
     export(
         &folder,
         1,
@@ -34,7 +34,7 @@ fn an_export_is_whole_or_visibly_not() {
     .unwrap();
     assert_eq!(
         (standing(1), standing(2)),
-        (ExportStanding::Whole, ExportStanding::Outdated)
+        (ExportStatus::Whole, ExportStatus::Outdated)
     );
     let made = ["flow.json", "gone.txt", "hi/a.flac", "train.parquet"].map(String::from);
     assert_eq!(names(&folder), BTreeSet::from(made));
@@ -52,21 +52,21 @@ fn an_export_is_whole_or_visibly_not() {
     std::fs::write(folder.join("hi/a.flac"), "hi/a.flac 3").unwrap();
     assert_eq!(
         standing(2),
-        ExportStanding::Changed {
+        ExportStatus::Changed {
             file: "hi/a.flac".into()
         }
     );
     std::fs::remove_file(folder.join("hi/a.flac")).unwrap();
     assert_eq!(
         standing(2),
-        ExportStanding::Changed {
+        ExportStatus::Changed {
             file: "hi/a.flac".into()
         }
     );
     std::fs::write(folder.join("flow.json"), "{").unwrap();
     assert_eq!(
         standing(2),
-        ExportStanding::Changed {
+        ExportStatus::Changed {
             file: "flow.json".into()
         }
     );
@@ -111,7 +111,7 @@ fn an_export_is_whole_or_visibly_not() {
     export(&folder, 4, &["train.parquet"], Files::default()).unwrap();
     std::fs::create_dir(folder.join("blocked")).unwrap();
     assert!(export(&folder, 5, &["blocked", "train.parquet"], Files::default()).is_err());
-    assert_eq!(standing(4), ExportStanding::Whole);
+    assert_eq!(standing(4), ExportStatus::Whole);
 }
 
 /// The child of the test below: begins an export and is killed in the middle of it.
@@ -187,8 +187,7 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
             crash.settle(remains);
             let sources = SourceDigests::default();
             for version in [1, 2] {
-                if ExportSet::standing(&folder, "flow.json", &key(version), &sources).unwrap() == ExportStanding::Whole
-                {
+                if ExportSet::status(&folder, "flow.json", &key(version), &sources).unwrap() == ExportStatus::Whole {
                     for name in if version == 1 { ["a", "b", "c"] } else { ["a", "b", "d"] } {
                         assert_eq!(
                             std::fs::read_to_string(folder.join(name)).unwrap(),
@@ -207,16 +206,16 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
             }
             if done.is_ok() {
                 assert_eq!(
-                    ExportSet::standing(&folder, "flow.json", &key(2), &sources).unwrap(),
-                    ExportStanding::Whole
+                    ExportSet::status(&folder, "flow.json", &key(2), &sources).unwrap(),
+                    ExportStatus::Whole
                 );
                 assert!(at > 10, "{at}");
                 break;
             }
             export(&folder, 2, &["a", "b", "d"], Files::default()).unwrap();
             assert_eq!(
-                ExportSet::standing(&folder, "flow.json", &key(2), &sources).unwrap(),
-                ExportStanding::Whole
+                ExportSet::status(&folder, "flow.json", &key(2), &sources).unwrap(),
+                ExportStatus::Whole
             );
             assert!(!names(&folder).iter().any(|name| name.contains(".tmp")));
         }
@@ -300,15 +299,15 @@ fn a_file_is_told_by_the_set_that_it_is_of() {
     let root = TempDir::new().unwrap();
     let folder = root.path().join("out");
     export(&folder, 1, &["a", "b"], Files::default()).unwrap();
-    let of = |name| in_set(&folder, "flow.json", name).unwrap();
+    let of = |name| file_in_set(&folder, "flow.json", name).unwrap();
     std::fs::write(folder.join("mine"), "x").unwrap();
-    assert_eq!([of("a"), of("mine")], [InSet::AsWritten, InSet::Other]);
+    assert_eq!([of("a"), of("mine")], [FileInSet::AsWritten, FileInSet::Other]);
     std::fs::write(folder.join("b"), "b 2").unwrap();
-    assert_eq!([of("a"), of("b")], [InSet::AsWritten, InSet::Changed]);
+    assert_eq!([of("a"), of("b")], [FileInSet::AsWritten, FileInSet::Changed]);
     std::fs::remove_file(folder.join("flow.json")).unwrap();
-    assert_eq!(of("a"), InSet::NoSet);
+    assert_eq!(of("a"), FileInSet::NoSet);
     std::fs::write(folder.join(".flow-lock"), "").unwrap();
-    assert_eq!(of("a"), InSet::CutShort);
+    assert_eq!(of("a"), FileInSet::CutShort);
     std::fs::write(folder.join("flow.json"), "{").unwrap();
-    assert!(in_set(&folder, "flow.json", "a").is_err());
+    assert!(file_in_set(&folder, "flow.json", "a").is_err());
 }

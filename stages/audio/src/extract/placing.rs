@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use flow_runtime::UNREADABLE;
-use flow_runtime::store::was_removed;
+use flow_runtime::store::has_tombstone;
 use rayon::prelude::*;
 
 use super::wanted::{Job, Refusal};
@@ -76,7 +76,7 @@ impl Place<'_> {
         let tar = match File::open(&tar_path) {
             Ok(tar) => Ok(tar),
             // Deleted after an extraction: what was wanted then is there.
-            Err(_) if was_removed(&tar_path) => {
+            Err(_) if has_tombstone(&tar_path) => {
                 Err(("missing_tar".into(), format!("{} was deleted", tar_path.display())))
             }
             // Nothing that rows are to be refused for: the whole corpus may be elsewhere.

@@ -36,6 +36,10 @@ trait Vector: Copy {
     unsafe fn store(self, to: *mut f32);
 }
 
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each method is one instruction, and asks of its caller what that one asks"
+)]
 impl Vector for __m512 {
     const LANES: usize = 16;
     #[inline(always)]
@@ -60,6 +64,10 @@ impl Vector for __m512 {
     }
 }
 
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each method is one instruction, and asks of its caller what that one asks"
+)]
 impl Vector for __m256 {
     const LANES: usize = 8;
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flow_runtime::store::{InSet, in_set};
+use flow_runtime::store::{FileInSet, file_in_set};
 
 use crate::error::ManifestError;
 use crate::write::{is_manifest, is_of_set};
@@ -28,22 +28,22 @@ pub fn check_set(path: &Path) -> Result<(), ManifestError> {
         })
     };
     let again = "let the pipeline that writes it run to its end, or copy the file elsewhere if it is meant as it is";
-    match in_set(folder, "flow.json", name) {
+    match file_in_set(folder, "flow.json", name) {
         Err(error) => wrong(format!("{error}; {again}")),
-        Ok(InSet::AsWritten) => Ok(()),
-        Ok(InSet::Changed) => wrong(format!(
+        Ok(FileInSet::AsWritten) => Ok(()),
+        Ok(FileInSet::Changed) => wrong(format!(
             "it is not as the flow.json beside it says, so it may be of another set; {again}"
         )),
-        Ok(InSet::Other) if is_manifest(name) => wrong(format!(
+        Ok(FileInSet::Other) if is_manifest(name) => wrong(format!(
             "the flow.json beside it does not name it, so it is of another set; {again}"
         )),
-        Ok(found @ (InSet::NoSet | InSet::CutShort))
-            if is_manifest(name) && (found == InSet::CutShort || is_of_set(folder)) =>
+        Ok(found @ (FileInSet::NoSet | FileInSet::CutShort))
+            if is_manifest(name) && (found == FileInSet::CutShort || is_of_set(folder)) =>
         {
             wrong(format!(
                 "there is no flow.json beside it, so its set was not written to the end; {again}"
             ))
         }
-        Ok(InSet::Other | InSet::NoSet | InSet::CutShort) => Ok(()),
+        Ok(FileInSet::Other | FileInSet::NoSet | FileInSet::CutShort) => Ok(()),
     }
 }

@@ -5,6 +5,12 @@
 //! `RAYON_NUM_THREADS` says another number, which the peers then use as well. Every figure is the best of
 //! `FLOW_BENCH_ROUNDS` (5) rounds. Without a Python that has torch, transformers and NeMo only our side is shown.
 
+#![allow(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "a bench tells people what it measured"
+)]
+
 mod kernels;
 mod model;
 mod peer;

@@ -75,7 +75,7 @@ pub struct Record {
     /// Epoch of the last micro-batch.
     pub epoch: u64,
     pub identity: Identity,
-    /// The settings that a change of is noticed (see [`changes`]).
+    /// The settings that a change of is noticed (see [`changes()`]).
     pub settings: BTreeMap<String, Value>,
     /// Digest of the train rows.
     pub data: Option<String>,

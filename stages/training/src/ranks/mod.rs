@@ -10,7 +10,6 @@
 //! checkpoints; the others have what it sends them ([`serve`]) and keep nothing.
 
 mod elsewhere;
-mod hang;
 mod joined;
 mod meeting;
 #[cfg(feature = "nccl")]
@@ -40,6 +39,9 @@ pub(crate) use other::{OtherRank, Work, gone, pool};
 pub use over_host::OverHost;
 pub(crate) use remote::{Begin, Remote};
 pub use replica::{RankReport, Replica, StepPlan};
+
+/// The failpoint before each optimizer step of a rank, with the numbers of the rank and the step.
+pub const OPTIMIZER_STEP: &str = "optimizer-step";
 
 /// The processes that ranks are shared out over, as process 0 sees them.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ use flow_model::parts::Follow;
 use flow_model::{Gradients, ParameterId, Parameters, Part};
 
 use super::update::{StepUpdate, Updater, Updates};
-use super::{Alone, Collective, OverHost, Place, What, gone, hang, members, owners};
+use super::{Alone, Collective, OPTIMIZER_STEP, OverHost, Place, What, gone, members, owners};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, clip_factor, squared_norm};
 use crate::trainer::{LoadedBatch, TrainerConfig, micro_batch_seed};
@@ -124,7 +124,7 @@ impl Replica {
     /// This rank's part of an optimizer step. Where a loss of any rank or the norm of the gradient is not finite,
     /// nothing changes on any of them: neither parameters nor statistics of batch normalisation.
     pub fn step(&mut self, plan: &StepPlan, micro_batches: &[LoadedBatch]) -> Result<RankReport, TrainingError> {
-        hang::pass(self.rank, plan.step);
+        flow_runtime::failpoints::hit(OPTIMIZER_STEP, &[self.rank as u64, plan.step]);
         let frozen = self.config.recipe.encoder_frozen(plan.step);
         self.gradients.clear();
         let before: Vec<Tensor> = self

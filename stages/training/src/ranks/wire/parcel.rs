@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use flow_model::Part;
 use flow_model::model::MicroBatch;
-use flow_runtime::processes::Body;
+use flow_runtime::processes::Payload;
 use half::slice::HalfFloatSliceExt;
 
 use super::code;
@@ -249,7 +249,7 @@ impl Parcel {
     }
 }
 
-impl Body for Parcel {
+impl Payload for Parcel {
     fn size(&self) -> u64 {
         self.size
     }

@@ -1,7 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 use flow_model::Part;
 use flow_model::model::MicroBatch;
-use flow_runtime::processes::Body;
+use flow_runtime::processes::Payload;
 
 use super::*;
 use crate::optimizer::AdamWConfig;

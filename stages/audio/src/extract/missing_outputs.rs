@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::{BYTES_COLUMN, PATH_COLUMN};
 
 /// The partitions with files that are gone or of another size, and the first of each.
-pub(super) fn gone(committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+pub(super) fn missing_outputs(committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads.max(1))
         .build()

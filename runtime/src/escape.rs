@@ -13,12 +13,12 @@ fn is_obeyed(c: char) -> bool {
 }
 
 /// The text with every such character as an escape (`\n`, `\u{1b}`): it stays on its line, and in its column.
-pub fn on_one_line(text: &str) -> Cow<'_, str> {
+pub fn escape_line(text: &str) -> Cow<'_, str> {
     shown(text, is_obeyed)
 }
 
 /// The same for a text of ours that may have several lines, and columns apart by tabs: these stay.
-pub fn in_lines(text: &str) -> Cow<'_, str> {
+pub fn escape_lines(text: &str) -> Cow<'_, str> {
     shown(text, |c| is_obeyed(c) && c != '\n' && c != '\t')
 }
 
@@ -38,7 +38,7 @@ fn shown(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
 }
 
 /// The text with question marks for such characters, as many bytes as before: what points into the text still does.
-pub(crate) fn in_place(text: &str) -> Cow<'_, str> {
+pub(crate) fn mask(text: &str) -> Cow<'_, str> {
     let is_replaced = |c: char| is_obeyed(c) && c != '\n' && c != '\r' && c != '\t';
     if !text.contains(is_replaced) {
         return Cow::Borrowed(text);
@@ -63,29 +63,32 @@ mod tests {
     #[test]
     fn what_a_terminal_obeys_is_shown() {
         assert_eq!(
-            on_one_line("a\tb\n\u{1b}[2J\u{9b}1m\r\u{7f}"),
+            escape_line("a\tb\n\u{1b}[2J\u{9b}1m\r\u{7f}"),
             "a\\tb\\n\\u{1b}[2J\\u{9b}1m\\r\\u{7f}"
         );
         assert_eq!(
-            on_one_line("\u{202e}gnp.exe\u{2066}\u{2028}"),
+            escape_line("\u{202e}gnp.exe\u{2066}\u{2028}"),
             "\\u{202e}gnp.exe\\u{2066}\\u{2028}"
         );
-        assert_eq!(in_lines("a\tb\nc\u{1b}]0;x\u{7}\r\n"), "a\tb\nc\\u{1b}]0;x\\u{7}\\r\n");
+        assert_eq!(
+            escape_lines("a\tb\nc\u{1b}]0;x\u{7}\r\n"),
+            "a\tb\nc\\u{1b}]0;x\\u{7}\\r\n"
+        );
         // Words of any script, with the joiners and marks that belong to them, stay as they are.
         for text in ["नमस्ते क\u{200d}ष", "اردو\u{200f}", "ü ß 😀", ""] {
-            assert!(matches!(on_one_line(text), Cow::Borrowed(same) if same == text));
+            assert!(matches!(escape_line(text), Cow::Borrowed(same) if same == text));
         }
-        assert_eq!(in_place("a\u{1b}b\u{9b}c\u{202e}d\n"), "a?b??c???d\n");
+        assert_eq!(mask("a\u{1b}b\u{9b}c\u{202e}d\n"), "a?b??c???d\n");
     }
 
     proptest! {
         #[test]
         fn nothing_is_left_that_a_terminal_obeys(text in "\\PC{0,10}[\u{0}-\u{9f}\u{2020}-\u{2070}]{0,20}") {
-            let line = on_one_line(&text);
+            let line = escape_line(&text);
             prop_assert!(!line.chars().any(is_obeyed));
-            prop_assert_eq!(on_one_line(&line), line.clone());
-            prop_assert!(!in_lines(&text).chars().any(|c| is_obeyed(c) && c != '\n' && c != '\t'));
-            prop_assert_eq!(in_place(&text).len(), text.len());
+            prop_assert_eq!(escape_line(&line), line.clone());
+            prop_assert!(!escape_lines(&text).chars().any(|c| is_obeyed(c) && c != '\n' && c != '\t'));
+            prop_assert_eq!(mask(&text).len(), text.len());
         }
     }
 }

@@ -8,22 +8,22 @@ use arrow::datatypes::SchemaRef;
 
 use super::StoreError;
 use super::atomic::Files;
-use super::parquet_file::{self, Encoder, Written};
-use crate::kind::StageError;
+use super::parquet_file::{self, Encoder, WrittenFile};
+use crate::error::StageError;
 
 /// Rows of one port of one partition, under a temporary name, with the bytes that writing them all at once would give.
 /// Dropping it removes the file.
-pub(crate) struct BegunFile {
+pub(crate) struct DataFileWriter {
     files: Files,
     path: PathBuf,
     schema: SchemaRef,
     encoder: Option<Encoder<File>>,
 }
 
-impl BegunFile {
+impl DataFileWriter {
     pub(super) fn create(files: &Files, folder: &Path, schema: &SchemaRef) -> Result<Self, StoreError> {
         let (path, file) = files.create_temporary(folder)?;
-        Ok(BegunFile {
+        Ok(DataFileWriter {
             files: files.clone(),
             path,
             schema: schema.clone(),
@@ -41,14 +41,14 @@ impl BegunFile {
         }
     }
 
-    fn end(&mut self) -> Result<Written, StoreError> {
+    fn end(&mut self) -> Result<WrittenFile, StoreError> {
         let ended = parquet::errors::ParquetError::General("it was ended before".into());
         let finished = self.encoder.take().map_or(Err(ended), Encoder::finish);
         finished.map_err(|error| StoreError::parquet("write", &self.path, error))
     }
 
     /// Ends the file. It is not brought to the disk yet.
-    pub(super) fn finish(mut self) -> Result<(PathBuf, Written), StoreError> {
+    pub(super) fn finish(mut self) -> Result<(PathBuf, WrittenFile), StoreError> {
         let written = self.end()?;
         Ok((std::mem::take(&mut self.path), written))
     }
@@ -60,7 +60,7 @@ impl BegunFile {
     }
 }
 
-impl Drop for BegunFile {
+impl Drop for DataFileWriter {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
             let _ = self.files.remove(&self.path);

@@ -3,30 +3,30 @@
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
 
-use super::collected::row_numbers;
-use crate::kind::{ROW, StageError};
-use crate::store::{ArtifactWriter, BegunFile, ROW_GROUP};
+use crate::error::StageError;
+use crate::row_number::{ROW, row_numbers};
+use crate::store::{ArtifactWriter, DataFileWriter, ROW_GROUP};
 
 /// The rows of one port of one partition. As long as they come in the order of `_row`, what fills a row group is written
 /// at once; a row that comes late brings all of them back into memory.
 #[derive(Default)]
-pub(crate) struct KeptRows {
+pub(crate) struct PortBuffer {
     /// Where row groups are written; none in tests of bodies.
     writer: Option<ArtifactWriter>,
     batches: Vec<RecordBatch>,
     /// Rows and bytes that are in memory.
     rows: usize,
     bytes: usize,
-    begun: Option<BegunFile>,
+    file: Option<DataFileWriter>,
     last: u32,
     disordered: bool,
 }
 
-impl KeptRows {
+impl PortBuffer {
     pub fn new(writer: Option<&ArtifactWriter>) -> Self {
-        KeptRows {
+        PortBuffer {
             writer: writer.cloned(),
-            ..KeptRows::default()
+            ..PortBuffer::default()
         }
     }
 
@@ -34,26 +34,26 @@ impl KeptRows {
     pub fn push(&mut self, schema: &SchemaRef, batch: RecordBatch) -> Result<(), StageError> {
         if !self.disordered && !follows(schema, &batch, &mut self.last)? {
             self.disordered = true;
-            if let Some(begun) = self.begun.take() {
-                self.batches = begun.read_back()?;
+            if let Some(file) = self.file.take() {
+                self.batches = file.read_back()?;
                 self.rows = self.batches.iter().map(RecordBatch::num_rows).sum();
                 self.bytes = self.batches.iter().map(bytes_of).sum();
             }
         }
         let (rows, bytes) = (batch.num_rows(), bytes_of(&batch));
-        if let Some(begun) = &mut self.begun {
-            self.bytes = bytes + if begun.push(batch)? { 0 } else { self.bytes };
+        if let Some(file) = &mut self.file {
+            self.bytes = bytes + if file.push(batch)? { 0 } else { self.bytes };
             return Ok(());
         }
         self.batches.push(batch);
         self.rows += rows;
         self.bytes += bytes;
         if let (Some(writer), false, true) = (&self.writer, self.disordered, self.rows > ROW_GROUP) {
-            let mut begun = writer.begin(schema)?;
+            let mut file = writer.begin(schema)?;
             for batch in self.batches.drain(..) {
-                begun.push(batch)?;
+                file.push(batch)?;
             }
-            self.begun = Some(begun);
+            self.file = Some(file);
             (self.rows, self.bytes) = (0, bytes);
         }
         Ok(())
@@ -65,8 +65,8 @@ impl KeptRows {
     }
 
     /// The file with all rows if one was begun, otherwise the rows.
-    pub fn into_parts(self) -> (Option<BegunFile>, Vec<RecordBatch>) {
-        (self.begun, self.batches)
+    pub fn into_parts(self) -> (Option<DataFileWriter>, Vec<RecordBatch>) {
+        (self.file, self.batches)
     }
 }
 
@@ -106,9 +106,9 @@ mod tests {
     use arrow::datatypes::{Field, Schema};
 
     use super::*;
-    use crate::dataflow::collected::in_row_order;
     use crate::digest::Digest;
     use crate::reject::Reject;
+    use crate::row_order::in_row_order;
     use crate::store::{Access, Counts, PortRows, Store};
 
     fn batches(rows: u32) -> Vec<RecordBatch> {
@@ -151,14 +151,14 @@ mod tests {
                 (in_order, None, false),
                 (late, None, false),
             ] {
-                let mut kept = KeptRows::new(writer_of);
+                let mut kept = PortBuffer::new(writer_of);
                 for batch in batches {
                     kept.push(&schema, batch).unwrap();
                 }
-                let (begun, batches) = kept.into_parts();
-                assert_eq!(begun.is_some(), streams && rows > 7_000, "{rows} rows");
+                let (file, batches) = kept.into_parts();
+                assert_eq!(file.is_some(), streams && rows > 7_000, "{rows} rows");
                 let mut port = PortRows::new("rows", schema.clone(), in_row_order(&schema, batches).unwrap());
-                port.begun = begun;
+                port.file = file;
                 let pending = writer
                     .write_partition(
                         &"p".into(),

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::frame::{Hello, MAGIC, SETTINGS};
 
-/// A stranger has so long to say what it wants.
-pub(super) const GREETING: Duration = Duration::from_secs(10);
+/// A connection has so long to say what it wants.
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections that are listened to at the same time. Where more come, the one that has been silent for longest goes.
-const STRANGERS: usize = 256;
+const MOST_PENDING: usize = 256;
 
 /// Connections taken before those that are there are listened to again.
 const AT_ONCE: usize = 64;
@@ -28,7 +28,7 @@ pub(super) struct Arrival {
     pub ip: IpAddr,
 }
 
-struct Stranger {
+struct PendingConnection {
     stream: TcpStream,
     address: SocketAddr,
     said: Vec<u8>,
@@ -37,11 +37,11 @@ struct Stranger {
 
 /// The oldest first.
 #[derive(Default)]
-pub(super) struct Strangers {
-    all: Vec<Stranger>,
+pub(super) struct PendingConnections {
+    all: Vec<PendingConnection>,
 }
 
-impl Strangers {
+impl PendingConnections {
     /// Takes connections that wait at a listener that does not block. Says whether there may be more.
     pub fn accept(&mut self, listener: &TcpListener) -> bool {
         for _ in 0..AT_ONCE {
@@ -51,15 +51,15 @@ impl Strangers {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            if self.all.len() >= STRANGERS {
-                let silent = self.all.iter().position(|stranger| stranger.said.is_empty());
+            if self.all.len() >= MOST_PENDING {
+                let silent = self.all.iter().position(|connection| connection.said.is_empty());
                 self.all.remove(silent.unwrap_or(0));
             }
-            self.all.push(Stranger {
+            self.all.push(PendingConnection {
                 stream,
                 address,
                 said: Vec::new(),
-                until: Instant::now() + GREETING,
+                until: Instant::now() + HANDSHAKE_TIMEOUT,
             });
         }
         true
@@ -68,18 +68,18 @@ impl Strangers {
     /// Reads what has come. Gives those that greeted, and why others are let go.
     pub fn listen(&mut self) -> Vec<Result<Arrival, String>> {
         let mut heard = Vec::new();
-        for mut stranger in std::mem::take(&mut self.all) {
-            match stranger.listen() {
-                Ok(None) => self.all.push(stranger),
-                Ok(Some(hello)) => heard.push(stranger.arrive(hello)),
-                Err(why) => heard.push(Err(format!("{} connected and {why}", stranger.address))),
+        for mut connection in std::mem::take(&mut self.all) {
+            match connection.listen() {
+                Ok(None) => self.all.push(connection),
+                Ok(Some(hello)) => heard.push(connection.arrive(hello)),
+                Err(why) => heard.push(Err(format!("{} connected and {why}", connection.address))),
             }
         }
         heard
     }
 }
 
-impl Stranger {
+impl PendingConnection {
     /// The greeting, once it is whole; why there will be none.
     fn listen(&mut self) -> Result<Option<Hello>, String> {
         let mut piece = [0; PIECE];
@@ -123,8 +123,8 @@ impl Stranger {
         let ready = self
             .stream
             .set_nonblocking(false)
-            .and_then(|()| self.stream.set_read_timeout(Some(GREETING)))
-            .and_then(|()| self.stream.set_write_timeout(Some(GREETING)));
+            .and_then(|()| self.stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)))
+            .and_then(|()| self.stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT)));
         match ready {
             Ok(()) => Ok(Arrival {
                 hello,

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::atomic::{self, Files};
-use super::read_back;
-use super::sources::read_digest;
+use super::file_digest::read_digest;
+use super::versioned_json;
 use crate::digest::Digest;
 
 /// Version of the note.
 const REMOVED_VERSION: u64 = 1;
 /// What the name of the note ends with, after the name of the file.
-pub const REMOVED_SUFFIX: &str = ".flow-removed";
+pub const TOMBSTONE_SUFFIX: &str = ".flow-removed";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,7 +25,7 @@ struct Note {
     bytes: u64,
 }
 
-impl read_back::Versioned for Note {
+impl versioned_json::Versioned for Note {
     fn version(&self) -> u64 {
         self.version
     }
@@ -33,12 +33,12 @@ impl read_back::Versioned for Note {
 
 fn note_of(path: &Path) -> Option<PathBuf> {
     let mut name = path.file_name()?.to_os_string();
-    name.push(REMOVED_SUFFIX);
+    name.push(TOMBSTONE_SUFFIX);
     Some(path.with_file_name(name))
 }
 
 /// Whether the file was deleted by [`remove_source`] and nothing has taken its place.
-pub fn was_removed(path: &Path) -> bool {
+pub fn has_tombstone(path: &Path) -> bool {
     !path.exists() && note_of(path).is_some_and(|note| note.is_file())
 }
 
@@ -47,7 +47,7 @@ pub(super) fn digest(path: &Path) -> Result<Option<Digest>, StoreError> {
     let Some(note) = note_of(path) else { return Ok(None) };
     match atomic::read(&note)? {
         Some(bytes) => Ok(Some(
-            read_back::from_json::<Note>(&note, &bytes, REMOVED_VERSION)?.digest,
+            versioned_json::from_json::<Note>(&note, &bytes, REMOVED_VERSION)?.digest,
         )),
         None => Ok(None),
     }
@@ -78,7 +78,7 @@ pub(super) fn remove_with(files: &Files, path: &Path) -> Result<u64, StoreError>
         digest,
         bytes: before.len(),
     };
-    files.replace(&note, &read_back::to_json(&note, &stored)?)?;
+    files.replace(&note, &versioned_json::to_json(&note, &stored)?)?;
     files.remove(path)?;
     Ok(before.len())
 }
@@ -93,15 +93,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tar");
         std::fs::write(&path, b"first").unwrap();
-        assert!(!was_removed(&path));
+        assert!(!has_tombstone(&path));
         assert_eq!(remove_source(&path).unwrap(), 5);
-        assert!(was_removed(&path) && !path.exists());
+        assert!(has_tombstone(&path) && !path.exists());
         let digests = SourceDigests::default();
         assert_eq!(digests.known(&path).unwrap(), Some(Digest::of(b"first")));
         assert_eq!(digests.digest(&path).unwrap(), Digest::of(b"first"));
         // Another file in its place counts by itself, whatever the note says.
         std::fs::write(&path, b"second").unwrap();
-        assert!(!was_removed(&path));
+        assert!(!has_tombstone(&path));
         assert_eq!(digests.digest(&path).unwrap(), Digest::of(b"second"));
         // A file that was never there, and a folder.
         assert!(remove_source(&folder.path().join("none")).is_err());

@@ -2,21 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow::compute::interleave_record_batch;
-use arrow::datatypes::SchemaRef;
+use arrow::array::{RecordBatch, RecordBatchOptions};
 
-use super::in_flight::Held;
-use super::kept::KeptRows;
-use crate::kind::{Conservation, Port, ROW, StageError};
+use super::in_flight::MemoryReservation;
+use super::port_buffer::PortBuffer;
+use crate::error::StageError;
+use crate::kind::{Conservation, Port};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
-use crate::store::{ArtifactWriter, ROW_GROUP, RowRange};
+use crate::store::{ArtifactWriter, RowRange};
 
 /// Batches of the ports that are kept, rejects and counts of one (stage, partition).
 #[derive(Default)]
-pub(crate) struct Collected {
+pub(crate) struct PartitionOutput {
     /// Rows of the first streamed input.
     pub rows_in: u64,
     /// Rows given on all ports.
@@ -24,35 +23,35 @@ pub(crate) struct Collected {
     pub read: u64,
     pub merged: u64,
     /// By port; none for ports that are not kept.
-    pub kept: Vec<Option<KeptRows>>,
+    pub buffers: Vec<Option<PortBuffer>>,
     /// By port, where rows of the input go on as they are: ranges of their places in its partition.
     pub selected: Vec<Option<Vec<RowRange>>>,
     pub rejects: PackedRejects,
     /// Says how much memory all of it takes.
-    held: Option<Held>,
+    reserved: Option<MemoryReservation>,
 }
 
-impl Collected {
+impl PartitionOutput {
     /// `keep` says of each port whether it is kept; with a writer, row groups are written as they come.
-    pub fn new(keep: &[bool], writer: Option<&ArtifactWriter>, held: Option<Held>) -> Self {
-        Collected {
-            kept: keep.iter().map(|keep| keep.then(|| KeptRows::new(writer))).collect(),
+    pub fn new(keep: &[bool], writer: Option<&ArtifactWriter>, reserved: Option<MemoryReservation>) -> Self {
+        PartitionOutput {
+            buffers: keep.iter().map(|keep| keep.then(|| PortBuffer::new(writer))).collect(),
             selected: vec![None; keep.len()],
-            held,
-            ..Collected::default()
+            reserved,
+            ..PartitionOutput::default()
         }
     }
 
-    fn weigh(&mut self) {
-        if let Some(held) = &mut self.held {
-            let kept: usize = self.kept.iter().flatten().map(KeptRows::bytes).sum();
-            held.set((kept + self.rejects.bytes()) as u64);
+    fn resize_reservation(&mut self) {
+        if let Some(reserved) = &mut self.reserved {
+            let kept: usize = self.buffers.iter().flatten().map(PortBuffer::bytes).sum();
+            reserved.resize((kept + self.rejects.bytes()) as u64);
         }
     }
 
     /// Checks that no row vanished or came from nowhere. `source` says that the stage has no input and
     /// counts what it reads itself. A rejected partition stands for all the rows that are missing.
-    pub fn conserved(&self, conservation: Conservation, source: bool) -> Result<(), StageError> {
+    pub fn check_conservation(&self, conservation: Conservation, source: bool) -> Result<(), StageError> {
         if conservation == Conservation::NewRows {
             return Ok(());
         }
@@ -75,13 +74,13 @@ impl Collected {
 pub(crate) fn drain(
     out: &mut Out,
     ports: &[Port],
-    in_hand: &mut BTreeMap<Partition, Collected>,
+    in_hand: &mut BTreeMap<Partition, PartitionOutput>,
     mut forward: impl FnMut(&Partition, usize, RecordBatch),
 ) -> Result<(), StageError> {
     fn place<'a>(
-        in_hand: &'a mut BTreeMap<Partition, Collected>,
+        in_hand: &'a mut BTreeMap<Partition, PartitionOutput>,
         partition: &Partition,
-    ) -> Result<&'a mut Collected, StageError> {
+    ) -> Result<&'a mut PartitionOutput, StageError> {
         in_hand.get_mut(partition).ok_or_else(|| {
             StageError::failed(format!(
                 "the stage gave something for partition {partition}, which it does not have in hand"
@@ -101,9 +100,9 @@ pub(crate) fn drain(
         if batch.num_rows() == 0 {
             continue;
         }
-        if let Some(Some(kept)) = place.kept.get_mut(port) {
+        if let Some(Some(kept)) = place.buffers.get_mut(port) {
             kept.push(&declared.schema, batch.clone())?;
-            place.weigh();
+            place.resize_reservation();
         }
         forward(&partition, port, batch);
     }
@@ -117,7 +116,7 @@ pub(crate) fn drain(
     for (partition, rejects) in out.rejects.drain(..) {
         let place = place(in_hand, &partition)?;
         place.rejects.append(rejects);
-        place.weigh();
+        place.resize_reservation();
     }
     for (partition, rows) in out.read.drain(..) {
         place(in_hand, &partition)?.read += rows;
@@ -168,63 +167,16 @@ fn fit(batch: RecordBatch, port: &Port) -> Result<RecordBatch, StageError> {
         .map_err(|error| differs(error.to_string()))
 }
 
-/// All rows by `_row` where the schema has it (rows of one number stay in the order in which they came),
-/// else in the order in which they came. Copies only if the rows do not come in order already.
-pub(crate) fn in_row_order(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Vec<RecordBatch>, StageError> {
-    let Ok(position) = schema.index_of(ROW) else {
-        return Ok(batches);
-    };
-    let mut last = 0;
-    let mut sorted = true;
-    for batch in &batches {
-        let numbers = row_numbers(batch.column(position))?.values();
-        sorted &= numbers.first().is_none_or(|first| last <= *first) && numbers.is_sorted();
-        last = numbers.last().copied().unwrap_or(last);
-    }
-    if sorted {
-        return Ok(batches);
-    }
-    // Row, batch, place in the batch.
-    let mut order: Vec<(u32, usize, usize)> = Vec::new();
-    for (which, batch) in batches.iter().enumerate() {
-        let numbers = row_numbers(batch.column(position))?.values();
-        order.extend(numbers.iter().enumerate().map(|(at, row)| (*row, which, at)));
-    }
-    order.sort_unstable();
-    let batches: Vec<&RecordBatch> = batches.iter().collect();
-    // Piece by piece: the texts of a whole partition may be more than one array can hold.
-    let piece = |rows: &[(u32, usize, usize)]| {
-        let places: Vec<(usize, usize)> = rows.iter().map(|(_, which, at)| (*which, *at)).collect();
-        Ok(interleave_record_batch(&batches, &places)?)
-    };
-    order.chunks(ROW_GROUP).map(piece).collect()
-}
-
-/// `_row` as numbers, or what is wrong with it.
-pub(super) fn row_numbers(column: &ArrayRef) -> Result<&UInt32Array, StageError> {
-    let rows = column
-        .as_any()
-        .downcast_ref::<UInt32Array>()
-        .ok_or_else(|| StageError::failed(format!("column `{ROW}` is {}, it must be UInt32", column.data_type())))?;
-    if rows.null_count() > 0 {
-        return Err(StageError::failed(format!(
-            "column `{ROW}` has nulls; every row carries its number"
-        )));
-    }
-    Ok(rows)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::StringArray;
-    use arrow::compute::concat_batches;
+    use arrow::array::{ArrayRef, StringArray, UInt32Array};
     use arrow::datatypes::{DataType, Field, Schema};
-    use proptest::prelude::*;
 
     use super::*;
     use crate::reject::{Reject, RejectClass};
+    use crate::row_number::ROW;
 
     fn batch(rows: &[u32], texts: &[String]) -> RecordBatch {
         let schema = Schema::new(vec![
@@ -236,23 +188,6 @@ mod tests {
             Arc::new(StringArray::from(texts.to_vec())),
         ];
         RecordBatch::try_new(Arc::new(schema), columns).unwrap()
-    }
-
-    proptest! {
-        /// However the rows are cut into batches, and in whatever order the batches come, the same rows
-        /// give the same batch.
-        #[test]
-        fn row_order_does_not_depend_on_batches(mut rows in prop::collection::hash_set(0u32..10_000, 0..60), cut in 1usize..9) {
-            let rows: Vec<u32> = rows.drain().collect();
-            let texts: Vec<String> = rows.iter().map(|row| format!("t{row}")).collect();
-            let mut sorted = rows.clone();
-            sorted.sort_unstable();
-            let want = batch(&sorted, &sorted.iter().map(|row| format!("t{row}")).collect::<Vec<_>>());
-            let pieces: Vec<RecordBatch> =
-                rows.chunks(cut).zip(texts.chunks(cut)).map(|(rows, texts)| batch(rows, texts)).collect();
-            let ordered = in_row_order(&want.schema(), pieces).unwrap();
-            prop_assert_eq!(concat_batches(&want.schema(), &ordered).unwrap(), want);
-        }
     }
 
     fn reject(row: Option<u32>) -> Reject {
@@ -268,11 +203,11 @@ mod tests {
 
     #[test]
     fn conservation_names_the_counts() {
-        let mut collected = Collected::new(&[true], None, None);
+        let mut collected = PartitionOutput::new(&[true], None, None);
         collected.rows_in = 5;
         collected.rows_out = 3;
         collected.rejects = vec![reject(Some(1))].into();
-        let error = collected.conserved(Conservation::Rows, false).unwrap_err();
+        let error = collected.check_conservation(Conservation::Rows, false).unwrap_err();
         assert!(
             error
                 .to_string()
@@ -280,20 +215,20 @@ mod tests {
             "{error}"
         );
         collected.merged = 1;
-        collected.conserved(Conservation::Rows, false).unwrap();
+        collected.check_conservation(Conservation::Rows, false).unwrap();
         collected.rows_out = 4;
-        assert!(collected.conserved(Conservation::Rows, false).is_err());
-        assert!(collected.conserved(Conservation::NewRows, false).is_ok());
+        assert!(collected.check_conservation(Conservation::Rows, false).is_err());
+        assert!(collected.check_conservation(Conservation::NewRows, false).is_ok());
     }
 
     #[test]
     fn a_refused_partition_stands_for_missing_rows_but_not_for_extra_ones() {
-        let mut collected = Collected::new(&[true], None, None);
+        let mut collected = PartitionOutput::new(&[true], None, None);
         collected.read = 5;
         collected.rejects = vec![reject(None)].into();
-        collected.conserved(Conservation::Rows, true).unwrap();
+        collected.check_conservation(Conservation::Rows, true).unwrap();
         collected.rows_out = 6;
-        assert!(collected.conserved(Conservation::Rows, true).is_err());
+        assert!(collected.check_conservation(Conservation::Rows, true).is_err());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::record::{Group, GroupName, Index, Lost, Record};
+use super::record::{Group, GroupName, Index, LostRecord, Record};
 
 /// Files of a folder: name to size in bytes.
 pub(crate) type Listing = BTreeMap<String, u64>;
@@ -34,7 +34,7 @@ pub(crate) fn merge(index: Option<Index>, mut groups: Vec<(GroupName, Group)>) -
 }
 
 /// Parts the records into those whose data files are all there with the size they should have, and the rest.
-pub(crate) fn standing(records: Vec<Arc<Record>>, data: &Listing) -> (Vec<Arc<Record>>, Vec<Lost>) {
+pub(crate) fn complete_records(records: Vec<Arc<Record>>, data: &Listing) -> (Vec<Arc<Record>>, Vec<LostRecord>) {
     let mut whole = Vec::with_capacity(records.len());
     let mut lost = Vec::new();
     for record in records {
@@ -43,7 +43,7 @@ pub(crate) fn standing(records: Vec<Arc<Record>>, data: &Listing) -> (Vec<Arc<Re
             None => whole.push(record),
             Some((file, _)) => {
                 let found = data.get(&file).copied();
-                lost.push(Lost {
+                lost.push(LostRecord {
                     partition: record.partition.clone(),
                     key: record.key,
                     file,
@@ -230,7 +230,7 @@ mod tests {
                 data.remove(&name);
             }
             data.insert(".tmp-1-1".into(), 5);
-            let (whole, lost) = standing(records.clone(), &data);
+            let (whole, lost) = complete_records(records.clone(), &data);
             prop_assert_eq!(whole.len() + lost.len(), records.len());
             prop_assert_eq!(lost.len(), records.iter().zip(&gone).filter(|(_, gone)| **gone).count());
             let orphans = orphans(&data, &whole);

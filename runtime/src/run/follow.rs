@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use signal_hook::consts::SIGUSR1;
 
-use super::RunError;
-use super::signals::Handlers;
+use super::signals::SignalHandlers;
 use crate::dataflow::job::Signals;
 use crate::processes::{End, Outcome, Processes};
+use crate::run_error::RunError;
 
 /// How often is looked for signals.
 const LOOK: Duration = Duration::from_millis(50);
@@ -20,13 +20,13 @@ const LOOK: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// Where a process is lost, or `given_up` says so.
-pub fn joined(
+pub fn follow(
     processes: &Arc<Processes>,
     signals: bool,
     mut given_up: impl FnMut() -> Option<String>,
 ) -> Result<End, RunError> {
     let came = Arc::new(Signals::default());
-    let _handlers = signals.then(|| Handlers::install(&came)).transpose()?;
+    let _handlers = signals.then(|| SignalHandlers::install(&came)).transpose()?;
     loop {
         match processes.outcome(LOOK) {
             Some(Outcome::Ended(end)) => {

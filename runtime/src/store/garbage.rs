@@ -6,17 +6,17 @@ use std::sync::{Arc, PoisonError};
 
 use serde::Deserialize;
 
-use super::decide::Listing;
-use super::read_back::{self, recipe_folder};
+use super::recipe_files::{data_folder, read_recipe_files};
 use super::record::Record;
-use super::writer::{ArtifactWriter, data_folder};
-use super::{RECIPE_VERSION, Recipe, Store, StoreError, atomic, decide};
+use super::recovery::Listing;
+use super::writer::ArtifactWriter;
+use super::{RECIPE_VERSION, Recipe, Store, StoreError, atomic, recovery, versioned_json};
 use crate::digest::Digest;
 use crate::partition::Partition;
 
 /// What was removed, or would be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
+pub struct GarbageSummary {
     /// Artifacts: what stages made under settings that no run that is kept had.
     pub artifacts: u64,
     /// Partitions of artifacts that stay, as they were made from inputs that no run that is kept had.
@@ -72,7 +72,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store was opened for reading, a writer of it is open, or the plan of a run that is kept cannot be read.
-    pub fn collect(&self, keep: usize, dry: bool) -> Result<Collected, StoreError> {
+    pub fn collect_garbage(&self, keep: usize, dry: bool) -> Result<GarbageSummary, StoreError> {
         if self.inner.lock.is_none() {
             return Err(StoreError::ReadOnly {
                 path: self.inner.dir.clone(),
@@ -87,14 +87,14 @@ impl Store {
         let (last, old) = self.last_runs(keep)?;
         let needed = self.needed(&last)?;
         if needed.recipes.is_empty() {
-            return Ok(Collected::default());
+            return Ok(GarbageSummary::default());
         }
         let folders = self.artifact_folders()?;
         let wanted = wanted(&folders, &needed);
-        let mut sum = Collected {
+        let mut sum = GarbageSummary {
             runs: old.len() as u64,
             kept: wanted.len() as u64,
-            ..Collected::default()
+            ..GarbageSummary::default()
         };
         for (name, folder) in &folders {
             let Some(wanted) = wanted.get(name) else {
@@ -217,16 +217,16 @@ impl Store {
             let path = entry.path().join("recipe.json");
             // Without it the folder is not one of ours, or has just been begun and holds nothing yet.
             let Some(bytes) = atomic::read(&path)? else { continue };
-            let Recipe { recipe, .. } = read_back::from_json(&path, &bytes, RECIPE_VERSION)?;
+            let Recipe { recipe, .. } = versioned_json::from_json(&path, &bytes, RECIPE_VERSION)?;
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            let found = recipe_folder(&entry.path(), &recipe)?;
+            let found = read_recipe_files(&entry.path(), &recipe)?;
             let folder = Folder {
                 path: entry.path(),
                 recipe,
                 noted: found.records.values().chain(found.top.values()).sum(),
-                records: decide::merge(found.index, found.groups),
+                records: recovery::merge(found.index, found.groups),
                 data: found.data,
             };
             folders.insert(name, folder);

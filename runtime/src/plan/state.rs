@@ -1,36 +1,34 @@
 //! What is known of every node while a pipeline is planned and run: its partitions, its records, digests.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use super::decisions::{self, ALL, Decisions, digests_schema};
-use super::earlier::LOOK_BACK;
-use super::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, Part};
-use super::select::Selection;
+use super::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, StagePart};
+use super::keys::{self, ListedPartition, source_digest};
+use super::select::StageSelection;
 use super::{Options, Plan};
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
+use crate::error::StageError;
 use crate::event::Events;
+use crate::host::cores;
 use crate::inputs::{Input, Inputs};
-use crate::kind::{Body, FileRange, Role, SourcePartition, StageError};
+use crate::kind::{Body, Role, SourcePartition};
+use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
-use crate::run::RunError;
+use crate::run_error::RunError;
 use crate::spec::{Checked, CheckedInput, CheckedStage};
-use crate::store::{Artifact, Record, Records, RejectSet, Store};
+use crate::store::{Artifact, FileRange, Record, Records, RejectSet, Store};
 
 /// The one partition of a log stage's outputs.
 pub(crate) const RESULT: &str = "result";
 
-/// A partition of a source, as its body lists it.
-#[derive(Clone)]
-pub(crate) struct Listed {
-    pub partition: SourcePartition,
-    pub ranges: Vec<FileRange>,
-}
+/// How many runs back older plans are looked at.
+const LOOK_BACK: usize = 10;
 
 #[derive(Default)]
 pub(crate) struct NodeState {
@@ -38,7 +36,7 @@ pub(crate) struct NodeState {
     pub records: Option<Arc<Records>>,
     /// The partitions on which the node works; none while they are not known.
     pub space: Option<Arc<Vec<Partition>>>,
-    pub sources: BTreeMap<Partition, Listed>,
+    pub sources: Arc<BTreeMap<Partition, ListedPartition>>,
     /// Digests of the partitions of a source, as far as they were needed.
     pub source_digests: BTreeMap<Partition, Digest>,
     /// Records that what follows may read, by partition.
@@ -83,11 +81,11 @@ impl NodeState {
     }
 }
 
-pub(crate) struct Ledger {
+pub(crate) struct PlanState {
     pub checked: Arc<Checked>,
     pub graph: Graph,
     pub options: Options,
-    pub selection: Selection,
+    pub selection: StageSelection,
     pub store: Store,
     pub nodes: Vec<NodeState>,
     /// Plans of the last runs of the pipeline, the latest first, as far as they were asked for: for reasons.
@@ -99,23 +97,23 @@ pub(crate) struct Ledger {
     pub may_write: bool,
 }
 
-impl Ledger {
+impl PlanState {
     pub fn new(
         checked: &Arc<Checked>,
         options: &Options,
         store: Store,
         events: &Events,
         may_write: bool,
-    ) -> Result<Ledger, RunError> {
+    ) -> Result<PlanState, RunError> {
         let graph = Graph::new(checked).map_err(|message| RunError::Usage { message, help: None })?;
-        let selection = Selection::new(checked, &graph, options).map_err(|(message, help)| RunError::Usage {
+        let selection = StageSelection::new(checked, &graph, options).map_err(|(message, help)| RunError::Usage {
             message,
             help: Some(help),
         })?;
         let mut unread = store.runs()?;
         unread.drain(..unread.len().saturating_sub(LOOK_BACK));
         let nodes = graph.nodes.iter().map(|_| NodeState::default()).collect();
-        Ok(Ledger {
+        Ok(PlanState {
             checked: Arc::clone(checked),
             graph,
             options: options.clone(),
@@ -171,17 +169,15 @@ impl Ledger {
         }
         let Node { part, role, inputs, .. } = self.graph.nodes[node].clone();
         let space = match (part, role) {
-            (Part::Decide, _) => vec![Partition::new(ALL)],
+            (StagePart::Decide, _) => vec![Partition::new(ALL)],
             (_, Role::Export) => Vec::new(),
             (_, Role::Source) => {
                 let Some(listed) = self.list_source(node)? else {
                     return Ok(None);
                 };
                 let names = listed.iter().map(|listed| listed.partition.name.clone()).collect();
-                self.nodes[node].sources = listed
-                    .into_iter()
-                    .map(|listed| (listed.partition.name.clone(), listed))
-                    .collect();
+                let by_name = listed.into_iter().map(|listed| (listed.partition.name.clone(), listed));
+                self.nodes[node].sources = Arc::new(by_name.collect());
                 names
             }
             _ => {
@@ -221,16 +217,16 @@ impl Ledger {
         self.space(node)
     }
 
-    fn list_source(&mut self, node: usize) -> Result<Option<Vec<Listed>>, RunError> {
+    fn list_source(&mut self, node: usize) -> Result<Option<Vec<ListedPartition>>, RunError> {
         let Some(context) = self.context(node)? else {
             return Ok(None);
         };
-        let listed = guarded(|| match self.stage(node).settings.open(&context)? {
+        let listed = catch_panic(|| match self.stage(node).settings.open(&context)? {
             Body::Source(mut body) => {
                 let partitions = body.partitions()?;
                 let with_ranges = |partition: SourcePartition| {
                     let ranges = body.ranges(&partition.name)?;
-                    Ok(Listed { partition, ranges })
+                    Ok(ListedPartition { partition, ranges })
                 };
                 partitions
                     .into_iter()
@@ -270,7 +266,7 @@ impl Ledger {
         Ok(Some(Context {
             stage,
             inputs: self.described_inputs(node),
-            artifacts,
+            artifacts: artifacts.into(),
             rejects: self.rejects_before(node),
             worker: 0,
             workers: 1,
@@ -322,8 +318,8 @@ impl Ledger {
         let state = &self.nodes[node];
         let recipe = state.settled_recipe.unwrap_or(described.recipe);
         let schema = match described.part {
-            Part::Keys | Part::Decide if port.name != DIGESTS_PORT => self.global_schema(node, &port.name)?,
-            Part::Decide => digests_schema(),
+            StagePart::Keys | StagePart::Decide if port.name != DIGESTS_PORT => self.global_schema(node, &port.name)?,
+            StagePart::Decide => digests_schema(),
             _ => port.schema.clone(),
         };
         Ok(self
@@ -337,7 +333,7 @@ impl Ledger {
         let context = Context {
             stage: stage.name.clone(),
             inputs: self.described_inputs(node),
-            artifacts: vec![None; stage.inputs.len()],
+            artifacts: vec![None; stage.inputs.len()].into(),
             rejects: RejectSet::default(),
             worker: 0,
             workers: 1,
@@ -348,7 +344,7 @@ impl Ledger {
             waker: Waker::default(),
             processes: None,
         };
-        guarded(|| match stage.settings.open(&context)? {
+        catch_panic(|| match stage.settings.open(&context)? {
             Body::Global(body) if port == KEYS_PORT => Ok(body.key_schema()),
             Body::Global(body) if port == DECISIONS_PORT => Ok(body.decision_schema()),
             _ => Err(StageError::failed("the kind says it is global, but its body is not")),
@@ -368,7 +364,7 @@ impl Ledger {
             KeyInput::Source { node } => Ok(match self.nodes[node].source_digests.get(partition) {
                 Some(digest) => Some(*digest),
                 None if self.nodes[node].sources.contains_key(partition) => None,
-                None => Some(absent()),
+                None => Some(keys::absent()),
             }),
             KeyInput::Partition { node, port } => {
                 let state = &self.nodes[node];
@@ -376,7 +372,7 @@ impl Ledger {
                 Ok(
                     match state.settled.get(partition).and_then(|record| record.ports.get(name)) {
                         Some(port) => Some(port.digest),
-                        None => state.all_settled.then(absent),
+                        None => state.all_settled.then(keys::absent),
                     },
                 )
             }
@@ -409,7 +405,7 @@ impl Ledger {
     /// Digests the files of those partitions of a source that are named; what is known is not read again.
     pub fn digest_sources(&mut self, node: usize, partitions: &[Partition]) -> Result<(), RunError> {
         let state = &self.nodes[node];
-        let wanted: Vec<&Listed> = partitions
+        let wanted: Vec<&ListedPartition> = partitions
             .iter()
             .filter(|partition| !state.source_digests.contains_key(*partition))
             .filter_map(|partition| state.sources.get(partition))
@@ -435,18 +431,17 @@ impl Ledger {
         Ok(())
     }
 
-    /// The rejects of every stage upstream of a node, in the order of the pipeline; none while one of them is
-    /// not settled.
-    pub fn rejects_upstream(&self, node: usize) -> Option<RejectSet> {
+    /// Whether all nodes upstream of a node are settled.
+    pub fn is_settled_upstream(&self, node: usize) -> bool {
         let upstream = self.graph.upstream(node);
-        let settled = upstream.iter().all(|upstream| self.nodes[*upstream].all_settled);
-        settled.then(|| self.rejects_of(&upstream))
+        upstream.iter().all(|upstream| self.nodes[*upstream].all_settled)
     }
 
-    /// The rejects of every settled stage before the whole inputs of a source or a log.
+    /// The rejects of every settled stage before the whole inputs of a source, a log or an export, in the order of the
+    /// pipeline.
     fn rejects_before(&self, node: usize) -> RejectSet {
         let described = &self.graph.nodes[node];
-        if !matches!(described.role, Role::Source | Role::Log) {
+        if !matches!(described.role, Role::Source | Role::Log | Role::Export) {
             return RejectSet::default();
         }
         let mut before = BTreeSet::new();
@@ -462,53 +457,13 @@ impl Ledger {
         let mut stages = Vec::new();
         for &node in nodes {
             let (described, state) = (&self.graph.nodes[node], &self.nodes[node]);
-            if matches!(described.part, Part::Keys | Part::Decide) || described.role == Role::Log {
+            if matches!(described.part, StagePart::Keys | StagePart::Decide) || described.role == Role::Log {
                 continue;
             }
             let recipe = state.settled_recipe.unwrap_or(described.recipe);
-            stages.push((
-                self.stage(node).name.clone(),
-                recipe,
-                state.settled.values().cloned().collect(),
-            ));
+            let with_rejects = state.settled.values().filter(|record| record.rejects.rows > 0);
+            stages.push((self.stage(node).name.clone(), recipe, with_rejects.cloned().collect()));
         }
         self.store.reject_set(&stages)
     }
-}
-
-/// Digest of a source's partition from the digests of its files and ranges.
-pub(crate) fn source_digest(partition: &SourcePartition, files: &[Digest], ranges: &[Digest]) -> Digest {
-    let bytes = |digest: &Digest| digest.as_bytes().to_vec();
-    let mut parts = vec![b"source".to_vec(), partition.extra.as_bytes().to_vec()];
-    parts.extend(files.iter().map(bytes));
-    if !ranges.is_empty() {
-        parts.push(b"ranges".to_vec());
-        parts.extend(ranges.iter().map(bytes));
-    }
-    Digest::of_parts(parts)
-}
-
-/// Stands for a partition that an input does not have.
-fn absent() -> Digest {
-    Digest::of(b"no such partition")
-}
-
-pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
-/// Calls into a body; a panic becomes an error that says so.
-pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
-    // A body that panicked is never called again: the run ends.
-    std::panic::catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
-}
-
-/// What a panic said.
-pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> StageError {
-    let said = panic
-        .downcast_ref::<&str>()
-        .map(|text| text.to_string())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_string());
-    StageError::failed(format!("panicked: {said}")).with_help("this is a fault of the stage's code, not of the data")
 }

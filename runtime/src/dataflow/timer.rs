@@ -6,15 +6,15 @@ use timely::scheduling::Activator;
 
 /// One call to come. An operator is called for other reasons too, and asks each time: were every wish a call of its own, which
 /// brings the next wish, there would be more of them with each partition.
-pub(super) struct Alarm {
+pub(super) struct Timer {
     activator: Activator,
     after: Duration,
     due: Option<Instant>,
 }
 
-impl Alarm {
+impl Timer {
     pub fn new(activator: Activator, after: Duration) -> Self {
-        Alarm {
+        Timer {
             activator,
             after,
             due: None,

@@ -8,7 +8,7 @@ use arrow::datatypes::Int64Type;
 use flow_runtime::{Artifact, Partition, StageError};
 
 /// The shards with files that are gone or of another size, and the first of each.
-pub(super) fn gone(out: &Path, committed: &Artifact) -> Result<BTreeMap<Partition, String>, StageError> {
+pub(super) fn missing_outputs(out: &Path, committed: &Artifact) -> Result<BTreeMap<Partition, String>, StageError> {
     let mut found = BTreeMap::new();
     for partition in committed.partitions() {
         for batch in committed.read(partition, Some(&["path", "bytes"]))? {

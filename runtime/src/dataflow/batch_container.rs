@@ -16,7 +16,7 @@ use timely::bytes::arc::Bytes;
 use timely::container::{DrainContainer, PushInto, SizableContainer};
 use timely::dataflow::channels::ContainerBytes;
 
-use super::in_flight::Held;
+use super::in_flight::MemoryReservation;
 
 /// A batch with its address.
 #[derive(Clone)]
@@ -26,18 +26,18 @@ pub(super) struct Routed {
     pub batch: RecordBatch,
     /// Says that its memory is taken until all who get the batch are through with it. What a source gave is counted until
     /// it is written, and what comes from another process was counted there.
-    pub held: Option<Arc<Held>>,
+    pub reserved: Option<Arc<MemoryReservation>>,
 }
 
 /// Timely's container of batches.
 #[derive(Default)]
-pub(super) struct Batches {
+pub(super) struct BatchContainer {
     items: Vec<Routed>,
     /// Timely asks for the length before it asks for the bytes; the encoding is made once.
     encoded: OnceCell<Vec<u8>>,
 }
 
-impl Batches {
+impl BatchContainer {
     /// The batches, leaving the container empty.
     pub fn take(&mut self) -> Vec<Routed> {
         self.encoded = OnceCell::new();
@@ -52,22 +52,22 @@ impl Batches {
     }
 }
 
-impl Clone for Batches {
+impl Clone for BatchContainer {
     fn clone(&self) -> Self {
-        Batches {
+        BatchContainer {
             items: self.items.clone(),
             encoded: OnceCell::new(),
         }
     }
 }
 
-impl Accountable for Batches {
+impl Accountable for BatchContainer {
     fn record_count(&self) -> i64 {
         self.items.len() as i64
     }
 }
 
-impl DrainContainer for Batches {
+impl DrainContainer for BatchContainer {
     type Item<'a> = Routed;
     type DrainIter<'a> = std::vec::Drain<'a, Routed>;
 
@@ -77,7 +77,7 @@ impl DrainContainer for Batches {
     }
 }
 
-impl SizableContainer for Batches {
+impl SizableContainer for BatchContainer {
     fn at_capacity(&self) -> bool {
         // Each batch holds thousands of rows already: nothing is gained by gathering several.
         !self.items.is_empty()
@@ -86,7 +86,7 @@ impl SizableContainer for Batches {
     fn ensure_capacity(&mut self, _stash: &mut Option<Self>) {}
 }
 
-impl PushInto<Routed> for Batches {
+impl PushInto<Routed> for BatchContainer {
     fn push_into(&mut self, item: Routed) {
         self.encoded = OnceCell::new();
         self.items.push(item);
@@ -94,12 +94,12 @@ impl PushInto<Routed> for Batches {
 }
 
 /// Layout, all little-endian and padded to 8 bytes: count; per batch ordinal, port, length, IPC stream.
-impl ContainerBytes for Batches {
+impl ContainerBytes for BatchContainer {
     fn from_bytes(bytes: Bytes) -> Self {
         // The bytes were written by `encode` in a peer of this very run; damage on the way is a panic that
         // ends the run through the worker's guard.
         let items = decode(&bytes).expect("batches from a peer can be decoded");
-        Batches {
+        BatchContainer {
             items,
             encoded: OnceCell::new(),
         }
@@ -161,7 +161,7 @@ fn decode(bytes: &[u8]) -> Result<Vec<Routed>, ArrowError> {
             ordinal,
             port,
             batch,
-            held: None,
+            reserved: None,
         });
     }
     Ok(items)
@@ -193,7 +193,7 @@ mod tests {
             ordinal,
             port: 3,
             batch: RecordBatch::try_new(Arc::new(schema), columns).unwrap(),
-            held: None,
+            reserved: None,
         }
     }
 

@@ -1,0 +1,41 @@
+//! The program as end-to-end tests run it that end it at a given point: as `flow` is, but with failpoints that the
+//! environment sets.
+//!
+//! - `FLOW_KILL_AT=name[:n]` kills the process when it passes a point of the store (`flow_runtime::failpoints`) for the n-th
+//!   time.
+//! - `FLOW_HANG_AT=rank:step` lets that rank stop for ever before that optimizer step, as one whose device no longer answers.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use flow_runtime::failpoints;
+
+#[path = "../runtime/tests/failpoints/mod.rs"]
+mod hooks;
+#[path = "../src/process.rs"]
+mod process;
+
+fn main() -> ExitCode {
+    process::set_up();
+    let kill = variable("FLOW_KILL_AT").map(|value| hooks::kill_at(&value, &failpoints::STORE));
+    let hang = variable("FLOW_HANG_AT").map(|value| rank_and_step(&value));
+    failpoints::set(move |point, numbers| {
+        if let Some(kill) = &kill {
+            kill(point);
+        }
+        while hang.is_some_and(|hang| point == flow_training::ranks::OPTIMIZER_STEP && numbers == hang) {
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+    });
+    flow::main(flow::kinds::all())
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn rank_and_step(value: &str) -> [u64; 2] {
+    let numbers = value.split_once(':');
+    let numbers = numbers.and_then(|(rank, step)| Some([rank.parse().ok()?, step.parse().ok()?]));
+    numbers.unwrap_or_else(|| panic!("FLOW_HANG_AT={value} is not `rank:step`"))
+}

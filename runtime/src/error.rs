@@ -1,0 +1,66 @@
+//! Why a stage cannot go on.
+
+/// Why a stage cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// A setting is wrong. `path` is where it stands below `with` (`rejects[1].when`); `offset` is the
+    /// line and column (from 1) within a text setting such as SQL.
+    #[error("{message}")]
+    Setting {
+        path: String,
+        offset: Option<(usize, usize)>,
+        message: String,
+        help: Option<String>,
+    },
+    /// The inputs do not fit the stage.
+    #[error("{message}")]
+    Input {
+        name: String,
+        message: String,
+        help: Option<String>,
+    },
+    /// The stage declines to run as it was asked (a changed training setting, say): exit code 2.
+    #[error("{message}")]
+    Refused { message: String, help: Option<String> },
+    /// Something broke while running: exit code 1. `row` is the `_row`, where one row is to blame.
+    #[error("{message}")]
+    Failed {
+        message: String,
+        row: Option<u32>,
+        help: Option<String>,
+    },
+}
+
+impl StageError {
+    pub fn failed(message: impl std::fmt::Display) -> Self {
+        StageError::Failed {
+            message: message.to_string(),
+            row: None,
+            help: None,
+        }
+    }
+
+    pub fn setting(path: impl Into<String>, message: impl std::fmt::Display) -> Self {
+        StageError::Setting {
+            path: path.into(),
+            offset: None,
+            message: message.to_string(),
+            help: None,
+        }
+    }
+
+    pub fn with_help(mut self, text: impl Into<String>) -> Self {
+        let (StageError::Setting { help, .. }
+        | StageError::Input { help, .. }
+        | StageError::Refused { help, .. }
+        | StageError::Failed { help, .. }) = &mut self;
+        *help = Some(text.into());
+        self
+    }
+}
+
+impl From<arrow::error::ArrowError> for StageError {
+    fn from(error: arrow::error::ArrowError) -> Self {
+        StageError::failed(error)
+    }
+}

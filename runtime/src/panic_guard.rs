@@ -1,0 +1,21 @@
+//! Panics of bodies become errors.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::error::StageError;
+
+/// Calls into a body; a panic becomes an error that says so.
+pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
+    // A body that panicked is never called again: the run ends.
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panic_error(panic.as_ref())))
+}
+
+/// What a panic said.
+pub(crate) fn panic_error(panic: &(dyn std::any::Any + Send)) -> StageError {
+    let said = panic
+        .downcast_ref::<&str>()
+        .map(|text| text.to_string())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_string());
+    StageError::failed(format!("panicked: {said}")).with_help("this is a fault of the stage's code, not of the data")
+}

@@ -1,0 +1,208 @@
+//! This process among those of its run.
+
+use std::fmt;
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, bounded};
+
+use super::link::{self, Outgoing};
+use super::peer::{End, Loss, Outcome, Payload, Peer};
+use super::state::{GroupState, Inner, Listener, SignalFlags, Topic};
+
+/// How long process 0 waits for the others to hear that the run ended, and they for one another.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// This process among those of its run.
+pub struct Processes {
+    own: usize,
+    peers: Vec<Peer>,
+    /// By process; none for this one.
+    links: Vec<Option<Sender<Outgoing>>>,
+    streams: Vec<TcpStream>,
+    shared: Arc<GroupState>,
+    sessions: AtomicU32,
+}
+
+impl Processes {
+    pub(super) fn new(own: usize, peers: Vec<Peer>, streams: Vec<Option<TcpStream>>) -> io::Result<Processes> {
+        let shared = Arc::new(GroupState::new(peers.len()));
+        let mut processes = Processes {
+            own,
+            peers,
+            links: Vec::new(),
+            streams: Vec::new(),
+            shared,
+            sessions: AtomicU32::new(0),
+        };
+        for (process, stream) in streams.into_iter().enumerate() {
+            let link = match stream {
+                None => None,
+                Some(stream) => {
+                    processes.streams.push(stream.try_clone()?);
+                    let peer = processes.peers[process].clone();
+                    Some(link::start(&processes.shared, peer, stream)?)
+                }
+            };
+            processes.links.push(link);
+        }
+        Ok(processes)
+    }
+
+    /// This process; 0 runs the pipeline.
+    pub fn process(&self) -> usize {
+        self.own
+    }
+
+    /// Number of processes.
+    pub fn count(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// All processes, this one among them.
+    pub fn peers(&self) -> &[Peer] {
+        &self.peers
+    }
+
+    /// A number that was not given before, to tell the messages of one use of a topic from those of the next.
+    pub fn new_session(&self) -> u32 {
+        self.sessions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sends a message and returns at once; messages to one process arrive in their order. What is sent to a process
+    /// that is gone is dropped: its loss is told to those that ask.
+    pub fn send(&self, to: usize, topic: u32, body: Box<dyn Payload>) {
+        self.post(to, Outgoing::Message { topic, body });
+    }
+
+    fn post(&self, to: usize, what: Outgoing) {
+        if let Some(Some(link)) = self.links.get(to) {
+            // Its thread is gone if the peer is.
+            let _ = link.send(what);
+        }
+    }
+
+    /// Hands every message of a topic to `listener`, on the threads that receive: those of one process in their order, and
+    /// those first that came before.
+    pub fn listen(&self, topic: u32, listener: impl Fn(usize, Vec<u8>) + Send + Sync + 'static) {
+        let listener: Listener = Arc::new(listener);
+        loop {
+            let mut state = self.shared.lock();
+            let kept = match state.topics.get_mut(&topic) {
+                Some(Topic::Kept(kept)) if !kept.is_empty() => std::mem::take(kept),
+                _ => {
+                    state.topics.insert(topic, Topic::Heard(listener));
+                    return;
+                }
+            };
+            drop(state);
+            // What comes meanwhile is kept, and comes after these.
+            for (from, body) in kept {
+                listener(from, body);
+            }
+        }
+    }
+
+    /// Drops what comes on a topic from now on.
+    pub fn close(&self, topic: u32) {
+        self.shared.lock().topics.insert(topic, Topic::Closed);
+    }
+
+    /// The first process that was lost.
+    pub fn lost(&self) -> Option<Loss> {
+        self.shared.lock().lost.clone()
+    }
+
+    /// How long ago the first process was lost.
+    pub fn lost_for(&self) -> Option<Duration> {
+        self.shared.lock().lost_since.map(|since| since.elapsed())
+    }
+
+    /// Calls `listener` when a process is lost, at once if one was.
+    pub fn on_loss(&self, listener: impl Fn(&Loss) + Send + Sync + 'static) {
+        let mut state = self.shared.lock();
+        let lost = state.lost.clone();
+        if let Some(loss) = lost {
+            drop(state);
+            listener(&loss);
+        } else {
+            state.on_loss.push(Arc::new(listener));
+        }
+    }
+
+    /// At process 0: where signals that other processes got are to be noted.
+    pub(crate) fn signals_to(&self, flags: SignalFlags) {
+        let mut state = self.shared.lock();
+        state.early.drain(..).for_each(|signal| flags.set(signal));
+        state.signals = Some(flags);
+    }
+
+    /// Tells process 0 of a signal that this process got.
+    pub fn signal(&self, signal: i32) {
+        self.post(0, Outgoing::Signal(signal));
+    }
+
+    /// At process 0: tells all others how the run ended, and waits a few seconds for them to go.
+    pub fn end(&self, end: &End) {
+        self.shared.end(end.clone());
+        for to in 0..self.count() {
+            self.post(to, Outgoing::End(end.clone()));
+        }
+        let own = self.own;
+        let all_gone = |state: &Inner| {
+            let mut others = state.gone.iter().enumerate().filter(|(process, _)| *process != own);
+            others.all(|(_, gone)| *gone).then_some(())
+        };
+        self.shared.wait_for(FAREWELL, all_gone);
+    }
+
+    /// At the others: what became of the run, if it is known within `timeout`. A process other than 0 that is lost may
+    /// have heard of the end before this one did, so process 0 has a few seconds to say so.
+    pub fn outcome(&self, timeout: Duration) -> Option<Outcome> {
+        self.shared.wait_for(timeout, |state| {
+            if let Some(end) = &state.ended {
+                return Some(Outcome::Ended(end.clone()));
+            }
+            let loss = state.lost.as_ref()?;
+            let waited = state.lost_since.is_some_and(|since| since.elapsed() >= FAREWELL);
+            (loss.process == 0 || waited).then(|| Outcome::Lost(loss.clone()))
+        })
+    }
+
+    /// Says goodbye, so that nobody takes the end of this process for a loss.
+    pub fn leave(&self) {
+        let (written, all) = bounded(self.count());
+        for to in 0..self.count() {
+            self.post(to, Outgoing::Bye(written.clone()));
+        }
+        drop(written);
+        let until = Instant::now() + FAREWELL;
+        // Ends when every link has written its goodbye, or is gone.
+        while all.recv_deadline(until).is_ok() {}
+    }
+}
+
+impl fmt::Debug for Processes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} of {}", self.own, self.peers.len())
+    }
+}
+
+impl Processes {
+    /// Closes all connections without a word, as the end of this process would. For tests.
+    pub fn cut(&self) {
+        for stream in &self.streams {
+            // Closed already, perhaps.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.cut();
+    }
+}

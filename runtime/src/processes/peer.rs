@@ -1,0 +1,64 @@
+//! The processes of a run, what they send each other, and how it ends for them.
+
+use std::fmt;
+use std::io::{self, Write};
+
+/// One of the processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub process: usize,
+    pub host: String,
+    pub pid: u32,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({}, pid {})", self.process, self.host, self.pid)
+    }
+}
+
+/// A process that is gone before the run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    pub process: usize,
+    /// Whole sentence without its full stop: `process 1 (node2, pid 77) ended without a word`.
+    pub message: String,
+}
+
+/// How the run ended, as process 0 says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Exit code of all processes.
+    pub code: u8,
+    /// Why it failed; empty where it did not.
+    pub message: String,
+}
+
+/// What becomes of a process that joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Ended(End),
+    Lost(Loss),
+}
+
+/// The content of a message. It is written when its turn comes, so that what is large need not be copied.
+pub trait Payload: Send {
+    /// Bytes that [`Payload::write`] will write.
+    fn size(&self) -> u64;
+
+    /// Writes exactly [`Payload::size`] bytes.
+    ///
+    /// # Errors
+    /// What `to` gives; the peer is then given up.
+    fn write(&self, to: &mut dyn Write) -> io::Result<()>;
+}
+
+impl Payload for Vec<u8> {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn write(&self, to: &mut dyn Write) -> io::Result<()> {
+        to.write_all(self)
+    }
+}

@@ -1,0 +1,144 @@
+//! What a process knows of the others: their messages, who is lost, how the run ended.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::peer::{End, Loss, Peer};
+
+pub(super) type LossListener = Arc<dyn Fn(&Loss) + Send + Sync>;
+
+pub(super) type Listener = Arc<dyn Fn(usize, Vec<u8>) + Send + Sync>;
+
+pub(super) enum Topic {
+    /// Nobody listens yet, or not all that was kept is handed over.
+    Kept(Vec<(usize, Vec<u8>)>),
+    Heard(Listener),
+    Closed,
+}
+
+/// The flags of a run that signals set.
+#[derive(Clone)]
+pub(crate) struct SignalFlags {
+    /// Number of the signal that asks the run to end.
+    pub stop: Arc<AtomicUsize>,
+    /// SIGUSR1 came.
+    pub checkpoint: Arc<AtomicBool>,
+}
+
+impl SignalFlags {
+    pub(super) fn set(&self, signal: i32) {
+        if signal == signal_hook::consts::SIGUSR1 {
+            self.checkpoint.store(true, Ordering::Release);
+        } else {
+            self.stop.store(usize::try_from(signal).unwrap_or(0), Ordering::Release);
+        }
+    }
+}
+
+/// What the threads of all connections share.
+pub(super) struct GroupState {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct Inner {
+    pub topics: BTreeMap<u32, Topic>,
+    pub lost: Option<Loss>,
+    pub lost_since: Option<Instant>,
+    pub on_loss: Vec<LossListener>,
+    pub ended: Option<End>,
+    /// By process: it said goodbye, or its connection is closed.
+    pub gone: Vec<bool>,
+    pub signals: Option<SignalFlags>,
+    /// That came before anybody asked for signals.
+    pub early: Vec<i32>,
+}
+
+impl GroupState {
+    pub fn new(processes: usize) -> Self {
+        let inner = Inner {
+            gone: vec![false; processes],
+            ..Inner::default()
+        };
+        GroupState {
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Each change under this lock is whole, whatever panicked.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn deliver(&self, from: usize, topic: u32, body: Vec<u8>) {
+        let mut state = self.lock();
+        let listener = match state.topics.entry(topic).or_insert_with(|| Topic::Kept(Vec::new())) {
+            Topic::Kept(kept) => return kept.push((from, body)),
+            Topic::Closed => return,
+            Topic::Heard(listener) => Arc::clone(listener),
+        };
+        drop(state);
+        listener(from, body);
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let mut state = self.lock();
+        match &state.signals {
+            Some(flags) => flags.set(signal),
+            None => state.early.push(signal),
+        }
+    }
+
+    pub fn end(&self, end: End) {
+        self.lock().ended.get_or_insert(end);
+        self.changed.notify_all();
+    }
+
+    /// The connection to a process is closed. A loss, unless it said goodbye or the run has ended.
+    pub fn closed(&self, peer: &Peer, why: &str) {
+        let mut state = self.lock();
+        let gone = std::mem::replace(&mut state.gone[peer.process], true);
+        let mut told = None;
+        if !gone && state.ended.is_none() && state.lost.is_none() {
+            let loss = Loss {
+                process: peer.process,
+                message: format!("{peer} {why}"),
+            };
+            told = Some((state.on_loss.clone(), loss.clone()));
+            state.lost = Some(loss);
+            state.lost_since = Some(Instant::now());
+        }
+        drop(state);
+        self.changed.notify_all();
+        if let Some((listeners, loss)) = told {
+            listeners.iter().for_each(|listener| listener(&loss));
+        }
+    }
+
+    pub fn goodbye(&self, process: usize) {
+        self.lock().gone[process] = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until `what` gives something, at most for `timeout`.
+    pub fn wait_for<R>(&self, timeout: Duration, what: impl Fn(&Inner) -> Option<R>) -> Option<R> {
+        let until = Instant::now() + timeout;
+        let mut state = self.lock();
+        loop {
+            let found = what(&state);
+            let left = until.saturating_duration_since(Instant::now());
+            if found.is_some() || left.is_zero() {
+                return found;
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}

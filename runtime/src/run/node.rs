@@ -1,0 +1,80 @@
+//! What each kind of region does with its nodes: tells of them, notes them, commits them.
+
+use crate::dataflow::job::Failure;
+use crate::digest::Digest;
+use crate::event::Event;
+use crate::kind::Role;
+use crate::partition::Partition;
+use crate::plan::graph::RegionKind;
+use crate::plan::state::PlanState;
+use crate::run_error::RunError;
+use crate::store::{ArtifactWriter, Counts, PortRows, SnapshotWriter};
+
+/// Notes in the run's snapshots what a node has: all of it, or what is reused before the rest is made.
+pub(super) fn note(state: &PlanState, node: usize, snapshots: &SnapshotWriter) -> Result<(), RunError> {
+    let (described, node_state) = (&state.graph.nodes[node], &state.nodes[node]);
+    let feeds_log = matches!(state.graph.regions[described.region].kind, RegionKind::Log { log } if log != node);
+    if described.role == Role::Export || feeds_log {
+        return Ok(());
+    }
+    let complete = node_state.all_settled && !node_state.never_complete && node_state.missing == 0;
+    let recipe = node_state.settled_recipe.unwrap_or(described.recipe);
+    let kind = state.stage(node).kind.name();
+    Ok(snapshots.note(&described.name, kind, &recipe, complete, node_state.settled.values())?)
+}
+
+pub(super) fn started(state: &PlanState, node: usize, run: u64, reused: u64) {
+    state.events.send(Event::StageStarted {
+        stage: state.graph.nodes[node].name.clone(),
+        kind: state.stage(node).kind.name().to_string(),
+        run,
+        reused,
+    });
+}
+
+/// The writer of a node's recipe, with what the recipe is made of.
+pub(super) fn writer(state: &PlanState, node: usize) -> Result<ArtifactWriter, RunError> {
+    let stage = state.stage(node);
+    let described = &state.graph.nodes[node];
+    let identity = serde_json::json!({
+        "kind": stage.kind.name(),
+        "version": stage.kind.version(),
+        "part": format!("{:?}", described.part).to_lowercase(),
+        "settings": stage.settings.identity(),
+    });
+    Ok(state.store.writer(&described.recipe, &identity)?)
+}
+
+pub(super) fn failed(failure: Failure) -> RunError {
+    match failure.stage {
+        Some(stage) => RunError::Stage {
+            stage,
+            partition: failure.partition,
+            error: failure.error,
+        },
+        None => RunError::Internal {
+            message: failure.error.to_string(),
+        },
+    }
+}
+
+/// Commits the only partition of a node, and settles it.
+pub(super) fn commit_one(
+    state: &mut PlanState,
+    node: usize,
+    partition: &Partition,
+    key: Digest,
+    inputs: Vec<Digest>,
+    ports: Vec<PortRows>,
+    counts: Counts,
+) -> Result<(), RunError> {
+    let writer = writer(state, node)?;
+    let pending = writer.write_partition(partition, key, inputs, ports, Vec::new(), counts)?;
+    let records = writer.commit(vec![pending])?;
+    writer.finish([(partition, &key)])?;
+    for record in records {
+        state.nodes[node].settle(partition, record);
+    }
+    state.nodes[node].all_settled = true;
+    Ok(())
+}
