@@ -3,10 +3,10 @@
 use std::cmp::Ordering;
 use std::io::Write;
 
+use flow_hub::HubReference;
 use flow_runtime::available_memory;
 use flow_runtime::registry::Registry;
 use flow_runtime::spec::{Pipeline, yaml};
-use flow_training::hub::Reference;
 use flow_training::init::configuration;
 use flow_training::memory::{Assumed, Measured, Needs, gigabytes, largest_batch};
 use flow_training::settings::{ModelSettings, Optimizer, TrainSettings};
@@ -30,7 +30,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     let separate = settings.separate_memory();
     let wrong =
         |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", pipeline.path.display()));
-    let config = if Reference::parse(&settings.init).is_some() {
+    let config = if HubReference::parse(&settings.init).is_some() {
         let vocabulary = arguments.vocabulary.unwrap_or(HUB_VOCABULARY);
         writeln!(
             out,

@@ -12,7 +12,7 @@ use flow_runtime::registry::Registry;
 use flow_runtime::run::RunError;
 use flow_runtime::spec::{Checked, yaml};
 use flow_runtime::{Digest, StageError};
-use flow_training::ranks::serve;
+use flow_training::ranks::WorkerProcess;
 use flow_training::settings::TrainSettings;
 
 use super::{checked, options};
@@ -184,13 +184,13 @@ fn come_together(
 fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -> Result<Exit, Failure> {
     let own = processes.process();
     let told = events.clone();
-    let ranks = serve(processes, move |line| {
+    let ranks = WorkerProcess::start(processes, move |line| {
         told.send(Event::Note {
             message: format!("process {own}: {line}"),
         });
     })
     .map_err(|error| Failure::unreadable(error.to_string()))?;
-    let end = flow_runtime::run::joined(processes, true, || ranks.given_up());
+    let end = flow_runtime::run::joined(processes, true, || ranks.abort_reason());
     let End { code, message } = end.map_err(|error| Failure::run(error, checked))?;
     if message.is_empty() {
         events.send(Event::Note {

@@ -19,8 +19,8 @@ pub mod layers;
 pub mod loss;
 pub mod model;
 pub mod noise;
+pub mod parameter_groups;
 pub mod parameters;
-pub mod parts;
 pub mod prediction;
 pub mod spec_augment;
 pub mod subnormals;
@@ -33,7 +33,7 @@ pub use config::ModelConfig;
 pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use noise::Noise;
+pub use parameter_groups::ParameterGroup;
 pub use parameters::{
     BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId, Parameters,
 };
-pub use parts::Part;

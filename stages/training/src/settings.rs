@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use flow_hub::HubReference;
 use flow_model::device::DeviceChoice;
 use flow_runtime::ReadOnce;
 use flow_sampling::curriculum::{self, StageSize};
@@ -17,12 +18,11 @@ use flow_sampling::plan::Balance;
 
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
-use crate::hub::Reference;
 use crate::long_texts::OverLimit;
 pub use crate::model_from::ModelFrom;
 pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
-use crate::ranks::share;
+use crate::ranks::RankLayout;
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::TrainerConfig;
 
@@ -352,7 +352,7 @@ impl TrainSettings {
         if !self.tokenizer.is_empty() && self.tokenizer_input.is_some() {
             return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
         }
-        Reference::parse(&self.init).transpose()?;
+        HubReference::parse(&self.init).transpose()?;
         if self.precision == Precision::Bf16 && self.average_decay > 0.0 {
             return refuse(
                 "precision",
@@ -432,7 +432,7 @@ impl TrainSettings {
 
     /// Refuses ranks that cannot be shared out over so many processes.
     pub fn check_processes(&self, processes: usize) -> Result<(), TrainingError> {
-        share(self.ranks as usize, processes).map(drop)
+        RankLayout::new(self.ranks as usize, processes).map(drop)
     }
 
     /// The two phases as schedules. `d_model` matters to Noam only.

@@ -7,7 +7,7 @@ use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::ModelConfig;
 use flow_model::allocation::{Count, Counted};
 use flow_model::model::{MicroBatch, TdtModel};
-use flow_training::average::Average;
+use flow_training::average::MovingAverage;
 use flow_training::memory::{Assumed, BatchShape, Measured, Needs, largest_batch};
 use flow_training::optimizer::AdamW;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
@@ -57,7 +57,7 @@ fn taken(config: &ModelConfig, settings: &TrainSettings, shape: BatchShape) -> i
     model = model.stored_as(settings.precision.matrices()).expect("a model");
     model.set_recompute(settings.recompute);
     let average = (settings.average_decay > 0.0)
-        .then(|| Average::new(settings.average_decay, &model.parameters).expect("an average"));
+        .then(|| MovingAverage::new(settings.average_decay, &model.parameters).expect("an average"));
     let optimizer = AdamW::new(settings.adamw());
     let mut trainer = Trainer::new(model, optimizer, settings.trainer_config(64), average).expect("a trainer");
     // Making a model of random numbers takes more than the model.

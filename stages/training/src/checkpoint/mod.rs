@@ -26,7 +26,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::average::Average;
+use crate::average::MovingAverage;
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
 
@@ -358,11 +358,11 @@ pub fn read_average(
     record: &Record,
     decay: f64,
     model: &mut TdtModel,
-) -> Result<Option<Average>, TrainingError> {
+) -> Result<Option<MovingAverage>, TrainingError> {
     let average = if record.files.contains_key(LIVE) {
-        Average::resume(decay, model, &checkpoint.join(LIVE))?
+        MovingAverage::resume(decay, model, &checkpoint.join(LIVE))?
     } else {
-        Average::new(decay, &model.parameters)?
+        MovingAverage::new(decay, &model.parameters)?
     };
     Ok((decay > 0.0).then_some(average))
 }

@@ -11,7 +11,8 @@ mod profile;
 use candle_core::{DType, Device};
 use flow_model::device::DeviceChoice;
 use flow_model::model::TdtModel;
-use flow_model::{ModelConfig, Part};
+use flow_model::parameter_groups::trainable_groups;
+use flow_model::{ModelConfig, ParameterGroup};
 use flow_runtime::available_memory;
 use flow_sampling::plan::Packing;
 
@@ -377,8 +378,8 @@ fn shallow(config: &ModelConfig, layers: usize, settings: &TrainSettings) -> Res
 }
 
 /// The gradient bytes of a model's heads.
-fn heads_gradient(model: &TdtModel) -> i64 {
-    let heads = model.parameters.iter().map(|(_, parameter)| parameter);
-    let heads = heads.filter(|parameter| parameter.trainable && Part::of(&parameter.name) == Part::Heads);
-    heads.map(|parameter| parameter.tensor.elem_count() as i64 * 4).sum()
+fn heads_gradient(model: &TdtModel) -> Result<i64, TrainingError> {
+    let groups = trainable_groups(&model.parameters)?;
+    let heads = groups.get(&ParameterGroup::Heads).into_iter().flatten();
+    Ok(heads.map(|&id| model.parameters.get(id).elem_count() as i64 * 4).sum())
 }

@@ -4,7 +4,7 @@ use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::allocation::Count;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::threads::install;
-use flow_model::{Gradients, ModelConfig, Noise, Parameters, Part};
+use flow_model::{Gradients, ModelConfig, Noise, ParameterGroup, Parameters};
 
 use super::{BatchShape, heads_gradient, shallow};
 use crate::error::TrainingError;
@@ -152,7 +152,7 @@ fn measured_here(
     shape: BatchShape,
 ) -> Result<Option<Profile>, TrainingError> {
     let mut profile = Profile {
-        heads_gradient: heads_gradient(model),
+        heads_gradient: heads_gradient(model)?,
         ..Profile::default()
     };
     for (_, parameter) in model.parameters.iter() {
@@ -178,23 +178,23 @@ fn measured_here(
     let mut gradients = Gradients::new(&model.parameters);
     let Some(count) = Count::begin() else { return Ok(None) };
     let mut before = 0;
-    let output = model.train_micro_batch_telling(
+    let output = model.train_micro_batch_observed(
         &batch,
         &options,
         &mut gradients,
-        &mut |part: Part, _: &mut Gradients, _: &Parameters| {
+        &mut |group: ParameterGroup, _: &mut Gradients, _: &Parameters| {
             let mark = Mark {
                 most: count.most(),
                 held: count.held(),
             };
-            match part {
-                Part::Heads => profile.heads = mark,
-                Part::Prediction => {
+            match group {
+                ParameterGroup::Heads => profile.heads = mark,
+                ParameterGroup::Prediction => {
                     profile.joint_held = before - mark.held;
                     profile.prediction = mark;
                 }
-                Part::Layer(_) => profile.layers.push(mark),
-                Part::Subsampling => profile.subsampling = mark,
+                ParameterGroup::Layer(_) => profile.layers.push(mark),
+                ParameterGroup::Subsampling => profile.subsampling = mark,
             }
             before = mark.held;
         },

@@ -1,7 +1,7 @@
-//! A point at which a test lets a rank hang.
+//! A test can make a rank hang, as one whose device no longer answers.
 //!
-//! With `FLOW_HANG_AT=rank:step` that rank stops for ever before that optimizer step, as one would whose device no longer
-//! answers. Without the variable it costs one load.
+//! With `FLOW_HANG_AT=rank:step` in the environment that rank stops for ever before that optimizer step. Without the variable
+//! the check costs one load.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -11,8 +11,8 @@ fn parse(value: &str) -> Option<(usize, u64)> {
     Some((rank.parse().ok()?, step.parse().ok()?))
 }
 
-/// Called where a rank may be asked to hang.
-pub(super) fn pass(rank: usize, step: u64) {
+/// Hangs if this rank and optimizer step are those of `FLOW_HANG_AT`.
+pub(super) fn hang_if_requested(rank: usize, step: u64) {
     static AT: OnceLock<Option<(usize, u64)>> = OnceLock::new();
     let at = AT.get_or_init(|| std::env::var("FLOW_HANG_AT").ok().and_then(|value| parse(&value)));
     if *at == Some((rank, step)) {
