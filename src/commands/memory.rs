@@ -8,7 +8,7 @@ use flow_runtime::available_memory;
 use flow_runtime::registry::Registry;
 use flow_runtime::spec::{Pipeline, yaml};
 use flow_training::init::configuration;
-use flow_training::memory::{Assumed, Measured, Needs, gigabytes, largest_batch};
+use flow_training::memory::{DataAssumptions, MeasuredMemory, MemoryNeeds, gigabytes, largest_batch};
 use flow_training::settings::{ModelSettings, Optimizer, TrainSettings};
 
 use super::checked;
@@ -51,12 +51,12 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     } else {
         configuration(&settings, arguments.vocabulary).map_err(wrong)?
     };
-    let assumed = Assumed {
+    let assumed = DataAssumptions {
         longest: arguments.longest.unwrap_or(settings.max_duration),
         tokens_per_second: arguments.tokens_per_second,
     };
-    let measure = |settings: &TrainSettings| -> Result<Measured, Failure> {
-        Measured::new(&config, settings, &assumed.shapes(settings))
+    let measure = |settings: &TrainSettings| -> Result<MeasuredMemory, Failure> {
+        MeasuredMemory::new(&config, settings, &assumed.shapes(settings))
             .map_err(wrong)?
             .ok_or_else(|| Failure::unreadable("this program's allocator does not count"))
     };
@@ -168,8 +168,8 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
 fn switches(
     out: &mut dyn Write,
     settings: &TrainSettings,
-    measured: &Measured,
-    recomputed: &Needs,
+    measured: &MeasuredMemory,
+    recomputed: &MemoryNeeds,
     separate: bool,
 ) -> Result<(), Failure> {
     let now = measured.needs(settings);

@@ -14,7 +14,7 @@ use flow_sampling::planned::Planned;
 use serde_json::{Value, json};
 
 use crate::average::MovingAverage;
-use crate::checkpoint::{self, CheckpointFolder, Identity, Record};
+use crate::checkpoint::{self, CheckpointFolder, CheckpointRecord, Identity};
 use crate::error::TrainingError;
 use crate::init::first_model;
 use crate::loaded_rows::StageMark;
@@ -41,7 +41,7 @@ pub struct Session {
     /// A checkpoint that is being written.
     writing: Option<JoinHandle<Result<PathBuf, TrainingError>>>,
     metrics: Metrics,
-    record: Record,
+    record: CheckpointRecord,
     evaluate: Option<Evaluate>,
     report: Report,
     bad_steps: u64,
@@ -149,7 +149,7 @@ impl Session {
         };
         model = model.stored_as(settings.precision.matrices())?;
         model.set_recompute(settings.recompute);
-        let mut record = Record {
+        let mut record = CheckpointRecord {
             version: checkpoint::CHECKPOINT_VERSION,
             settings: settings.recorded(),
             data: data.map(str::to_owned).or(record.data),
@@ -380,9 +380,9 @@ impl Session {
     }
 
     /// The record with what the last evaluation said, if it was of this very model.
-    fn stamped(&self) -> Record {
+    fn stamped(&self) -> CheckpointRecord {
         let evaluated = self.evaluated.filter(|(step, _)| *step == self.record.step);
-        Record {
+        CheckpointRecord {
             validation_wer: evaluated.map(|(_, wer)| wer).filter(|wer| wer.is_finite()),
             ..self.record.clone()
         }
@@ -538,8 +538,8 @@ impl Session {
     }
 }
 
-fn first_record(identity: Identity) -> Record {
-    Record {
+fn first_record(identity: Identity) -> CheckpointRecord {
+    CheckpointRecord {
         version: checkpoint::CHECKPOINT_VERSION,
         step: 0,
         micro_batches: 0,

@@ -19,7 +19,7 @@ use crate::error::TrainingError;
 use crate::init::configuration;
 use crate::loaded_rows::{micro_batches, stage_mark};
 use crate::long_texts::LongTexts;
-use crate::memory::{self, Checked};
+use crate::memory::{self, MemoryCheck};
 use crate::ranks::{ProcessGroup, RankLayout};
 use crate::session::{Evaluate, LeftOut, Session};
 use crate::settings::TrainSettings;
@@ -193,7 +193,7 @@ fn check_memory(
     settings: &TrainSettings,
     context: &Context,
     data: Option<&str>,
-) -> Result<Option<Checked>, StageError> {
+) -> Result<Option<MemoryCheck>, StageError> {
     if !settings.memory_check {
         return Ok(None);
     }
@@ -205,7 +205,7 @@ fn check_memory(
         Start::Fresh { .. } => configuration(settings, None)?,
     };
     let checked = memory::check(settings, &config, local_ranks(settings, context)?)?;
-    if let Some(Checked { needed, available, .. }) = checked {
+    if let Some(MemoryCheck { needed, available, .. }) = checked {
         let line = format!(
             "training needs up to {} of memory, {} are available",
             memory::gigabytes(needed),

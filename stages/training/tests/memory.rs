@@ -8,7 +8,7 @@ use flow_model::ModelConfig;
 use flow_model::allocation::{Count, Counted};
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::average::MovingAverage;
-use flow_training::memory::{Assumed, BatchShape, Measured, Needs, largest_batch};
+use flow_training::memory::{BatchShape, DataAssumptions, MeasuredMemory, MemoryNeeds, largest_batch};
 use flow_training::optimizer::AdamW;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
 use flow_training::trainer::{LoadedBatch, Trainer};
@@ -43,8 +43,8 @@ fn step(shape: BatchShape, planned: u32, vocabulary: usize) -> Vec<LoadedBatch> 
         .collect()
 }
 
-fn needs(config: &ModelConfig, settings: &TrainSettings, shapes: &[BatchShape]) -> Needs {
-    let measured = Measured::new(config, settings, shapes).expect("a trial");
+fn needs(config: &ModelConfig, settings: &TrainSettings, shapes: &[BatchShape]) -> MemoryNeeds {
+    let measured = MeasuredMemory::new(config, settings, shapes).expect("a trial");
     measured.expect("nobody else counts").needs(settings)
 }
 
@@ -190,7 +190,7 @@ fn what_is_predicted_is_taken() {
             ..settings
         };
         let config = config(model, pieces);
-        let assumed = Assumed {
+        let assumed = DataAssumptions {
             longest: if name == "small, long" { 40.0 } else { 5.0 },
             tokens_per_second: 40.0,
         };
@@ -262,7 +262,7 @@ fn what_is_predicted_is_taken() {
     );
     // The largest batch that fits needs about what it may.
     let config = config(&small, 512);
-    let assumed = Assumed {
+    let assumed = DataAssumptions {
         longest: 5.0,
         tokens_per_second: 12.0,
     };

@@ -1,6 +1,8 @@
 use super::*;
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use flow_model::kernels::adamw::eight_bit::{LEAST, Table};
+use flow_model::kernels::adamw::{Moment, Numbers};
+use flow_model::{Gradients, Parameters};
 use proptest::prelude::*;
 
 fn parameters(values: &[Vec<f64>], dtype: DType) -> Parameters {
