@@ -168,8 +168,8 @@ impl HttpClient {
         })
     }
 
-    /// Requests the bytes of a file from offset `from` on. The status says whether the response begins there (206) or at the
-    /// first byte (200).
+    /// Requests the bytes of a file from offset `from` on. The status says whether the response begins there (206) or
+    /// at the first byte (200).
     pub fn open(
         &self,
         reference: &HubReference,
@@ -285,7 +285,8 @@ impl HttpClient {
         }
     }
 
-    /// The message for an error status: by the hub's error code, and without one by the status and whether there is a token.
+    /// The message for an error status: by the hub's error code, and without one by the status and whether there is a
+    /// token.
     fn status_error(
         &self,
         status: u16,

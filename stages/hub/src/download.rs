@@ -202,8 +202,8 @@ enum Transferred {
     Cancelled,
 }
 
-/// Compares the SHA-256 of the file with that of the hub, if the hub gives one, and removes the file if they differ. False:
-/// `progress` cancelled it.
+/// Compares the SHA-256 of the file with that of the hub, if the hub gives one, and removes the file if they differ.
+/// False: `progress` cancelled it.
 fn verify_checksum(
     target: &mut File,
     path: &Path,

@@ -89,8 +89,8 @@ impl Hub {
         })
     }
 
-    /// The path of a model: a `.nemo` archive, the file that the reference names, or a folder with safetensors. What is not
-    /// in the cache is downloaded. None: `progress` cancelled it.
+    /// The path of a model: a `.nemo` archive, the file that the reference names, or a folder with safetensors. What is
+    /// not in the cache is downloaded. None: `progress` cancelled it.
     ///
     /// # Errors
     /// Where the hub does not give the model and the cache does not hold it, or the cache cannot be written.
@@ -141,8 +141,8 @@ impl Hub {
         }))
     }
 
-    /// The path of the reference in the cache, at the commit that its revision was last resolved to. None where the cache does
-    /// not hold all files of the model.
+    /// The path of the reference in the cache, at the commit that its revision was last resolved to. None where the
+    /// cache does not hold all files of the model.
     fn cached_path(&self, cache: &Cache, reference: &HubReference) -> Result<Option<PathBuf>, HubError> {
         let Some(commit) = cache.commit() else { return Ok(None) };
         let files = cache.files(&commit);

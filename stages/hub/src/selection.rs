@@ -22,8 +22,8 @@ impl Selection {
     }
 }
 
-/// Selects among the files of a repository: the file that the reference names, else the `.nemo` archive, else the files of
-/// a safetensors model.
+/// Selects among the files of a repository: the file that the reference names, else the `.nemo` archive, else the files
+/// of a safetensors model.
 ///
 /// # Errors
 /// Where none of these is there, or there are several archives.

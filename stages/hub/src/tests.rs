@@ -116,7 +116,8 @@ fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// A repository as the hub serves it: files with their bytes, the large ones (`.nemo`, `.safetensors`) by their SHA-256.
+/// A repository as the hub serves it: files with their bytes, the large ones (`.nemo`, `.safetensors`) by their
+/// SHA-256.
 fn repository(files: &[(&str, Vec<u8>)], request: &Request) -> Answer {
     if request.path.starts_with("/api/models/o/n/revision/") {
         let siblings: Vec<_> = files
@@ -267,8 +268,8 @@ fn an_archive_is_downloaded_once_into_the_hubs_own_layout() {
         ("model.safetensors", bytes()),
     ];
     let server = Server::new(move |request, _| repository(&files, request));
-    let place = TestCache::new();
-    let hub = place.hub(&server.address, Some("secret"));
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, Some("secret"));
     let mut reported = Vec::new();
     let path = hub
         .fetch(&reference("hf://o/n"), &mut |line| {
@@ -307,7 +308,7 @@ fn an_archive_is_downloaded_once_into_the_hubs_own_layout() {
         ..hub.clone()
     };
     assert_eq!(fetch(&offline, "hf://o/n").unwrap(), path);
-    let gone = place.hub("http://127.0.0.1:9", None);
+    let gone = test_cache.hub("http://127.0.0.1:9", None);
     assert_eq!(fetch(&gone, "hf://o/n").unwrap(), path);
     assert_eq!(server.requests().len(), before + 1);
 }
@@ -322,8 +323,8 @@ fn a_safetensors_model_comes_with_all_its_files() {
         ("../../evil.json", b"no".to_vec()),
     ];
     let server = Server::new(move |request, _| repository(&files, request));
-    let place = TestCache::new();
-    let hub = place.hub(&server.address, None);
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, None);
     let path = fetch(&hub, "hf://o/n").unwrap();
     let mut names: Vec<_> = std::fs::read_dir(&path)
         .unwrap()
@@ -346,8 +347,8 @@ fn a_broken_download_goes_on_where_it_ended() {
         }
         answer
     });
-    let place = TestCache::new();
-    let hub = place.hub(&server.address, None);
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, None);
     let path = fetch(&hub, "hf://o/n").unwrap();
     assert_eq!(std::fs::read(path).unwrap(), bytes());
     let requests = server.requests();
@@ -372,8 +373,8 @@ fn an_ended_download_stays_to_go_on_from_and_a_dead_one_is_given_up() {
         }
         answer
     });
-    let place = TestCache::new();
-    let hub = place.hub(&server.address, None);
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, None);
     let text = refusal(&hub, "hf://o/n");
     assert!(
         text.contains("breaks off at 0.1 of 0.3 MB") && text.contains("run again"),
@@ -394,7 +395,7 @@ fn an_ended_download_stays_to_go_on_from_and_a_dead_one_is_given_up() {
     // A hub that can: only the rest is asked for.
     let files = vec![("m.nemo", bytes())];
     let server = Server::new(move |request, _| repository(&files, request));
-    let path = fetch(&place.hub(&server.address, None), "hf://o/n").unwrap();
+    let path = fetch(&test_cache.hub(&server.address, None), "hf://o/n").unwrap();
     assert_eq!(std::fs::read(path).unwrap(), bytes());
     assert!(server.requests().iter().any(|request| {
         request
@@ -414,8 +415,8 @@ fn damaged_bytes_are_not_kept() {
         }
         answer
     });
-    let place = TestCache::new();
-    let hub = place.hub(&server.address, None);
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, None);
     assert!(refusal(&hub, "hf://o/n").contains("came damaged"));
     assert_eq!(
         std::fs::read_dir(hub.cache.join("models--o--n/blobs")).unwrap().count(),
@@ -445,8 +446,8 @@ fn a_server_that_knows_no_ranges_begins_anew_and_one_that_redirects_gets_no_toke
         }
         answer
     });
-    let place = TestCache::new();
-    let path = fetch(&place.hub(&server.address, Some("secret")), "hf://o/n").unwrap();
+    let test_cache = TestCache::new();
+    let path = fetch(&test_cache.hub(&server.address, Some("secret")), "hf://o/n").unwrap();
     assert_eq!(std::fs::read(path).unwrap(), bytes());
     let requests = store.requests();
     assert_eq!(requests.len(), 2);
@@ -491,19 +492,19 @@ fn each_refusal_says_what_to_do() {
 
 #[test]
 fn a_hub_that_is_not_there_or_silent_is_told_apart() {
-    let place = TestCache::new();
-    let text = refusal(&place.hub("http://127.0.0.1:9", None), "hf://o/n");
+    let test_cache = TestCache::new();
+    let text = refusal(&test_cache.hub("http://127.0.0.1:9", None), "hf://o/n");
     assert!(
         text.contains("refuses the connection") && text.contains("HF_HUB_OFFLINE"),
         "{text}"
     );
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", silent.local_addr().unwrap());
-    let text = refusal(&place.hub(&address, None), "hf://o/n");
+    let text = refusal(&test_cache.hub(&address, None), "hf://o/n");
     assert!(text.contains("does not answer within"), "{text}");
     let offline = Hub {
         offline: true,
-        ..place.hub(&address, None)
+        ..test_cache.hub(&address, None)
     };
     let text = refusal(&offline, "hf://o/n");
     assert!(
@@ -530,10 +531,10 @@ fn a_full_disk_is_told_with_what_to_do() {
     // The cache on a device that is always full.
     let error = std::fs::write("/dev/full", b"x").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-    let place = TestCache::new();
+    let test_cache = TestCache::new();
     let files = vec![("m.nemo", bytes())];
     let server = Server::new(move |request, _| repository(&files, request));
-    let hub = place.hub(&server.address, None);
+    let hub = test_cache.hub(&server.address, None);
     let blobs = hub.cache.join("models--o--n/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
     std::os::unix::fs::symlink("/dev/full", blobs.join(format!("{}.incomplete", sha256(&bytes())))).unwrap();

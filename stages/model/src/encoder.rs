@@ -72,7 +72,8 @@ impl Encoder {
         self.forward_observed(parameters, features, lengths, mode, observer)
     }
 
-    /// As [`Encoder::forward`]; `observer` is called before the parameters of the sub-sampling and of each layer are read.
+    /// As [`Encoder::forward`]; `observer` is called before the parameters of the sub-sampling and of each layer are
+    /// read.
     pub fn forward_observed(
         &self,
         parameters: &Parameters,
@@ -177,7 +178,8 @@ impl Encoder {
         )
     }
 
-    /// As [`Encoder::backward`]; `observer` is called when the gradients of a layer or of the sub-sampling are complete.
+    /// As [`Encoder::backward`]; `observer` is called when the gradients of a layer or of the sub-sampling are
+    /// complete.
     pub fn backward_observed(
         &self,
         parameters: &Parameters,

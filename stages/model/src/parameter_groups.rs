@@ -7,8 +7,8 @@ use crate::ctc;
 use crate::error::{Error, Result};
 use crate::parameters::{Gradients, ParameterId, Parameters};
 
-/// A group of parameters whose gradients are complete at the same time. The order is that of the backward pass, but for the
-/// layers of the encoder, of which the backward pass completes the last one first.
+/// A group of parameters whose gradients are complete at the same time. The order is that of the backward pass, but for
+/// the layers of the encoder, of which the backward pass completes the last one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ParameterGroup {
     /// The joint network, and the CTC head where there is one.
@@ -94,8 +94,8 @@ pub trait PassObserver {
     /// changed in place.
     fn before_forward(&mut self, group: ParameterGroup, parameters: &Parameters);
 
-    /// The gradients of a group are complete. They may be taken out of `gradients`, and sent or applied, while the backward
-    /// pass goes on. The parameters of the group are not read again in this pass and may be changed in place.
+    /// The gradients of a group are complete. They may be taken out of `gradients`, and sent or applied, while the
+    /// backward pass goes on. The parameters of the group are not read again in this pass and may be changed in place.
     fn gradients_complete(&mut self, group: ParameterGroup, gradients: &mut Gradients, parameters: &Parameters);
 }
 

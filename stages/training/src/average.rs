@@ -48,8 +48,8 @@ impl MovingAverage {
         result
     }
 
-    /// Resumes from a checkpoint: `model` was loaded with the averaged weights, and gets those that training continues from,
-    /// which are in the file `live`.
+    /// Resumes from a checkpoint: `model` was loaded with the averaged weights, and gets those that training continues
+    /// from, which are in the file `live`.
     pub fn resume(decay: f64, model: &mut TdtModel, live: &Path) -> Result<Self, TrainingError> {
         let average = MovingAverage::new(decay, &model.parameters)?;
         let mut missing: Vec<String> = model.parameters.iter().map(|(_, p)| p.name.clone()).collect();

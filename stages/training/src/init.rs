@@ -13,8 +13,8 @@ use flow_model::vocabulary::VocabularyChange;
 use crate::error::TrainingError;
 use crate::settings::TrainSettings;
 
-/// The local file or folder of a model: `model` itself, or where it is `hf://...` the path in the hub's cache, into which
-/// it is downloaded first. `progress` is called with lines about the download.
+/// The local file or folder of a model: `model` itself, or where it is `hf://...` the path in the hub's cache, into
+/// which it is downloaded first. `progress` is called with lines about the download.
 ///
 /// # Errors
 /// Where the reference cannot be read or the hub does not give the model.
@@ -86,8 +86,8 @@ pub fn first_model(
     Ok((model, change))
 }
 
-/// The configuration of the model before its first step; of a model that is given, nothing but that is read. `vocabulary`
-/// is the number of pieces where the tokenizer is still to be made.
+/// The configuration of the model before its first step; of a model that is given, nothing but that is read.
+/// `vocabulary` is the number of pieces where the tokenizer is still to be made.
 pub fn configuration(settings: &TrainSettings, vocabulary: Option<usize>) -> Result<ModelConfig, TrainingError> {
     let pieces = match (given_tokenizer(settings)?, vocabulary) {
         (Some(tokenizer), _) => Some(tokenizer.pieces()),

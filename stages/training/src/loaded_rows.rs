@@ -58,8 +58,8 @@ pub struct LoadedStep {
     pub too_long: Vec<String>,
 }
 
-/// Converts the rows of one optimizer step to micro-batches. A row with more than `max_tokens` tokens is left out, or its
-/// target is cut to so many.
+/// Converts the rows of one optimizer step to micro-batches. A row with more than `max_tokens` tokens is left out, or
+/// its target is cut to so many.
 pub fn micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,

@@ -56,7 +56,8 @@ pub struct TrainerConfig {
     pub clip: f64,
     /// Replicas of the model, over all processes, that share the micro-batches of a step.
     pub ranks: u32,
-    /// Updates each parameter group as soon as its gradients are complete. For one rank, one micro-batch and no clipping.
+    /// Updates each parameter group as soon as its gradients are complete. For one rank, one micro-batch and no
+    /// clipping.
     pub fold_update: bool,
     /// Keeps sums of gradients and moments in host memory, and updates parameters there during the next forward pass.
     pub offload: bool,
@@ -64,8 +65,8 @@ pub struct TrainerConfig {
     pub rank_timeout: Duration,
     /// Where the ranks compute.
     pub device: DeviceChoice,
-    /// Whether encoder layers are computed again in the backward pass: for replicas in other processes. A replica in this process
-    /// has the setting of its model.
+    /// Whether encoder layers are computed again in the backward pass: for replicas in other processes. A replica in
+    /// this process has the setting of its model.
     pub recompute: bool,
     pub seed: u64,
     pub spec_augment: bool,
@@ -90,8 +91,8 @@ pub struct StepReport {
     pub tokens: u64,
     pub epoch: u64,
     pub encoder_frozen: bool,
-    /// Where a loss or the gradient was not finite, or no micro-batch was received, so that the step changed nothing: the
-    /// segments that may be why.
+    /// Where a loss or the gradient was not finite, or no micro-batch was received, so that the step changed nothing:
+    /// the segments that may be why.
     pub skipped: Option<Vec<String>>,
     /// Seconds that each rank waited for the others.
     pub waited: Vec<f64>,
@@ -107,7 +108,8 @@ impl StepReport {
 /// A model in training, with its optimizer: the first rank, and the others on threads of their own.
 pub struct Trainer {
     pub config: TrainerConfig,
-    /// The moving average of the weights, where the settings ask for one; it is evaluated and exported in place of the model.
+    /// The moving average of the weights, where the settings ask for one; it is evaluated and exported in place of the
+    /// model.
     pub average: Option<MovingAverage>,
     first: Replica,
     others: Vec<RankHandle>,
@@ -207,9 +209,9 @@ impl Trainer {
 
     /// Optimizer step `step` on its micro-batches, of which `planned` were planned. The gradient is the mean over
     /// `planned` of the gradients of the micro-batches' own reduced losses, as Lightning accumulates; one that was not
-    /// received counts as one with a gradient of zero. Micro-batches are dealt to the ranks by their place, so that each has as many as any
-    /// other or one more. Where a loss or the norm of the gradient is not finite, or no micro-batch was received, nothing changes:
-    /// neither parameters nor statistics of batch normalisation.
+    /// received counts as one with a gradient of zero. Micro-batches are dealt to the ranks by their place, so that
+    /// each has as many as any other or one more. Where a loss or the norm of the gradient is not finite, or no
+    /// micro-batch was received, nothing changes: neither parameters nor statistics of batch normalisation.
     pub fn step(
         &mut self,
         step: u64,
@@ -317,8 +319,8 @@ impl Trainer {
         })
     }
 
-    /// Calls `use_state` with the content of a checkpoint: the model that training is for, the optimizer's state of all ranks,
-    /// and the weights that training continues from where the model has averaged ones.
+    /// Calls `use_state` with the content of a checkpoint: the model that training is for, the optimizer's state of all
+    /// ranks, and the weights that training continues from where the model has averaged ones.
     pub fn with_state<R>(
         &mut self,
         use_state: impl FnOnce(&TdtModel, &AdamW, Option<&Parameters>) -> R,

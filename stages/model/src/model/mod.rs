@@ -288,8 +288,8 @@ impl TdtModel {
         )
     }
 
-    /// As [`TdtModel::train_micro_batch`]; `observer` is called before each parameter group is read, and when its gradients are
-    /// complete. If the loss is not finite, there is no backward pass.
+    /// As [`TdtModel::train_micro_batch`]; `observer` is called before each parameter group is read, and when its
+    /// gradients are complete. If the loss is not finite, there is no backward pass.
     pub fn train_micro_batch_observed(
         &mut self,
         batch: &MicroBatch,

@@ -1,5 +1,5 @@
-//! The mean of the last checkpoints as a model of its own, in a folder `average-000001200` beside them: a model folder with
-//! `average.json`, which says of which checkpoints it is, and the digest of every other file.
+//! The mean of the last checkpoints as a model of its own, in a folder `average-000001200` beside them: a model folder
+//! with `average.json`, which says of which checkpoints it is, and the digest of every other file.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -194,7 +194,8 @@ fn is_name(name: &str) -> bool {
     step.is_some_and(|step| step.len() >= 9 && step.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The mean of the values, summed in 64 bits in their order and stored as `last` is; of whole numbers (counters), `last`.
+/// The mean of the values, summed in 64 bits in their order and stored as `last` is; of whole numbers (counters),
+/// `last`.
 fn mean(values: impl Iterator<Item = Result<Tensor, TrainingError>>, last: Tensor) -> Result<Tensor, TrainingError> {
     if !last.dtype().is_float() {
         return Ok(last);

@@ -14,8 +14,8 @@ pub(super) fn damaged(checkpoint: &Path, message: String) -> TrainingError {
     }
 }
 
-/// The error where a file of a checkpoint cannot be read: damage, unless this process lacks the permission, memory or file
-/// descriptors to read it.
+/// The error where a file of a checkpoint cannot be read: damage, unless this process lacks the permission, memory or
+/// file descriptors to read it.
 pub(super) fn unreadable(checkpoint: &Path, name: &str, error: std::io::Error) -> TrainingError {
     if error.kind() == std::io::ErrorKind::PermissionDenied || !is_fault_of_the_file(&error) {
         return TrainingError::File {

@@ -62,8 +62,8 @@ pub fn list(folder: &Path) -> Result<Vec<StoredCheckpoint>, TrainingError> {
     Ok(found)
 }
 
-/// The newest checkpoint of a folder whose files have the digests of its record, with that record and the errors of newer
-/// ones. None where the folder has no checkpoint.
+/// The newest checkpoint of a folder whose files have the digests of its record, with that record and the errors of
+/// newer ones. None where the folder has no checkpoint.
 ///
 /// # Errors
 /// Where there are checkpoints and all are damaged, or one cannot be read.

@@ -14,8 +14,8 @@ pub fn read_optimizer(checkpoint: &Path, config: AdamWConfig) -> Result<AdamW, T
     AdamW::load(&checkpoint.join(OPTIMIZER), config)
 }
 
-/// Gives `model`, loaded from a checkpoint, the weights that training continues from. Returns their moving average if `decay`
-/// is above 0.
+/// Gives `model`, loaded from a checkpoint, the weights that training continues from. Returns their moving average if
+/// `decay` is above 0.
 pub fn read_average(
     checkpoint: &Path,
     record: &CheckpointRecord,

@@ -54,8 +54,8 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
     })
 }
 
-/// The files that this process has verified: before the first step a run looks for its checkpoint several times, and should
-/// read gigabytes once.
+/// The files that this process has verified: before the first step a run looks for its checkpoint several times, and
+/// should read gigabytes once.
 fn verified() -> MutexGuard<'static, HashMap<PathBuf, (FileStamp, FileDigest)>> {
     static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, (FileStamp, FileDigest)>>> = LazyLock::new(Mutex::default);
     // An insertion cannot be interrupted half way.
@@ -81,8 +81,8 @@ impl FileStamp {
         })
     }
 
-    /// Whether the last change is so long ago that another one would have another time: file systems record times in steps of
-    /// up to two seconds.
+    /// Whether the last change is so long ago that another one would have another time: file systems record times in
+    /// steps of up to two seconds.
     fn has_settled(&self) -> bool {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -4,7 +4,8 @@ use flow_sampling::plan::Packing;
 
 use crate::settings::TrainSettings;
 
-/// Tokens per second of speech that are assumed where nothing else is known: fast speech in a vocabulary of small pieces.
+/// Tokens per second of speech that are assumed where nothing else is known: fast speech in a vocabulary of small
+/// pieces.
 pub const TOKENS_PER_SECOND: f64 = 12.0;
 
 /// The shape of a micro-batch whose utterances have the same length.
@@ -27,8 +28,8 @@ pub struct DataAssumptions {
 }
 
 impl DataAssumptions {
-    /// The shapes of full micro-batches of the shortest and of the longest clips that fill a duration bucket. All others are
-    /// between them, in frames for attention as in tokens for the prediction network.
+    /// The shapes of full micro-batches of the shortest and of the longest clips that fill a duration bucket. All
+    /// others are between them, in frames for attention as in tokens for the prediction network.
     pub fn shapes(&self, settings: &TrainSettings) -> Vec<BatchShape> {
         let longest = self.longest.min(settings.max_batch_seconds).max(0.1);
         let shortest = Packing::default()

@@ -19,8 +19,8 @@ pub struct MemoryCheck {
     pub available: u64,
 }
 
-/// Compares the needs of the `local_ranks` ranks of this process with its available memory, for training on the CPU. None
-/// for other devices, and where one of the two cannot be measured.
+/// Compares the needs of the `local_ranks` ranks of this process with its available memory, for training on the CPU.
+/// None for other devices, and where one of the two cannot be measured.
 ///
 /// # Errors
 /// Where more memory is needed than available.

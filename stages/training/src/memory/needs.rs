@@ -6,8 +6,8 @@ use super::BatchShape;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MemoryNeeds {
     pub parameters: u64,
-    /// All gradients of this rank's share, as they stand when the backward pass ends; of one part of the model where they
-    /// do not stay.
+    /// All gradients of this rank's share, as they stand when the backward pass ends; of one part of the model where
+    /// they do not stay.
     pub gradients: u64,
     /// The optimizer's moments of this rank's share.
     pub optimizer: u64,

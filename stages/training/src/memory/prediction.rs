@@ -44,8 +44,9 @@ impl MeasuredMemory {
     }
 }
 
-/// The largest whole `max_batch_seconds` whose micro-batches fit into `device` bytes, with the same longest clip; none if not
-/// even one clip does. The needs of a step grow linearly with the number of its utterances, so two sizes are measured.
+/// The largest whole `max_batch_seconds` whose micro-batches fit into `device` bytes, with the same longest clip; none
+/// if not even one clip does. The needs of a step grow linearly with the number of its utterances, so two sizes are
+/// measured.
 pub fn largest_batch(
     config: &ModelConfig,
     settings: &TrainSettings,

@@ -68,8 +68,8 @@ pub(super) fn profile_depths(
         let mut model = shallow(config, layers, settings)?;
         measured(&mut model, settings, BatchShape { tokens, ..shape })
     };
-    // The joint network takes most of the time, in proportion to tokens. Its memory is known from a part of them, and does
-    // not depend on the depth of the encoder, of which few tokens tell enough.
+    // The joint network takes most of the time, in proportion to tokens. Its memory is known from a part of them, and
+    // does not depend on the depth of the encoder, of which few tokens tell enough.
     let frames = (shape.seconds * SAMPLE_RATE / 1280.0) as usize * shape.utterances;
     let row = (config.decoder.vocab_size + 1 + config.loss.durations.len()) * 4;
     let few = LINEAR_FROM / (frames * row).max(1) + 2;
@@ -217,8 +217,8 @@ fn measured_here(
     Ok(Some(profile))
 }
 
-/// The most that encoding a batch of evaluation takes, of clips of `seconds` that fill `batch_seconds`. What the search of greedy decoding needs beside is a few rows of
-/// the vocabulary's size.
+/// The most that encoding a batch of evaluation takes, of clips of `seconds` that fill `batch_seconds`. What the search
+/// of greedy decoding needs beside is a few rows of the vocabulary's size.
 fn evaluated(model: &TdtModel, batch_seconds: f64, seconds: f64) -> Result<Option<i64>, TrainingError> {
     let utterances = ((batch_seconds / seconds).floor() as usize).max(1);
     let batch = micro_batch(

@@ -39,7 +39,8 @@ pub(super) struct Moments {
     pub second: Moment,
 }
 
-/// AdamW with decoupled weight decay. Updates parameters in place. Its state is kept by name, on the device of the parameter.
+/// AdamW with decoupled weight decay. Updates parameters in place. Its state is kept by name, on the device of the
+/// parameter.
 #[derive(Debug)]
 pub struct AdamW {
     pub config: AdamWConfig,

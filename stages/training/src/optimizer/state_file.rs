@@ -28,8 +28,8 @@ struct StateMetadata {
 pub(super) type Stored<'a> = (Vec<(String, NumbersView<'a>)>, HashMap<String, String>);
 
 impl AdamW {
-    /// The state as safetensors: `first.<name>`, `second.<name>`, and the update counts as metadata; where these are codes
-    /// of eight bits, `first_scale.<name>` and `second_scale.<name>` too.
+    /// The state as safetensors: `first.<name>`, `second.<name>`, and the update counts as metadata; where these are
+    /// codes of eight bits, `first_scale.<name>` and `second_scale.<name>` too.
     pub(super) fn stored<'a>(&'a self, keep: impl Fn(&str) -> bool) -> Result<Stored<'a>, TrainingError> {
         let mut tensors: Vec<(String, NumbersView<'_>)> = Vec::with_capacity(self.moments.len() * 2);
         let mut steps = BTreeMap::new();
@@ -50,8 +50,8 @@ impl AdamW {
         Ok((tensors, HashMap::from([(STATE.to_owned(), state)])))
     }
 
-    /// Writes the state to a file: the bytes that `safetensors::serialize` gives, which are not made in memory first. (The
-    /// library's own way to write a file makes one that nobody but its owner may read, whatever the umask.)
+    /// Writes the state to a file: the bytes that `safetensors::serialize` gives, which are not made in memory first.
+    /// (The library's own way to write a file makes one that nobody but its owner may read, whatever the umask.)
     pub fn save(&self, path: &Path) -> Result<(), TrainingError> {
         let (mut tensors, metadata) = self.stored(|_| true)?;
         tensors.sort_by(|(a, left), (b, right)| right.dtype().cmp(&left.dtype()).then_with(|| a.cmp(b)));
@@ -93,7 +93,8 @@ impl AdamW {
         })
     }
 
-    /// Reads what [`AdamW::save`] wrote. The coefficients are not part of it; moments stay in as many bits as they have.
+    /// Reads what [`AdamW::save`] wrote. The coefficients are not part of it; moments stay in as many bits as they
+    /// have.
     pub fn load(path: &Path, config: AdamWConfig) -> Result<Self, TrainingError> {
         let bytes = std::fs::read(path).map_err(TrainingError::file(path))?;
         Self::from_bytes(&bytes, config, &path.display())

@@ -11,8 +11,8 @@ use crate::trainer::TrainerConfig;
 /// NCCL's unique id of a communicator, which all of its ranks are given.
 pub(crate) type NcclUniqueId = [u8; 128];
 
-/// A new id where the ranks are to use NCCL: the program has the feature, each process has one rank (`local_ranks` is 1), the
-/// model is on a GPU, and updates are not offloaded to host memory. None where the ranks use host memory.
+/// A new id where the ranks are to use NCCL: the program has the feature, each process has one rank (`local_ranks` is
+/// 1), the model is on a GPU, and updates are not offloaded to host memory. None where the ranks use host memory.
 pub(crate) fn new_nccl_id(
     parameters: &Parameters,
     config: &TrainerConfig,
@@ -26,7 +26,8 @@ pub(crate) fn new_nccl_id(
     Ok(None)
 }
 
-/// The collective of a rank: NCCL where there is an id, else `local`, with copies in host memory if the model is on a GPU.
+/// The collective of a rank: NCCL where there is an id, else `local`, with copies in host memory if the model is on a
+/// GPU.
 ///
 /// # Errors
 /// Where process 0 uses NCCL and this program does not have it.

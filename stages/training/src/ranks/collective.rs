@@ -7,14 +7,14 @@ use flow_model::{ParameterGroup, ParameterId, Parameters};
 
 use crate::error::TrainingError;
 
-/// Identifies one collective operation of a training. Every rank takes part in each operation once; the order in which a rank
-/// starts its operations does not matter, but for NCCL.
+/// Identifies one collective operation of a training. Every rank takes part in each operation once; the order in which
+/// a rank starts its operations does not matter, but for NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CollectiveKey {
     /// The optimizer step.
     pub step: u64,
-    /// For gradients the index of the rank's micro-batch within the step, for parameters that of the parameter group in an
-    /// offloaded update; else 0.
+    /// For gradients the index of the rank's micro-batch within the step, for parameters that of the parameter group in
+    /// an offloaded update; else 0.
     pub round: u32,
     pub op: CollectiveOp,
 }
@@ -58,8 +58,8 @@ pub trait Collective: Send {
     /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// Starts to sum this rank's gradients of a parameter group with those of all other ranks, and returns at once. A gradient
-    /// that is missing here counts as zeros.
+    /// Starts to sum this rank's gradients of a parameter group with those of all other ranks, and returns at once. A
+    /// gradient that is missing here counts as zeros.
     fn start_reduce_scatter(
         &mut self,
         key: CollectiveKey,

@@ -1,7 +1,7 @@
 //! A test can make a rank hang, as one whose device no longer answers.
 //!
-//! With `FLOW_HANG_AT=rank:step` in the environment that rank stops for ever before that optimizer step. Without the variable
-//! the check costs one load.
+//! With `FLOW_HANG_AT=rank:step` in the environment that rank stops for ever before that optimizer step. Without the
+//! variable the check costs one load.
 
 use std::sync::OnceLock;
 use std::time::Duration;

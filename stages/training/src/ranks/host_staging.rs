@@ -10,7 +10,8 @@ use crate::error::TrainingError;
 pub struct HostStaging<C> {
     inner: C,
     device: Device,
-    /// The owner of each parameter, by index. None where sums and parameters stay in host memory, as updates are made there.
+    /// The owner of each parameter, by index. None where sums and parameters stay in host memory, as updates are made
+    /// there.
     owners: Option<Vec<usize>>,
     /// Copies of the parameters as of the last broadcast.
     host: Option<Parameters>,

@@ -1,7 +1,8 @@
 //! The collective of ranks that are threads of one process, in its memory.
 //!
-//! Where other processes have ranks too, each process has the pending operations of the whole group. A contribution is sent
-//! to the processes that need it and added to their pending operations, so that all that follows is the same, to the bit.
+//! Where other processes have ranks too, each process has the pending operations of the whole group. A contribution is
+//! sent to the processes that need it and added to their pending operations, so that all that follows is the same, to
+//! the bit.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -59,8 +60,8 @@ pub(crate) enum Contribution {
     Parameters(Vec<(ParameterId, Tensor)>),
 }
 
-/// A group of `size` ranks that are all in this process, in their order. A rank waits for the others at most for `timeout`.
-/// `owners` gives the owner of each parameter, as [`super::parameter_owners`] does.
+/// A group of `size` ranks that are all in this process, in their order. A rank waits for the others at most for
+/// `timeout`. `owners` gives the owner of each parameter, as [`super::parameter_owners`] does.
 pub fn local_group(size: usize, owners: Vec<usize>, timeout: Duration) -> Vec<LocalCollective> {
     group_in_process(size, 0..size, owners, timeout, None)
 }
@@ -214,8 +215,8 @@ impl LocalCollective {
         self.contribute(key, Contribution::Numbers(numbers))
     }
 
-    /// The numbers of all ranks, of an all-gather that was started. With `wait` it waits for them; otherwise None where a rank
-    /// has not contributed yet.
+    /// The numbers of all ranks, of an all-gather that was started. With `wait` it waits for them; otherwise None where
+    /// a rank has not contributed yet.
     #[cfg(feature = "nccl")]
     pub(super) fn finish_all_gather(
         &mut self,
@@ -246,8 +247,8 @@ impl LocalCollective {
         Ok(all.unwrap_or_default())
     }
 
-    /// Waits for all contributions and gives what `read` takes from them. The operation is removed when all ranks of this
-    /// process have finished it.
+    /// Waits for all contributions and gives what `read` takes from them. The operation is removed when all ranks of
+    /// this process have finished it.
     fn finish<R>(
         &mut self,
         key: CollectiveKey,
@@ -365,8 +366,8 @@ impl Collective for LocalCollective {
             }
             others
         })?;
-        // The owners change these tensors only in their next update. That needs metrics which this rank contributes after it
-        // has copied the tensors.
+        // The owners change these tensors only in their next update. That needs metrics which this rank contributes
+        // after it has copied the tensors.
         for (id, tensor) in others.unwrap_or_default() {
             parameters.overwrite(id, &tensor)?;
         }

@@ -1,13 +1,14 @@
 //! Training on several ranks: replicas of the model, each with a device and a thread of its own, that work on different
 //! micro-batches of the same optimizer step.
 //!
-//! Gradients and the optimizer's state are sharded over the ranks (ZeRO-2): every parameter has one owner, which sums its
-//! gradient over all ranks, keeps its moments, updates it and sends the new values to the others. A reduction starts as
-//! soon as the backward pass has completed a parameter group, and goes on while the pass works on the group below. Sums
-//! are taken in the order of the ranks, so they do not depend on timing.
+//! Gradients and the optimizer's state are sharded over the ranks (ZeRO-2): every parameter has one owner, which sums
+//! its gradient over all ranks, keeps its moments, updates it and sends the new values to the others. A reduction
+//! starts as soon as the backward pass has completed a parameter group, and goes on while the pass works on the group
+//! below. Sums are taken in the order of the ranks, so they do not depend on timing.
 //!
 //! Ranks may be distributed over the processes of a run. Process 0 has the first ranks, sends all of them their
-//! micro-batches and writes the checkpoints; the other processes ([`WorkerProcess`]) receive the model and keep no files.
+//! micro-batches and writes the checkpoints; the other processes ([`WorkerProcess`]) receive the model and keep no
+//! files.
 
 mod backend;
 mod codec;

@@ -1,22 +1,22 @@
-//! The collective of ranks on GPUs that use NVIDIA's NCCL: over NVLink or PCIe within a machine and over the network between
-//! machines, without copies in host memory.
+//! The collective of ranks on GPUs that use NVIDIA's NCCL: over NVLink or PCIe within a machine and over the network
+//! between machines, without copies in host memory.
 //!
-//! NCCL moves the large tensors: sums of gradients, and parameters. Numbers, and everything about failures, go through the
-//! [`LocalCollective`] of the rank: each rank contributes there when it starts an operation, so a rank that does not start it is
-//! named, and waiting for NCCL ends with the same timeout. NCCL itself would wait for ever.
+//! NCCL moves the large tensors: sums of gradients, and parameters. Numbers, and everything about failures, go through
+//! the [`LocalCollective`] of the rank: each rank contributes there when it starts an operation, so a rank that does
+//! not start it is named, and waiting for NCCL ends with the same timeout. NCCL itself would wait for ever.
 //!
-//! Compared with ranks that use host memory, the same sums are taken over the same ranks, with the same owners. Parameters are
-//! copied, so all ranks hold the same bits of them. But the order of the terms of a sum is NCCL's: a ring or a tree that
-//! follows from the machines, their links, the size of the tensor and NCCL's version. While NCCL makes the same choice, on
-//! the same machines, a sum has the same bits again; NCCL does not promise so. A run with NCCL therefore does not give the bits
-//! of a run without, but for two ranks, whose sums are the same in either order.
+//! Compared with ranks that use host memory, the same sums are taken over the same ranks, with the same owners.
+//! Parameters are copied, so all ranks hold the same bits of them. But the order of the terms of a sum is NCCL's: a
+//! ring or a tree that follows from the machines, their links, the size of the tensor and NCCL's version. While NCCL
+//! makes the same choice, on the same machines, a sum has the same bits again; NCCL does not promise so. A run with
+//! NCCL therefore does not give the bits of a run without, but for two ranks, whose sums are the same in either order.
 //!
 //! This was never run: it is compiled against NCCL's interface. What it relies on (the local collective, the order of
 //! operations) is tested with ranks on the CPU.
 //!
-//! NCCL requires that all ranks of a communicator start the same operations in the same order. They do: gradients come in the
-//! order of [`ParameterGroup::backward_order`], from a rank without a micro-batch too, and the operations at the end of a step
-//! have a fixed order.
+//! NCCL requires that all ranks of a communicator start the same operations in the same order. They do: gradients come
+//! in the order of [`ParameterGroup::backward_order`], from a rank without a micro-batch too, and the operations at the
+//! end of a step have a fixed order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -319,8 +319,8 @@ impl Collective for NcclCollective {
     }
 }
 
-/// The thread that has the communicator. When it ends, the communicator is dropped and aborts what is not finished, so that
-/// no GPU waits for a rank that has ended.
+/// The thread that has the communicator. When it ends, the communicator is dropped and aborts what is not finished, so
+/// that no GPU waits for a rank that has ended.
 fn run_communicator(
     context: &Arc<CudaContext>,
     rank: usize,

@@ -2,8 +2,8 @@
 
 use flow_model::Parameters;
 
-/// The owner of every parameter among `ranks` ranks, by [`flow_model::ParameterId::index`]: the rank that owns the fewest
-/// elements so far, the first of them where several do. Buffers have no owner; their entry is 0.
+/// The owner of every parameter among `ranks` ranks, by [`flow_model::ParameterId::index`]: the rank that owns the
+/// fewest elements so far, the first of them where several do. Buffers have no owner; their entry is 0.
 pub fn parameter_owners(parameters: &Parameters, ranks: usize) -> Vec<usize> {
     let mut owned = vec![0u64; ranks.max(1)];
     parameters

@@ -80,8 +80,8 @@ impl PeerTransport {
         });
     }
 
-    /// Sends the contribution of a rank to the processes that need it. Gradients whose owners are in other processes are
-    /// removed from it.
+    /// Sends the contribution of a rank to the processes that need it. Gradients whose owners are in other processes
+    /// are removed from it.
     pub fn send(
         &self,
         rank: usize,

@@ -15,7 +15,8 @@ pub struct ProcessGroup<'a> {
     pub rank_bytes: Option<u64>,
 }
 
-/// The number of ranks of each process. All processes have the same number; ranks are numbered in the order of the processes.
+/// The number of ranks of each process. All processes have the same number; ranks are numbered in the order of the
+/// processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RankLayout {
     ranks_per_process: usize,

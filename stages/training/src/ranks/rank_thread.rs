@@ -10,8 +10,8 @@ use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::trainer::{LoadedBatch, panic_text};
 
-/// The channels to a rank that is not on the caller's thread: on a thread of this process, or, by a proxy thread, in another
-/// process. The rank ends when this is dropped.
+/// The channels to a rank that is not on the caller's thread: on a thread of this process, or, by a proxy thread, in
+/// another process. The rank ends when this is dropped.
 pub(crate) struct RankHandle {
     pub commands: Sender<RankCommand>,
     /// One report for each [`RankCommand::Step`]; the rank ends after an error.
@@ -75,8 +75,8 @@ impl RankHandle {
     }
 }
 
-/// The thread pool of one rank. Ranks share none: a rank that waits for another one must not block a thread that the other
-/// one needs.
+/// The thread pool of one rank. Ranks share none: a rank that waits for another one must not block a thread that the
+/// other one needs.
 pub(crate) fn rank_thread_pool(rank: usize, threads: usize) -> Result<ThreadPool, TrainingError> {
     flow_model::threads::pool(&format!("rank-{rank}"), threads).map_err(|e| TrainingError::Rank {
         rank,

@@ -210,8 +210,8 @@ impl Replica {
             .collect()
     }
 
-    /// One micro-batch. A rank that has none (`loaded` is none) takes part in the reductions of the others. Adds the squares of
-    /// gradients that are applied at once to `squares`.
+    /// One micro-batch. A rank that has none (`loaded` is none) takes part in the reductions of the others. Adds the
+    /// squares of gradients that are applied at once to `squares`.
     fn micro_batch(
         &mut self,
         plan: &StepPlan,
@@ -265,10 +265,10 @@ impl Replica {
         Ok(output)
     }
 
-    /// Merges the running statistics of batch normalisation of all ranks, as if one rank had seen all micro-batches, rank by rank. Each micro-batch
-    /// moves them by `r <- (1 - m) r + m s`, so `n` of them by `r <- (1 - m)^n r + c`. With the statistics `r0` before the step
-    /// and `r_n` of a rank after its `n` micro-batches, `c = r_n - (1 - m)^n r0`. `before` holds `r0` of all buffers, `counts`
-    /// the number of micro-batches of each rank.
+    /// Merges the running statistics of batch normalisation of all ranks, as if one rank had seen all micro-batches,
+    /// rank by rank. Each micro-batch moves them by `r <- (1 - m) r + m s`, so `n` of them by `r <- (1 - m)^n r + c`.
+    /// With the statistics `r0` before the step and `r_n` of a rank after its `n` micro-batches, `c = r_n - (1 - m)^n
+    /// r0`. `before` holds `r0` of all buffers, `counts` the number of micro-batches of each rank.
     fn merge_batch_norm(&mut self, key: CollectiveKey, before: &[Tensor], counts: &[f64]) -> Result<(), TrainingError> {
         let names = ["running_mean", "running_var", "num_batches_tracked"];
         let parameters = &self.model.parameters;

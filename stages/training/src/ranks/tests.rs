@@ -68,8 +68,8 @@ fn parameters_are_shared_out_evenly() {
     assert_eq!(owners.iter().collect::<std::collections::BTreeSet<_>>().len(), 3);
 }
 
-/// Whichever rank is late, and in whichever process, sums are taken in the order of the ranks: with these numbers another order gives
-/// another sum.
+/// Whichever rank is late, and in whichever process, sums are taken in the order of the ranks: with these numbers
+/// another order gives another sum.
 #[test]
 fn sums_are_those_of_the_order_of_ranks_whoever_comes_late() {
     for count in [0, 2, 4] {
@@ -313,8 +313,8 @@ impl<F: FnMut() -> Result<(), TrainingError> + Send> Collective for FailingBroad
     }
 }
 
-/// The forward pass waits for the group that it needs and not for those after it; an error in a running update is given where
-/// its result is first needed.
+/// The forward pass waits for the group that it needs and not for those after it; an error in a running update is given
+/// where its result is first needed.
 #[test]
 fn an_offloaded_update_is_waited_for_part_by_part_and_its_failure_is_told() {
     let groups = [

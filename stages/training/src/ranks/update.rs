@@ -1,9 +1,10 @@
-//! The update of the parameters at the end of a step: in place, or offloaded to host memory while the next forward pass runs.
+//! The update of the parameters at the end of a step: in place, or offloaded to host memory while the next forward pass
+//! runs.
 //!
-//! With offloading a rank keeps the sums of its gradients, its moments and a copy of all parameters in host memory. A thread
-//! updates the copy group by group, in the order in which the model reads them. The next forward pass waits before each
-//! group until its update is done, and copies it to the device. Every pass computes with the updated parameters, so the
-//! result does not depend on offloading.
+//! With offloading a rank keeps the sums of its gradients, its moments and a copy of all parameters in host memory. A
+//! thread updates the copy group by group, in the order in which the model reads them. The next forward pass waits
+//! before each group until its update is done, and copies it to the device. Every pass computes with the updated
+//! parameters, so the result does not depend on offloading.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -138,8 +139,8 @@ impl ParameterUpdates {
         }
     }
 
-    /// Updates `groups`, in the order of the forward pass, with the sums of gradients; with offloading only starts to. All ranks
-    /// do so with the same groups.
+    /// Updates `groups`, in the order of the forward pass, with the sums of gradients; with offloading only starts to.
+    /// All ranks do so with the same groups.
     pub fn update(
         &mut self,
         groups: VecDeque<(ParameterGroup, Vec<ParameterId>)>,
@@ -209,8 +210,8 @@ impl Drop for ParameterUpdates {
 }
 
 impl Updater {
-    /// Updates those of `ids` that this rank owns, and gets the new values of the others from their owners. The sums of their
-    /// gradients are dropped.
+    /// Updates those of `ids` that this rank owns, and gets the new values of the others from their owners. The sums of
+    /// their gradients are dropped.
     fn update(
         &mut self,
         ids: &[ParameterId],

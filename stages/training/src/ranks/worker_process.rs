@@ -42,8 +42,8 @@ type Log = Arc<dyn Fn(&str) + Send + Sync>;
 type Failure = Arc<Mutex<Option<(Instant, String)>>>;
 
 impl WorkerProcess {
-    /// Starts the thread that executes the commands of process 0: one training after the other. `log` is called with a line
-    /// for each event.
+    /// Starts the thread that executes the commands of process 0: one training after the other. `log` is called with a
+    /// line for each event.
     ///
     /// # Errors
     /// Where the thread cannot be started. All other errors are sent to all processes and end the run.
@@ -221,8 +221,8 @@ impl Worker {
         at.ok_or_else(malformed_message)
     }
 
-    /// Refuses ranks that need more memory than is available. The tensors that process 0 sent are in memory already and count
-    /// as used.
+    /// Refuses ranks that need more memory than is available. The tensors that process 0 sent are in memory already and
+    /// count as used.
     fn check_memory(&self, pending: &PendingTraining) -> Result<(), TrainingError> {
         let ranks = pending.layout.ranks_of(self.processes.process()).len() as u64;
         let needed = pending.rank_bytes.saturating_mul(ranks);

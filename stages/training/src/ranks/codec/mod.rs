@@ -1,7 +1,7 @@
 //! Encoding of the messages between processes that train together.
 //!
-//! Numbers are little-endian, which is the byte order of every process of a run (a machine of another one is refused when it
-//! joins). A reader checks every length against the bytes that are there.
+//! Numbers are little-endian, which is the byte order of every process of a run (a machine of another one is refused
+//! when it joins). A reader checks every length against the bytes that are there.
 
 mod format;
 mod message;

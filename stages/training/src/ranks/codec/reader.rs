@@ -74,7 +74,8 @@ impl<'a> MessageReader<'a> {
         self.0
     }
 
-    /// A list, after its length. Each item takes at least one byte, so a length above the bytes that are left is an error.
+    /// A list, after its length. Each item takes at least one byte, so a length above the bytes that are left is an
+    /// error.
     pub fn list<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, TrainingError>) -> Result<Vec<T>, TrainingError> {
         let count = self.count()?;
         if count > self.0.len() {
