@@ -22,7 +22,7 @@ use crate::store::{Artifact, ExportSet, FileRange};
 
 /// A stage kind. Implemented by a unit struct; registered with [`crate::registry::kind`].
 pub trait Kind: Send + Sync + 'static {
-    /// `area.verb`, or one word.
+    /// `area.verb`; of a kind with [`Kind::SQL_SETTINGS`], one word will do.
     const NAME: &'static str;
     /// Raised whenever the same input and settings give other bytes. Part of every key.
     const VERSION: u32;

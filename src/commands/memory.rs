@@ -3,13 +3,13 @@
 use std::cmp::Ordering;
 use std::io::Write;
 
+use flow_hub::HubReference;
 use flow_runtime::Kind;
 use flow_runtime::available_memory;
 use flow_runtime::registry::Registry;
 use flow_runtime::spec::{Checked, yaml};
-use flow_training::hub::Reference;
 use flow_training::init::configuration;
-use flow_training::memory::{Assumed, Measured, Needs, gigabytes, largest_batch};
+use flow_training::memory::{DataAssumptions, MeasuredMemory, MemoryNeeds, gigabytes, largest_batch};
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{Optimizer, TrainSettings};
 use flow_training::train::TrainingTrain;
@@ -33,7 +33,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     let separate = settings.separate_memory();
     let wrong =
         |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", pipeline.path.display()));
-    let config = if Reference::parse(&settings.init).is_some() {
+    let config = if HubReference::parse(&settings.init).is_some() {
         let vocabulary = arguments.vocabulary.unwrap_or(HUB_VOCABULARY);
         writeln!(
             out,
@@ -50,12 +50,12 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     } else {
         configuration(&settings, arguments.vocabulary).map_err(wrong)?
     };
-    let assumed = Assumed {
+    let assumed = DataAssumptions {
         longest: arguments.longest.unwrap_or(settings.max_duration),
         tokens_per_second: arguments.tokens_per_second,
     };
-    let measure = |settings: &ResolvedSettings| -> Result<Measured, Failure> {
-        Measured::new(&config, settings, &assumed.shapes(settings))
+    let measure = |settings: &ResolvedSettings| -> Result<MeasuredMemory, Failure> {
+        MeasuredMemory::new(&config, settings, &assumed.shapes(settings))
             .map_err(wrong)?
             .ok_or_else(|| Failure::unreadable("this program's allocator does not count"))
     };
@@ -164,8 +164,8 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
 fn switches(
     out: &mut dyn Write,
     settings: &ResolvedSettings,
-    measured: &Measured,
-    recomputed: &Needs,
+    measured: &MeasuredMemory,
+    recomputed: &MemoryNeeds,
     separate: bool,
 ) -> Result<(), Failure> {
     let now = measured.needs(settings);

@@ -67,7 +67,7 @@ fn show(plan: &Plan, partitions: bool, out: &mut dyn Write) -> Result<(), Failur
         }
     }
     for (reason, stages) in off {
-        writeln!(out, "switched off: {}: {}", stages.join(", "), on_one_line(reason))?;
+        writeln!(out, "switched off: {}: {}", stages.join(", "), escape_line(reason))?;
     }
     for stage in plan.stages.iter().filter(|stage| !stage.removed.is_empty()) {
         writeln!(

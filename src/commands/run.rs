@@ -12,7 +12,7 @@ use flow_runtime::processes::{End, Join, Processes, join};
 use flow_runtime::registry::Registry;
 use flow_runtime::run::RunError;
 use flow_runtime::spec::Checked;
-use flow_training::ranks::serve;
+use flow_training::ranks::WorkerProcess;
 
 use super::{checked, options};
 use crate::arguments::RunArguments;
@@ -202,13 +202,13 @@ fn come_together(
 fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -> Result<Exit, Failure> {
     let own = processes.process();
     let told = events.clone();
-    let ranks = serve(processes, move |line| {
+    let ranks = WorkerProcess::start(processes, move |line| {
         told.send(Event::Note {
             message: format!("process {own}: {line}"),
         });
     })
     .map_err(|error| Failure::unreadable(error.to_string()))?;
-    let end = flow_runtime::run::follow(processes, true, || ranks.given_up());
+    let end = flow_runtime::run::follow(processes, true, || ranks.abort_reason());
     let End { code, message } = end.map_err(|error| Failure::run(error, checked))?;
     if message.is_empty() {
         events.send(Event::Note {

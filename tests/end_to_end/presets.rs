@@ -54,6 +54,10 @@ fn resolved(configs: &[PathBuf]) -> TrainSettings {
     let pipeline = spec::load(Path::new(PIPELINE), &overrides, &registry)
         .map_err(|_| configs)
         .expect("a pipeline");
+    let pipeline = spec::check(pipeline, &registry)
+        .map_err(|_| configs)
+        .expect("a right one")
+        .pipeline;
     let mut stages = pipeline.stages.iter().filter(|stage| stage.uses == "training.train");
     let stage = stages.next().expect("training");
     yaml::typed(&stage.with)

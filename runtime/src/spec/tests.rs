@@ -165,8 +165,22 @@ toy!(
     |_with, _inputs| Ok(Shape::export())
 );
 
+toy!(
+    Both,
+    "toy.both",
+    NoSettings,
+    &[
+        InputPort::streamed("rows", "numbers"),
+        InputPort::whole("built", "numbers").optional(),
+        InputPort::whole("given", "numbers").optional(),
+    ],
+    &[ROWS],
+    |_with, _inputs| Ok(Shape::local(ports(&["rows"])))
+);
+
 fn registry() -> Registry {
     Registry::new(vec![
+        kind::<Both>(),
         kind::<Count>(),
         kind::<Sql>(),
         kind::<Pair>(),
@@ -313,7 +327,8 @@ include:
 stages:
   given: {when: \"${manifest} != ''\", uses: toy.count, with: {rows: 1, label: '${manifest}'}}
   pair: {uses: toy.pair, from: {left: inner/clean}}
-  write: {uses: toy.write, from: {train: pair.train, given: given}}
+  base: {uses: toy.count, with: {rows: 2}}
+  both: {uses: toy.both, from: {rows: base, built: pair.train, given: given}}
   more: {uses: toy.count, with: {<<: '${train}', rows: 7}}
   rest: {uses: toy.count, with: {<<: ['${train}']}}
 ";
@@ -336,7 +351,7 @@ fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
     let built = files.check(&[]).unwrap();
     assert_eq!(
         names(&built),
-        ["inner/scan", "inner/clean", "pair", "write", "more", "rest"]
+        ["inner/scan", "inner/clean", "pair", "base", "both", "more", "rest"]
     );
     assert_eq!(off(&built), ["2 given: `when: ${manifest} != ''` does not hold"]);
     // The optional input is gone, the others stay where they were.
@@ -348,9 +363,9 @@ fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
             .collect::<Vec<_>>()
     };
     let pair = |a: &str, b: &str| (a.to_string(), b.to_string());
-    assert_eq!(inputs(&built, "write"), [pair("train", "pair")]);
+    assert_eq!(inputs(&built, "both"), [pair("rows", "base"), pair("built", "pair")]);
     let given = files.check(&["manifest=t.jsonl"]).unwrap();
-    assert_eq!(names(&given), ["given", "write", "more", "rest"]);
+    assert_eq!(names(&given), ["given", "base", "both", "more", "rest"]);
     let group = "the group `inner` is switched off: `when: ${manifest} == ''` does not hold";
     assert_eq!(
         off(&given),
@@ -360,7 +375,7 @@ fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
             "3 pair: its input `left` comes from `clean`, which is switched off".to_string(),
         ]
     );
-    assert_eq!(inputs(&given, "write"), [pair("given", "given")]);
+    assert_eq!(inputs(&given, "both"), [pair("rows", "base"), pair("given", "given")]);
     assert!(given.pipeline.frozen().contains("switched_off"));
     // Settings of a group that is given whole, and one of the stage's own, which comes first.
     let all = |stage: &str| given.stages[given.position(stage).unwrap()].settings.all().to_string();
@@ -385,16 +400,16 @@ stages:
 ";
     let said = mistakes(text);
     assert!(
-        said.contains("p.yaml:4:16: `when` must be a condition, found a list"),
+        said.contains("p.yaml:4:16: error: `when` must be a condition, found a list"),
         "{said}"
     );
     assert!(
-        said.contains("p.yaml:6:14: `when`: unknown parameter `manifst`"),
+        said.contains("p.yaml:6:14: error: `when`: unknown parameter `manifst`"),
         "{said}"
     );
     assert!(said.contains("did you mean `manifest`?"), "{said}");
     assert!(
-        said.contains("p.yaml:8:11: `when`: expected true or false, found text"),
+        said.contains("p.yaml:8:11: error: `when`: expected true or false, found text"),
         "{said}"
     );
     assert!(
@@ -409,8 +424,8 @@ stages:
   d: {uses: toy.count, with: {<<: '${train}'}}
 ";
     let said = mistakes(text);
-    assert!(said.contains("p.yaml:4:50: stage `c`"), "{said}");
-    let unused = "p.yaml:5:35: no stage that takes the group `train` has a setting `lable`";
+    assert!(said.contains("p.yaml:4:50: error: stage `c`"), "{said}");
+    let unused = "p.yaml:5:35: error: no stage that takes the group `train` has a setting `lable`";
     assert!(
         said.contains(unused) && said.contains("did you mean `label`?"),
         "{said}"

@@ -9,7 +9,7 @@ mod selftest;
 use std::fmt::Write as _;
 use std::io::Write;
 
-use flow_runtime::visible::on_one_line;
+use flow_runtime::escape::escape_line;
 use serde::Serialize;
 
 use crate::arguments::{DoctorArguments, VERSION};
@@ -129,7 +129,7 @@ fn shown(report: &Report) -> String {
     } in &report.checks
     {
         // A text cannot fail to be written to.
-        let _ = writeln!(text, "{:4}  {name}: {}", state.name(), on_one_line(found));
+        let _ = writeln!(text, "{:4}  {name}: {}", state.name(), escape_line(found));
         if let Some(help) = help {
             let _ = writeln!(text, "      {help}");
         }

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use flow_training::TrainingError;
-use flow_training::hub::Hub;
+use flow_hub::{Hub, HubError};
 
 use super::Check;
 
 /// How long to wait for the hub: somebody waits for the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 const TOKEN: &str = "hub token";
 const HUB: &str = "hub";
@@ -17,7 +16,7 @@ pub fn hub() -> Vec<Check> {
     of(Hub::from_environment())
 }
 
-fn of(hub: Result<Hub, TrainingError>) -> Vec<Check> {
+fn of(hub: Result<Hub, HubError>) -> Vec<Check> {
     let mut hub = match hub {
         Ok(hub) => hub,
         Err(error) => {
@@ -32,7 +31,7 @@ fn of(hub: Result<Hub, TrainingError>) -> Vec<Check> {
             "none; only private and gated models of the hub need one (HF_TOKEN)",
         ),
     };
-    hub.patience = PATIENCE;
+    hub.timeout = TIMEOUT;
     vec![token, reachable(&hub)]
 }
 

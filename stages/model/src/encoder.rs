@@ -10,8 +10,8 @@ use crate::layers::attention::PositionTable;
 use crate::layers::conformer_layer::{self, ConformerLayer};
 use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
+use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
-use crate::parts::{Follow, Part};
 
 /// The encoder.
 #[derive(Debug)]
@@ -68,24 +68,25 @@ impl Encoder {
         lengths: &[usize],
         mode: Mode,
     ) -> Result<(Tensor, Vec<usize>, Saved, BufferUpdates)> {
-        let nobody = &mut |_: Part, _: &mut Gradients, _: &Parameters| {};
-        self.forward_telling(parameters, features, lengths, mode, nobody)
+        let observer = &mut |_: ParameterGroup, _: &mut Gradients, _: &Parameters| {};
+        self.forward_observed(parameters, features, lengths, mode, observer)
     }
 
-    /// The same, and tells of the sub-sampling and of each layer when they are needed.
-    pub fn forward_telling(
+    /// As [`Encoder::forward`]; `observer` is called before the parameters of the sub-sampling and of each layer are
+    /// read.
+    pub fn forward_observed(
         &self,
         parameters: &Parameters,
         features: &Tensor,
         lengths: &[usize],
         mut mode: Mode,
-        follow: &mut (dyn Follow + Send),
+        observer: &mut (dyn PassObserver + Send),
     ) -> Result<(Tensor, Vec<usize>, Saved, BufferUpdates)> {
-        follow.needed(Part::Subsampling, parameters);
+        observer.before_forward(ParameterGroup::Subsampling, parameters);
         let (mut x, mut saved) = self.start(parameters, features, lengths, &mut mode)?;
         let mut updates = BufferUpdates::default();
         for (number, layer) in self.layers.iter().enumerate() {
-            follow.needed(Part::Layer(number), parameters);
+            observer.before_forward(ParameterGroup::Layer(number), parameters);
             let noise = match &mode {
                 Mode::Train(noise) if self.recompute => Some((*noise).clone()),
                 _ => None,
@@ -168,23 +169,24 @@ impl Encoder {
         d_encoded: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        self.backward_telling(
+        self.backward_observed(
             parameters,
             saved,
             d_encoded,
             gradients,
-            &mut |_: Part, _: &mut Gradients, _: &Parameters| {},
+            &mut |_: ParameterGroup, _: &mut Gradients, _: &Parameters| {},
         )
     }
 
-    /// The same, and tells of each layer whose gradients are complete, and of the sub-sampling.
-    pub fn backward_telling(
+    /// As [`Encoder::backward`]; `observer` is called when the gradients of a layer or of the sub-sampling are
+    /// complete.
+    pub fn backward_observed(
         &self,
         parameters: &Parameters,
         saved: Saved,
         d_encoded: &Tensor,
         gradients: &mut Gradients,
-        follow: &mut (dyn Follow + Send),
+        observer: &mut (dyn PassObserver + Send),
     ) -> Result<()> {
         let Saved {
             subsampling,
@@ -207,11 +209,11 @@ impl Encoder {
                 }
             };
             d = layer.backward(parameters, &saved, &frames, &d, gradients)?;
-            follow.finished(Part::Layer(number), gradients, parameters);
+            observer.gradients_complete(ParameterGroup::Layer(number), gradients, parameters);
         }
         let d = drop_scaled(&d, scale, mask)?;
         self.subsampling.backward(parameters, &subsampling, &d, gradients)?;
-        follow.finished(Part::Subsampling, gradients, parameters);
+        observer.gradients_complete(ParameterGroup::Subsampling, gradients, parameters);
         Ok(())
     }
 }

@@ -31,6 +31,9 @@ pub enum Error {
     /// A name was declared twice.
     #[error("parameter `{0}` is declared twice")]
     DuplicateParameter(String),
+    /// A name does not say which part of the model the parameter is in.
+    #[error("parameter `{0}` belongs to no parameter group of the model")]
+    ParameterGroup(String),
     /// What the caller gave cannot be used (an empty batch, a non-finite sample, ...).
     #[error("{0}")]
     Input(String),

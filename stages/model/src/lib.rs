@@ -16,8 +16,8 @@ pub mod joint;
 pub mod layers;
 pub mod loss;
 pub mod model;
+pub mod parameter_groups;
 pub mod parameters;
-pub mod parts;
 pub mod prediction;
 pub mod selftest;
 pub mod spec_augment;
@@ -28,7 +28,7 @@ pub mod vocabulary;
 pub use config::ModelConfig;
 pub use encoder::Encoder;
 pub use error::{Error, Result};
+pub use parameter_groups::ParameterGroup;
 pub use parameters::{
     BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId, Parameters,
 };
-pub use parts::Part;

@@ -11,21 +11,21 @@ use crate::error::TrainingError;
 
 /// Exponential moving average of all floating-point tensors of a model, statistics of batch normalisation
 /// included. Whole numbers (counters) are copied.
-pub struct Average {
+pub struct MovingAverage {
     decay: f64,
     parameters: Parameters,
 }
 
-impl Average {
-    /// Begins at the present weights.
+impl MovingAverage {
+    /// Starts at the given weights.
     pub fn new(decay: f64, parameters: &Parameters) -> Result<Self, TrainingError> {
-        Ok(Average {
+        Ok(MovingAverage {
             decay,
             parameters: copied(parameters)?,
         })
     }
 
-    /// Takes in the weights after optimizer step `step` (the first is 0):
+    /// Adds the weights after optimizer step `step` (the first is 0):
     /// `average += (1 - d) * (weights - average)` with `d = min(decay, (1 + step) / (10 + step))`, so that the first
     /// weights are soon forgotten.
     pub fn update(&mut self, parameters: &Parameters, step: u64) -> Result<(), TrainingError> {
@@ -40,18 +40,18 @@ impl Average {
         Ok(())
     }
 
-    /// Lends the model with the averaged weights in place of its own, which `use_model` gets beside it.
-    pub fn with<R>(&mut self, model: &mut TdtModel, use_model: impl FnOnce(&TdtModel, &Parameters) -> R) -> R {
+    /// Calls `use_model` with the model, which has the averaged weights meanwhile, and with its own weights.
+    pub fn with_average<R>(&mut self, model: &mut TdtModel, use_model: impl FnOnce(&TdtModel, &Parameters) -> R) -> R {
         std::mem::swap(&mut self.parameters, &mut model.parameters);
         let result = use_model(model, &self.parameters);
         std::mem::swap(&mut self.parameters, &mut model.parameters);
         result
     }
 
-    /// Goes on from a checkpoint: `model` holds the averaged weights as loaded, and gets those that training
-    /// left off with, which are in the file `live`.
+    /// Resumes from a checkpoint: `model` was loaded with the averaged weights, and gets those that training continues
+    /// from, which are in the file `live`.
     pub fn resume(decay: f64, model: &mut TdtModel, live: &Path) -> Result<Self, TrainingError> {
-        let average = Average::new(decay, &model.parameters)?;
+        let average = MovingAverage::new(decay, &model.parameters)?;
         let mut missing: Vec<String> = model.parameters.iter().map(|(_, p)| p.name.clone()).collect();
         for (name, tensor) in read_safetensors(live)? {
             let Some(id) = model.parameters.id(&name) else { continue };
@@ -67,13 +67,13 @@ impl Average {
     }
 }
 
-/// Writes the weights that training goes on from.
+/// Writes the weights that training continues from.
 pub fn write_live(path: &Path, parameters: &Parameters) -> Result<(), TrainingError> {
     let tensors: Vec<_> = parameters.iter().map(|(_, p)| (p.name.as_str(), &p.tensor)).collect();
     Ok(write_safetensors(path, &tensors)?)
 }
 
-/// Tensors of their own: the optimizer works in place.
+/// A copy, as the optimizer changes tensors in place.
 fn copied(parameters: &Parameters) -> Result<Parameters, TrainingError> {
     Ok(parameters.copied_to(parameters.device())?)
 }

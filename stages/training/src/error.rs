@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_hub::HubError;
 use flow_runtime::StageError;
 
 /// Errors of this crate. Messages name the thing and say what to do.
@@ -23,7 +24,7 @@ pub enum TrainingError {
     File { path: PathBuf, source: std::io::Error },
     #[error("{message}")]
     Data { message: String },
-    /// A model could not be had from the hub.
+    /// A model could not be fetched from the Hugging Face hub.
     #[error("{message}")]
     Hub { message: String, help: String },
     /// A rank failed, or did not come to where the others wait for it.
@@ -57,6 +58,17 @@ impl TrainingError {
         move |source| TrainingError::File {
             path: path.to_owned(),
             source,
+        }
+    }
+}
+
+/// Every reference to the hub in this crate is the value of a setting `init`.
+impl From<HubError> for TrainingError {
+    fn from(error: HubError) -> Self {
+        match error {
+            HubError::Reference { message } => TrainingError::setting("init", message),
+            HubError::Unavailable { message, help } => TrainingError::Hub { message, help },
+            HubError::File { path, source } => TrainingError::File { path, source },
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
+use flow_hub::{Hub, HubReference};
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
@@ -10,30 +11,29 @@ use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
 
 use crate::error::TrainingError;
-use crate::hub::{Hub, Reference};
 use crate::resolved_settings::ResolvedSettings;
 
-/// The file or folder on this machine that a model goes by. One of the hub is downloaded into the hub's cache first;
-/// `tell` hears how that goes.
+/// The local file or folder of a model: `model` itself, or where it is `hf://...` the path in the hub's cache, into
+/// which it is downloaded first. `progress` is called with lines about the download.
 ///
 /// # Errors
-/// When the hub does not give it.
-pub fn local_model(model: &str, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, TrainingError> {
-    let Some(reference) = Reference::parse(model).transpose()? else {
+/// Where the reference cannot be read or the hub does not give the model.
+pub fn local_model(model: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, TrainingError> {
+    let Some(reference) = HubReference::parse(model).transpose()? else {
         return Ok(PathBuf::from(model));
     };
     let fetched = Hub::from_environment()?.fetch(&reference, &mut |line| {
-        tell(line);
+        progress(line);
         true
     })?;
-    // None comes only from a `tell` that says no.
+    // None only where the callback cancels, which this one never does.
     Ok(fetched.unwrap_or_else(|| PathBuf::from(model)))
 }
 
 /// Whether the first weights can be had, without reading them. Matters only where no checkpoint stands.
 pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
-    // A model of the hub is looked for when training begins.
-    if settings.init == "none" || Reference::parse(&settings.init).transpose()?.is_some() {
+    // A model of the hub is fetched when training begins.
+    if settings.init == "none" || HubReference::parse(&settings.init).transpose()?.is_some() {
         return Ok(());
     }
     if !Path::new(&settings.init).exists() {
@@ -86,8 +86,8 @@ pub fn first_model(
     Ok((model, change))
 }
 
-/// The configuration of the model before its first step; of a model that is given, nothing but that is read. `vocabulary`
-/// is the number of pieces where the tokenizer is still to be made.
+/// The configuration of the model before its first step; of a model that is given, nothing but that is read.
+/// `vocabulary` is the number of pieces where the tokenizer is still to be made.
 pub fn configuration(settings: &ResolvedSettings, vocabulary: Option<usize>) -> Result<ModelConfig, TrainingError> {
     let pieces = match (given_tokenizer(settings)?, vocabulary) {
         (Some(tokenizer), _) => Some(tokenizer.pieces()),

@@ -4,7 +4,6 @@ pub mod average;
 pub mod checkpoint;
 pub mod error;
 mod file_set;
-pub mod hub;
 pub mod init;
 pub mod limit_texts;
 pub mod loaded_rows;

@@ -45,10 +45,10 @@ pub fn stage_mark(batches: &[RecordBatch]) -> Result<Option<StageMark>, Training
 
 /// The micro-batches of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Loaded {
-    /// Ordered by rank and place. One without any utterance is not among them.
+pub struct LoadedStep {
+    /// Ordered by rank and place; those without an utterance are left out.
     pub batches: Vec<LoadedBatch>,
-    /// How many were planned, with those that are empty.
+    /// The number of planned micro-batches, empty ones included.
     pub planned: u32,
     /// Segments whose recordings could not be loaded.
     pub lost: Vec<String>,
@@ -58,14 +58,14 @@ pub struct Loaded {
     pub too_long: Vec<String>,
 }
 
-/// Makes micro-batches of the rows of one optimizer step. A row with more than `max_tokens` tokens is left out, or its
-/// target is cut to so many.
+/// Converts the rows of one optimizer step to micro-batches. A row with more than `max_tokens` tokens is left out, or
+/// its target is cut to so many.
 pub fn micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
     max_tokens: usize,
     long_texts: OverLimit,
-) -> Result<Loaded, TrainingError> {
+) -> Result<LoadedStep, TrainingError> {
     let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
     let (mut lost, mut dropped, mut too_long) = (Vec::new(), Vec::new(), Vec::new());
     for batch in batches {
@@ -126,7 +126,7 @@ pub fn micro_batches(
     let planned = groups.len() as u32;
     let placed = (0..).zip(groups.into_values());
     let batches = placed.map(|(place, batch)| LoadedBatch { place, ..batch });
-    Ok(Loaded {
+    Ok(LoadedStep {
         batches: batches.filter(|batch| !batch.segments.is_empty()).collect(),
         planned,
         lost,

@@ -33,12 +33,12 @@ pub struct LongTexts {
     pub texts: u64,
     pub limit: usize,
     pub rule: OverLimit,
-    pub languages: BTreeMap<String, Language>,
+    pub languages: BTreeMap<String, LanguageLongTexts>,
 }
 
-/// Those of one language.
+/// Transcripts over the limit, of one language.
 #[derive(Debug, Default, PartialEq)]
-pub struct Language {
+pub struct LanguageLongTexts {
     pub count: u64,
     /// Most tokens in one of them.
     pub longest: usize,

@@ -73,7 +73,7 @@ pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
             })
         }
         ModelFrom::Average => {
-            let average = average_of::standing(folder)?.ok_or_else(|| TrainingError::Refused {
+            let average = average_of::latest_mean(folder)?.ok_or_else(|| TrainingError::Refused {
                 message: format!("{} holds no mean of its checkpoints", folder.display()),
                 help: Some("run again: it is made when the last step is done".into()),
             })?;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_hub::{Hub, HubReference};
 use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{
@@ -12,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
 use crate::error::TrainingError;
-use crate::hub::{Hub, Reference};
 use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 
 /// Reads the tokenizer that a model is trained with.
@@ -61,7 +61,7 @@ enum Origin {
     /// A SentencePiece `.model`, and the setting that names it.
     File(PathBuf, &'static str),
     Model(PathBuf),
-    Hub(Reference),
+    Hub(HubReference),
 }
 
 impl ReadTokenizerSettings {
@@ -76,10 +76,15 @@ impl ReadTokenizerSettings {
             }
             return Ok(Origin::File(PathBuf::from(&self.from_nothing), "from_nothing"));
         }
-        Ok(match Reference::parse(&self.init).transpose()? {
-            Some(reference) => Origin::Hub(reference),
-            None => Origin::Model(PathBuf::from(&self.init)),
-        })
+        Ok(
+            match HubReference::parse(&self.init)
+                .transpose()
+                .map_err(TrainingError::from)?
+            {
+                Some(reference) => Origin::Hub(reference),
+                None => Origin::Model(PathBuf::from(&self.init)),
+            },
+        )
     }
 }
 
@@ -183,11 +188,13 @@ impl Reader {
         Ok(of_init.map(|(standing, _)| standing.path.join(TOKENIZER_FILE)))
     }
 
-    fn fetched(&self, reference: &Reference) -> Result<PathBuf, StageError> {
-        let fetched = Hub::from_environment()?.fetch(reference, &mut |line| {
+    fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
+        let hub = Hub::from_environment().map_err(TrainingError::from)?;
+        let fetched = hub.fetch(reference, &mut |line| {
             self.context.report(serde_json::json!({ "line": line }));
             !self.context.cancel.is_set()
-        })?;
+        });
+        let fetched = fetched.map_err(TrainingError::from)?;
         fetched.ok_or_else(|| StageError::failed("stopped"))
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::datatypes::Schema;
+use flow_hub::HubReference;
 use flow_kernels::device::DeviceChoice;
 use flow_sampling::SamplingRecord;
 use flow_sampling::plan::Packing;
@@ -13,7 +14,6 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
-use crate::hub::Reference;
 use crate::long_texts::OverLimit;
 use crate::settings::{ModelFrom, NewPieces, Precision, TrainSettings};
 
@@ -92,7 +92,7 @@ impl ResolvedSettings {
         if !self.tokenizer.is_empty() && self.tokenizer_input.is_some() {
             return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
         }
-        Reference::parse(&self.init).transpose()?;
+        HubReference::parse(&self.init).transpose()?;
         if self.precision == Precision::Bf16 && self.average_decay > 0.0 {
             return refuse(
                 "precision",

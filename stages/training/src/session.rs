@@ -13,15 +13,15 @@ use flow_model::vocabulary::VocabularyChange;
 use flow_sampling::planned::Planned;
 use serde_json::{Value, json};
 
-use crate::average::Average;
-use crate::checkpoint::{self, CheckpointFolder, Identity, Record};
+use crate::average::MovingAverage;
+use crate::checkpoint::{self, CheckpointFolder, CheckpointRecord, Identity};
 use crate::error::TrainingError;
 use crate::init::first_model;
 use crate::loaded_rows::StageMark;
 use crate::metrics::Metrics;
 use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
-use crate::ranks::Among;
+use crate::ranks::ProcessGroup;
 use crate::resolved_settings::ResolvedSettings;
 use crate::start::{Start, find_start};
 use crate::trainer::{LoadedBatch, StepReport, Trainer, panic_text};
@@ -41,7 +41,7 @@ pub struct Session {
     /// A checkpoint that is being written.
     writing: Option<JoinHandle<Result<PathBuf, TrainingError>>>,
     metrics: Metrics,
-    record: Record,
+    record: CheckpointRecord,
     evaluate: Option<Evaluate>,
     report: Report,
     bad_steps: u64,
@@ -87,16 +87,16 @@ impl Session {
         evaluate: Option<Evaluate>,
         report: Report,
     ) -> Result<Self, TrainingError> {
-        Self::begin_among(settings, data, evaluate, report, None)
+        Self::begin_distributed(settings, data, evaluate, report, None)
     }
 
-    /// The same with the ranks shared out over the processes of a run, of which this is process 0.
-    pub fn begin_among(
+    /// As [`Session::begin`] with the ranks distributed over the processes of a run, of which this is process 0.
+    pub fn begin_distributed(
         settings: &ResolvedSettings,
         data: Option<&str>,
         evaluate: Option<Evaluate>,
         report: Report,
-        among: Option<Among>,
+        group: Option<ProcessGroup>,
     ) -> Result<Self, TrainingError> {
         settings.validate()?;
         let root = Path::new(&settings.checkpoints);
@@ -117,7 +117,7 @@ impl Session {
                 let (model, change) = first_model(settings, &device)?;
                 vocabulary_change = change;
                 let average = (decay > 0.0)
-                    .then(|| Average::new(decay, &model.parameters))
+                    .then(|| MovingAverage::new(decay, &model.parameters))
                     .transpose()?;
                 let optimizer = AdamW::new(settings.adamw());
                 (folder, model, optimizer, average, first_record(identity))
@@ -149,7 +149,7 @@ impl Session {
         };
         model = model.stored_as(settings.precision.matrices())?;
         model.set_recompute(settings.recompute);
-        let mut record = Record {
+        let mut record = CheckpointRecord {
             version: checkpoint::CHECKPOINT_VERSION,
             settings: settings.recorded(),
             data: data.map(str::to_owned).or(record.data),
@@ -168,7 +168,7 @@ impl Session {
             }))?;
         }
         let config = settings.trainer_config(model.config.encoder.d_model);
-        let trainer = Trainer::among(model, optimizer, config, average, among)?;
+        let trainer = Trainer::distributed(model, optimizer, config, average, group)?;
         Ok(Session {
             settings: settings.clone(),
             trainer,
@@ -340,7 +340,7 @@ impl Session {
         let folder = &self.folder;
         let path = self
             .trainer
-            .lend_state(|model, optimizer, live| folder.write(&record, model, optimizer, live))??;
+            .with_state(|model, optimizer, live| folder.write(&record, model, optimizer, live))??;
         self.folder
             .prune(self.settings.keep_checkpoints, self.settings.keep_best)?;
         Ok(path)
@@ -351,7 +351,7 @@ impl Session {
     fn checkpoint_in_background(&mut self) -> Result<(), TrainingError> {
         self.written()?;
         let record = self.stamped();
-        let (model, optimizer, live) = self.trainer.lend_state(|model, optimizer, live| {
+        let (model, optimizer, live) = self.trainer.with_state(|model, optimizer, live| {
             let host = &Device::Cpu;
             let live = live.map(|live| live.copied_to(host)).transpose()?;
             Ok::<_, TrainingError>((model.replica_on(host)?, optimizer.on_host()?, live))
@@ -380,9 +380,9 @@ impl Session {
     }
 
     /// The record with what the last evaluation said, if it was of this very model.
-    fn stamped(&self) -> Record {
+    fn stamped(&self) -> CheckpointRecord {
         let evaluated = self.evaluated.filter(|(step, _)| *step == self.record.step);
-        Record {
+        CheckpointRecord {
             validation_wer: evaluated.map(|(_, wer)| wer).filter(|wer| wer.is_finite()),
             ..self.record.clone()
         }
@@ -494,7 +494,7 @@ impl Session {
             return Ok(());
         };
         let began = Instant::now();
-        let scores = self.trainer.lend(|model| evaluate(model))??;
+        let scores = self.trainer.with_model(|model| evaluate(model))??;
         let languages: serde_json::Map<String, Value> = scores
             .languages
             .iter()
@@ -538,8 +538,8 @@ impl Session {
     }
 }
 
-fn first_record(identity: Identity) -> Record {
-    Record {
+fn first_record(identity: Identity) -> CheckpointRecord {
+    CheckpointRecord {
         version: checkpoint::CHECKPOINT_VERSION,
         step: 0,
         micro_batches: 0,

@@ -14,7 +14,7 @@ use crate::long_texts::OverLimit;
 pub use crate::model_from::ModelFrom;
 pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
-use crate::ranks::share;
+use crate::ranks::RankLayout;
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::TrainerConfig;
 
@@ -289,7 +289,7 @@ pub enum OnChange {
 impl TrainSettings {
     /// Refuses ranks that cannot be shared out over so many processes.
     pub fn check_processes(&self, processes: usize) -> Result<(), TrainingError> {
-        share(self.ranks as usize, processes).map(drop)
+        RankLayout::new(self.ranks as usize, processes).map(drop)
     }
 
     /// The two phases as schedules. `d_model` matters to Noam only.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, Record, Standing};
+use crate::checkpoint::{self, CheckpointRecord, StoredCheckpoint};
 use crate::error::TrainingError;
 use crate::init::check_init;
 use crate::resolved_settings::ResolvedSettings;
@@ -16,8 +16,8 @@ pub enum Start {
     /// After a checkpoint. `changes` are what `on_change: continue` passed over, `damaged` newer checkpoints that are not
     /// what they were when they were written.
     Resume {
-        checkpoint: Standing,
-        record: Box<Record>,
+        checkpoint: StoredCheckpoint,
+        record: Box<CheckpointRecord>,
         changes: Vec<String>,
         damaged: Vec<Damage>,
     },

@@ -27,7 +27,7 @@ use crate::settings::TrainSettings;
 use crate::start::{Start, find_start};
 use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
 use crate::trainer::panic_text;
-use crate::training_thread::{Request, Work, train};
+use crate::training_thread::{CheckpointRequest, StepBatches, train};
 
 /// The kind `training.train`.
 pub struct TrainingTrain;
@@ -115,7 +115,7 @@ struct TrainBody {
     /// Batches of steps that are not complete.
     arriving: BTreeMap<u64, Vec<RecordBatch>>,
     /// Complete steps that the thread has not taken.
-    ready: BTreeMap<u64, Work>,
+    ready: BTreeMap<u64, StepBatches>,
     /// The step to hand over next.
     next: u64,
     thread: Option<Thread>,
@@ -123,8 +123,8 @@ struct TrainBody {
 
 struct Thread {
     /// Gone once no more work will come.
-    work: Option<Sender<Work>>,
-    requests: Sender<Request>,
+    work: Option<Sender<StepBatches>>,
+    requests: Sender<CheckpointRequest>,
     done: Receiver<Result<Partition, StageError>>,
     handle: Option<JoinHandle<()>>,
 }
@@ -136,7 +136,7 @@ impl Drop for Thread {
         let (nobody, _) = bounded(0);
         self.requests = nobody;
         if let Some(handle) = self.handle.take() {
-            // A panic in there was caught and told before.
+            // A panic in there was caught and sent before.
             let _ = handle.join();
         }
     }
@@ -165,16 +165,23 @@ impl TrainBody {
         if self.thread.is_none() {
             let data = self.data_digest();
             self.next = find_start(&self.settings, data.as_deref())?.step();
-            let (work, take) = bounded::<Work>(2);
-            let (requests, asked) = unbounded::<Request>();
-            let (tell, done) = unbounded();
+            let (work, take) = bounded::<StepBatches>(2);
+            let (requests, received_requests) = unbounded::<CheckpointRequest>();
+            let (done_sender, done) = unbounded();
             let (settings, context) = (self.settings.clone(), self.context.clone());
             let handle = std::thread::Builder::new()
                 .name("training".into())
                 .spawn(move || {
                     let waker = context.waker.clone();
                     let outcome = catch_unwind(AssertUnwindSafe(|| {
-                        train(&settings, &context, data.as_deref(), &take, &asked, &tell)
+                        train(
+                            &settings,
+                            &context,
+                            data.as_deref(),
+                            &take,
+                            &received_requests,
+                            &done_sender,
+                        )
                     }));
                     let failed = match outcome {
                         Ok(Ok(())) => None,
@@ -185,10 +192,10 @@ impl TrainBody {
                         ))),
                     };
                     if let Some(error) = failed {
-                        // Nobody is left to tell when the stage itself is gone.
-                        let _ = tell.send(Err(error));
+                        // The receiver is dropped when the stage has ended.
+                        let _ = done_sender.send(Err(error));
                     }
-                    drop(tell);
+                    drop(done_sender);
                     waker.wake();
                 })
                 .map_err(|e| StageError::failed(format!("the training thread cannot be started: {e}")))?;
@@ -256,10 +263,10 @@ impl TrainBody {
         Ok(folder.make_average(self.settings.keep_checkpoints)?)
     }
 
-    fn ask(&mut self, stop: bool) -> Result<(), StageError> {
+    fn request_checkpoint(&mut self, stop: bool) -> Result<(), StageError> {
         let Some(thread) = &self.thread else { return Ok(()) };
         let (reply, answer) = bounded(1);
-        if thread.requests.send(Request { stop, reply }).is_err() {
+        if thread.requests.send(CheckpointRequest { stop, reply }).is_err() {
             return Ok(());
         }
         // The thread is gone without an answer only if it failed, which `poll` tells.
@@ -291,7 +298,7 @@ impl Operator for TrainBody {
         }
         self.ready.insert(
             step,
-            Work {
+            StepBatches {
                 step,
                 partition: partition.clone(),
                 batches,
@@ -323,7 +330,7 @@ impl Operator for TrainBody {
         if self.thread.is_none() && self.context.worker == 0 {
             self.make_average()?;
         }
-        self.ask(true)
+        self.request_checkpoint(true)
     }
 }
 
@@ -380,6 +387,6 @@ impl Log for TrainBody {
     }
 
     fn checkpoint(&mut self, stop: bool) -> Result<(), StageError> {
-        self.ask(stop)
+        self.request_checkpoint(stop)
     }
 }

@@ -10,24 +10,24 @@ use flow_model::model::{MicroBatch, TdtModel};
 use flow_random::nth;
 use rayon::ThreadPool;
 
-use crate::average::Average;
+use crate::average::MovingAverage;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::ranks::{
-    Among, Begin, OtherRank, RankReport, Remote, Replica, StepPlan, Work, collective, gone, members_among, nccl_group,
-    owners, pool, share,
+    ProcessGroup, RankCommand, RankHandle, RankLayout, RankReport, RemoteRanks, RemoteStart, Replica, StepPlan,
+    group_in_process, new_collective, new_nccl_id, parameter_owners, rank_disconnected, rank_thread_pool,
 };
 use crate::schedule::Recipe;
 
-/// One micro-batch with what is told about it.
+/// One micro-batch with its place in the plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadedBatch {
     pub epoch: u64,
     /// The rank that it was planned for.
     pub rank: u32,
-    /// Which of that rank's micro-batches of the step it is.
+    /// Index among the micro-batches of that rank in the step.
     pub micro: u32,
-    /// Place among all planned micro-batches of the step, by rank and then `micro`.
+    /// Index among all planned micro-batches of the step, ordered by rank and then `micro`.
     pub place: u32,
     pub segments: Vec<String>,
     pub batch: MicroBatch,
@@ -55,18 +55,19 @@ pub struct TrainerConfig {
     pub recipe: Recipe,
     /// Global norm that gradients are clipped to; 0 for none.
     pub clip: f64,
-    /// Replicas of the model, each on a thread of its own, that share the micro-batches of a step; of all processes.
+    /// Replicas of the model, over all processes, that share the micro-batches of a step.
     pub ranks: u32,
-    /// Updates each part as soon as its gradients are complete. For one rank, one micro-batch and no clipping.
+    /// Updates each parameter group as soon as its gradients are complete. For one rank, one micro-batch and no
+    /// clipping.
     pub fold_update: bool,
-    /// Keeps sums of gradients and moments in host memory, and updates there beside the next forward pass.
+    /// Keeps sums of gradients and moments in host memory, and updates parameters there during the next forward pass.
     pub offload: bool,
-    /// How long a rank waits for another one.
+    /// The longest that a rank waits for others.
     pub rank_timeout: Duration,
     /// Where the ranks compute.
     pub device: DeviceChoice,
-    /// Whether encoder layers are computed again in the backward pass: for replicas in other processes, which are made to
-    /// this measure. A replica here does as its model was told.
+    /// Whether encoder layers are computed again in the backward pass: for replicas in other processes. A replica in
+    /// this process has the setting of its model.
     pub recompute: bool,
     pub seed: u64,
     pub spec_augment: bool,
@@ -74,7 +75,7 @@ pub struct TrainerConfig {
     pub dropout: bool,
 }
 
-/// What one optimizer step did.
+/// The report of an optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// Number of this step; the first is 0.
@@ -91,7 +92,8 @@ pub struct StepReport {
     pub tokens: u64,
     pub epoch: u64,
     pub encoder_frozen: bool,
-    /// Where a loss or the gradient was not finite, or no micro-batch came: the segments to look at. The step changed nothing.
+    /// Where a loss or the gradient was not finite, or no micro-batch was received, so that the step changed nothing:
+    /// the segments that may be why.
     pub skipped: Option<Vec<String>>,
     /// Seconds that each rank waited for the others.
     pub waited: Vec<f64>,
@@ -107,14 +109,15 @@ impl StepReport {
 /// A model in training, with its optimizer: the first rank, and the others on threads of their own.
 pub struct Trainer {
     pub config: TrainerConfig,
-    /// Averaged weights, where they are asked for: what is evaluated and handed on instead of the model's own.
-    pub average: Option<Average>,
+    /// The moving average of the weights, where the settings ask for one; it is evaluated and exported in place of the
+    /// model.
+    pub average: Option<MovingAverage>,
     first: Replica,
-    others: Vec<OtherRank>,
-    /// The first rank's share of the processor, where there are others.
+    others: Vec<RankHandle>,
+    /// The threads of the first rank, where there are several.
     pool: Option<ThreadPool>,
     /// The ranks of other processes; dropped after those of this one.
-    _remote: Option<Remote>,
+    _remote: Option<RemoteRanks>,
 }
 
 impl Trainer {
@@ -124,28 +127,30 @@ impl Trainer {
         model: TdtModel,
         optimizer: AdamW,
         config: TrainerConfig,
-        average: Option<Average>,
+        average: Option<MovingAverage>,
     ) -> Result<Self, TrainingError> {
-        Self::among(model, optimizer, config, average, None)
+        Self::distributed(model, optimizer, config, average, None)
     }
 
-    /// The same with the ranks shared out evenly over the processes of a run, of which this is process 0. The others
-    /// [serve](crate::ranks::serve) it.
-    pub fn among(
+    /// As [`Trainer::new`] with the ranks distributed over the processes of a run. This is process 0; the others run a
+    /// [`WorkerProcess`](crate::ranks::WorkerProcess).
+    pub fn distributed(
         model: TdtModel,
         optimizer: AdamW,
         config: TrainerConfig,
-        average: Option<Average>,
-        among: Option<Among>,
+        average: Option<MovingAverage>,
+        group: Option<ProcessGroup>,
     ) -> Result<Self, TrainingError> {
         let ranks = config.ranks.max(1) as usize;
-        let shared = match among {
-            Some(among) if among.processes.count() > 1 => Some((among, share(ranks, among.processes.count())?)),
+        let distributed = match group {
+            Some(group) if group.processes.count() > 1 => {
+                Some((group, RankLayout::new(ranks, group.processes.count())?))
+            }
             _ => None,
         };
         if ranks == 1 {
             return Ok(Trainer {
-                first: Replica::alone(model, optimizer, config.clone())?,
+                first: Replica::single(model, optimizer, config.clone())?,
                 others: Vec::new(),
                 pool: None,
                 _remote: None,
@@ -153,60 +158,61 @@ impl Trainer {
                 average,
             });
         }
-        let owners = owners(&model.parameters, ranks);
-        let here = shared.map_or(0..ranks, |(_, share)| share.of(0));
-        let nccl = nccl_group(&model.parameters, &config, here.len())?;
-        let remote = shared.map(|(Among { processes, rank_bytes }, share)| {
-            let begin = Begin {
-                share,
+        let owners = parameter_owners(&model.parameters, ranks);
+        let local_ranks = distributed.map_or(0..ranks, |(_, layout)| layout.ranks_of(0));
+        let nccl_id = new_nccl_id(&model.parameters, &config, local_ranks.len())?;
+        let remote = distributed.map(|(ProcessGroup { processes, rank_bytes }, layout)| {
+            let start = RemoteStart {
+                layout,
                 owners: &owners,
                 model: &model,
                 optimizer: &optimizer,
                 config: &config,
-                nccl,
+                nccl_id,
                 rank_bytes,
             };
-            Remote::begin(processes, &begin)
+            RemoteRanks::start(processes, &start)
         });
         let remote = remote.transpose()?;
-        let threads = (install(rayon::current_num_threads) / here.len()).max(1);
-        let elsewhere = remote.as_ref().map(|remote| remote.elsewhere(&model.parameters));
-        let mut group = members_among(ranks, here, owners, config.rank_timeout, elsewhere).into_iter();
+        let threads = (install(rayon::current_num_threads) / local_ranks.len()).max(1);
+        let transport = remote.as_ref().map(|remote| remote.transport(&model.parameters));
+        let mut group = group_in_process(ranks, local_ranks, owners, config.rank_timeout, transport).into_iter();
         let first = group
             .next()
             .ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
         let mut others = Vec::with_capacity(ranks - 1);
-        for (number, member) in (1..).zip(group) {
-            let device = config.device.open(number)?;
+        for (rank, local) in (1..).zip(group) {
+            let device = config.device.open(rank)?;
             let replica = model.replica_on(&device)?;
-            let meeting = collective(member, &replica.parameters, &config, nccl)?;
-            let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), meeting)?;
-            others.push(OtherRank::start(number, replica, pool(number, threads)?)?);
+            let collective = new_collective(local, &replica.parameters, &config, nccl_id)?;
+            let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), collective)?;
+            others.push(RankHandle::spawn(rank, replica, rank_thread_pool(rank, threads)?)?);
         }
         if let Some(remote) = &remote {
-            others.extend(remote.ranks()?);
+            others.extend(remote.handles()?);
         }
-        let first = collective(first, &model.parameters, &config, nccl)?;
+        let first = new_collective(first, &model.parameters, &config, nccl_id)?;
         Ok(Trainer {
             first: Replica::new(model, optimizer, config.clone(), first)?,
             others,
-            pool: Some(pool(0, threads)?),
+            pool: Some(rank_thread_pool(0, threads)?),
             _remote: remote,
             config,
             average,
         })
     }
 
-    /// The model of the first rank. Its parameters may lag behind by an update that is offloaded; see [`Trainer::lend`].
+    /// The model of the first rank. Its parameters may be those before an offloaded update that is running; see
+    /// [`Trainer::with_model`].
     pub fn model(&self) -> &TdtModel {
         &self.first.model
     }
 
-    /// Optimizer step `step` on its micro-batches, of which `planned` were to come. The gradient is the mean over
-    /// `planned` of the gradients of the micro-batches' own reduced losses, as Lightning accumulates; one that did not come
-    /// counts as one without gradient. Micro-batches are dealt to the ranks by their place, so that each has as many as any
-    /// other or one more. Where a loss or the norm of the gradient is not finite, or no micro-batch came, nothing changes:
-    /// neither parameters nor statistics of batch normalisation.
+    /// Optimizer step `step` on its micro-batches, of which `planned` were planned. The gradient is the mean over
+    /// `planned` of the gradients of the micro-batches' own reduced losses, as Lightning accumulates; one that was not
+    /// received counts as one with a gradient of zero. Micro-batches are dealt to the ranks by their place, so that
+    /// each has as many as any other or one more. Where a loss or the norm of the gradient is not finite, or no
+    /// micro-batch was received, nothing changes: neither parameters nor statistics of batch normalisation.
     pub fn step(
         &mut self,
         step: u64,
@@ -236,7 +242,7 @@ impl Trainer {
         let plan = StepPlan {
             step,
             planned,
-            came: micro_batches.len(),
+            received: micro_batches.len(),
             rounds: rounds.unwrap_or(micro_batches.len()) as u32,
         };
         let mut reports = Vec::with_capacity(ranks);
@@ -244,29 +250,29 @@ impl Trainer {
             let mut dealt = dealt.into_iter();
             let own = dealt.next().unwrap_or_default();
             for (other, batches) in self.others.iter().zip(dealt) {
-                // A rank that is gone has told the others why, which the first one learns below.
-                let _ = other.work.send(Work::Step(plan, batches));
+                // A rank that has ended has reported why to the group, which fails the step of the first rank.
+                let _ = other.commands.send(RankCommand::Step(plan, batches));
             }
             let first = &mut self.first;
             reports.push(pool.install(|| first.step(&plan, &own))?);
-            for (number, other) in (1..).zip(&self.others) {
-                // It came to the last place where all meet, so there is nothing left that takes long.
+            for (rank, other) in (1..).zip(&self.others) {
+                // It has contributed to the last operation of the step, so what is left is short.
                 let report = other.reports.recv_timeout(self.config.rank_timeout);
-                reports.push(report.map_err(|_| gone(number))??);
+                reports.push(report.map_err(|_| rank_disconnected(rank))??);
             }
         } else {
             reports.push(self.first.step(&plan, micro_batches)?);
         }
-        let report = self.joined(&plan, micro_batches, reports);
+        let report = self.merged(&plan, micro_batches, reports);
         if report.skipped.is_none()
             && let Some(average) = &mut self.average
         {
-            average.update(&self.first.settled()?.0.parameters, step)?;
+            average.update(&self.first.synchronize()?.0.parameters, step)?;
         }
         Ok(report)
     }
 
-    /// A step without micro-batches, of which no rank is told: they meet again at the next one.
+    /// The report of a step without micro-batches, which the ranks do not take part in.
     fn skipped(&self, step: u64) -> StepReport {
         StepReport {
             step,
@@ -285,11 +291,11 @@ impl Trainer {
         }
     }
 
-    fn joined(&self, plan: &StepPlan, micro_batches: &[LoadedBatch], ranks: Vec<RankReport>) -> StepReport {
+    fn merged(&self, plan: &StepPlan, micro_batches: &[LoadedBatch], ranks: Vec<RankReport>) -> StepReport {
         let skipped = ranks.iter().any(|rank| rank.skipped);
         StepReport {
             step: plan.step,
-            micro_batches: plan.came as u32,
+            micro_batches: plan.received as u32,
             // The same on all ranks.
             loss: ranks.first().map_or(0.0, |rank| rank.loss),
             gradient_norm: ranks.first().map_or(0.0, |rank| rank.gradient_norm),
@@ -300,23 +306,23 @@ impl Trainer {
             tokens: ranks.iter().map(|rank| rank.tokens).sum(),
             epoch: micro_batches.iter().map(|loaded| loaded.epoch).max().unwrap_or(0),
             encoder_frozen: self.config.recipe.encoder_frozen(plan.step),
-            waited: ranks.iter().map(|rank| rank.waited).collect(),
-            skipped: skipped.then(|| ranks.into_iter().flat_map(|rank| rank.bad).collect()),
+            waited: ranks.iter().map(|rank| rank.wait_seconds).collect(),
+            skipped: skipped.then(|| ranks.into_iter().flat_map(|rank| rank.bad_segments).collect()),
         }
     }
 
-    /// Lends the model that training is for: with averaged weights where they are asked for.
-    pub fn lend<R>(&mut self, use_model: impl FnOnce(&TdtModel) -> R) -> Result<R, TrainingError> {
-        let (model, _) = self.first.settled()?;
+    /// Calls `use_model` with the model that training is for: with averaged weights where there are some.
+    pub fn with_model<R>(&mut self, use_model: impl FnOnce(&TdtModel) -> R) -> Result<R, TrainingError> {
+        let (model, _) = self.first.synchronize()?;
         Ok(match &mut self.average {
             None => use_model(model),
-            Some(average) => average.with(model, |model, _| use_model(model)),
+            Some(average) => average.with_average(model, |model, _| use_model(model)),
         })
     }
 
-    /// Lends everything that a checkpoint holds: the model that training is for, the optimizer's state of all ranks, and
-    /// the weights that training goes on from where the model has averaged ones.
-    pub fn lend_state<R>(
+    /// Calls `use_state` with the content of a checkpoint: the model that training is for, the optimizer's state of all
+    /// ranks, and the weights that training continues from where the model has averaged ones.
+    pub fn with_state<R>(
         &mut self,
         use_state: impl FnOnce(&TdtModel, &AdamW, Option<&Parameters>) -> R,
     ) -> Result<R, TrainingError> {
@@ -324,25 +330,23 @@ impl Trainer {
             true => None,
             false => Some(self.moments()?),
         };
-        let (model, own) = self.first.settled()?;
+        let (model, own) = self.first.synchronize()?;
         let optimizer = whole.as_ref().unwrap_or(own);
         Ok(match &mut self.average {
             None => use_state(model, optimizer, None),
-            Some(average) => average.with(model, |model, live| use_state(model, optimizer, Some(live))),
+            Some(average) => average.with_average(model, |model, live| use_state(model, optimizer, Some(live))),
         })
     }
 
     /// The optimizer with the moments of all ranks.
     fn moments(&mut self) -> Result<AdamW, TrainingError> {
-        let mut whole = self.first.settled()?.1.on_host()?;
-        for (number, other) in (1..).zip(&self.others) {
-            let (reply, answer) = bounded(1);
-            other.work.send(Work::Moments(reply)).map_err(|_| gone(number))?;
-            whole.extend(
-                answer
-                    .recv_timeout(self.config.rank_timeout)
-                    .map_err(|_| gone(number))??,
-            );
+        let mut whole = self.first.synchronize()?.1.on_host()?;
+        for (rank, other) in (1..).zip(&self.others) {
+            let (reply, state) = bounded(1);
+            let command = RankCommand::OptimizerState(reply);
+            other.commands.send(command).map_err(|_| rank_disconnected(rank))?;
+            let state = state.recv_timeout(self.config.rank_timeout);
+            whole.extend(state.map_err(|_| rank_disconnected(rank))??);
         }
         Ok(whole)
     }
@@ -354,7 +358,7 @@ fn rank_of(place: u32, planned: u32, ranks: usize) -> usize {
     (rank as usize).min(ranks - 1)
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()

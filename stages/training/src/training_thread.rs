@@ -8,6 +8,7 @@ use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use crossbeam_channel::{Receiver, Sender, select};
 use flow_evaluation::decode::ValidationSet;
+use flow_hub::{Hub, HubReference};
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
@@ -15,36 +16,35 @@ use flow_runtime::event::Event;
 use flow_runtime::{Artifact, Context, Partition, StageError};
 
 use crate::error::TrainingError;
-use crate::hub::{Hub, Reference};
 use crate::init::configuration;
 use crate::loaded_rows::{micro_batches, stage_mark};
 use crate::long_texts::LongTexts;
-use crate::memory::{self, Checked};
-use crate::ranks::{Among, share};
+use crate::memory::{self, MemoryCheck};
+use crate::ranks::{ProcessGroup, RankLayout};
 use crate::resolved_settings::ResolvedSettings;
 use crate::session::{Evaluate, LeftOut, Session};
 use crate::start::{Start, find_start};
 
 /// The micro-batches of one step.
-pub(crate) struct Work {
+pub(crate) struct StepBatches {
     pub step: u64,
     pub partition: Partition,
     pub batches: Vec<RecordBatch>,
 }
 
-/// Writes a checkpoint between two steps, and ends the thread if `stop`.
-pub(crate) struct Request {
+/// Asks for a checkpoint between two steps, and for the end of the thread if `stop`.
+pub(crate) struct CheckpointRequest {
     pub stop: bool,
     pub reply: Sender<Result<(), StageError>>,
 }
 
-/// The thread's life: steps in order, requests between them.
+/// Runs on the training thread until all steps are done: steps in order, requests between them.
 pub(crate) fn train(
     settings: &ResolvedSettings,
     context: &Context,
     data: Option<&str>,
-    work: &Receiver<Work>,
-    requests: &Receiver<Request>,
+    work: &Receiver<StepBatches>,
+    requests: &Receiver<CheckpointRequest>,
     done: &Sender<Result<Partition, StageError>>,
 ) -> Result<(), StageError> {
     let Some(settings) = &with_init(settings, context, data, requests)? else {
@@ -53,12 +53,12 @@ pub(crate) fn train(
     let checked = check_memory(settings, context, data)?;
     let screen = context.clone();
     let evaluate = validation(settings, context)?;
-    let mut session = Session::begin_among(
+    let mut session = Session::begin_distributed(
         settings,
         data,
         evaluate,
         Box::new(move |figures| screen.report(figures)),
-        context.processes.as_ref().map(|processes| Among {
+        context.processes.as_ref().map(|processes| ProcessGroup {
             processes,
             rank_bytes: checked.map(|checked| checked.another),
         }),
@@ -83,19 +83,19 @@ pub(crate) fn train(
             message: message.clone(),
         });
     }
-    tell_long_texts(settings, context, &mut session)?;
+    warn_of_long_texts(settings, context, &mut session)?;
     let mut compared = false;
     loop {
         let began = Instant::now();
         // A request goes before the steps that wait.
         if let Ok(request) = requests.try_recv()
-            && answer(&mut session, request)
+            && serve_request(&mut session, request)
         {
             return Ok(());
         }
         select! {
             recv(requests) -> request => match request {
-                Ok(request) => if answer(&mut session, request) { return Ok(()) },
+                Ok(request) => if serve_request(&mut session, request) { return Ok(()) },
                 Err(_) => return Ok(()),
             },
             recv(work) -> step => match step {
@@ -155,33 +155,36 @@ fn batches_of_rows(batches: &[RecordBatch], rows: &Artifact) -> Result<(), Stage
     }
 }
 
-/// The settings with the path of a model of the hub, which is downloaded if training begins from it. None: the run is to
-/// end.
+/// The settings with the local path of a model of the hub, which is downloaded if training begins from it. None: the run is
+/// to end.
 fn with_init(
     settings: &ResolvedSettings,
     context: &Context,
     data: Option<&str>,
-    requests: &Receiver<Request>,
+    requests: &Receiver<CheckpointRequest>,
 ) -> Result<Option<ResolvedSettings>, StageError> {
     let mut settings = settings.clone();
-    let Some(reference) = Reference::parse(&settings.init).transpose()? else {
+    let Some(reference) = HubReference::parse(&settings.init)
+        .transpose()
+        .map_err(TrainingError::from)?
+    else {
         return Ok(Some(settings));
     };
     if !matches!(find_start(&settings, data)?, Start::Fresh { .. }) {
         return Ok(Some(settings));
     }
-    let hub = Hub::from_environment()?;
+    let hub = Hub::from_environment().map_err(TrainingError::from)?;
     let mut stopped = false;
     let fetched = hub.fetch(&reference, &mut |line| {
         context.report(serde_json::json!({ "line": line }));
         if let Ok(request) = requests.try_recv() {
-            // There is nothing to checkpoint yet. Whoever asked may be gone.
+            // There is nothing to checkpoint yet. The receiver may be dropped.
             let _ = request.reply.send(Ok(()));
             stopped |= request.stop;
         }
         !stopped && !context.cancel.is_set()
-    })?;
-    settings.fetched = fetched;
+    });
+    settings.fetched = fetched.map_err(TrainingError::from)?;
     Ok(settings.fetched.is_some().then_some(settings))
 }
 
@@ -190,7 +193,7 @@ fn check_memory(
     settings: &ResolvedSettings,
     context: &Context,
     data: Option<&str>,
-) -> Result<Option<Checked>, StageError> {
+) -> Result<Option<MemoryCheck>, StageError> {
     if !settings.memory_check {
         return Ok(None);
     }
@@ -201,8 +204,8 @@ fn check_memory(
         }
         Start::Fresh { .. } => configuration(settings, None)?,
     };
-    let checked = memory::check(settings, &config, ranks_here(settings, context)?)?;
-    if let Some(Checked { needed, available, .. }) = checked {
+    let checked = memory::check(settings, &config, local_ranks(settings, context)?)?;
+    if let Some(MemoryCheck { needed, available, .. }) = checked {
         let line = format!(
             "training needs up to {} of memory, {} are available",
             memory::gigabytes(needed),
@@ -213,17 +216,17 @@ fn check_memory(
     Ok(checked)
 }
 
-/// Ranks that share the memory of this process.
-fn ranks_here(settings: &ResolvedSettings, context: &Context) -> Result<u32, TrainingError> {
+/// The number of ranks of this process.
+fn local_ranks(settings: &ResolvedSettings, context: &Context) -> Result<u32, TrainingError> {
     let Some(processes) = &context.processes else {
         return Ok(settings.ranks);
     };
-    let share = share(settings.ranks as usize, processes.count())?;
-    Ok(share.of(processes.process()).len() as u32)
+    let layout = RankLayout::new(settings.ranks as usize, processes.count())?;
+    Ok(layout.ranks_of(processes.process()).len() as u32)
 }
 
-/// Says which transcripts are left out, or learned only in part.
-fn tell_long_texts(settings: &ResolvedSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
+/// Sends a warning about transcripts that are left out or truncated.
+fn warn_of_long_texts(settings: &ResolvedSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
     let (Some(rows), Some(tokenizer)) = (context.input("train"), session.tokenizer()) else {
         return Ok(());
     };
@@ -238,10 +241,10 @@ fn tell_long_texts(settings: &ResolvedSettings, context: &Context, session: &mut
     Ok(())
 }
 
-/// Whether the thread is to end.
-fn answer(session: &mut Session, request: Request) -> bool {
+/// Writes a checkpoint and replies. Whether the thread is to end.
+fn serve_request(session: &mut Session, request: CheckpointRequest) -> bool {
     let outcome = session.checkpoint().map(|_| ()).map_err(StageError::from);
-    // Whoever asked may be gone.
+    // The receiver may be dropped.
     let _ = request.reply.send(outcome);
     request.stop
 }
@@ -250,7 +253,7 @@ fn one_step(
     settings: &ResolvedSettings,
     context: &Context,
     session: &mut Session,
-    work: Work,
+    work: StepBatches,
 ) -> Result<Partition, StageError> {
     if work.step != session.step_number() {
         return Err(StageError::Refused {
@@ -269,13 +272,13 @@ fn one_step(
     let loaded = micro_batches(&work.batches, tokenizer, settings.max_tokens, settings.long_texts)?;
     session.in_stage(stage_mark(&work.batches)?);
     drop(work.batches);
-    // Where the train rows are an input, those with too many tokens were counted and told before the first step.
-    let told = context.input("train").is_some();
+    // Where the train rows are an input, a warning about those with too many tokens was sent before the first step.
+    let warned = context.input("train").is_some();
     let left_out = [
         (&loaded.dropped, "samples that are no numbers"),
         (&loaded.too_long, "more tokens than `max_tokens`"),
     ];
-    for (segments, why) in &left_out[..if told { 1 } else { 2 }] {
+    for (segments, why) in &left_out[..if warned { 1 } else { 2 }] {
         if segments.is_empty() {
             continue;
         }

@@ -7,8 +7,8 @@ use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::ModelConfig;
 use flow_model::allocation::{Count, Counted};
 use flow_model::model::{MicroBatch, TdtModel};
-use flow_training::average::Average;
-use flow_training::memory::{Assumed, BatchShape, Measured, Needs, largest_batch};
+use flow_training::average::MovingAverage;
+use flow_training::memory::{BatchShape, DataAssumptions, MeasuredMemory, MemoryNeeds, largest_batch};
 use flow_training::optimizer::AdamW;
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
@@ -44,8 +44,8 @@ fn step(shape: BatchShape, planned: u32, vocabulary: usize) -> Vec<LoadedBatch> 
         .collect()
 }
 
-fn needs(config: &ModelConfig, settings: &ResolvedSettings, shapes: &[BatchShape]) -> Needs {
-    let measured = Measured::new(config, settings, shapes).expect("a trial");
+fn needs(config: &ModelConfig, settings: &ResolvedSettings, shapes: &[BatchShape]) -> MemoryNeeds {
+    let measured = MeasuredMemory::new(config, settings, shapes).expect("a trial");
     measured.expect("nobody else counts").needs(settings)
 }
 
@@ -58,7 +58,7 @@ fn taken(config: &ModelConfig, settings: &TrainSettings, shape: BatchShape) -> i
     model = model.stored_as(settings.precision.matrices()).expect("a model");
     model.set_recompute(settings.recompute);
     let average = (settings.average_decay > 0.0)
-        .then(|| Average::new(settings.average_decay, &model.parameters).expect("an average"));
+        .then(|| MovingAverage::new(settings.average_decay, &model.parameters).expect("an average"));
     let optimizer = AdamW::new(settings.adamw());
     let mut trainer = Trainer::new(model, optimizer, settings.trainer_config(64), average).expect("a trainer");
     // Making a model of random numbers takes more than the model.
@@ -188,7 +188,7 @@ fn what_is_predicted_is_taken() {
     for (number, (name, model, pieces, seconds, settings)) in cases.into_iter().enumerate() {
         let settings = ResolvedSettings::from(settings).with_batch_seconds(seconds);
         let config = config(model, pieces);
-        let assumed = Assumed {
+        let assumed = DataAssumptions {
             longest: if name == "small, long" { 40.0 } else { 5.0 },
             tokens_per_second: 40.0,
         };
@@ -260,7 +260,7 @@ fn what_is_predicted_is_taken() {
     );
     // The largest batch that fits needs about what it may.
     let config = config(&small, 512);
-    let assumed = Assumed {
+    let assumed = DataAssumptions {
         longest: 5.0,
         tokens_per_second: 12.0,
     };

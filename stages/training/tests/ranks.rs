@@ -10,9 +10,9 @@ use flow_runtime::Kind;
 use flow_runtime::harness::joined_processes;
 use flow_runtime::processes::Processes;
 use flow_training::TrainingError;
-use flow_training::average::Average;
+use flow_training::average::MovingAverage;
 use flow_training::optimizer::AdamW;
-use flow_training::ranks::{Among, Joined, serve};
+use flow_training::ranks::{ProcessGroup, WorkerProcess};
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::Session;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
@@ -134,7 +134,7 @@ fn trainer(model: &Path, ranks: u32) -> Trainer {
     let settings = settings(Path::new("unused"), ranks);
     let model = TdtModel::load(model, DType::F64, &Device::Cpu).expect("the model");
     let config = settings.trainer_config(16);
-    let average = Average::new(0.9, &model.parameters).expect("an average");
+    let average = MovingAverage::new(0.9, &model.parameters).expect("an average");
     Trainer::new(model, AdamW::new(settings.adamw()), config, Some(average)).expect("a trainer")
 }
 
@@ -161,7 +161,7 @@ fn state(mut trainer: Trainer) -> Vec<(String, Vec<f64>)> {
             ));
         }
     };
-    trainer.lend(|model| add("averaged", model)).expect("the model");
+    trainer.with_model(|model| add("averaged", model)).expect("the model");
     add("live", trainer.model());
     all
 }
@@ -217,8 +217,8 @@ fn ranks_skip_a_step_of_which_nothing_came_together() {
             ..settings(&folder.path().join(number.to_string()), 2)
         };
         let spread = (number == 2).then(|| processes(2));
-        let among = spread.as_ref().map(|(first, _)| among(first));
-        let mut session = Session::begin_among(&settings.clone().into(), None, None, Box::new(|_| {}), among)
+        let group = spread.as_ref().map(|(first, _)| process_group(first));
+        let mut session = Session::begin_distributed(&settings.clone().into(), None, None, Box::new(|_| {}), group)
             .expect("training begins");
         for step in 0..5 {
             let report = session.step(&of(step), PLANNED).expect("a step");
@@ -334,12 +334,12 @@ fn no_thread_that_trains_makes_subnormal_numbers() {
         };
         let model = load();
         let (optimizer, _) = smallest(&model);
-        let among = joined.as_ref().map(|(first, _)| among(first));
-        let mut trainer = Trainer::among(model, optimizer, config, None, among).expect("a trainer");
+        let group = joined.as_ref().map(|(first, _)| process_group(first));
+        let mut trainer = Trainer::distributed(model, optimizer, config, None, group).expect("a trainer");
         // The encoder learns from step 2 on.
         trainer.step(2, &micro_batches(2), PLANNED).expect("a step");
         let found = trainer
-            .lend_state(|_, optimizer, _| subnormal(optimizer, &file))
+            .with_state(|_, optimizer, _| subnormal(optimizer, &file))
             .expect("the state");
         assert_eq!(found, 0, "{ranks} ranks in {count} processes, offload {offload}");
     }
@@ -520,30 +520,30 @@ fn a_device_that_cannot_be_had_is_refused() {
 
 /// Processes of a run that are threads of this one and meet over the network; process 0, and the others with what keeps
 /// them at work.
-fn processes(count: usize) -> (Arc<Processes>, Vec<(Arc<Processes>, Joined)>) {
+fn processes(count: usize) -> (Arc<Processes>, Vec<(Arc<Processes>, WorkerProcess)>) {
     let mut all = joined_processes(count).into_iter();
     let first = all.next().unwrap();
     let others = all.map(|process| {
-        let joined = serve(&process, |_| {}).expect("a thread");
+        let joined = WorkerProcess::start(&process, |_| {}).expect("a thread");
         (process, joined)
     });
     (first, others.collect())
 }
 
-fn among(processes: &Arc<Processes>) -> Among<'_> {
-    Among {
+fn process_group(processes: &Arc<Processes>) -> ProcessGroup<'_> {
+    ProcessGroup {
         processes,
         rank_bytes: Some(1 << 20),
     }
 }
 
-fn train_among(settings: &TrainSettings, processes: &Arc<Processes>, steps: std::ops::Range<u64>) -> Session {
-    let mut session = Session::begin_among(
+fn train_distributed(settings: &TrainSettings, processes: &Arc<Processes>, steps: std::ops::Range<u64>) -> Session {
+    let mut session = Session::begin_distributed(
         &settings.clone().into(),
         None,
         None,
         Box::new(|_| {}),
-        Some(among(processes)),
+        Some(process_group(processes)),
     )
     .expect("training begins");
     assert_eq!(session.step_number(), steps.start);
@@ -597,8 +597,8 @@ fn ranks_of_several_processes_give_the_same_bits_as_those_of_one() {
             let settings = of(&count.to_string());
             for steps in [0..3, 3..5] {
                 let (first, others) = processes(count);
-                let several = numbers(&mut train_among(&settings, &first, steps.clone()));
-                assert!(others.iter().all(|(_, joined)| joined.given_up().is_none()));
+                let several = numbers(&mut train_distributed(&settings, &first, steps.clone()));
+                assert!(others.iter().all(|(_, joined)| joined.abort_reason().is_none()));
                 if steps.end == 5 {
                     let (off, what) = distance(&one, &several);
                     assert_eq!(off, 0.0, "{name}, {count} processes: {what}");
@@ -613,7 +613,7 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(folder.path(), 4);
     let (first, _others) = processes(2);
-    let mut session = train_among(&settings, &first, 0..3);
+    let mut session = train_distributed(&settings, &first, 0..3);
     let checkpoint = session.checkpoint().expect("a checkpoint");
     let mut bad = micro_batches(4);
     // More signals than texts: an error, not a bad number.
@@ -624,17 +624,18 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
     }
     drop(session);
     let (first, _others) = processes(2);
-    let mut session = train_among(&settings, &first, 3..4);
+    let mut session = train_distributed(&settings, &first, 3..4);
     assert!(session.checkpoint().is_ok() && checkpoint.exists());
     drop(session);
     // A process that has too little memory says so, whose name the first one gives.
     let (first, _others) = processes(2);
-    let too_much = Among {
+    let too_much = ProcessGroup {
         rank_bytes: Some(1 << 50),
-        ..among(&first)
+        ..process_group(&first)
     };
-    let mut session = Session::begin_among(&settings.clone().into(), None, None, Box::new(|_| {}), Some(too_much))
-        .expect("a session");
+    let mut session =
+        Session::begin_distributed(&settings.clone().into(), None, None, Box::new(|_| {}), Some(too_much))
+            .expect("a session");
     match session.step(&micro_batches(4), PLANNED) {
         Err(TrainingError::Rank { rank: 2, message }) => {
             assert!(
@@ -647,7 +648,7 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
     drop(session);
     let (first, _others) = processes(2);
     let odd = TrainSettings { ranks: 3, ..settings };
-    match Session::begin_among(&odd.into(), None, None, Box::new(|_| {}), Some(among(&first))) {
+    match Session::begin_distributed(&odd.into(), None, None, Box::new(|_| {}), Some(process_group(&first))) {
         Err(TrainingError::Setting { path, message }) => {
             assert!(
                 path == "ranks" && message.contains("evenly over 2 processes"),

@@ -14,8 +14,8 @@ use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::joint::{Joint, JointSizes};
 use crate::loss::{TdtLoss, reduction_factors};
+use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
-use crate::parts::{Follow, Part};
 use crate::prediction::Prediction;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result, encoder, spec_augment};
@@ -280,22 +280,22 @@ impl TdtModel {
         options: &TrainOptions,
         gradients: &mut Gradients,
     ) -> Result<MicroBatchOutput> {
-        self.train_micro_batch_telling(
+        self.train_micro_batch_observed(
             batch,
             options,
             gradients,
-            &mut |_: Part, _: &mut Gradients, _: &Parameters| {},
+            &mut |_: ParameterGroup, _: &mut Gradients, _: &Parameters| {},
         )
     }
 
-    /// The same, and tells of each part when it is needed, and when its gradients are complete; not of the latter if the
-    /// loss is not finite.
-    pub fn train_micro_batch_telling(
+    /// As [`TdtModel::train_micro_batch`]; `observer` is called before each parameter group is read, and when its
+    /// gradients are complete. If the loss is not finite, there is no backward pass.
+    pub fn train_micro_batch_observed(
         &mut self,
         batch: &MicroBatch,
         options: &TrainOptions,
         gradients: &mut Gradients,
-        follow: &mut (dyn Follow + Send),
+        observer: &mut (dyn PassObserver + Send),
     ) -> Result<MicroBatchOutput> {
         check(batch)?;
         let noise = Noise::new(options.seed);
@@ -303,14 +303,14 @@ impl TdtModel {
         if !options.dropout {
             dropout = dropout.without_dropout();
         }
-        let encoded = self.encode_for_training(batch, options, &noise, &mut dropout, follow)?;
+        let encoded = self.encode_for_training(batch, options, &noise, &mut dropout, observer)?;
         let rnnt = self.config.loss.omega > noise.derive("omega").uniform();
         let settings = self.loss_settings(rnnt);
-        follow.needed(Part::Prediction, &self.parameters);
+        observer.before_forward(ParameterGroup::Prediction, &self.parameters);
         let (predicted, prediction_saved) =
             self.prediction
                 .forward(&self.parameters, &batch.tokens, Mode::Train(&mut dropout))?;
-        follow.needed(Part::Heads, &self.parameters);
+        observer.before_forward(ParameterGroup::Heads, &self.parameters);
         let loss = self.joint.loss(
             &self.parameters,
             &settings,
@@ -349,16 +349,16 @@ impl TdtModel {
             gradients,
         )?;
         drop(loss);
-        follow.finished(Part::Heads, gradients, &self.parameters);
+        observer.gradients_complete(ParameterGroup::Heads, gradients, &self.parameters);
         self.prediction
             .backward(&self.parameters, &prediction_saved, &d_predicted, gradients)?;
-        follow.finished(Part::Prediction, gradients, &self.parameters);
+        observer.gradients_complete(ParameterGroup::Prediction, gradients, &self.parameters);
         if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
             if let Some(d_ctc) = d_ctc {
                 add_in_place(&d_encoded, &d_ctc)?;
             }
             self.encoder
-                .backward_telling(&self.parameters, saved, &d_encoded, gradients, follow)?;
+                .backward_observed(&self.parameters, saved, &d_encoded, gradients, observer)?;
         }
         encoded.updates.apply(&mut self.parameters)?;
         Ok(output)
@@ -370,7 +370,7 @@ impl TdtModel {
         options: &TrainOptions,
         noise: &Noise,
         dropout: &mut Noise,
-        follow: &mut (dyn Follow + Send),
+        observer: &mut (dyn PassObserver + Send),
     ) -> Result<Encoded> {
         let mut dither = noise.derive("dither");
         let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
@@ -386,8 +386,8 @@ impl TdtModel {
         }
         let tensor = features.tensor(self.parameters.dtype(), self.parameters.device())?;
         if options.freeze_encoder {
-            for part in Part::of_encoder(self.encoder_layers()) {
-                follow.needed(part, &self.parameters);
+            for group in ParameterGroup::encoder_forward_order(self.encoder_layers()) {
+                observer.before_forward(group, &self.parameters);
             }
             let (frames, lengths) = self.encoder.encode(&self.parameters, &tensor, &features.lengths)?;
             return Ok(Encoded {
@@ -397,12 +397,12 @@ impl TdtModel {
                 updates: BufferUpdates::default(),
             });
         }
-        let (frames, lengths, saved, updates) = self.encoder.forward_telling(
+        let (frames, lengths, saved, updates) = self.encoder.forward_observed(
             &self.parameters,
             &tensor,
             &features.lengths,
             Mode::Train(dropout),
-            follow,
+            observer,
         )?;
         Ok(Encoded {
             frames,

@@ -1,5 +1,5 @@
-//! The mean of the last checkpoints as a model of its own, in a folder `average-000001200` beside them: a model folder with
-//! `average.json`, which says of which checkpoints it is, and the digest of every other file.
+//! The mean of the last checkpoints as a model of its own, in a folder `average-000001200` beside them: a model folder
+//! with `average.json`, which says of which checkpoints it is, and the digest of every other file.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,11 +11,11 @@ use flow_model::checkpoint::{OpenModel, write_model_folder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::damage::{damaged, unreadable};
+use super::listing::{StoredCheckpoint, folders, list};
+use super::record::{FileDigest, digest_of_files, read_record};
+use super::verify::{digest_file, verify, verify_files};
 use super::writing::{CheckpointFolder, REMOVING, WRITING, sync_folder};
-use super::{
-    FileDigest, Standing, damaged, digest_file, digest_of_files, folders, list, read_record, unreadable, verify,
-    verify_files,
-};
 use crate::error::TrainingError;
 
 const AVERAGE: &str = "average-";
@@ -25,32 +25,32 @@ const VERSION: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Record {
+struct MeanRecord {
     version: u32,
     /// The checkpoints, oldest first.
-    of: Vec<Part>,
+    of: Vec<MeanSource>,
     files: BTreeMap<String, FileDigest>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Part {
+struct MeanSource {
     step: u64,
     /// Of the files that make its model.
     model: String,
 }
 
-/// A mean that stands.
+/// A mean of checkpoints on disk.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Average {
+pub struct CheckpointMean {
     pub path: PathBuf,
-    record: Record,
+    record: MeanRecord,
 }
 
-impl Average {
+impl CheckpointMean {
     /// Steps of the checkpoints that it is of, ascending.
     pub fn steps(&self) -> impl Iterator<Item = u64> {
-        self.record.of.iter().map(|part| part.step)
+        self.record.of.iter().map(|source| source.step)
     }
 
     /// One digest over the files that make the model.
@@ -59,18 +59,18 @@ impl Average {
     }
 }
 
-/// The mean of the newest checkpoints that stands in a folder. Reads only.
-pub fn standing(folder: &Path) -> Result<Option<Average>, TrainingError> {
+/// The newest mean of checkpoints in a folder, verified. Reads only.
+pub fn latest_mean(folder: &Path) -> Result<Option<CheckpointMean>, TrainingError> {
     let newest = folders(folder)?.into_iter().filter(|name| is_name(name)).max();
     let Some(name) = newest else { return Ok(None) };
     let path = folder.join(name);
     let record = read(&path)?;
     verify_files(&path, &record.files)?;
-    Ok(Some(Average { path, record }))
+    Ok(Some(CheckpointMean { path, record }))
 }
 
-/// What the folder of a mean says of it.
-fn read(path: &Path) -> Result<Record, TrainingError> {
+/// Reads `average.json` of a mean.
+fn read(path: &Path) -> Result<MeanRecord, TrainingError> {
     let wrong = |what: String| damaged(path, format!("{RECORD}: {what}"));
     let text = fs::read_to_string(path.join(RECORD)).map_err(|error| unreadable(path, RECORD, error))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
@@ -85,22 +85,22 @@ fn read(path: &Path) -> Result<Record, TrainingError> {
 }
 
 /// The last `keep` checkpoints.
-fn parts(folder: &Path, keep: usize) -> Result<Vec<(Standing, Part)>, TrainingError> {
+fn sources(folder: &Path, keep: usize) -> Result<Vec<(StoredCheckpoint, MeanSource)>, TrainingError> {
     let all = list(folder)?;
     let last = all.len().saturating_sub(keep.max(1));
-    let with_digest = |standing: Standing| {
-        let record = read_record(&standing.path)?;
+    let with_digest = |checkpoint: StoredCheckpoint| {
+        let record = read_record(&checkpoint.path)?;
         let (step, model) = (record.step, record.model_digest());
-        Ok((standing, Part { step, model }))
+        Ok((checkpoint, MeanSource { step, model }))
     };
     all.into_iter().skip(last).map(with_digest).collect()
 }
 
-/// Whether the mean of the last `keep` checkpoints stands.
+/// Whether the mean of the last `keep` checkpoints is on disk.
 pub fn is_made(folder: &Path, keep: usize) -> Result<bool, TrainingError> {
-    let parts = parts(folder, keep)?;
-    let of = parts.iter().map(|(_, part)| part);
-    match standing(folder) {
+    let sources = sources(folder, keep)?;
+    let of = sources.iter().map(|(_, source)| source);
+    match latest_mean(folder) {
         Ok(average) => Ok(average.is_some_and(|average| average.record.of.iter().eq(of))),
         // It is made again.
         Err(TrainingError::Damaged { .. }) => Ok(false),
@@ -108,27 +108,27 @@ pub fn is_made(folder: &Path, keep: usize) -> Result<bool, TrainingError> {
     }
 }
 
-/// Makes the mean of the last `keep` checkpoints, and removes means of others.
+/// Writes the mean of the last `keep` checkpoints, and removes other means.
 pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingError> {
     let folder = held.folder();
     if is_made(folder, keep)? {
         return Ok(());
     }
-    let parts = parts(folder, keep)?;
-    for (standing, _) in &parts {
-        verify(&standing.path, &read_record(&standing.path)?)?;
+    let sources = sources(folder, keep)?;
+    for (checkpoint, _) in &sources {
+        verify(&checkpoint.path, &read_record(&checkpoint.path)?)?;
     }
-    let models: Vec<OpenModel> = parts
+    let models: Vec<OpenModel> = sources
         .iter()
-        .map(|(standing, _)| OpenModel::open(&standing.path))
+        .map(|(checkpoint, _)| OpenModel::open(&checkpoint.path))
         .collect::<Result<_, _>>()?;
-    let (Some((newest, part)), Some(last)) = (parts.last(), models.last()) else {
+    let (Some((newest, source)), Some(last)) = (sources.last(), models.last()) else {
         return Err(TrainingError::Data {
             message: format!("{} holds no checkpoint", folder.display()),
         });
     };
     let path = &newest.path;
-    let name = format!("{AVERAGE}{:09}", part.step);
+    let name = format!("{AVERAGE}{:09}", source.step);
     let writing = held.free(WRITING, &name);
     held.note(&[&writing])?;
     let mut tensors = Vec::with_capacity(last.tensors.len());
@@ -143,9 +143,9 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
     }
     let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     write_model_folder(&writing, &last.config_yaml, last.tokenizer.as_deref(), &tensors)?;
-    let mut record = Record {
+    let mut record = MeanRecord {
         version: VERSION,
-        of: parts.iter().map(|(_, part)| part.clone()).collect(),
+        of: sources.iter().map(|(_, source)| source.clone()).collect(),
         files: BTreeMap::new(),
     };
     for entry in fs::read_dir(&writing).map_err(TrainingError::file(&writing))? {
@@ -165,7 +165,7 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
     sync_folder(&writing)?;
     for old in folders(folder)?.into_iter().filter(|name| is_name(name)) {
         let path = folder.join(&old);
-        // What is not one of these means, or is damaged, is only moved out of the way.
+        // A folder that is no such mean, or is damaged, is renamed instead of removed.
         match read(&path) {
             Ok(_) => {}
             Err(TrainingError::Damaged { .. }) => {
@@ -180,7 +180,7 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
         fs::rename(&old, &removing).map_err(TrainingError::file(&old))?;
         fs::remove_dir_all(&removing).map_err(TrainingError::file(&removing))?;
     }
-    // Somebody may train into the folder by now who took this process for dead.
+    // Another process may have taken the lock over, if this one did not respond.
     held.check()?;
     let target = folder.join(name);
     fs::rename(&writing, &target).map_err(TrainingError::file(&target))?;
@@ -188,13 +188,14 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
     held.note(&[])
 }
 
-/// Whether a folder has a name that is given here.
+/// Whether the name of a folder is that of a mean.
 fn is_name(name: &str) -> bool {
     let step = name.strip_prefix(AVERAGE);
     step.is_some_and(|step| step.len() >= 9 && step.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The mean of the values, summed in 64 bits in their order and stored as `last` is; of whole numbers (counters), `last`.
+/// The mean of the values, summed in 64 bits in their order and stored as `last` is; of whole numbers (counters),
+/// `last`.
 fn mean(values: impl Iterator<Item = Result<Tensor, TrainingError>>, last: Tensor) -> Result<Tensor, TrainingError> {
     if !last.dtype().is_float() {
         return Ok(last);

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Identity, Record};
+use super::{CheckpointRecord, Identity};
 
 /// What differs between the recorded settings and the present ones, one line each: `phase2_lr: 0.0001 in
 /// the checkpoint, 0.0002 now`. A raised `max_steps` is no change, unless it moves the ends of the stages of a curriculum.
 /// Data is compared only where both sides know it.
-pub fn changes(record: &Record, settings: &BTreeMap<String, Value>, data: Option<&str>) -> Vec<String> {
+pub fn changes(record: &CheckpointRecord, settings: &BTreeMap<String, Value>, data: Option<&str>) -> Vec<String> {
     let names: BTreeSet<&String> = record.settings.keys().chain(settings.keys()).collect();
     let mut changes = Vec::new();
     // With a curriculum whose stages share the steps out; without one the setting is not there.

@@ -1,4 +1,4 @@
-//! Writing checkpoints: the lock of their folder, whole or absent, and which ones stay.
+//! Writing of checkpoints, atomically and under the lock of their folder, and removal of old ones.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -8,7 +8,10 @@ use flow_model::Parameters;
 use flow_model::model::TdtModel;
 use flow_runtime::store::{Lock, StoreError};
 
-use super::{DAMAGED, LIVE, OPTIMIZER, RECORD, RESTART, Record, average_of, best, digest_file, list, name_of};
+use super::average_of;
+use super::listing::{DAMAGED, RESTART, best, list, name_of};
+use super::record::{CheckpointRecord, LIVE, OPTIMIZER, RECORD};
+use super::verify::digest_file;
 use crate::average;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
@@ -108,19 +111,19 @@ impl CheckpointFolder {
         })
     }
 
-    /// A path for a folder that is not to be taken for a checkpoint, written down before it is made.
+    /// A free path for a temporary folder, which is recorded in the lock before the folder is created.
     fn noted(&self, prefix: &str, name: &str) -> Result<PathBuf, TrainingError> {
         let path = self.free(prefix, name);
         self.lock.note(&[&path])?;
         Ok(path)
     }
 
-    /// A path for such a folder.
+    /// A free path for a temporary folder.
     pub(super) fn free(&self, prefix: &str, name: &str) -> PathBuf {
         free(&self.folder, &format!("{prefix}{name}"))
     }
 
-    /// Writes down what the next run is to remove, if this one does not come to do so.
+    /// Records in the lock which folders the next run removes, if this one is interrupted.
     pub(super) fn note(&self, paths: &[&Path]) -> Result<(), TrainingError> {
         self.lock.note(paths)
     }
@@ -131,7 +134,7 @@ impl CheckpointFolder {
         self.lock.lock.check().map_err(refused)
     }
 
-    /// Takes a damaged checkpoint out of the way, so that its step can be written again. Nothing of it is lost.
+    /// Renames a damaged checkpoint, so that its step can be written again. Returns the new path.
     pub fn set_aside(&self, checkpoint: &Path) -> Result<PathBuf, TrainingError> {
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
         let target = free(&self.folder, &format!("{DAMAGED}{name}"));
@@ -143,11 +146,11 @@ impl CheckpointFolder {
         &self.folder
     }
 
-    /// Writes one checkpoint and returns its folder. One that stands already for this step is left alone.
-    /// `live` are the weights that training goes on from, where `model` has an average of them.
+    /// Writes one checkpoint and returns its folder. An existing one of this step is left as it is.
+    /// `live` are the weights that training continues from, where `model` has an average of them.
     pub fn write(
         &self,
-        record: &Record,
+        record: &CheckpointRecord,
         model: &TdtModel,
         optimizer: &AdamW,
         live: Option<&Parameters>,
@@ -161,11 +164,11 @@ impl CheckpointFolder {
         let written = fs::create_dir(&writing)
             .map_err(TrainingError::file(&writing))
             .and_then(|()| fill(&writing, record, model, optimizer, live))
-            // Somebody may train into the folder by now who took this process for dead.
+            // Another process may have taken the lock over, if this one did not respond.
             .and_then(|()| self.check())
             .and_then(|()| fs::rename(&writing, &target).map_err(TrainingError::file(&target)));
         if let Err(error) = written {
-            // The first error is the one to tell; what cannot be removed is removed by the next run.
+            // The first error is reported; what cannot be removed is removed by the next run.
             if fs::remove_dir_all(&writing).is_ok() {
                 let _ = self.lock.note(&[]);
             }
@@ -176,7 +179,7 @@ impl CheckpointFolder {
         Ok(target)
     }
 
-    /// Makes the mean of the last `keep` checkpoints, which stands in a folder of its own until another one is made.
+    /// Writes the mean of the last `keep` checkpoints, in a folder of its own that replaces an earlier mean.
     pub fn make_average(&self, keep: usize) -> Result<(), TrainingError> {
         average_of::make(self, keep)
     }
@@ -214,10 +217,10 @@ fn free(folder: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// Writes the files of a checkpoint into a folder and brings them to the disk.
+/// Writes the files of a checkpoint into a folder, and syncs them.
 fn fill(
     writing: &Path,
-    record: &Record,
+    record: &CheckpointRecord,
     model: &TdtModel,
     optimizer: &AdamW,
     live: Option<&Parameters>,
@@ -268,7 +271,7 @@ mod tests {
         let held = CheckpointFolder::open(lock(dir.path()).unwrap(), &folder).unwrap();
         let ours = held.noted(WRITING, &name_of(3)).unwrap();
         fs::create_dir(&ours).unwrap();
-        // Another that looks like it takes another name.
+        // A folder of that name that is not ours.
         let other = folder.join(".writing-step-000000004");
         fs::create_dir(&other).unwrap();
         assert_eq!(

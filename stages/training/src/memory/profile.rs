@@ -1,55 +1,57 @@
-//! One micro-batch, computed while the allocator counts.
+//! Measurement of one micro-batch, while the allocator counts.
 
+use candle_core::{DType, Device};
 use flow_evaluation::decode::BATCH_SECONDS;
 use flow_kernels::Noise;
 use flow_kernels::threads::install;
 use flow_model::allocation::Count;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::{Gradients, ModelConfig, Parameters, Part};
+use flow_model::parameter_groups::trainable_groups;
+use flow_model::{Gradients, ModelConfig, ParameterGroup, Parameters};
 
-use super::{BatchShape, heads_gradient, shallow};
+use super::BatchShape;
 use crate::error::TrainingError;
 use crate::optimizer::moment_bytes;
 use crate::resolved_settings::ResolvedSettings;
 use crate::trainer::SAMPLE_RATE;
 
-/// Bytes at the end of a part's backward pass, counted from the beginning of the micro-batch.
+/// Bytes at the end of the backward pass of a parameter group, counted from the beginning of the micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Mark {
-    /// The most since the part before was complete.
+pub(super) struct MemoryMark {
+    /// The most since the group before was complete.
     pub most: i64,
     /// What is held now.
     pub held: i64,
 }
 
-/// A model of one or two encoder layers. Sizes in bytes.
+/// The memory of a model with one or two encoder layers, in bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Profile {
+pub(super) struct MemoryProfile {
     pub parameters: i64,
     /// Gradients of all parameters.
     pub trainable: i64,
     /// The optimizer's state, in 32 and in 8 bits.
     pub moments: [i64; 2],
     pub heads_gradient: i64,
-    pub heads: Mark,
-    pub prediction: Mark,
+    pub heads: MemoryMark,
+    pub prediction: MemoryMark,
     /// From the last layer to the first.
-    pub layers: Vec<Mark>,
-    pub subsampling: Mark,
-    /// What the prediction network keeps, about: that which its backward pass frees.
+    pub layers: Vec<MemoryMark>,
+    pub subsampling: MemoryMark,
+    /// About what the prediction network keeps: what its backward pass frees.
     pub joint_held: i64,
     /// The most that a batch of evaluation needs; of a model with one layer, which is that of any depth.
     pub evaluation: i64,
 }
 
-pub(super) struct Depths {
-    pub one: Profile,
-    pub two: Profile,
+pub(super) struct DepthProfiles {
+    pub one: MemoryProfile,
+    pub two: MemoryProfile,
 }
 
-impl Depths {
+impl DepthProfiles {
     /// Something that grows by the same with each layer.
-    pub fn scaled(&self, layers: i64, of: impl Fn(&Profile) -> i64) -> i64 {
+    pub fn scaled(&self, layers: i64, of: impl Fn(&MemoryProfile) -> i64) -> i64 {
         of(&self.one) + (layers - 1) * (of(&self.two) - of(&self.one))
     }
 }
@@ -57,25 +59,25 @@ impl Depths {
 /// Logits of so many bytes are past what the loss keeps of them, from where on memory grows linearly with tokens.
 const LINEAR_FROM: usize = 96 << 20;
 
-/// Measures both depths. None if nobody counts.
-pub(super) fn depths(
+/// Measures both depths. None if the allocator does not count.
+pub(super) fn profile_depths(
     config: &ModelConfig,
     settings: &ResolvedSettings,
     shape: BatchShape,
-) -> Result<Option<Depths>, TrainingError> {
-    let at = |layers: usize, tokens: usize| -> Result<Option<Profile>, TrainingError> {
+) -> Result<Option<DepthProfiles>, TrainingError> {
+    let at = |layers: usize, tokens: usize| -> Result<Option<MemoryProfile>, TrainingError> {
         let mut model = shallow(config, layers, settings)?;
         measured(&mut model, settings, BatchShape { tokens, ..shape })
     };
-    // The joint network takes most of the time, in proportion to tokens. Its memory is known from a part of them, and does
-    // not depend on the depth of the encoder, of which few tokens tell enough.
+    // The joint network takes most of the time, in proportion to tokens. Its memory is known from a part of them, and
+    // does not depend on the depth of the encoder, of which few tokens tell enough.
     let frames = (shape.seconds * SAMPLE_RATE / 1280.0) as usize * shape.utterances;
     let row = (config.decoder.vocab_size + 1 + config.loss.durations.len()) * 4;
     let few = LINEAR_FROM / (frames * row).max(1) + 2;
     let part = few.max(shape.tokens / 16);
     if 2 * part >= shape.tokens {
         return Ok(match (at(1, shape.tokens)?, at(2, shape.tokens)?) {
-            (Some(one), Some(two)) => Some(Depths { one, two }),
+            (Some(one), Some(two)) => Some(DepthProfiles { one, two }),
             _ => None,
         });
     }
@@ -86,27 +88,27 @@ pub(super) fn depths(
         return Ok(None);
     };
     let whole = first.extended(&second, part as f64, shape.tokens as f64);
-    Ok(Some(Depths {
+    Ok(Some(DepthProfiles {
         two: two.shifted(&one, &whole),
         one: whole,
     }))
 }
 
-impl Mark {
-    fn with(&self, other: &Mark, of: impl Fn(i64, i64) -> i64) -> Mark {
-        Mark {
+impl MemoryMark {
+    fn with(&self, other: &MemoryMark, of: impl Fn(i64, i64) -> i64) -> MemoryMark {
+        MemoryMark {
             most: of(self.most, other.most),
             held: of(self.held, other.held),
         }
     }
 }
 
-impl Profile {
+impl MemoryProfile {
     /// With `tokens` tokens, if this is with `few` and the other one with twice as many.
-    fn extended(&self, twice: &Profile, few: f64, tokens: f64) -> Profile {
+    fn extended(&self, twice: &MemoryProfile, few: f64, tokens: f64) -> MemoryProfile {
         let line = |a: i64, b: i64| a + ((b - a) as f64 * (tokens - few) / few) as i64;
         let pairs = self.layers.iter().zip(&twice.layers);
-        Profile {
+        MemoryProfile {
             heads: self.heads.with(&twice.heads, line),
             prediction: self.prediction.with(&twice.prediction, line),
             layers: pairs.map(|(a, b)| a.with(b, line)).collect(),
@@ -117,18 +119,18 @@ impl Profile {
     }
 
     /// With as many more tokens as lead from `few` to `many`, which are of one layer.
-    fn shifted(&self, few: &Profile, many: &Profile) -> Profile {
-        let shift = |mark: &Mark, few: &Mark, many: &Mark| {
+    fn shifted(&self, few: &MemoryProfile, many: &MemoryProfile) -> MemoryProfile {
+        let shift = |mark: &MemoryMark, few: &MemoryMark, many: &MemoryMark| {
             let more = many.with(few, |many, few| many - few);
             mark.with(&more, |a, b| a + b)
         };
-        let none = Mark::default();
+        let none = MemoryMark::default();
         let (layer_few, layer_many) = (
             few.layers.first().unwrap_or(&none),
             many.layers.first().unwrap_or(&none),
         );
         let layers = self.layers.iter().map(|mark| shift(mark, layer_few, layer_many));
-        Profile {
+        MemoryProfile {
             heads: shift(&self.heads, &few.heads, &many.heads),
             prediction: shift(&self.prediction, &few.prediction, &many.prediction),
             layers: layers.collect(),
@@ -143,7 +145,7 @@ fn measured(
     model: &mut TdtModel,
     settings: &ResolvedSettings,
     shape: BatchShape,
-) -> Result<Option<Profile>, TrainingError> {
+) -> Result<Option<MemoryProfile>, TrainingError> {
     install(|| measured_here(model, settings, shape))
 }
 
@@ -151,10 +153,10 @@ fn measured_here(
     model: &mut TdtModel,
     settings: &ResolvedSettings,
     shape: BatchShape,
-) -> Result<Option<Profile>, TrainingError> {
-    let mut profile = Profile {
-        heads_gradient: heads_gradient(model),
-        ..Profile::default()
+) -> Result<Option<MemoryProfile>, TrainingError> {
+    let mut profile = MemoryProfile {
+        heads_gradient: heads_gradient(model)?,
+        ..MemoryProfile::default()
     };
     for (_, parameter) in model.parameters.iter() {
         let (elements, size) = (parameter.tensor.elem_count(), parameter.tensor.dtype().size_in_bytes());
@@ -179,23 +181,23 @@ fn measured_here(
     let mut gradients = Gradients::new(&model.parameters);
     let Some(count) = Count::begin() else { return Ok(None) };
     let mut before = 0;
-    let output = model.train_micro_batch_telling(
+    let output = model.train_micro_batch_observed(
         &batch,
         &options,
         &mut gradients,
-        &mut |part: Part, _: &mut Gradients, _: &Parameters| {
-            let mark = Mark {
+        &mut |group: ParameterGroup, _: &mut Gradients, _: &Parameters| {
+            let mark = MemoryMark {
                 most: count.most(),
                 held: count.held(),
             };
-            match part {
-                Part::Heads => profile.heads = mark,
-                Part::Prediction => {
+            match group {
+                ParameterGroup::Heads => profile.heads = mark,
+                ParameterGroup::Prediction => {
                     profile.joint_held = before - mark.held;
                     profile.prediction = mark;
                 }
-                Part::Layer(_) => profile.layers.push(mark),
-                Part::Subsampling => profile.subsampling = mark,
+                ParameterGroup::Layer(_) => profile.layers.push(mark),
+                ParameterGroup::Subsampling => profile.subsampling = mark,
             }
             before = mark.held;
         },
@@ -216,8 +218,8 @@ fn measured_here(
     Ok(Some(profile))
 }
 
-/// The most that encoding a batch of evaluation takes, of clips of `seconds` that fill `batch_seconds`. What the search of greedy decoding needs beside is a few rows of
-/// the vocabulary's size.
+/// The most that encoding a batch of evaluation takes, of clips of `seconds` that fill `batch_seconds`. What the search
+/// of greedy decoding needs beside is a few rows of the vocabulary's size.
 fn evaluated(model: &TdtModel, batch_seconds: f64, seconds: f64) -> Result<Option<i64>, TrainingError> {
     let utterances = ((batch_seconds / seconds).floor() as usize).max(1);
     let batch = micro_batch(
@@ -244,4 +246,21 @@ fn micro_batch(shape: BatchShape, vocabulary: usize) -> MicroBatch {
         signals: vec![signal; shape.utterances],
         tokens: vec![tokens; shape.utterances],
     }
+}
+
+/// A model of the same widths with `layers` encoder layers and random weights.
+fn shallow(config: &ModelConfig, layers: usize, settings: &ResolvedSettings) -> Result<TdtModel, TrainingError> {
+    let mut config = config.clone();
+    config.encoder.n_layers = layers;
+    let model = TdtModel::new(config, None, 1, DType::F32, &Device::Cpu)?;
+    let mut model = model.stored_as(settings.precision.matrices())?;
+    model.set_recompute(settings.recompute);
+    Ok(model)
+}
+
+/// Bytes of the gradients of the joint network and the CTC head.
+fn heads_gradient(model: &TdtModel) -> Result<i64, TrainingError> {
+    let groups = trainable_groups(&model.parameters)?;
+    let heads = groups.get(&ParameterGroup::Heads).into_iter().flatten();
+    Ok(heads.map(|&id| model.parameters.get(id).elem_count() as i64 * 4).sum())
 }

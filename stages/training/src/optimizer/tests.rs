@@ -1,6 +1,8 @@
 use super::*;
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use flow_kernels::adamw::eight_bit::{LEAST, Table};
+use flow_kernels::adamw::{Moment, Numbers};
+use flow_model::{Gradients, Parameters};
 use proptest::prelude::*;
 
 fn parameters(values: &[Vec<f64>], dtype: DType) -> Parameters {
@@ -147,8 +149,8 @@ fn golden(name: &str) -> std::path::PathBuf {
 /// Eight steps of bitsandbytes 0.50.2's AdamW8bit on the CPU, from the same gradients.
 ///
 /// Codes may differ where a share falls on the edge of one of the 65,536 steps, by the last bit of the arithmetic: at
-/// most 2 of 10,000. Such a number is moved by another code's worth, which shows in its parameter: at most 1e-4, of a way
-/// of some 8e-3. All others agree within 1e-7. With moments in 32 bits the same parameters are up to 4.8e-3 away.
+/// most 2 of 10,000. Such a number is moved by another code's worth, which shows in its parameter: at most 1e-4, of a
+/// way of some 8e-3. All others agree within 1e-7. With moments in 32 bits the same parameters are up to 4.8e-3 away.
 #[test]
 fn eight_bits_equal_bitsandbytes() {
     let all = candle_core::safetensors::load(golden("adamw8bit.safetensors"), &Device::Cpu).expect("golden");

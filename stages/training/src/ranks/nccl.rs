@@ -1,23 +1,22 @@
-//! Ranks whose tensors are on GPUs and go from one to the other by NVIDIA's NCCL: within a machine over NVLink or PCIe,
-//! between machines over the network, without a way through host memory.
+//! The collective of ranks on GPUs that use NVIDIA's NCCL: over NVLink or PCIe within a machine and over the network
+//! between machines, without copies in host memory.
 //!
-//! NCCL moves what is large: sums of gradients, and parameters. Numbers, and all that has to do with failure, go through the
-//! [`Member`] that every rank has: a rank says there that it has come to a place, so whoever does not come is named, and a
-//! rank that waits for NCCL does so no longer than for another rank. NCCL itself would wait for ever.
+//! NCCL moves the large tensors: sums of gradients, and parameters. Numbers, and everything about failures, go through
+//! the [`LocalCollective`] of the rank: each rank contributes there when it starts an operation, so a rank that does
+//! not start it is named, and waiting for NCCL ends with the same timeout. NCCL itself would wait for ever.
 //!
-//! What is the same, and what is not, beside ranks that meet in memory: which sums are taken, of which ranks, and who owns
-//! what. Parameters are copied, so all ranks hold the same bits of them. But the order in which a sum is taken is NCCL's: it
-//! goes around a ring or up a tree that follows from the machine, its links, the size of the tensor and NCCL's version, and
-//! not from the numbers of the ranks. As long as NCCL chooses the same way, on the same machines, a sum is the same again; it
-//! promises nowhere to do so. So a run with NCCL gives the bits of no other set-up, but for two ranks, whose sums are the same
-//! in either order.
+//! Compared with ranks that use host memory, the same sums are taken over the same ranks, with the same owners.
+//! Parameters are copied, so all ranks hold the same bits of them. But the order of the terms of a sum is NCCL's: a
+//! ring or a tree that follows from the machines, their links, the size of the tensor and NCCL's version. While NCCL
+//! makes the same choice, on the same machines, a sum has the same bits again; NCCL does not promise so. A run with
+//! NCCL therefore does not give the bits of a run without, but for two ranks, whose sums are the same in either order.
 //!
-//! This was never run: it is compiled against NCCL's interface, and what it rests on (the table, the order of exchanges) is
-//! tested with ranks on the CPU.
+//! This was never run: it is compiled against NCCL's interface. What it relies on (the local collective, the order of
+//! operations) is tested with ranks on the CPU.
 //!
-//! NCCL asks that all ranks of a group ask for the same exchanges in the same order. They do: a backward pass completes parts
-//! in the order of [`Part::in_order`], a rank without a micro-batch hands over nothing in that order too, and what comes at
-//! the end of a step comes in one order.
+//! NCCL requires that all ranks of a communicator start the same operations in the same order. They do: gradients come
+//! in the order of [`ParameterGroup::backward_order`], from a rank without a micro-batch too, and the operations at the
+//! end of a step have a fixed order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,110 +29,110 @@ use candle_core::cuda_backend::cudarc::nccl::safe::{Comm, Id, NcclType, ReduceOp
 use candle_core::cuda_backend::{CudaStorage, CudaStorageSlice};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Tensor};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
-use flow_model::{ParameterId, Parameters, Part};
+use flow_model::parameter_groups::trainable_groups;
+use flow_model::{ParameterGroup, ParameterId, Parameters};
 
-use super::{Collective, Member, NcclId, Place, Sums, What};
+use super::{Collective, CollectiveKey, CollectiveOp, LocalCollective, NcclUniqueId, ReducedGradients};
 use crate::error::TrainingError;
 
-/// How often a rank looks whether NCCL is done.
-const LOOK: Duration = Duration::from_micros(200);
+/// How often a rank that waits checks whether NCCL has finished.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// What the ranks of one group have in common: 128 bytes that say where they meet.
-pub(super) fn new_id() -> Result<NcclId, TrainingError> {
-    let id = Id::new().map_err(|error| broken("a group cannot be made", &error))?;
+/// A unique id for a new communicator.
+pub(super) fn new_id() -> Result<NcclUniqueId, TrainingError> {
+    let id = Id::new().map_err(|error| nccl_error("a group cannot be made", &error))?;
     Ok(id.internal().map(|byte| byte as u8))
 }
 
-fn broken(what: &str, error: &dyn std::fmt::Debug) -> TrainingError {
+fn nccl_error(what: &str, error: &dyn std::fmt::Debug) -> TrainingError {
     TrainingError::Data {
         message: format!("NCCL: {what}: {error:?}"),
     }
 }
 
-/// One rank of a group whose ranks have a GPU each.
-pub(super) struct NcclMember {
-    /// Where the ranks tell each other that they have come.
-    table: Member,
+/// One rank of a communicator; each rank has a GPU of its own.
+pub(super) struct NcclCollective {
+    /// For numbers, and for who has started an operation or failed.
+    control: LocalCollective,
     owners: Arc<Vec<usize>>,
-    /// The parameters of each part, in order.
-    parts: BTreeMap<Part, Vec<ParameterId>>,
-    /// By index: what a gradient that is missing here looks like.
-    zeros: Vec<(Shape, candle_core::DType)>,
+    /// The trainable parameters by group.
+    groups: BTreeMap<ParameterGroup, Vec<ParameterId>>,
+    /// By index: shape and data type of the gradient of a parameter.
+    gradient_types: Vec<(Shape, candle_core::DType)>,
     device: Device,
-    /// Where the model computes.
+    /// The stream that the model computes on.
     compute: Arc<CudaStream>,
-    jobs: Sender<Job>,
-    under_way: BTreeMap<Place, UnderWay>,
+    operations: Sender<NcclOperation>,
+    pending: BTreeMap<CollectiveKey, PendingReduction>,
     timeout: Duration,
-    waited: Duration,
+    wait_time: Duration,
 }
 
-/// An exchange that NCCL is to do, on the thread that has the group.
-struct Job {
-    /// What it works on is there once this has happened.
+/// An operation for the thread that has the communicator.
+struct NcclOperation {
+    /// The tensors are computed when this event has happened.
     after: CudaEvent,
-    /// With the rank that receives a sum, or whose values all get.
+    /// With the root: the rank that receives the sum, or whose values are broadcast.
     tensors: Vec<(Tensor, usize)>,
+    /// Reduce; else broadcast.
     sum: bool,
+    /// Gets the event that happens when the operation is finished.
     done: Sender<Result<CudaEvent, String>>,
 }
 
-/// Gradients that are being summed. They live until that has happened: freed before, their memory would be used for
-/// something else.
-struct UnderWay {
+/// Gradients that NCCL is reducing. They are kept until it has finished, as their memory would be reused otherwise.
+struct PendingReduction {
     tensors: Vec<(ParameterId, Tensor)>,
     done: Receiver<Result<CudaEvent, String>>,
     event: Option<CudaEvent>,
-    /// Which gradients some rank has, once all have come.
+    /// Indices of the gradients that at least one rank has, when all ranks have said so.
     present: Option<BTreeSet<usize>>,
 }
 
-impl NcclMember {
-    /// Begins to join the group; whether that goes well shows at the first exchange.
+impl NcclCollective {
+    /// Starts to join the communicator; an error in that is reported by the first operation.
     pub fn new(
-        table: Member,
+        control: LocalCollective,
         parameters: &Parameters,
         owners: Vec<usize>,
-        id: NcclId,
+        id: NcclUniqueId,
         timeout: Duration,
-    ) -> Result<NcclMember, TrainingError> {
+    ) -> Result<NcclCollective, TrainingError> {
         let Device::Cuda(cuda) = parameters.device() else {
-            return Err(broken("the model is on no GPU", &parameters.device()));
+            return Err(nccl_error("the model is on no GPU", &parameters.device()));
         };
         let compute = cuda.cuda_stream();
-        let mut parts: BTreeMap<Part, Vec<ParameterId>> = BTreeMap::new();
-        let mut zeros = Vec::with_capacity(parameters.len());
-        for (id, parameter) in parameters.iter() {
-            if parameter.trainable {
-                parts.entry(Part::of(&parameter.name)).or_default().push(id);
-            }
-            // Gradients are in the type that is computed in, also of parameters that are stored in a shorter one.
-            zeros.push((parameter.tensor.shape().clone(), parameters.dtype()));
-        }
-        let (jobs, take) = unbounded();
-        let (rank, size, context) = (table.rank(), table.size(), compute.context().clone());
+        let groups = trainable_groups(parameters)?;
+        // A gradient has the data type of the computation, also where its parameter is stored in a shorter one.
+        let gradient_types = parameters
+            .iter()
+            .map(|(_, parameter)| (parameter.tensor.shape().clone(), parameters.dtype()))
+            .collect();
+        let (operations, received) = unbounded();
+        let (rank, size, context) = (control.rank(), control.size(), compute.context().clone());
         std::thread::Builder::new()
             .name(format!("nccl-{rank}"))
-            .spawn(move || exchange(&context, rank, size, id, &take))
+            .spawn(move || run_communicator(&context, rank, size, id, &received))
             .map_err(|e| TrainingError::Rank {
                 rank,
                 message: format!("its thread for NCCL cannot be started: {e}"),
             })?;
-        Ok(NcclMember {
-            table,
+        Ok(NcclCollective {
+            control,
             owners: Arc::new(owners),
-            parts,
-            zeros,
+            groups,
+            gradient_types,
             device: parameters.device().clone(),
             compute,
-            jobs,
-            under_way: BTreeMap::new(),
+            operations,
+            pending: BTreeMap::new(),
             timeout,
-            waited: Duration::ZERO,
+            wait_time: Duration::ZERO,
         })
     }
 
-    fn begin(
+    /// Hands an operation to the thread of the communicator, and returns the channel of its event.
+    fn enqueue(
         &self,
         tensors: Vec<(Tensor, usize)>,
         sum: bool,
@@ -141,21 +140,21 @@ impl NcclMember {
         let after = self
             .compute
             .record_event(None)
-            .map_err(|error| broken("the GPU cannot be asked", &error))?;
-        let (done, told) = bounded(1);
-        let job = Job {
+            .map_err(|error| nccl_error("the GPU cannot be asked", &error))?;
+        let (done, event) = bounded(1);
+        let operation = NcclOperation {
             after,
             tensors,
             sum,
             done,
         };
-        // Where the thread is gone, nothing will be told, which `look` finds out.
-        let _ = self.jobs.send(job);
-        Ok(told)
+        // Where the thread has ended the channel is closed, which `is_finished` reports.
+        let _ = self.operations.send(operation);
+        Ok(event)
     }
 
-    /// The event that an exchange is done with, if it has happened.
-    fn look(
+    /// Whether an operation is finished. Its event is kept in `event` when the thread has sent it.
+    fn is_finished(
         rank: usize,
         done: &Receiver<Result<CudaEvent, String>>,
         event: &mut Option<CudaEvent>,
@@ -163,7 +162,7 @@ impl NcclMember {
         let failed = |message: String| TrainingError::Rank { rank, message };
         if event.is_none() {
             match done.try_recv() {
-                Ok(Ok(come)) => *event = Some(come),
+                Ok(Ok(recorded)) => *event = Some(recorded),
                 Ok(Err(message)) => return Err(failed(format!("NCCL: {message}"))),
                 Err(TryRecvError::Empty) => return Ok(false),
                 Err(TryRecvError::Disconnected) => return Err(failed("NCCL: its thread has ended".into())),
@@ -177,140 +176,159 @@ impl NcclMember {
         }
     }
 
-    /// Waits for an exchange into which all ranks have gone.
-    fn wait(
+    /// Waits for an operation that all ranks have started.
+    fn wait_for(
         &mut self,
-        place: Place,
+        key: CollectiveKey,
         done: &Receiver<Result<CudaEvent, String>>,
         event: &mut Option<CudaEvent>,
     ) -> Result<(), TrainingError> {
         let began = Instant::now();
-        while !Self::look(self.table.rank(), done, event)? {
-            self.table.check()?;
+        while !Self::is_finished(self.control.rank(), done, event)? {
+            self.control.check()?;
             if began.elapsed() > self.timeout {
                 let message = format!(
-                    "NCCL did not end the exchange of {place} within {} s",
+                    "NCCL did not end the exchange of {key} within {} s",
                     self.timeout.as_secs_f64()
                 );
-                self.table.fail(&message);
+                self.control.abort(&message);
                 return Err(TrainingError::Rank {
-                    rank: self.table.rank(),
+                    rank: self.control.rank(),
                     message,
                 });
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
-        self.waited += began.elapsed();
+        self.wait_time += began.elapsed();
         Ok(())
     }
 }
 
-impl Collective for NcclMember {
+impl Collective for NcclCollective {
     fn rank(&self) -> usize {
-        self.table.rank()
+        self.control.rank()
     }
 
     fn size(&self) -> usize {
-        self.table.size()
+        self.control.size()
     }
 
-    fn start_sum(&mut self, place: Place, gradients: Vec<(ParameterId, Tensor)>) -> Result<(), TrainingError> {
-        let What::Gradients(part) = place.what else {
-            return Err(broken("no sum is taken there", &place));
+    fn start_reduce_scatter(
+        &mut self,
+        key: CollectiveKey,
+        gradients: Vec<(ParameterId, Tensor)>,
+    ) -> Result<(), TrainingError> {
+        let CollectiveOp::ReduceGradients(group) = key.op else {
+            return Err(nccl_error("no sum is taken there", &key));
         };
         let present = gradients.iter().map(|(id, _)| id.index() as f64).collect();
         let mut gradients: BTreeMap<ParameterId, Tensor> = gradients.into_iter().collect();
         let mut tensors = Vec::new();
-        for &id in self.parts.get(&part).map_or(&[][..], Vec::as_slice) {
+        for &id in self.groups.get(&group).map_or(&[][..], Vec::as_slice) {
             let tensor = match gradients.remove(&id) {
                 Some(gradient) => gradient.contiguous()?,
                 None => {
-                    let (shape, dtype) = &self.zeros[id.index()];
+                    let (shape, dtype) = &self.gradient_types[id.index()];
                     Tensor::zeros(shape, *dtype, &self.device)?
                 }
             };
             tensors.push((id, tensor));
         }
-        self.table.announce(place, present)?;
+        self.control.start_all_gather(key, present)?;
         let to_owner = |(id, tensor): &(ParameterId, Tensor)| (tensor.clone(), self.owners[id.index()]);
-        let done = self.begin(tensors.iter().map(to_owner).collect(), true)?;
-        let under_way = UnderWay {
+        let done = self.enqueue(tensors.iter().map(to_owner).collect(), true)?;
+        let pending = PendingReduction {
             tensors,
             done,
             event: None,
             present: None,
         };
-        self.under_way.insert(place, under_way);
+        self.pending.insert(key, pending);
         Ok(())
     }
 
-    fn finish_sum(&mut self, place: Place, wait: bool) -> Result<Option<Sums>, TrainingError> {
-        let Some(mut under_way) = self.under_way.remove(&place) else {
+    fn finish_reduce_scatter(
+        &mut self,
+        key: CollectiveKey,
+        wait: bool,
+    ) -> Result<Option<ReducedGradients>, TrainingError> {
+        let Some(mut pending) = self.pending.remove(&key) else {
             return Ok(Some(Vec::new()));
         };
-        if under_way.present.is_none() {
-            let all = self.table.answers(place, wait)?;
-            under_way.present = all.map(|all| all.into_iter().flatten().map(|index| index as usize).collect());
+        if pending.present.is_none() {
+            let all = self.control.finish_all_gather(key, wait)?;
+            pending.present = all.map(|all| all.into_iter().flatten().map(|index| index as usize).collect());
         }
-        let ready = under_way.present.is_some()
+        let ready = pending.present.is_some()
             && match wait {
                 true => {
-                    let UnderWay { done, event, .. } = &mut under_way;
+                    let PendingReduction { done, event, .. } = &mut pending;
                     let done = done.clone();
-                    self.wait(place, &done, event)?;
+                    self.wait_for(key, &done, event)?;
                     true
                 }
-                false => Self::look(self.table.rank(), &under_way.done, &mut under_way.event)?,
+                false => Self::is_finished(self.control.rank(), &pending.done, &mut pending.event)?,
             };
         if !ready {
-            self.under_way.insert(place, under_way);
+            self.pending.insert(key, pending);
             return Ok(None);
         }
-        let present = under_way.present.unwrap_or_default();
-        let rank = self.table.rank();
+        let present = pending.present.unwrap_or_default();
+        let rank = self.control.rank();
         let own = |id: &ParameterId| self.owners[id.index()] == rank && present.contains(&id.index());
-        Ok(Some(under_way.tensors.into_iter().filter(|(id, _)| own(id)).collect()))
+        Ok(Some(pending.tensors.into_iter().filter(|(id, _)| own(id)).collect()))
     }
 
-    fn gather(&mut self, place: Place, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
-        self.table.gather(place, numbers)
+    fn all_gather(&mut self, key: CollectiveKey, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
+        self.control.all_gather(key, numbers)
     }
 
-    /// Through host memory: what is gathered is small.
-    fn gather_tensors(&mut self, place: Place, tensors: Vec<Tensor>) -> Result<Vec<Vec<Tensor>>, TrainingError> {
+    /// Through host memory, as these tensors are small.
+    fn all_gather_tensors(
+        &mut self,
+        key: CollectiveKey,
+        tensors: Vec<Tensor>,
+    ) -> Result<Vec<Vec<Tensor>>, TrainingError> {
         let on = |device: &Device, tensors: Vec<Tensor>| -> Result<Vec<Tensor>, TrainingError> {
             let moved: Result<_, candle_core::Error> = tensors.iter().map(|tensor| tensor.to_device(device)).collect();
             Ok(moved?)
         };
-        let all = self.table.gather_tensors(place, on(&Device::Cpu, tensors)?)?;
+        let all = self.control.all_gather_tensors(key, on(&Device::Cpu, tensors)?)?;
         all.into_iter().map(|tensors| on(&self.device, tensors)).collect()
     }
 
-    fn spread(
+    fn broadcast_parameters(
         &mut self,
-        place: Place,
+        key: CollectiveKey,
         parameters: &mut Parameters,
         changed: &[ParameterId],
     ) -> Result<(), TrainingError> {
-        // So that whoever does not come is named.
-        self.table.gather(place, Vec::new())?;
+        // So that a rank that does not take part is named.
+        self.control.all_gather(key, Vec::new())?;
         let from_owner = |id: &ParameterId| (parameters.get(*id).clone(), self.owners[id.index()]);
-        let done = self.begin(changed.iter().map(from_owner).collect(), false)?;
-        self.wait(place, &done, &mut None)
+        let done = self.enqueue(changed.iter().map(from_owner).collect(), false)?;
+        self.wait_for(key, &done, &mut None)
     }
 
-    fn fail(&mut self, message: &str) {
-        self.table.fail(message);
+    fn abort(&mut self, message: &str) {
+        self.control.abort(message);
     }
 
-    fn waited(&mut self) -> f64 {
-        self.table.waited() + std::mem::take(&mut self.waited).as_secs_f64()
+    fn take_wait_seconds(&mut self) -> f64 {
+        self.control.take_wait_seconds() + std::mem::take(&mut self.wait_time).as_secs_f64()
     }
 }
 
-/// The thread that has the group. What is left when it ends is broken off, so that no GPU waits for one that is gone.
-fn exchange(context: &Arc<CudaContext>, rank: usize, size: usize, id: NcclId, jobs: &Receiver<Job>) {
-    let joined = context
+/// The thread that has the communicator. When it ends, the communicator is dropped and aborts what is not finished, so
+/// that no GPU waits for a rank that has ended.
+fn run_communicator(
+    context: &Arc<CudaContext>,
+    rank: usize,
+    size: usize,
+    id: NcclUniqueId,
+    operations: &Receiver<NcclOperation>,
+) {
+    let communicator = context
         .bind_to_thread()
         .and_then(|()| context.new_stream())
         .map_err(|error| format!("the GPU cannot be used: {error:?}"))
@@ -319,31 +337,32 @@ fn exchange(context: &Arc<CudaContext>, rank: usize, size: usize, id: NcclId, jo
             Comm::from_rank(stream, rank, size, id)
                 .map_err(|error| format!("the group did not come together: {error:?}"))
         });
-    for job in jobs {
-        let outcome = joined
+    for operation in operations {
+        let outcome = communicator
             .as_ref()
             .map_err(Clone::clone)
-            .and_then(|group| carry_out(group, &job).map_err(|error| error.to_string()));
-        // A rank that failed waits for nothing any more.
-        let _ = job.done.send(outcome);
+            .and_then(|communicator| launch(communicator, &operation).map_err(|error| error.to_string()));
+        // The receiver is dropped where the rank has failed.
+        let _ = operation.done.send(outcome);
     }
 }
 
-fn carry_out(group: &Comm, job: &Job) -> candle_core::Result<CudaEvent> {
-    let stream = group.stream();
+/// Starts an operation on the stream of the communicator, and records its event.
+fn launch(communicator: &Comm, operation: &NcclOperation) -> candle_core::Result<CudaEvent> {
+    let stream = communicator.stream();
     let driver = |error| candle_core::Error::Msg(format!("the GPU cannot be asked: {error:?}"));
-    stream.wait(&job.after).map_err(driver)?;
+    stream.wait(&operation.after).map_err(driver)?;
     group_start().map_err(|error| failed(&error))?;
-    let begun = job.tensors.iter().try_for_each(|(tensor, root)| {
-        tensor.inplace_op1(&OnTensor {
-            group,
+    let started = operation.tensors.iter().try_for_each(|(tensor, root)| {
+        tensor.inplace_op1(&TensorOperation {
+            communicator,
             root: *root as i32,
-            sum: job.sum,
+            sum: operation.sum,
         })
     });
-    // Also where one could not be begun: a group that is open stays open.
+    // Also where an operation could not be started: an NCCL group that is started must be ended.
     group_end().map_err(|error| failed(&error))?;
-    begun?;
+    started?;
     stream.record_event(None).map_err(driver)
 }
 
@@ -351,29 +370,30 @@ fn failed(error: &NcclError) -> candle_core::Error {
     candle_core::Error::Msg(format!("an exchange failed: {error:?}"))
 }
 
-/// Sums a tensor over all ranks into that of `root`, or gives all the values of `root`'s.
-struct OnTensor<'a> {
-    group: &'a Comm,
+/// Reduces a tensor to that of `root`, or broadcasts that of `root`, in place.
+struct TensorOperation<'a> {
+    communicator: &'a Comm,
     root: i32,
     sum: bool,
 }
 
-impl OnTensor<'_> {
-    fn on<T: NcclType + DeviceRepr>(&self, numbers: &mut CudaSlice<T>, layout: &Layout) -> candle_core::Result<()> {
+impl TensorOperation<'_> {
+    fn apply<T: NcclType + DeviceRepr>(&self, numbers: &mut CudaSlice<T>, layout: &Layout) -> candle_core::Result<()> {
         let Some((from, to)) = layout.contiguous_offsets() else {
             return Err(candle_core::Error::Msg("a tensor that is not contiguous".into()));
         };
         let mut numbers = numbers.slice_mut(from..to);
         let outcome = if self.sum {
-            self.group.reduce_in_place(&mut numbers, &ReduceOp::Sum, self.root)
+            self.communicator
+                .reduce_in_place(&mut numbers, &ReduceOp::Sum, self.root)
         } else {
-            self.group.broadcast_in_place(&mut numbers, self.root)
+            self.communicator.broadcast_in_place(&mut numbers, self.root)
         };
         outcome.map(drop).map_err(|error| failed(&error))
     }
 }
 
-impl InplaceOp1 for OnTensor<'_> {
+impl InplaceOp1 for TensorOperation<'_> {
     fn name(&self) -> &'static str {
         "nccl"
     }
@@ -384,11 +404,11 @@ impl InplaceOp1 for OnTensor<'_> {
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
         match &mut storage.slice {
-            CudaStorageSlice::F32(numbers) => self.on(numbers, layout),
-            CudaStorageSlice::F64(numbers) => self.on(numbers, layout),
-            CudaStorageSlice::BF16(numbers) => self.on(numbers, layout),
-            CudaStorageSlice::F16(numbers) => self.on(numbers, layout),
-            CudaStorageSlice::I64(numbers) => self.on(numbers, layout),
+            CudaStorageSlice::F32(numbers) => self.apply(numbers, layout),
+            CudaStorageSlice::F64(numbers) => self.apply(numbers, layout),
+            CudaStorageSlice::BF16(numbers) => self.apply(numbers, layout),
+            CudaStorageSlice::F16(numbers) => self.apply(numbers, layout),
+            CudaStorageSlice::I64(numbers) => self.apply(numbers, layout),
             _ => Err(candle_core::Error::Msg(format!(
                 "tensors of type {:?} are not exchanged",
                 storage.dtype()

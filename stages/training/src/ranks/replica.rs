@@ -1,32 +1,37 @@
-//! One rank: its replica of the model, and its part in each optimizer step.
+//! One rank: its replica of the model, and its share of each optimizer step.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use candle_core::Tensor;
 use flow_model::layers::convolution::MOMENTUM;
 use flow_model::model::{MicroBatchOutput, TdtModel, TrainOptions};
-use flow_model::parts::Follow;
-use flow_model::{Gradients, ParameterId, Parameters, Part};
+use flow_model::parameter_groups::{PassObserver, trainable_groups};
+use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 
-use super::update::{StepUpdate, Updater, Updates};
-use super::{Alone, Collective, OPTIMIZER_STEP, OverHost, Place, What, gone, members, owners};
+use super::update::{ParameterUpdates, StepUpdate, Updater};
+use super::{
+    Collective, CollectiveKey, CollectiveOp, HostStaging, SingleRank, local_group, parameter_owners, rank_disconnected,
+};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, clip_factor, squared_norm};
 use crate::trainer::{LoadedBatch, TrainerConfig, micro_batch_seed};
 
-/// What all ranks know of a step.
+/// The failpoint before each optimizer step of a rank, with the numbers of the rank and the step.
+pub const OPTIMIZER_STEP: &str = "optimizer-step";
+
+/// What all ranks know about an optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepPlan {
     pub step: u64,
-    /// Micro-batches of the step over all ranks. One that did not come counts as one without gradient.
+    /// Micro-batches that were planned for all ranks. One that was not received counts as one with a gradient of zero.
     pub planned: u32,
-    /// Micro-batches that came, over all ranks.
-    pub came: usize,
+    /// Micro-batches that were received for all ranks.
+    pub received: usize,
     /// The most micro-batches that any rank has.
     pub rounds: u32,
 }
 
-/// What one rank tells of a step.
+/// The report of one rank on an optimizer step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankReport {
     /// Mean of the losses of all micro-batches of all ranks.
@@ -35,58 +40,58 @@ pub struct RankReport {
     pub gradient_norm: f64,
     /// Whether the step was skipped, on all ranks.
     pub skipped: bool,
-    /// Segments of this rank at fault.
-    pub bad: Vec<String>,
-    /// Tokens of this rank.
+    /// Segments of this rank whose loss is not finite, or may be why a step was skipped.
+    pub bad_segments: Vec<String>,
+    /// Target tokens of this rank.
     pub tokens: u64,
     /// Seconds that this rank waited for others.
-    pub waited: f64,
+    pub wait_seconds: f64,
 }
 
 /// One rank.
 pub struct Replica {
-    /// While an update is offloaded and under way its parameters lag behind; see [`Replica::settled`].
+    /// While an offloaded update is running its parameters are those before the update; see [`Replica::synchronize`].
     pub model: TdtModel,
     config: TrainerConfig,
     rank: usize,
     ranks: usize,
-    /// Of the micro-batch in hand, or of all so far if nothing is exchanged.
+    /// Of the current micro-batch; of all micro-batches of the step so far where gradients are not reduced.
     gradients: Gradients,
-    updates: Updates,
-    parts: BTreeMap<Part, Vec<ParameterId>>,
+    updates: ParameterUpdates,
+    /// The trainable parameters by group.
+    groups: BTreeMap<ParameterGroup, Vec<ParameterId>>,
+    /// Parameters without a gradient, such as the statistics of batch normalisation.
     buffers: Vec<ParameterId>,
 }
 
 impl Replica {
-    /// The one rank of a training without others.
-    pub fn alone(model: TdtModel, optimizer: AdamW, config: TrainerConfig) -> Result<Self, TrainingError> {
+    /// The rank of a training with one rank.
+    pub fn single(model: TdtModel, optimizer: AdamW, config: TrainerConfig) -> Result<Self, TrainingError> {
         if !config.offload {
-            return Replica::new(model, optimizer, config, Box::new(Alone));
+            return Replica::new(model, optimizer, config, Box::new(SingleRank));
         }
-        // Its sums and updates are made in host memory as those of several ranks are.
-        let member = members(1, owners(&model.parameters, 1), config.rank_timeout).pop();
+        // Its gradients and updates go through host memory as those of several ranks do.
+        let local = local_group(1, parameter_owners(&model.parameters, 1), config.rank_timeout).pop();
         let device = model.parameters.device().clone();
-        let collective = OverHost::new(member.ok_or_else(|| gone(0))?, device, None);
+        let collective = HostStaging::new(local.ok_or_else(|| rank_disconnected(0))?, device, None);
         Replica::new(model, optimizer, config, Box::new(collective))
     }
 
-    /// A rank among others. Of the optimizer's state it keeps what it owns.
+    /// A rank of several. It keeps the optimizer's state of the parameters that it owns.
+    ///
+    /// # Errors
+    /// Where the name of a trainable parameter belongs to no parameter group.
     pub fn new(
         model: TdtModel,
         mut optimizer: AdamW,
         config: TrainerConfig,
         collective: Box<dyn Collective>,
     ) -> Result<Self, TrainingError> {
-        let owners = owners(&model.parameters, collective.size());
-        let mut parts: BTreeMap<Part, Vec<ParameterId>> = BTreeMap::new();
-        let mut buffers = Vec::new();
-        for (id, parameter) in model.parameters.iter() {
-            if parameter.trainable {
-                parts.entry(Part::of(&parameter.name)).or_default().push(id);
-            } else {
-                buffers.push(id);
-            }
-        }
+        let owners = parameter_owners(&model.parameters, collective.size());
+        let groups = trainable_groups(&model.parameters)?;
+        let parameters = model.parameters.iter();
+        let buffers = parameters.filter(|(_, parameter)| !parameter.trainable);
+        let buffers = buffers.map(|(id, _)| id).collect();
         let (rank, ranks) = (collective.rank(), collective.size());
         let owned = |name: &str| {
             let id = model.parameters.id(name);
@@ -100,28 +105,29 @@ impl Replica {
         };
         Ok(Replica {
             gradients: Gradients::new(&model.parameters),
-            updates: Updates::new(updater, &model.parameters, config.offload)?,
+            updates: ParameterUpdates::new(updater, &model.parameters, config.offload)?,
             model,
             config,
             rank,
             ranks,
-            parts,
+            groups,
             buffers,
         })
     }
 
-    /// Lets the other ranks know that this one cannot go on.
-    pub fn fail(&mut self, message: &str) {
-        self.updates.fail(message);
+    /// Makes the other ranks fail with an error that names this one.
+    pub fn abort(&mut self, message: &str) {
+        self.updates.abort(message);
     }
 
-    /// The model, and the optimizer with the moments of the parameters that this rank owns, when all updates are made.
-    pub fn settled(&mut self) -> Result<(&mut TdtModel, &AdamW), TrainingError> {
-        let updater = self.updates.settled(&self.model.parameters)?;
+    /// Waits for an offloaded update. The model with its current parameters, and the optimizer with the moments of the
+    /// parameters that this rank owns.
+    pub fn synchronize(&mut self) -> Result<(&mut TdtModel, &AdamW), TrainingError> {
+        let updater = self.updates.synchronize(&self.model.parameters)?;
         Ok((&mut self.model, &updater.optimizer))
     }
 
-    /// This rank's part of an optimizer step. Where a loss of any rank or the norm of the gradient is not finite,
+    /// This rank's share of an optimizer step. Where a loss of any rank or the norm of the gradient is not finite,
     /// nothing changes on any of them: neither parameters nor statistics of batch normalisation.
     pub fn step(&mut self, plan: &StepPlan, micro_batches: &[LoadedBatch]) -> Result<RankReport, TrainingError> {
         flow_runtime::failpoints::hit(OPTIMIZER_STEP, &[self.rank as u64, plan.step]);
@@ -136,77 +142,79 @@ impl Replica {
         let (mut loss, mut squares) = (0.0, 0.0);
         for round in 0..plan.rounds {
             let loaded = micro_batches.get(round as usize);
-            if let Some(output) = self.round(plan, round, loaded, frozen, &mut squares)? {
-                loss += output.loss / plan.came as f64;
+            if let Some(output) = self.micro_batch(plan, round, loaded, frozen, &mut squares)? {
+                loss += output.loss / plan.received as f64;
                 report.tokens += output.tokens as u64;
                 if let Some(loaded) = loaded.filter(|_| !output.loss.is_finite()) {
-                    report.bad.extend(at_fault(loaded, &output.losses));
+                    report.bad_segments.extend(not_finite_segments(loaded, &output.losses));
                 }
             }
         }
-        let exchanges = self.exchanges();
-        let updater = self.updates.settled(&self.model.parameters)?;
-        if !exchanges {
+        let reduces = self.reduces_gradients();
+        let updater = self.updates.synchronize(&self.model.parameters)?;
+        if !reduces {
             std::mem::swap(&mut updater.sums, &mut self.gradients);
         }
         squares += squared_norm(&self.model.parameters, &updater.sums)?;
-        let bad = f64::from(u8::from(!report.bad.is_empty()));
-        let place = |what| Place {
+        let bad = f64::from(u8::from(!report.bad_segments.is_empty()));
+        let key = |op| CollectiveKey {
             step: plan.step,
             round: 0,
-            what,
+            op,
         };
-        let figures = [squares, loss, bad, micro_batches.len() as f64];
-        let figures = updater.collective.gather(place(What::Figures), figures.to_vec())?;
-        let total = |column: usize| -> f64 { figures.iter().filter_map(|rank| rank.get(column)).sum() };
+        let metrics = [squares, loss, bad, micro_batches.len() as f64];
+        let metrics = updater
+            .collective
+            .all_gather(key(CollectiveOp::GatherMetrics), metrics.to_vec())?;
+        let total = |column: usize| -> f64 { metrics.iter().filter_map(|rank| rank.get(column)).sum() };
         report.gradient_norm = total(0).sqrt();
         report.loss = total(1);
         report.skipped = total(2) > 0.0 || !report.gradient_norm.is_finite() || !report.loss.is_finite();
-        report.waited = updater.collective.waited();
+        report.wait_seconds = updater.collective.take_wait_seconds();
         if report.skipped {
             updater.sums.clear();
             if total(2) == 0.0 {
-                // All losses are finite, so any segment may be at fault.
+                // All losses are finite, so the gradient of any segment may be the one that is not.
                 let segments = micro_batches.iter().flat_map(|loaded| loaded.segments.iter().cloned());
-                report.bad.extend(segments);
+                report.bad_segments.extend(segments);
             }
             for (&id, tensor) in self.buffers.iter().zip(before) {
                 self.model.parameters.set(id, tensor)?;
             }
         } else {
             if self.ranks > 1 && !frozen {
-                let counts: Vec<f64> = figures.iter().filter_map(|rank| rank.get(3).copied()).collect();
-                self.join_statistics(place(What::Statistics), &before, &counts)?;
+                let counts: Vec<f64> = metrics.iter().filter_map(|rank| rank.get(3).copied()).collect();
+                self.merge_batch_norm(key(CollectiveOp::GatherBatchNorm), &before, &counts)?;
             }
             let update = StepUpdate {
                 step: plan.step,
                 rate: self.config.recipe.rate(plan.step),
                 scale: clip_factor(report.gradient_norm, self.config.clip),
             };
-            // The forward pass reads them the other way round.
-            let parts = self.learning(frozen).into_iter().rev().collect();
-            self.updates.update(parts, update, &mut self.model.parameters)?;
+            // The forward pass reads them in the reverse order.
+            let groups = self.learning_groups(frozen).into_iter().rev().collect();
+            self.updates.update(groups, update, &mut self.model.parameters)?;
         }
         Ok(report)
     }
 
-    /// Whether gradients go through the collective, part by part.
-    fn exchanges(&self) -> bool {
+    /// Whether gradients go through the collective, group by group.
+    fn reduces_gradients(&self) -> bool {
         self.ranks > 1 || self.config.offload
     }
 
-    /// The parts that get gradients, in the order in which the backward pass completes them.
-    fn learning(&self, frozen: bool) -> VecDeque<(Part, Vec<ParameterId>)> {
-        Part::in_order(self.model.encoder_layers())
+    /// The parameter groups that get gradients, in the order in which the backward pass completes them.
+    fn learning_groups(&self, frozen: bool) -> VecDeque<(ParameterGroup, Vec<ParameterId>)> {
+        ParameterGroup::backward_order(self.model.encoder_layers())
             .into_iter()
-            .filter(move |part| !frozen || matches!(part, Part::Heads | Part::Prediction))
-            .map(|part| (part, self.parts.get(&part).cloned().unwrap_or_default()))
+            .filter(move |group| !frozen || matches!(group, ParameterGroup::Heads | ParameterGroup::Prediction))
+            .map(|group| (group, self.groups.get(&group).cloned().unwrap_or_default()))
             .collect()
     }
 
-    /// One micro-batch, or its absence, which the others must not wait for. Adds the squares of gradients that are used up
-    /// in it to `squares`.
-    fn round(
+    /// One micro-batch. A rank that has none (`loaded` is none) takes part in the reductions of the others. Adds the
+    /// squares of gradients that are applied at once to `squares`.
+    fn micro_batch(
         &mut self,
         plan: &StepPlan,
         round: u32,
@@ -214,18 +222,20 @@ impl Replica {
         frozen: bool,
         squares: &mut f64,
     ) -> Result<Option<MicroBatchOutput>, TrainingError> {
-        let exchanges = self.exchanges();
-        let mut pass = Pass {
-            left: self.learning(frozen),
+        let reduces = self.reduces_gradients();
+        let mut pass = MicroBatchPass {
+            remaining: self.learning_groups(frozen),
             updates: &mut self.updates,
             plan,
             round,
-            does: match (exchanges, self.config.fold_update && plan.came == 1) {
-                (true, _) => Does::Exchange,
-                (false, true) => Does::Fold(self.config.recipe.rate(plan.step)),
-                (false, false) => Does::Gather,
+            policy: match (reduces, self.config.fold_update && plan.received == 1) {
+                (true, _) => GradientPolicy::ReduceScatter,
+                (false, true) => GradientPolicy::Apply {
+                    rate: self.config.recipe.rate(plan.step),
+                },
+                (false, false) => GradientPolicy::Accumulate,
             },
-            under_way: VecDeque::new(),
+            pending: VecDeque::new(),
             squares,
             failed: None,
         };
@@ -242,140 +252,144 @@ impl Replica {
             output =
                 Some(
                     self.model
-                        .train_micro_batch_telling(&loaded.batch, &options, &mut self.gradients, &mut pass)?,
+                        .train_micro_batch_observed(&loaded.batch, &options, &mut self.gradients, &mut pass)?,
                 );
         }
         if let Some(error) = pass.failed {
             return Err(error);
         }
-        if exchanges {
-            while let Some((part, ids)) = pass.left.pop_front() {
-                pass.exchange(part, &ids, &mut self.gradients, &self.model.parameters)?;
+        if reduces {
+            while let Some((group, ids)) = pass.remaining.pop_front() {
+                pass.reduce(group, &ids, &mut self.gradients, &self.model.parameters)?;
             }
-            pass.take_in(true, &self.model.parameters)?;
+            pass.collect_sums(true, &self.model.parameters)?;
         }
         Ok(output)
     }
 
-    /// Running statistics of batch normalisation, as if one rank had seen all micro-batches, rank by rank. Each micro-batch
-    /// moves them by `r <- (1 - m) r + m s`, so `n` of them by `r <- (1 - m)^n r + c`, where `c` is known from what a rank
-    /// made of the statistics `r0` before the step: `c = r_n - (1 - m)^n r0`.
-    fn join_statistics(&mut self, place: Place, before: &[Tensor], counts: &[f64]) -> Result<(), TrainingError> {
+    /// Merges the running statistics of batch normalisation of all ranks, as if one rank had seen all micro-batches,
+    /// rank by rank. Each micro-batch moves them by `r <- (1 - m) r + m s`, so `n` of them by `r <- (1 - m)^n r + c`.
+    /// With the statistics `r0` before the step and `r_n` of a rank after its `n` micro-batches, `c = r_n - (1 - m)^n
+    /// r0`. `before` holds `r0` of all buffers, `counts` the number of micro-batches of each rank.
+    fn merge_batch_norm(&mut self, key: CollectiveKey, before: &[Tensor], counts: &[f64]) -> Result<(), TrainingError> {
         let names = ["running_mean", "running_var", "num_batches_tracked"];
         let parameters = &self.model.parameters;
-        let kept: Vec<(ParameterId, &Tensor)> = self
+        let statistics: Vec<(ParameterId, &Tensor)> = self
             .buffers
             .iter()
             .copied()
             .zip(before)
             .filter(|(id, _)| names.iter().any(|name| parameters.parameter(*id).name.ends_with(name)))
             .collect();
-        let own = kept.iter().map(|(id, _)| parameters.get(*id).clone()).collect();
-        let updater = self.updates.settled(&self.model.parameters)?;
-        let all = updater.collective.gather_tensors(place, own)?;
-        for (at, (id, start)) in kept.into_iter().enumerate() {
-            let mut joined = start.clone();
+        let own = statistics.iter().map(|(id, _)| parameters.get(*id).clone()).collect();
+        let updater = self.updates.synchronize(&self.model.parameters)?;
+        let all = updater.collective.all_gather_tensors(key, own)?;
+        for (at, (id, start)) in statistics.into_iter().enumerate() {
+            let mut merged = start.clone();
             for (moved, count) in all.iter().zip(counts) {
                 let Some(moved) = moved.get(at) else { continue };
-                let mut difference = (&joined - start)?;
+                let mut difference = (&merged - start)?;
                 if difference.dtype().is_float() {
                     difference = (difference * (1.0 - MOMENTUM).powf(*count))?;
                 }
-                joined = (difference + moved)?;
+                merged = (difference + moved)?;
             }
-            self.model.parameters.set(id, joined)?;
+            self.model.parameters.set(id, merged)?;
         }
         Ok(())
     }
 }
 
-/// One micro-batch on its way through the model.
-struct Pass<'a> {
-    updates: &'a mut Updates,
+/// The forward and the backward pass of one micro-batch.
+struct MicroBatchPass<'a> {
+    updates: &'a mut ParameterUpdates,
     plan: &'a StepPlan,
     round: u32,
-    does: Does,
-    /// Parts whose gradients are not complete.
-    left: VecDeque<(Part, Vec<ParameterId>)>,
-    /// Sums that are being made.
-    under_way: VecDeque<Place>,
-    /// Sum of the squares of all gradients that were used up.
+    policy: GradientPolicy,
+    /// Groups whose gradients are not complete.
+    remaining: VecDeque<(ParameterGroup, Vec<ParameterId>)>,
+    /// Reductions that are not finished.
+    pending: VecDeque<CollectiveKey>,
+    /// Sum of the squares of all gradients that were applied at once.
     squares: &'a mut f64,
     failed: Option<TrainingError>,
 }
 
-/// What becomes of gradients that are complete.
+/// What happens to the gradients of a parameter group when they are complete.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Does {
-    /// They wait for the end of the step.
-    Gather,
-    /// They are sent to the owners of their parameters.
-    Exchange,
-    /// They are applied at this rate and dropped, unless one was not finite.
-    Fold(f64),
+enum GradientPolicy {
+    /// They are added up until the end of the step.
+    Accumulate,
+    /// They are reduced to the owners of their parameters.
+    ReduceScatter,
+    /// They are applied at once with this learning rate and dropped, unless one was not finite.
+    Apply { rate: f64 },
 }
 
-impl Follow for Pass<'_> {
-    fn needed(&mut self, part: Part, parameters: &Parameters) {
+impl PassObserver for MicroBatchPass<'_> {
+    fn before_forward(&mut self, group: ParameterGroup, parameters: &Parameters) {
         if self.failed.is_none() {
-            self.failed = self.updates.need(part, parameters).err();
+            self.failed = self.updates.wait_for_group(group, parameters).err();
         }
     }
 
-    fn finished(&mut self, part: Part, gradients: &mut Gradients, parameters: &Parameters) {
+    fn gradients_complete(&mut self, group: ParameterGroup, gradients: &mut Gradients, parameters: &Parameters) {
         if self.failed.is_some() {
             return;
         }
-        self.failed = match self.does {
-            Does::Gather => None,
-            Does::Fold(rate) => self.fold(rate, gradients, parameters).err(),
-            Does::Exchange => {
-                let at = self.left.iter().position(|(other, _)| *other == part);
-                at.and_then(|at| self.left.remove(at))
-                    .and_then(|(part, ids)| self.exchange(part, &ids, gradients, parameters).err())
+        self.failed = match self.policy {
+            GradientPolicy::Accumulate => None,
+            GradientPolicy::Apply { rate } => self.apply(rate, gradients, parameters).err(),
+            GradientPolicy::ReduceScatter => {
+                let at = self.remaining.iter().position(|(other, _)| *other == group);
+                at.and_then(|at| self.remaining.remove(at))
+                    .and_then(|(group, ids)| self.reduce(group, &ids, gradients, parameters).err())
             }
         };
     }
 }
 
-impl Pass<'_> {
-    fn fold(&mut self, rate: f64, gradients: &mut Gradients, parameters: &Parameters) -> Result<(), TrainingError> {
+impl MicroBatchPass<'_> {
+    /// Updates the parameters that have gradients, and drops the gradients.
+    fn apply(&mut self, rate: f64, gradients: &mut Gradients, parameters: &Parameters) -> Result<(), TrainingError> {
         *self.squares += squared_norm(parameters, gradients)?;
         if self.squares.is_finite() {
-            let updater = self.updates.settled(parameters)?;
+            let updater = self.updates.synchronize(parameters)?;
             updater.optimizer.step(parameters, gradients, rate, 1.0)?;
         }
         gradients.clear();
         Ok(())
     }
 
-    fn exchange(
+    /// Starts to reduce the gradients of a group.
+    fn reduce(
         &mut self,
-        part: Part,
+        group: ParameterGroup,
         ids: &[ParameterId],
         gradients: &mut Gradients,
         parameters: &Parameters,
     ) -> Result<(), TrainingError> {
-        let place = Place {
+        let key = CollectiveKey {
             step: self.plan.step,
             round: self.round,
-            what: What::Gradients(part),
+            op: CollectiveOp::ReduceGradients(group),
         };
         let taken = ids.iter().filter_map(|&id| Some((id, gradients.take(id)?))).collect();
-        let updater = self.updates.settled(parameters)?;
-        updater.collective.start_sum(place, taken)?;
-        self.under_way.push_back(place);
-        // Takes in what is there, so that it does not pile up.
-        self.take_in(false, parameters)
+        let updater = self.updates.synchronize(parameters)?;
+        updater.collective.start_reduce_scatter(key, taken)?;
+        self.pending.push_back(key);
+        // Sums that are complete are collected now, so that they do not pile up.
+        self.collect_sums(false, parameters)
     }
 
-    fn take_in(&mut self, wait: bool, parameters: &Parameters) -> Result<(), TrainingError> {
-        let updater = self.updates.settled(parameters)?;
-        while let Some(&place) = self.under_way.front() {
-            let Some(sums) = updater.collective.finish_sum(place, wait)? else {
+    /// Adds the sums of finished reductions to those of the step; with `wait`, of all.
+    fn collect_sums(&mut self, wait: bool, parameters: &Parameters) -> Result<(), TrainingError> {
+        let updater = self.updates.synchronize(parameters)?;
+        while let Some(&key) = self.pending.front() {
+            let Some(sums) = updater.collective.finish_reduce_scatter(key, wait)? else {
                 break;
             };
-            self.under_way.pop_front();
+            self.pending.pop_front();
             for (id, sum) in sums {
                 updater.sums.add(id, sum)?;
             }
@@ -384,8 +398,8 @@ impl Pass<'_> {
     }
 }
 
-/// The utterances whose loss is not finite; all, if it cannot be told.
-fn at_fault(loaded: &LoadedBatch, losses: &[f64]) -> Vec<String> {
+/// The segments of a micro-batch whose loss is not finite; all, where only the mean is not.
+fn not_finite_segments(loaded: &LoadedBatch, losses: &[f64]) -> Vec<String> {
     let named: Vec<String> = loaded
         .segments
         .iter()

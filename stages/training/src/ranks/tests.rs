@@ -2,29 +2,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
-use flow_model::{Gradients, Parameters};
+use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 use flow_runtime::harness::joined_processes;
+use flow_runtime::processes::Processes;
 
-use super::elsewhere::Elsewhere;
-use super::update::{StepUpdate, Updater, Updates};
+use super::peer_transport::PeerTransport;
+use super::update::{ParameterUpdates, StepUpdate, Updater};
 use super::*;
+use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
 
-/// A group of ranks that are spread over processes; all in this one where there is no other.
-fn spread_members(
+/// A group of ranks that are distributed over processes; all in this one where there is no other.
+fn distributed_group(
     size: usize,
     processes: &[Arc<Processes>],
     parameters: &Parameters,
     timeout: Duration,
-) -> Vec<Member> {
-    let owners = owners(parameters, size);
+) -> Vec<LocalCollective> {
+    let owners = parameter_owners(parameters, size);
     if processes.is_empty() {
-        return members(size, owners, timeout);
+        return local_group(size, owners, timeout);
     }
-    let share = share(size, processes.len()).unwrap();
+    let layout = RankLayout::new(size, processes.len()).unwrap();
     let group = |(number, process): (usize, &Arc<Processes>)| {
-        let elsewhere = Elsewhere::new(process, 0, share, parameters);
-        members_among(size, share.of(number), owners.clone(), timeout, Some(elsewhere))
+        let transport = PeerTransport::new(process, 0, layout, parameters);
+        group_in_process(size, layout.ranks_of(number), owners.clone(), timeout, Some(transport))
     };
     processes.iter().enumerate().flat_map(group).collect()
 }
@@ -38,11 +40,11 @@ fn parameters(sizes: &[usize]) -> Parameters {
     parameters
 }
 
-fn place(step: u64) -> Place {
-    Place {
+fn key(step: u64) -> CollectiveKey {
+    CollectiveKey {
         step,
         round: 0,
-        what: What::Gradients(Part::Layer(3)),
+        op: CollectiveOp::ReduceGradients(ParameterGroup::Layer(3)),
     }
 }
 
@@ -53,7 +55,7 @@ fn value(tensor: &Tensor) -> f32 {
 #[test]
 fn parameters_are_shared_out_evenly() {
     let sizes = [100, 1, 40, 60, 50, 50, 3, 200];
-    let owners = owners(&parameters(&sizes), 3);
+    let owners = parameter_owners(&parameters(&sizes), 3);
     let mut owned = [0; 3];
     for (owner, size) in owners.iter().zip(sizes) {
         owned[*owner] += size;
@@ -66,8 +68,8 @@ fn parameters_are_shared_out_evenly() {
     assert_eq!(owners.iter().collect::<std::collections::BTreeSet<_>>().len(), 3);
 }
 
-/// Whatever comes late, and wherever it is, sums are taken in the order of the ranks: with these numbers another order gives
-/// another sum.
+/// Whichever rank is late, and in whichever process, sums are taken in the order of the ranks: with these numbers
+/// another order gives another sum.
 #[test]
 fn sums_are_those_of_the_order_of_ranks_whoever_comes_late() {
     for count in [0, 2, 4] {
@@ -82,12 +84,16 @@ fn sums_of_four_ranks(count: usize, late: usize) {
     let expected = ((parts[0] + parts[1]) + parts[2]) + parts[3];
     let processes = joined_processes(count);
     let parameters = parameters(&[1, 1, 1, 1, 1]);
-    let threads: Vec<_> = spread_members(4, &processes, &parameters, Duration::from_secs(20))
+    let threads: Vec<_> = distributed_group(4, &processes, &parameters, Duration::from_secs(20))
         .into_iter()
         .map(|member| {
-            // Through host memory too, as ranks with devices of their own do it.
+            // Two ranks through host memory, as ranks on GPUs do.
             let mut member: Box<dyn Collective> = match member.rank() {
-                1 | 2 => Box::new(OverHost::new(member, Device::Cpu, Some(owners(&parameters, 4)))),
+                1 | 2 => Box::new(HostStaging::new(
+                    member,
+                    Device::Cpu,
+                    Some(parameter_owners(&parameters, 4)),
+                )),
                 _ => Box::new(member),
             };
             let mut parameters = parameters.clone();
@@ -107,8 +113,8 @@ fn sums_of_four_ranks(count: usize, late: usize) {
                     let given = given
                         .map(|&id| (id, Tensor::full(parts[rank], 1, &Device::Cpu).unwrap()))
                         .collect();
-                    member.start_sum(place(step), given).unwrap();
-                    for (id, sum) in member.finish_sum(place(step), true).unwrap().unwrap() {
+                    member.start_reduce_scatter(key(step), given).unwrap();
+                    for (id, sum) in member.finish_reduce_scatter(key(step), true).unwrap().unwrap() {
                         let wanted = match id.index() {
                             4 => (parts[0] + parts[2]) + parts[3],
                             _ => expected,
@@ -119,23 +125,25 @@ fn sums_of_four_ranks(count: usize, late: usize) {
                         let new = Tensor::full(10.0 * step as f32 + rank as f32, 1, &Device::Cpu).unwrap();
                         parameters.get(id).slice_set(&new, 0, 0).unwrap();
                     }
-                    let what = What::Parameters;
+                    let op = CollectiveOp::BroadcastParameters;
                     member
-                        .spread(Place { what, ..place(step) }, &mut parameters, &ids)
+                        .broadcast_parameters(CollectiveKey { op, ..key(step) }, &mut parameters, &ids)
                         .unwrap();
-                    let what = What::Figures;
-                    let all = member.gather(Place { what, ..place(step) }, vec![rank as f64]).unwrap();
+                    let op = CollectiveOp::GatherMetrics;
+                    let all = member
+                        .all_gather(CollectiveKey { op, ..key(step) }, vec![rank as f64])
+                        .unwrap();
                     assert_eq!(all, [[0.0], [1.0], [2.0], [3.0]]);
-                    let what = What::Statistics;
+                    let op = CollectiveOp::GatherBatchNorm;
                     let counter = Tensor::new(rank as i64, &Device::Cpu).unwrap();
                     let all = member
-                        .gather_tensors(Place { what, ..place(step) }, vec![counter])
+                        .all_gather_tensors(CollectiveKey { op, ..key(step) }, vec![counter])
                         .unwrap();
                     let all: Vec<i64> = all.iter().map(|given| given[0].to_scalar().unwrap()).collect();
                     assert_eq!(all, [0, 1, 2, 3]);
                 }
                 let values: Vec<f32> = parameters.iter().map(|(_, p)| value(&p.tensor)).collect();
-                // One that ends while another is on its way to the last place is a failure.
+                // A rank that ends before another has contributed to the last operation is a failure.
                 (values, member)
             })
         })
@@ -150,12 +158,12 @@ fn sums_of_four_ranks(count: usize, late: usize) {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_to_all_others() {
-    let mut members = members(3, Vec::new(), Duration::from_millis(200));
+    let mut members = local_group(3, Vec::new(), Duration::from_millis(200));
     let absent = members.remove(1);
     let errors: Vec<String> = std::thread::scope(|scope| {
         let waiting: Vec<_> = members
             .iter_mut()
-            .map(|member| scope.spawn(move || member.gather(place(17), vec![]).unwrap_err().to_string()))
+            .map(|member| scope.spawn(move || member.all_gather(key(17), vec![]).unwrap_err().to_string()))
             .collect();
         waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
@@ -169,21 +177,21 @@ fn a_rank_that_does_not_come_is_named_to_all_others() {
             "{error}"
         );
     }
-    // The one that comes after all learns of it too.
+    // The absent rank itself gets the error too.
     let mut absent = absent;
-    assert!(absent.gather(place(17), vec![]).is_err());
+    assert!(absent.all_gather(key(17), vec![]).is_err());
 }
 
 #[test]
 fn a_rank_that_ends_or_fails_is_named_at_once() {
     for why in [Some("no memory"), None] {
-        let mut members = members(2, Vec::new(), Duration::from_secs(1000));
+        let mut members = local_group(2, Vec::new(), Duration::from_secs(1000));
         let mut other = members.remove(1);
         let error = std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| members[0].gather(place(1), vec![]).unwrap_err().to_string());
+            let waiting = scope.spawn(|| members[0].all_gather(key(1), vec![]).unwrap_err().to_string());
             std::thread::sleep(Duration::from_millis(20));
             if let Some(why) = why {
-                other.fail(why);
+                other.abort(why);
             }
             drop(other);
             waiting.join().unwrap()
@@ -196,18 +204,18 @@ fn a_rank_that_ends_or_fails_is_named_at_once() {
 #[test]
 fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_others() {
     let parameters = parameters(&[1]);
-    let waiting = |members: &mut [Member]| -> Vec<String> {
+    let waiting = |members: &mut [LocalCollective]| -> Vec<String> {
         std::thread::scope(|scope| {
             let waiting: Vec<_> = members
                 .iter_mut()
-                .map(|member| scope.spawn(move || member.gather(place(17), vec![]).unwrap_err().to_string()))
+                .map(|member| scope.spawn(move || member.all_gather(key(17), vec![]).unwrap_err().to_string()))
                 .collect();
             waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     };
     let hanging = joined_processes(2);
-    let mut members = spread_members(4, &hanging, &parameters, Duration::from_millis(300));
-    // Rank 1, beside rank 0; what the other process says of it is the same.
+    let mut members = distributed_group(4, &hanging, &parameters, Duration::from_millis(300));
+    // Rank 1, of the process of rank 0; the other process gives the same error.
     let absent = members.remove(1);
     for error in waiting(&mut members) {
         let named = "rank 1 of training failed: it did not come to the gradients of encoder layer 3";
@@ -216,12 +224,12 @@ fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_other
     drop((absent, members));
 
     let mut dying = joined_processes(3);
-    let mut members = spread_members(6, &dying, &parameters, Duration::from_secs(1000));
+    let mut members = distributed_group(6, &dying, &parameters, Duration::from_secs(1000));
     let last = (members.pop(), members.pop());
     let errors = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| waiting(&mut members));
         std::thread::sleep(Duration::from_millis(50));
-        // As if it were killed: its ranks say nothing.
+        // As if its process were killed: its ranks send nothing.
         std::mem::forget(last);
         dying.pop().unwrap().cut();
         waiting.join().unwrap()
@@ -232,28 +240,27 @@ fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_other
     }
 
     let failing = joined_processes(2);
-    let mut members = spread_members(2, &failing, &parameters, Duration::from_secs(1000));
-    members[1].fail("no memory");
-    let error = members[0].gather(place(1), vec![]).unwrap_err();
+    let mut members = distributed_group(2, &failing, &parameters, Duration::from_secs(1000));
+    members[1].abort("no memory");
+    let error = members[0].all_gather(key(1), vec![]).unwrap_err();
     assert_eq!(error.to_string(), "rank 1 of training failed: no memory");
 }
 
 #[test]
 fn ranks_are_shared_out_evenly_or_not_at_all() {
-    let share = |ranks, processes| super::elsewhere::share(ranks, processes);
-    let halves = share(4, 2).unwrap();
-    assert_eq!((halves.of(0), halves.of(1)), (0..2, 2..4));
+    let halves = RankLayout::new(4, 2).unwrap();
+    assert_eq!((halves.ranks_of(0), halves.ranks_of(1)), (0..2, 2..4));
     assert_eq!([0, 1, 2, 3].map(|rank| halves.process_of(rank)), [0, 0, 1, 1]);
     for (ranks, processes) in [(1, 2), (3, 2), (0, 1), (1, 0)] {
-        let error = share(ranks, processes).unwrap_err().to_string();
+        let error = RankLayout::new(ranks, processes).unwrap_err().to_string();
         assert!(error.contains(&format!("over {processes} processes")), "{error}");
     }
 }
 
-/// A collective of one rank whose exchange of parameters does what a test wants.
-struct Broken<F>(Alone, F);
+/// A collective of one rank whose broadcast of parameters calls a closure of the test.
+struct FailingBroadcast<F>(SingleRank, F);
 
-impl<F: FnMut() -> Result<(), TrainingError> + Send> Collective for Broken<F> {
+impl<F: FnMut() -> Result<(), TrainingError> + Send> Collective for FailingBroadcast<F> {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -262,38 +269,59 @@ impl<F: FnMut() -> Result<(), TrainingError> + Send> Collective for Broken<F> {
         2
     }
 
-    fn start_sum(&mut self, place: Place, gradients: Vec<(ParameterId, Tensor)>) -> Result<(), TrainingError> {
-        self.0.start_sum(place, gradients)
+    fn start_reduce_scatter(
+        &mut self,
+        key: CollectiveKey,
+        gradients: Vec<(ParameterId, Tensor)>,
+    ) -> Result<(), TrainingError> {
+        self.0.start_reduce_scatter(key, gradients)
     }
 
-    fn finish_sum(&mut self, place: Place, wait: bool) -> Result<Option<Sums>, TrainingError> {
-        self.0.finish_sum(place, wait)
+    fn finish_reduce_scatter(
+        &mut self,
+        key: CollectiveKey,
+        wait: bool,
+    ) -> Result<Option<ReducedGradients>, TrainingError> {
+        self.0.finish_reduce_scatter(key, wait)
     }
 
-    fn gather(&mut self, place: Place, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
-        self.0.gather(place, numbers)
+    fn all_gather(&mut self, key: CollectiveKey, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
+        self.0.all_gather(key, numbers)
     }
 
-    fn gather_tensors(&mut self, place: Place, tensors: Vec<Tensor>) -> Result<Vec<Vec<Tensor>>, TrainingError> {
-        self.0.gather_tensors(place, tensors)
+    fn all_gather_tensors(
+        &mut self,
+        key: CollectiveKey,
+        tensors: Vec<Tensor>,
+    ) -> Result<Vec<Vec<Tensor>>, TrainingError> {
+        self.0.all_gather_tensors(key, tensors)
     }
 
-    fn spread(&mut self, _: Place, _: &mut Parameters, _: &[ParameterId]) -> Result<(), TrainingError> {
+    fn broadcast_parameters(
+        &mut self,
+        _: CollectiveKey,
+        _: &mut Parameters,
+        _: &[ParameterId],
+    ) -> Result<(), TrainingError> {
         self.1()
     }
 
-    fn fail(&mut self, _: &str) {}
+    fn abort(&mut self, _: &str) {}
 
-    fn waited(&mut self) -> f64 {
+    fn take_wait_seconds(&mut self) -> f64 {
         0.0
     }
 }
 
-/// The forward pass waits for the part it needs and not for those that come after it; what goes wrong in an update under
-/// way is told where its result is needed first.
+/// The forward pass waits for the group that it needs and not for those after it; an error in a running update is given
+/// where its result is first needed.
 #[test]
 fn an_offloaded_update_is_waited_for_part_by_part_and_its_failure_is_told() {
-    let parts = [Part::Subsampling, Part::Layer(0), Part::Heads];
+    let groups = [
+        ParameterGroup::Subsampling,
+        ParameterGroup::Layer(0),
+        ParameterGroup::Heads,
+    ];
     let updates = |exchange: Box<dyn FnMut() -> Result<(), TrainingError> + Send>| {
         let mut parameters = parameters(&[4, 4, 4]);
         let mut sums = Gradients::new(&parameters);
@@ -304,17 +332,17 @@ fn an_offloaded_update_is_waited_for_part_by_part_and_its_failure_is_told() {
         }
         let updater = Updater {
             optimizer: AdamW::new(AdamWConfig::default()),
-            collective: Box::new(Broken(Alone, exchange)),
+            collective: Box::new(FailingBroadcast(SingleRank, exchange)),
             sums,
         };
-        let mut updates = Updates::new(updater, &parameters, true).unwrap();
+        let mut updates = ParameterUpdates::new(updater, &parameters, true).unwrap();
         let update = StepUpdate {
             step: 0,
             rate: 0.5,
             scale: 1.0,
         };
-        let by_part = parts.into_iter().zip(ids.iter().map(|&id| vec![id])).collect();
-        updates.update(by_part, update, &mut parameters).unwrap();
+        let by_group = groups.into_iter().zip(ids.iter().map(|&id| vec![id])).collect();
+        updates.update(by_group, update, &mut parameters).unwrap();
         (updates, parameters, ids)
     };
     let changed = |parameters: &Parameters, ids: &[ParameterId]| -> Vec<bool> {
@@ -325,22 +353,24 @@ fn an_offloaded_update_is_waited_for_part_by_part_and_its_failure_is_told() {
             .collect()
     };
 
-    // The second part's exchange waits for the test to go on.
+    // The broadcast of the second group waits for the test.
     let (go_on, wait) = crossbeam_channel::unbounded::<()>();
     go_on.send(()).unwrap();
     let (mut halting, parameters, ids) = updates(Box::new(move || {
         let _ = wait.recv();
         Ok(())
     }));
-    // Not a part of this update at all.
-    halting.need(Part::Prediction, &parameters).unwrap();
+    // Not a group of this update.
+    halting.wait_for_group(ParameterGroup::Prediction, &parameters).unwrap();
     assert_eq!(changed(&parameters, &ids), [false, false, false]);
-    halting.need(Part::Subsampling, &parameters).unwrap();
+    halting
+        .wait_for_group(ParameterGroup::Subsampling, &parameters)
+        .unwrap();
     assert_eq!(changed(&parameters, &ids), [true, false, false]);
     drop(go_on);
-    halting.need(Part::Layer(0), &parameters).unwrap();
+    halting.wait_for_group(ParameterGroup::Layer(0), &parameters).unwrap();
     assert_eq!(changed(&parameters, &ids), [true, true, false]);
-    let updater = halting.settled(&parameters).unwrap();
+    let updater = halting.synchronize(&parameters).unwrap();
     assert_eq!(updater.sums.iter().count(), 0);
     assert_eq!(updater.optimizer.names().count(), 3);
     assert_eq!(changed(&parameters, &ids), [true, true, true]);
@@ -350,17 +380,22 @@ fn an_offloaded_update_is_waited_for_part_by_part_and_its_failure_is_told() {
         calls += 1;
         match calls {
             1 => Ok(()),
-            _ => Err(gone(1)),
+            _ => Err(rank_disconnected(1)),
         }
     }));
-    failing.need(Part::Subsampling, &parameters).unwrap();
-    let error = failing.need(Part::Heads, &parameters).unwrap_err().to_string();
+    failing
+        .wait_for_group(ParameterGroup::Subsampling, &parameters)
+        .unwrap();
+    let error = failing
+        .wait_for_group(ParameterGroup::Heads, &parameters)
+        .unwrap_err()
+        .to_string();
     assert_eq!(error, "rank 1 of training failed: it does not answer any more");
 
     let (mut panicking, parameters, _) = updates(Box::new(|| panic!("out of luck")));
-    let error = panicking.settled(&parameters).map(drop).unwrap_err().to_string();
+    let error = panicking.synchronize(&parameters).map(drop).unwrap_err().to_string();
     assert_eq!(error, "rank 0 of training failed: its update panicked: out of luck");
-    let error = panicking.settled(&parameters).map(drop).unwrap_err().to_string();
+    let error = panicking.synchronize(&parameters).map(drop).unwrap_err().to_string();
     assert_eq!(error, "rank 0 of training failed: its last update panicked");
-    panicking.fail("nobody is left to tell");
+    panicking.abort("nobody is left to tell");
 }

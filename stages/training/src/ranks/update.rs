@@ -1,9 +1,10 @@
-//! The update that ends a step: in place; or, offloaded, in host memory, while the next forward pass goes on.
+//! The update of the parameters at the end of a step: in place, or offloaded to host memory while the next forward pass
+//! runs.
 //!
-//! Offloaded, a rank keeps the sums of its gradients, its moments and a copy of all parameters in host memory. A thread
-//! updates the copy part by part, in the order in which the model reads them, and the next forward pass waits before each
-//! part until that one is done and brings it to the device. Every pass computes with the updated parameters, so nothing
-//! but time depends on it.
+//! With offloading a rank keeps the sums of its gradients, its moments and a copy of all parameters in host memory. A
+//! thread updates the copy group by group, in the order in which the model reads them. The next forward pass waits
+//! before each group until its update is done, and copies it to the device. Every pass computes with the updated
+//! parameters, so the result does not depend on offloading.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,116 +12,121 @@ use std::thread::JoinHandle;
 
 use candle_core::Device;
 use crossbeam_channel::{Receiver, unbounded};
-use flow_model::{Gradients, ParameterId, Parameters, Part};
+use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 use rayon::ThreadPool;
 
-use super::{Collective, Place, What, pool};
+use super::{Collective, CollectiveKey, CollectiveOp, rank_thread_pool};
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::trainer::panic_text;
 
-/// What a rank updates its parameters with.
+/// The optimizer and the collective of a rank.
 pub(super) struct Updater {
     /// Holds the moments of the parameters that this rank owns.
     pub optimizer: AdamW,
     pub collective: Box<dyn Collective>,
-    /// Sums over all ranks of the gradients of what this one owns.
+    /// Sums over all ranks of the gradients of the parameters that this one owns.
     pub sums: Gradients,
 }
 
-/// How one step updates.
+/// The scalars of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepUpdate {
     pub step: u64,
+    /// The learning rate.
     pub rate: f64,
-    /// What every gradient is multiplied by.
+    /// Factor on every gradient.
     pub scale: f64,
 }
 
 impl StepUpdate {
-    fn place(&self, round: usize) -> Place {
-        Place {
+    /// Of the broadcast of the group with this index.
+    fn key(&self, round: usize) -> CollectiveKey {
+        CollectiveKey {
             step: self.step,
             round: round as u32,
-            what: What::Parameters,
+            op: CollectiveOp::BroadcastParameters,
         }
     }
 }
 
-/// A rank's updates, of which one may be under way.
-pub(super) struct Updates {
+/// The updates of a rank, of which at most one is running.
+pub(super) struct ParameterUpdates {
     rank: usize,
-    /// None while an update is under way, and after one that panicked.
+    /// None while an offloaded update is running, and after one that panicked.
     updater: Option<Box<Updater>>,
-    under_way: Option<UnderWay>,
+    running: Option<RunningUpdate>,
     /// The parameters in host memory, where updates are offloaded.
     host: Option<Parameters>,
-    /// Threads of the updates alone: those of the forward pass wait for them.
+    /// Threads for offloaded updates: those of the forward pass wait for them.
     threads: Option<Arc<ThreadPool>>,
 }
 
-struct UnderWay {
-    /// What the model's own parameters lack, in the order in which it is updated.
-    missing: VecDeque<(Part, Vec<ParameterId>)>,
-    /// A message for each part that is done.
+struct RunningUpdate {
+    /// Groups that are not copied to the model yet, in the order in which they are updated.
+    remaining: VecDeque<(ParameterGroup, Vec<ParameterId>)>,
+    /// A message for each group that is updated.
     done: Receiver<()>,
     thread: JoinHandle<(Box<Updater>, Result<(), TrainingError>)>,
 }
 
-impl Updates {
+impl ParameterUpdates {
     pub fn new(updater: Updater, parameters: &Parameters, offload: bool) -> Result<Self, TrainingError> {
-        Ok(Updates {
+        Ok(ParameterUpdates {
             rank: updater.collective.rank(),
             updater: Some(Box::new(updater)),
-            under_way: None,
+            running: None,
             host: offload.then(|| parameters.copied_to(&Device::Cpu)).transpose()?,
             threads: None,
         })
     }
 
-    /// What updates are made with, when none is under way any more; what the last one changed is brought to `parameters`.
-    pub fn settled(&mut self, parameters: &Parameters) -> Result<&mut Updater, TrainingError> {
-        self.bring(None, parameters)?;
-        let (rank, gone) = (self.rank, "its last update panicked");
+    /// Waits for a running update and copies what it changes to `parameters`.
+    ///
+    /// # Errors
+    /// Where the update failed or panicked.
+    pub fn synchronize(&mut self, parameters: &Parameters) -> Result<&mut Updater, TrainingError> {
+        self.copy_updated(None, parameters)?;
+        let rank = self.rank;
         self.updater.as_deref_mut().ok_or_else(|| TrainingError::Rank {
             rank,
-            message: gone.into(),
+            message: "its last update panicked".into(),
         })
     }
 
-    /// Brings what the last update changes of a part, and of those before it, to `parameters`; waits until it is there.
-    pub fn need(&mut self, part: Part, parameters: &Parameters) -> Result<(), TrainingError> {
-        let missing = |under_way: &UnderWay| under_way.missing.iter().any(|(other, _)| *other == part);
-        match self.under_way.as_ref().is_some_and(missing) {
-            true => self.bring(Some(part), parameters),
+    /// Waits until a running update has updated a group, and copies it and those before it to `parameters`.
+    pub fn wait_for_group(&mut self, group: ParameterGroup, parameters: &Parameters) -> Result<(), TrainingError> {
+        let remains = |running: &RunningUpdate| running.remaining.iter().any(|(other, _)| *other == group);
+        match self.running.as_ref().is_some_and(remains) {
+            true => self.copy_updated(Some(group), parameters),
             false => Ok(()),
         }
     }
 
-    /// The same up to the end where no part is named.
-    fn bring(&mut self, until: Option<Part>, parameters: &Parameters) -> Result<(), TrainingError> {
-        let (Some(under_way), Some(host)) = (&mut self.under_way, &self.host) else {
+    /// Copies groups to `parameters` as their updates end: up to `until`, or all.
+    fn copy_updated(&mut self, until: Option<ParameterGroup>, parameters: &Parameters) -> Result<(), TrainingError> {
+        let (Some(running), Some(host)) = (&mut self.running, &self.host) else {
             return Ok(());
         };
-        // Nothing comes any more where the update failed, which the end of its thread tells.
-        while !under_way.missing.is_empty() && under_way.done.recv().is_ok() {
-            let Some((part, ids)) = under_way.missing.pop_front() else {
+        // No message comes where the update failed; `join` gives its error.
+        while !running.remaining.is_empty() && running.done.recv().is_ok() {
+            let Some((group, ids)) = running.remaining.pop_front() else {
                 break;
             };
             for id in ids {
                 let new = host.get(id).to_device(parameters.device())?;
                 parameters.get(id).slice_set(&new, 0, 0)?;
             }
-            if until == Some(part) && !under_way.missing.is_empty() {
+            if until == Some(group) && !running.remaining.is_empty() {
                 return Ok(());
             }
         }
         self.join()
     }
 
-    /// Waits for the thread of an update.
+    /// Waits for the thread of a running update.
     fn join(&mut self) -> Result<(), TrainingError> {
-        match self.under_way.take().map(|under_way| under_way.thread.join()) {
+        match self.running.take().map(|running| running.thread.join()) {
             None => Ok(()),
             Some(Ok((updater, outcome))) => {
                 self.updater = Some(updater);
@@ -133,20 +139,20 @@ impl Updates {
         }
     }
 
-    /// Updates `parts`, given in the order of the forward pass, by the sums that stand, or begins to. The other ranks do the
-    /// same.
+    /// Updates `groups`, in the order of the forward pass, with the sums of gradients; with offloading only starts to.
+    /// All ranks do so with the same groups.
     pub fn update(
         &mut self,
-        parts: VecDeque<(Part, Vec<ParameterId>)>,
+        groups: VecDeque<(ParameterGroup, Vec<ParameterId>)>,
         update: StepUpdate,
         parameters: &mut Parameters,
     ) -> Result<(), TrainingError> {
-        self.settled(parameters)?;
+        self.synchronize(parameters)?;
         let Some(mut updater) = self.updater.take() else {
             return Ok(());
         };
         let Some(host) = &self.host else {
-            let changed: Vec<ParameterId> = parts.into_iter().flat_map(|(_, ids)| ids).collect();
+            let changed: Vec<ParameterId> = groups.into_iter().flat_map(|(_, ids)| ids).collect();
             let outcome = updater.update(&changed, &update, 0, parameters);
             self.updater = Some(updater);
             return outcome;
@@ -156,18 +162,18 @@ impl Updates {
             // As many as this rank's share of the processor.
             None => Arc::clone(
                 self.threads
-                    .insert(Arc::new(pool(self.rank, rayon::current_num_threads())?)),
+                    .insert(Arc::new(rank_thread_pool(self.rank, rayon::current_num_threads())?)),
             ),
         };
-        let (tell, done) = unbounded();
-        let (missing, mut host) = (parts.clone(), host.clone());
+        let (updated, done) = unbounded();
+        let (remaining, mut host) = (groups.clone(), host.clone());
         let work = move || {
-            for (round, (_, ids)) in parts.into_iter().enumerate() {
+            for (round, (_, ids)) in groups.into_iter().enumerate() {
                 if let Err(error) = updater.update(&ids, &update, round, &mut host) {
                     return (updater, Err(error));
                 }
-                // Whoever listened may be gone; the other ranks still need this one's part.
-                let _ = tell.send(());
+                // The receiver may be dropped; the other ranks still need the parameters of this one.
+                let _ = updated.send(());
             }
             (updater, Ok(()))
         };
@@ -178,29 +184,34 @@ impl Updates {
                 rank: self.rank,
                 message: format!("the thread of its update cannot be started: {e}"),
             })?;
-        self.under_way = Some(UnderWay { missing, done, thread });
+        self.running = Some(RunningUpdate {
+            remaining,
+            done,
+            thread,
+        });
         Ok(())
     }
 
-    /// Lets the other ranks know that this one cannot go on.
-    pub fn fail(&mut self, message: &str) {
-        // What an update under way has to say comes too late.
+    /// Makes the other ranks fail with an error that names this one.
+    pub fn abort(&mut self, message: &str) {
+        // An error of a running update comes too late to be named.
         let _ = self.join();
         if let Some(updater) = &mut self.updater {
-            updater.collective.fail(message);
+            updater.collective.abort(message);
         }
     }
 }
 
-impl Drop for Updates {
+impl Drop for ParameterUpdates {
     fn drop(&mut self) {
-        // Nobody is left to use its result or to be told of a failure, but its memory is to be free after this.
+        // Its result is not used any more, but its memory must be free after this.
         let _ = self.join();
     }
 }
 
 impl Updater {
-    /// Updates what this rank owns of some parameters and exchanges it for what the others own. The sums are used up.
+    /// Updates those of `ids` that this rank owns, and gets the new values of the others from their owners. The sums of
+    /// their gradients are dropped.
     fn update(
         &mut self,
         ids: &[ParameterId],
@@ -214,7 +225,8 @@ impl Updater {
             self.sums.take(id);
         }
         if self.collective.size() > 1 {
-            self.collective.spread(update.place(round), parameters, ids)?;
+            self.collective
+                .broadcast_parameters(update.key(round), parameters, ids)?;
         }
         Ok(())
     }

@@ -1,40 +1,43 @@
-//! What is read.
+//! Decoding of a message.
 
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
-use flow_model::Part;
+use flow_model::ParameterGroup;
 use flow_model::model::MicroBatch;
 use half::{bf16, f16};
 
-use super::{DTYPES, damaged};
+use super::format::{DTYPES, malformed_message};
 use crate::error::TrainingError;
 use crate::optimizer::AdamWConfig;
-use crate::ranks::{Place, RankReport, StepPlan, What};
+use crate::ranks::{CollectiveKey, CollectiveOp, RankReport, StepPlan};
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
-/// A message that came.
-pub(in crate::ranks) struct Reader<'a>(&'a [u8]);
+/// Reads a received message value by value, in the order in which [`super::Message`] was built.
+///
+/// # Errors
+/// Every read fails where the message is too short or holds something else.
+pub(in crate::ranks) struct MessageReader<'a>(&'a [u8]);
 
 /// The most dimensions of a tensor.
 const MAX_DIMENSIONS: usize = 8;
 
-impl<'a> Reader<'a> {
-    /// The message, and the number that says what it is.
-    pub fn new(message: &'a [u8]) -> Result<(u8, Reader<'a>), TrainingError> {
-        let mut reader = Reader(message);
+impl<'a> MessageReader<'a> {
+    /// The kind of a message, and a reader of the rest.
+    pub fn new(message: &'a [u8]) -> Result<(u8, MessageReader<'a>), TrainingError> {
+        let mut reader = MessageReader(message);
         Ok((reader.u8()?, reader))
     }
 
     fn take(&mut self, bytes: usize) -> Result<&'a [u8], TrainingError> {
-        let (taken, rest) = self.0.split_at_checked(bytes).ok_or_else(damaged)?;
+        let (taken, rest) = self.0.split_at_checked(bytes).ok_or_else(malformed_message)?;
         self.0 = rest;
         Ok(taken)
     }
 
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], TrainingError> {
-        self.take(N)?.try_into().map_err(|_| damaged())
+        self.take(N)?.try_into().map_err(|_| malformed_message())
     }
 
     pub fn u8(&mut self) -> Result<u8, TrainingError> {
@@ -54,7 +57,7 @@ impl<'a> Reader<'a> {
     }
 
     pub fn count(&mut self) -> Result<usize, TrainingError> {
-        usize::try_from(self.u64()?).map_err(|_| damaged())
+        usize::try_from(self.u64()?).map_err(|_| malformed_message())
     }
 
     pub fn f64(&mut self) -> Result<f64, TrainingError> {
@@ -63,28 +66,26 @@ impl<'a> Reader<'a> {
 
     pub fn text(&mut self) -> Result<String, TrainingError> {
         let length = self.count()?;
-        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| damaged())
+        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| malformed_message())
     }
 
-    /// All that is left.
+    /// All bytes that are left.
     pub fn rest(self) -> &'a [u8] {
         self.0
     }
 
-    /// Several things, each by `read`. Each takes a byte at least, so a number beyond the bytes that are left is damage.
-    pub fn several<T>(
-        &mut self,
-        read: impl Fn(&mut Self) -> Result<T, TrainingError>,
-    ) -> Result<Vec<T>, TrainingError> {
+    /// A list, after its length. Each item takes at least one byte, so a length above the bytes that are left is an
+    /// error.
+    pub fn list<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, TrainingError>) -> Result<Vec<T>, TrainingError> {
         let count = self.count()?;
         if count > self.0.len() {
-            return Err(damaged());
+            return Err(malformed_message());
         }
         (0..count).map(|_| read(self)).collect()
     }
 
     fn numbers<T: bytemuck::Pod>(&mut self, count: usize) -> Result<Vec<T>, TrainingError> {
-        let bytes = self.take(count.checked_mul(size_of::<T>()).ok_or_else(damaged)?)?;
+        let bytes = self.take(count.checked_mul(size_of::<T>()).ok_or_else(malformed_message)?)?;
         let mut numbers = vec![T::zeroed(); count];
         bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(bytes);
         Ok(numbers)
@@ -94,11 +95,11 @@ impl<'a> Reader<'a> {
         let dtype = self.dtype()?;
         let dimensions = self.count()?;
         if dimensions > MAX_DIMENSIONS {
-            return Err(damaged());
+            return Err(malformed_message());
         }
         let shape = (0..dimensions).map(|_| self.count()).collect::<Result<Vec<_>, _>>()?;
         let count = shape.iter().try_fold(1usize, |all, &size| all.checked_mul(size));
-        let count = count.ok_or_else(damaged)?;
+        let count = count.ok_or_else(malformed_message)?;
         let cpu = &Device::Cpu;
         Ok(match dtype {
             DType::F32 => Tensor::from_vec(self.numbers::<f32>(count)?, shape, cpu)?,
@@ -117,30 +118,33 @@ impl<'a> Reader<'a> {
     }
 
     pub fn dtype(&mut self) -> Result<DType, TrainingError> {
-        DTYPES.get(usize::from(self.u8()?)).copied().ok_or_else(damaged)
+        DTYPES
+            .get(usize::from(self.u8()?))
+            .copied()
+            .ok_or_else(malformed_message)
     }
 
-    pub fn place(&mut self) -> Result<Place, TrainingError> {
+    pub fn key(&mut self) -> Result<CollectiveKey, TrainingError> {
         let (step, round) = (self.u64()?, self.u32()?);
-        let (what, layer) = (self.u8()?, self.count()?);
-        let what = match what {
-            0 => What::Figures,
-            1 => What::Statistics,
-            2 => What::Parameters,
-            3 => What::Gradients(Part::Heads),
-            4 => What::Gradients(Part::Prediction),
-            5 => What::Gradients(Part::Layer(layer)),
-            6 => What::Gradients(Part::Subsampling),
-            _ => return Err(damaged()),
+        let (op, layer) = (self.u8()?, self.count()?);
+        let op = match op {
+            0 => CollectiveOp::GatherMetrics,
+            1 => CollectiveOp::GatherBatchNorm,
+            2 => CollectiveOp::BroadcastParameters,
+            3 => CollectiveOp::ReduceGradients(ParameterGroup::Heads),
+            4 => CollectiveOp::ReduceGradients(ParameterGroup::Prediction),
+            5 => CollectiveOp::ReduceGradients(ParameterGroup::Layer(layer)),
+            6 => CollectiveOp::ReduceGradients(ParameterGroup::Subsampling),
+            _ => return Err(malformed_message()),
         };
-        Ok(Place { step, round, what })
+        Ok(CollectiveKey { step, round, op })
     }
 
     pub fn plan(&mut self) -> Result<StepPlan, TrainingError> {
         Ok(StepPlan {
             step: self.u64()?,
             planned: self.u32()?,
-            came: self.count()?,
+            received: self.count()?,
             rounds: self.u32()?,
         })
     }
@@ -151,13 +155,13 @@ impl<'a> Reader<'a> {
             rank: self.u32()?,
             micro: self.u32()?,
             place: self.u32()?,
-            segments: self.several(Reader::text)?,
+            segments: self.list(MessageReader::text)?,
             batch: MicroBatch {
-                signals: self.several(|reader| {
+                signals: self.list(|reader| {
                     let samples = reader.count()?;
                     reader.numbers(samples)
                 })?,
-                tokens: self.several(|reader| {
+                tokens: self.list(|reader| {
                     let tokens = reader.count()?;
                     reader.numbers(tokens)
                 })?,
@@ -170,9 +174,9 @@ impl<'a> Reader<'a> {
             loss: self.f64()?,
             gradient_norm: self.f64()?,
             skipped: self.bool()?,
-            bad: self.several(Reader::text)?,
+            bad_segments: self.list(MessageReader::text)?,
             tokens: self.u64()?,
-            waited: self.f64()?,
+            wait_seconds: self.f64()?,
         })
     }
 
@@ -183,8 +187,8 @@ impl<'a> Reader<'a> {
             phase2: self.schedule()?,
         };
         let (clip, ranks) = (self.f64()?, self.u32()?);
-        let rank_timeout = Duration::try_from_secs_f64(self.f64()?).map_err(|_| damaged())?;
-        let device = self.text()?.parse().map_err(|_| damaged())?;
+        let rank_timeout = Duration::try_from_secs_f64(self.f64()?).map_err(|_| malformed_message())?;
+        let device = self.text()?.parse().map_err(|_| malformed_message())?;
         Ok(TrainerConfig {
             recipe,
             clip,
@@ -220,7 +224,7 @@ impl<'a> Reader<'a> {
                 base: self.f64()?,
                 warmup: self.u64()?,
             },
-            _ => return Err(damaged()),
+            _ => return Err(malformed_message()),
         })
     }
 

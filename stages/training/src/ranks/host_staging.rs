@@ -1,25 +1,26 @@
-//! Ranks whose tensors lie on devices of their own, over a collective that works in host memory.
+//! A collective for tensors on GPUs, over one for host memory: tensors are copied to host memory and back.
 
 use candle_core::{Device, Tensor};
 use flow_model::{ParameterId, Parameters};
 
-use super::{Collective, Place, Sums};
+use super::{Collective, CollectiveKey, ReducedGradients};
 use crate::error::TrainingError;
 
-/// Hands copies in host memory to another collective, and brings what comes back to this rank's device.
-pub struct OverHost<C> {
+/// Copies tensors to host memory for another collective, and its results to the device of this rank.
+pub struct HostStaging<C> {
     inner: C,
     device: Device,
-    /// The owner of each parameter. None where sums and parameters stay in host memory, since they are updated there.
+    /// The owner of each parameter, by index. None where sums and parameters stay in host memory, as updates are made
+    /// there.
     owners: Option<Vec<usize>>,
-    /// The parameters as they were exchanged last.
+    /// Copies of the parameters as of the last broadcast.
     host: Option<Parameters>,
 }
 
-impl<C: Collective> OverHost<C> {
-    /// `owners` says which rank owns which parameter; none where parameters are updated in host memory.
+impl<C: Collective> HostStaging<C> {
+    /// `owners` as [`super::parameter_owners`] gives them; none where parameters are updated in host memory.
     pub fn new(inner: C, device: Device, owners: Option<Vec<usize>>) -> Self {
-        OverHost {
+        HostStaging {
             inner,
             device,
             owners,
@@ -33,7 +34,7 @@ impl<C: Collective> OverHost<C> {
     }
 }
 
-impl<C: Collective> Collective for OverHost<C> {
+impl<C: Collective> Collective for HostStaging<C> {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -42,16 +43,24 @@ impl<C: Collective> Collective for OverHost<C> {
         self.inner.size()
     }
 
-    fn start_sum(&mut self, place: Place, gradients: Vec<(ParameterId, Tensor)>) -> Result<(), TrainingError> {
+    fn start_reduce_scatter(
+        &mut self,
+        key: CollectiveKey,
+        gradients: Vec<(ParameterId, Tensor)>,
+    ) -> Result<(), TrainingError> {
         let host = gradients
             .into_iter()
             .map(|(id, gradient)| Ok((id, gradient.to_device(&Device::Cpu)?)))
             .collect::<Result<_, TrainingError>>()?;
-        self.inner.start_sum(place, host)
+        self.inner.start_reduce_scatter(key, host)
     }
 
-    fn finish_sum(&mut self, place: Place, wait: bool) -> Result<Option<Sums>, TrainingError> {
-        let Some(sums) = self.inner.finish_sum(place, wait)? else {
+    fn finish_reduce_scatter(
+        &mut self,
+        key: CollectiveKey,
+        wait: bool,
+    ) -> Result<Option<ReducedGradients>, TrainingError> {
+        let Some(sums) = self.inner.finish_reduce_scatter(key, wait)? else {
             return Ok(None);
         };
         if self.owners.is_none() {
@@ -61,25 +70,29 @@ impl<C: Collective> Collective for OverHost<C> {
         moved.collect::<Result<_, TrainingError>>().map(Some)
     }
 
-    fn gather(&mut self, place: Place, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
-        self.inner.gather(place, numbers)
+    fn all_gather(&mut self, key: CollectiveKey, numbers: Vec<f64>) -> Result<Vec<Vec<f64>>, TrainingError> {
+        self.inner.all_gather(key, numbers)
     }
 
-    fn gather_tensors(&mut self, place: Place, tensors: Vec<Tensor>) -> Result<Vec<Vec<Tensor>>, TrainingError> {
+    fn all_gather_tensors(
+        &mut self,
+        key: CollectiveKey,
+        tensors: Vec<Tensor>,
+    ) -> Result<Vec<Vec<Tensor>>, TrainingError> {
         let host = tensors.iter().map(|tensor| tensor.to_device(&Device::Cpu));
         let host = host.collect::<candle_core::Result<_>>()?;
-        let all = self.inner.gather_tensors(place, host)?;
+        let all = self.inner.all_gather_tensors(key, host)?;
         all.into_iter().map(|tensors| self.to_device(tensors)).collect()
     }
 
-    fn spread(
+    fn broadcast_parameters(
         &mut self,
-        place: Place,
+        key: CollectiveKey,
         parameters: &mut Parameters,
         changed: &[ParameterId],
     ) -> Result<(), TrainingError> {
         let Some(owners) = &self.owners else {
-            return self.inner.spread(place, parameters, changed);
+            return self.inner.broadcast_parameters(key, parameters, changed);
         };
         let rank = self.inner.rank();
         let (own, others): (Vec<ParameterId>, Vec<ParameterId>) =
@@ -93,18 +106,18 @@ impl<C: Collective> Collective for OverHost<C> {
                 host
             }
         };
-        self.inner.spread(place, host, changed)?;
+        self.inner.broadcast_parameters(key, host, changed)?;
         for id in others {
             parameters.overwrite(id, host.get(id))?;
         }
         Ok(())
     }
 
-    fn fail(&mut self, message: &str) {
-        self.inner.fail(message);
+    fn abort(&mut self, message: &str) {
+        self.inner.abort(message);
     }
 
-    fn waited(&mut self) -> f64 {
-        self.inner.waited()
+    fn take_wait_seconds(&mut self) -> f64 {
+        self.inner.take_wait_seconds()
     }
 }

@@ -1,23 +1,23 @@
-//! What is written.
+//! Encoding of a message.
 
 use std::io::{self, Write};
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
-use flow_model::Part;
+use flow_model::ParameterGroup;
 use flow_model::model::MicroBatch;
 use flow_runtime::processes::Payload;
 use half::slice::HalfFloatSliceExt;
 
-use super::code;
+use super::format::dtype_code;
 use crate::error::TrainingError;
 use crate::optimizer::AdamWConfig;
-use crate::ranks::{Place, RankReport, StepPlan, What};
+use crate::ranks::{CollectiveKey, CollectiveOp, RankReport, StepPlan};
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
-/// A message in the making. Tensors are not copied into it.
+/// A message that is built value by value. Tensors are referenced, and written when the message is sent.
 #[derive(Clone, Default)]
-pub(in crate::ranks) struct Parcel {
+pub(in crate::ranks) struct Message {
     pieces: Vec<Piece>,
     size: u64,
 }
@@ -29,14 +29,15 @@ enum Piece {
     Tensor(Tensor),
 }
 
-impl Parcel {
-    /// A message that begins with this number, which says what it is.
-    pub fn of(kind: u8) -> Parcel {
-        let mut parcel = Parcel::default();
-        parcel.u8(kind);
-        parcel
+impl Message {
+    /// A message of a kind, which is its first byte.
+    pub fn new(kind: u8) -> Message {
+        let mut message = Message::default();
+        message.u8(kind);
+        message
     }
 
+    /// Appends bytes without their count.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.size += bytes.len() as u64;
         if let Some(Piece::Bytes(last)) = self.pieces.last_mut() {
@@ -50,8 +51,8 @@ impl Parcel {
         self.bytes(&[number]);
     }
 
-    pub fn bool(&mut self, is: bool) {
-        self.u8(u8::from(is));
+    pub fn bool(&mut self, value: bool) {
+        self.u8(u8::from(value));
     }
 
     pub fn u32(&mut self, number: u32) {
@@ -70,14 +71,19 @@ impl Parcel {
         self.bytes(&number.to_le_bytes());
     }
 
+    /// Appends a text after its length.
     pub fn text(&mut self, text: &str) {
         self.count(text.len());
         self.bytes(text.as_bytes());
     }
 
+    /// Appends a tensor: data type, shape, elements in row-major order.
+    ///
+    /// # Errors
+    /// Where its data type is not sent, or it cannot be copied to host memory.
     pub fn tensor(&mut self, tensor: &Tensor) -> Result<(), TrainingError> {
         let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
-        self.u8(code(tensor.dtype())?);
+        self.u8(dtype_code(tensor.dtype())?);
         self.count(tensor.dims().len());
         for &size in tensor.dims() {
             self.count(size);
@@ -87,19 +93,19 @@ impl Parcel {
         Ok(())
     }
 
-    pub fn place(&mut self, place: Place) {
-        self.u64(place.step);
-        self.u32(place.round);
-        let (what, layer) = match place.what {
-            What::Figures => (0, 0),
-            What::Statistics => (1, 0),
-            What::Parameters => (2, 0),
-            What::Gradients(Part::Heads) => (3, 0),
-            What::Gradients(Part::Prediction) => (4, 0),
-            What::Gradients(Part::Layer(number)) => (5, number),
-            What::Gradients(Part::Subsampling) => (6, 0),
+    pub fn key(&mut self, key: CollectiveKey) {
+        self.u64(key.step);
+        self.u32(key.round);
+        let (op, layer) = match key.op {
+            CollectiveOp::GatherMetrics => (0, 0),
+            CollectiveOp::GatherBatchNorm => (1, 0),
+            CollectiveOp::BroadcastParameters => (2, 0),
+            CollectiveOp::ReduceGradients(ParameterGroup::Heads) => (3, 0),
+            CollectiveOp::ReduceGradients(ParameterGroup::Prediction) => (4, 0),
+            CollectiveOp::ReduceGradients(ParameterGroup::Layer(number)) => (5, number),
+            CollectiveOp::ReduceGradients(ParameterGroup::Subsampling) => (6, 0),
         };
-        self.u8(what);
+        self.u8(op);
         self.count(layer);
     }
 
@@ -107,12 +113,12 @@ impl Parcel {
         let StepPlan {
             step,
             planned,
-            came,
+            received,
             rounds,
         } = *plan;
         self.u64(step);
         self.u32(planned);
-        self.count(came);
+        self.count(received);
         self.u32(rounds);
     }
 
@@ -148,17 +154,17 @@ impl Parcel {
             loss,
             gradient_norm,
             skipped,
-            bad,
+            bad_segments,
             tokens,
-            waited,
+            wait_seconds,
         } = report;
         self.f64(*loss);
         self.f64(*gradient_norm);
         self.bool(*skipped);
-        self.count(bad.len());
-        bad.iter().for_each(|segment| self.text(segment));
+        self.count(bad_segments.len());
+        bad_segments.iter().for_each(|segment| self.text(segment));
         self.u64(*tokens);
-        self.f64(*waited);
+        self.f64(*wait_seconds);
     }
 
     pub fn config(&mut self, config: &TrainerConfig) {
@@ -189,8 +195,8 @@ impl Parcel {
         self.f64(rank_timeout.as_secs_f64());
         self.text(&device.to_string());
         self.u64(*seed);
-        for is in [fold_update, offload, recompute, spec_augment, dither, dropout] {
-            self.bool(*is);
+        for flag in [fold_update, offload, recompute, spec_augment, dither, dropout] {
+            self.bool(*flag);
         }
     }
 
@@ -244,12 +250,12 @@ impl Parcel {
     }
 
     pub fn dtype(&mut self, dtype: DType) -> Result<(), TrainingError> {
-        self.u8(code(dtype)?);
+        self.u8(dtype_code(dtype)?);
         Ok(())
     }
 }
 
-impl Payload for Parcel {
+impl Payload for Message {
     fn size(&self) -> u64 {
         self.size
     }

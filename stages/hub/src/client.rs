@@ -1,4 +1,4 @@
-//! Questions to the hub, and what its refusals mean.
+//! HTTP requests to the hub, and messages for its errors.
 
 use std::time::Duration;
 
@@ -6,57 +6,58 @@ use serde::Deserialize;
 use ureq::http::{HeaderMap, Response};
 use ureq::{Agent, Body};
 
-use super::reference::{Reference, is_commit, is_inside, plain_name};
-use super::{Hub, Token};
-use crate::error::TrainingError;
+use crate::error::HubError;
+use crate::hub::{Hub, HubToken};
+use crate::reference::{HubReference, is_commit, is_inside, plain_name};
 
-/// Redirections to follow at most.
+/// The most redirections that are followed.
 const REDIRECTIONS: usize = 8;
-/// Longest list of files that is read.
+/// The longest response that is read as a list of files, in bytes.
 const LONGEST_LIST: u64 = 16 << 20;
 
-pub(super) struct Client {
+pub(crate) struct HttpClient {
     agent: Agent,
     endpoint: String,
-    token: Option<Token>,
-    patience: Duration,
+    token: Option<HubToken>,
+    timeout: Duration,
 }
 
-/// A repository at a commit.
-pub(super) struct Remote {
+/// A repository at a commit, with the paths of its files.
+pub(crate) struct RemoteRevision {
     pub commit: String,
     pub files: Vec<String>,
 }
 
-/// A file before it is downloaded.
-pub(super) struct Described {
+/// A file of the hub, before it is downloaded.
+pub(crate) struct RemoteFile {
     /// Name of the blob. For large files it is the SHA-256 of their bytes.
     pub etag: String,
+    /// In bytes.
     pub size: Option<u64>,
-    /// Where the bytes are.
+    /// The URL of the bytes.
     address: String,
 }
 
-impl Described {
+impl RemoteFile {
     /// The SHA-256 that the bytes must have.
     pub fn sha256(&self) -> Option<&str> {
         (self.etag.len() == 64).then_some(self.etag.as_str())
     }
 }
 
-/// Why the hub gave nothing.
-pub(super) struct Refusal {
+/// Why a request failed.
+pub(crate) struct RequestError {
     pub message: String,
     pub help: String,
-    /// To try again may help; until then what the cache holds may be used.
-    pub passing: bool,
+    /// A later request may succeed; the cache may be used meanwhile.
+    pub transient: bool,
 }
 
-impl From<Refusal> for TrainingError {
-    fn from(refusal: Refusal) -> Self {
-        TrainingError::Hub {
-            message: refusal.message,
-            help: refusal.help,
+impl From<RequestError> for HubError {
+    fn from(error: RequestError) -> Self {
+        HubError::Unavailable {
+            message: error.message,
+            help: error.help,
         }
     }
 }
@@ -73,36 +74,36 @@ struct Sibling {
     rfilename: String,
 }
 
-impl Client {
+impl HttpClient {
     pub fn new(hub: &Hub) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .timeout_resolve(Some(hub.patience))
-            .timeout_connect(Some(hub.patience))
-            .timeout_recv_response(Some(hub.patience))
-            // A download is cut off after so long and goes on where it was: a silent one is found out.
-            .timeout_recv_body(Some(hub.patience))
+            .timeout_resolve(Some(hub.timeout))
+            .timeout_connect(Some(hub.timeout))
+            .timeout_recv_response(Some(hub.timeout))
+            // A download is cut off after so long and resumed, so that a stalled connection is noticed.
+            .timeout_recv_body(Some(hub.timeout))
             .user_agent(concat!("flow/", env!("CARGO_PKG_VERSION")))
             .build();
-        Client {
+        HttpClient {
             agent: config.into(),
             endpoint: hub.endpoint.clone(),
             token: hub.token.clone(),
-            patience: hub.patience,
+            timeout: hub.timeout,
         }
     }
 
     /// Whether the hub answers at all: the status of its first page. The token is not sent.
-    pub fn greet(&self) -> Result<u16, Refusal> {
+    pub fn greet(&self) -> Result<u16, RequestError> {
         let response = self.agent.head(&self.endpoint).call();
-        let response = response.map_err(|error| self.unreachable(&self.endpoint, &error))?;
+        let response = response.map_err(|error| self.transport_error(&self.endpoint, &error))?;
         Ok(response.status().as_u16())
     }
 
-    /// The commit and the files of a revision.
-    pub fn list(&self, reference: &Reference) -> Result<Remote, Refusal> {
+    /// Resolves a revision to its commit and its files.
+    pub fn list(&self, reference: &HubReference) -> Result<RemoteRevision, RequestError> {
         let address = format!(
             "{}/api/models/{}/revision/{}",
             self.endpoint,
@@ -110,25 +111,25 @@ impl Client {
             reference.revision
         );
         let mut response = self.get(&address, reference, None)?;
-        let strange = |what: String| Refusal {
+        let strange = |what: String| RequestError {
             message: format!("{address} does not answer as the hub does: {what}"),
             help: "check HF_ENDPOINT, and whether a proxy stands between".into(),
-            passing: false,
+            transient: false,
         };
         let body = response.body_mut().with_config().limit(LONGEST_LIST).read_to_vec();
-        let body = body.map_err(|error| self.unreachable(&address, &error))?;
+        let body = body.map_err(|error| self.transport_error(&address, &error))?;
         let listing: Listing = serde_json::from_slice(&body).map_err(|error| strange(error.to_string()))?;
         let commit = listing.sha.filter(|sha| is_commit(sha));
         let commit = commit.ok_or_else(|| strange("it names no commit".into()))?;
         let files = listing.siblings.into_iter().map(|sibling| sibling.rfilename);
-        // A name that leads elsewhere is nobody's to ask for.
+        // A path that leads out of the repository is never requested.
         let mut files: Vec<String> = files.filter(|file| is_inside(file)).collect();
         files.sort();
-        Ok(Remote { commit, files })
+        Ok(RemoteRevision { commit, files })
     }
 
-    /// Size, checksum and whereabouts of a file.
-    pub fn describe(&self, reference: &Reference, commit: &str, file: &str) -> Result<Described, Refusal> {
+    /// Size, checksum and URL of a file, by a HEAD request.
+    pub fn describe(&self, reference: &HubReference, commit: &str, file: &str) -> Result<RemoteFile, RequestError> {
         let mut address = format!(
             "{}/{}/resolve/{commit}/{}",
             self.endpoint,
@@ -137,7 +138,7 @@ impl Client {
         );
         let mut found: Option<(String, Option<u64>)> = None;
         for _ in 0..REDIRECTIONS {
-            let response = self.ask(&address, reference, Some(file), true, None)?;
+            let response = self.send(&address, reference, Some(file), true, None)?;
             let headers = response.headers();
             let etag = text(headers, "x-linked-etag").or_else(|| text(headers, "etag"));
             let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
@@ -152,14 +153,14 @@ impl Client {
             }
             if !response.status().is_redirection() {
                 let Some((etag, size)) = found else { break };
-                return Ok(Described { etag, size, address });
+                return Ok(RemoteFile { etag, size, address });
             }
             let to = self.redirected(&address, &response)?;
             if let Some((etag, size)) = &found
                 && origin(&to) != origin(&self.endpoint)
             {
-                // Where the bytes are: such addresses are good for a GET only.
-                return Ok(Described {
+                // The storage of the bytes, whose signed URLs allow GET only.
+                return Ok(RemoteFile {
                     etag: etag.clone(),
                     size: *size,
                     address: to,
@@ -167,54 +168,55 @@ impl Client {
             }
             address = to;
         }
-        Err(Refusal {
+        Err(RequestError {
             message: format!("{address} does not answer as the hub does: no etag, or too many redirections"),
             help: "check HF_ENDPOINT, and whether a proxy stands between".into(),
-            passing: false,
+            transient: false,
         })
     }
 
-    /// The bytes of a file from `from` on. The status says whether the server began there (206) or at the first (200).
+    /// Requests the bytes of a file from offset `from` on. The status says whether the response begins there (206) or
+    /// at the first byte (200).
     pub fn open(
         &self,
-        reference: &Reference,
+        reference: &HubReference,
         file: &str,
-        described: &Described,
+        remote_file: &RemoteFile,
         from: u64,
-    ) -> Result<Response<Body>, Refusal> {
+    ) -> Result<Response<Body>, RequestError> {
         let range = (from > 0).then(|| format!("bytes={from}-"));
-        let mut address = described.address.clone();
+        let mut address = remote_file.address.clone();
         for _ in 0..REDIRECTIONS {
-            let response = self.ask(&address, reference, Some(file), false, range.as_deref())?;
+            let response = self.send(&address, reference, Some(file), false, range.as_deref())?;
             if !response.status().is_redirection() {
                 return Ok(response);
             }
             address = self.redirected(&address, &response)?;
         }
-        Err(Refusal {
+        Err(RequestError {
             message: format!("{address}: too many redirections"),
             help: "try again later".into(),
-            passing: false,
+            transient: false,
         })
     }
 
-    fn get(&self, address: &str, reference: &Reference, file: Option<&str>) -> Result<Response<Body>, Refusal> {
+    fn get(&self, address: &str, reference: &HubReference, file: Option<&str>) -> Result<Response<Body>, RequestError> {
         let mut address = address.to_owned();
         for _ in 0..REDIRECTIONS {
-            let response = self.ask(&address, reference, file, false, None)?;
+            let response = self.send(&address, reference, file, false, None)?;
             if !response.status().is_redirection() {
                 return Ok(response);
             }
             address = self.redirected(&address, &response)?;
         }
-        Err(Refusal {
+        Err(RequestError {
             message: format!("{address}: too many redirections"),
             help: "check HF_ENDPOINT".into(),
-            passing: false,
+            transient: false,
         })
     }
 
-    fn redirected(&self, address: &str, response: &Response<Body>) -> Result<String, Refusal> {
+    fn redirected(&self, address: &str, response: &Response<Body>) -> Result<String, RequestError> {
         let to = text(response.headers(), "location").unwrap_or_default();
         if to.starts_with("http://") || to.starts_with("https://") {
             return Ok(to.to_owned());
@@ -222,22 +224,22 @@ impl Client {
         if to.starts_with('/') {
             return Ok(format!("{}{to}", origin(address)));
         }
-        Err(Refusal {
+        Err(RequestError {
             message: format!("{address} leads to `{to}`, which is no address"),
             help: "check HF_ENDPOINT".into(),
-            passing: false,
+            transient: false,
         })
     }
 
-    /// One request. The token goes to the hub alone, not to where it redirects.
-    fn ask(
+    /// One request. The token is sent to the hub alone, not to hosts that it redirects to.
+    fn send(
         &self,
         address: &str,
-        reference: &Reference,
+        reference: &HubReference,
         file: Option<&str>,
         head: bool,
         range: Option<&str>,
-    ) -> Result<Response<Body>, Refusal> {
+    ) -> Result<Response<Body>, RequestError> {
         let mut request = if head {
             self.agent.head(address)
         } else {
@@ -251,19 +253,19 @@ impl Client {
         if let Some(range) = range {
             request = request.header("range", range);
         }
-        let response = request.call().map_err(|error| self.unreachable(address, &error))?;
+        let response = request.call().map_err(|error| self.transport_error(address, &error))?;
         let status = response.status();
         if status.is_success() || status.is_redirection() || status.as_u16() == 416 {
             return Ok(response);
         }
-        Err(self.refused(status.as_u16(), response.headers(), reference, file))
+        Err(self.status_error(status.as_u16(), response.headers(), reference, file))
     }
 
-    fn unreachable(&self, address: &str, error: &ureq::Error) -> Refusal {
+    fn transport_error(&self, address: &str, error: &ureq::Error) -> RequestError {
         let host = origin(address);
         let (what, help) = match error {
             ureq::Error::Timeout(_) => (
-                format!("{host} does not answer within {} s", self.patience.as_secs()),
+                format!("{host} does not answer within {} s", self.timeout.as_secs()),
                 "try again; behind a firewall set HTTPS_PROXY, or HF_ENDPOINT to a mirror",
             ),
             ureq::Error::HostNotFound => (
@@ -275,7 +277,7 @@ impl Client {
                 "check HF_ENDPOINT and the proxy settings; a machine without network needs HF_HUB_OFFLINE=1 and a filled cache",
             ),
             ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut => (
-                format!("{host} does not answer within {} s", self.patience.as_secs()),
+                format!("{host} does not answer within {} s", self.timeout.as_secs()),
                 "try again; behind a firewall set HTTPS_PROXY, or HF_ENDPOINT to a mirror",
             ),
             other => (
@@ -283,15 +285,22 @@ impl Client {
                 "check the network and the proxy settings, and try again",
             ),
         };
-        Refusal {
+        RequestError {
             message: what,
             help: help.into(),
-            passing: true,
+            transient: true,
         }
     }
 
-    /// A refusal in words. The hub's error code tells what is meant; without one the status and whether there is a token.
-    fn refused(&self, status: u16, headers: &HeaderMap, reference: &Reference, file: Option<&str>) -> Refusal {
+    /// The message for an error status: by the hub's error code, and without one by the status and whether there is a
+    /// token.
+    fn status_error(
+        &self,
+        status: u16,
+        headers: &HeaderMap,
+        reference: &HubReference,
+        file: Option<&str>,
+    ) -> RequestError {
         let repository = reference.repository();
         let page = format!("{}/{repository}", self.endpoint);
         let code = text(headers, "x-error-code").unwrap_or_default();
@@ -370,10 +379,10 @@ impl Client {
                     .to_owned(),
             ),
         };
-        Refusal {
+        RequestError {
             message,
             help,
-            passing: status == 429 || status >= 500,
+            transient: status == 429 || status >= 500,
         }
     }
 }
@@ -382,14 +391,14 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// `https://host:port` of an address.
+/// `https://host:port` of a URL.
 fn origin(address: &str) -> &str {
     let host = address.find("://").map_or(0, |at| at + 3);
     let end = address[host..].find('/').map_or(address.len(), |at| host + at);
     &address[..end]
 }
 
-/// A path in an address.
+/// A path, percent-encoded.
 fn encoded(file: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~' | b'/');
     let mut out = String::with_capacity(file.len());

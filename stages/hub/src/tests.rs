@@ -1,13 +1,15 @@
-//! Against a hub of our own: a few lines on a socket, which play each case.
+//! Against a small HTTP server that plays the hub.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::*;
+use super::{Hub, HubError, HubReference, HubToken};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -114,7 +116,8 @@ fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// A repository as the hub serves it: files with their bytes, the large ones (`.nemo`, `.safetensors`) by their SHA-256.
+/// A repository as the hub serves it: files with their bytes, the large ones (`.nemo`, `.safetensors`) by their
+/// SHA-256.
 fn repository(files: &[(&str, Vec<u8>)], request: &Request) -> Answer {
     if request.path.starts_with("/api/models/o/n/revision/") {
         let siblings: Vec<_> = files
@@ -152,13 +155,13 @@ fn repository(files: &[(&str, Vec<u8>)], request: &Request) -> Answer {
     )
 }
 
-struct Place {
+struct TestCache {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl TestCache {
     fn new() -> Self {
-        Place {
+        TestCache {
             folder: tempfile::tempdir().unwrap(),
         }
     }
@@ -167,28 +170,28 @@ impl Place {
         Hub {
             endpoint: endpoint.to_owned(),
             cache: self.folder.path().join("hub"),
-            token: token.map(|secret| Token {
+            token: token.map(|secret| HubToken {
                 secret: secret.into(),
                 from: "HF_TOKEN".into(),
             }),
             offline: false,
-            patience: Duration::from_millis(600),
+            timeout: Duration::from_millis(600),
         }
     }
 }
 
-fn reference(text: &str) -> Reference {
-    Reference::parse(text).unwrap().unwrap()
+fn reference(text: &str) -> HubReference {
+    HubReference::parse(text).unwrap().unwrap()
 }
 
-fn fetch(hub: &Hub, text: &str) -> Result<PathBuf, TrainingError> {
+fn fetch(hub: &Hub, text: &str) -> Result<PathBuf, HubError> {
     hub.fetch(&reference(text), &mut |_| true).map(Option::unwrap)
 }
 
 /// Message and help of a failure.
 fn refusal(hub: &Hub, text: &str) -> String {
     match fetch(hub, text).unwrap_err() {
-        TrainingError::Hub { message, help } => format!("{message} | {help}"),
+        HubError::Unavailable { message, help } => format!("{message} | {help}"),
         other => panic!("{other:?}"),
     }
 }
@@ -196,8 +199,8 @@ fn refusal(hub: &Hub, text: &str) -> String {
 #[test]
 fn a_greeting_takes_any_answer_and_sends_no_token() {
     let server = Server::new(|_, _| Answer::new(503, &[], b""));
-    let place = Place::new();
-    assert_eq!(place.hub(&server.address, Some("secret")).greet().unwrap(), 503);
+    let cache = TestCache::new();
+    assert_eq!(cache.hub(&server.address, Some("secret")).greet().unwrap(), 503);
     let [request] = &server.requests()[..] else {
         panic!("one request");
     };
@@ -218,7 +221,7 @@ fn references_are_read_and_hostile_ones_refused() {
         ("v1.2", Some("a/b c.nemo"))
     );
     assert_eq!(whole.to_string(), "hf://o/n@v1.2/a/b c.nemo");
-    assert!(Reference::parse("model.nemo").is_none());
+    assert!(HubReference::parse("model.nemo").is_none());
     for bad in [
         "hf://",
         "hf://o",
@@ -233,7 +236,7 @@ fn references_are_read_and_hostile_ones_refused() {
         "hf://o/n/a\nb",
         "hf://o n/n",
     ] {
-        assert!(Reference::parse(bad).unwrap().is_err(), "{bad}");
+        assert!(HubReference::parse(bad).unwrap().is_err(), "{bad}");
     }
 }
 
@@ -277,12 +280,12 @@ fn an_archive_is_downloaded_once_into_the_hubs_own_layout() {
         ("model.safetensors", bytes()),
     ];
     let server = Server::new(move |request, _| repository(&files, request));
-    let place = Place::new();
-    let hub = place.hub(&server.address, Some("secret"));
-    let mut told = Vec::new();
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, Some("secret"));
+    let mut reported = Vec::new();
     let path = hub
         .fetch(&reference("hf://o/n"), &mut |line| {
-            told.push(line.to_owned());
+            reported.push(line.to_owned());
             true
         })
         .unwrap()
@@ -296,8 +299,8 @@ fn an_archive_is_downloaded_once_into_the_hubs_own_layout() {
     );
     assert_eq!(std::fs::read_to_string(root.join("refs/main")).unwrap(), COMMIT);
     assert!(
-        told[0].contains("asking") && told.iter().any(|line| line.contains("0.3 MB")),
-        "{told:?}"
+        reported[0].contains("asking") && reported.iter().any(|line| line.contains("0.3 MB")),
+        "{reported:?}"
     );
     assert!(
         server
@@ -317,7 +320,7 @@ fn an_archive_is_downloaded_once_into_the_hubs_own_layout() {
         ..hub.clone()
     };
     assert_eq!(fetch(&offline, "hf://o/n").unwrap(), path);
-    let gone = place.hub("http://127.0.0.1:9", None);
+    let gone = test_cache.hub("http://127.0.0.1:9", None);
     assert_eq!(fetch(&gone, "hf://o/n").unwrap(), path);
     assert_eq!(server.requests().len(), before + 1);
 }
@@ -332,8 +335,8 @@ fn a_safetensors_model_comes_with_all_its_files() {
         ("../../evil.json", b"no".to_vec()),
     ];
     let server = Server::new(move |request, _| repository(&files, request));
-    let place = Place::new();
-    let hub = place.hub(&server.address, None);
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, None);
     let path = fetch(&hub, "hf://o/n").unwrap();
     let mut names: Vec<_> = std::fs::read_dir(&path)
         .unwrap()
@@ -356,8 +359,8 @@ fn a_broken_download_goes_on_where_it_ended() {
         }
         answer
     });
-    let place = Place::new();
-    let hub = place.hub(&server.address, None);
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, None);
     let path = fetch(&hub, "hf://o/n").unwrap();
     assert_eq!(std::fs::read(path).unwrap(), bytes());
     let requests = server.requests();
@@ -382,29 +385,29 @@ fn an_ended_download_stays_to_go_on_from_and_a_dead_one_is_given_up() {
         }
         answer
     });
-    let place = Place::new();
-    let hub = place.hub(&server.address, None);
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, None);
     let text = refusal(&hub, "hf://o/n");
     assert!(
         text.contains("breaks off at 0.1 of 0.3 MB") && text.contains("run again"),
         "{text}"
     );
-    let waiting = hub
+    let partial = hub
         .cache
         .join("models--o--n/blobs")
         .join(format!("{}.incomplete", sha256(&bytes())));
-    assert_eq!(std::fs::metadata(&waiting).unwrap().len(), 50_000);
+    assert_eq!(std::fs::metadata(&partial).unwrap().len(), 50_000);
     // Whoever stops it keeps what came.
     assert_eq!(
         hub.fetch(&reference("hf://o/n"), &mut |line| line.contains("asking"))
             .unwrap(),
         None
     );
-    assert_eq!(std::fs::metadata(&waiting).unwrap().len(), 50_000);
+    assert_eq!(std::fs::metadata(&partial).unwrap().len(), 50_000);
     // A hub that can: only the rest is asked for.
     let files = vec![("m.nemo", bytes())];
     let server = Server::new(move |request, _| repository(&files, request));
-    let path = fetch(&place.hub(&server.address, None), "hf://o/n").unwrap();
+    let path = fetch(&test_cache.hub(&server.address, None), "hf://o/n").unwrap();
     assert_eq!(std::fs::read(path).unwrap(), bytes());
     assert!(server.requests().iter().any(|request| {
         request
@@ -424,8 +427,8 @@ fn damaged_bytes_are_not_kept() {
         }
         answer
     });
-    let place = Place::new();
-    let hub = place.hub(&server.address, None);
+    let test_cache = TestCache::new();
+    let hub = test_cache.hub(&server.address, None);
     assert!(refusal(&hub, "hf://o/n").contains("came damaged"));
     assert_eq!(
         std::fs::read_dir(hub.cache.join("models--o--n/blobs")).unwrap().count(),
@@ -455,8 +458,8 @@ fn a_server_that_knows_no_ranges_begins_anew_and_one_that_redirects_gets_no_toke
         }
         answer
     });
-    let place = Place::new();
-    let path = fetch(&place.hub(&server.address, Some("secret")), "hf://o/n").unwrap();
+    let test_cache = TestCache::new();
+    let path = fetch(&test_cache.hub(&server.address, Some("secret")), "hf://o/n").unwrap();
     assert_eq!(std::fs::read(path).unwrap(), bytes());
     let requests = store.requests();
     assert_eq!(requests.len(), 2);
@@ -494,26 +497,26 @@ fn each_refusal_says_what_to_do() {
     for (status, code, token, words) in cases {
         let code = code.to_owned();
         let server = Server::new(move |_, _| Answer::refused(status, &code));
-        let text = refusal(&Place::new().hub(&server.address, token), "hf://o/n@v9");
+        let text = refusal(&TestCache::new().hub(&server.address, token), "hf://o/n@v9");
         assert!(words.iter().all(|word| text.contains(word)), "{status}: {text}");
     }
 }
 
 #[test]
 fn a_hub_that_is_not_there_or_silent_is_told_apart() {
-    let place = Place::new();
-    let text = refusal(&place.hub("http://127.0.0.1:9", None), "hf://o/n");
+    let test_cache = TestCache::new();
+    let text = refusal(&test_cache.hub("http://127.0.0.1:9", None), "hf://o/n");
     assert!(
         text.contains("refuses the connection") && text.contains("HF_HUB_OFFLINE"),
         "{text}"
     );
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", silent.local_addr().unwrap());
-    let text = refusal(&place.hub(&address, None), "hf://o/n");
+    let text = refusal(&test_cache.hub(&address, None), "hf://o/n");
     assert!(text.contains("does not answer within"), "{text}");
     let offline = Hub {
         offline: true,
-        ..place.hub(&address, None)
+        ..test_cache.hub(&address, None)
     };
     let text = refusal(&offline, "hf://o/n");
     assert!(
@@ -530,7 +533,7 @@ fn a_repository_without_a_model_or_with_several_says_what_it_holds() {
     ] {
         let files: Vec<(&str, Vec<u8>)> = names.into_iter().map(|name| (name, vec![1])).collect();
         let server = Server::new(move |request, _| repository(&files, request));
-        let text = refusal(&Place::new().hub(&server.address, None), "hf://o/n");
+        let text = refusal(&TestCache::new().hub(&server.address, None), "hf://o/n");
         assert!(text.contains(word), "{text}");
     }
 }
@@ -540,10 +543,10 @@ fn a_full_disk_is_told_with_what_to_do() {
     // The cache on a device that is always full.
     let error = std::fs::write("/dev/full", b"x").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-    let place = Place::new();
+    let test_cache = TestCache::new();
     let files = vec![("m.nemo", bytes())];
     let server = Server::new(move |request, _| repository(&files, request));
-    let hub = place.hub(&server.address, None);
+    let hub = test_cache.hub(&server.address, None);
     let blobs = hub.cache.join("models--o--n/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
     std::os::unix::fs::symlink("/dev/full", blobs.join(format!("{}.incomplete", sha256(&bytes())))).unwrap();

@@ -1,28 +1,29 @@
-//! `hf://OWNER/NAME[@REVISION][/FILE]`.
+//! References to models of the hub: `hf://OWNER/NAME[@REVISION][/FILE]`.
 
 use std::fmt;
 
-use crate::error::TrainingError;
+use crate::error::HubError;
 
 /// A model on the hub, or one file of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reference {
+pub struct HubReference {
     pub owner: String,
     pub name: String,
-    /// A branch, a tag or a commit; `main` if none was named.
+    /// A branch, a tag or a commit; `main` if the reference names none.
     pub revision: String,
+    /// Path of the file within the repository.
     pub file: Option<String>,
 }
 
-impl Reference {
-    /// What comes after `hf://`; none for other texts.
-    pub fn parse(text: &str) -> Option<Result<Self, TrainingError>> {
+impl HubReference {
+    /// Parses `hf://OWNER/NAME[@REVISION][/FILE]`; none for a text that does not begin with `hf://`.
+    ///
+    /// # Errors
+    /// Where the rest is no such reference, or a name could lead out of the cache.
+    pub fn parse(text: &str) -> Option<Result<Self, HubError>> {
         let rest = text.strip_prefix("hf://")?;
-        Some(Self::read(rest).ok_or_else(|| {
-            TrainingError::setting(
-                "init",
-                format!("`{text}` names no model of the hub; write hf://OWNER/NAME, hf://OWNER/NAME@REVISION or hf://OWNER/NAME/FILE"),
-            )
+        Some(Self::read(rest).ok_or_else(|| HubError::Reference {
+            message: format!("`{text}` names no model of the hub; write hf://OWNER/NAME, hf://OWNER/NAME@REVISION or hf://OWNER/NAME/FILE"),
         }))
     }
 
@@ -39,7 +40,7 @@ impl Reference {
         if file.is_some_and(|file| !is_inside(file)) {
             return None;
         }
-        Some(Reference {
+        Some(HubReference {
             owner: owner.to_owned(),
             name: name.to_owned(),
             revision: revision.to_owned(),
@@ -58,7 +59,7 @@ impl Reference {
     }
 }
 
-impl fmt::Display for Reference {
+impl fmt::Display for HubReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "hf://{}/{}", self.owner, self.name)?;
         if self.revision != "main" {
@@ -71,18 +72,18 @@ impl fmt::Display for Reference {
     }
 }
 
-pub(super) fn is_commit(text: &str) -> bool {
+pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Letters, digits, `-`, `_` and `.`, but not only points.
-pub(super) fn plain_name(text: &str) -> bool {
+/// Whether a text can be a file name of the cache: letters, digits, `-`, `_` and `.`, and no dot at the beginning.
+pub(crate) fn plain_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !text.is_empty() && text.len() <= 200 && text.bytes().all(allowed) && !text.starts_with('.')
 }
 
-/// Whether a file of a repository stays in it: no empty, `.` or `..` part, nothing that a path or an address reads otherwise.
-pub(super) fn is_inside(file: &str) -> bool {
+/// Whether a path stays within its repository: no empty, `.` or `..` component, no control character, no backslash.
+pub(crate) fn is_inside(file: &str) -> bool {
     let odd = |c: char| c.is_control() || c == '\\';
     !file.contains(odd) && file.len() <= 1000 && file.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }

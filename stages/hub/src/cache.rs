@@ -1,25 +1,25 @@
-//! The hub's cache: `models--OWNER--NAME` with `blobs`, `snapshots/COMMIT` (links to blobs) and `refs`.
+//! The layout of the hub's cache: `models--OWNER--NAME` with `blobs`, `snapshots/COMMIT` (links to blobs) and `refs`.
 
 use std::path::{Path, PathBuf};
 
-use super::reference::{Reference, is_commit, is_inside};
-use crate::error::TrainingError;
+use crate::error::HubError;
+use crate::reference::{HubReference, is_commit, is_inside};
 
-/// The part of the cache that belongs to one model and revision.
-pub struct Cache {
+/// The folder of one model in the cache, and a revision of that model.
+pub(crate) struct Cache {
     folder: PathBuf,
     revision: String,
 }
 
 impl Cache {
-    pub fn new(root: &Path, reference: &Reference) -> Self {
+    pub fn new(root: &Path, reference: &HubReference) -> Self {
         Cache {
             folder: root.join(format!("models--{}--{}", reference.owner, reference.name)),
             revision: reference.revision.clone(),
         }
     }
 
-    /// The commit that the revision is, or was when it was last asked for.
+    /// The commit that the revision was last resolved to; itself if it is a commit.
     pub fn commit(&self) -> Option<String> {
         if is_commit(&self.revision) {
             return Some(self.revision.clone());
@@ -29,28 +29,30 @@ impl Cache {
         is_commit(commit).then(|| commit.to_owned())
     }
 
-    pub fn note_revision(&self, commit: &str) -> Result<(), TrainingError> {
+    /// Records which commit the revision is resolved to.
+    pub fn write_ref(&self, commit: &str) -> Result<(), HubError> {
         if is_commit(&self.revision) {
             return Ok(());
         }
         let folder = self.folder.join("refs");
-        std::fs::create_dir_all(&folder).map_err(TrainingError::file(&folder))?;
-        let waiting = folder.join(format!(".{}.{}", self.revision, std::process::id()));
-        std::fs::write(&waiting, commit).map_err(TrainingError::file(&waiting))?;
-        std::fs::rename(&waiting, folder.join(&self.revision)).map_err(TrainingError::file(&folder))
+        std::fs::create_dir_all(&folder).map_err(HubError::file(&folder))?;
+        let partial = folder.join(format!(".{}.{}", self.revision, std::process::id()));
+        std::fs::write(&partial, commit).map_err(HubError::file(&partial))?;
+        std::fs::rename(&partial, folder.join(&self.revision)).map_err(HubError::file(&folder))
     }
 
+    /// The folder of a commit.
     pub fn snapshot(&self, commit: &str) -> PathBuf {
         self.folder.join("snapshots").join(commit)
     }
 
-    /// A file of a commit, if it is there.
+    /// The path of a file of a commit, if it is in the cache.
     pub fn file(&self, commit: &str, file: &str) -> Option<PathBuf> {
         let path = self.snapshot(commit).join(file);
         path.is_file().then_some(path)
     }
 
-    /// All files of a commit that are there, sorted, folders within it included.
+    /// Paths of all files of a commit that are in the cache, sorted, those in subfolders included.
     pub fn files(&self, commit: &str) -> Vec<String> {
         let root = self.snapshot(commit);
         let mut open = vec![String::new()];
@@ -77,8 +79,8 @@ impl Cache {
         files
     }
 
-    /// Whether a safetensors model is there with all files that its index names.
-    pub fn is_whole_folder(&self, commit: &str) -> bool {
+    /// Whether all shards that the index of a safetensors model names are in the cache; true without an index.
+    pub fn has_all_shards(&self, commit: &str) -> bool {
         let root = self.snapshot(commit);
         let Ok(index) = std::fs::read(root.join("model.safetensors.index.json")) else {
             return true;
@@ -93,23 +95,23 @@ impl Cache {
         })
     }
 
-    /// Where the bytes with this etag lie, or will.
+    /// The path of the blob with this etag, which need not exist.
     pub fn blob(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(etag)
     }
 
-    /// Gives a blob its name in the snapshot.
-    pub fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), TrainingError> {
+    /// Links the name of a file in the snapshot to its blob.
+    pub fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), HubError> {
         let path = self.snapshot(commit).join(file);
         let folder = path.parent().unwrap_or(&path);
-        std::fs::create_dir_all(folder).map_err(TrainingError::file(folder))?;
+        std::fs::create_dir_all(folder).map_err(HubError::file(folder))?;
         let up = "../".repeat(file.matches('/').count() + 2);
-        // A link of an earlier download that led to nothing.
+        // A dangling link of an earlier download.
         let _ = std::fs::remove_file(&path);
         match std::os::unix::fs::symlink(format!("{up}blobs/{etag}"), &path) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.is_file() => Ok(()),
-            Err(error) => Err(TrainingError::file(&path)(error)),
+            Err(error) => Err(HubError::file(&path)(error)),
         }
     }
 }

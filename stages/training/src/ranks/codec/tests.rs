@@ -1,38 +1,40 @@
 use candle_core::{DType, Device, Tensor};
-use flow_model::Part;
+use flow_model::ParameterGroup;
 use flow_model::model::MicroBatch;
 use flow_runtime::processes::Payload;
 
-use super::*;
+use super::format::DTYPES;
+use super::{Message, MessageReader};
+use crate::error::TrainingError;
 use crate::optimizer::AdamWConfig;
-use crate::ranks::{Place, RankReport, What};
+use crate::ranks::{CollectiveKey, CollectiveOp, RankReport};
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
-fn written(parcel: &Parcel) -> Vec<u8> {
+fn written(message: &Message) -> Vec<u8> {
     let mut bytes = Vec::new();
-    parcel.write(&mut bytes).unwrap();
-    assert_eq!(bytes.len() as u64, parcel.size());
+    message.write(&mut bytes).unwrap();
+    assert_eq!(bytes.len() as u64, message.size());
     bytes
 }
 
-fn parcel() -> Parcel {
-    let mut parcel = Parcel::of(9);
+fn message() -> Message {
+    let mut message = Message::new(9);
     for dtype in DTYPES {
         let numbers = Tensor::new(&[[1.5f32, 2.0, 0.0], [7.0, 1.0, 3.0]], &Device::Cpu).unwrap();
-        parcel.tensor(&numbers.to_dtype(dtype).unwrap().t().unwrap()).unwrap();
+        message.tensor(&numbers.to_dtype(dtype).unwrap().t().unwrap()).unwrap();
     }
-    parcel.tensor(&Tensor::new(3i64, &Device::Cpu).unwrap()).unwrap();
-    parcel.place(Place {
+    message.tensor(&Tensor::new(3i64, &Device::Cpu).unwrap()).unwrap();
+    message.key(CollectiveKey {
         step: 5,
         round: 2,
-        what: What::Gradients(Part::Layer(17)),
+        op: CollectiveOp::ReduceGradients(ParameterGroup::Layer(17)),
     });
-    parcel.micro_batch(&loaded());
-    parcel.report(&report());
-    parcel.config(&config());
-    parcel.adamw(&AdamWConfig::default());
-    parcel
+    message.micro_batch(&loaded());
+    message.report(&report());
+    message.config(&config());
+    message.adamw(&AdamWConfig::default());
+    message
 }
 
 fn loaded() -> LoadedBatch {
@@ -54,9 +56,9 @@ fn report() -> RankReport {
         loss: f64::INFINITY,
         gradient_norm: 0.1,
         skipped: true,
-        bad: vec!["b".into()],
+        bad_segments: vec!["b".into()],
         tokens: 12,
-        waited: 0.5,
+        wait_seconds: 0.5,
     }
 }
 
@@ -88,7 +90,7 @@ fn config() -> TrainerConfig {
 }
 
 fn read(bytes: &[u8]) -> Result<(), TrainingError> {
-    let (kind, mut reader) = Reader::new(bytes)?;
+    let (kind, mut reader) = MessageReader::new(bytes)?;
     assert_eq!(kind, 9);
     for dtype in DTYPES {
         let tensor = reader.tensor()?;
@@ -99,7 +101,7 @@ fn read(bytes: &[u8]) -> Result<(), TrainingError> {
     }
     assert_eq!(reader.tensor()?.to_scalar::<i64>()?, 3);
     assert_eq!(
-        reader.place()?.to_string(),
+        reader.key()?.to_string(),
         "the gradients of encoder layer 17, micro-batch 2, step 5"
     );
     assert_eq!(reader.micro_batch()?, loaded());
@@ -112,7 +114,7 @@ fn read(bytes: &[u8]) -> Result<(), TrainingError> {
 
 #[test]
 fn what_is_written_is_read_to_the_bit_and_what_is_cut_is_an_error() {
-    let bytes = written(&parcel());
+    let bytes = written(&message());
     read(&bytes).unwrap();
     for length in 0..bytes.len() {
         assert!(read(&bytes[..length]).is_err(), "{length} bytes");
@@ -122,16 +124,16 @@ fn what_is_written_is_read_to_the_bit_and_what_is_cut_is_an_error() {
 /// Lengths that lie are errors, and no memory is asked for on their word.
 #[test]
 fn damaged_messages_are_errors_and_never_panic() {
-    let bytes = written(&parcel());
+    let bytes = written(&message());
     for at in 1..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[at] = 0xff;
-        let mut reader = Reader::new(&damaged).unwrap().1;
+        let mut reader = MessageReader::new(&damaged).unwrap().1;
         let _ = (|| -> Result<(), TrainingError> {
             for _ in 0..=DTYPES.len() {
                 reader.tensor()?;
             }
-            reader.place()?;
+            reader.key()?;
             reader.micro_batch()?;
             reader.report()?;
             reader.config()?;

@@ -1,0 +1,167 @@
+//! Where the hub is, and how a model is fetched from it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::cache::Cache;
+use crate::client::HttpClient;
+use crate::download::download_file;
+use crate::error::HubError;
+use crate::reference::HubReference;
+use crate::selection::{Selection, select};
+
+/// Called with a line about the state of a download, about once a second. False cancels the download, which can be
+/// resumed.
+pub type Progress<'a> = &'a mut dyn FnMut(&str) -> bool;
+
+/// Address of the hub, folder of its cache, and the token for requests.
+#[derive(Clone)]
+pub struct Hub {
+    /// Such as `https://huggingface.co`, without a slash at the end.
+    pub endpoint: String,
+    /// Holds `models--OWNER--NAME` folders.
+    pub cache: PathBuf,
+    pub token: Option<HubToken>,
+    /// Only the cache is used.
+    pub offline: bool,
+    /// Longest wait for a connection or an answer; a download without a new byte for so long is requested again.
+    pub timeout: Duration,
+}
+
+/// A token for the hub.
+#[derive(Clone)]
+pub struct HubToken {
+    pub secret: String,
+    /// The variable or file that it was read from, for messages.
+    pub from: String,
+}
+
+impl Hub {
+    /// From the environment variables that `huggingface_hub` reads: `HF_ENDPOINT`, `HF_TOKEN` or the token file,
+    /// `HF_HUB_CACHE` or `HF_HOME`, `HF_HUB_OFFLINE`.
+    ///
+    /// # Errors
+    /// Where no variable says which folder the cache is in.
+    pub fn from_environment() -> Result<Self, HubError> {
+        Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
+    }
+
+    /// As [`Hub::from_environment`], with the variables that `variable` looks up by name.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {
+        let user_cache = || {
+            let folder = variable("XDG_CACHE_HOME").map(PathBuf::from);
+            folder.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")))
+        };
+        let home = variable("HF_HOME").map(PathBuf::from);
+        let home = home.or_else(|| user_cache().map(|cache| cache.join("huggingface")));
+        let cache = match (variable("HF_HUB_CACHE"), &home) {
+            (Some(cache), _) => PathBuf::from(cache),
+            (None, Some(home)) => home.join("hub"),
+            (None, None) => {
+                return Err(HubError::Unavailable {
+                    message: "there is no folder to keep models of the hub in: HOME is not set".into(),
+                    help: "set HF_HOME to a folder".into(),
+                });
+            }
+        };
+        let token_file = variable("HF_TOKEN_PATH").map(PathBuf::from);
+        let token_file = token_file.or_else(|| home.map(|home| home.join("token")));
+        let named = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]
+            .into_iter()
+            .find_map(|name| Some((variable(name)?, name.to_owned())));
+        let kept = || {
+            let file = token_file?;
+            Some((std::fs::read_to_string(&file).ok()?, file.display().to_string()))
+        };
+        let token = named.or_else(kept).map(|(secret, from)| HubToken {
+            secret: secret.trim().to_owned(),
+            from,
+        });
+        let yes = |value: String| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on");
+        Ok(Hub {
+            endpoint: variable("HF_ENDPOINT")
+                .map(|endpoint| endpoint.trim_end_matches('/').to_owned())
+                .unwrap_or_else(|| "https://huggingface.co".into()),
+            cache,
+            token: token.filter(|token| !token.secret.is_empty()),
+            offline: variable("HF_HUB_OFFLINE").is_some_and(yes),
+            timeout: Duration::from_secs(30),
+        })
+    }
+
+    /// Asks the hub for its first page, without the token: the status that it answers with, whatever it is.
+    ///
+    /// # Errors
+    /// If it cannot be reached within the time-out.
+    pub fn greet(&self) -> Result<u16, HubError> {
+        Ok(HttpClient::new(self).greet()?)
+    }
+
+    /// The path of a model: a `.nemo` archive, the file that the reference names, or a folder with safetensors. What is
+    /// not in the cache is downloaded. None: `progress` cancelled it.
+    ///
+    /// # Errors
+    /// Where the hub does not give the model and the cache does not hold it, or the cache cannot be written.
+    pub fn fetch(&self, reference: &HubReference, progress: Progress<'_>) -> Result<Option<PathBuf>, HubError> {
+        let cache = Cache::new(&self.cache, reference);
+        if let Some(path) = self.cached_path(&cache, reference)?
+            && (self.offline || reference.is_commit())
+        {
+            return Ok(Some(path));
+        }
+        if self.offline {
+            return Err(HubError::Unavailable {
+                message: format!("{reference} is not in the cache {}, and HF_HUB_OFFLINE is set", self.cache.display()),
+                help: "unset HF_HUB_OFFLINE to download it, or copy the cache of a machine that has it and point HF_HOME there"
+                    .into(),
+            });
+        }
+        if !progress(&format!("asking {} for {reference}", self.endpoint)) {
+            return Ok(None);
+        }
+        let client = HttpClient::new(self);
+        let remote = match client.list(reference) {
+            Ok(remote) => remote,
+            Err(error) if error.transient => {
+                return match self.cached_path(&cache, reference)? {
+                    Some(path) => {
+                        progress(&format!("{}; the copy in the cache is used", error.message));
+                        Ok(Some(path))
+                    }
+                    None => Err(error.into()),
+                };
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let selection = select(reference, &remote.files)?;
+        for file in selection.files() {
+            if cache.file(&remote.commit, file).is_none()
+                && !download_file(self, &client, reference, &cache, &remote, file, progress)?
+            {
+                return Ok(None);
+            }
+        }
+        cache.write_ref(&remote.commit)?;
+        let snapshot = cache.snapshot(&remote.commit);
+        Ok(Some(match &selection {
+            Selection::File(file) => snapshot.join(file),
+            Selection::Folder(_) => snapshot,
+        }))
+    }
+
+    /// The path of the reference in the cache, at the commit that its revision was last resolved to. None where the
+    /// cache does not hold all files of the model.
+    fn cached_path(&self, cache: &Cache, reference: &HubReference) -> Result<Option<PathBuf>, HubError> {
+        let Some(commit) = cache.commit() else { return Ok(None) };
+        let files = cache.files(&commit);
+        // A folder needs its configuration and all shards that its index names.
+        let Ok(selection) = select(reference, &files) else {
+            return Ok(None);
+        };
+        let snapshot = cache.snapshot(&commit);
+        Ok(match selection {
+            Selection::File(file) => Some(snapshot.join(file)),
+            Selection::Folder(_) => cache.has_all_shards(&commit).then_some(snapshot),
+        })
+    }
+}

@@ -1,0 +1,16 @@
+//! Models of the Hugging Face hub: `hf://OWNER/NAME[@REVISION][/FILE]` becomes a path in the hub's own cache, which is
+//! shared with the hub's other programs.
+
+mod cache;
+mod client;
+mod download;
+mod error;
+mod hub;
+mod reference;
+mod selection;
+#[cfg(test)]
+mod tests;
+
+pub use error::HubError;
+pub use hub::{Hub, HubToken, Progress};
+pub use reference::HubReference;

@@ -1,0 +1,89 @@
+//! Which files of a repository make a model.
+
+use crate::error::HubError;
+use crate::reference::HubReference;
+
+/// The files of a repository that make a model.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Selection {
+    /// A `.nemo` archive, or the file that a reference names.
+    File(String),
+    /// All files of a safetensors model, which are in one folder.
+    Folder(Vec<String>),
+}
+
+impl Selection {
+    /// Paths within the repository.
+    pub fn files(&self) -> &[String] {
+        match self {
+            Selection::File(file) => std::slice::from_ref(file),
+            Selection::Folder(files) => files,
+        }
+    }
+}
+
+/// Selects among the files of a repository: the file that the reference names, else the `.nemo` archive, else the files
+/// of a safetensors model.
+///
+/// # Errors
+/// Where none of these is there, or there are several archives.
+pub(crate) fn select(reference: &HubReference, files: &[String]) -> Result<Selection, HubError> {
+    if let Some(file) = &reference.file {
+        if files.contains(file) {
+            return Ok(Selection::File(file.clone()));
+        }
+        return Err(HubError::Unavailable {
+            message: format!("there is no file {file} in {}", reference.repository()),
+            help: format!("it holds: {}", shown(files)),
+        });
+    }
+    let archives: Vec<&String> = files.iter().filter(|file| file.ends_with(".nemo")).collect();
+    match archives.as_slice() {
+        [one] => return Ok(Selection::File((*one).clone())),
+        [] => {}
+        several => {
+            let names: Vec<&str> = several.iter().map(|file| file.as_str()).collect();
+            return Err(HubError::Unavailable {
+                message: format!(
+                    "{} holds several .nemo archives: {}",
+                    reference.repository(),
+                    names.join(", ")
+                ),
+                help: format!("name the one that is meant: {}/{}", reference, names[0]),
+            });
+        }
+    }
+    let top = |file: &&String| !file.contains('/');
+    let parts = |file: &str| {
+        [".safetensors", ".json", ".model", ".yaml", ".txt"]
+            .iter()
+            .any(|end| file.ends_with(end))
+    };
+    if files.iter().filter(top).any(|file| file.ends_with(".safetensors"))
+        && files
+            .iter()
+            .any(|file| file == "config.json" || file.ends_with("_config.yaml"))
+    {
+        return Ok(Selection::Folder(
+            files.iter().filter(top).filter(|file| parts(file)).cloned().collect(),
+        ));
+    }
+    Err(HubError::Unavailable {
+        message: format!(
+            "{} holds neither a .nemo archive nor config.json with safetensors",
+            reference.repository()
+        ),
+        help: format!("it holds: {}", shown(files)),
+    })
+}
+
+fn shown(files: &[String]) -> String {
+    let mut names: Vec<&str> = files.iter().take(12).map(String::as_str).collect();
+    if names.is_empty() {
+        names.push("nothing");
+    }
+    if files.len() > names.len() {
+        names.push("...");
+    }
+    names.join(", ")
+}

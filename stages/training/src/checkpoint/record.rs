@@ -1,0 +1,130 @@
+//! `training.json`: the description of a checkpoint.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use flow_sampling::planned::Planned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::damage::{damaged, unreadable};
+use super::listing::step_of;
+use crate::error::TrainingError;
+
+/// Version of `training.json`. What is newer is refused by name.
+pub const CHECKPOINT_VERSION: u32 = 2;
+
+/// The file that describes a checkpoint.
+pub(super) const RECORD: &str = "training.json";
+/// The state of the optimizer.
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
+/// Weights that training continues from, where `model.safetensors` holds an average of them.
+pub(super) const LIVE: &str = "live.safetensors";
+
+/// What a training cannot change: where it differs, training cannot be resumed, only restarted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// Sizes of a model that began from nothing; for one that began from `init` null, or how new pieces of its
+    /// vocabulary began where that is not the default.
+    pub model: Value,
+    /// BLAKE3 of the tokenizer file; null where the tokenizer of `init` is used.
+    pub tokenizer: Option<String>,
+    /// `none`, or where the first weights came from.
+    pub init: String,
+    pub seed: u64,
+}
+
+/// `training.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointRecord {
+    pub version: u32,
+    /// Optimizer steps that are done; the next one has this number.
+    pub step: u64,
+    pub micro_batches: u64,
+    /// Utterances trained on.
+    pub samples: u64,
+    /// Samples of audio at 16 kHz. A whole number, so that the sum is the same when it goes through a file.
+    pub audio_samples: u64,
+    pub tokens: u64,
+    /// Steps skipped because a loss or gradient was not finite, or nothing of them could be loaded.
+    pub skipped_steps: u64,
+    /// Epoch of the last micro-batch.
+    pub epoch: u64,
+    pub identity: Identity,
+    /// The settings whose changes are reported (see [`changes`](super::changes)).
+    pub settings: BTreeMap<String, Value>,
+    /// Digest of the train rows.
+    pub data: Option<String>,
+    /// How random numbers are made. They are drawn anew for each micro-batch from the seed, the step, the
+    /// rank and the micro-batch, so no state of a generator needs to be kept.
+    pub random: String,
+    /// Word error rate on the validation sample, where this very model was evaluated.
+    #[serde(default)]
+    pub validation_wer: Option<f64>,
+    /// How micro-batches were planned, from which step on; the last is the present way.
+    #[serde(default)]
+    pub plans: Vec<Planned>,
+    /// Every other file of the folder.
+    pub files: BTreeMap<String, FileDigest>,
+}
+
+/// Size and digest of a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileDigest {
+    pub bytes: u64,
+    pub blake3: String,
+}
+
+impl CheckpointRecord {
+    /// One digest over the files that make the model, for results that refer to this checkpoint.
+    pub fn model_digest(&self) -> String {
+        let of_model = |(name, _): &(&String, &FileDigest)| *name != OPTIMIZER && *name != LIVE;
+        digest_of_files(self.files.iter().filter(of_model))
+    }
+}
+
+/// One digest over files and their names.
+pub(super) fn digest_of_files<'a>(files: impl Iterator<Item = (&'a String, &'a FileDigest)>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (name, file) in files {
+        hasher
+            .update(name.as_bytes())
+            .update(&[0])
+            .update(file.blake3.as_bytes())
+            .update(&[0]);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// Reads `training.json` of a checkpoint.
+///
+/// # Errors
+/// Where it cannot be read, is of a newer version, or its step is not that of the folder.
+pub fn read_record(checkpoint: &Path) -> Result<CheckpointRecord, TrainingError> {
+    let path = checkpoint.join(RECORD);
+    let text = fs::read_to_string(&path).map_err(|e| unreadable(checkpoint, RECORD, e))?;
+    let value: Value = serde_json::from_str(&text).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))?;
+    match value["version"].as_u64() {
+        Some(version) if version > u64::from(CHECKPOINT_VERSION) => {
+            return Err(TrainingError::Refused {
+                message: format!(
+                    "{}: version {version} is newer than this program, which knows {CHECKPOINT_VERSION}",
+                    path.display()
+                ),
+                help: Some("use the program that wrote it, or a newer one".into()),
+            });
+        }
+        _ => {}
+    }
+    let record: CheckpointRecord =
+        serde_json::from_value(value).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))?;
+    let named = checkpoint.file_name().and_then(|name| step_of(name.to_str()?));
+    if named.is_some_and(|step| step != record.step) {
+        return Err(damaged(checkpoint, format!("{RECORD} says step {}", record.step)));
+    }
+    Ok(record)
+}

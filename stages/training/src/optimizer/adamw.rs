@@ -1,0 +1,166 @@
+//! AdamW: its coefficients, moments and update.
+
+use std::collections::BTreeMap;
+
+use flow_kernels::adamw::{DeviceTables, Moment, Numbers, Update, seed, update};
+use flow_model::{Gradients, ParameterId, Parameters};
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainingError;
+
+/// Coefficients of AdamW.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamWConfig {
+    pub betas: (f64, f64),
+    pub epsilon: f64,
+    pub weight_decay: f64,
+    /// Keep the moments in eight bits, but for small tensors: a quarter of the memory.
+    pub eight_bit: bool,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        AdamWConfig {
+            betas: (0.9, 0.98),
+            epsilon: 1e-8,
+            weight_decay: 1e-3,
+            eight_bit: false,
+        }
+    }
+}
+
+/// Running mean of the gradient and of its square, for one parameter.
+#[derive(Debug, PartialEq)]
+pub(super) struct Moments {
+    /// Updates this parameter has had.
+    pub steps: u64,
+    pub shape: Vec<usize>,
+    pub first: Moment,
+    pub second: Moment,
+}
+
+/// AdamW with decoupled weight decay. Updates parameters in place. Its state is kept by name, on the device of the
+/// parameter.
+#[derive(Debug)]
+pub struct AdamW {
+    pub config: AdamWConfig,
+    pub(super) moments: BTreeMap<String, Moments>,
+    tables: DeviceTables,
+}
+
+impl PartialEq for AdamW {
+    fn eq(&self, other: &Self) -> bool {
+        self.config == other.config && self.moments == other.moments
+    }
+}
+
+impl AdamW {
+    pub fn new(config: AdamWConfig) -> Self {
+        AdamW {
+            config,
+            moments: BTreeMap::new(),
+            tables: DeviceTables::default(),
+        }
+    }
+
+    /// A copy in host memory.
+    pub fn on_host(&self) -> Result<Self, TrainingError> {
+        let mut copy = AdamW::new(self.config);
+        for (name, moments) in &self.moments {
+            let moments = Moments {
+                steps: moments.steps,
+                shape: moments.shape.clone(),
+                first: Moment::Host(moments.first.on_host()?.into_owned()),
+                second: Moment::Host(moments.second.on_host()?.into_owned()),
+            };
+            copy.moments.insert(name.clone(), moments);
+        }
+        Ok(copy)
+    }
+
+    /// Keeps the moments of those parameters that `keep` names; the others are forgotten.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.moments.retain(|name, _| keep(name));
+    }
+
+    /// Takes in the moments of other parameters.
+    pub fn extend(&mut self, other: AdamW) {
+        self.moments.extend(other.moments);
+    }
+
+    /// One update with learning rate `rate`. Every gradient is multiplied by `scale` first (the clipping
+    /// factor; 1 leaves it exactly as it is).
+    pub fn step(
+        &mut self,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        rate: f64,
+        scale: f64,
+    ) -> Result<(), TrainingError> {
+        let all: Vec<ParameterId> = parameters.iter().map(|(id, _)| id).collect();
+        self.step_of(&all, parameters, gradients, rate, scale)
+    }
+
+    /// The same for some of the parameters.
+    pub fn step_of(
+        &mut self,
+        ids: &[ParameterId],
+        parameters: &Parameters,
+        gradients: &Gradients,
+        rate: f64,
+        scale: f64,
+    ) -> Result<(), TrainingError> {
+        for &id in ids {
+            let parameter = parameters.parameter(id);
+            let Some(gradient) = gradients.get(id) else { continue };
+            if !parameter.trainable {
+                continue;
+            }
+            let moments = match self.moments.get_mut(&parameter.name) {
+                Some(moments) => moments,
+                None => {
+                    let (dtype, len) = (parameter.tensor.dtype(), parameter.tensor.elem_count());
+                    let fresh = Moments {
+                        steps: 0,
+                        shape: parameter.tensor.dims().to_vec(),
+                        first: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
+                        second: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
+                    };
+                    self.moments.entry(parameter.name.clone()).or_insert(fresh)
+                }
+            };
+            if moments.shape != parameter.tensor.dims() {
+                return Err(TrainingError::Data {
+                    message: format!(
+                        "optimizer state of {} has shape {:?}, the parameter {:?}",
+                        parameter.name,
+                        moments.shape,
+                        parameter.tensor.dims()
+                    ),
+                });
+            }
+            moments.steps += 1;
+            let AdamWConfig {
+                betas,
+                epsilon,
+                weight_decay,
+                ..
+            } = self.config;
+            let scalars = Update::new(betas, epsilon, weight_decay, moments.steps, rate, scale);
+            update(
+                &parameter.tensor,
+                &gradient.contiguous()?,
+                (&mut moments.first, &mut moments.second),
+                &scalars,
+                seed(&parameter.name, moments.steps),
+                &mut self.tables,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Names of the parameters that have moments.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.moments.keys().map(String::as_str)
+    }
+}

@@ -1,0 +1,93 @@
+//! A rank that works on a thread of its own, driven by commands.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use rayon::ThreadPool;
+
+use super::{RankReport, Replica, StepPlan};
+use crate::error::TrainingError;
+use crate::optimizer::AdamW;
+use crate::trainer::{LoadedBatch, panic_text};
+
+/// The channels to a rank that is not on the caller's thread: on a thread of this process, or, by a proxy thread, in
+/// another process. The rank ends when this is dropped.
+pub(crate) struct RankHandle {
+    pub commands: Sender<RankCommand>,
+    /// One report for each [`RankCommand::Step`]; the rank ends after an error.
+    pub reports: Receiver<Result<RankReport, TrainingError>>,
+}
+
+pub(crate) enum RankCommand {
+    /// An optimizer step, with the micro-batches of this rank.
+    Step(StepPlan, Vec<LoadedBatch>),
+    /// Asks for the state of the optimizer of the parameters that the rank owns.
+    OptimizerState(Sender<Result<AdamW, TrainingError>>),
+}
+
+impl RankHandle {
+    /// Starts the thread of a rank, which computes on `pool`.
+    ///
+    /// # Errors
+    /// Where the thread cannot be started.
+    pub fn spawn(rank: usize, mut replica: Replica, pool: ThreadPool) -> Result<Self, TrainingError> {
+        let (commands, received) = bounded::<RankCommand>(1);
+        let (report, reports) = bounded(1);
+        std::thread::Builder::new()
+            .name(format!("rank-{rank}"))
+            .spawn(move || {
+                while let Ok(command) = received.recv() {
+                    let outcome = match command {
+                        RankCommand::OptimizerState(reply) => {
+                            let state = replica.synchronize().and_then(|(_, optimizer)| optimizer.on_host());
+                            // The receiver may be dropped already.
+                            let _ = reply.send(state);
+                            continue;
+                        }
+                        RankCommand::Step(plan, batches) => {
+                            pool.install(|| catch_unwind(AssertUnwindSafe(|| replica.step(&plan, &batches))))
+                        }
+                    };
+                    let outcome = outcome.unwrap_or_else(|panic| {
+                        Err(TrainingError::Rank {
+                            rank,
+                            message: format!("it panicked: {}", panic_text(panic.as_ref())),
+                        })
+                    });
+                    match &outcome {
+                        Ok(_) => {}
+                        // The failure of another rank, which all ranks know already.
+                        Err(TrainingError::Rank { rank: failed, .. }) if *failed != rank => {}
+                        Err(TrainingError::Rank { message, .. }) => replica.abort(message),
+                        Err(error) => replica.abort(&error.to_string()),
+                    }
+                    let ended = outcome.is_err();
+                    if report.send(outcome).is_err() || ended {
+                        return;
+                    }
+                }
+            })
+            .map_err(|e| TrainingError::Rank {
+                rank,
+                message: format!("its thread cannot be started: {e}"),
+            })?;
+        Ok(RankHandle { commands, reports })
+    }
+}
+
+/// The thread pool of one rank. Ranks share none: a rank that waits for another one must not block a thread that the
+/// other one needs.
+pub(crate) fn rank_thread_pool(rank: usize, threads: usize) -> Result<ThreadPool, TrainingError> {
+    flow_kernels::threads::pool(&format!("rank-{rank}"), threads).map_err(|e| TrainingError::Rank {
+        rank,
+        message: format!("its threads cannot be started: {e}"),
+    })
+}
+
+/// The error where the channels of a rank are closed, or it does not report in time.
+pub(crate) fn rank_disconnected(rank: usize) -> TrainingError {
+    TrainingError::Rank {
+        rank,
+        message: "it does not answer any more".into(),
+    }
+}

@@ -1,0 +1,249 @@
+//! At process 0: the ranks of the other processes. A proxy thread for each forwards its commands and reports.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use crossbeam_channel::bounded;
+use flow_model::Parameters;
+use flow_model::model::TdtModel;
+use flow_runtime::processes::Processes;
+
+use super::codec::{Message, MessageReader, malformed_message};
+use super::peer_transport::PeerTransport;
+use super::{NcclUniqueId, RankCommand, RankHandle, RankLayout, RankReport};
+use crate::error::TrainingError;
+use crate::optimizer::{AdamW, AdamWConfig};
+use crate::trainer::TrainerConfig;
+
+/// Topic of the commands of process 0.
+pub(super) const COMMANDS: u32 = 0;
+
+/// Topic of the replies of one training.
+pub(super) fn replies_topic(session: u32) -> u32 {
+    1 + 2 * session
+}
+
+// Kinds of commands.
+
+/// Settings of a new training, followed by [`MODEL_TENSOR`]s, [`OPTIMIZER_STATE`]s and [`START_TRAINING`].
+pub(super) const NEW_TRAINING: u8 = 0;
+/// A parameter or buffer of the model.
+pub(super) const MODEL_TENSOR: u8 = 1;
+/// The optimizer's state of one parameter.
+pub(super) const OPTIMIZER_STATE: u8 = 2;
+/// The model and the optimizer's state are complete.
+pub(super) const START_TRAINING: u8 = 3;
+/// An optimizer step of one rank.
+pub(super) const STEP: u8 = 4;
+/// Asks for the optimizer's state of the parameters that a rank owns.
+pub(super) const GET_OPTIMIZER_STATE: u8 = 5;
+/// The training is over.
+pub(super) const END_TRAINING: u8 = 6;
+
+// Kinds of replies.
+
+/// The report of a rank on a step.
+pub(super) const STEP_REPORT: u8 = 0;
+/// The error of a rank in a step.
+pub(super) const STEP_FAILED: u8 = 1;
+/// The optimizer's state of one parameter.
+pub(super) const OPTIMIZER_STATE_OF_ONE: u8 = 2;
+/// No more states follow.
+pub(super) const OPTIMIZER_STATE_END: u8 = 3;
+
+/// The ranks of other processes, whose training ends when this is dropped.
+pub(crate) struct RemoteRanks {
+    processes: Arc<Processes>,
+    session: u32,
+    layout: RankLayout,
+    ranks: usize,
+    optimizer: AdamWConfig,
+}
+
+/// What the other processes need to start a training.
+pub(crate) struct RemoteStart<'a> {
+    pub layout: RankLayout,
+    /// The owner of each parameter, by index.
+    pub owners: &'a [usize],
+    pub model: &'a TdtModel,
+    /// With the moments of all parameters.
+    pub optimizer: &'a AdamW,
+    pub config: &'a TrainerConfig,
+    /// Where ranks on GPUs use NCCL.
+    pub nccl_id: Option<NcclUniqueId>,
+    /// Bytes of memory that a rank needs, where they are known.
+    pub rank_bytes: Option<u64>,
+}
+
+enum Reply {
+    Step(Result<RankReport, TrainingError>),
+    OptimizerState(AdamW),
+    OptimizerStateEnd,
+}
+
+impl RemoteRanks {
+    /// Sends settings, model and optimizer state to the other processes. Returns before they have received them.
+    ///
+    /// # Errors
+    /// Where a tensor has a data type that is not sent.
+    pub fn start(processes: &Arc<Processes>, start: &RemoteStart) -> Result<RemoteRanks, TrainingError> {
+        let RemoteStart {
+            layout,
+            owners,
+            model,
+            optimizer,
+            config,
+            nccl_id,
+            rank_bytes,
+        } = *start;
+        let session = processes.new_session();
+        let parameters = &model.parameters;
+        let yaml = model.config.to_nemo_yaml()?;
+        for to in 1..processes.count() {
+            let send = |message| processes.send(to, COMMANDS, Box::new(message));
+            let mut training = Message::new(NEW_TRAINING);
+            training.u32(session);
+            training.config(config);
+            training.adamw(&optimizer.config);
+            training.dtype(parameters.dtype())?;
+            training.dtype(parameters.matrix_dtype())?;
+            training.text(&yaml);
+            training.bool(nccl_id.is_some());
+            training.bytes(nccl_id.as_ref().map_or(&[], |id| &id[..]));
+            training.u64(rank_bytes.unwrap_or(0));
+            send(training);
+            for (_, parameter) in parameters.iter() {
+                let mut message = Message::new(MODEL_TENSOR);
+                message.text(&parameter.name);
+                message.tensor(&parameter.tensor)?;
+                send(message);
+            }
+            for name in optimizer.names() {
+                let owner = parameters.id(name).and_then(|id| owners.get(id.index()));
+                if owner.is_some_and(|&owner| layout.process_of(owner) == to) {
+                    let mut message = Message::new(OPTIMIZER_STATE);
+                    message.bytes(&optimizer.bytes_of(name)?);
+                    send(message);
+                }
+            }
+            send(Message::new(START_TRAINING));
+        }
+        Ok(RemoteRanks {
+            processes: Arc::clone(processes),
+            session,
+            layout,
+            ranks: config.ranks as usize,
+            optimizer: optimizer.config,
+        })
+    }
+
+    /// The connection of the ranks of this process to those of the others.
+    pub fn transport(&self, parameters: &Parameters) -> PeerTransport {
+        PeerTransport::new(&self.processes, self.session, self.layout, parameters)
+    }
+
+    /// Handles of the ranks of other processes, in their order.
+    ///
+    /// # Errors
+    /// Where a thread cannot be started.
+    pub fn handles(&self) -> Result<Vec<RankHandle>, TrainingError> {
+        let first = self.layout.ranks_of(self.processes.process()).end;
+        let (senders, receivers): (Vec<Sender<Reply>>, Vec<Receiver<Reply>>) =
+            (first..self.ranks).map(|_| channel()).unzip();
+        let adamw = self.optimizer;
+        let topic = replies_topic(self.session);
+        self.processes.listen(topic, move |from, message| {
+            if let Ok((rank, reply)) = decode_reply(&message, adamw, from)
+                && let Some(sender) = rank.checked_sub(first).and_then(|at| senders.get(at))
+            {
+                // The receiver may be dropped already.
+                let _ = sender.send(reply);
+            }
+        });
+        (first..self.ranks)
+            .zip(receivers)
+            .map(|(rank, replies)| self.spawn_proxy(rank, replies))
+            .collect()
+    }
+
+    /// The thread that forwards commands to a rank, and its reports.
+    fn spawn_proxy(&self, rank: usize, replies: Receiver<Reply>) -> Result<RankHandle, TrainingError> {
+        let (commands, received) = bounded::<RankCommand>(1);
+        let (report, reports) = bounded(1);
+        let (processes, adamw) = (Arc::clone(&self.processes), self.optimizer);
+        let to = self.layout.process_of(rank);
+        let forward = move || {
+            while let Ok(command) = received.recv() {
+                match command {
+                    RankCommand::Step(plan, batches) => {
+                        let mut message = Message::new(STEP);
+                        message.count(rank);
+                        message.plan(&plan);
+                        message.count(batches.len());
+                        batches.iter().for_each(|loaded| message.micro_batch(loaded));
+                        drop(batches);
+                        processes.send(to, COMMANDS, Box::new(message));
+                        let Ok(Reply::Step(outcome)) = replies.recv() else {
+                            return;
+                        };
+                        let ended = outcome.is_err();
+                        if report.send(outcome).is_err() || ended {
+                            return;
+                        }
+                    }
+                    RankCommand::OptimizerState(state) => {
+                        let mut message = Message::new(GET_OPTIMIZER_STATE);
+                        message.count(rank);
+                        processes.send(to, COMMANDS, Box::new(message));
+                        let mut whole = AdamW::new(adamw);
+                        loop {
+                            match replies.recv() {
+                                Ok(Reply::OptimizerState(part)) => whole.extend(part),
+                                Ok(Reply::OptimizerStateEnd) => break,
+                                Ok(Reply::Step(_)) | Err(_) => return,
+                            }
+                        }
+                        // The receiver may be dropped already.
+                        let _ = state.send(Ok(whole));
+                    }
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name(format!("rank-{rank}"))
+            .spawn(forward)
+            .map_err(|e| TrainingError::Rank {
+                rank,
+                message: format!("the thread that serves it cannot be started: {e}"),
+            })?;
+        Ok(RankHandle { commands, reports })
+    }
+}
+
+impl Drop for RemoteRanks {
+    fn drop(&mut self) {
+        self.processes.close(replies_topic(self.session));
+        for to in 1..self.processes.count() {
+            self.processes.send(to, COMMANDS, Box::new(Message::new(END_TRAINING)));
+        }
+    }
+}
+
+/// The rank that a reply is from, and the reply. `from` is its process.
+fn decode_reply(message: &[u8], adamw: AdamWConfig, from: usize) -> Result<(usize, Reply), TrainingError> {
+    let (kind, mut reader) = MessageReader::new(message)?;
+    let rank = reader.count()?;
+    let reply = match kind {
+        STEP_REPORT => Reply::Step(Ok(reader.report()?)),
+        STEP_FAILED => Reply::Step(Err(TrainingError::Rank {
+            rank: reader.count()?,
+            message: reader.text()?,
+        })),
+        OPTIMIZER_STATE_OF_ONE => {
+            Reply::OptimizerState(AdamW::from_bytes(reader.rest(), adamw, &format!("process {from}"))?)
+        }
+        OPTIMIZER_STATE_END => Reply::OptimizerStateEnd,
+        _ => return Err(malformed_message()),
+    };
+    Ok((rank, reply))
+}

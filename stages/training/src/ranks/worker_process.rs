@@ -1,0 +1,346 @@
+//! At every process but 0: its ranks, which do what process 0 commands.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor};
+use crossbeam_channel::{Sender, bounded};
+use flow_kernels::threads::install;
+use flow_model::ModelConfig;
+use flow_model::checkpoint::StoredModel;
+use flow_model::model::TdtModel;
+use flow_runtime::available_memory;
+use flow_runtime::processes::Processes;
+
+use super::codec::{Message, MessageReader, malformed_message};
+use super::peer_transport::{PeerTransport, broadcast_failure};
+use super::remote_ranks::{
+    COMMANDS, END_TRAINING, GET_OPTIMIZER_STATE, MODEL_TENSOR, NEW_TRAINING, OPTIMIZER_STATE, OPTIMIZER_STATE_END,
+    OPTIMIZER_STATE_OF_ONE, START_TRAINING, STEP, STEP_FAILED, STEP_REPORT, replies_topic,
+};
+use super::{
+    NcclUniqueId, RankCommand, RankHandle, RankLayout, Replica, group_in_process, new_collective, parameter_owners,
+    rank_thread_pool,
+};
+use crate::error::TrainingError;
+use crate::memory::gigabytes;
+use crate::optimizer::AdamW;
+use crate::trainer::TrainerConfig;
+
+/// How long a process whose ranks failed waits for process 0 to end the run, before it ends by itself.
+const ABORT_DELAY: Duration = Duration::from_secs(30);
+
+/// A process other than 0, whose ranks train on threads of their own until the process ends.
+pub struct WorkerProcess {
+    failure: Failure,
+}
+
+type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// When this process failed, and why.
+type Failure = Arc<Mutex<Option<(Instant, String)>>>;
+
+impl WorkerProcess {
+    /// Starts the thread that executes the commands of process 0: one training after the other. `log` is called with a
+    /// line for each event.
+    ///
+    /// # Errors
+    /// Where the thread cannot be started. All other errors are sent to all processes and end the run.
+    pub fn start(
+        processes: &Arc<Processes>,
+        log: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<WorkerProcess, TrainingError> {
+        let failure = Failure::default();
+        let (send, commands) = channel();
+        processes.listen(COMMANDS, move |from, message| {
+            if from == 0 {
+                // The receiving thread lives as long as the process.
+                let _ = send.send(message);
+            }
+        });
+        let mut worker = Worker {
+            processes: Arc::clone(processes),
+            log: Arc::new(log),
+            failure: Arc::clone(&failure),
+            session: None,
+            pending: None,
+            running: None,
+        };
+        std::thread::Builder::new()
+            .name("worker".into())
+            .spawn(move || worker.run(&commands))
+            .map_err(|e| TrainingError::Data {
+                message: format!("the thread of the ranks cannot be started: {e}"),
+            })?;
+        Ok(WorkerProcess { failure })
+    }
+
+    /// Why this process is to end although process 0 did not end the run: its ranks failed more than 30 s ago.
+    pub fn abort_reason(&self) -> Option<String> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, message) = failure.as_ref()?;
+        (since.elapsed() > ABORT_DELAY).then(|| {
+            format!(
+                "{message}; process 0 did not end the run within {} s",
+                ABORT_DELAY.as_secs()
+            )
+        })
+    }
+}
+
+/// The thread that executes commands.
+struct Worker {
+    processes: Arc<Processes>,
+    log: Log,
+    failure: Failure,
+    /// The session of the latest training, and the first rank of this process in it.
+    session: Option<(u32, usize)>,
+    pending: Option<PendingTraining>,
+    running: Option<RunningTraining>,
+}
+
+/// A training that is not received completely.
+struct PendingTraining {
+    session: u32,
+    layout: RankLayout,
+    config: TrainerConfig,
+    optimizer: AdamW,
+    dtype: DType,
+    matrix_dtype: DType,
+    yaml: String,
+    nccl_id: Option<NcclUniqueId>,
+    /// Bytes of memory that a rank needs; 0 where that is not known.
+    rank_bytes: u64,
+    tensors: Vec<(String, Tensor)>,
+}
+
+struct RunningTraining {
+    session: u32,
+    /// The first rank of this process.
+    first_rank: usize,
+    ranks: Vec<Sender<RankCommand>>,
+}
+
+impl Worker {
+    fn run(&mut self, commands: &Receiver<Vec<u8>>) {
+        while let Ok(command) = commands.recv() {
+            if let Err(error) = self.execute(&command) {
+                record_failure(&self.failure, &self.log, &error.to_string());
+                if let Some((session, rank)) = self.session {
+                    broadcast_failure(&self.processes, session, rank, &error.to_string());
+                }
+            }
+        }
+    }
+
+    fn execute(&mut self, command: &[u8]) -> Result<(), TrainingError> {
+        let (kind, mut reader) = MessageReader::new(command)?;
+        match kind {
+            NEW_TRAINING => {
+                self.running = None;
+                let session = reader.u32()?;
+                let config = reader.config()?;
+                let layout = RankLayout::new(config.ranks as usize, self.processes.count())?;
+                self.session = Some((session, layout.ranks_of(self.processes.process()).start));
+                let optimizer = AdamW::new(reader.adamw()?);
+                self.pending = Some(PendingTraining {
+                    session,
+                    layout,
+                    config,
+                    optimizer,
+                    dtype: reader.dtype()?,
+                    matrix_dtype: reader.dtype()?,
+                    yaml: reader.text()?,
+                    nccl_id: match reader.bool()? {
+                        true => Some(reader.array()?),
+                        false => None,
+                    },
+                    rank_bytes: reader.u64()?,
+                    tensors: Vec::new(),
+                });
+            }
+            MODEL_TENSOR => {
+                let pending = self.pending.as_mut().ok_or_else(malformed_message)?;
+                pending.tensors.push((reader.text()?, reader.tensor()?));
+            }
+            OPTIMIZER_STATE => {
+                let pending = self.pending.as_mut().ok_or_else(malformed_message)?;
+                let config = pending.optimizer.config;
+                pending
+                    .optimizer
+                    .extend(AdamW::from_bytes(reader.rest(), config, &"process 0")?);
+            }
+            START_TRAINING => {
+                let pending = self.pending.take().ok_or_else(malformed_message)?;
+                self.check_memory(&pending)?;
+                self.running = Some(self.start_training(pending)?);
+            }
+            STEP => {
+                let rank = reader.count()?;
+                let plan = reader.plan()?;
+                let batches = reader.list(MessageReader::micro_batch)?;
+                // A rank that has ended has reported its error.
+                let _ = self.rank(rank)?.send(RankCommand::Step(plan, batches));
+            }
+            GET_OPTIMIZER_STATE => {
+                let rank = reader.count()?;
+                let (reply, state) = bounded(1);
+                let _ = self.rank(rank)?.send(RankCommand::OptimizerState(reply));
+                let Ok(state) = state.recv() else { return Ok(()) };
+                let state = state?;
+                let running = self.running.as_ref().ok_or_else(malformed_message)?;
+                let send = |message| {
+                    self.processes
+                        .send(0, replies_topic(running.session), Box::new(message));
+                };
+                for name in state.names() {
+                    let mut message = Message::new(OPTIMIZER_STATE_OF_ONE);
+                    message.count(rank);
+                    message.bytes(&state.bytes_of(name)?);
+                    send(message);
+                }
+                let mut message = Message::new(OPTIMIZER_STATE_END);
+                message.count(rank);
+                send(message);
+            }
+            END_TRAINING => {
+                self.pending = None;
+                self.running = None;
+            }
+            _ => return Err(malformed_message()),
+        }
+        Ok(())
+    }
+
+    fn rank(&self, rank: usize) -> Result<&Sender<RankCommand>, TrainingError> {
+        let running = self.running.as_ref().ok_or_else(malformed_message)?;
+        let at = rank
+            .checked_sub(running.first_rank)
+            .and_then(|at| running.ranks.get(at));
+        at.ok_or_else(malformed_message)
+    }
+
+    /// Refuses ranks that need more memory than is available. The tensors that process 0 sent are in memory already and
+    /// count as used.
+    fn check_memory(&self, pending: &PendingTraining) -> Result<(), TrainingError> {
+        let ranks = pending.layout.ranks_of(self.processes.process()).len() as u64;
+        let needed = pending.rank_bytes.saturating_mul(ranks);
+        match available_memory() {
+            Some(available) if needed > available => Err(TrainingError::Data {
+                message: format!(
+                    "process {} has {} of memory available, and its {ranks} ranks need {}; `memory_check: false` tries all the same",
+                    self.processes.process(),
+                    gigabytes(available),
+                    gigabytes(needed),
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn start_training(&self, pending: PendingTraining) -> Result<RunningTraining, TrainingError> {
+        let PendingTraining {
+            session,
+            layout,
+            config,
+            optimizer,
+            dtype,
+            matrix_dtype,
+            yaml,
+            nccl_id,
+            rank_bytes: _,
+            tensors,
+        } = pending;
+        let stored = StoredModel {
+            config_yaml: String::new(),
+            tokenizer: None,
+            tensors,
+        };
+        let model = TdtModel::from_stored(stored, ModelConfig::from_nemo_yaml(&yaml)?, dtype, &Device::Cpu)?;
+        let mut model = model.stored_as(matrix_dtype)?;
+        model.set_recompute(config.recompute);
+        let ranks = config.ranks as usize;
+        let local_ranks = layout.ranks_of(self.processes.process());
+        let owners = parameter_owners(&model.parameters, ranks);
+        let transport = PeerTransport::new(&self.processes, session, layout, &model.parameters);
+        let group = group_in_process(ranks, local_ranks.clone(), owners, config.rank_timeout, Some(transport));
+        let threads = (install(rayon::current_num_threads) / local_ranks.len()).max(1);
+        let mut running = RunningTraining {
+            session,
+            first_rank: local_ranks.start,
+            ranks: Vec::new(),
+        };
+        for (number, (rank, local)) in local_ranks.clone().zip(group).enumerate() {
+            // Devices are numbered within the process.
+            let replica = model.replica_on(&config.device.open(number)?)?;
+            let collective = new_collective(local, &replica.parameters, &config, nccl_id)?;
+            let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), collective)?;
+            let handle = RankHandle::spawn(rank, replica, rank_thread_pool(rank, threads)?)?;
+            running.ranks.push(handle.commands.clone());
+            self.forward_reports(session, rank, handle)?;
+        }
+        (self.log)(&format!(
+            "{} of {ranks} ready, {} each",
+            match local_ranks.len() {
+                1 => format!("rank {}", local_ranks.start),
+                _ => format!("ranks {} to {}", local_ranks.start, local_ranks.end - 1),
+            },
+            match threads {
+                1 => "one thread".to_owned(),
+                threads => format!("{threads} threads"),
+            }
+        ));
+        Ok(running)
+    }
+
+    /// Starts the thread that sends the reports of a rank to process 0.
+    fn forward_reports(&self, session: u32, rank: usize, handle: RankHandle) -> Result<(), TrainingError> {
+        let (processes, log, failure) = (
+            Arc::clone(&self.processes),
+            Arc::clone(&self.log),
+            Arc::clone(&self.failure),
+        );
+        let RankHandle { commands, reports } = handle;
+        // The rank ends when `RunningTraining` drops its sender, which must be the last one.
+        drop(commands);
+        std::thread::Builder::new()
+            .name(format!("reports-of-{rank}"))
+            .spawn(move || {
+                while let Ok(outcome) = reports.recv() {
+                    let mut message = match &outcome {
+                        Ok(_) => Message::new(STEP_REPORT),
+                        Err(_) => Message::new(STEP_FAILED),
+                    };
+                    message.count(rank);
+                    match outcome {
+                        Ok(report) => message.report(&report),
+                        Err(error) => {
+                            record_failure(&failure, &log, &error.to_string());
+                            let (failed, why) = match error {
+                                TrainingError::Rank { rank, message } => (rank, message),
+                                error => (rank, error.to_string()),
+                            };
+                            message.count(failed);
+                            message.text(&why);
+                        }
+                    }
+                    processes.send(0, replies_topic(session), Box::new(message));
+                }
+            })
+            .map_err(|e| TrainingError::Rank {
+                rank,
+                message: format!("its thread cannot be started: {e}"),
+            })?;
+        Ok(())
+    }
+}
+
+/// Logs the first failure; later ones follow from it.
+fn record_failure(failure: &Failure, log: &Log, message: &str) {
+    let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+    if failure.is_none() {
+        log(message);
+        *failure = Some((Instant::now(), message.to_owned()));
+    }
+}
