@@ -168,7 +168,7 @@ mod tests {
                 end: 0.96,
                 text: "good\tmorning".to_owned(),
                 speaker: Some("SPEAKER_00".to_owned()),
-                words: vec![word("good", 0.08, 0.4, Some(0.98765)), word("morning", 0.4, 0.96, None)],
+                words: vec![word("good", 0.08, 0.4, Some(0.98766)), word("morning", 0.4, 0.96, None)],
                 ..Segment::default()
             },
             Segment {
