@@ -1,0 +1,34 @@
+/// Error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum TranscriptionError {
+    /// A transcript that cannot be read or written; `place` is where in it, such as `segments[3].start`.
+    #[error("not a transcript: {place}: {why}")]
+    Transcript { place: String, why: String },
+    #[error("the transcript has version {found}; this program reads versions up to {newest}: use a newer one")]
+    Version { found: u64, newest: u64 },
+    #[error("setting `{setting}`: {why}")]
+    Setting { setting: &'static str, why: String },
+    /// Arguments that do not fit together.
+    #[error("{0}")]
+    Input(String),
+    #[error(transparent)]
+    Model(#[from] flow_model::Error),
+}
+
+pub type Result<T> = std::result::Result<T, TranscriptionError>;
+
+impl TranscriptionError {
+    pub(crate) fn transcript(place: impl Into<String>, why: impl Into<String>) -> Self {
+        TranscriptionError::Transcript {
+            place: place.into(),
+            why: why.into(),
+        }
+    }
+
+    pub(crate) fn setting(setting: &'static str, why: impl Into<String>) -> Self {
+        TranscriptionError::Setting {
+            setting,
+            why: why.into(),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The formats in which transcripts are written.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::line_formats::{ctm, jsonl, tsv, txt};
+use crate::lines::LineLimits;
+use crate::subtitles::{srt, vtt};
+use crate::transcript::Transcript;
+use crate::{Result, TranscriptionError};
+
+/// A format of transcripts; its name is the extension of its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Format {
+    /// [`txt`]
+    Txt,
+    /// [`Transcript::to_json`]
+    Json,
+    /// [`srt`]
+    Srt,
+    /// [`vtt`]
+    Vtt,
+    /// [`tsv`]
+    Tsv,
+    /// [`ctm`]
+    Ctm,
+    /// [`jsonl`]
+    Jsonl,
+}
+
+impl Format {
+    pub const ALL: [Self; 7] = [
+        Self::Txt,
+        Self::Json,
+        Self::Srt,
+        Self::Vtt,
+        Self::Tsv,
+        Self::Ctm,
+        Self::Jsonl,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Txt => "txt",
+            Self::Json => "json",
+            Self::Srt => "srt",
+            Self::Vtt => "vtt",
+            Self::Tsv => "tsv",
+            Self::Ctm => "ctm",
+            Self::Jsonl => "jsonl",
+        }
+    }
+
+    /// The file's text. Only JSON and JSON lines refuse times that are no numbers; the others write 0 for them.
+    /// `limits` matter to subtitles alone; a limit of 0 is an error.
+    pub fn write(self, transcript: &Transcript, limits: &LineLimits) -> Result<String> {
+        limits.check()?;
+        Ok(match self {
+            Self::Txt => txt(transcript),
+            Self::Json => transcript.to_json()?,
+            Self::Srt => srt(transcript, limits),
+            Self::Vtt => vtt(transcript, limits),
+            Self::Tsv => tsv(transcript),
+            Self::Ctm => {
+                let stem = Path::new(&transcript.metadata.source_file).file_stem();
+                ctm(transcript, &stem.unwrap_or_default().to_string_lossy())
+            }
+            Self::Jsonl => jsonl(transcript)?,
+        })
+    }
+}
+
+impl FromStr for Format {
+    type Err = TranscriptionError;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let known = Self::ALL.into_iter().find(|format| format.name() == name);
+        known.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            TranscriptionError::setting("format", format!("`{name}` is none of {names}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Metadata, Performance, Segment};
+
+    #[test]
+    fn every_format_has_a_name_and_writes() {
+        let metadata = Metadata {
+            source_file: "talks/monday.flac".to_owned(),
+            ..Metadata::default()
+        };
+        let segment = Segment {
+            end: 1.0,
+            text: "hello".to_owned(),
+            ..Segment::default()
+        };
+        let transcript = Transcript::from_segments(metadata, Performance::default(), vec![segment]);
+        for format in Format::ALL {
+            assert_eq!(format.name().parse::<Format>().unwrap(), format);
+            let text = format.write(&transcript, &LineLimits::default()).unwrap();
+            assert!(
+                text.contains("hello") && text.ends_with('\n'),
+                "{}: {text}",
+                format.name()
+            );
+        }
+        let ctm = Format::Ctm.write(&transcript, &LineLimits::default()).unwrap();
+        assert_eq!(ctm, "monday 1 0.000 1.000 hello\n");
+        assert_eq!(
+            "docx".parse::<Format>().unwrap_err().to_string(),
+            "setting `format`: `docx` is none of txt, json, srt, vtt, tsv, ctm, jsonl"
+        );
+        let none = LineLimits {
+            max_line_width: None,
+            max_line_count: Some(0),
+        };
+        assert!(Format::Srt.write(&transcript, &none).is_err());
+    }
+}

@@ -1,0 +1,117 @@
+//! Golden data of NeMo, silero and WhisperX.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::{Segment, Transcript, Word};
+
+fn file(variable: &str, bundled: &str, name: &str) -> PathBuf {
+    std::env::var_os(variable)
+        .map_or_else(|| root().join(bundled), PathBuf::from)
+        .join(name)
+}
+
+/// The folder of the workspace.
+pub fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// A file of the golden data of transcription.
+pub fn transcription(name: &str) -> PathBuf {
+    file(
+        "FLOW_TEST_GOLDEN_TRANSCRIPTION",
+        "tests/data/golden/transcription",
+        name,
+    )
+}
+
+/// A file of the golden data of speakers and voice activity.
+pub fn speakers(name: &str) -> PathBuf {
+    file("FLOW_TEST_GOLDEN_SPEAKERS", "tests/data/golden/speakers", name)
+}
+
+pub fn speakers_json(name: &str) -> Value {
+    json(&speakers(name))
+}
+
+pub fn json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The float32 tensors of a safetensors file whose names `wanted` takes: name, shape, values.
+pub fn tensors(path: &Path, wanted: impl Fn(&str) -> bool) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = file.tensors().into_iter().filter(|(name, _)| wanted(name));
+    tensors
+        .map(|(name, tensor)| {
+            assert_eq!(tensor.dtype(), safetensors::Dtype::F32, "{name}");
+            let numbers = tensor.data().chunks_exact(4);
+            let numbers = numbers.map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+            (name, tensor.shape().to_vec(), numbers.collect())
+        })
+        .collect()
+}
+
+/// Transcripts and how WhisperX writes them, by format, without limits of lines.
+pub fn whisperx_cases() -> Vec<(Transcript, Vec<(String, String)>)> {
+    let cases = speakers_json("words_to_speakers.json");
+    let cases = cases.as_array().unwrap().iter().map(|case| {
+        let segments = case["result"]["segments"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(whisperx_segment);
+        let transcript = Transcript {
+            segments: segments.collect(),
+            ..Transcript::default()
+        };
+        let written = case["written"].as_object().unwrap().iter();
+        // A key reads `srt max_line_width=None max_line_count=None highlight_words=False`.
+        let plain = written.filter_map(|(key, text)| {
+            let (format, layout) = key.split_once(' ')?;
+            (layout == "max_line_width=None max_line_count=None highlight_words=False")
+                .then(|| (format.to_owned(), text.as_str().unwrap().to_owned()))
+        });
+        (transcript, plain.collect())
+    });
+    cases.collect()
+}
+
+fn whisperx_segment(segment: &Value) -> Segment {
+    let speaker = |value: &Value| value["speaker"].as_str().map(str::to_owned);
+    let times = |value: &Value| Some((value["start"].as_f64()?, value["end"].as_f64()?));
+    let words = segment["words"].as_array().map_or(&[][..], Vec::as_slice);
+    // Without any times of words, WhisperX shows the segment.
+    let words = if words.iter().any(|word| times(word).is_some()) {
+        words
+    } else {
+        &[]
+    };
+    // WhisperX leaves out the times of words that it could not align: they come with the word before or after.
+    let mut last = words.iter().find_map(times).map(|(start, _)| start);
+    let words = words.iter().map(|word| {
+        let (start, end) = times(word)
+            .or(last.map(|last| (last, last)))
+            .expect("a word with times");
+        last = Some(end);
+        Word {
+            word: word["word"].as_str().unwrap().to_owned(),
+            start,
+            end,
+            confidence: word["score"].as_f64(),
+            speaker: speaker(word),
+        }
+    });
+    let words = words.collect();
+    Segment {
+        start: segment["start"].as_f64().unwrap(),
+        end: segment["end"].as_f64().unwrap(),
+        text: segment["text"].as_str().unwrap().to_owned(),
+        confidence: None,
+        speaker: speaker(segment),
+        words,
+    }
+}

@@ -1,0 +1,312 @@
+//! What was said in a recording, when, by whom, and how sure the model was; and its JSON.
+
+use std::collections::HashSet;
+
+use flow_model::timestamps::Stamped;
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::lines::{one_line, width};
+use crate::times::seconds;
+use crate::{Result, TranscriptionError};
+
+/// Version of the JSON. It is raised whenever a reader of the version before would misread the file.
+pub const VERSION: u64 = 1;
+
+/// Times beyond this many seconds (31 years) are refused: up to it, microseconds are read as they were written.
+const MAX_SECONDS: f64 = 1e9;
+
+/// A word. Times are seconds from the beginning of the recording.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Word {
+    pub word: String,
+    #[serde(serialize_with = "number")]
+    pub start: f64,
+    #[serde(serialize_with = "number")]
+    pub end: f64,
+    /// How sure the model was: 1 is certain, about 0 is a guess among all tokens ([`crate::confidence`]).
+    #[serde(default, serialize_with = "optional_number")]
+    pub confidence: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speaker: Option<String>,
+}
+
+/// Words that are shown together: a sentence, or a part of one. Times are seconds from the beginning of the recording.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Segment {
+    #[serde(serialize_with = "number")]
+    pub start: f64,
+    #[serde(serialize_with = "number")]
+    pub end: f64,
+    pub text: String,
+    #[serde(default, serialize_with = "optional_number")]
+    pub confidence: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speaker: Option<String>,
+    /// May be empty where only the times of the segment are known.
+    #[serde(default)]
+    pub words: Vec<Word>,
+}
+
+/// Where a transcript comes from.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Metadata {
+    pub source_file: String,
+    /// Length of the recording, in seconds.
+    #[serde(serialize_with = "number")]
+    pub duration_s: f64,
+    pub model: String,
+    pub model_digest: String,
+    #[serde(default)]
+    pub languages: Vec<String>,
+    /// None where nobody asked who speaks.
+    #[serde(default)]
+    pub num_speakers: Option<u64>,
+    /// RFC 3339.
+    pub processed_at: String,
+}
+
+/// How long the work took, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Performance {
+    #[serde(serialize_with = "number")]
+    pub transcription_s: f64,
+    #[serde(serialize_with = "number")]
+    pub diarization_s: f64,
+    #[serde(serialize_with = "number")]
+    pub total_s: f64,
+    /// Seconds of audio for each second of work; None where the work took no time.
+    #[serde(default, serialize_with = "optional_number")]
+    pub realtime_factor: Option<f64>,
+}
+
+impl Performance {
+    /// `total_s` may be more than the two parts: reading and writing take time too.
+    pub fn new(duration_s: f64, transcription_s: f64, diarization_s: f64, total_s: f64) -> Self {
+        Self {
+            transcription_s,
+            diarization_s,
+            total_s,
+            realtime_factor: Some(duration_s / total_s).filter(|factor| factor.is_finite()),
+        }
+    }
+}
+
+/// The transcript of a recording.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct Transcript {
+    pub metadata: Metadata,
+    pub performance: Performance,
+    /// All that was said, without line breaks of segments.
+    pub text: String,
+    pub segments: Vec<Segment>,
+    /// Who speaks, in the order of their first words; empty without diarization.
+    #[serde(default)]
+    pub speakers: Vec<String>,
+}
+
+/// What stands in the JSON file.
+#[derive(Serialize)]
+struct Document<'a> {
+    version: u64,
+    metadata: &'a Metadata,
+    performance: &'a Performance,
+    text: &'a str,
+    segments: &'a [Segment],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    speakers: &'a [String],
+}
+
+/// What is read of a file before the rest.
+#[derive(Deserialize)]
+struct Head {
+    version: Option<u64>,
+}
+
+impl Transcript {
+    /// Puts segments together: `text` is theirs with spaces between, `speakers` are those that they and their words
+    /// name. `metadata.num_speakers` becomes the number of these if there are any, and stays as it is otherwise.
+    pub fn from_segments(mut metadata: Metadata, performance: Performance, segments: Vec<Segment>) -> Self {
+        let texts = segments.iter().map(|segment| segment.text.trim());
+        let text = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ");
+        let mut seen = HashSet::new();
+        let named = segments.iter().flat_map(|segment| {
+            let words = segment.words.iter().map(|word| &word.speaker);
+            std::iter::once(&segment.speaker).chain(words).flatten()
+        });
+        let speakers: Vec<String> = named.filter(|name| seen.insert(*name)).cloned().collect();
+        if !speakers.is_empty() {
+            metadata.num_speakers = Some(speakers.len() as u64);
+        }
+        Self {
+            metadata,
+            performance,
+            text,
+            segments,
+            speakers,
+        }
+    }
+
+    /// The JSON, on one line that ends in a line break. Numbers are written to six decimals: times to the microsecond.
+    ///
+    /// An error if a time is no number, is negative, is over 31 years, or if something ends before it starts.
+    pub fn to_json(&self) -> Result<String> {
+        self.check()?;
+        let document = Document {
+            version: VERSION,
+            metadata: &self.metadata,
+            performance: &self.performance,
+            text: &self.text,
+            segments: &self.segments,
+            speakers: &self.speakers,
+        };
+        let json = serde_json::to_string(&document);
+        let json = json.map_err(|error| TranscriptionError::transcript("the transcript", error.to_string()))?;
+        Ok(json + "\n")
+    }
+
+    /// Reads what [`Transcript::to_json`] wrote. Keys that it does not know are left out; a version newer than
+    /// [`VERSION`] is an error, as is what could not have been written.
+    pub fn from_json(json: &str) -> Result<Self> {
+        let whole = |error: serde_json::Error| TranscriptionError::transcript("the file", error.to_string());
+        let head: Head = serde_json::from_str(json).map_err(whole)?;
+        match head.version {
+            None => return Err(TranscriptionError::transcript("version", "is missing")),
+            Some(0) => return Err(TranscriptionError::transcript("version", "is 0; versions begin with 1")),
+            Some(found) if found > VERSION => {
+                return Err(TranscriptionError::Version { found, newest: VERSION });
+            }
+            Some(_) => {}
+        }
+        let read: std::result::Result<Self, _> =
+            serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json));
+        let transcript =
+            read.map_err(|error| TranscriptionError::transcript(error.path().to_string(), error.inner().to_string()))?;
+        transcript.check()?;
+        Ok(transcript)
+    }
+
+    fn check(&self) -> Result<()> {
+        check_time(&|| "metadata.duration_s".to_owned(), self.metadata.duration_s)?;
+        let work = &self.performance;
+        check_time(&|| "performance.transcription_s".to_owned(), work.transcription_s)?;
+        check_time(&|| "performance.diarization_s".to_owned(), work.diarization_s)?;
+        check_time(&|| "performance.total_s".to_owned(), work.total_s)?;
+        check_number(&|| "performance.realtime_factor".to_owned(), work.realtime_factor)?;
+        for (index, segment) in self.segments.iter().enumerate() {
+            let place = |name: &str| format!("segments[{index}].{name}");
+            check_span(&place, segment.start, segment.end, segment.confidence)?;
+            for (number, word) in segment.words.iter().enumerate() {
+                let place = |name: &str| format!("segments[{index}].words[{number}].{name}");
+                check_span(&place, word.start, word.end, word.confidence)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_span(place: &dyn Fn(&str) -> String, start: f64, end: f64, confidence: Option<f64>) -> Result<()> {
+    check_time(&|| place("start"), start)?;
+    check_time(&|| place("end"), end)?;
+    if end < start {
+        let why = format!("{end} is before the start, {start}");
+        return Err(TranscriptionError::transcript(place("end"), why));
+    }
+    check_number(&|| place("confidence"), confidence)
+}
+
+fn check_time(place: &dyn Fn() -> String, time: f64) -> Result<()> {
+    if (0.0..=MAX_SECONDS).contains(&time) {
+        return Ok(());
+    }
+    let why = format!("{time} is not between 0 and {MAX_SECONDS} seconds");
+    Err(TranscriptionError::transcript(place(), why))
+}
+
+fn check_number(place: &dyn Fn() -> String, number: Option<f64>) -> Result<()> {
+    match number {
+        Some(number) if !number.is_finite() => Err(TranscriptionError::transcript(
+            place(),
+            format!("{number} is not a number"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// A number to six decimals: with 15 digits at most, it is read as it was written, by any reader.
+pub(crate) fn rounded(number: f64) -> f64 {
+    if number.abs() <= MAX_SECONDS {
+        // A negative zero becomes zero.
+        (number * 1e6).round() / 1e6 + 0.0
+    } else {
+        number
+    }
+}
+
+fn number<S: Serializer>(number: &f64, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    rounded(*number).serialize(serializer)
+}
+
+fn optional_number<S: Serializer>(number: &Option<f64>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    number.map(rounded).serialize(serializer)
+}
+
+impl Word {
+    /// The words of [`time_stamps`](flow_model::timestamps::time_stamps), where a frame of the encoder takes
+    /// `frame_seconds` (0.08 for sub-sampling by 8). Times begin where the frames do.
+    pub fn from_stamps(stamps: &[Stamped], frame_seconds: f64) -> Vec<Self> {
+        let time = |frame: u32| f64::from(frame) * frame_seconds;
+        let words = stamps.iter().map(|stamp| Word {
+            word: stamp.text.clone(),
+            start: time(stamp.start),
+            end: time(stamp.end),
+            ..Word::default()
+        });
+        words.collect()
+    }
+}
+
+impl Segment {
+    /// The words, each on one line, and none that ends before it starts; words without text are left out. Where there
+    /// are no words, those of the segment's text get shares of its time by their length in grapheme clusters.
+    pub fn timed_words(&self) -> Vec<Word> {
+        let with_text = self.words.iter().map(|word| (one_line(&word.word), word));
+        let words: Vec<Word> = with_text
+            .filter(|(text, _)| !text.is_empty())
+            .map(|(text, word)| Word {
+                word: text,
+                start: seconds(word.start),
+                end: seconds(word.end).max(seconds(word.start)),
+                ..word.clone()
+            })
+            .collect();
+        if !words.is_empty() {
+            return words;
+        }
+        let text = one_line(&self.text);
+        let total: usize = text.split(' ').map(width).sum();
+        let (start, end) = (seconds(self.start), seconds(self.end).max(seconds(self.start)));
+        let time = |before: usize| {
+            if before == total {
+                return end;
+            }
+            start + (end - start) * (before as f64 / total as f64)
+        };
+        let mut before = 0;
+        let words = text.split(' ').filter(|word| !word.is_empty()).map(|word| {
+            let first = before;
+            before += width(word);
+            Word {
+                word: word.to_owned(),
+                start: time(first),
+                end: time(before),
+                confidence: self.confidence,
+                speaker: self.speaker.clone(),
+            }
+        });
+        words.collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "transcript_tests.rs"]
+mod tests;
