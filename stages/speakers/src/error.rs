@@ -9,6 +9,8 @@ pub enum Error {
     Weights(String),
     #[error("sample {at} is {value}; samples are finite numbers, at most {limit} in size")]
     Sample { at: u64, value: f32, limit: f32 },
+    #[error("line {line}: {why}")]
+    Line { line: usize, why: String },
     #[error("{0}")]
     Input(String),
 }
