@@ -55,6 +55,9 @@ impl SpeechSettings {
                 return refuse(name, value, "lie between 0 and 1");
             }
         }
+        if let Some(below) = self.neg_threshold.filter(|below| *below > self.threshold) {
+            return refuse("neg_threshold", below, "not be above the threshold");
+        }
         let durations = [
             ("min_speech_duration_ms", self.min_speech_duration_ms),
             ("min_silence_duration_ms", self.min_silence_duration_ms),
@@ -285,6 +288,7 @@ mod tests {
         };
         assert!(refused(|s| s.threshold = 1.5).contains("threshold is 1.5"));
         assert!(refused(|s| s.neg_threshold = Some(f64::NAN)).contains("neg_threshold is NaN"));
+        assert!(refused(|s| s.neg_threshold = Some(0.6)).contains("above the threshold"));
         assert!(refused(|s| s.speech_pad_ms = f64::INFINITY).contains("speech_pad_ms"));
         assert!(refused(|s| s.max_speech_duration_s = 0.0).contains("max_speech_duration_s"));
         assert!(speech(&[0.5], 513, &SpeechSettings::default()).is_err());

@@ -1,6 +1,6 @@
 //! Clusters of a given number, by k-means (Lloyd's algorithm).
 
-use super::{first_least, means};
+use super::{first_least, means, squared_distance};
 
 /// Most rounds of a start, and starts.
 const ROUNDS: usize = 300;
@@ -17,10 +17,6 @@ pub fn k_means(vectors: &[Vec<f64>], count: usize) -> Vec<usize> {
     let starts = (1..=STARTS as u64).map(|seed| refined(vectors, plus_plus(vectors, count, seed)));
     let best = starts.min_by(|a, b| a.1.total_cmp(&b.1));
     best.map(|(clusters, _)| clusters).unwrap_or_default()
-}
-
-pub(super) fn squared_distance(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
 }
 
 fn plus_plus(vectors: &[Vec<f64>], count: usize, seed: u64) -> Vec<Vec<f64>> {

@@ -1,7 +1,7 @@
 //! Agglomerative clustering by centroids: again and again the two clusters whose centroids are nearest become one. As
 //! scipy's `linkage(method="centroid")` and `fcluster(criterion="distance")`.
 
-use super::dot;
+use super::squared_distance;
 use crate::error::{Error, Result};
 
 /// Most vectors. The matrix of their distances takes 8 bytes for each pair: 100 MB.
@@ -56,10 +56,10 @@ pub fn centroid_linkage(vectors: &[Vec<f64>]) -> Result<Vec<Merge>> {
         values: Vec::with_capacity(count * count.saturating_sub(1) / 2),
     };
     for (index, vector) in vectors.iter().enumerate() {
-        distances.values.extend(vectors[index + 1..].iter().map(|other| {
-            let difference: Vec<f64> = vector.iter().zip(other).map(|(a, b)| a - b).collect();
-            dot(&difference, &difference).sqrt()
-        }));
+        let after = vectors[index + 1..].iter();
+        distances
+            .values
+            .extend(after.map(|other| squared_distance(vector, other).sqrt()));
     }
     // Of each slot: size (0 is none), number of the cluster in it, and the nearest of the slots after it.
     let mut sizes = vec![1usize; count];

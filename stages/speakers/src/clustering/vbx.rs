@@ -205,10 +205,9 @@ impl Inference {
 
 #[cfg(test)]
 mod tests {
-    use super::super::k_means::squared_distance;
     use super::super::plda::PldaParts;
     use super::super::tests::{clusters, same_partition};
-    use super::super::training_places;
+    use super::super::{squared_distance, training_places};
     use super::*;
     use crate::golden;
 
