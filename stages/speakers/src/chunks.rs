@@ -1,0 +1,294 @@
+//! Recordings in chunks that overlap: where the frames of a chunk lie, and what is made of the frames of several chunks.
+//! As pyannote.audio 4 does it (`Inference.aggregate`, `SpeakerDiarizationMixin.speaker_count`).
+
+use crate::error::{Error, Result};
+
+/// Where chunks and their frames lie. All times in seconds; the first chunk and its first frame begin at 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Geometry {
+    /// Length of a chunk, and from the start of one to the start of the next.
+    pub chunk_duration: f64,
+    pub chunk_step: f64,
+    /// Receptive field of a frame, and from the start of one to the start of the next.
+    pub frame_duration: f64,
+    pub frame_step: f64,
+}
+
+impl Geometry {
+    /// pyannote's segmentation-3.0: chunks of 10 s each second, frames of 991 samples each 270 samples of 16 kHz.
+    pub const SEGMENTATION: Self = Self {
+        chunk_duration: 10.0,
+        chunk_step: 1.0,
+        frame_duration: 0.061_937_5,
+        frame_step: 0.016_875,
+    };
+
+    /// Frame that is nearest to the start of a chunk; of two the even one.
+    pub fn start_frame(&self, chunk: usize) -> usize {
+        self.nearest_frame(chunk as f64 * self.chunk_step)
+    }
+
+    /// Frames of the whole recording.
+    pub fn total_frames(&self, chunks: usize) -> usize {
+        if chunks == 0 {
+            return 0;
+        }
+        self.nearest_frame(self.chunk_duration + (chunks - 1) as f64 * self.chunk_step) + 1
+    }
+
+    /// The middle of a frame, which stands for the whole of it where turns begin and end.
+    pub fn middle(&self, frame: usize) -> f64 {
+        let start = frame as f64 * self.frame_step;
+        0.5 * (start + (start + self.frame_duration))
+    }
+
+    /// The frame whose start is nearest, computed over its middle as pyannote does: of numbers that end in a half, the
+    /// last bit decides.
+    fn nearest_frame(&self, time: f64) -> usize {
+        let half = 0.5 * self.frame_duration;
+        ((time + half - half) / self.frame_step).round_ties_even() as usize
+    }
+
+    /// All durations are positive.
+    pub(crate) fn check(&self) -> Result<()> {
+        let all = [
+            self.chunk_duration,
+            self.chunk_step,
+            self.frame_duration,
+            self.frame_step,
+        ];
+        if all.iter().all(|value| value.is_finite() && *value > 0.0) {
+            return Ok(());
+        }
+        Err(Error::Input(format!(
+            "chunks and frames need durations above 0: {self:?}"
+        )))
+    }
+}
+
+/// Who is active in each frame of each chunk: (chunks, frames, speakers), 0 or 1.
+#[derive(Debug, Clone, Copy)]
+pub struct Segmentations<'a> {
+    values: &'a [u8],
+    frames: usize,
+    speakers: usize,
+}
+
+impl<'a> Segmentations<'a> {
+    /// Values other than 0 and 1, or a number of them that is not whole chunks, are an error.
+    pub fn new(values: &'a [u8], frames: usize, speakers: usize) -> Result<Self> {
+        whole_chunks(values.len(), frames, speakers)?;
+        if let Some(value) = values.iter().find(|value| **value > 1) {
+            return Err(Error::Input(format!("a segmentation is 0 or 1, not {value}")));
+        }
+        Ok(Self {
+            values,
+            frames,
+            speakers,
+        })
+    }
+
+    pub fn chunks(&self) -> usize {
+        self.values.len() / (self.frames * self.speakers)
+    }
+
+    pub fn frames(&self) -> usize {
+        self.frames
+    }
+
+    pub fn speakers(&self) -> usize {
+        self.speakers
+    }
+
+    /// The frames of a chunk: (frames, speakers).
+    pub fn chunk(&self, chunk: usize) -> &'a [u8] {
+        let size = self.frames * self.speakers;
+        &self.values[chunk * size..(chunk + 1) * size]
+    }
+
+    /// Number of frames in which a speaker is active, and in which no other one is too, by (chunk, speaker).
+    pub fn active_frames(&self) -> Vec<(usize, usize)> {
+        let mut counts = vec![(0, 0); self.chunks() * self.speakers];
+        for (chunk, counts) in counts.chunks_exact_mut(self.speakers).enumerate() {
+            for frame in self.chunk(chunk).chunks_exact(self.speakers) {
+                let alone = frame.iter().filter(|active| **active == 1).count() == 1;
+                for (count, _) in counts.iter_mut().zip(frame).filter(|(_, active)| **active == 1) {
+                    count.0 += 1;
+                    count.1 += usize::from(alone);
+                }
+            }
+        }
+        counts
+    }
+}
+
+fn whole_chunks(values: usize, frames: usize, classes: usize) -> Result<usize> {
+    match frames.checked_mul(classes) {
+        Some(size) if size > 0 && values.is_multiple_of(size) => Ok(values / size),
+        _ => Err(Error::Input(format!(
+            "{values} values are no whole chunks of {frames} frames of {classes}"
+        ))),
+    }
+}
+
+/// How frames of several chunks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Aggregation {
+    /// Weighs the frames of a chunk by a symmetric Hamming window.
+    pub hamming: bool,
+    /// Seconds at the begin and the end of a chunk that count where no other chunk has something to say.
+    pub warm_up: (f64, f64),
+    /// What a frame gets that no chunk covers with a number.
+    pub missing: f32,
+    /// The sum instead of the average.
+    pub sum: bool,
+}
+
+/// Weight of a frame in the warm-up.
+const WARM_UP: f64 = 1e-12;
+
+/// Overlap-add of scores (chunks, `frames`, `classes`), NaN where there is none, to (total frames, classes).
+pub fn aggregate(
+    scores: &[f32],
+    frames: usize,
+    classes: usize,
+    geometry: &Geometry,
+    how: &Aggregation,
+) -> Result<Vec<f32>> {
+    geometry.check()?;
+    let chunks = whole_chunks(scores.len(), frames, classes)?;
+    let total = geometry.total_frames(chunks);
+    let weights = weights(frames, geometry, how);
+    // Sum of weighted scores, and of weights.
+    let mut sums = vec![(0.0f64, 0.0f64); total * classes];
+    for (chunk, scores) in scores.chunks_exact(frames * classes).enumerate() {
+        let start = geometry.start_frame(chunk).min(total) * classes;
+        let values = scores.chunks_exact(classes).zip(&weights);
+        for (sums, (scores, weight)) in sums[start..].chunks_exact_mut(classes).zip(values) {
+            for (sum, &score) in sums.iter_mut().zip(scores) {
+                if !score.is_nan() {
+                    sum.0 += f64::from(score) * weight;
+                    sum.1 += weight;
+                }
+            }
+        }
+    }
+    let result = |&(sum, weight): &(f64, f64)| match (weight > 0.0, how.sum) {
+        (false, _) => how.missing,
+        (true, true) => sum as f32,
+        (true, false) => (sum / weight.max(WARM_UP)) as f32,
+    };
+    Ok(sums.iter().map(result).collect())
+}
+
+/// Weight of each frame of a chunk.
+fn weights(frames: usize, geometry: &Geometry, how: &Aggregation) -> Vec<f64> {
+    let of_chunk = |seconds: f64| (seconds / geometry.chunk_duration * frames as f64).round_ties_even() as usize;
+    let (left, right) = (of_chunk(how.warm_up.0), of_chunk(how.warm_up.1));
+    let weight = |frame: usize| {
+        let angle = 2.0 * std::f64::consts::PI * frame as f64 / (frames.max(2) - 1) as f64;
+        let window = if how.hamming && frames > 1 {
+            0.54 - 0.46 * angle.cos()
+        } else {
+            1.0
+        };
+        let warm = frame >= left && frame < frames.saturating_sub(right);
+        window * if warm { 1.0 } else { WARM_UP }
+    };
+    (0..frames).map(weight).collect()
+}
+
+/// Number of speakers at each frame of the recording: the average over chunks, rounded, of two the even one.
+pub fn speaker_count(segmentations: &Segmentations, geometry: &Geometry) -> Result<Vec<u8>> {
+    let counts: Vec<f32> = segmentations
+        .values
+        .chunks_exact(segmentations.speakers)
+        .map(|frame| frame.iter().map(|&active| f32::from(active)).sum())
+        .collect();
+    let average = aggregate(&counts, segmentations.frames, 1, geometry, &Aggregation::default())?;
+    Ok(average.iter().map(|count| count.round_ties_even() as u8).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden;
+
+    #[test]
+    fn start_frames_are_those_of_the_original() {
+        let tensors = golden::Tensors::load("f_aggregate.safetensors");
+        for (name, chunk_step) in [("start_frame_step1", 1.0), ("start_frame_step0_5", 0.5)] {
+            let geometry = Geometry {
+                chunk_step,
+                ..Geometry::SEGMENTATION
+            };
+            let (_, expected) = tensors.integers(name);
+            for (chunk, expected) in expected.iter().enumerate() {
+                assert_eq!(geometry.start_frame(chunk) as i64, *expected, "{name} {chunk}");
+            }
+        }
+    }
+
+    #[test]
+    fn overlap_add_is_that_of_the_original() {
+        let tensors = golden::Tensors::load("f_aggregate.safetensors");
+        let cases = golden::json("f_aggregate.json");
+        for (index, case) in cases.as_array().unwrap().iter().enumerate() {
+            let number = |name: &str| case[name].as_f64().unwrap();
+            let geometry = Geometry {
+                chunk_duration: number("duration"),
+                chunk_step: number("step"),
+                ..Geometry::SEGMENTATION
+            };
+            let warm_up = &case["warm_up_seconds"];
+            let how = Aggregation {
+                hamming: case["hamming"].as_bool().unwrap(),
+                warm_up: (warm_up[0].as_f64().unwrap(), warm_up[1].as_f64().unwrap()),
+                missing: case["missing"].as_f64().map_or(f32::NAN, |missing| missing as f32),
+                sum: case["skip_average"].as_bool().unwrap(),
+            };
+            let (shape, scores) = tensors.floats(&format!("agg{index}.in"));
+            let (total, expected) = tensors.floats(&format!("agg{index}.out"));
+            let found = aggregate(&scores, shape[1], shape[2], &geometry, &how).unwrap();
+            assert_eq!(found.len(), total[0] * total[1], "agg{index}");
+            for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                // Sums of a few f32.
+                let same = (found - expected).abs() <= 1e-6 * expected.abs().max(1.0);
+                assert!(
+                    same || (found.is_nan() && expected.is_nan()),
+                    "agg{index} {at}: {found}, not {expected}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn counts_are_those_of_the_original() {
+        let tensors = golden::Tensors::load("f_aggregate.safetensors");
+        let mut cases = 0;
+        while tensors.has(&format!("count{cases}.in")) {
+            let (shape, values) = tensors.bytes(&format!("count{cases}.in"));
+            let segmentations = Segmentations::new(&values, shape[1], shape[2]).unwrap();
+            let found = speaker_count(&segmentations, &Geometry::SEGMENTATION).unwrap();
+            assert_eq!(found, tensors.bytes(&format!("count{cases}.out")).1, "count{cases}");
+            cases += 1;
+        }
+        assert!(cases > 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(Segmentations::new(&[0, 1, 2], 1, 3).is_err());
+        assert!(Segmentations::new(&[0, 1], 1, 3).is_err());
+        assert!(Segmentations::new(&[], 0, 3).is_err());
+        let none = Geometry {
+            frame_step: 0.0,
+            ..Geometry::SEGMENTATION
+        };
+        assert!(aggregate(&[0.0; 6], 2, 3, &none, &Aggregation::default()).is_err());
+        assert_eq!(
+            aggregate(&[], 2, 3, &Geometry::SEGMENTATION, &Aggregation::default()),
+            Ok(Vec::new())
+        );
+    }
+}

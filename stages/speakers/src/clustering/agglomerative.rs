@@ -1,0 +1,209 @@
+//! The clustering of pyannote's speaker-diarization-3.1: agglomerative, by centroids, with a least size of clusters.
+
+use super::assign::{Assignment, assign, scores};
+use super::linkage::{Merge, centroid_linkage, cut};
+use super::{Clustering, Clusters, Embeddings, cosine_distance, first_least, means, normalised, one_cluster};
+use crate::error::{Error, Result};
+
+/// When clusters are merged, and how small they may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Agglomerative {
+    /// Clusters are merged up to this distance of their centroids; embeddings have length 1.
+    pub threshold: f64,
+    /// Clusters of fewer embeddings are given to the nearest larger one. Of less than 10 times as many embeddings a tenth.
+    pub min_cluster_size: usize,
+    pub assignment: Assignment,
+}
+
+impl Agglomerative {
+    /// As speaker-diarization-3.1 has it.
+    pub const SPEAKER_DIARIZATION_3_1: Self = Self {
+        threshold: 0.704_565_496_394_579_9,
+        min_cluster_size: 12,
+        assignment: Assignment::Nearest,
+    };
+
+    /// Clusters of all embeddings, made of those at the places `training` ([`super::training_places`]).
+    pub fn cluster(&self, embeddings: &Embeddings, training: &[usize], wanted: &Clusters) -> Result<Clustering> {
+        let vectors: Vec<Vec<f64>> = training.iter().filter_map(|&place| embeddings.get(place)).collect();
+        let (least, most) = wanted.bounds()?;
+        let limit = |clusters: usize| clusters.clamp(1, vectors.len().max(1));
+        let (least, most) = (limit(least), limit(most));
+        if most < 2 {
+            return Ok(one_cluster(embeddings, &vectors));
+        }
+        let clusters = self.train(&vectors, least, most)?;
+        let count = clusters.iter().max().map_or(0, |last| last + 1);
+        let centroids = means(&vectors, &clusters, count);
+        let scores = scores(embeddings, &centroids);
+        Ok(Clustering {
+            clusters: assign(&scores, embeddings.speakers(), count, self.assignment)?,
+            centroids,
+        })
+    }
+
+    /// Cluster of each of `vectors`, `least` to `most` of them where that can be. Not finite vectors are an error.
+    pub fn train(&self, vectors: &[Vec<f64>], least: usize, most: usize) -> Result<Vec<usize>> {
+        if !self.threshold.is_finite() {
+            return Err(Error::Input(format!(
+                "the threshold of clustering is {}",
+                self.threshold
+            )));
+        }
+        if vectors.len() < 2 {
+            return Ok(vec![0; vectors.len()]);
+        }
+        let tenth = (0.1 * vectors.len() as f64).round_ties_even() as usize;
+        let min_size = self.min_cluster_size.min(tenth.max(1));
+        let vectors: Vec<Vec<f64>> = vectors.iter().map(|vector| normalised(vector)).collect();
+        let merges = centroid_linkage(&vectors)?;
+        let heights: Vec<f64> = merges.iter().map(|merge| merge.distance).collect();
+        let mut clusters = cut(&merges, &heights, self.threshold);
+        let large = large_clusters(&clusters, min_size);
+        let wanted = large.len().clamp(least, most);
+        if wanted != large.len() {
+            clusters = self.nearest_number(&merges, wanted, min_size);
+        }
+        Ok(absorbed(&vectors, clusters, min_size))
+    }
+
+    /// The cut whose number of large clusters is nearest to `wanted`, of several the one nearest to the threshold.
+    fn nearest_number(&self, merges: &[Merge], wanted: usize, min_size: usize) -> Vec<usize> {
+        let numbers: Vec<f64> = (0..merges.len()).map(|number| number as f64).collect();
+        let mut order: Vec<usize> = (0..merges.len()).collect();
+        let distance = |merge: usize| (merges[merge].distance - self.threshold).abs();
+        order.sort_by(|&a, &b| distance(a).total_cmp(&distance(b)));
+        // All in one, to begin with.
+        let mut best = (vec![0; merges.len() + 1], 1usize);
+        // A merge to fewer than the least size changes nothing.
+        for merge in order.into_iter().filter(|&merge| merges[merge].size >= min_size) {
+            let clusters = cut(merges, &numbers, merge as f64);
+            let large = large_clusters(&clusters, min_size).len();
+            if large.abs_diff(wanted) < best.1.abs_diff(wanted) {
+                best = (clusters, large);
+            }
+            if large == wanted {
+                break;
+            }
+        }
+        best.0
+    }
+}
+
+/// Numbers of the clusters with at least so many members, in order.
+fn large_clusters(clusters: &[usize], min_size: usize) -> Vec<usize> {
+    let mut sizes = vec![0usize; clusters.iter().max().map_or(0, |last| last + 1)];
+    clusters.iter().for_each(|&cluster| sizes[cluster] += 1);
+    (0..sizes.len()).filter(|&cluster| sizes[cluster] >= min_size).collect()
+}
+
+/// Small clusters given to the large ones that are nearest by their centroids, and the large ones numbered anew, in order.
+/// Without a large one all are one.
+fn absorbed(vectors: &[Vec<f64>], clusters: Vec<usize>, min_size: usize) -> Vec<usize> {
+    let large = large_clusters(&clusters, min_size);
+    if large.is_empty() {
+        return vec![0; clusters.len()];
+    }
+    let count = clusters.iter().max().map_or(0, |last| last + 1);
+    let centroids = means(vectors, &clusters, count);
+    let number = |cluster: usize| {
+        large.binary_search(&cluster).unwrap_or_else(|_| {
+            let distances = large
+                .iter()
+                .map(|&large| cosine_distance(&centroids[large], &centroids[cluster]));
+            first_least(distances).expect("there is a large cluster")
+        })
+    };
+    let numbers: Vec<usize> = (0..count).map(number).collect();
+    clusters.into_iter().map(|cluster| numbers[cluster]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{clusters, same_partition};
+    use super::super::training_places;
+    use super::*;
+    use crate::chunks::Segmentations;
+    use crate::golden;
+
+    #[test]
+    fn clusterings_are_those_of_the_original() {
+        let tensors = golden::Tensors::load("f_ahc.safetensors");
+        for case in golden::json("f_ahc.json").as_array().unwrap() {
+            let (input, key) = (case["input"].as_str().unwrap(), case["key"].as_str().unwrap());
+            let (shape, values) = tensors.floats(&format!("{input}.embeddings"));
+            let embeddings = Embeddings::new(&values, shape[1], shape[2]).unwrap();
+            let (shape, values) = tensors.bytes(&format!("{input}.segmentations"));
+            let segmentations = Segmentations::new(&values, shape[1], shape[2]).unwrap();
+            let tensor = |name: &str| tensors.doubles(&format!("{key}.{name}")).1;
+            let integers = |name: &str| tensors.integers(&format!("{key}.{name}")).1;
+
+            let places = training_places(&embeddings, &segmentations).unwrap();
+            let pairs = integers("train_chunk").into_iter().zip(integers("train_speaker"));
+            let expected: Vec<usize> = pairs
+                .map(|(chunk, speaker)| chunk as usize * shape[2] + speaker as usize)
+                .collect();
+            assert_eq!(places, expected, "{key}");
+
+            let settings = Agglomerative {
+                threshold: case["threshold"].as_f64().unwrap(),
+                min_cluster_size: case["min_cluster_size"].as_u64().unwrap() as usize,
+                assignment: Assignment::Nearest,
+            };
+            let vectors: Vec<Vec<f64>> = places
+                .iter()
+                .map(|&place| normalised(&embeddings.get(place).unwrap()))
+                .collect();
+            let merges = centroid_linkage(&vectors).unwrap();
+            let dendrogram = tensor("dendrogram");
+            assert_eq!(merges.len() * 4, dendrogram.len(), "{key}");
+            for (merge, expected) in merges.iter().zip(dendrogram.chunks_exact(4)) {
+                // Distances of at most 2, by sums of f64; the original normalises in f32.
+                assert!(
+                    (merge.distance - expected[2]).abs() < 1e-6,
+                    "{key}: {merge:?}, not {expected:?}"
+                );
+                assert_eq!(merge.size as f64, expected[3], "{key}");
+            }
+            let heights: Vec<f64> = merges.iter().map(|merge| merge.distance).collect();
+            let flat: Vec<Option<usize>> = cut(&merges, &heights, settings.threshold)
+                .into_iter()
+                .map(Some)
+                .collect();
+            assert!(same_partition(&flat, &integers("flat")), "{key}");
+
+            let found = settings
+                .cluster(&embeddings, &places, &clusters(&case["arguments"]))
+                .unwrap();
+            assert!(same_partition(&found.clusters, &integers("hard")), "{key}");
+            let (shape, expected) = tensors.doubles(&format!("{key}.centroids"));
+            assert_eq!(found.centroids.len(), shape[0], "{key}");
+            for centroid in expected.chunks_exact(shape[1]) {
+                // Under whatever number.
+                let size = centroid.iter().fold(1.0f64, |size, value| size.max(value.abs()));
+                let close = |found: &Vec<f64>| found.iter().zip(centroid).all(|(a, b)| (a - b).abs() < 1e-5 * size);
+                assert!(found.centroids.iter().any(close), "{key}");
+            }
+        }
+    }
+
+    #[test]
+    fn few_embeddings_are_clustered_too() {
+        let settings = Agglomerative::SPEAKER_DIARIZATION_3_1;
+        let values = [1.0, 0.0, 0.0, 1.0];
+        let embeddings = Embeddings::new(&values, 1, 2).unwrap();
+        let of = |training: &[usize], wanted: Clusters| settings.cluster(&embeddings, training, &wanted).unwrap();
+        let none = of(&[], Clusters::default());
+        assert_eq!((none.clusters, none.centroids.len()), (vec![Some(0); 2], 0));
+        assert_eq!(of(&[1], Clusters::default()).centroids, [[0.0, 1.0]]);
+        assert_ne!(
+            of(&[0, 1], Clusters::default()).clusters[0],
+            of(&[0, 1], Clusters::default()).clusters[1]
+        );
+        let one = Clusters {
+            number: Some(1),
+            ..Clusters::default()
+        };
+        assert_eq!(of(&[0, 1], one).clusters, [Some(0); 2]);
+    }
+}

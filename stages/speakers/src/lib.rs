@@ -1,0 +1,24 @@
+//! Who speaks when: voice activity, features for speaker embeddings, the steps from activations to turns, clustering,
+//! and error rates. Inference on the CPU, in plain Rust over slices; knows neither stages nor runs.
+
+pub mod assignment;
+pub mod chunks;
+pub mod clustering;
+pub mod error;
+pub mod error_rate;
+pub mod fbank;
+#[cfg(test)]
+mod golden;
+mod linear;
+pub mod powerset;
+pub mod reconstruct;
+#[cfg(test)]
+mod reference;
+pub mod rttm;
+pub mod silero;
+pub mod speech;
+pub mod turns;
+pub mod weights;
+
+pub use error::{Error, Result};
+pub use silero::{SileroStream, SileroVad};

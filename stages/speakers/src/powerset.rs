@@ -1,0 +1,183 @@
+//! Sets of speakers as classes: of `speakers` speakers all sets of at most `largest`, the small ones first, those of one
+//! size in lexicographic order. As pyannote.audio's `Powerset`.
+
+use crate::error::{Error, Result};
+
+/// Most sets that a network may have as classes.
+const MOST_SETS: usize = 4096;
+
+/// The sets, as classes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Powerset {
+    speakers: usize,
+    /// (sets, speakers), 0 or 1.
+    mapping: Vec<u8>,
+}
+
+impl Powerset {
+    /// No speakers, or more than 4096 sets, are an error.
+    pub fn new(speakers: usize, largest: usize) -> Result<Self> {
+        if speakers == 0 {
+            return Err(Error::Input("sets of speakers need a speaker".into()));
+        }
+        let mut mapping = Vec::new();
+        for size in 0..=largest.min(speakers) {
+            let mut members: Vec<usize> = (0..size).collect();
+            loop {
+                if mapping.len() >= MOST_SETS * speakers {
+                    return Err(Error::Input(format!(
+                        "sets of up to {largest} of {speakers} speakers are more than {MOST_SETS}"
+                    )));
+                }
+                mapping.extend((0..speakers).map(|speaker| u8::from(members.contains(&speaker))));
+                // The last member that can move on, moves on, and those after it follow.
+                let Some(place) = (0..size).rev().find(|&place| members[place] < speakers - size + place) else {
+                    break;
+                };
+                let next = members[place] + 1;
+                for (member, value) in members[place..].iter_mut().zip(next..) {
+                    *member = value;
+                }
+            }
+        }
+        Ok(Self { speakers, mapping })
+    }
+
+    /// Number of sets.
+    pub fn sets(&self) -> usize {
+        self.mapping.len() / self.speakers
+    }
+
+    /// Who is in each set: (sets, speakers), 0 or 1.
+    pub fn mapping(&self) -> &[u8] {
+        &self.mapping
+    }
+
+    /// The speakers of the likeliest set of each frame: (frames, sets) to (frames, speakers), 0 or 1. Of equal ones the
+    /// first; NaN is never the likeliest.
+    pub fn decode(&self, scores: &[f32]) -> Result<Vec<u8>> {
+        let frames = self.frames(scores.len(), self.sets())?;
+        let mut active = Vec::with_capacity(frames * self.speakers);
+        for scores in scores.chunks_exact(self.sets()) {
+            active.extend_from_slice(self.set(likeliest(scores.iter().copied())));
+        }
+        Ok(active)
+    }
+
+    /// Probability of each speaker: the sum over the sets with that speaker of log-probabilities (frames, sets).
+    pub fn decode_soft(&self, log_probabilities: &[f32]) -> Result<Vec<f32>> {
+        let frames = self.frames(log_probabilities.len(), self.sets())?;
+        let mut sums = vec![0.0; frames * self.speakers];
+        let rows = log_probabilities.chunks_exact(self.sets());
+        for (sums, row) in sums.chunks_exact_mut(self.speakers).zip(rows) {
+            for (set, value) in row.iter().enumerate() {
+                for (sum, &member) in sums.iter_mut().zip(self.set(set)) {
+                    *sum += value.exp() * f32::from(member);
+                }
+            }
+        }
+        Ok(sums)
+    }
+
+    /// The set of each frame, by number: that which has most of its active speakers, and of several the first. Takes
+    /// (frames, speakers), 0 or 1.
+    pub fn encode(&self, active: &[u8]) -> Result<Vec<usize>> {
+        self.frames(active.len(), self.speakers)?;
+        let set = |frame: &[u8]| {
+            let common = |set: usize| -> u32 {
+                let members = self.set(set).iter().zip(frame);
+                members
+                    .map(|(&member, &active)| u32::from(member) * u32::from(active))
+                    .sum()
+            };
+            likeliest((0..self.sets()).map(|set| common(set) as f32))
+        };
+        Ok(active.chunks_exact(self.speakers).map(set).collect())
+    }
+
+    fn set(&self, set: usize) -> &[u8] {
+        &self.mapping[set * self.speakers..(set + 1) * self.speakers]
+    }
+
+    fn frames(&self, values: usize, of: usize) -> Result<usize> {
+        if values.is_multiple_of(of) {
+            return Ok(values / of);
+        }
+        Err(Error::Input(format!("{values} values are no whole frames of {of}")))
+    }
+}
+
+/// Place of the first largest value; 0 if all are NaN.
+fn likeliest(values: impl Iterator<Item = f32>) -> usize {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (place, value) in values.enumerate() {
+        if value > best.1 {
+            best = (place, value);
+        }
+    }
+    best.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden;
+
+    fn golden() -> golden::Tensors {
+        golden::Tensors::load("f_powerset.safetensors")
+    }
+
+    #[test]
+    fn mappings_are_those_of_the_original() {
+        let tensors = golden();
+        let mut compared = 0;
+        for name in tensors.names() {
+            let Some(sizes) = name.strip_prefix("mapping_") else {
+                continue;
+            };
+            let (speakers, largest) = sizes.split_once('_').unwrap();
+            let powerset = Powerset::new(speakers.parse().unwrap(), largest.parse().unwrap()).unwrap();
+            let (shape, expected) = tensors.bytes(&name);
+            assert_eq!(
+                (powerset.sets(), powerset.mapping()),
+                (shape[0], &expected[..]),
+                "{name}"
+            );
+            compared += 1;
+        }
+        assert!(compared > 0);
+    }
+
+    #[test]
+    fn decoding_and_encoding_are_those_of_the_original() {
+        let tensors = golden();
+        let (shape, scores) = tensors.floats("logprob");
+        let (speakers, hard) = tensors.bytes("hard");
+        let powerset = Powerset::new(speakers[2], 2).unwrap();
+        assert_eq!(powerset.sets(), shape[2]);
+        assert_eq!(powerset.decode(&scores).unwrap(), hard);
+        let (_, soft) = tensors.floats("soft");
+        for (found, expected) in powerset.decode_soft(&scores).unwrap().iter().zip(&soft) {
+            assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
+        }
+        let (_, active) = tensors.bytes("multilabel");
+        let (_, one_hot) = tensors.bytes("to_powerset");
+        let found = powerset.encode(&active).unwrap();
+        let expected: Vec<usize> = one_hot
+            .chunks_exact(powerset.sets())
+            .map(|row| row.iter().position(|value| *value == 1).unwrap())
+            .collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(Powerset::new(0, 2).is_err());
+        assert!(Powerset::new(40, 20).is_err());
+        assert_eq!(Powerset::new(2, 9).unwrap().sets(), 4);
+        let powerset = Powerset::new(3, 2).unwrap();
+        assert!(powerset.decode(&[0.0; 8]).is_err());
+        // NaN wins nothing.
+        assert_eq!(powerset.decode(&[f32::NAN; 7]).unwrap(), [0, 0, 0]);
+    }
+}

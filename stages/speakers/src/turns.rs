@@ -1,0 +1,231 @@
+//! Turns: who speaks from when to when. From scores of frames by thresholds with hysteresis, as pyannote.audio's
+//! `binarize` and `Binarize`.
+
+use crate::chunks::Geometry;
+use crate::error::{Error, Result};
+
+/// What is not longer than this, in seconds, is empty, and turns with no longer gap between them touch: pyannote's
+/// `SEGMENT_PRECISION`.
+pub const PRECISION: f64 = 1e-6;
+
+/// A stretch of speech of one speaker, in seconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turn<S = String> {
+    pub start: f64,
+    pub end: f64,
+    pub speaker: S,
+}
+
+impl<S> Turn<S> {
+    pub fn duration(&self) -> f64 {
+        self.end - self.start
+    }
+}
+
+/// When scores of frames become turns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Thresholds {
+    /// A turn begins above this.
+    pub onset: f32,
+    /// It ends below this.
+    pub offset: f32,
+    /// Seconds added before and after each turn.
+    pub pad_onset: f64,
+    pub pad_offset: f64,
+    /// Turns that are shorter are dropped, in seconds.
+    pub min_duration_on: f64,
+    /// Gaps that are shorter are filled, in seconds.
+    pub min_duration_off: f64,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Self {
+            onset: 0.5,
+            offset: 0.5,
+            pad_onset: 0.0,
+            pad_offset: 0.0,
+            min_duration_on: 0.0,
+            min_duration_off: 0.0,
+        }
+    }
+}
+
+/// Hysteresis over the scores of one class: on above `onset`, off below `offset`, else as before. Begins with `initial`,
+/// or with whether the first score reaches the middle of both. NaN counts as 0.
+pub fn hysteresis(scores: &[f32], onset: f32, offset: f32, initial: Option<bool>) -> Vec<bool> {
+    let number = |score: f32| if score.is_nan() { 0.0 } else { score };
+    let first = scores
+        .first()
+        .is_some_and(|&score| number(score) >= 0.5 * (onset + offset));
+    let mut on = initial.unwrap_or(first);
+    let mut state = |&score: &f32| {
+        let score = number(score);
+        on = score > onset || (on && score >= offset);
+        on
+    };
+    scores.iter().map(&mut state).collect()
+}
+
+/// Turns of scores (frames, `classes`), in order of start, end and class. A turn begins at the middle of its first frame
+/// and ends at that of the first frame after it, or of the last one.
+pub fn turns(scores: &[f32], classes: usize, geometry: &Geometry, thresholds: &Thresholds) -> Result<Vec<Turn<usize>>> {
+    geometry.check()?;
+    if classes == 0 || !scores.len().is_multiple_of(classes) {
+        return Err(Error::Input(format!(
+            "{} scores are no whole frames of {classes} classes",
+            scores.len()
+        )));
+    }
+    let t = thresholds;
+    let seconds = [t.pad_onset, t.pad_offset, t.min_duration_on, t.min_duration_off];
+    if seconds.iter().any(|value| !value.is_finite()) || t.onset.is_nan() || t.offset.is_nan() {
+        return Err(Error::Input(format!(
+            "thresholds and durations are finite numbers: {t:?}"
+        )));
+    }
+    let frames = scores.len() / classes;
+    let mut found = Vec::new();
+    for class in 0..classes {
+        let mut of_class: Vec<Turn<usize>> = Vec::new();
+        let mut add = |start: f64, end: f64| {
+            let turn = Turn {
+                start: start - t.pad_onset,
+                end: end + t.pad_offset,
+                speaker: class,
+            };
+            if turn.duration() > PRECISION {
+                of_class.push(turn);
+            }
+        };
+        let mut start = None;
+        for frame in 0..frames {
+            let score = scores[frame * classes + class];
+            match start {
+                None if score > t.onset => start = Some(geometry.middle(frame)),
+                Some(from) if score < t.offset => {
+                    add(from, geometry.middle(frame));
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        if let Some(from) = start {
+            add(from, geometry.middle(frames - 1));
+        }
+        if t.pad_onset > 0.0 || t.pad_offset > 0.0 || t.min_duration_off > 0.0 {
+            of_class = joined(of_class, t.min_duration_off);
+        }
+        found.append(&mut of_class);
+    }
+    found.retain(|turn| turn.duration() >= t.min_duration_on);
+    found.sort_by(|a, b| {
+        let times = a.start.total_cmp(&b.start).then(a.end.total_cmp(&b.end));
+        times.then(a.speaker.cmp(&b.speaker))
+    });
+    Ok(found)
+}
+
+/// Turns of one speaker, in order of their starts, with those joined that overlap, touch, or have a gap shorter than
+/// `shortest` between them.
+pub fn joined<S>(turns: Vec<Turn<S>>, shortest: f64) -> Vec<Turn<S>> {
+    let mut joined: Vec<Turn<S>> = Vec::with_capacity(turns.len());
+    for turn in turns {
+        match joined.last_mut() {
+            Some(last) if turn.start - last.end <= PRECISION || turn.start - last.end < shortest => {
+                last.end = last.end.max(turn.end);
+            }
+            _ => joined.push(turn),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::golden;
+
+    /// Asserts that turns are those of JSON, `[start, end, class]`, in order. Times are sums of a few doubles.
+    pub fn assert_turns(found: &[Turn<usize>], expected: &serde_json::Value, what: &str) {
+        let expected = expected.as_array().unwrap();
+        assert_eq!(found.len(), expected.len(), "{what}");
+        for (found, expected) in found.iter().zip(expected) {
+            let close = |a: f64, b: &serde_json::Value| (a - b.as_f64().unwrap()).abs() < 1e-9;
+            assert!(
+                close(found.start, &expected[0])
+                    && close(found.end, &expected[1])
+                    && expected[2] == found.speaker as u64,
+                "{what}: {found:?}, not {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn hysteresis_is_that_of_the_original() {
+        let tensors = golden::Tensors::load("f_binarize.safetensors");
+        let (shape, scores) = tensors.floats("scores");
+        let mut compared = 0;
+        for name in tensors.names() {
+            let Some(arguments) = name.strip_prefix("hysteresis_") else {
+                continue;
+            };
+            let arguments: Vec<&str> = arguments.split('_').collect();
+            let onset: f32 = arguments[0].parse().unwrap();
+            let offset = arguments[1].parse().unwrap_or(onset);
+            let initial = match arguments[2] {
+                "True" => Some(true),
+                "False" => Some(false),
+                _ => None,
+            };
+            let (_, expected) = tensors.bytes(&name);
+            for (scores, expected) in scores.chunks_exact(shape[1]).zip(expected.chunks_exact(shape[1])) {
+                let found = hysteresis(scores, onset, offset, initial);
+                assert!(
+                    found
+                        .iter()
+                        .zip(expected)
+                        .all(|(&found, &expected)| u8::from(found) == expected),
+                    "{name}"
+                );
+            }
+            compared += 1;
+        }
+        assert!(compared > 0);
+    }
+
+    #[test]
+    fn turns_are_those_of_the_original() {
+        let tensors = golden::Tensors::load("f_binarize.safetensors");
+        let (shape, by_class) = tensors.floats("scores");
+        let (classes, frames) = (shape[0], shape[1]);
+        let scores: Vec<f32> = (0..classes * frames)
+            .map(|at| by_class[at % classes * frames + at / classes])
+            .collect();
+        for case in golden::json("f_binarize.json").as_array().unwrap() {
+            let arguments = &case["args"];
+            let number = |name: &str, default: f64| arguments[name].as_f64().unwrap_or(default);
+            let onset = number("onset", 0.5);
+            let thresholds = Thresholds {
+                onset: onset as f32,
+                offset: number("offset", onset) as f32,
+                pad_onset: number("pad_onset", 0.0),
+                pad_offset: number("pad_offset", 0.0),
+                min_duration_on: number("min_duration_on", 0.0),
+                min_duration_off: number("min_duration_off", 0.0),
+            };
+            let found = turns(&scores, classes, &Geometry::SEGMENTATION, &thresholds).unwrap();
+            assert_turns(&found, &case["turns"], &arguments.to_string());
+        }
+    }
+
+    #[test]
+    fn a_single_frame_is_no_turn_and_bad_input_is_refused() {
+        let found = |scores: &[f32], classes| turns(scores, classes, &Geometry::SEGMENTATION, &Thresholds::default());
+        assert_eq!(found(&[1.0], 1), Ok(Vec::new()));
+        assert_eq!(found(&[], 1), Ok(Vec::new()));
+        assert!(found(&[1.0], 2).is_err());
+        assert!(found(&[1.0], 0).is_err());
+        assert!(hysteresis(&[], 0.5, 0.5, None).is_empty());
+    }
+}
