@@ -51,10 +51,14 @@ impl Default for Thresholds {
     }
 }
 
+/// NaN counts as 0, as in the original.
+fn number(score: f32) -> f32 {
+    if score.is_nan() { 0.0 } else { score }
+}
+
 /// Hysteresis over the scores of one class: on above `onset`, off below `offset`, else as before. Begins with `initial`,
 /// or with whether the first score reaches the middle of both. NaN counts as 0.
 pub fn hysteresis(scores: &[f32], onset: f32, offset: f32, initial: Option<bool>) -> Vec<bool> {
-    let number = |score: f32| if score.is_nan() { 0.0 } else { score };
     let first = scores
         .first()
         .is_some_and(|&score| number(score) >= 0.5 * (onset + offset));
@@ -68,7 +72,7 @@ pub fn hysteresis(scores: &[f32], onset: f32, offset: f32, initial: Option<bool>
 }
 
 /// Turns of scores (frames, `classes`), in order of start, end and class. A turn begins at the middle of its first frame
-/// and ends at that of the first frame after it, or of the last one.
+/// and ends at that of the first frame after it, or of the last one. NaN counts as 0.
 pub fn turns(scores: &[f32], classes: usize, geometry: &Geometry, thresholds: &Thresholds) -> Result<Vec<Turn<usize>>> {
     geometry.check()?;
     if classes == 0 || !scores.len().is_multiple_of(classes) {
@@ -100,7 +104,7 @@ pub fn turns(scores: &[f32], classes: usize, geometry: &Geometry, thresholds: &T
         };
         let mut start = None;
         for frame in 0..frames {
-            let score = scores[frame * classes + class];
+            let score = number(scores[frame * classes + class]);
             match start {
                 None if score > t.onset => start = Some(geometry.middle(frame)),
                 Some(from) if score < t.offset => {
