@@ -211,7 +211,9 @@ fn row_by_row(expected: &ExpectedValues, came: &[CameRow]) -> (usize, Vec<Vec<St
         };
         differ += usize::from(!same);
         if let (Some(wanted), false) = (wanted, same) {
-            let values = wanted.iter().map(|value| value.clone().unwrap_or_default());
+            let values = wanted
+                .iter()
+                .map(|value| value.clone().unwrap_or_else(|| "-".to_string()));
             table.push(
                 ["expected".to_string(), String::new()]
                     .into_iter()

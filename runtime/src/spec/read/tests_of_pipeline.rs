@@ -29,7 +29,8 @@ impl Reader<'_> {
             };
             let rows = self.test_rows(document, part("rows"), &here.key("rows"));
             let expect = self.expectations(document, part("expect"), &here.key("expect"));
-            if part("expect").is_null() {
+            let is_empty = |value: &Value| value.is_null() || value.as_mapping().is_some_and(Mapping::is_empty);
+            if is_empty(part("expect")) {
                 let message = format!("test `{name}` expects nothing");
                 let help = "say under `expect` what stages give: `split.train: {rows: 3}`".to_string();
                 self.wrong(document, &here, Part::Key, message, Some(help));
