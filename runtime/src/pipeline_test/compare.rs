@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::TestFailure;
 use super::prepare::{Expected, Rows};
 use super::rows::ExpectedValues;
-use super::{TestFailure, TestOutcome};
 use crate::error::StageError;
 use crate::kind::Role;
 use crate::row_json::value_text;
@@ -24,13 +24,20 @@ const COLUMNS_SHOWN: usize = 6;
 /// Floats that differ by less than this share are the same: people write them with few digits.
 const TOLERANCE: f64 = 1e-6;
 
+/// What came of one expectation.
+pub(super) struct Came {
+    pub rows: u64,
+    /// Of the whole stage.
+    pub rejects: u64,
+    pub failures: Vec<TestFailure>,
+}
+
 pub(super) fn compare(
     expected: &Expected,
     checked: &Checked,
     store: &Store,
     snapshots: &RunSnapshots,
-    outcome: &mut TestOutcome,
-) -> Result<(), RunError> {
+) -> Result<Came, RunError> {
     let stage = &checked.stages[expected.stage];
     let rejects = rejects_of(stage, store, snapshots)?;
     let rows = match expected.port {
@@ -39,9 +46,6 @@ pub(super) fn compare(
     };
     let came = rows.as_ref().map_or(0, Artifact::rows);
     let refused: u64 = rejects.values().sum();
-    outcome.expectations += 1;
-    outcome.rows += came;
-    outcome.rejects += refused;
     let mut failures = Vec::new();
     let mut fail = |message: String, table| {
         failures.push(TestFailure {
@@ -83,8 +87,11 @@ pub(super) fn compare(
             table: Vec::new(),
         });
     }
-    outcome.failures.extend(failures);
-    Ok(())
+    Ok(Came {
+        rows: came,
+        rejects: refused,
+        failures,
+    })
 }
 
 /// The name of the node whose outputs are the stage's.

@@ -118,7 +118,7 @@ impl Source for GivenSource {
         let partition = |name: &Partition| SourcePartition {
             name: name.clone(),
             files: Vec::new(),
-            extra: String::new(),
+            extra: name.to_string(),
         };
         Ok(self.0.keys().map(partition).collect())
     }
