@@ -18,7 +18,7 @@ pub struct Arguments {
 /// The version, the commit and the features that this program was built from; the build script makes it.
 pub const VERSION: &str = env!("FLOW_VERSION");
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: something fails; 2 the pipeline, a setting or the command line is wrong; \
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: something fails, `test`: a test failed; 2 the pipeline, a setting or the command line is wrong; \
 3 another run holds the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
 that only warns, `memory`: training does not fit; 70 a bug of ours; 129, 130, 143 interrupted.";
 
@@ -30,6 +30,8 @@ pub enum Command {
     Plan(PlanArguments),
     /// Check a pipeline: settings, parameters, edges and schemas
     Check(CheckArguments),
+    /// Run the tests that a pipeline file holds: what stages give for small inputs
+    Test(TestArguments),
     /// Show the rows that stages refused, counted by stage and reason
     Rejects(RejectsArguments),
     /// Show what became of a segment: where it went on, where it was refused and why, with its values
@@ -353,6 +355,22 @@ pub struct CheckArguments {
     pub deep: bool,
     #[command(flatten)]
     pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct TestArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// Run this test alone; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Run nothing: print a test with the first rows that this stage (or STAGE.PORT) had for a partition in the latest run,
+    /// such as scan=hi/hi_0000; may be given several times
+    #[arg(long, value_name = "STAGE=PARTITION", conflicts_with = "only")]
+    pub record: Vec<String>,
+    /// With --record: the state directory. Tests have one of their own, which is removed
+    #[arg(long, value_name = "DIR", default_value = ".flow")]
+    pub state: PathBuf,
 }
 
 /// Which run to look at.

@@ -91,6 +91,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Run(arguments) => commands::run::run(&arguments, &registry, out),
         Command::Plan(arguments) => commands::plan::plan(&arguments, &registry, out),
         Command::Check(arguments) => commands::check::check(&arguments, &registry, out),
+        Command::Test(arguments) => commands::test::test(&arguments, &registry, out),
         Command::Rejects(arguments) => commands::rejects::rejects(&arguments, out),
         Command::Lineage(arguments) => commands::lineage::lineage(&arguments, out),
         Command::Kinds(arguments) => commands::kinds::kinds(&arguments, &registry, out),

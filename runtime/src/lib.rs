@@ -16,6 +16,7 @@ pub mod kind;
 pub mod out;
 mod panic_guard;
 pub mod partition;
+pub mod pipeline_test;
 pub mod plan;
 pub mod processes;
 mod read_once;

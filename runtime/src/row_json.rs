@@ -85,7 +85,15 @@ pub(crate) fn rejects(
     Ok(())
 }
 
-fn is_signal(data_type: &DataType) -> bool {
+/// One value as JSON, in the form that [`rejects`] has.
+pub(crate) fn value_text(column: &dyn Array, at: usize) -> Result<String, StageError> {
+    let mut text = String::new();
+    write_value(&mut text, column, at)?;
+    Ok(text)
+}
+
+/// Whether a column holds lists of floats.
+pub(crate) fn is_signal(data_type: &DataType) -> bool {
     match data_type {
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
             item.data_type().is_floating() || is_signal(item.data_type())

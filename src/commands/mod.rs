@@ -16,9 +16,11 @@ pub mod rejects;
 pub mod run;
 pub mod shell;
 pub mod status;
+pub mod test;
 
 mod kind_page;
 mod pipeline_schema;
+mod record;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,13 +35,17 @@ use crate::failure::Failure;
 
 /// Reads and checks the pipeline that the arguments name.
 fn checked(arguments: &PipelineArguments, registry: &Registry) -> Result<Arc<Checked>, Failure> {
-    let overrides = Overrides {
+    let pipeline = spec::load(&pipeline_file(&arguments.pipeline)?, &overrides(arguments), registry)?;
+    Ok(Arc::new(spec::check(pipeline, registry)?))
+}
+
+/// What the arguments give besides the pipeline's file.
+fn overrides(arguments: &PipelineArguments) -> Overrides {
+    Overrides {
         configs: arguments.config.clone(),
         set: arguments.set.clone(),
         ..Overrides::default()
-    };
-    let pipeline = spec::load(&pipeline_file(&arguments.pipeline)?, &overrides, registry)?;
-    Ok(Arc::new(spec::check(pipeline, registry)?))
+    }
 }
 
 /// The file of a pipeline that is named on the command line: a path, or the name of one that the program carries.

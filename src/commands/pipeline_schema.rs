@@ -101,8 +101,47 @@ pub fn schema(registry: &Registry) -> Value {
                 },
             },
             "stages": {"type": "object", "propertyNames": {"$ref": "#/$defs/name"}, "additionalProperties": {"$ref": "#/$defs/stage"}},
+            "tests": {"description": "What `flow test` runs.", "type": ["object", "null"], "propertyNames": {"$ref": "#/$defs/name"}, "additionalProperties": test()},
         },
         "$defs": definitions,
+    })
+}
+
+/// One entry of `tests`.
+fn test() -> Value {
+    let ports = |description: &str, value: Value| {
+        json!({
+            "description": description,
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Za-z][A-Za-z0-9_/-]*(\\.[A-Za-z][A-Za-z0-9_-]*)?$"},
+            "additionalProperties": value,
+        })
+    };
+    let rows = json!({"type": ["array", "null"], "items": {"type": "object"}});
+    let given = json!({"description": "By partition.", "type": "object", "additionalProperties": rows});
+    let expected = json!({
+        "type": "object",
+        "additionalProperties": false,
+        "minProperties": 1,
+        "properties": {
+            "rows": {"description": "How many rows the port gives, or all of them; of each the columns that are named are compared.", "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "array", "items": {"type": "object"}},
+            ]},
+            "rejects": {"description": "How many rows the stage refuses, by reason; it gives no others.", "type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
+        },
+    });
+    let mut expect = ports("What stages give, by `stage` or `stage.port`.", expected);
+    expect["minProperties"] = 1.into();
+    json!({
+        "type": "object",
+        "additionalProperties": false,
+        "required": ["expect"],
+        "properties": {
+            "params": {"description": "Values of parameters, over the defaults.", "type": "object"},
+            "rows": ports("Rows that stages give instead of running, by `stage` or `stage.port`. Columns left out are null or empty; `_row` counts from 0.", given),
+            "expect": expect,
+        },
     })
 }
 

@@ -16,6 +16,7 @@ mod machines;
 mod manifests;
 mod mistakes;
 mod models;
+mod pipeline_tests;
 mod planted;
 mod presets;
 mod rejects;

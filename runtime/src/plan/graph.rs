@@ -289,7 +289,8 @@ impl Graph {
             read[input.node] = true;
         }
         for (node, read) in self.nodes.iter_mut().zip(read) {
-            let expensive = node.part == StagePart::Whole && checked.stages[node.stage].shape.expensive;
+            let gives_rows = matches!(node.part, StagePart::Whole | StagePart::Apply);
+            let expensive = gives_rows && checked.stages[node.stage].shape.expensive;
             // What nobody reads is what the pipeline was run for.
             if expensive || !read || node.role == Role::Log {
                 node.stored.fill(true);

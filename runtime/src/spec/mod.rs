@@ -13,6 +13,7 @@ mod pipeline;
 mod read;
 mod source;
 mod substitute;
+mod test_case;
 #[cfg(test)]
 mod tests;
 pub mod yaml;
@@ -23,8 +24,9 @@ pub use check::{Checked, CheckedInput, CheckedStage, check};
 pub use diagnostic::{Diagnostic, Diagnostics, Style};
 pub use params::{Overrides, ParamValue};
 pub use pipeline::{Edge, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage};
-pub use read::load;
+pub use read::{load, load_for_test, load_tests};
 pub use source::{Place, SourceFile};
+pub use test_case::{Expectation, ExpectedRows, PortName, TestCase, TestRows};
 
 /// The version of the pipeline format that this binary writes, and the newest that it reads.
 pub const FORMAT: u64 = 1;

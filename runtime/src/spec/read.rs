@@ -2,6 +2,7 @@
 
 mod document;
 mod stage;
+mod tests_of_pipeline;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use super::params::{Environment, Overrides, Params, Scope, brief, file_dir, with
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Lookup, Problem, Taken};
+use super::test_case::TestCase;
 use super::yaml::{self, Mapping, Part, Steps, Value};
 use crate::registry::Registry;
 use crate::suggest::did_you_mean;
@@ -22,15 +24,46 @@ use document::Document;
 /// Reads a pipeline file with its includes and puts parameters in. Kinds that are not in `registry` are reported by
 /// [`super::check`].
 pub fn load(path: &Path, overrides: &Overrides, registry: &Registry) -> Result<Pipeline, Diagnostics> {
-    let mut reader = Reader {
-        registry,
-        environment: Arc::clone(&overrides.environment),
-        open: Vec::new(),
-        found: Vec::new(),
-    };
+    load_with(path, overrides, registry, None)
+}
+
+/// As [`load`], with the values that a test of the pipeline gives to parameters: over those of overlays, below those of
+/// `--set`.
+pub fn load_for_test(
+    path: &Path,
+    overrides: &Overrides,
+    registry: &Registry,
+    test: &TestCase,
+) -> Result<Pipeline, Diagnostics> {
+    load_with(path, overrides, registry, Some(test))
+}
+
+/// Reads the tests of a pipeline file, and no more of it; not those of included files.
+pub fn load_tests(path: &Path, registry: &Registry) -> Result<Vec<TestCase>, Diagnostics> {
+    let mut reader = Reader::new(registry, Overrides::default().environment);
+    let document = reader.document(path, None, "a pipeline", &KEYS);
+    let tests = document.map(|document| {
+        let tests = document.root.get("tests").unwrap_or(&Value::Null);
+        reader.tests(&document, tests)
+    });
+    Diagnostics::unless_empty(reader.found, tests.unwrap_or_default())
+}
+
+fn load_with(
+    path: &Path,
+    overrides: &Overrides,
+    registry: &Registry,
+    test: Option<&TestCase>,
+) -> Result<Pipeline, Diagnostics> {
+    let mut reader = Reader::new(registry, Arc::clone(&overrides.environment));
     let read = reader.pipeline(path, None, "", |reader, params| {
         for config in &overrides.configs {
             reader.overlay(config, params);
+        }
+        if let Some(test) = test {
+            let (source, steps) = (&test.origin.source, test.origin.steps.key("params"));
+            let by = format!("test `{}` in {}", test.name, source.path.display());
+            params.give_map(source, &steps, &test.params, &by, &mut reader.found);
         }
         for argument in &overrides.set {
             params.give_text(argument, &mut reader.found);
@@ -58,6 +91,9 @@ pub fn load(path: &Path, overrides: &Overrides, registry: &Registry) -> Result<P
     )
 }
 
+/// What may stand at the head of a pipeline file, beside `flow`.
+const KEYS: [&str; 5] = ["description", "params", "include", "stages", "tests"];
+
 struct Reader<'r> {
     registry: &'r Registry,
     environment: Environment,
@@ -70,6 +106,17 @@ struct Parts {
     description: Option<String>,
     scope: Scope,
     stages: Vec<Stage>,
+}
+
+impl<'r> Reader<'r> {
+    fn new(registry: &'r Registry, environment: Environment) -> Self {
+        Reader {
+            registry,
+            environment,
+            open: Vec::new(),
+            found: Vec::new(),
+        }
+    }
 }
 
 impl Reader<'_> {
@@ -96,12 +143,7 @@ impl Reader<'_> {
             });
             return None;
         }
-        let document = self.document(
-            path,
-            included_at,
-            "a pipeline",
-            &["description", "params", "include", "stages"],
-        )?;
+        let document = self.document(path, included_at, "a pipeline", &KEYS)?;
         self.open.push((same_file, path.to_path_buf()));
         let null = Value::Null;
         let entry = |key: &str| document.root.get(key).unwrap_or(&null);
@@ -126,6 +168,8 @@ impl Reader<'_> {
         let mut names = BTreeSet::new();
         let mut stages = self.includes(&document, entry("include"), &scope, group, &mut names);
         stages.extend(self.stages(&document, entry("stages"), &scope, group, &names));
+        // They are run by their own file alone, but their form is checked wherever the file is read.
+        self.tests(&document, entry("tests"));
         if stages.is_empty() && self.found.is_empty() {
             self.found.push(
                 Diagnostic::new("this pipeline has no stages")

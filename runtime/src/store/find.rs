@@ -21,7 +21,47 @@ pub struct FoundRow {
     pub values: String,
 }
 
+/// The columns of a row that are not null, each with its value as JSON.
+pub type RowValues = Vec<(String, String)>;
+
 impl Store {
+    /// The first rows that a record holds on a port; none where it did not keep the port. Lists of floats are left out.
+    ///
+    /// # Errors
+    /// If the data file cannot be read or is not what its record says.
+    pub fn first_rows(
+        &self,
+        recipe: &Digest,
+        record: &Record,
+        port: &str,
+        rows: usize,
+    ) -> Result<Vec<RowValues>, StageError> {
+        let Some(stored) = record.ports.get(port) else {
+            return Ok(Vec::new());
+        };
+        let Data::File { path, selection } = self.data_of(recipe, record, port, stored)? else {
+            return Ok(Vec::new());
+        };
+        let schema = parquet_file::schema_of(&path)?;
+        let mut first = Vec::new();
+        for batch in parquet_file::open(&path, stored.bytes, &schema, None, selection.as_deref())? {
+            let batch = batch?;
+            for row in 0..batch.num_rows().min(rows - first.len()) {
+                let mut values = RowValues::new();
+                for (field, column) in schema.fields().iter().zip(batch.columns()) {
+                    if column.is_valid(row) && !row_json::is_signal(column.data_type()) {
+                        values.push((field.name().clone(), row_json::value_text(column.as_ref(), row)?));
+                    }
+                }
+                first.push(values);
+            }
+            if first.len() == rows {
+                break;
+            }
+        }
+        Ok(first)
+    }
+
     /// The rows of a segment (by the column `segment_id`) that a record holds on a port; none where the port has no
     /// such column.
     ///

@@ -1,0 +1,85 @@
+//! Runs the tests of a pipeline: some stages give rows of the test instead of running, those that are expected to give
+//! something run on them, and what they give is compared.
+
+mod cell;
+mod compare;
+mod given;
+mod prepare;
+mod rows;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use prepare::prepare;
+
+use crate::event::Events;
+use crate::plan::Options;
+use crate::run::run;
+use crate::run_error::RunError;
+use crate::spec::{Checked, Place};
+use crate::store::{Access, Store};
+use prepare::Expected;
+
+/// A test that is ready to run.
+pub struct PreparedTest {
+    pub name: String,
+    /// The stages that run, and those that give rows of the test in place of others.
+    pub checked: Arc<Checked>,
+    expected: Vec<Expected>,
+}
+
+/// What came of a test.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TestOutcome {
+    /// How many expectations there are.
+    pub expectations: u64,
+    /// What the stages gave on the ports that are expected to give something, and refused.
+    pub rows: u64,
+    pub rejects: u64,
+    /// Empty: all is as expected.
+    pub failures: Vec<TestFailure>,
+}
+
+/// What is not as expected.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TestFailure {
+    /// Where the expectation stands.
+    pub place: Place,
+    pub message: String,
+    /// A head and rows, to be shown in columns; may be empty.
+    pub table: Vec<Vec<String>>,
+}
+
+impl PreparedTest {
+    /// Runs the test in the state directory `state`, which should be a new one, on one worker. Takes SIGINT and the like if
+    /// `signals` is set. Limits of rejects do not count.
+    ///
+    /// # Errors
+    /// When a stage fails, or the state directory cannot be used.
+    pub fn run(&self, state: &Path, signals: bool) -> Result<TestOutcome, RunError> {
+        let options = Options {
+            workers: Some(1),
+            signals,
+            ..Options::new(state)
+        };
+        let done = run(&self.checked, &options, &Events::default())?;
+        let store = Store::open(state, Access::Read)?;
+        let snapshots = store.run_snapshots(&done.run)?.ok_or_else(|| RunError::Internal {
+            message: "the run of a test did not note what its stages had".to_string(),
+        })?;
+        let mut outcome = TestOutcome::default();
+        let mut counted = BTreeSet::new();
+        for expected in &self.expected {
+            let came = compare::compare(expected, &self.checked, &store, &snapshots)?;
+            outcome.expectations += 1;
+            outcome.rows += came.rows;
+            // Several ports of a stage have the same rejects.
+            if counted.insert(expected.stage) {
+                outcome.rejects += came.rejects;
+            }
+            outcome.failures.extend(came.failures);
+        }
+        Ok(outcome)
+    }
+}
