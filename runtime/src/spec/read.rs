@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::params::{Environment, Overrides, Params, Scope, brief, file_dir, with_file_dir};
+use super::params::{Environment, Overrides, Params, Scope, UsualNames, brief, file_dir, with_file_dir};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Lookup, Problem, Taken};
@@ -25,6 +25,7 @@ pub fn load(path: &Path, overrides: &Overrides, registry: &Registry) -> Result<P
     let mut reader = Reader {
         registry,
         environment: Arc::clone(&overrides.environment),
+        usual_names: overrides.usual_names,
         open: Vec::new(),
         found: Vec::new(),
     };
@@ -61,6 +62,7 @@ pub fn load(path: &Path, overrides: &Overrides, registry: &Registry) -> Result<P
 struct Reader<'r> {
     registry: &'r Registry,
     environment: Environment,
+    usual_names: UsualNames,
     /// The files that are being read, from the outermost in: an include of one of them is a circle.
     open: Vec<(PathBuf, PathBuf)>,
     found: Vec<Diagnostic>,
@@ -105,7 +107,7 @@ impl Reader<'_> {
         self.open.push((same_file, path.to_path_buf()));
         let null = Value::Null;
         let entry = |key: &str| document.root.get(key).unwrap_or(&null);
-        let mut params = Params::declare(&document.source, entry("params"), &mut self.found);
+        let mut params = Params::declare(&document.source, entry("params"), self.usual_names, &mut self.found);
         give(self, &mut params);
         let environment = Arc::clone(&self.environment);
         let scope = params.resolve(&environment, &mut self.found);
