@@ -22,6 +22,7 @@ mod screen;
 mod table;
 #[cfg(test)]
 mod tests;
+mod usual_names;
 mod visible;
 
 use std::io::Write;

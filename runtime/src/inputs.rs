@@ -129,6 +129,11 @@ impl InputPort {
         matches!(self.count, InputCount::One | InputCount::Many)
     }
 
+    /// Whether `schema` has all columns that the input must have, and there are any.
+    pub(crate) fn is_told_by(&self, schema: &SchemaRef) -> bool {
+        !self.columns.is_empty() && self.lacks(schema).is_none()
+    }
+
     /// The first column that `schema` lacks, or has with another type.
     fn lacks(&self, schema: &SchemaRef) -> Option<(&'static str, ColumnType)> {
         let fits = |name: &str, wanted: ColumnType| {
@@ -276,6 +281,7 @@ pub(crate) fn bind(
             message: format!("kind `{kind}` needs the input `{}`: {}", port.name, port.doc),
             help: Some(example(ports)),
             switched_off: false,
+            wanted: None,
         });
     }
     bound.sort_by_key(|(at, ..)| *at);
@@ -332,7 +338,7 @@ fn port_of(
 
 fn lacking(
     ports: &'static [InputPort],
-    port: &InputPort,
+    port: &'static InputPort,
     (offer, schema): (&Offered<'_>, &SchemaRef),
     place: usize,
     (column, wanted): (&str, ColumnType),
@@ -353,7 +359,7 @@ fn lacking(
     });
     let other = ports
         .iter()
-        .find(|other| other.name != port.name && !other.columns.is_empty() && other.lacks(schema).is_none());
+        .find(|other| other.name != port.name && other.is_told_by(schema));
     let help = match (near, other) {
         (Some(near), _) => Some(format!("did you mean `{near}`?")),
         (None, Some(other)) => Some(format!("it fits the input `{}`: {}", other.name, other.doc)),
@@ -361,6 +367,7 @@ fn lacking(
     };
     Unfit {
         help,
+        wanted: Some(port),
         ..Unfit::at(place, message)
     }
 }
@@ -393,6 +400,8 @@ pub(crate) struct Unfit {
     pub help: Option<String>,
     /// It would fit, but comes from a stage that is switched off.
     pub switched_off: bool,
+    /// The input whose columns are not those of what was given.
+    pub wanted: Option<&'static InputPort>,
 }
 
 impl Unfit {
@@ -402,6 +411,7 @@ impl Unfit {
             message,
             help: None,
             switched_off: false,
+            wanted: None,
         }
     }
 }

@@ -49,6 +49,12 @@ pub trait Kind: Send + Sync + 'static {
         serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
     }
 
+    /// Files and folders of the user's that must be there when the stage runs, each with the setting that names it. `flow
+    /// check` warns of those that are not there. What a stage before it may write is none of them.
+    fn sources(_settings: &Self::Settings) -> Vec<(&'static str, PathBuf)> {
+        Vec::new()
+    }
+
     /// Whether this program can run the stage at all (that it was built for a device which the settings name, say). Asked
     /// when a run begins, of the stages that it will run; `flow check` and `flow plan` do not ask.
     fn ready(_settings: &Self::Settings) -> Result<(), StageError> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::context::Context;
@@ -35,6 +36,8 @@ pub trait AnyKind: Send + Sync {
 pub trait AnySettings: Send + Sync {
     fn shape(&self, inputs: &Inputs) -> Result<Shape, StageError>;
     fn open(&self, context: &Context) -> Result<Body, StageError>;
+    /// See [`Kind::sources`].
+    fn sources(&self) -> Vec<(&'static str, PathBuf)>;
     /// See [`Kind::ready`].
     fn ready(&self) -> Result<(), StageError>;
     /// See [`Kind::spreads`].
@@ -109,6 +112,10 @@ impl<K: Kind> AnySettings for TypedSettings<K> {
 
     fn open(&self, context: &Context) -> Result<Body, StageError> {
         K::open(&self.0, context)
+    }
+
+    fn sources(&self) -> Vec<(&'static str, PathBuf)> {
+        K::sources(&self.0)
     }
 
     fn ready(&self) -> Result<(), StageError> {

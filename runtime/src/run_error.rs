@@ -64,8 +64,8 @@ impl RunError {
             RunError::Stage { error, .. } => match error {
                 StageError::Setting { help, .. }
                 | StageError::Input { help, .. }
-                | StageError::Refused { help, .. }
-                | StageError::Failed { help, .. } => help.clone(),
+                | StageError::Refused { help, .. } => help.clone(),
+                StageError::Failed { help, message, .. } => help.clone().or_else(|| disk_full(message)),
             },
             RunError::Usage { help, .. } => help.clone(),
             RunError::Store(error) => error.help(),
@@ -76,5 +76,39 @@ impl RunError {
             ),
             RunError::Internal { .. } => None,
         }
+    }
+}
+
+/// What to do about a full disk. Stages tell of it in words, which end as [`std::io::Error`] writes the system's number.
+fn disk_full(message: &str) -> Option<String> {
+    // ENOSPC and, on Linux, EDQUOT.
+    let is_full = [28, 122]
+        .iter()
+        .any(|number| message.contains(&format!("(os error {number})")));
+    is_full.then(|| {
+        "the disk (or the quota) is full: free some space, or name a folder on another disk, and run again; \
+         what was committed stays"
+            .to_string()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_with_what_to_do_whichever_stage_found_it() {
+        let full = std::io::Error::from_raw_os_error(28);
+        let failed = |error: StageError| RunError::Stage {
+            stage: "train".into(),
+            partition: None,
+            error,
+        };
+        let help = failed(StageError::failed(format!("work/checkpoints/a: {full}"))).help();
+        assert!(help.is_some_and(|help| help.contains("free some space")));
+        let told = StageError::failed(format!("a: {full}")).with_help("ask the owner");
+        assert_eq!(failed(told).help().as_deref(), Some("ask the owner"));
+        let missing = std::io::Error::from_raw_os_error(2);
+        assert_eq!(failed(StageError::failed(missing)).help(), None);
     }
 }

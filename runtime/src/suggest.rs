@@ -28,6 +28,20 @@ pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str
     }
 }
 
+/// The candidates: those that contain `name` first, then those that are nearest to it.
+pub fn nearest_first<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let lower = name.to_lowercase();
+    let mut candidates: Vec<&str> = candidates.into_iter().collect();
+    candidates.sort_by_cached_key(|candidate| {
+        let candidate = candidate.to_lowercase();
+        (
+            !candidate.contains(&lower),
+            strsim::damerau_levenshtein(&lower, &candidate),
+        )
+    });
+    candidates
+}
+
 fn list(names: &[&str]) -> String {
     // A reader does not search a longer list for a slip.
     const SHOWN: usize = 20;
@@ -56,6 +70,7 @@ mod tests {
         );
         assert_eq!(nearest("Scan", ["scan"]), Some("scan"));
         assert_eq!(nearest("train", ["scan", "dedup"]), None);
+        assert_eq!(nearest_first("dedpu", ["split", "scan", "dedup"])[0], "dedup");
         assert_eq!(
             did_you_mean("x", ["scan", "dedup"], "stages"),
             "the stages are `scan`, `dedup`"

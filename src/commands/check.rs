@@ -1,9 +1,13 @@
 //! `flow check`: is the pipeline right?
 
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::Path;
 
+use flow_runtime::StageError;
 use flow_runtime::plan::Options;
 use flow_runtime::registry::Registry;
+use flow_runtime::spec::{Checked, CheckedStage, Diagnostic};
 
 use super::checked;
 use crate::arguments::CheckArguments;
@@ -12,22 +16,124 @@ use crate::table::plural;
 
 pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
+    let warnings = warnings(&checked);
+    for warning in &warnings {
+        match &warning.place {
+            Some(place) => writeln!(out, "{place}: warning: {}", warning.message)?,
+            None => writeln!(out, "warning: {}", warning.message)?,
+        }
+        if let Some(help) = &warning.help {
+            writeln!(out, "  help: {help}")?;
+        }
+    }
     let stages = plural(checked.stages.len() as u64, "stage");
+    let path = arguments.pipeline.pipeline.display();
+    let found = match warnings.len() {
+        0 => "nothing wrong".to_string(),
+        count => format!(
+            "nothing wrong with the pipeline itself, {}",
+            plural(count as u64, "warning")
+        ),
+    };
     if arguments.deep {
         // Making the plan lists every source and reads what the stages keep of their own.
         let options = Options::new(&arguments.state.state);
         flow_runtime::run::plan(&checked, &options).map_err(|error| Failure::run(error, &checked))?;
-        writeln!(
-            out,
-            "{}: {stages}, nothing wrong; the files are there",
-            arguments.pipeline.pipeline.display()
-        )?;
+        writeln!(out, "{path}: {stages}, {found}; the files are there")?;
     } else {
-        writeln!(
-            out,
-            "{}: {stages}, nothing wrong",
-            arguments.pipeline.pipeline.display()
-        )?;
+        writeln!(out, "{path}: {stages}, {found}")?;
     }
     Ok(Exit::Done)
+}
+
+/// What will probably go wrong, as far as it can be known without running.
+fn warnings(checked: &Checked) -> Vec<Diagnostic> {
+    let mut found = missing_sources(checked);
+    found.extend(empty_ranges(checked));
+    found.extend(same_manifest(checked));
+    found
+}
+
+/// Files and folders that are not there, each once.
+fn missing_sources(checked: &Checked) -> Vec<Diagnostic> {
+    let mut seen = BTreeSet::new();
+    let mut found = Vec::new();
+    for (index, stage) in checked.stages.iter().enumerate() {
+        for (setting, path) in stage.settings.sources() {
+            if path.as_os_str().is_empty() || path.exists() || !seen.insert(path.clone()) {
+                continue;
+            }
+            let message = format!("{} is not there", path.display());
+            found.push(checked.diagnose(index, &StageError::setting(setting, message)));
+        }
+    }
+    found
+}
+
+/// Pairs of parameters that are the ends of a range, the lower one first.
+const RANGES: [(&str, &str); 1] = [("min_duration", "max_duration")];
+
+/// Ranges of parameters that hold nothing.
+fn empty_ranges(checked: &Checked) -> Vec<Diagnostic> {
+    let params = &checked.pipeline.params;
+    let mut found = Vec::new();
+    for (low, high) in RANGES {
+        for lower in params {
+            let Some(group) = lower.name.strip_suffix(low) else {
+                continue;
+            };
+            let upper = params.iter().find(|param| param.name.strip_suffix(high) == Some(group));
+            let Some(upper) = upper else { continue };
+            let (Some(least), Some(most)) = (lower.value.as_f64(), upper.value.as_f64()) else {
+                continue;
+            };
+            if least > most {
+                let message = format!(
+                    "`{}` is {least}, more than `{}`, {most}: no row stays",
+                    lower.name, upper.name
+                );
+                found.push(Diagnostic::new(message).help(format!("{}; {}", lower.given_by, upper.given_by)));
+            }
+        }
+    }
+    found
+}
+
+/// Training and validation rows that are to have nothing in common, and are read from the same manifest.
+fn same_manifest(checked: &Checked) -> Vec<Diagnostic> {
+    let mut found = Vec::new();
+    for stage in &checked.stages {
+        let may_overlap = stage.settings.all()["allow_overlap"] == true;
+        if stage.kind.name() != "manifest.disjoint" || may_overlap {
+            continue;
+        }
+        let input = |name: &str| {
+            let input = stage.inputs.iter().find(|input| input.name == name)?;
+            Some((input.stage, manifest_of(&checked.stages[input.stage])?))
+        };
+        if let (Some((val, val_manifest)), Some((train, train_manifest))) = (input("val"), input("train"))
+            && is_same(&val_manifest, &train_manifest)
+        {
+            let train = &checked.stages[train].name;
+            let message = format!("these are the rows that `{train}` reads too: what is trained on cannot validate");
+            let wrong = StageError::setting("manifest", message);
+            found.push(checked.diagnose(val, &wrong));
+        }
+    }
+    found
+}
+
+/// The manifest that a stage reads, if it reads one.
+fn manifest_of(stage: &CheckedStage) -> Option<String> {
+    if stage.kind.name() != "manifest.read" {
+        return None;
+    }
+    let settings = stage.settings.all();
+    let manifest = settings["manifest"].as_str()?;
+    (!manifest.is_empty()).then(|| manifest.to_string())
+}
+
+fn is_same(one: &str, other: &str) -> bool {
+    let real = |path: &str| Path::new(path).canonicalize().ok();
+    one == other || real(one).is_some_and(|one| real(other) == Some(one))
 }

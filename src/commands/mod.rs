@@ -32,6 +32,7 @@ use flow_runtime::spec::{self, Checked, Overrides};
 use crate::arguments::{PipelineArguments, SelectionArguments};
 use crate::bundle;
 use crate::failure::Failure;
+use crate::usual_names::USUAL_NAMES;
 
 /// Reads and checks the pipeline that the arguments name.
 fn checked(arguments: &PipelineArguments, registry: &Registry) -> Result<Arc<Checked>, Failure> {
@@ -44,6 +45,7 @@ fn overrides(arguments: &PipelineArguments) -> Overrides {
     Overrides {
         configs: arguments.config.clone(),
         set: arguments.set.clone(),
+        usual_names: USUAL_NAMES,
         ..Overrides::default()
     }
 }

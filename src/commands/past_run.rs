@@ -15,6 +15,7 @@ use super::pipeline_file;
 use crate::arguments::LookArguments;
 use crate::failure::Failure;
 use crate::table::plural;
+use crate::usual_names::USUAL_NAMES;
 
 pub struct PastRun {
     pub id: String,
@@ -48,6 +49,7 @@ impl Wanted {
             let overrides = Overrides {
                 configs: arguments.config.clone(),
                 set: arguments.set.clone(),
+                usual_names: USUAL_NAMES,
                 ..Overrides::default()
             };
             // Parameters do not depend on kinds.

@@ -21,7 +21,9 @@ fn lines(checkpoints: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(checkpoints.join("metrics.jsonl")).unwrap();
     let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for line in &mut lines {
-        line.as_object_mut().unwrap().remove("seconds");
+        for name in ["seconds", "time", "audio_seconds_per_second"] {
+            line.as_object_mut().unwrap().remove(name);
+        }
     }
     lines
 }

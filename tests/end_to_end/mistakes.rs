@@ -125,6 +125,78 @@ fn a_typo_is_shown_with_file_line_and_a_suggestion() {
     }
 }
 
+/// What can be known without running is told by `flow check`, which does not run anything for it.
+#[test]
+fn check_warns_of_what_will_go_wrong() {
+    let place = Workplace::new("micro");
+    let manifest = place.path("train.jsonl");
+    std::fs::write(&manifest, "{}\n").unwrap();
+    let manifest = manifest.display().to_string();
+    let (train, val) = (format!("train_manifest={manifest}"), format!("val_manifest={manifest}"));
+    let check = |set: &[&str]| {
+        let mut check = program();
+        check.args(["check", "pipelines/finetune.yaml"]);
+        for value in ["out", "audio", "checkpoints", "model_out", "report"] {
+            check
+                .arg("--set")
+                .arg(format!("{value}={}", place.path(value).display()));
+        }
+        for value in set {
+            check.args(["--set", value]);
+        }
+        let output = check.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr(&output).to_string(),
+        )
+    };
+    let (code, said, _) = check(&[]);
+    assert!(code == Some(0) && !said.contains("warning"), "{said}");
+    for (set, expected) in [
+        (&["shards=nowhere/shards"][..], "nowhere/shards is not there"),
+        (&["init=nowhere.nemo"], "nowhere.nemo is not there"),
+        (&["tokenizer=nowhere.model"], "nowhere.model is not there"),
+        (
+            &["train_manifest=nowhere.jsonl", val.as_str()],
+            "nowhere.jsonl is not there",
+        ),
+        (&[train.as_str(), val.as_str()], "what is trained on cannot validate"),
+        (
+            &["min_duration=5", "max_duration=1"],
+            "`min_duration` is 5, more than `max_duration`, 1",
+        ),
+    ] {
+        let (code, said, _) = check(set);
+        assert_eq!(code, Some(0), "{set:?}: {said}");
+        assert!(said.contains("warning: ") && said.contains(expected), "{set:?}: {said}");
+    }
+    let (code, said, _) = check(&[&train, &val, "allow_overlap=true"]);
+    assert!(code == Some(0) && !said.contains("warning"), "{said}");
+    let (code, _, said) = check(&["train.phase1_lr=3"]);
+    assert!(code == Some(2) && said.contains("3 is above 1"), "{said}");
+    let (code, _, said) = check(&["train.learning_rate=3e-4"]);
+    assert!(
+        code == Some(2) && said.contains("here that is `train.phase1_lr` and `train.phase2_lr`"),
+        "{said}"
+    );
+}
+
+/// A model of the hub that is named without `hf://`, before anything is trained.
+#[test]
+fn a_model_of_the_hub_without_its_scheme_is_recognised() {
+    let place = Workplace::new("micro");
+    let output = crate::training::finetune(&place, &["init=nvidia/parakeet-tdt-0.6b-v2"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    assert!(
+        stderr(&output).contains("hf://nvidia/parakeet-tdt-0.6b-v2"),
+        "{}",
+        stderr(&output)
+    );
+}
+
 #[test]
 fn an_unknown_parameter_is_refused_with_a_suggestion() {
     let place = Workplace::new("micro");

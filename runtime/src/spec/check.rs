@@ -7,7 +7,7 @@ use arrow::datatypes::SchemaRef;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::merge::merge_groups;
-use super::pipeline::{Pipeline, Stage};
+use super::pipeline::{Edge, Pipeline, Stage};
 use super::source::Place;
 use super::yaml::{Part, Steps};
 use crate::error::StageError;
@@ -181,7 +181,10 @@ fn check_stage(
                 None => stage.origin.place(&Steps::default().key("from"), Part::Key),
             };
             let mut diagnostic = Diagnostic::new(in_stage(stage, &unfit.message)).at(place);
-            diagnostic.help = unfit.help;
+            let meant = edge
+                .zip(unfit.wanted)
+                .and_then(|(edge, wanted)| other_port(stage, edge, wanted, positions, done));
+            diagnostic.help = meant.or(unfit.help);
             found.push(diagnostic);
             None
         }
@@ -351,6 +354,27 @@ fn producers(
         }
     }
     whole.then_some(inputs)
+}
+
+/// Which other port of the stage that an edge comes from has the columns that the input needs, for a help.
+fn other_port(
+    stage: &Stage,
+    edge: &Edge,
+    wanted: &InputPort,
+    positions: &HashMap<&str, usize>,
+    done: &[Outcome],
+) -> Option<String> {
+    let producer = positions.get(edge.stage.as_str()).and_then(|index| done.get(*index));
+    let Some(Outcome::Checked(_, producer)) = producer else {
+        return None;
+    };
+    let outputs = &producer.shape.outputs;
+    let port = outputs.iter().find(|port| wanted.is_told_by(&port.schema))?;
+    // As it is written in the file of this stage, without the group that both are in.
+    let group = stage.name.rsplit_once('/').map(|(group, _)| format!("{group}/"));
+    let written = group.and_then(|group| edge.stage.strip_prefix(&group));
+    let written = written.unwrap_or(&edge.stage);
+    Some(format!("did you mean its port `{written}.{}`?", port.name))
 }
 
 fn in_stage(stage: &Stage, message: &str) -> String {

@@ -22,7 +22,7 @@ pub use crate::suggest::{did_you_mean, nearest};
 pub use crate::switched_off::SwitchedOff;
 pub use check::{Checked, CheckedInput, CheckedStage, check};
 pub use diagnostic::{Diagnostic, Diagnostics, Style};
-pub use params::{Overrides, ParamValue};
+pub use params::{Overrides, ParamValue, UsualNames};
 pub use pipeline::{Edge, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage};
 pub use read::{load, load_for_test, load_tests};
 pub use source::{Place, SourceFile};

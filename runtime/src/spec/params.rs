@@ -7,6 +7,7 @@
 
 mod fit;
 mod resolve;
+mod unknown;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +23,10 @@ pub(super) use {fit::brief, resolve::Scope};
 /// Reads an environment variable.
 pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
+/// Names of parameters that users of other programs type, without groups and in lower case, and the last parts of the names
+/// of those that may be meant: `("learning_rate", &["lr", "phase1_lr"])`.
+pub type UsualNames = &'static [(&'static str, &'static [&'static str])];
+
 /// What a user gives besides the pipeline file.
 #[derive(Clone)]
 pub struct Overrides {
@@ -30,6 +35,8 @@ pub struct Overrides {
     /// `name=value`, applied after the overlays, in order.
     pub set: Vec<String>,
     pub environment: Environment,
+    /// For the help where a parameter is unknown.
+    pub usual_names: UsualNames,
 }
 
 impl Default for Overrides {
@@ -38,6 +45,7 @@ impl Default for Overrides {
             configs: Vec::new(),
             set: Vec::new(),
             environment: Arc::new(|name| std::env::var(name).ok()),
+            usual_names: &[],
         }
     }
 }
@@ -86,6 +94,7 @@ pub(super) struct Params {
     params: Vec<Param>,
     /// What `${file_dir}` stands for.
     file_dir: String,
+    usual_names: UsualNames,
 }
 
 /// Stands for the folder of the file that it is written in.
@@ -97,9 +106,15 @@ const SHOWN: usize = 200;
 const LONG_FORM: [&str; 3] = ["default", "help", "required"];
 
 impl Params {
-    pub fn declare(source: &Arc<SourceFile>, declared: &Value, found: &mut Vec<Diagnostic>) -> Params {
+    pub fn declare(
+        source: &Arc<SourceFile>,
+        declared: &Value,
+        usual_names: UsualNames,
+        found: &mut Vec<Diagnostic>,
+    ) -> Params {
         let mut params = Params {
             file_dir: file_dir(&source.path),
+            usual_names,
             ..Params::default()
         };
         let steps = Steps::default().key("params");
@@ -443,10 +458,6 @@ impl Params {
             }
             Err(message) => Err(Refusal::Wrong(given.wrong(format!("parameter `{name}`: {message}")))),
         }
-    }
-
-    pub fn suggest(&self, name: &str) -> String {
-        did_you_mean(name, self.params.iter().map(|param| param.name.as_str()), "parameters")
     }
 }
 

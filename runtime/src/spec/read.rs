@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::params::{Environment, Overrides, Params, Scope, brief, file_dir, with_file_dir};
+use super::params::{Environment, Overrides, Params, Scope, UsualNames, brief, file_dir, with_file_dir};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Lookup, Problem, Taken};
@@ -40,7 +40,7 @@ pub fn load_for_test(
 
 /// Reads the tests of a pipeline file, and no more of it; not those of included files.
 pub fn load_tests(path: &Path, registry: &Registry) -> Result<Vec<TestCase>, Diagnostics> {
-    let mut reader = Reader::new(registry, Overrides::default().environment);
+    let mut reader = Reader::new(registry, &Overrides::default());
     let document = reader.document(path, None, "a pipeline", &KEYS);
     let tests = document.map(|document| {
         let tests = document.root.get("tests").unwrap_or(&Value::Null);
@@ -55,7 +55,7 @@ fn load_with(
     registry: &Registry,
     test: Option<&TestCase>,
 ) -> Result<Pipeline, Diagnostics> {
-    let mut reader = Reader::new(registry, Arc::clone(&overrides.environment));
+    let mut reader = Reader::new(registry, overrides);
     let read = reader.pipeline(path, None, "", |reader, params| {
         for config in &overrides.configs {
             reader.overlay(config, params);
@@ -97,6 +97,7 @@ const KEYS: [&str; 5] = ["description", "params", "include", "stages", "tests"];
 struct Reader<'r> {
     registry: &'r Registry,
     environment: Environment,
+    usual_names: UsualNames,
     /// The files that are being read, from the outermost in: an include of one of them is a circle.
     open: Vec<(PathBuf, PathBuf)>,
     found: Vec<Diagnostic>,
@@ -109,10 +110,11 @@ struct Parts {
 }
 
 impl<'r> Reader<'r> {
-    fn new(registry: &'r Registry, environment: Environment) -> Self {
+    fn new(registry: &'r Registry, overrides: &Overrides) -> Self {
         Reader {
             registry,
-            environment,
+            environment: Arc::clone(&overrides.environment),
+            usual_names: overrides.usual_names,
             open: Vec::new(),
             found: Vec::new(),
         }
@@ -147,7 +149,7 @@ impl Reader<'_> {
         self.open.push((same_file, path.to_path_buf()));
         let null = Value::Null;
         let entry = |key: &str| document.root.get(key).unwrap_or(&null);
-        let mut params = Params::declare(&document.source, entry("params"), &mut self.found);
+        let mut params = Params::declare(&document.source, entry("params"), self.usual_names, &mut self.found);
         give(self, &mut params);
         let environment = Arc::clone(&self.environment);
         let scope = params.resolve(&environment, &mut self.found);

@@ -178,8 +178,42 @@ toy!(
     |_with, _inputs| Ok(Shape::local(ports(&["rows"])))
 );
 
+fn words() -> SchemaRef {
+    let text = Field::new("text", DataType::Utf8, false);
+    let fields = schema()
+        .fields()
+        .iter()
+        .cloned()
+        .chain([Arc::new(text)])
+        .collect::<Vec<_>>();
+    Arc::new(Schema::new(fields))
+}
+
+toy!(
+    Speak,
+    "toy.speak",
+    NoSettings,
+    &[],
+    &[OutputPort::new("numbers", "numbers"), OutputPort::new("words", "words")],
+    |_with, _inputs| {
+        let mut outputs = ports(&["numbers", "words"]);
+        outputs[1].schema = words();
+        Ok(Shape::source(outputs))
+    }
+);
+toy!(
+    Hear,
+    "toy.hear",
+    NoSettings,
+    &[InputPort::whole("heard", "words").columns(&[("text", crate::ColumnType::Text)])],
+    &[],
+    |_with, _inputs| Ok(Shape::export())
+);
+
 fn registry() -> Registry {
     Registry::new(vec![
+        kind::<Speak>(),
+        kind::<Hear>(),
         kind::<Both>(),
         kind::<Count>(),
         kind::<Sql>(),
@@ -216,6 +250,10 @@ impl Files {
             configs: configs.iter().map(|name| self.path(name)).collect(),
             set: set.iter().map(|text| text.to_string()).collect(),
             environment: Arc::new(|name| (name == "HOME").then(|| "/home/x".to_string())),
+            usual_names: &[
+                ("learning_rate", &["phase1_lr", "phase2_lr"]),
+                ("epochs", &["max_steps", "steps"]),
+            ],
         };
         load(&self.path("p.yaml"), &overrides, &registry())
     }
@@ -624,6 +662,15 @@ fn documents_without_a_bottom_are_refused_by_place() {
 }
 
 #[test]
+fn another_port_of_the_stage_that_fits_is_named() {
+    let said = mistakes("flow: 1\nstages:\n  say: {uses: toy.speak}\n  hear: {uses: toy.hear, from: {heard: say}}\n");
+    assert!(
+        said.contains("has no column `text`") && said.contains("did you mean its port `say.words`?"),
+        "{said}"
+    );
+}
+
+#[test]
 fn formats_of_the_future_are_refused_by_name() {
     assert!(mistakes("flow: 2\nstages: []\n").contains("is of format 2, and this binary reads formats up to 1"));
     assert!(mistakes("flow: one\n").contains("`flow` must be 1"));
@@ -632,6 +679,11 @@ fn formats_of_the_future_are_refused_by_name() {
     assert!(mistakes("flow: 1\n").contains("this pipeline has no stages"));
     assert!(mistakes("flow: 1\nstages: {a: !x {uses: b}}\n").contains("tags"));
     assert!(mistakes("flow: 1\nstages:\n\ta: 1\n").contains("p.yaml:3:1: error: this is no YAML"));
+    let said = mistakes("flow: 1\nstages: {}\nparams: {a: 1, b: '${a}', a: 2}\n");
+    assert!(
+        said.contains("p.yaml:3:27: error: duplicate key: `a` is given twice") && !said.contains("YAML"),
+        "{said}"
+    );
     let said = mistakes("flow: 1\nstages: {a: {uses: x, with: {y: ${z}}}}\n");
     assert!(
         said.contains("help: within { } or [ ] put quotes around a text that holds ${...}"),
@@ -669,6 +721,14 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         ("count=-7", "count", "-7"),
         ("share=2", "share", "2.0"),
         ("share=3e-4", "share", "0.0003"),
+        ("count=1e5", "count", "100000"),
+        ("count=-2.0", "count", "-2"),
+        ("count=100k", "count", "100000"),
+        ("count=1.5k", "count", "1500"),
+        ("count=2M", "count", "2000000"),
+        ("count=0k", "count", "0"),
+        ("list=[3, 1k]", "list", "[3,1000]"),
+        ("text=100k", "text", r#""100k""#),
         ("flag=false", "flag", "false"),
         ("list=[3]", "list", "[3]"),
         ("free={x: 1}", "free", r#"{"x":1}"#),
@@ -687,6 +747,14 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
             "error: --set count=1.5: parameter `count`: expected a whole number like its default 3, found 1.5",
         ),
         ("count=", "found nothing"),
+        ("count=1.5e-1", "found 0.15"),
+        ("count=1e300", "expected a whole number"),
+        ("count=.inf", "expected a whole number"),
+        ("count=1.2345k", "expected a whole number"),
+        ("count=k", "expected a whole number"),
+        ("count=1.k", "expected a whole number"),
+        ("count=-1k", "expected a whole number"),
+        ("count=99999999999999999M", "expected a whole number"),
         ("flag=1", "expected true or false like its default true, found 1"),
         ("list=[x]", "item 1: expected a whole number"),
         ("map.d=1", "unknown key `d`"),
@@ -710,6 +778,44 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         assert!(said.contains(expected), "{set}: {said}");
     }
     assert_eq!(value(&["free.x=1", "free.y=2"], "free"), r#"{"x":1,"y":2}"#);
+}
+
+#[test]
+fn usual_names_of_other_programs_lead_to_the_parameters_here() {
+    let text = "flow: 1
+params:
+  train: {phase1_lr: 1e-3, phase2_lr: 1e-4, max_steps: 9, warmup_steps: 1, clip: 1.0}
+  max_rows: 3
+stages: {s: {uses: toy.count, with: {rows: 1}}}
+";
+    let files = Files::new(&[("p.yaml", text), ("o.yaml", "flow: 1\nparams: {train: {epochs: 3}}\n")]);
+    for (set, expected) in [
+        (
+            "train.learning_rate=1",
+            "here that is `train.phase1_lr` and `train.phase2_lr`",
+        ),
+        (
+            "Learning-Rate=1",
+            "here that is `train.phase1_lr` and `train.phase2_lr`",
+        ),
+        ("epochs=1", "here that is `train.max_steps`"),
+        // A parameter of that name in another group, or in none.
+        ("max_steps=1", "did you mean `train.max_steps`?"),
+        ("train.max_rows=1", "did you mean `max_rows`?"),
+        ("train.max_stesp=1", "did you mean `train.max_steps`?"),
+        ("train.warmup=1", "the parameters in `train` are `train.warmup_steps`, "),
+    ] {
+        let said = files.load(&[], &[set]).map(drop).unwrap_err().to_string();
+        assert!(
+            said.contains("unknown parameter") && said.contains(expected),
+            "{set}: {said}"
+        );
+    }
+    let said = files.load(&["o.yaml"], &[]).map(drop).unwrap_err().to_string();
+    assert!(
+        said.contains("o.yaml") && said.contains("here that is `train.max_steps`"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! YAML is read here: documents, paths into them, and where a path stands in the text.
 
 mod depth;
+mod doubled;
 mod locate;
 
 use std::fmt;
@@ -94,6 +95,8 @@ pub struct SyntaxError {
     pub message: String,
     /// Line and column, both from 1, the column in characters.
     pub at: Option<(usize, usize)>,
+    /// It is YAML, but a map has a key twice.
+    pub is_doubled_key: bool,
 }
 
 /// Reads one YAML document. An empty one is null.
@@ -105,13 +108,22 @@ pub fn parse_text(text: &str) -> Result<Value, SyntaxError> {
         return Err(SyntaxError {
             message: too_deep(),
             at: Some(at),
+            is_doubled_key: false,
         });
     }
     serde_yaml::from_str::<Value>(text).map_err(|error| {
+        if let Some((key, at)) = doubled::doubled_key(text) {
+            return SyntaxError {
+                message: format!("duplicate key: `{key}` is given twice in one map"),
+                at: Some(at),
+                is_doubled_key: true,
+            };
+        }
         let at = error.location().map(|location| (location.line(), location.column()));
         SyntaxError {
             message: without_place(&error.to_string()),
             at,
+            is_doubled_key: false,
         }
     })
 }
@@ -334,6 +346,17 @@ mod tests {
         let error = parse_text("a: 1\nb: [1, 2\nc: 3\n").unwrap_err();
         assert!(error.at.is_some_and(|(line, _)| line >= 2), "{error:?}");
         assert!(parse_text("a: 1\na: 2\n").unwrap_err().message.contains("duplicate"));
+        for (text, key, at) in [
+            ("a: 1\nb: {c: [1, {d: 1, e: 2, d: 3}]}\n", "d", (2, 25)),
+            ("a:\n  b: 1\n  c: 2\n\"a\": 3\n", "a", (4, 1)),
+        ] {
+            let error = parse_text(text).unwrap_err();
+            assert_eq!((error.at, error.is_doubled_key), (Some(at), true), "{error:?}");
+            assert!(error.message.contains(&format!("`{key}` is given twice")), "{error:?}");
+        }
+        // The same key in another map is no double, and what is no YAML is still that.
+        assert!(parse_text("a: {b: 1}\nc: {b: 2}\n").is_ok());
+        assert!(!parse_text("a: 1\nb: [1, 2\n").unwrap_err().is_doubled_key);
         assert_eq!(parse_text("  \n"), Ok(Value::Null));
     }
 

@@ -241,6 +241,19 @@ impl RejectSet {
         commonest
     }
 
+    /// How many rows were refused and for which reason most of them, in words for a message.
+    pub fn in_words(&self) -> String {
+        match self.commonest() {
+            Some((stage, most)) => format!(
+                "{} were refused before; the commonest reason is `{}` of stage {stage}, {} times",
+                self.rows(),
+                most.reason,
+                most.rows
+            ),
+            None => "none was refused before".to_owned(),
+        }
+    }
+
     /// Digest of all rejects, with the names of stages and partitions (which are part of what is exported).
     pub fn digest(&self) -> Digest {
         Digest::of_parts(self.stages.iter().flat_map(|stage| {

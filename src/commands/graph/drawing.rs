@@ -5,50 +5,36 @@ use std::fmt::Write;
 use flow_runtime::Role;
 
 use super::Node;
-
-const WIDTH: usize = 190;
-const HEIGHT: usize = 44;
-const GAP_X: usize = 24;
-const GAP_Y: usize = 46;
-const MARGIN: usize = 16;
+use super::layout::{HEIGHT, WIDTH, layout};
 
 /// The pipeline as SVG. `nodes` stand producers first.
 pub fn svg(nodes: &[Node]) -> String {
-    let places = places(nodes);
-    let x = |column: usize| MARGIN + column * (WIDTH + GAP_X);
-    let y = |row: usize| MARGIN + row * (HEIGHT + GAP_Y);
-    let columns = places.iter().map(|(_, column)| column + 1).max().unwrap_or(1);
-    let rows = places.iter().map(|(row, _)| row + 1).max().unwrap_or(1);
-    let (width, height) = (x(columns) - GAP_X + MARGIN, y(rows) - GAP_Y + MARGIN);
+    let layout = layout(nodes);
+    let (width, height) = layout.size;
     let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"sans-serif\">\n\
          <defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0 8 4 0 8z\" fill=\"#666\"/></marker></defs>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
     );
-    for (node, (row, column)) in nodes.iter().zip(&places) {
-        for (producer, port) in &node.inputs {
-            let (from_row, from_column) = places[*producer];
-            let (x1, y1) = (x(from_column) + WIDTH / 2, y(from_row) + HEIGHT);
-            let (x2, y2) = (x(*column) + WIDTH / 2, y(*row));
-            let bend = (y2 - y1) / 2;
-            let pale = pale(node.off || nodes[*producer].off);
-            let _ = writeln!(
-                text,
-                "<path d=\"M{x1} {y1} C{x1} {} {x2} {} {x2} {y2}\" fill=\"none\" stroke=\"#666\" marker-end=\"url(#tip)\"{pale}/>",
-                y1 + bend,
-                y2 - bend
-            );
-            if let Some(port) = port {
-                let (at_x, at_y) = ((x1 + x2) / 2 + 4, (y1 + y2) / 2);
-                let _ = writeln!(
-                    text,
-                    "<text x=\"{at_x}\" y=\"{at_y}\" font-size=\"10\" fill=\"#666\">{}</text>",
-                    escaped(port)
-                );
-            }
-        }
+    for edge in &layout.edges {
+        let pale = pale(nodes[edge.consumer].off || nodes[edge.producer].off);
+        let _ = writeln!(
+            text,
+            "<path d=\"{}\" fill=\"none\" stroke=\"#666\" marker-end=\"url(#tip)\"{pale}/>",
+            path(&edge.points)
+        );
     }
-    for (node, (row, column)) in nodes.iter().zip(&places) {
+    for label in &layout.labels {
+        // The white edge of the letters parts them from lines behind.
+        let _ = writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\" fill=\"#666\" stroke=\"#fff\" stroke-width=\"3\" paint-order=\"stroke\">{}</text>",
+            label.at.0,
+            label.at.1,
+            escaped(&label.text)
+        );
+    }
+    for (node, (left, top)) in nodes.iter().zip(&layout.boxes) {
         let fill = match node.role {
             Role::Source => "#e3f1e3",
             Role::Local => "#f4f4f4",
@@ -56,24 +42,23 @@ pub fn svg(nodes: &[Node]) -> String {
             Role::Log => "#f8ecdc",
             Role::Export => "#f6e3ee",
         };
-        let (left, top) = (x(*column), y(*row));
-        let middle = left + WIDTH / 2;
+        let middle = left + WIDTH / 2.0;
         let fill = if node.off { "#fff" } else { fill };
         let _ = writeln!(text, "<g{}>", pale(node.off));
         let _ = writeln!(
             text,
-            "<rect x=\"{left}\" y=\"{top}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\" fill=\"{fill}\" stroke=\"#888\"/>"
+            "<rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\" fill=\"{fill}\" stroke=\"#888\"/>"
         );
         let _ = writeln!(
             text,
-            "<text x=\"{middle}\" y=\"{}\" font-size=\"13\" text-anchor=\"middle\">{}</text>",
-            top + 19,
+            "<text x=\"{middle:.1}\" y=\"{:.1}\" font-size=\"13\" text-anchor=\"middle\">{}</text>",
+            top + 19.0,
             escaped(&fitted(&node.name))
         );
         let _ = writeln!(
             text,
-            "<text x=\"{middle}\" y=\"{}\" font-size=\"10\" fill=\"#555\" text-anchor=\"middle\">{}</text>",
-            top + 34,
+            "<text x=\"{middle:.1}\" y=\"{:.1}\" font-size=\"10\" fill=\"#555\" text-anchor=\"middle\">{}</text>",
+            top + 34.0,
             escaped(&node.kind)
         );
         text.push_str("</g>\n");
@@ -91,27 +76,20 @@ fn pale(off: bool) -> &'static str {
     }
 }
 
-/// Row and column of each node: below its lowest producer; in a row, near the middle of its producers.
-fn places(nodes: &[Node]) -> Vec<(usize, usize)> {
-    let mut places: Vec<(usize, usize)> = Vec::new();
-    let mut taken: Vec<Vec<usize>> = Vec::new();
-    for node in nodes {
-        let producers: Vec<(usize, usize)> = node.inputs.iter().map(|(producer, _)| places[*producer]).collect();
-        let row = producers.iter().map(|(row, _)| row + 1).max().unwrap_or(0);
-        let wished = producers
-            .iter()
-            .map(|(_, column)| column)
-            .sum::<usize>()
-            .checked_div(producers.len())
-            .unwrap_or(0);
-        if taken.len() <= row {
-            taken.resize(row + 1, Vec::new());
-        }
-        let column = (wished..).find(|column| !taken[row].contains(column)).unwrap_or(wished);
-        taken[row].push(column);
-        places.push((row, column));
+/// The path of an edge: straight and bent in turn, a bend with upright ends.
+fn path(points: &[(f64, f64)]) -> String {
+    let mut text = String::new();
+    for (number, (x, y)) in points.iter().enumerate() {
+        let _ = match number.checked_sub(1).map(|before| points[before]) {
+            None => write!(text, "M{x:.1} {y:.1}"),
+            Some(_) if number % 2 == 1 => write!(text, " L{x:.1} {y:.1}"),
+            Some((from_x, from_y)) => {
+                let middle = (from_y + y) / 2.0;
+                write!(text, " C{from_x:.1} {middle:.1} {x:.1} {middle:.1} {x:.1} {y:.1}")
+            }
+        };
     }
-    places
+    text
 }
 
 /// A name that fits its box.
@@ -153,12 +131,12 @@ mod tests {
             node("e", &[2, 0]),
             node("<f>", &[0]),
         ];
-        let places = places(&nodes);
+        let places = layout(&nodes).boxes;
         for (index, node) in nodes.iter().enumerate() {
             assert!(
                 node.inputs
                     .iter()
-                    .all(|(producer, _)| places[*producer].0 < places[index].0)
+                    .all(|(producer, _)| places[*producer].1 < places[index].1)
             );
             assert!(!places[..index].contains(&places[index]));
         }

@@ -140,6 +140,10 @@ impl Kind for Probe {
         })
     }
 
+    fn sources(settings: &ProbeSettings) -> Vec<(&'static str, PathBuf)> {
+        vec![("shards", settings.shards.clone())]
+    }
+
     fn open(settings: &ProbeSettings, context: &Context) -> Result<Body, StageError> {
         let pool = decoding_pool(context)?;
         Ok(Body::Source(Box::new(Prober {

@@ -7,6 +7,7 @@ use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch,
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use candle_core::DType;
 use flow_audio::probe::MEMBER_COLUMNS;
+use flow_hub::{Hub, HubError, HubReference};
 use flow_kernels::device::DeviceChoice;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
@@ -68,7 +69,9 @@ pub struct DecodeSettings {
     /// Utterances per language to transcribe, always the same ones; 0 for all.
     pub samples_per_language: usize,
     /// The model to transcribe with, where none comes from a `training.train`: a `.nemo` archive, a model folder such as
-    /// a checkpoint, or a Hugging Face folder.
+    /// a checkpoint, a Hugging Face folder, or a model of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`, which
+    /// is downloaded into the hub's own cache. Of a model of the hub its reference decides what is done again, not its bytes:
+    /// name a revision where it may change.
     pub model: String,
     /// Of so many utterances, those with the most errors, the audio is kept for the report; 0 for none.
     pub clips: usize,
@@ -125,9 +128,23 @@ impl DecodeSettings {
             .map_err(|error| StageError::setting("device", error))
     }
 
+    /// The model of the hub that is named, if one is.
+    fn of_hub(&self) -> Result<Option<HubReference>, StageError> {
+        HubReference::parse(self.model.trim()).transpose().map_err(hub_error)
+    }
+
     /// The model that is named, if one is.
     fn named(&self) -> Option<&Path> {
         Some(self.model.trim()).filter(|model| !model.is_empty()).map(Path::new)
+    }
+}
+
+/// Every reference to the hub here is the value of the setting `model`.
+fn hub_error(error: HubError) -> StageError {
+    match error {
+        HubError::Reference { message } => StageError::setting("model", message),
+        HubError::Unavailable { message, help } => StageError::failed(message).with_help(help),
+        error @ HubError::File { .. } => StageError::failed(error),
     }
 }
 
@@ -190,6 +207,7 @@ impl Kind for EvaluationDecode {
 
     fn shape(settings: &DecodeSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         settings.device()?;
+        settings.of_hub()?;
         match (inputs.get("model"), settings.named()) {
             (None, Some(_)) | (Some(_), None) => {}
             (None, None) => {
@@ -217,6 +235,13 @@ impl Kind for EvaluationDecode {
         })
     }
 
+    fn sources(settings: &DecodeSettings) -> Vec<(&'static str, PathBuf)> {
+        match (settings.of_hub(), settings.named()) {
+            (Ok(None), Some(model)) => vec![("model", model.to_path_buf())],
+            _ => Vec::new(),
+        }
+    }
+
     fn ready(settings: &DecodeSettings) -> Result<(), StageError> {
         let checked = settings.device()?.check();
         checked.map_err(|error| StageError::setting("device", error))
@@ -231,13 +256,18 @@ impl Kind for EvaluationDecode {
 
     /// Where the tars are does not decide what they hold.
     fn identity(settings: &DecodeSettings) -> Value {
-        json!({
+        let mut identity = json!({
             "set": settings.set,
             "samples_per_language": settings.samples_per_language,
             "named": settings.named().is_some(),
             "weights": settings.weights,
             "clips": [settings.clips, settings.clip_bytes],
-        })
+        });
+        // Its files are known only when it was fetched.
+        if let Ok(Some(reference)) = settings.of_hub() {
+            identity["hub"] = json!(reference.to_string());
+        }
+        identity
     }
 }
 
@@ -247,6 +277,16 @@ struct DecodeBody {
 }
 
 impl DecodeBody {
+    /// The local path of a model of the hub.
+    fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
+        let hub = Hub::from_environment().map_err(hub_error)?;
+        let fetched = hub.fetch(reference, &mut |line| {
+            self.context.report(json!({ "line": line }));
+            !self.context.cancel.is_set()
+        });
+        fetched.map_err(hub_error)?.ok_or_else(|| StageError::failed("stopped"))
+    }
+
     /// The recordings that are transcribed. What they hold is no part of the rows, so it belongs to the key.
     fn recordings(&self) -> Result<Recordings, StageError> {
         let (rows, settings) = (self.context.required("rows")?, &self.settings);
@@ -266,10 +306,16 @@ impl DecodeBody {
 
 impl Source for DecodeBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let files = self.settings.named().map(OpenModel::files).transpose();
-        let files = files
-            .map_err(|error| StageError::setting("model", error))?
-            .unwrap_or_default();
+        let files = match (self.settings.of_hub()?, self.settings.named()) {
+            (Some(_), _) | (None, None) => Vec::new(),
+            (None, Some(model)) => OpenModel::files(model).map_err(|error| {
+                let wrong = StageError::setting("model", error);
+                match HubReference::meant(&self.settings.model) {
+                    Some(meant) => wrong.with_help(format!("a model of the Hugging Face hub is written {meant}")),
+                    None => wrong,
+                }
+            })?,
+        };
         Ok(vec![SourcePartition {
             name: Partition::new(ALL),
             files,
@@ -288,10 +334,10 @@ impl Source for DecodeBody {
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
-        let named = self.settings.named();
-        let model = match named {
-            Some(model) => model.to_path_buf(),
-            None => {
+        let model = match (self.settings.of_hub()?, self.settings.named()) {
+            (Some(reference), _) => self.fetched(&reference)?,
+            (None, Some(model)) => model.to_path_buf(),
+            (None, None) => {
                 let model = read_model(self.context.required("model")?)?;
                 model
                     .ok_or_else(|| StageError::failed("there is no trained model"))?

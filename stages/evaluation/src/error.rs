@@ -47,16 +47,7 @@ impl EvaluationError {
 /// The error where nothing is left that could be scored: what is missing, and the commonest reason of the rows that were
 /// refused before.
 pub fn nothing_to_score(what: impl std::fmt::Display, rejects: &RejectSet) -> StageError {
-    let why = match rejects.commonest() {
-        Some((stage, most)) => format!(
-            "{} were refused before; the commonest reason is `{}` of stage {stage}, {} times",
-            rejects.rows(),
-            most.reason,
-            most.rows
-        ),
-        None => "none was refused before".to_owned(),
-    };
-    StageError::failed(format!("{what} ({why})"))
+    StageError::failed(format!("{what} ({})", rejects.in_words()))
         .with_help("`flow rejects` shows what was refused; or look at how the rows are split and chosen")
 }
 

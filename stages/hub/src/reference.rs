@@ -1,6 +1,7 @@
 //! References to models of the hub: `hf://OWNER/NAME[@REVISION][/FILE]`.
 
 use std::fmt;
+use std::path::Path;
 
 use crate::error::HubError;
 
@@ -25,6 +26,15 @@ impl HubReference {
         Some(Self::read(rest).ok_or_else(|| HubError::Reference {
             message: format!("`{text}` names no model of the hub; write hf://OWNER/NAME, hf://OWNER/NAME@REVISION or hf://OWNER/NAME/FILE"),
         }))
+    }
+
+    /// What to write for a text that is no path which is there, but can be the `OWNER/NAME` of a model of the hub.
+    pub fn meant(text: &str) -> Option<String> {
+        let is_file = ["nemo", "ckpt", "model", "safetensors", "bin", "pt"];
+        let (owner, name) = text.split_once('/')?;
+        let suffix = name.rsplit_once('.').map_or("", |(_, suffix)| suffix);
+        let fits = plain_name(owner) && plain_name(name) && !is_file.contains(&suffix);
+        (fits && !Path::new(text).exists()).then(|| format!("hf://{text}"))
     }
 
     fn read(rest: &str) -> Option<Self> {

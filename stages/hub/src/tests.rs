@@ -209,6 +209,26 @@ fn a_greeting_takes_any_answer_and_sends_no_token() {
 }
 
 #[test]
+fn a_name_without_the_scheme_is_recognised() {
+    let meant = HubReference::meant("nvidia/parakeet-tdt-0.6b-v2");
+    assert_eq!(meant.as_deref(), Some("hf://nvidia/parakeet-tdt-0.6b-v2"));
+    for other in [
+        "none",
+        "models/small.nemo",
+        "work/mini/checkpoints",
+        "../small",
+        "/models/small",
+        "hf://nvidia/parakeet",
+        "a b/c",
+        "",
+        // A file that is there.
+        "src/tests.rs",
+    ] {
+        assert_eq!(HubReference::meant(other), None, "{other}");
+    }
+}
+
+#[test]
 fn references_are_read_and_hostile_ones_refused() {
     let plain = reference("hf://nvidia/parakeet-tdt-0.6b-v3");
     assert_eq!(

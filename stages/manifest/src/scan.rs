@@ -80,6 +80,10 @@ impl Kind for Scan {
         })
     }
 
+    fn sources(settings: &ScanSettings) -> Vec<(&'static str, PathBuf)> {
+        vec![("shards", settings.shards.clone())]
+    }
+
     fn open(settings: &ScanSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Source(Box::new(Scanner {
             settings: settings.clone(),

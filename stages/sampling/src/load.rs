@@ -318,7 +318,7 @@ impl LoadBody {
                 let made = self.pool.install(|| Curriculum::new(&data.rows, hashes, &wanted));
                 let curriculum = made.map_err(|stopped| match stopped {
                     Stopped::Stage(error) => error,
-                    Stopped::Sampling(error) => refused(error),
+                    Stopped::Sampling(error) => refused(error, &self.context.rejects),
                 })?;
                 let loader = Arc::new(Loader {
                     data,
@@ -347,7 +347,7 @@ impl Source for LoadBody {
         let loader = self.loader()?;
         let pool = &self.pool;
         pool.install(|| loader.curriculum.check(&loader.data.rows))
-            .map_err(refused)?;
+            .map_err(|error| refused(error, &self.context.rejects))?;
         let partition = |step| SourcePartition {
             name: Partition::from(step_name(step)),
             files: Vec::new(),
@@ -367,7 +367,7 @@ impl Source for LoadBody {
         let step = self
             .pool
             .install(|| stage.step(&loader.data.rows, number))
-            .map_err(refused)?;
+            .map_err(|error| refused(error, &self.context.rejects))?;
         let mut wanted: Vec<(u32, u32, Utterance<'_>)> = Vec::new();
         let mut places: Vec<(u32, u32)> = Vec::new();
         for rank in 0..step.ranks {

@@ -323,6 +323,38 @@ fn a_rank_without_batches_is_refused() {
 }
 
 #[test]
+fn where_no_row_is_left_the_commonest_reject_is_named() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut harness = Harness::<Load>::new(settings())
+        .scratch(temp.path())
+        .input("rows", rows_schema())
+        .input("members", members_schema())
+        .feed("rows", "hi/hi_0000", RecordBatch::new_empty(rows_schema()))
+        .empty_partition("members", "hi/hi_0000");
+    for (row, reason) in (0..).zip(["quality_too_low", "duration_too_long", "duration_too_long"]) {
+        let reject = flow_runtime::Reject {
+            row: Some(row),
+            segment_id: None,
+            reason: reason.into(),
+            class: flow_runtime::RejectClass::Rule,
+            detail: String::new(),
+            values: String::new(),
+        };
+        harness = harness.rejected("cleaned", "hi/hi_0000", reject);
+    }
+    let error = harness.run().unwrap_err();
+    assert!(matches!(&error, StageError::Refused { .. }), "{error}");
+    let error = error.to_string();
+    for part in [
+        "no rows to train on",
+        "3 were refused",
+        "`duration_too_long` of stage cleaned, 2 times",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
 fn an_empty_micro_batch_still_takes_part() {
     let batch = micro_batch(7, 1, 2, 3, &[]).unwrap();
     assert_eq!(

@@ -10,8 +10,8 @@ use arrow::array::{
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Shape, Source,
-    SourcePartition, StageError,
+    Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, RejectSet, Shape,
+    Source, SourcePartition, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -169,6 +169,11 @@ impl Kind for Plan {
         Ok(Shape::source(outputs))
     }
 
+    fn sources(settings: &PlanSettings) -> Vec<(&'static str, PathBuf)> {
+        let file = settings.has_file().then(|| ("manifest", settings.manifest.clone()));
+        file.into_iter().collect()
+    }
+
     fn open(settings: &PlanSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Source(Box::new(Planner {
             settings: settings.clone(),
@@ -229,13 +234,17 @@ impl Source for Planner {
         };
         let packing = self.settings.packing();
         let epoch = u64::from(self.settings.epoch);
-        let plan = BatchPlan::new(&rows, &packing, epoch).map_err(refused)?;
+        let plan = BatchPlan::new(&rows, &packing, epoch).map_err(|error| refused(error, &self.context.rejects))?;
         let figures = PlanFigures::of(&plan, &rows);
         if plan.batches_per_rank() == 0 {
             let message = format!(
-                "no batches: {} rows do not fill one step of {} ranks x {} micro-batches of {} s; lower `max_batch_seconds`, \
-                 `grad_accum` or `world_size`",
-                figures.rows, packing.world_size, packing.grad_accum, packing.max_batch_seconds
+                "no batches: {} rows do not fill one step of {} ranks x {} micro-batches of {} s ({}); lower \
+                 `max_batch_seconds`, `grad_accum` or `world_size`",
+                figures.rows,
+                packing.world_size,
+                packing.grad_accum,
+                packing.max_batch_seconds,
+                self.context.rejects.in_words()
             );
             self.context.events.send(Event::Warning {
                 stage: Some(self.context.stage.clone()),
@@ -277,20 +286,24 @@ impl Planner {
     }
 }
 
-/// What a user can change stands at its setting.
-pub(crate) fn refused(error: SamplingError) -> StageError {
+/// What a user can change stands at its setting. Where rows are missing, the commonest reason of `rejects` is named.
+pub(crate) fn refused(error: SamplingError, rejects: &RejectSet) -> StageError {
     match error {
         SamplingError::Setting { name, why } => StageError::setting(name, format!("`{name}`: {why}")),
         error @ SamplingError::Repeats { .. } => StageError::setting("temperature", error.to_string()),
         SamplingError::Stage { stage, error } => {
-            let mut error = refused(*error);
+            let mut error = refused(*error, rejects);
             if let StageError::Refused { message, .. } | StageError::Setting { message, .. } = &mut error {
                 *message = format!("stage {stage} of the curriculum: {message}");
             }
             error
         }
+        SamplingError::NoBatch { rows: 0, .. } => StageError::Refused {
+            message: format!("there are no rows to train on ({})", rejects.in_words()),
+            help: Some("`flow rejects` shows what was refused; or look at how the rows are split and chosen".into()),
+        },
         error @ SamplingError::NoBatch { .. } => StageError::Refused {
-            message: error.to_string(),
+            message: format!("{error} ({})", rejects.in_words()),
             help: Some("lower `max_batch_seconds`, `grad_accum` or `ranks`, or give more rows".into()),
         },
         other => StageError::failed(other),

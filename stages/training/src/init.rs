@@ -37,12 +37,18 @@ pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
         return Ok(());
     }
     if !Path::new(&settings.init).exists() {
-        return Err(TrainingError::setting(
-            "init",
-            format!("{} is not there", settings.init),
-        ));
+        return Err(TrainingError::setting("init", not_there(&settings.init)));
     }
     Ok(())
+}
+
+/// What to say of a model that is not there.
+pub(crate) fn not_there(model: &str) -> String {
+    let mut message = format!("{model} is not there");
+    if let Some(meant) = HubReference::meant(model) {
+        message.push_str(&format!("; a model of the Hugging Face hub is written {meant}"));
+    }
+    message
 }
 
 /// The model before its first step, and what became of the vocabulary where it is another than that of `init`.

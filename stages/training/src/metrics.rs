@@ -2,11 +2,14 @@
 //!
 //! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}`, `{"kind": "skipped", ...}` and
 //! `{"kind": "left_out", ...}` (recordings that could not be loaded) when they happen. `step` is the number of optimizer
-//! steps done. The same figures go to TensorBoard's event files in the folder `tensorboard`.
+//! steps done, `time` when the line was written, in seconds since 1970. Figures that other programs have too stand under their
+//! usual names beside ours: `train_loss` and `learning_rate` in lines of training, `val_wer` and `val_cer` in evaluations. The
+//! same figures go to TensorBoard's event files in the folder `tensorboard`.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -58,12 +61,78 @@ impl Metrics {
         Ok(Metrics { path, file, events })
     }
 
+    /// Writes a line, with the time and the usual names.
     pub fn append(&mut self, value: &Value) -> Result<(), TrainingError> {
+        let value = &with_usual_names(value.clone(), seconds_since_epoch());
         let mut line = value.to_string();
         line.push('\n');
         self.file
             .write_all(line.as_bytes())
             .map_err(TrainingError::file(&self.path))?;
         self.events.line(value)
+    }
+}
+
+/// Kind of a line, our name of a figure, and the usual one.
+const USUAL: [(&str, &str, &str); 4] = [
+    ("train", "loss", "train_loss"),
+    ("train", "lr", "learning_rate"),
+    ("evaluation", "wer", "val_wer"),
+    ("evaluation", "cer", "val_cer"),
+];
+
+fn with_usual_names(mut line: Value, time: f64) -> Value {
+    for (kind, ours, usual) in USUAL {
+        if line["kind"] == kind {
+            line[usual] = line[ours].clone();
+        }
+    }
+    if let (Some(audio), Some(seconds)) = (line["audio_seconds"].as_f64(), line["seconds"].as_f64())
+        && seconds > 0.0
+    {
+        line["audio_seconds_per_second"] = Value::from(audio / seconds);
+    }
+    line["time"] = Value::from(time);
+    line
+}
+
+/// Seconds since 1970; 0 where the clock stands before that.
+pub(crate) fn seconds_since_epoch() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |past| past.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn figures_stand_under_their_usual_names_too() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut metrics = Metrics::open(temp.path(), None).unwrap();
+        let before = seconds_since_epoch();
+        for line in [
+            json!({ "kind": "train", "step": 10, "loss": 2.5, "lr": 1e-3, "audio_seconds": 90.0, "seconds": 2.0 }),
+            json!({ "kind": "evaluation", "step": 10, "wer": 0.25, "cer": null, "seconds": 3.0 }),
+            json!({ "kind": "skipped", "step": 11, "loss": null }),
+        ] {
+            metrics.append(&line).unwrap();
+        }
+        let text = fs::read_to_string(temp.path().join(METRICS)).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let train = &lines[0];
+        assert_eq!((&train["train_loss"], &train["loss"]), (&json!(2.5), &json!(2.5)));
+        assert_eq!((&train["learning_rate"], &train["lr"]), (&json!(1e-3), &json!(1e-3)));
+        assert_eq!(train["audio_seconds_per_second"], 45.0);
+        assert_eq!((&lines[1]["val_wer"], &lines[1]["wer"]), (&json!(0.25), &json!(0.25)));
+        assert!(lines[1].get("val_cer").is_some_and(Value::is_null));
+        assert!(lines[1].get("audio_seconds_per_second").is_none() && lines[2].get("train_loss").is_none());
+        for line in &lines {
+            let time = line["time"].as_f64().unwrap();
+            assert!(time >= before && time <= seconds_since_epoch(), "{line}");
+        }
     }
 }

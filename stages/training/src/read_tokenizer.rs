@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
 use crate::error::TrainingError;
+use crate::init::not_there;
 use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 
 /// Reads the tokenizer that a model is trained with.
@@ -103,6 +104,15 @@ impl Kind for ReadTokenizer {
         Ok(Shape::source(vec![tokenizer_port()]))
     }
 
+    fn sources(settings: &ReadTokenizerSettings) -> Vec<(&'static str, PathBuf)> {
+        match settings.source() {
+            Ok(Origin::File(path, setting)) => vec![(setting, path)],
+            // That of a checkpoint may stand in for it.
+            Ok(Origin::Model(path)) if !Path::new(&settings.checkpoints).exists() => vec![("init", path)],
+            _ => Vec::new(),
+        }
+    }
+
     fn open(settings: &ReadTokenizerSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Source(Box::new(Reader {
             settings: settings.clone(),
@@ -129,6 +139,9 @@ impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let files = match self.origin()? {
             Origin::File(path, _) => vec![path],
+            Origin::Model(path) if !path.exists() => {
+                return Err(StageError::setting("init", not_there(&self.settings.init)));
+            }
             Origin::Model(path) => OpenModel::files(&path).map_err(|error| StageError::setting("init", error))?,
             Origin::Hub(_) => Vec::new(),
         };

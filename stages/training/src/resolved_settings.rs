@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
-use crate::settings::{ModelFrom, NewPieces, Precision, TrainSettings};
+use crate::settings::{ModelFrom, NewPieces, Precision, ScheduleShape, TrainSettings};
 
 /// The settings of a training, with what its inputs bring.
 #[derive(Clone, Debug, PartialEq)]
@@ -129,6 +129,18 @@ impl ResolvedSettings {
                 return refuse(path, "it must be a number above 0");
             }
         }
+        // The rate of Noam is a factor, which is 5 or so.
+        let rates = [
+            ("phase1_lr", self.phase1_lr, true),
+            ("phase2_lr", self.phase2_lr, self.schedule != ScheduleShape::Noam),
+        ];
+        for (path, value, is_rate) in rates {
+            if is_rate && value > 1.0 {
+                let message =
+                    format!("{value} is above 1: no training with AdamW converges there; 1e-5 to 3e-3 are usual");
+                return refuse(path, &message);
+            }
+        }
         for (path, value) in [
             ("min_lr", self.min_lr),
             ("weight_decay", self.weight_decay),
@@ -140,6 +152,9 @@ impl ResolvedSettings {
         }
         if !(self.max_duration.is_finite() && self.max_duration > 0.0) {
             return refuse("max_duration", "it must be a number above 0");
+        }
+        if !(0.0..=1.0).contains(&self.warn_unknown_letters) {
+            return refuse("warn_unknown_letters", "it is a share, from 0 to 1");
         }
         if !(0.0..1.0).contains(&self.average_decay) {
             return refuse("average_decay", "it must be at least 0 and below 1");

@@ -278,6 +278,7 @@ impl Session {
         if let Some(segments) = &report.skipped {
             self.record.skipped_steps += 1;
             self.skip(segments, &report)?;
+            self.refuse_unchanged_model(segments, report.micro_batches == 0)?;
         }
         let last = self.record.step >= self.settings.max_steps || self.ended_stage().is_some();
         if self.record.step.is_multiple_of(self.settings.log_every) || last {
@@ -400,17 +401,36 @@ impl Session {
         if self.bad_steps <= self.settings.max_bad_steps {
             return Ok(());
         }
-        let (count, last, segments) = (self.bad_steps, report.step, segments.join(", "));
+        let (count, segments) = (self.bad_steps, segments.join(", "));
         let skipped = format!("{count} steps were skipped, more than `max_bad_steps` allows");
         Err(if empty {
             TrainingError::NothingLoaded {
-                message: format!("{skipped}; of the last, step {last}, nothing could be loaded: segments {segments}"),
+                message: format!("{skipped}; of the last, step {step}, nothing could be loaded: segments {segments}"),
             }
         } else {
             TrainingError::NotFinite {
                 message: format!(
-                    "{skipped}; the last, step {last}, had no finite loss and gradient: segments {segments}"
+                    "{skipped}; the last, step {step}, had no finite loss and gradient: segments {segments}"
                 ),
+            }
+        })
+    }
+
+    /// Fails where this was the last step and all before it were skipped too: the model is the one that training began with.
+    fn refuse_unchanged_model(&self, segments: &[String], nothing_loaded: bool) -> Result<(), TrainingError> {
+        let (step, skipped) = (self.record.step, self.record.skipped_steps);
+        if step < self.settings.max_steps || skipped < step {
+            return Ok(());
+        }
+        let segments = segments.join(", ");
+        let message = format!("all {step} steps were skipped, so the model has learned nothing");
+        Err(if nothing_loaded {
+            TrainingError::NothingLoaded {
+                message: format!("{message}; of the last, nothing could be loaded: segments {segments}"),
+            }
+        } else {
+            TrainingError::NotFinite {
+                message: format!("{message}; the last had no finite loss and gradient: segments {segments}"),
             }
         })
     }

@@ -36,6 +36,10 @@ use crate::trainer::TrainerConfig;
 /// truncate`): they are counted by language in a warning and in `metrics.jsonl` when training begins. A `tokenizer.limit`
 /// before sampling makes rejects of them, and then none come here.
 ///
+/// Letters that the tokenizer has no piece for (`ß`, say) are learned as its unknown piece. Where `train` is given they are
+/// counted by language and letter before the first step: in a table of the run's report, in `metrics.jsonl`, and in a warning
+/// where more than `warn_unknown_letters` of a language's transcripts have any. Rows and texts stay as they are.
+///
 /// Where the micro-batches belong to the stages of a `curriculum` (see `sampling.load`), the model is evaluated and a
 /// checkpoint written when a stage ends; optimizer, schedule and all else go on. Evaluation lines of `metrics.jsonl` then
 /// name the stage as `stage_end`. A changed curriculum is refused as other recorded settings are, and so is a raised
@@ -125,6 +129,9 @@ pub struct TrainSettings {
     /// What becomes of a row whose transcript has more: `reject` (it is not trained on) or `truncate` (it is learned up to
     /// there, from all of its audio).
     pub long_texts: OverLimit,
+    /// Share of the transcripts of a language, from 0 to 1, that may have letters which the tokenizer does not know before a
+    /// warning names them. In place of such a letter the model learns the tokenizer's unknown piece.
+    pub warn_unknown_letters: f64,
 
     /// Optimizer.
     pub optimizer: Optimizer,
@@ -213,6 +220,7 @@ impl Default for TrainSettings {
             dropout: true,
             max_tokens: 512,
             long_texts: OverLimit::Reject,
+            warn_unknown_letters: 0.01,
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
             recompute: false,

@@ -8,11 +8,11 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
 use crate::error::TrainingError;
+use crate::metrics::seconds_since_epoch;
 
 /// Folder of the event files, beside the checkpoints.
 pub const FOLDER: &str = "tensorboard";
@@ -49,7 +49,7 @@ impl EventFile {
             }
         }
         fs::create_dir_all(&folder).map_err(TrainingError::file(&folder))?;
-        let (now, process) = (now(), std::process::id());
+        let (now, process) = (seconds_since_epoch(), std::process::id());
         let path = folder.join(format!(
             "events.out.tfevents.{:010}.{:09}.{process}.flow",
             now as u64,
@@ -87,7 +87,8 @@ impl EventFile {
             scalar.extend((value as f32).to_le_bytes());
             bytes(&mut summary, 1, &scalar);
         }
-        let mut event = event(now(), step);
+        let time = line["time"].as_f64().unwrap_or_else(seconds_since_epoch);
+        let mut event = event(time, step);
         bytes(&mut event, 5, &summary);
         self.write(&event)
     }
@@ -110,6 +111,10 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
     let mut add = |tag: String, value: &Value| found.extend(value.as_f64().map(|value| (tag, value)));
     match line["kind"].as_str() {
         Some("train") => {
+            // As Trainer of transformers and Lightning call them, so that curves of several programs lie over each other.
+            for name in ["train_loss", "learning_rate"] {
+                add(name.to_owned(), &line[name]);
+            }
             for name in ["loss", "lr", "grad_norm", "padding", "epoch", "samples", "memory_mib"] {
                 add(format!("train/{name}"), &line[name]);
             }
@@ -129,6 +134,9 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
             }
         }
         Some("evaluation") => {
+            for name in ["val_wer", "val_cer"] {
+                add(name.to_owned(), &line[name]);
+            }
             for name in ["wer", "cer"] {
                 add(format!("validation/{name}"), &line[name]);
                 for (language, score) in line["languages"].as_object().into_iter().flatten() {
@@ -139,13 +147,6 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
         _ => {}
     }
     found
-}
-
-/// Seconds since 1970.
-fn now() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |past| past.as_secs_f64())
 }
 
 /// An event with its time and step.
@@ -227,8 +228,8 @@ mod tests {
     fn written(folder: &Path) -> EventFile {
         let mut events = EventFile::begin(folder, Some(300)).unwrap();
         for line in [
-            json!({ "kind": "train", "step": 310, "loss": 2.5, "audio_seconds": 90.0, "seconds": 2.0, "tokens": 50, "waited_for_data": 0.5, "rank_waits": [0.0, 0.125] }),
-            json!({ "kind": "evaluation", "step": 310, "wer": 0.25, "cer": null, "languages": { "hi": { "wer": 0.5 } } }),
+            json!({ "kind": "train", "step": 310, "loss": 2.5, "train_loss": 2.5, "learning_rate": 0.5, "audio_seconds": 90.0, "seconds": 2.0, "tokens": 50, "waited_for_data": 0.5, "rank_waits": [0.0, 0.125] }),
+            json!({ "kind": "evaluation", "step": 310, "wer": 0.25, "val_wer": 0.25, "cer": null, "languages": { "hi": { "wer": 0.5 } } }),
             json!({ "kind": "skipped", "step": 311 }),
             json!({ "kind": "train", "step": 320, "loss": 1.5, "seconds": 0.0 }),
         ] {
@@ -263,6 +264,9 @@ print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag 
             "train/share_of_time_waiting_for_data": [[310, 0.25]],
             "rank_waits/0": [[310, 0.0]],
             "rank_waits/1": [[310, 0.125]],
+            "train_loss": [[310, 2.5]],
+            "learning_rate": [[310, 0.5]],
+            "val_wer": [[310, 0.25]],
             "validation/wer": [[310, 0.25]],
             "validation_wer/hi": [[310, 0.5]],
         });
@@ -288,6 +292,8 @@ print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag 
         };
         assert!(holds(2, &scalar("train/loss", 2.5)) && holds(2, &scalar("train/audio_seconds_per_second", 45.0)));
         assert!(holds(3, &scalar("validation/wer", 0.25)) && holds(3, &scalar("validation_wer/hi", 0.5)));
+        assert!(holds(2, &scalar("train_loss", 2.5)) && holds(2, &scalar("learning_rate", 0.5)));
+        assert!(holds(3, &scalar("val_wer", 0.25)));
         assert!(!holds(3, b"validation/cer"));
 
         // A run that begins anew leaves nothing of the one before, and all of what is not ours.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -11,12 +11,14 @@ use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
 use flow_audio::probe::MEMBER_COLUMNS;
+use flow_hub::HubReference;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
 };
 
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
+use serde_json::Value;
 
 use crate::checkpoint::{self, CheckpointFolder, average_of};
 use crate::error::TrainingError;
@@ -81,6 +83,28 @@ impl Kind for TrainingTrain {
             schema: model_schema(),
         }];
         Ok(Shape::log(outputs))
+    }
+
+    fn sources(settings: &TrainSettings) -> Vec<(&'static str, PathBuf)> {
+        let mut sources = Vec::new();
+        if !settings.tokenizer.is_empty() {
+            sources.push(("tokenizer", PathBuf::from(&settings.tokenizer)));
+        }
+        // Once there is a checkpoint, that is where training goes on.
+        let begins = !Path::new(&settings.checkpoints).exists();
+        if begins && settings.init != "none" && HubReference::parse(&settings.init).is_none() {
+            sources.push(("init", PathBuf::from(&settings.init)));
+        }
+        sources
+    }
+
+    /// When to warn decides nothing of what is learned.
+    fn identity(settings: &TrainSettings) -> Value {
+        let mut identity = serde_json::to_value(settings).unwrap_or(Value::Null);
+        if let Some(settings) = identity.as_object_mut() {
+            settings.remove("warn_unknown_letters");
+        }
+        identity
     }
 
     fn ready(settings: &TrainSettings) -> Result<(), StageError> {

@@ -24,6 +24,7 @@ use crate::ranks::{ProcessGroup, RankLayout};
 use crate::resolved_settings::ResolvedSettings;
 use crate::session::{Evaluate, LeftOut, Session};
 use crate::start::{Start, find_start};
+use crate::unknown_letters::UnknownLetters;
 
 /// The micro-batches of one step.
 pub(crate) struct StepBatches {
@@ -84,6 +85,7 @@ pub(crate) fn train(
         });
     }
     warn_of_long_texts(settings, context, &mut session)?;
+    report_unknown_letters(settings, context, &mut session)?;
     let mut compared = false;
     loop {
         let began = Instant::now();
@@ -241,6 +243,29 @@ fn warn_of_long_texts(settings: &ResolvedSettings, context: &Context, session: &
     Ok(())
 }
 
+/// Reports the letters of transcripts that the tokenizer does not know, and sends a warning where they are many.
+fn report_unknown_letters(
+    settings: &ResolvedSettings,
+    context: &Context,
+    session: &mut Session,
+) -> Result<(), StageError> {
+    let (Some(rows), Some(tokenizer)) = (context.input("train"), session.tokenizer()) else {
+        return Ok(());
+    };
+    let unknown = UnknownLetters::count(rows, tokenizer)?;
+    if let Some(message) = unknown.warning(settings.warn_unknown_letters) {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
+    }
+    if let Some(table) = unknown.table() {
+        context.report(table);
+        session.note(unknown.figures())?;
+    }
+    Ok(())
+}
+
 /// Writes a checkpoint and replies. Whether the thread is to end.
 fn serve_request(session: &mut Session, request: CheckpointRequest) -> bool {
     let outcome = session.checkpoint().map(|_| ()).map_err(StageError::from);
@@ -282,7 +307,8 @@ fn one_step(
         if segments.is_empty() {
             continue;
         }
-        let message = format!("step {}: left out for {why}: {}", work.step, segments.join(", "));
+        // Counted from 1, as in `metrics.jsonl` and on the screen.
+        let message = format!("step {}: left out for {why}: {}", work.step + 1, segments.join(", "));
         context.events.send(Event::Warning {
             stage: Some(context.stage.clone()),
             message,

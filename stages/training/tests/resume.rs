@@ -601,6 +601,42 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_named() {
     );
 }
 
+/// The model that training began with is not handed on as if it had learned.
+#[test]
+fn a_training_whose_steps_were_all_skipped_fails() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = settings(folder.path(), 2);
+    let mut session = begin(&settings);
+    let skip = |session: &mut Session| {
+        session.without(LeftOut {
+            recordings: vec![format!("gone_{}", session.step_number() + 1)],
+            too_long: Vec::new(),
+        });
+        session.step(&[], 1)
+    };
+    skip(&mut session).expect("a skipped step");
+    match skip(&mut session) {
+        Err(TrainingError::NothingLoaded { message }) => assert!(
+            message.contains("all 2 steps were skipped") && message.contains("gone_2"),
+            "{message}"
+        ),
+        other => panic!("handed on: {other:?}"),
+    }
+    drop(session);
+    let metrics = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics");
+    let steps: Vec<u64> = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
+        .filter(|line| line["kind"] == "skipped")
+        .map(|line| line["step"].as_u64().expect("a step"))
+        .collect();
+    assert_eq!(steps, [1, 2]);
+    // One step that was done is enough.
+    let mut session = begin(&settings);
+    session.step(&micro_batches(0), 2).expect("a step");
+    skip(&mut session).expect("a skipped step");
+}
+
 #[test]
 fn a_step_of_which_nothing_was_loaded_is_skipped_and_named() {
     let folder = tempfile::tempdir().expect("folder");

@@ -142,6 +142,44 @@ fn batches_are_made_of_the_train_rows() {
     );
 }
 
+/// They are learned as the unknown piece, so they are counted before the first step; rows and texts stay as they are.
+#[test]
+fn letters_that_the_tokenizer_does_not_know_are_told() {
+    let train = |warn_unknown_letters: f64| {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut columns = rows().slice(0, 3).columns().to_vec();
+        columns[1] = Arc::new(StringArray::from(vec!["c", "b", "a"]));
+        let text = rows().schema().index_of("text").expect("text");
+        columns[text] = Arc::new(StringArray::from(vec!["<|en|> Straße", "<|hi|> ek do", "<|en|> two"]));
+        let rows = RecordBatch::try_new(rows().schema(), columns).expect("train rows");
+        let output = Harness::<TrainingTrain>::new(TrainSettings {
+            eval_every: 0,
+            warn_unknown_letters,
+            ..settings(folder.path(), 1)
+        })
+        .input("batches", loaded_schema())
+        .input("validation", rows.schema())
+        .input("train", rows.schema())
+        .feed("batches", "step-000000000", step(0))
+        .feed("train", "en/en_0", rows)
+        .run()
+        .expect("trained");
+        let metrics = std::fs::read_to_string(folder.path().join("checkpoints/metrics.jsonl")).expect("metrics");
+        assert!(metrics.contains(r#""kind":"unknown_letters""#), "{metrics}");
+        let table = output.events.iter().any(|event| {
+            matches!(event, Event::StageFigures { figures, .. } if figures["table"].to_string().contains("ß (U+00DF)"))
+        });
+        assert!(table, "no table");
+        output.events.into_iter().find_map(|event| match event {
+            Event::Warning { message, .. } => Some(message),
+            _ => None,
+        })
+    };
+    let warning = train(0.01).expect("a warning");
+    assert!(warning.contains("en 1 of 2 (ß (U+00DF) in 1)"), "{warning}");
+    assert_eq!(train(0.5), None);
+}
+
 #[test]
 fn a_model_is_trained_decoded_and_reported() {
     let folder = tempfile::tempdir().expect("folder");

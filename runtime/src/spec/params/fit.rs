@@ -13,7 +13,44 @@ pub(super) fn has_reference(value: &Value) -> bool {
     }
 }
 
-/// `given` in the type of `declared`; a map is laid over `standing`. A whole number fits a number.
+/// The whole number that `1e5` or `100k` stands for.
+fn exactly_whole(given: &Value) -> Option<Value> {
+    match given {
+        Value::Number(number) => whole(number).map(Value::from),
+        Value::String(text) => with_unit(text).map(Value::from),
+        _ => None,
+    }
+}
+
+/// A number such as 1e5 as the whole number that it is; none where it is not whole, or too large to be exact.
+fn whole(number: &yaml::Number) -> Option<i64> {
+    // Above, not every whole number is one in 64 bits of floating point.
+    const EXACT: f64 = (1u64 << 53) as f64;
+    let number = number.as_f64()?;
+    (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64)
+}
+
+/// The whole number that `100k`, `1.5k` or `2M` stands for; none for another text, or where it is not whole.
+fn with_unit(text: &str) -> Option<i64> {
+    let (digits, zeros) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 3),
+        None => (text.strip_suffix('M')?, 6),
+    };
+    let (whole, part) = digits.split_once('.').unwrap_or((digits, "0"));
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let part = match part.trim_end_matches('0') {
+        "" if is_number(part) => "",
+        rest if is_number(rest) => rest,
+        _ => return None,
+    };
+    if !is_number(whole) || part.len() > zeros {
+        return None;
+    }
+    format!("{whole}{part:0<zeros$}").parse().ok()
+}
+
+/// `given` in the type of `declared`; a map is laid over `standing`. A whole number fits a number; a number that is whole
+/// (`1e5`, and the texts `100k` and `2M`) fits a whole number.
 pub(super) fn fit(declared: &Value, standing: &Value, given: Value) -> Result<Value, String> {
     match (declared, given) {
         (Value::Null, given) => Ok(given),
@@ -23,6 +60,9 @@ pub(super) fn fit(declared: &Value, standing: &Value, given: Value) -> Result<Va
             Ok(Value::from(given.as_f64().unwrap_or(f64::NAN)))
         }
         (Value::Number(_), Value::Number(given)) if !given.is_f64() => Ok(Value::Number(given)),
+        (Value::Number(default), given) if !default.is_f64() && exactly_whole(&given).is_some() => {
+            Ok(exactly_whole(&given).unwrap_or(given))
+        }
         (Value::Sequence(defaults), Value::Sequence(given)) => {
             let same_type = |a: &Value, b: &Value| yaml::describe(a) == yaml::describe(b);
             match defaults.first() {

@@ -64,13 +64,17 @@ impl Reader<'_> {
             }
             Err(error) => {
                 let (line, column) = error.at.unwrap_or((1, 1));
-                let mut diagnostic =
-                    Diagnostic::new(format!("this is no YAML: {}", error.message)).at(Place::at(&source, line, column));
-                if source
-                    .text
-                    .lines()
-                    .nth(line.saturating_sub(1))
-                    .is_some_and(|text| text.contains("${"))
+                let message = match error.is_doubled_key {
+                    true => error.message,
+                    false => format!("this is no YAML: {}", error.message),
+                };
+                let mut diagnostic = Diagnostic::new(message).at(Place::at(&source, line, column));
+                if !error.is_doubled_key
+                    && source
+                        .text
+                        .lines()
+                        .nth(line.saturating_sub(1))
+                        .is_some_and(|text| text.contains("${"))
                 {
                     diagnostic = diagnostic.help("within { } or [ ] put quotes around a text that holds ${...}");
                 }

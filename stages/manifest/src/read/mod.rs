@@ -247,6 +247,18 @@ impl Kind for Read {
         }
     }
 
+    fn sources(settings: &ReadSettings) -> Vec<(&'static str, PathBuf)> {
+        let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
+        let given = patterns.into_iter().filter(|(_, pattern)| !pattern.is_empty());
+        given
+            .flat_map(|(name, pattern)| {
+                // One that cannot be read was refused with the settings.
+                let files = expand(pattern).unwrap_or_default();
+                files.into_iter().map(move |file| (name, PathBuf::from(file)))
+            })
+            .collect()
+    }
+
     fn open(settings: &ReadSettings, context: &Context) -> Result<Body, StageError> {
         Ok(if settings.manifest.is_empty() {
             Body::Local(Box::new(PassOn))

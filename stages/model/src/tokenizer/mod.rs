@@ -11,6 +11,7 @@ mod normaliser;
 mod piece_trie;
 pub mod train;
 mod unigram;
+mod unknown;
 
 use std::collections::HashMap;
 use std::path::Path;

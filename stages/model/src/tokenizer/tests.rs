@@ -41,6 +41,17 @@ fn encodes_and_decodes_as_sentencepiece() {
 }
 
 #[test]
+fn letters_without_a_piece_are_named() {
+    let tokenizer = tokenizer();
+    let known = "Good morning";
+    assert!(!tokenizer.encode(known).contains(&tokenizer.unknown_id()));
+    assert!(tokenizer.unknown_letters(known).is_empty());
+    // Each as often as it stands there, though a run of them is one unknown piece.
+    assert_eq!(tokenizer.unknown_letters("Good 日本 morning 日"), ['日', '本', '日']);
+    assert!(tokenizer.unknown_letters("").is_empty());
+}
+
+#[test]
 fn an_id_outside_the_vocabulary_is_an_error() {
     let tokenizer = tokenizer();
     assert!(tokenizer.decode(&[tokenizer.vocabulary_size() as u32]).is_err());
@@ -70,5 +81,6 @@ proptest! {
         let ids = tokenizer.encode(&text);
         prop_assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocabulary_size()));
         tokenizer.decode(&ids).unwrap();
+        prop_assert_eq!(ids.contains(&tokenizer.unknown_id()), !tokenizer.unknown_letters(&text).is_empty());
     }
 }

@@ -1,0 +1,56 @@
+//! What to say of a parameter that is not there.
+
+use super::Params;
+use crate::suggest::{did_you_mean, nearest, nearest_first};
+
+/// Members of a group that are named.
+const NAMED: usize = 6;
+
+impl Params {
+    /// Which parameter was probably meant by `name`.
+    pub fn suggest(&self, name: &str) -> String {
+        let names: Vec<&str> = self.params.iter().map(|param| param.name.as_str()).collect();
+        let (group, last) = name.rsplit_once('.').unwrap_or(("", name));
+        let prefix = format!("{group}.");
+        let is_in_group = |other: &&str| !group.is_empty() && other.starts_with(&prefix);
+        let last_of = |other: &str| other.rsplit('.').next().unwrap_or_default().to_string();
+        let usual = last.to_lowercase().replace('-', "_");
+        let usual = self.usual_names.iter().find(|(named, _)| *named == usual);
+        if let Some((_, targets)) = usual {
+            let meant = |target: &&str| {
+                names
+                    .iter()
+                    .copied()
+                    .filter(|other| last_of(other) == **target)
+                    .collect::<Vec<_>>()
+            };
+            let meant: Vec<&str> = targets.iter().flat_map(meant).collect();
+            if !meant.is_empty() {
+                return format!("here that is {}", quoted(&meant, " and "));
+            }
+        }
+        let namesakes: Vec<&str> = names.iter().copied().filter(|other| last_of(other) == last).collect();
+        if !namesakes.is_empty() {
+            return format!("did you mean {}?", quoted(&namesakes, " or "));
+        }
+        let members: Vec<&str> = names.iter().copied().filter(is_in_group).collect();
+        if members.is_empty() {
+            return did_you_mean(name, names, "parameters");
+        }
+        if let Some(near) = nearest(name, members.iter().copied()) {
+            return format!("did you mean `{near}`?");
+        }
+        let first = nearest_first(name, members.iter().copied());
+        let shown = &first[..first.len().min(NAMED)];
+        match first.len() - shown.len() {
+            0 => format!("the parameters in `{group}` are {}", quoted(shown, ", ")),
+            more => format!("the nearest in `{group}` are {} and {more} more", quoted(shown, ", ")),
+        }
+    }
+}
+
+/// The names in quotes, `between` them.
+fn quoted(names: &[&str], between: &str) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(between)
+}
