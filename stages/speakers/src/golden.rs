@@ -1,0 +1,116 @@
+//! Golden data for tests: made by pyannote, Silero, scipy and others. Names, shapes and lengths are taken from the files.
+
+use std::path::PathBuf;
+
+use safetensors::{Dtype, SafeTensors};
+
+/// A file of the golden data: of the folder `FLOW_TEST_GOLDEN_SPEAKERS`, or the bundled one.
+pub fn file(name: &str) -> PathBuf {
+    std::env::var_os("FLOW_TEST_GOLDEN_SPEAKERS")
+        .map_or_else(
+            || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/speakers")),
+            PathBuf::from,
+        )
+        .join(name)
+}
+
+fn read(name: &str) -> Vec<u8> {
+    let path = file(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+pub fn json(name: &str) -> serde_json::Value {
+    serde_json::from_slice(&read(name)).unwrap()
+}
+
+/// The recordings (`*.flac`) by name, decoded, at least one.
+pub fn recordings() -> Vec<(String, Vec<f32>)> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(file(""))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "flac"))
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty());
+    let recording = |path: &PathBuf| {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        (
+            name,
+            flow_audio::decode::decode(&std::fs::read(path).unwrap(), 1e5).unwrap(),
+        )
+    };
+    paths.iter().map(recording).collect()
+}
+
+/// The tensors of a file.
+pub struct Tensors(Vec<u8>);
+
+impl Tensors {
+    pub fn load(name: &str) -> Self {
+        Self(read(name))
+    }
+
+    fn all(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.0).unwrap()
+    }
+
+    /// Names in order.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.all().names().iter().map(|name| (*name).to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.all().tensor(name).is_ok()
+    }
+
+    /// Shape and values of a tensor of any type.
+    pub fn doubles(&self, name: &str) -> (Vec<usize>, Vec<f64>) {
+        let all = self.all();
+        let tensor = all.tensor(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let data = tensor.data();
+        let values = match tensor.dtype() {
+            Dtype::F64 => data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&bytes| f64::from_le_bytes(bytes))
+                .collect(),
+            Dtype::F32 => data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&bytes| f64::from(f32::from_le_bytes(bytes)))
+                .collect(),
+            Dtype::I64 => data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&bytes| i64::from_le_bytes(bytes) as f64)
+                .collect(),
+            Dtype::U8 => data.iter().map(|&byte| f64::from(byte)).collect(),
+            other => panic!("{name} is {other:?}"),
+        };
+        (tensor.shape().to_vec(), values)
+    }
+
+    pub fn floats(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
+        let (shape, values) = self.doubles(name);
+        (shape, values.iter().map(|&value| value as f32).collect())
+    }
+
+    pub fn find(&self, name: &str) -> Option<(Vec<usize>, Vec<f32>)> {
+        self.has(name).then(|| self.floats(name))
+    }
+
+    pub fn bytes(&self, name: &str) -> (Vec<usize>, Vec<u8>) {
+        let (shape, values) = self.doubles(name);
+        (shape, values.iter().map(|&value| value as u8).collect())
+    }
+
+    pub fn integers(&self, name: &str) -> (Vec<usize>, Vec<i64>) {
+        let (shape, values) = self.doubles(name);
+        (shape, values.iter().map(|&value| value as i64).collect())
+    }
+}

@@ -1,0 +1,470 @@
+//! Silero's voice activity detector (version 6, 16 kHz): the probability of speech for each 512 samples.
+//!
+//! Of each 512 samples, with the 64 before them: a Fourier transform as a convolution, its magnitudes at four places,
+//! four convolutions with ReLU, an LSTM cell whose state goes on from window to window, and a logistic unit. The network
+//! was read from `silero_vad.jit` of <https://github.com/snakers4/silero-vad>, which the bundled weights are from.
+
+use rayon::prelude::*;
+
+use crate::error::{Error, Result};
+use crate::linear::Linear;
+use crate::weights::Weights;
+
+/// Samples per second of what the network hears.
+pub const SAMPLE_RATE: u32 = 16_000;
+/// Samples for each probability.
+pub const WINDOW: usize = 512;
+/// Largest size of a sample. Speech lies in [-1, 1]; past this, squares would leave the range of f32.
+pub const MAX_SAMPLE: f32 = 1e9;
+
+/// Samples before a window that are looked at with it.
+const CONTEXT: usize = 64;
+/// Samples after a window that mirror its end.
+const MIRRORED: usize = 64;
+const PADDED: usize = CONTEXT + WINDOW + MIRRORED;
+/// Samples of a Fourier transform, and from one to the next.
+const TRANSFORM: usize = 256;
+const HOP: usize = 128;
+/// Transforms of a window.
+const FRAMES: usize = (PADDED - TRANSFORM) / HOP + 1;
+const BINS: usize = TRANSFORM / 2 + 1;
+/// Channels after the first and fourth convolution, and of the LSTM; and after the others.
+const WIDE: usize = 128;
+const NARROW: usize = 64;
+const GATES: usize = 4 * WIDE;
+/// Windows whose convolutions are computed together.
+const BLOCK: usize = 8;
+
+/// The weights that the crate carries; `THIRD_PARTY.md` says where they are from.
+const BUNDLED: &[u8] = include_bytes!("../weights/silero-vad-16k.safetensors");
+
+/// The network.
+#[derive(Debug, Clone)]
+pub struct SileroVad {
+    transform: Linear,
+    convolutions: [Linear; 4],
+    input: Linear,
+    hidden: Linear,
+    output: Vec<f32>,
+    output_bias: f32,
+}
+
+impl SileroVad {
+    /// With the bundled weights.
+    pub fn bundled() -> Result<Self> {
+        Self::from_safetensors(BUNDLED)
+    }
+
+    /// With the weights of a safetensors file, under the names of the bundled ones: `stft_conv.weight` (258, 1, 256),
+    /// `conv{1..4}.{weight,bias}`, `lstm_cell.{weight,bias}_{ih,hh}` and `final_conv.{weight,bias}`.
+    pub fn from_safetensors(bytes: &[u8]) -> Result<Self> {
+        let weights = Weights::open(bytes)?;
+        let convolution = |name: &str, inputs: usize, outputs: usize| -> Result<Linear> {
+            let weight = weights.floats(&format!("{name}.weight"), &[outputs, inputs, 3])?;
+            Ok(Linear::convolution(
+                &weight,
+                3,
+                weights.floats(&format!("{name}.bias"), &[outputs])?,
+            ))
+        };
+        let transform = weights.floats("stft_conv.weight", &[2 * BINS, 1, TRANSFORM])?;
+        // The fourth convolution sees one frame between two of padding: of its three taps the middle one counts.
+        let fourth = weights.floats("conv4.weight", &[WIDE, NARROW, 3])?;
+        let middle: Vec<f32> = fourth.iter().skip(1).step_by(3).copied().collect();
+        let mut bias = weights.floats("lstm_cell.bias_ih", &[GATES])?;
+        let second = weights.floats("lstm_cell.bias_hh", &[GATES])?;
+        bias.iter_mut().zip(&second).for_each(|(bias, second)| *bias += second);
+        Ok(Self {
+            transform: Linear::convolution(&transform, TRANSFORM, vec![0.0; 2 * BINS]),
+            convolutions: [
+                convolution("conv1", BINS, WIDE)?,
+                convolution("conv2", WIDE, NARROW)?,
+                convolution("conv3", NARROW, NARROW)?,
+                Linear::new(&middle, weights.floats("conv4.bias", &[WIDE])?),
+            ],
+            input: Linear::new(&weights.floats("lstm_cell.weight_ih", &[GATES, WIDE])?, bias),
+            hidden: Linear::new(
+                &weights.floats("lstm_cell.weight_hh", &[GATES, WIDE])?,
+                vec![0.0; GATES],
+            ),
+            output: weights.floats("final_conv.weight", &[1, WIDE, 1])?,
+            output_bias: weights.floats("final_conv.bias", &[1])?[0],
+        })
+    }
+
+    /// A detector at the beginning of a recording.
+    pub fn stream(&self) -> SileroStream<'_> {
+        SileroStream {
+            network: self,
+            buffers: Buffers::new(),
+            hidden: [0.0; WIDE],
+            cell: [0.0; WIDE],
+            ready: 0,
+            filled: 0,
+            fed: 0,
+        }
+    }
+
+    /// Probabilities of whole recordings (mono, 16 kHz, in [-1, 1]), each one for [`WINDOW`] samples, the last window
+    /// filled up with zeros. Recordings are shared out over rayon's threads; a bad one is an error of its own.
+    pub fn probabilities(&self, recordings: &[&[f32]]) -> Vec<Result<Vec<f32>>> {
+        recordings
+            .par_iter()
+            .map(|samples| {
+                let mut probabilities = Vec::with_capacity(samples.len().div_ceil(WINDOW));
+                let mut stream = self.stream();
+                stream.feed(samples, &mut probabilities)?;
+                stream.finish(&mut probabilities);
+                Ok(probabilities)
+            })
+            .collect()
+    }
+
+    /// Convolutions of the first `windows` windows of `buffers.waves`, up to what the LSTM gets: `buffers.encoded`.
+    fn encode(&self, buffers: &mut Buffers, windows: usize) {
+        let b = buffers;
+        let [first, second, third, fourth] = &self.convolutions;
+        let frames = windows * FRAMES;
+        self.transform.apply(&b.waves, &mut b.spectra, frames, |row| {
+            (row / FRAMES * PADDED + row % FRAMES * HOP, row * 2 * BINS)
+        });
+        for (row, spectrum) in b.spectra.chunks_exact(2 * BINS).take(frames).enumerate() {
+            let (real, imaginary) = spectrum.split_at(BINS);
+            let at = (row / FRAMES * (FRAMES + 2) + 1 + row % FRAMES) * BINS;
+            let magnitudes = b.magnitudes[at..at + BINS].iter_mut();
+            for (magnitude, (&real, &imaginary)) in magnitudes.zip(real.iter().zip(imaginary)) {
+                *magnitude = real.mul_add(real, imaginary * imaginary).sqrt();
+            }
+        }
+        // Frames stand between a frame of zeros before and one after, as the convolutions pad them.
+        first.apply(&b.magnitudes, &mut b.first, frames, |row| {
+            let (window, frame) = (row / FRAMES * (FRAMES + 2), row % FRAMES);
+            ((window + frame) * BINS, (window + 1 + frame) * WIDE)
+        });
+        relu(&mut b.first[..windows * (FRAMES + 2) * WIDE]);
+        second.apply(&b.first, &mut b.second, 2 * windows, |row| {
+            let (window, frame) = (row / 2, row % 2);
+            (
+                (window * (FRAMES + 2) + 2 * frame) * WIDE,
+                (window * 3 + 1 + frame) * NARROW,
+            )
+        });
+        relu(&mut b.second[..windows * 3 * NARROW]);
+        third.apply(&b.second, &mut b.third, windows, |row| (row * 3 * NARROW, row * NARROW));
+        relu(&mut b.third[..windows * NARROW]);
+        fourth.apply(&b.third, &mut b.encoded, windows, |row| (row * NARROW, row * WIDE));
+        relu(&mut b.encoded[..windows * WIDE]);
+    }
+}
+
+/// What is computed on the way, for a block of windows.
+#[derive(Debug, Clone)]
+struct Buffers {
+    /// (windows + 1, PADDED): the window after the last whole one is being filled.
+    waves: Vec<f32>,
+    /// (windows, FRAMES, 2 BINS): real parts, then imaginary ones.
+    spectra: Vec<f32>,
+    /// (windows, 1 + FRAMES + 1, BINS)
+    magnitudes: Vec<f32>,
+    /// (windows, 1 + FRAMES + 1, WIDE)
+    first: Vec<f32>,
+    /// (windows, 1 + 2, NARROW)
+    second: Vec<f32>,
+    /// (windows, NARROW)
+    third: Vec<f32>,
+    /// (windows, WIDE)
+    encoded: Vec<f32>,
+    /// (windows, GATES)
+    gates: Vec<f32>,
+}
+
+impl Buffers {
+    fn new() -> Self {
+        let zeros = |values: usize| vec![0.0; values];
+        Self {
+            waves: zeros((BLOCK + 1) * PADDED),
+            spectra: zeros(BLOCK * FRAMES * 2 * BINS),
+            magnitudes: zeros(BLOCK * (FRAMES + 2) * BINS),
+            first: zeros(BLOCK * (FRAMES + 2) * WIDE),
+            second: zeros(BLOCK * 3 * NARROW),
+            third: zeros(BLOCK * NARROW),
+            encoded: zeros(BLOCK * WIDE),
+            gates: zeros(BLOCK * GATES),
+        }
+    }
+}
+
+/// The detector within a recording. Samples come in pieces of any size; the probabilities are the same to the bit however
+/// the recording is cut.
+#[derive(Debug, Clone)]
+pub struct SileroStream<'a> {
+    network: &'a SileroVad,
+    buffers: Buffers,
+    hidden: [f32; WIDE],
+    cell: [f32; WIDE],
+    /// Whole windows that wait, and samples of the one after them.
+    ready: usize,
+    filled: usize,
+    /// Samples of the recording so far.
+    fed: u64,
+}
+
+impl SileroStream<'_> {
+    /// Takes samples (mono, 16 kHz, in [-1, 1]) and appends a probability for each window that they complete. A sample
+    /// that is not finite, or larger than [`MAX_SAMPLE`], is an error, and nothing of `samples` is taken.
+    pub fn feed(&mut self, samples: &[f32], probabilities: &mut Vec<f32>) -> Result<()> {
+        if let Some(at) = samples
+            .iter()
+            .position(|sample| sample.is_nan() || sample.abs() > MAX_SAMPLE)
+        {
+            return Err(Error::Sample {
+                at: self.fed + at as u64,
+                value: samples[at],
+                limit: MAX_SAMPLE,
+            });
+        }
+        let mut rest = samples;
+        while !rest.is_empty() {
+            let (taken, left) = rest.split_at(rest.len().min(WINDOW - self.filled));
+            let at = self.ready * PADDED + CONTEXT + self.filled;
+            self.buffers.waves[at..at + taken.len()].copy_from_slice(taken);
+            self.filled += taken.len();
+            rest = left;
+            if self.filled == WINDOW {
+                self.complete(probabilities);
+            }
+        }
+        self.run(probabilities);
+        self.fed += samples.len() as u64;
+        Ok(())
+    }
+
+    /// Ends the recording: a last window that has samples is filled up with zeros.
+    pub fn finish(mut self, probabilities: &mut Vec<f32>) {
+        if self.filled > 0 {
+            let at = self.ready * PADDED + CONTEXT;
+            self.buffers.waves[at + self.filled..at + WINDOW].fill(0.0);
+            self.complete(probabilities);
+            self.run(probabilities);
+        }
+    }
+
+    /// Mirrors the end of a window that is full, and gives its last samples to the next one.
+    fn complete(&mut self, probabilities: &mut Vec<f32>) {
+        let (window, next) = self.buffers.waves[self.ready * PADDED..].split_at_mut(PADDED);
+        let (heard, mirrored) = window.split_at_mut(CONTEXT + WINDOW);
+        for (mirrored, &sample) in mirrored.iter_mut().zip(heard.iter().rev().skip(1)) {
+            *mirrored = sample;
+        }
+        next[..CONTEXT].copy_from_slice(&heard[WINDOW..]);
+        self.ready += 1;
+        self.filled = 0;
+        if self.ready == BLOCK {
+            self.run(probabilities);
+        }
+    }
+
+    /// Computes the windows that wait.
+    fn run(&mut self, probabilities: &mut Vec<f32>) {
+        let windows = std::mem::take(&mut self.ready);
+        if windows == 0 {
+            return;
+        }
+        let (network, buffers) = (self.network, &mut self.buffers);
+        network.encode(buffers, windows);
+        let Buffers { encoded, gates, .. } = buffers;
+        network
+            .input
+            .apply(encoded, gates, windows, |row| (row * WIDE, row * GATES));
+        for gates in gates.chunks_exact_mut(GATES).take(windows) {
+            network.hidden.add(&self.hidden, gates, 1, |_| (0, 0));
+            step(gates, &mut self.cell, &mut self.hidden);
+            let mut sum = network.output_bias;
+            for (&hidden, &weight) in self.hidden.iter().zip(&network.output) {
+                sum = hidden.max(0.0).mul_add(weight, sum);
+            }
+            probabilities.push(logistic(sum));
+        }
+        // What has been heard of the next window goes to the front.
+        let from = windows * PADDED;
+        buffers.waves.copy_within(from..from + CONTEXT + self.filled, 0);
+    }
+}
+
+/// The LSTM cell after its products, gates in the order input, forget, candidate, output:
+/// `c' = f c + i g`, `h' = o tanh(c')`.
+fn step(gates: &mut [f32], cell: &mut [f32; WIDE], hidden: &mut [f32; WIDE]) {
+    let (input, rest) = gates.split_at(WIDE);
+    let (forget, rest) = rest.split_at(WIDE);
+    let (candidate, output) = rest.split_at(WIDE);
+    let gates = input.iter().zip(forget).zip(candidate.iter().zip(output));
+    for ((cell, hidden), ((&input, &forget), (&candidate, &output))) in cell.iter_mut().zip(hidden).zip(gates) {
+        *cell = logistic(forget) * *cell + logistic(input) * candidate.tanh();
+        *hidden = logistic(output) * cell.tanh();
+    }
+}
+
+fn logistic(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn relu(values: &mut [f32]) {
+    for value in values {
+        *value = value.max(0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden;
+
+    /// Absolute: probabilities are at most 1. What was measured between libraries is 1e-6.
+    const TOLERANCE: f32 = 1e-4;
+
+    /// Largest distance in parts of the largest value.
+    fn distance(found: &[f32], expected: &[f32]) -> f32 {
+        assert_eq!(found.len(), expected.len());
+        let size = expected.iter().fold(1e-3f32, |size, value| size.max(value.abs()));
+        let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+        differences.fold(0.0, f32::max) / size
+    }
+
+    /// Channels first, as the golden data has them, of frames that lie one after the other.
+    fn channels_first(frames: &[f32], channels: usize) -> Vec<f32> {
+        let count = frames.len() / channels;
+        (0..frames.len())
+            .map(|at| frames[at % count * channels + at / count])
+            .collect()
+    }
+
+    #[test]
+    fn each_stage_is_that_of_the_original() {
+        let tensors = golden::Tensors::load("silero_vad.safetensors");
+        let network = SileroVad::bundled().unwrap();
+        let stages: Vec<String> = tensors
+            .names()
+            .into_iter()
+            .filter_map(|name| name.strip_suffix(".padded").map(String::from))
+            .collect();
+        assert!(!stages.is_empty());
+        for stage in stages {
+            let golden = |name: &str| tensors.floats(&format!("{stage}.{name}")).1;
+            let check = |name: &str, found: &[f32]| {
+                // Relative to the largest value of the stage: sums of up to 387 products in f32.
+                let distance = distance(found, &golden(name));
+                assert!(distance < TOLERANCE, "{stage}.{name}: {distance}");
+            };
+            let mut stream = network.stream();
+            let input = golden("input");
+            stream.buffers.waves[..CONTEXT].copy_from_slice(&input[..CONTEXT]);
+            stream.hidden.copy_from_slice(&golden("h_before"));
+            stream.cell.copy_from_slice(&golden("c_before"));
+            stream.buffers.waves[CONTEXT..CONTEXT + WINDOW].copy_from_slice(&input[CONTEXT..]);
+            let mut probabilities = Vec::new();
+            stream.filled = WINDOW;
+            stream.complete(&mut probabilities);
+            check("padded", &stream.buffers.waves[..PADDED]);
+            stream.run(&mut probabilities);
+            let b = &stream.buffers;
+            let inner = |frames: &[f32], count: usize, channels: usize| {
+                channels_first(&frames[channels..(1 + count) * channels], channels)
+            };
+            check("magnitude", &inner(&b.magnitudes, FRAMES, BINS));
+            check("conv1", &inner(&b.first, FRAMES, WIDE));
+            check("conv2", &inner(&b.second, 2, NARROW));
+            check("conv3", &b.third[..NARROW]);
+            check("conv4", &b.encoded[..WIDE]);
+            check("c", &stream.cell);
+            check("h", &stream.hidden);
+            check("prob", &probabilities);
+        }
+    }
+
+    #[test]
+    fn whole_recordings_get_the_probabilities_of_the_original() {
+        let tensors = golden::Tensors::load("silero_vad.safetensors");
+        let network = SileroVad::bundled().unwrap();
+        let recordings = golden::recordings();
+        let signals: Vec<&[f32]> = recordings.iter().map(|(_, samples)| samples.as_slice()).collect();
+        let mut compared = 0;
+        for ((name, _), found) in recordings.iter().zip(network.probabilities(&signals)) {
+            let Some((_, expected)) = tensors.find(&format!("{name}.prob")) else {
+                continue;
+            };
+            let found = found.unwrap();
+            assert_eq!(found.len(), expected.len(), "{name}");
+            for (window, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert!(
+                    (found - expected).abs() < TOLERANCE,
+                    "{name} {window}: {found}, not {expected}"
+                );
+            }
+            compared += 1;
+        }
+        assert!(compared > 0);
+    }
+
+    #[test]
+    fn the_cut_of_a_recording_changes_no_bit() {
+        let network = SileroVad::bundled().unwrap();
+        let (_, samples) = &golden::recordings()[0];
+        let samples = &samples[..samples.len().min(100_123)];
+        let whole = network.probabilities(&[samples]).remove(0).unwrap();
+        let mut state = 1u64;
+        for largest in [1, 100, 511, 512, 513, 1_000, 20_000] {
+            let mut found = Vec::new();
+            let mut stream = network.stream();
+            let mut rest = if largest == 1 { &samples[..2_000] } else { samples };
+            let expected = if largest == 1 { 4 } else { whole.len() };
+            while !rest.is_empty() {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                let piece = (1 + (state >> 33) as usize % largest).min(rest.len());
+                stream.feed(&rest[..piece], &mut found).unwrap();
+                // A window is answered as soon as it is complete.
+                assert_eq!(found.len() as u64, stream.fed / WINDOW as u64);
+                rest = &rest[piece..];
+            }
+            stream.finish(&mut found);
+            assert_eq!(found.len(), expected);
+            // The last window of the short cut ends with zeros.
+            let same = if largest == 1 { expected - 1 } else { expected };
+            assert_eq!(found[..same], whole[..same], "pieces of up to {largest}");
+        }
+    }
+
+    #[test]
+    fn bad_samples_and_weights_are_refused_by_name() {
+        let network = SileroVad::bundled().unwrap();
+        let mut stream = network.stream();
+        let mut found = Vec::new();
+        stream.feed(&[0.0; 700], &mut found).unwrap();
+        for bad in [f32::NAN, f32::INFINITY, -2e9] {
+            let error = stream.feed(&[0.5, bad], &mut found).unwrap_err();
+            assert!(matches!(error, Error::Sample { at: 701, .. }), "{error}");
+        }
+        assert_eq!(found.len(), 1);
+        let loud = network.probabilities(&[&[MAX_SAMPLE; 2_000], &[], &[f32::NAN]]);
+        assert!(
+            loud[0]
+                .as_ref()
+                .unwrap()
+                .iter()
+                .all(|probability| (0.0..=1.0).contains(probability))
+        );
+        assert_eq!(loud[1], Ok(Vec::new()));
+        assert!(loud[2].is_err());
+
+        assert!(matches!(
+            SileroVad::from_safetensors(&BUNDLED[..1000]),
+            Err(Error::Weights(_))
+        ));
+        let mut renamed = BUNDLED.to_vec();
+        let at = renamed.windows(10).position(|bytes| bytes == b"conv4.bias").unwrap();
+        renamed[at + 4] = b'5';
+        let error = SileroVad::from_safetensors(&renamed).unwrap_err();
+        assert!(error.to_string().contains("conv4.bias"), "{error}");
+    }
+}
