@@ -16,6 +16,7 @@ pub mod rejects;
 pub mod run;
 pub mod shell;
 pub mod status;
+pub mod transcribe;
 
 mod kind_page;
 mod pipeline_schema;

@@ -50,7 +50,7 @@ pub(super) fn stage_of(part: &str) -> &str {
 }
 
 /// The rejects of the stages that a run used, as it had them.
-fn of_run(run: &PastRun, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
+pub(super) fn of_run(run: &PastRun, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
     let snapshots = run.snapshots()?;
     let mut stages = Vec::new();
     for planned in plan

@@ -115,3 +115,17 @@ fn whisperx_segment(segment: &Value) -> Segment {
         words,
     }
 }
+
+/// A mono WAV file of 16 bits.
+pub fn wav(rate: u32, samples: &[i16]) -> Vec<u8> {
+    let data = samples.len() as u32 * 2;
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + data).to_le_bytes());
+    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    file.extend(rate.to_le_bytes());
+    file.extend((rate * 2).to_le_bytes());
+    file.extend(b"\x02\0\x10\0data");
+    file.extend(data.to_le_bytes());
+    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
+    file
+}
