@@ -62,8 +62,7 @@ pub enum Command {
     Man(ManArguments),
 }
 
-const TRANSCRIBE_EXIT_CODES: &str =
-    "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
+const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
 
 #[derive(Args, Debug)]
 pub struct TranscribeArguments {

@@ -57,7 +57,11 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
     let state = StateArguments {
         state: arguments.state.clone().unwrap_or_else(|| folder.join(".flow")),
     };
-    let outcome = run::run(&run_arguments(arguments, pipeline, set, &state), registry, &mut io::sink())?;
+    let outcome = run::run(
+        &run_arguments(arguments, pipeline, set, &state),
+        registry,
+        &mut io::sink(),
+    )?;
     if outcome != Exit::Done && outcome != Exit::Noted {
         return Ok(outcome);
     }
@@ -88,7 +92,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         }
         out.flush()?;
     }
-    if speaks && arguments.out.is_some() | !arguments.stdout {
+    if speaks && (arguments.out.is_some() || !arguments.stdout) {
         writeln!(
             io::stderr(),
             "{} in {}",
@@ -144,7 +148,8 @@ fn formats(given: &[String]) -> Result<Vec<String>, Failure> {
 
 /// Whether `--set` gives a parameter.
 fn given(set: &[String], name: &str) -> bool {
-    set.iter().any(|set| set.split_once('=').is_some_and(|(set, _)| set.trim() == name))
+    set.iter()
+        .any(|set| set.split_once('=').is_some_and(|(set, _)| set.trim() == name))
 }
 
 /// The path of a model, which is fetched first where it is one of the hub.

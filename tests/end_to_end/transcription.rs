@@ -63,7 +63,9 @@ impl Place {
 
     fn command(&self) -> Command {
         let mut flow = program();
-        flow.current_dir(self.folder.path()).arg("transcribe").args(["--progress", "plain"]);
+        flow.current_dir(self.folder.path())
+            .arg("transcribe")
+            .args(["--progress", "plain"]);
         flow
     }
 
@@ -85,14 +87,20 @@ impl Place {
 /// What the last run did: partitions that ran of each stage.
 fn ran(place: &Place) -> BTreeMap<String, u64> {
     let mut flow = program();
-    flow.arg("log").arg("--json").arg("--state").arg(place.path("out/.flow"));
+    flow.arg("log")
+        .arg("--json")
+        .arg("--state")
+        .arg(place.path("out/.flow"));
     let output = flow.output().unwrap();
     expect_code(&output, 0);
     let mut ran = BTreeMap::new();
     for line in String::from_utf8(output.stdout).unwrap().lines() {
         let event: Value = serde_json::from_str(line).unwrap();
         if event["event"] == "stage_started" {
-            ran.insert(event["stage"].as_str().unwrap().to_owned(), event["to_run"].as_u64().unwrap());
+            ran.insert(
+                event["stage"].as_str().unwrap().to_owned(),
+                event["run"].as_u64().unwrap(),
+            );
         }
     }
     assert!(ran.contains_key("transcribe") && ran.contains_key("write"), "{ran:?}");
@@ -126,7 +134,10 @@ fn transcripts_are_written_once_and_another_format_decodes_nothing() {
             assert!(word["confidence"].is_number(), "{word}");
             last = start;
         }
-        let texts: Vec<&str> = segments.iter().map(|segment| segment["text"].as_str().unwrap()).collect();
+        let texts: Vec<&str> = segments
+            .iter()
+            .map(|segment| segment["text"].as_str().unwrap())
+            .collect();
         assert_eq!(json["text"], texts.join(" "));
         assert_eq!(place.out(&format!("{name}.txt")), texts.join("\n") + "\n");
         assert!(place.out(&format!("{name}.srt")).contains(" --> "));
@@ -162,7 +173,10 @@ fn what_cannot_be_read_is_named_and_silence_is_no_error() {
     expect_code(&place.transcribe(&["--format", "txt,json"]), 0);
     assert_eq!(place.out("silence.txt"), "");
     let json: Value = serde_json::from_str(&place.out("silence.json")).unwrap();
-    assert_eq!((&json["text"], json["segments"].as_array().unwrap().len()), (&Value::from(""), 0));
+    assert_eq!(
+        (&json["text"], json["segments"].as_array().unwrap().len()),
+        (&Value::from(""), 0)
+    );
     assert_eq!(json["metadata"]["duration_s"], 2.0);
 
     place.write("empty.wav", b"");
@@ -177,7 +191,9 @@ fn what_cannot_be_read_is_named_and_silence_is_no_error() {
         ("talks/text.wav", "unsupported_format"),
         ("gone.flac", "missing_file"),
     ] {
-        let named = told.lines().any(|line| line.contains(&format!("{name} was not transcribed")) && line.contains(why));
+        let named = told
+            .lines()
+            .any(|line| line.contains(&format!("{name} was not transcribed")) && line.contains(why));
         assert!(named, "{name}: {told}");
     }
     assert!(!place.path("out/empty.txt").exists() && place.path("out/good.txt").exists());

@@ -172,6 +172,16 @@ mod tests {
                 ..Hypothesis::default()
             };
             let found = time_stamps(&tokenizer, &hypothesis).unwrap();
+            assert_eq!(found.words.len(), found.word_tokens.len());
+            let mut next = 0;
+            for (word, tokens) in found.words.iter().zip(&found.word_tokens) {
+                assert_eq!(
+                    (tokens.start, &word.text),
+                    (next, &tokenizer.decode(&hypothesis.ids[tokens.clone()]).unwrap())
+                );
+                next = tokens.end;
+            }
+            assert_eq!(next, hypothesis.ids.len());
             for (key, found) in [
                 ("char", found.tokens),
                 ("word", found.words),
