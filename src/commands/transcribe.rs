@@ -173,8 +173,10 @@ fn local_model(model: &str, speaks: bool) -> Result<String, Failure> {
 
 /// Says what the bundled model is good for.
 fn tell_languages(pipeline: &Path) {
-    let model = pipeline.with_file_name("../configs/models/small.nemo");
-    let opened = OpenModel::open(&model).ok().and_then(|opened| opened.tokenizer);
+    let carried = pipeline.parent().and_then(Path::parent).unwrap_or(pipeline);
+    let opened = OpenModel::open(&carried.join("configs/models/small.nemo"))
+        .ok()
+        .and_then(|opened| opened.tokenizer);
     let Some(tokenizer) = opened.and_then(|bytes| Tokenizer::from_bytes(&bytes).ok()) else {
         // The run says what is wrong with it.
         return;

@@ -1,6 +1,7 @@
 //! `flow transcribe`: recordings to transcripts.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::SystemTime;
@@ -9,11 +10,16 @@ use serde_json::Value;
 
 use crate::binary::{expect_code, program, stderr};
 
-/// A recording that the repository carries.
-fn recording(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/golden/model/audio")
-        .join(name)
+/// A Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
+fn recording(name: &str) -> Vec<u8> {
+    let shard = "tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar";
+    let tar = std::fs::File::open(Path::new(env!("CARGO_MANIFEST_DIR")).join(shard)).unwrap();
+    let mut archive = tar::Archive::new(tar);
+    let mut entries = archive.entries().unwrap().map(Result::unwrap);
+    let mut entry = entries.find(|entry| entry.path().unwrap().ends_with(name)).unwrap();
+    let mut bytes = Vec::new();
+    entry.read_to_end(&mut bytes).unwrap();
+    bytes
 }
 
 /// A mono WAV file of 16 kHz and 16 bits, of silence.
@@ -48,7 +54,7 @@ impl Place {
     }
 
     fn copy(&self, from: &str, to: &str) {
-        std::fs::copy(recording(from), self.path("in").join(to)).unwrap();
+        self.write(to, &recording(from));
     }
 
     fn write(&self, name: &str, bytes: &[u8]) {
@@ -114,15 +120,15 @@ fn expected(transcribe: u64, write: u64) -> BTreeMap<String, u64> {
 #[test]
 fn transcripts_are_written_once_and_another_format_decodes_nothing() {
     let place = Place::new();
-    place.copy("eval2_fr-fr.wav", "a.wav");
-    place.copy("eval1_de.wav", "talks/b.wav");
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    place.copy("rec_hi_0008_001.flac", "talks/b.flac");
     let first = place.transcribe(&["--format", "txt,json,srt"]);
     expect_code(&first, 0);
     assert!(stderr(&first).contains("bundled small model"), "{}", stderr(&first));
     assert!(stderr(&first).contains("hi"), "{}", stderr(&first));
     for name in ["a", "talks/b"] {
         let json: Value = serde_json::from_str(&place.out(&format!("{name}.json"))).unwrap();
-        assert_eq!(json["metadata"]["source_file"], format!("{name}.wav"));
+        assert_eq!(json["metadata"]["source_file"], format!("{name}.flac"));
         assert_eq!(json["metadata"]["model"], "small.nemo");
         let duration = json["metadata"]["duration_s"].as_f64().unwrap();
         let segments = json["segments"].as_array().unwrap();
@@ -160,7 +166,7 @@ fn transcripts_are_written_once_and_another_format_decodes_nothing() {
     assert!(place.out("a.vtt").starts_with("WEBVTT") && !place.out("a.txt").is_empty());
 
     // A new recording is transcribed alone.
-    place.copy("eval0_en-us.wav", "c.wav");
+    place.copy("rec_hi_0004_003.flac", "c.flac");
     expect_code(&place.transcribe(&["--format", "vtt"]), 0);
     assert_eq!(ran(&place), expected(1, 1));
 }
@@ -168,7 +174,7 @@ fn transcripts_are_written_once_and_another_format_decodes_nothing() {
 #[test]
 fn what_cannot_be_read_is_named_and_silence_is_no_error() {
     let place = Place::new();
-    place.copy("eval0_en-us.wav", "good.wav");
+    place.copy("rec_hi_0004_003.flac", "good.flac");
     place.write("silence.wav", &silence(2));
     expect_code(&place.transcribe(&["--format", "txt,json"]), 0);
     assert_eq!(place.out("silence.txt"), "");
@@ -206,10 +212,10 @@ fn what_cannot_be_read_is_named_and_silence_is_no_error() {
 #[test]
 fn transcripts_are_printed_without_files() {
     let place = Place::new();
-    place.copy("eval2_fr-fr.wav", "a.wav");
+    place.copy("rec_hi_0001_000.flac", "a.flac");
     expect_code(&place.transcribe(&[]), 0);
     let mut flow = place.command();
-    flow.args(["in/a.wav", "--stdout"]);
+    flow.args(["in/a.flac", "--stdout"]);
     let output = flow.output().unwrap();
     expect_code(&output, 0);
     assert_eq!(String::from_utf8(output.stdout).unwrap(), place.out("a.txt"));
@@ -218,7 +224,7 @@ fn transcripts_are_printed_without_files() {
     // From standard input.
     let mut flow = place.command();
     flow.args(["-", "--stdout", "--format", "json"]);
-    flow.stdin(Stdio::from(std::fs::File::open(place.path("in/a.wav")).unwrap()));
+    flow.stdin(Stdio::from(std::fs::File::open(place.path("in/a.flac")).unwrap()));
     let output = flow.output().unwrap();
     expect_code(&output, 0);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -230,7 +236,7 @@ fn transcripts_are_printed_without_files() {
 #[test]
 fn mistakes_on_the_command_line_are_told() {
     let place = Place::new();
-    place.copy("eval0_en-us.wav", "a.wav");
+    place.copy("rec_hi_0004_003.flac", "a.flac");
     for (arguments, said) in [
         (&["--format", "docx"][..], "`docx` is no format"),
         (&["--model", "gone.nemo"], "gone.nemo"),

@@ -18,8 +18,7 @@ fn settings(voice_activity: VoiceActivity) -> RecognitionSettings {
 }
 
 fn samples(name: &str) -> Vec<f32> {
-    let path = test_data::root().join("tests/data/golden/model/audio").join(name);
-    crate::recording::samples(&path, 1000.0).unwrap().unwrap()
+    flow_audio::decode::decode(&test_data::hindi(name), 100.0).unwrap()
 }
 
 fn heard(recognizer: &Recognizer, samples: &[f32], settings: &RecognitionSettings) -> Recognized {
@@ -28,7 +27,7 @@ fn heard(recognizer: &Recognizer, samples: &[f32], settings: &RecognitionSetting
 
 /// Two recordings with silence around them, and where each of them is.
 fn two() -> (Vec<f32>, [Range<f64>; 2]) {
-    let (first, second) = (samples("eval1_de.wav"), samples("eval2_fr-fr.wav"));
+    let (first, second) = (samples("rec_hi_0001_000.flac"), samples("rec_hi_0008_001.flac"));
     let silence = vec![0.0; 24_000];
     let seconds = |samples: usize| samples as f64 / 16_000.0;
     let at = [24_000, 24_000 + first.len() + 24_000];
@@ -48,7 +47,7 @@ fn words_stand_where_they_are_spoken_and_say_how_sure_they_are() {
         let found = heard(&recognizer, &samples, &settings(voice_activity));
         assert!(found.windows >= 2, "{voice_activity:?}: {found:?}");
         let speech: f64 = places.iter().map(|place| place.end - place.start).sum();
-        assert!(found.decoded_seconds <= speech + 0.5 && found.decoded_seconds > 0.5 * speech);
+        assert!(found.decoded_seconds <= speech + 0.5 && found.decoded_seconds > 0.3 * speech);
         let words: Vec<&Word> = found.segments.iter().flat_map(|segment| &segment.words).collect();
         assert!(!words.is_empty(), "{voice_activity:?}");
         for word in words {
@@ -66,6 +65,7 @@ fn words_stand_where_they_are_spoken_and_say_how_sure_they_are() {
         "{known:?}"
     );
     let found = heard(&recognizer, &samples, &settings(VoiceActivity::Neural));
+    assert!(!found.languages.is_empty());
     assert!(found.languages.iter().all(|language| known.contains(language)));
 }
 
@@ -104,7 +104,7 @@ fn assert_same(a: &Recognized, b: &Recognized) {
 #[test]
 fn windows_are_decoded_alike_alone_in_company_and_by_any_number_of_threads() {
     let recognizer = recognizer();
-    let samples = [&two().0[..], &samples("eval3_es.wav")].concat();
+    let samples = [&two().0[..], &samples("rec_hi_0004_003.flac")].concat();
     let settings = settings(VoiceActivity::Energy);
     let together = heard(&recognizer, &samples, &settings);
     let one_by_one = RecognitionSettings {

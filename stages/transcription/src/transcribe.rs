@@ -1,6 +1,7 @@
 //! The kind `transcription.transcribe`: recordings to segments of words.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
@@ -329,6 +330,11 @@ impl Transcriber {
 impl Source for Transcriber {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let model = OpenModel::files(&self.settings.model).map_err(|error| StageError::setting("model", error))?;
+        for file in &model {
+            // Else each recording would be refused for it.
+            let unreadable = |error| StageError::setting("model", format!("cannot read {}: {error}", file.display()));
+            File::open(file).map_err(unreadable)?;
+        }
         let listed = self.listed()?.iter();
         let partition = |(name, recording): (&Partition, &Recording)| SourcePartition {
             name: name.clone(),

@@ -6,7 +6,7 @@ use flow_runtime::harness::{Harness, Output};
 
 use super::*;
 use crate::rows::read_segments;
-use crate::test_data::{root, wav};
+use crate::test_data::{hindi, root, wav};
 
 fn model() -> PathBuf {
     root().join("configs/models/small.nemo")
@@ -23,10 +23,9 @@ fn run(settings: TranscribeSettings) -> Output {
 #[test]
 fn recordings_become_rows_and_what_is_no_recording_a_reject() {
     let place = tempfile::tempdir().unwrap();
-    let audio = root().join("tests/data/golden/model/audio");
     std::fs::create_dir(place.path().join("talks")).unwrap();
-    std::fs::copy(audio.join("eval2_fr-fr.wav"), place.path().join("talks/a.wav")).unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
+    write("talks/a.flac", &hindi("rec_hi_0001_000.flac"));
     write("silence.wav", &wav(16_000, &[0; 32_000]));
     write("empty.wav", b"");
     write("text.wav", b"this is no audio");
@@ -47,7 +46,7 @@ fn recordings_become_rows_and_what_is_no_recording_a_reject() {
     }
     assert_eq!(output.rejects().len(), 3);
     assert_eq!(output.rows("segments", "silence").num_rows(), 0);
-    for (name, file, seconds) in [("silence", "silence.wav", 2.0), ("talks/a", "talks/a.wav", 5.1)] {
+    for (name, file, seconds) in [("silence", "silence.wav", 2.0), ("talks/a", "talks/a.flac", 3.648)] {
         let recording = output.rows("recordings", name);
         let text = |column: &str| {
             recording
@@ -76,7 +75,7 @@ fn recordings_become_rows_and_what_is_no_recording_a_reject() {
     assert!(
         segments
             .iter()
-            .all(|segment| !segment.words.is_empty() && segment.end <= 5.2)
+            .all(|segment| !segment.words.is_empty() && segment.end <= 3.65)
     );
 }
 
