@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
 /// commit asked for again.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 14] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
@@ -18,7 +18,9 @@ const SOURCES: [&str; 12] = [
     "stages/manifest/src",
     "stages/model/src",
     "stages/sampling/src",
+    "stages/speakers/src",
     "stages/training/src",
+    "stages/transcription/src",
     "configs/languages.yaml",
 ];
 

@@ -44,6 +44,9 @@ pub enum Command {
     Status(LookArguments),
     /// Show the events of a run
     Log(LogArguments),
+    /// Transcribe recordings: text, subtitles, words with times; what was transcribed is not transcribed again
+    #[command(after_help = TRANSCRIBE_EXIT_CODES)]
+    Transcribe(TranscribeArguments),
     /// Look at models on disk, convert and compare them
     #[command(subcommand)]
     Model(ModelCommand),
@@ -59,6 +62,47 @@ pub enum Command {
     Completions(CompletionsArguments),
     /// Print the manual page, or write one for each command
     Man(ManArguments),
+}
+
+const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
+
+#[derive(Args, Debug)]
+pub struct TranscribeArguments {
+    /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis): files, folders (all audio in them), patterns in quotes, or `-` for standard input
+    #[arg(required = true)]
+    pub input: Vec<String>,
+    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME[@REVISION][/FILE]; the bundled small model if
+    /// not given
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// The folder that receives the transcripts; folders below an input keep their shape [default: .]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl
+    #[arg(long, value_name = "FORMATS", default_value = "txt")]
+    pub format: Vec<String>,
+    /// Print the transcripts, in the first of the formats; without --out no files are written
+    #[arg(long)]
+    pub stdout: bool,
+    /// Where the model is computed: cpu, cuda or cuda:1
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: String,
+    /// The value of another parameter of the pipeline, such as max_window, vad or max_line_width: see `flow kinds
+    /// transcription.transcribe`
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    /// The state directory, which knows what was transcribed already [default: .flow in the folder of the transcripts]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Worker threads; one per core if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    /// What standard error shows meanwhile
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub progress: Progress,
+    /// Write the events, one JSON object per line, to this file too
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -42,28 +42,45 @@ pub fn pipeline(name: &str) -> io::Result<Option<PathBuf>> {
     if PIPELINES.get_file(&file).is_none() {
         return Ok(None);
     }
-    Ok(Some(copy_in(&cache_folder())?.join("pipelines").join(file)))
+    let mut refused = None;
+    for cache in cache_folders() {
+        match copy_in(&cache) {
+            Ok(folder) => return Ok(Some(folder.join("pipelines").join(file))),
+            Err(error) => {
+                let told = format!("{}: {error}", cache.display());
+                refused.get_or_insert(io::Error::new(error.kind(), told));
+            }
+        }
+    }
+    Err(refused.unwrap_or_else(|| io::Error::other("there is no folder for them")))
 }
 
-/// `$XDG_CACHE_HOME/flow`, `~/.cache/flow`, or a folder for temporary files where there is no home.
-fn cache_folder() -> PathBuf {
+/// Folders for what is kept, the best one first: `$XDG_CACHE_HOME/flow`, `~/.cache/flow`, and one for temporary files.
+fn cache_folders() -> Vec<PathBuf> {
     let set = |name| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    cache.unwrap_or_else(std::env::temp_dir).join("flow")
+    // Another user's folder of that name could hold anything.
+    // SAFETY: it takes nothing, changes nothing and always succeeds.
+    let user = unsafe { libc::getuid() };
+    let temporary = std::env::temp_dir().join(format!("flow-{user}"));
+    cache
+        .map(|cache| cache.join("flow"))
+        .into_iter()
+        .chain([temporary])
+        .collect()
 }
 
-/// The folder below `cache` that holds this program's files, which are written if they are not all there.
+/// The folder below `cache` that holds this program's files, which are written if it is not there.
 fn copy_in(cache: &Path) -> io::Result<PathBuf> {
     let all: Vec<(PathBuf, &File<'static>)> = FOLDERS
         .iter()
         .flat_map(|(folder, of)| {
-            files(of)
-                .into_iter()
-                .map(move |file| (Path::new(folder).join(file.path()), file))
+            let below = move |file: &'static File<'static>| (Path::new(folder).join(file.path()), file);
+            files(of).into_iter().map(below)
         })
         .collect();
     let mut hash = blake3::Hasher::new();
@@ -72,29 +89,52 @@ fn copy_in(cache: &Path) -> io::Result<PathBuf> {
         hash.update(&(file.contents().len() as u64).to_le_bytes());
         hash.update(file.contents());
     }
-    let folder = cache.join(format!("bundle-{}", &hash.finalize().to_hex()[..16]));
-    // A file that somebody changed is not what this program carries.
-    let stands = |(path, file): &(PathBuf, &File<'static>)| {
+    let name = format!("bundle-{}", &hash.finalize().to_hex()[..16]);
+    // What somebody changed is left alone, since others may be reading it: the next name is taken.
+    for number in 0..100 {
+        let folder = match number {
+            0 => cache.join(&name),
+            number => cache.join(format!("{name}-{number}")),
+        };
+        if !folder.exists() {
+            fs::create_dir_all(cache)?;
+            let beside = tempfile::Builder::new().prefix(".bundle-").tempdir_in(cache)?;
+            for (path, file) in &all {
+                write(&beside.path().join(path), file.contents())?;
+            }
+            // Where another process was first, the name is not free any more, and what it wrote is looked at below.
+            if fs::rename(beside.path(), &folder).is_ok() {
+                drop(beside.keep());
+            }
+        }
+        if holds(&folder, &all) {
+            return Ok(folder);
+        }
+    }
+    Err(io::Error::other(format!(
+        "{} holds nothing but changed copies of these files; remove them",
+        cache.display()
+    )))
+}
+
+/// Whether a folder holds these files and no others.
+fn holds(folder: &Path, all: &[(PathBuf, &File<'static>)]) -> bool {
+    fn count(folder: &Path) -> io::Result<usize> {
+        let mut files = 0;
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            files += if entry.file_type()?.is_dir() {
+                count(&entry.path())?
+            } else {
+                1
+            };
+        }
+        Ok(files)
+    }
+    let same = |(path, file): &(PathBuf, &File<'static>)| {
         fs::read(folder.join(path)).is_ok_and(|found| found == file.contents())
     };
-    if all.iter().all(stands) {
-        return Ok(folder);
-    }
-    fs::create_dir_all(cache)?;
-    let beside = tempfile::Builder::new().prefix(".bundle-").tempdir_in(cache)?;
-    for (path, file) in &all {
-        write(&beside.path().join(path), file.contents())?;
-    }
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
-    }
-    match fs::rename(beside.path(), &folder) {
-        Ok(()) => drop(beside.keep()),
-        // Another process was first.
-        Err(_) if all.iter().all(stands) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(folder)
+    all.iter().all(same) && count(folder).is_ok_and(|files| files == all.len())
 }
 
 /// Writes a file with the folders above it.
@@ -110,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_carried_is_what_the_repository_holds_and_a_damaged_copy_is_made_again() {
+    fn what_is_carried_is_what_the_repository_holds_and_a_changed_copy_is_not_used() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         for (folder, of) in FOLDERS {
             let mut seen = 0;
@@ -127,11 +167,32 @@ mod tests {
         }
         let cache = tempfile::tempdir().expect("a folder");
         let folder = copy_in(cache.path()).expect("written");
+        assert_eq!(copy_in(cache.path()).expect("it stands"), folder);
+        // What was changed, and what was put among it, is neither used nor removed.
         let pipeline = folder.join("pipelines/finetune.yaml");
         fs::write(&pipeline, b"other").expect("written");
-        assert_eq!(copy_in(cache.path()).expect("written"), folder);
-        assert!(fs::read(&pipeline).expect("a file").starts_with(b"# Raw shards"));
-        assert_eq!(fs::read_dir(cache.path()).expect("a folder").count(), 1);
+        let second = copy_in(cache.path()).expect("written");
+        assert!(second != folder && fs::read(&pipeline).expect("a file") == b"other");
+        fs::write(second.join("configs/more.yaml"), b"more").expect("written");
+        let third = copy_in(cache.path()).expect("written");
+        assert!(third != second && third != folder);
+        let text = fs::read(third.join("pipelines/finetune.yaml")).expect("a file");
+        assert!(text.starts_with(b"# Raw shards"));
+        assert_eq!(fs::read_dir(cache.path()).expect("a folder").count(), 3);
         assert!(pipelines().contains(&"finetune".to_string()));
+    }
+
+    #[test]
+    fn many_first_users_at_once_get_one_copy() {
+        let cache = tempfile::tempdir().expect("a folder");
+        let copies: Vec<PathBuf> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| copy_in(cache.path()))).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("no panic").expect("written"))
+                .collect()
+        });
+        assert!(copies.iter().all(|copy| *copy == copies[0]), "{copies:?}");
+        assert_eq!(fs::read_dir(cache.path()).expect("a folder").count(), 1);
     }
 }

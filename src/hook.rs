@@ -19,6 +19,11 @@ pub fn for_code(arguments: &RunArguments, code: u8) -> Option<(&'static str, &st
 /// Runs a command by `sh -c` with a text on its standard input, and waits for its end. What is to be said of it, if
 /// anything: the exit code of the run stays as it is.
 pub fn run(option: &str, command: &str, input: &str) -> Option<String> {
+    // The run is over, and with it whoever listened to signals: now they end the program again.
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the default action is always a valid one; no handler of ours is called any more.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     match status(command, input) {
         Ok(status) if status.success() => None,
         Ok(status) => Some(format!("the command of {option} ended with {}", ended(status))),

@@ -28,6 +28,8 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_training::write_model::WriteModel>(),
         kind::<flow_evaluation::decode::EvaluationDecode>(),
         kind::<flow_evaluation::report::EvaluationReport>(),
+        kind::<flow_transcription::Transcribe>(),
+        kind::<flow_transcription::Write>(),
     ]
 }
 

@@ -83,6 +83,8 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Plan(arguments) => arguments.json,
         Command::Log(arguments) => arguments.json,
         Command::Doctor(arguments) => arguments.json,
+        // Transcripts, too: as in their files.
+        Command::Transcribe(_) => true,
         Command::Graph(_) | Command::Kinds(_) | Command::Completions(_) | Command::Man(_) => true,
         _ => false,
     };
@@ -99,6 +101,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Graph(arguments) => commands::graph::graph(&arguments, &registry, out),
         Command::Status(arguments) => commands::status::status(&arguments, out),
         Command::Log(arguments) => commands::log::log(&arguments, out),
+        Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Model(command) => commands::model::model(&command, out),
         Command::Memory(arguments) => commands::memory::memory(&arguments, &registry, out),
         Command::Gc(arguments) => commands::gc::gc(&arguments, out),

@@ -24,7 +24,7 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
         arguments.segment = segment.to_string_lossy().into_owned();
         arguments.look.pipeline = Some(pipeline);
     }
-    let run = PastRun::find(&arguments.look)?;
+    let run = PastRun::find_planned(&arguments.look)?;
     let plan = run.plan()?;
     let wanted = Wanted::parse(&arguments.segment)?;
     let snapshots = run.snapshots()?;

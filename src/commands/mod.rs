@@ -17,6 +17,7 @@ pub mod run;
 pub mod shell;
 pub mod status;
 pub mod test;
+pub mod transcribe;
 
 mod kind_page;
 mod pipeline_schema;
@@ -56,8 +57,16 @@ fn pipeline_file(named: &Path) -> Result<PathBuf, Failure> {
     let Some(name) = name.filter(|_| !named.exists()) else {
         return Ok(named.to_path_buf());
     };
-    let carried = bundle::pipeline(name)
-        .map_err(|error| Failure::unreadable(format!("the files that flow carries cannot be written: {error}")))?;
+    // A pipeline of the user's own comes first.
+    let own = PathBuf::from(format!("{name}.yaml"));
+    if own.exists() {
+        return Ok(own);
+    }
+    let carried = bundle::pipeline(name).map_err(|error| {
+        Failure::unreadable(format!(
+            "the files that flow carries cannot be written (set XDG_CACHE_HOME to a folder for them): {error}"
+        ))
+    })?;
     carried.ok_or_else(|| {
         Failure::usage(
             format!("there is no file `{name}`"),

@@ -102,6 +102,15 @@ pub struct LoggedEvent {
 impl PastRun {
     /// The run that the arguments name.
     pub fn find(arguments: &LookArguments) -> Result<PastRun, Failure> {
+        PastRun::find_run(arguments, false)
+    }
+
+    /// The same; the latest is that of those that came as far as a plan.
+    pub fn find_planned(arguments: &LookArguments) -> Result<PastRun, Failure> {
+        PastRun::find_run(arguments, true)
+    }
+
+    fn find_run(arguments: &LookArguments, planned: bool) -> Result<PastRun, Failure> {
         let dir = &arguments.state.state;
         if !dir.join("FORMAT").is_file() {
             return Err(Failure::usage(
@@ -131,6 +140,9 @@ impl PastRun {
         }
         let mut latest = None;
         for id in runs.iter().rev() {
+            if planned && !store.run_folder(id)?.join("plan.json").is_file() {
+                continue;
+            }
             let run = PastRun {
                 folder: store.run_folder(id)?,
                 id: id.clone(),

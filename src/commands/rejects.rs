@@ -13,7 +13,7 @@ use crate::failure::{Exit, Failure};
 use crate::table;
 
 pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let run = PastRun::find(&arguments.look)?;
+    let run = PastRun::find_planned(&arguments.look)?;
     let plan = run.plan()?;
     let stages: Vec<&str> = stage_names(&plan);
     if let Some(stage) = &arguments.stage
@@ -50,7 +50,7 @@ pub(super) fn stage_of(part: &str) -> &str {
 }
 
 /// The rejects of the stages that a run used, as it had them.
-fn of_run(run: &PastRun, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
+pub(super) fn of_run(run: &PastRun, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
     let snapshots = run.snapshots()?;
     let mut stages = Vec::new();
     for planned in plan

@@ -25,4 +25,5 @@ mod sampling;
 mod synthesize;
 mod tokenizer;
 mod training;
+mod transcription;
 mod unreadable;

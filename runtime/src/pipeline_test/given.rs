@@ -1,6 +1,7 @@
 //! The stage that stands for another one in a test: a source of rows that the test gives.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
@@ -82,6 +83,10 @@ impl AnySettings for GivenRows {
 
     fn open(&self, _context: &Context) -> Result<Body, StageError> {
         Ok(Body::Source(Box::new(GivenSource(Arc::clone(&self.batches)))))
+    }
+
+    fn sources(&self) -> Vec<(&'static str, PathBuf)> {
+        Vec::new()
     }
 
     fn ready(&self) -> Result<(), StageError> {

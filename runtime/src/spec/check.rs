@@ -225,6 +225,15 @@ fn check_stage(
         })
     });
     let inputs: Vec<CheckedInput> = inputs.collect();
+    // Nothing that it could read takes part.
+    let missing = stage
+        .from
+        .iter()
+        .zip(&produced)
+        .find(|(_, produced)| produced.is_none());
+    if let (Some((edge, _)), true) = (missing, inputs.is_empty() && shape.role != Role::Source) {
+        return Outcome::Off(format!("its input comes from `{}`, which is switched off", edge.stage));
+    }
     if let Some(message) = unfit(stage, kind.as_ref(), &shape, &inputs) {
         found.push(
             Diagnostic::new(in_stage(stage, &message)).at(stage.origin.place(&Steps::default().key("from"), Part::Key)),

@@ -12,7 +12,7 @@
 use std::cmp::Ordering;
 
 use super::substitute::{self, Lookup};
-use super::yaml::{self, Value};
+use super::yaml::{self, Number, Value};
 
 /// Why an expression has no value.
 #[derive(Debug, PartialEq)]
@@ -266,6 +266,11 @@ impl<L: Lookup> Parser<'_, '_, L> {
             text.push_str(&self.rest()[..end]);
             self.at += end + 1;
             if !self.rest().starts_with(quote) {
+                if text.contains("${") {
+                    let message = "a reference within quotes would be plain text";
+                    let help = Some("write it without them: `${name} == 'text'`".to_string());
+                    return Err(self.mistake(start, message, help));
+                }
                 return Ok((start, Value::String(text)));
             }
             text.push(quote);
@@ -294,12 +299,19 @@ fn order(left: &Value, right: &Value) -> Option<Option<Ordering>> {
         (Value::Bool(left), Value::Bool(right)) if left == right => Some(Some(Ordering::Equal)),
         (Value::Bool(_), Value::Bool(_)) => Some(None),
         (Value::String(left), Value::String(right)) => Some(Some(left.cmp(right))),
-        (Value::Number(left), Value::Number(right)) => match (left.as_i64(), right.as_i64()) {
+        (Value::Number(left), Value::Number(right)) => match (whole(left), whole(right)) {
             (Some(left), Some(right)) => Some(Some(left.cmp(&right))),
             _ => Some(left.as_f64()?.partial_cmp(&right.as_f64()?)),
         },
         _ => None,
     }
+}
+
+fn whole(number: &Number) -> Option<i128> {
+    number
+        .as_i64()
+        .map(i128::from)
+        .or_else(|| number.as_u64().map(i128::from))
 }
 
 #[cfg(test)]
@@ -350,6 +362,7 @@ mod tests {
             ("${train.steps} >= 600 and ${train.steps} < 1e3", true),
             ("${share} == 0.5", true),
             ("${share} > 1", false),
+            ("18446744073709551615 == 18446744073709551614", false),
             ("${limit} == null", true),
             ("${limit} == 7", false),
             ("${env:RANKS} == 8", true),
@@ -378,6 +391,7 @@ mod tests {
             ("true and\n  7", (2, 3), "expected true or false"),
             ("(true", (1, 1), "`(` is not closed"),
             ("'a", (1, 1), "the text is not closed"),
+            ("'${manifest}' == ''", (1, 1), "a reference within quotes"),
             ("", (1, 1), "a value is missing"),
             ("true or", (1, 8), "a value is missing"),
             ("1.2.3 == 1", (1, 1), "`1.2.3` is no number"),

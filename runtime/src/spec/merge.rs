@@ -42,7 +42,7 @@ pub(super) fn merge_groups(pipeline: &mut Pipeline, registry: &Registry, found: 
                 let Some(name) = key.as_str().map(str::to_string) else {
                     continue;
                 };
-                let written = format!("${{{}.{name}", merged.group);
+                let written = format!("${{{}.{name}}}", merged.group);
                 let used = taken
                     .entry(name.clone())
                     .or_insert_with(|| stage.origin.source.text.contains(&written));

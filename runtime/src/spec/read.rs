@@ -265,7 +265,10 @@ impl Reader<'_> {
                 }
                 continue;
             };
-            let off = self.off(document, part("when"), &here.key("when"), scope);
+            let when = Steps::default().key("when");
+            let off = when
+                .of(&entry)
+                .and_then(|written| self.off(document, written, &here.key("when"), scope));
             let off = off.map(|when| format!("the group `{group}{name}` is switched off: {when}"));
             let given = match part("params") {
                 Value::Sequence(names) => self.passed_on(document, names, &here.key("params"), scope),
@@ -311,10 +314,10 @@ impl Reader<'_> {
         stages
     }
 
-    /// Why `when` switches a stage or a group off; none where it holds, is left out or is wrong (which is reported).
+    /// Why `when` switches a stage or a group off; none where it holds or is wrong (which is reported).
     fn off(&mut self, document: &Document, when: &Value, steps: &Steps, scope: &Scope) -> Option<String> {
         let shown = match when {
-            Value::Null | Value::Bool(true) => return None,
+            Value::Bool(true) => return None,
             Value::Bool(false) => "false".to_string(),
             Value::String(text) => {
                 match condition::evaluate(text, &mut &*scope) {

@@ -1,6 +1,7 @@
 //! The kind `manifest.disjoint`.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray, Float64Array, Int64Array, LargeStringArray, RecordBatch};
@@ -33,7 +34,7 @@ const SHARED: [&str; 3] = ["segment", "text", "recording"];
 ///
 /// - its segment: the same language, shard, `segment_id` and duration (to the millisecond),
 /// - its text: the same words, without the language tag, whatever their case, Unicode form and zero-width characters,
-/// - its recording: the same `audio_path` (folders that are links count as what they lead to) and, in a tar, `offset`.
+/// - its recording: the same `audio_path` (links count as what they lead to, and all names of one file as one) and, in a tar, `offset`.
 ///
 /// Otherwise it is an error that says how many have and names some. What is empty or missing in a row is compared with nothing.
 ///
@@ -61,7 +62,7 @@ pub struct Disjoint;
 
 impl Kind for Disjoint {
     const NAME: &'static str = "manifest.disjoint";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("val", "rows of validation").columns(&[
             (ROW, ColumnType::UInt32),
@@ -289,7 +290,7 @@ impl Rows {
         self.first + row as u64
     }
 
-    fn keys(&self, row: usize, folders: &mut Folders) -> [Option<Key>; SHARED.len()] {
+    fn keys(&self, row: usize, files: &mut Files) -> [Option<Key>; SHARED.len()] {
         // Empty where it is null.
         let of = |column: &LargeStringArray| match column.is_valid(row) {
             true => column.value(row).to_string(),
@@ -313,7 +314,7 @@ impl Rows {
         let path = of(&self.paths);
         let recording = (!path.is_empty()).then(|| {
             let offset = self.offsets.is_valid(row).then(|| self.offsets.value(row).to_string());
-            key(&[&folders.resolved(Path::new(&path)), &offset.unwrap_or_default()])
+            key(&[&files.resolved(Path::new(&path)), &offset.unwrap_or_default()])
         });
         [segment, (!words.is_empty()).then(|| key(&[&words])), recording]
     }
@@ -332,31 +333,56 @@ fn key(parts: &[&str]) -> Key {
     key
 }
 
-/// Folders by the path that leads to them without links; the last one is remembered.
+/// Files by what they are, whatever leads to them; the last folder and the last file are remembered.
 #[derive(Default)]
-struct Folders(Option<(PathBuf, PathBuf)>);
+struct Files {
+    folder: Option<(PathBuf, PathBuf)>,
+    file: Option<(PathBuf, String)>,
+}
 
-impl Folders {
+impl Files {
+    /// The path without links. A file that has several names (hard links) is known by its device and inode.
     fn resolved(&mut self, file: &Path) -> String {
+        if let Some((known, resolved)) = &self.file
+            && known == file
+        {
+            return resolved.clone();
+        }
+        let resolved = self.resolve(file);
+        self.file = Some((file.to_path_buf(), resolved.clone()));
+        resolved
+    }
+
+    fn resolve(&mut self, file: &Path) -> String {
+        let shown = |path: &Path| path.to_string_lossy().into_owned();
+        match std::fs::symlink_metadata(file) {
+            Ok(found) if found.is_symlink() => {
+                if let Ok(target) = file.canonicalize() {
+                    return match std::fs::metadata(&target) {
+                        Ok(found) if found.nlink() > 1 => inode(&found),
+                        _ => shown(&target),
+                    };
+                }
+            }
+            Ok(found) if found.is_file() && found.nlink() > 1 => return inode(&found),
+            _ => {}
+        }
         let folder = match file.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
-        if self.0.as_ref().is_none_or(|(known, _)| known != folder) {
+        if self.folder.as_ref().is_none_or(|(known, _)| known != folder) {
             // A folder that is not there is compared as it is named.
             let found = folder.canonicalize().or_else(|_| std::path::absolute(folder));
-            self.0 = Some((folder.to_path_buf(), found.unwrap_or_else(|_| folder.to_path_buf())));
+            self.folder = Some((folder.to_path_buf(), found.unwrap_or_else(|_| folder.to_path_buf())));
         }
-        let folder = self
-            .0
-            .as_ref()
-            .map(|(_, resolved)| resolved.as_path())
-            .unwrap_or(folder);
-        folder
-            .join(file.file_name().unwrap_or_default())
-            .to_string_lossy()
-            .into_owned()
+        let folder = self.folder.as_ref().map_or(folder, |(_, resolved)| resolved.as_path());
+        shown(&folder.join(file.file_name().unwrap_or_default()))
     }
+}
+
+fn inode(found: &std::fs::Metadata) -> String {
+    format!("inode {} {}", found.dev(), found.ino())
 }
 
 /// Gives every row, in the order of the partitions, with what it is compared by.
@@ -377,12 +403,12 @@ fn each_row(
     .into_iter()
     .filter(|name| schema.column_with_name(name).is_some())
     .collect();
-    let (mut first, mut folders) = (0, Folders::default());
+    let (mut first, mut files) = (0, Files::default());
     for batch in artifact.batches(Some(columns.as_slice())) {
         let (_, batch) = batch?;
         let rows = Rows::of(&batch, first)?;
         for row in 0..batch.num_rows() {
-            let keys = rows.keys(row, &mut folders);
+            let keys = rows.keys(row, &mut files);
             each(&rows, row, keys);
         }
         first += batch.num_rows() as u64;
@@ -393,3 +419,31 @@ fn each_row(
 #[cfg(test)]
 #[path = "disjoint_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod file_tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_the_same_by_all_its_names() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        for name in ["a", "b"] {
+            std::fs::create_dir(at(name)).expect("a folder");
+            std::fs::write(at(name).join("r.wav"), name).expect("a file");
+        }
+        std::os::unix::fs::symlink(at("a/r.wav"), at("link.wav")).expect("a link");
+        std::os::unix::fs::symlink(at("a"), at("folder")).expect("a link");
+        let mut files = Files::default();
+        let mut resolved = |name: &str| files.resolved(&at(name));
+        assert_eq!(resolved("link.wav"), resolved("a/r.wav"));
+        assert_eq!(resolved("folder/r.wav"), resolved("a/r.wav"));
+        assert_ne!(resolved("b/r.wav"), resolved("a/r.wav"));
+        assert_ne!(resolved("a/gone.wav"), resolved("b/gone.wav"));
+        std::fs::hard_link(at("b/r.wav"), at("other.wav")).expect("a link");
+        let mut files = Files::default();
+        let mut resolved = |name: &str| files.resolved(&at(name));
+        assert_eq!(resolved("other.wav"), resolved("b/r.wav"));
+        assert_ne!(resolved("other.wav"), resolved("a/r.wav"));
+    }
+}

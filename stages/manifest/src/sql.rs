@@ -132,9 +132,12 @@ impl Kind for Sql {
 
     fn shape(settings: &SqlSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         let plans = Plans::new(settings, inputs)?;
+        // What the first input says of its rows as a whole goes on with them: how micro-batches were made, say.
+        let said = inputs.first().map(|input| input.schema.metadata().clone());
+        let schema = plans.output.as_ref().clone().with_metadata(said.unwrap_or_default());
         let shape = Shape::local(vec![Port {
             name: "rows".into(),
-            schema: plans.output,
+            schema: Arc::new(schema),
         }]);
         Ok(match settings.rows {
             RowRule::Keep => shape,

@@ -30,6 +30,10 @@ pub struct Hypothesis {
     pub text: String,
 }
 
+/// Sees the outputs behind each token that greedy search emits: the number of the utterance in its batch, and the logits
+/// of all tokens and blank, the last of them, in f32. Tokens of an utterance come in their order.
+pub type TokenObserver<'a> = &'a mut (dyn FnMut(usize, &[f32]) + Send);
+
 /// Where one utterance's search stands.
 #[derive(Debug, Clone, Default)]
 struct Search {
@@ -60,6 +64,35 @@ pub fn decode_greedy(
     encoded: &Tensor,
     lengths: &[usize],
 ) -> Result<Vec<Hypothesis>> {
+    let networks = Networks {
+        parameters,
+        prediction,
+        joint,
+    };
+    decode_greedy_observed(&networks, durations, max_symbols, encoded, lengths, None)
+}
+
+/// The parts of a model that decoding needs.
+pub struct Networks<'a> {
+    pub parameters: &'a Parameters,
+    pub prediction: &'a Prediction,
+    pub joint: &'a Joint,
+}
+
+/// [`decode_greedy`] that shows the outputs behind each token.
+pub fn decode_greedy_observed(
+    networks: &Networks,
+    durations: &[usize],
+    max_symbols: usize,
+    encoded: &Tensor,
+    lengths: &[usize],
+    mut observer: Option<TokenObserver>,
+) -> Result<Vec<Hypothesis>> {
+    let Networks {
+        parameters,
+        prediction,
+        joint,
+    } = *networks;
     let (batch, padded, _) = encoded.dims3()?;
     if lengths.len() != batch || lengths.iter().any(|&length| length > padded) {
         return Err(Error::Input(format!(
@@ -118,6 +151,9 @@ pub fn decode_greedy(
                 hypothesis.frames.push(search.frame as u32);
                 hypothesis.durations.push(duration as u32);
                 hypothesis.score += best.logit;
+                if let Some(observer) = &mut observer {
+                    observer(b, &token_logits(&logits, row, joint.tokens())?);
+                }
                 tokens[b] = Some(best.token as u32);
                 moves[b] = true;
                 search.emitted += 1;
@@ -137,6 +173,15 @@ pub fn decode_greedy(
             g = joint.project_prediction(parameters, &predicted)?;
         }
     }
+}
+
+/// The logits of tokens and blank of a row.
+fn token_logits(logits: &Tensor, row: usize, tokens: usize) -> Result<Vec<f32>> {
+    let width = logits.dim(1)?;
+    dispatch!(logits.dtype(), T => {
+        let row = &slice::<T>(logits)?[row * width..][..tokens];
+        Ok(row.iter().map(|logit| logit.wide() as f32).collect())
+    })
 }
 
 /// First largest token and duration of a row of logits.

@@ -1,6 +1,7 @@
 //! When tokens, words and segments were spoken, by NeMo's rules.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use crate::decoding::Hypothesis;
 use crate::tokenizer::Tokenizer;
@@ -20,6 +21,8 @@ pub struct TimeStamps {
     /// One per token. Marks of punctuation take no time: they stand at the end of the token before.
     pub tokens: Vec<Stamped>,
     pub words: Vec<Stamped>,
+    /// Which tokens make each word.
+    pub word_tokens: Vec<Range<usize>>,
     /// Words up to one that ends in a mark that ends a sentence.
     pub segments: Vec<Stamped>,
 }
@@ -55,9 +58,11 @@ pub fn time_stamps(tokenizer: &Tokenizer, hypothesis: &Hypothesis) -> Result<Tim
         tokens.push(Stamped { text, start, end });
     }
     let mut words: Vec<Stamped> = Vec::new();
+    let mut word_tokens: Vec<Range<usize>> = Vec::new();
     // The word that grows: its tokens.
     let mut word = 0..0;
-    let finish = |words: &mut Vec<Stamped>, word: &std::ops::Range<usize>| -> Result<()> {
+    let mut finish = |words: &mut Vec<Stamped>, word: &Range<usize>| -> Result<()> {
+        word_tokens.push(word.clone());
         words.push(Stamped {
             text: tokenizer.decode(&ids[word.clone()])?,
             // The first word begins with the first token, whatever that is.
@@ -91,6 +96,7 @@ pub fn time_stamps(tokenizer: &Tokenizer, hypothesis: &Hypothesis) -> Result<Tim
     Ok(TimeStamps {
         tokens,
         words,
+        word_tokens,
         segments,
     })
 }
@@ -166,6 +172,16 @@ mod tests {
                 ..Hypothesis::default()
             };
             let found = time_stamps(&tokenizer, &hypothesis).unwrap();
+            assert_eq!(found.words.len(), found.word_tokens.len());
+            let mut next = 0;
+            for (word, tokens) in found.words.iter().zip(&found.word_tokens) {
+                assert_eq!(
+                    (tokens.start, &word.text),
+                    (next, &tokenizer.decode(&hypothesis.ids[tokens.clone()]).unwrap())
+                );
+                next = tokens.end;
+            }
+            assert_eq!(next, hypothesis.ids.len());
             for (key, found) in [
                 ("char", found.tokens),
                 ("word", found.words),

@@ -295,3 +295,7 @@ mod tests {
         assert_eq!(speech(&[], 0, &SpeechSettings::default()), Ok(Vec::new()));
     }
 }
+
+#[cfg(test)]
+#[path = "speech_rules_tests.rs"]
+mod rules_tests;

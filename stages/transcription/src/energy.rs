@@ -58,10 +58,10 @@ pub fn speech_probabilities(levels: &[f32]) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use flow_speakers::speech::{SpeechSettings, speech};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::voice_activity::{SpeechFrames, SpeechRules, speech_turns};
 
     /// Seconds of a tone of an amplitude, at 16 kHz.
     fn tone(seconds: f64, amplitude: f32) -> Vec<f32> {
@@ -92,11 +92,10 @@ mod tests {
             ]
             .concat();
             let probabilities = speech_probabilities(&frame_levels(&samples, 512));
-            let frames = SpeechFrames::new(&probabilities, 512, samples.len() as u64, 16_000).unwrap();
-            let turns = speech_turns(&frames, &SpeechRules::default()).unwrap();
+            let turns = speech(&probabilities, samples.len(), &SpeechSettings::default()).unwrap();
             assert_eq!(turns.len(), 2, "{noise}: {turns:?}");
             // To a frame and the padding.
-            for (found, expected) in turns.iter().zip([16_000..48_000, 64_000..88_000u64]) {
+            for (found, expected) in turns.iter().zip([16_000..48_000, 64_000..88_000usize]) {
                 assert!(found.start.abs_diff(expected.start) <= 512 + 480, "{noise}: {turns:?}");
                 assert!(found.end.abs_diff(expected.end) <= 512 + 480, "{noise}: {turns:?}");
             }

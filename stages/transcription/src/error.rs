@@ -32,3 +32,12 @@ impl TranscriptionError {
         }
     }
 }
+
+impl From<TranscriptionError> for flow_runtime::StageError {
+    fn from(error: TranscriptionError) -> Self {
+        match &error {
+            TranscriptionError::Setting { setting, why } => flow_runtime::StageError::setting(*setting, why),
+            _ => flow_runtime::StageError::failed(error),
+        }
+    }
+}

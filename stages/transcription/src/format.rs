@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::line_formats::{ctm, jsonl, tsv, txt};
 use crate::lines::LineLimits;
 use crate::subtitles::{srt, vtt};
@@ -10,21 +13,22 @@ use crate::transcript::Transcript;
 use crate::{Result, TranscriptionError};
 
 /// A format of transcripts; its name is the extension of its files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// [`txt`]
+    /// Each segment on a line.
     Txt,
-    /// [`Transcript::to_json`]
+    /// Everything: segments and words with times and confidences, and what made them.
     Json,
-    /// [`srt`]
+    /// SubRip subtitles.
     Srt,
-    /// [`vtt`]
+    /// WebVTT subtitles.
     Vtt,
-    /// [`tsv`]
+    /// Start, end and text of each segment.
     Tsv,
-    /// [`ctm`]
+    /// NIST's CTM, for scoring tools.
     Ctm,
-    /// [`jsonl`]
+    /// A line of a manifest as NeMo writes it.
     Jsonl,
 }
 

@@ -115,3 +115,31 @@ fn whisperx_segment(segment: &Value) -> Segment {
         words,
     }
 }
+
+/// A mono WAV file of 16 bits.
+pub fn wav(rate: u32, samples: &[i16]) -> Vec<u8> {
+    let data = samples.len() as u32 * 2;
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + data).to_le_bytes());
+    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    file.extend(rate.to_le_bytes());
+    file.extend((rate * 2).to_le_bytes());
+    file.extend(b"\x02\0\x10\0data");
+    file.extend(data.to_le_bytes());
+    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
+    file
+}
+
+/// The bytes of a Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
+pub fn hindi(name: &str) -> Vec<u8> {
+    let tar = root().join("tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar");
+    let mut file = std::fs::File::open(&tar).unwrap_or_else(|error| panic!("{}: {error}", tar.display()));
+    let length = file.metadata().unwrap().len();
+    let listing = flow_audio::tar::list(&mut file, length).unwrap();
+    let member = listing
+        .last_of_each_name()
+        .into_iter()
+        .find(|member| member.name.ends_with(name));
+    let member = member.unwrap_or_else(|| panic!("{} has no {name}", tar.display()));
+    flow_audio::decode::read_range(&tar, member.offset, member.size).unwrap()
+}

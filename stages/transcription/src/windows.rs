@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use crate::speech_frames::SpeechFrames;
 use crate::transcript::Word;
-use crate::voice_activity::SpeechFrames;
 use crate::{Result, TranscriptionError};
 
 /// Cuts a recording into windows, in samples, that follow each other without a gap: no sample is lost, none is in two.
@@ -11,33 +11,104 @@ use crate::{Result, TranscriptionError};
 /// quarter, unless it is the only one).
 ///
 /// A window ends in the middle of the longest pause between `turns` (in order and not overlapping, as
-/// [`speech_turns`](crate::voice_activity::speech_turns) gives them) that lies in its second half; where there is
-/// none, in the middle of the frame that is least likely to hold speech.
+/// [`speech`](flow_speakers::speech::speech) gives them) that lies in its second half; where there is none, in the middle
+/// of the frame that is least likely to hold speech.
 ///
 /// An error if `max_window` has fewer than four samples or is no number.
 pub fn windows(frames: &SpeechFrames, turns: &[Range<u64>], max_window: f64) -> Result<Vec<Range<u64>>> {
+    let longest = longest_window(frames, max_window)?;
+    let pauses = pauses(turns, frames.samples());
+    let mut windows = Vec::new();
+    cut(frames, &pauses, 0..frames.samples(), longest, &mut windows);
+    Ok(windows)
+}
+
+/// The windows of `turns` alone, in samples: each turn (in order, not overlapping, within the recording) is a window, and
+/// one that is longer than `max_window` seconds is cut as [`windows`] cuts a recording, in its pauses between `shorter`
+/// turns first. What lies between the turns is in no window.
+///
+/// An error as with [`windows`], or if a turn is not within the recording.
+pub fn windows_of_turns(
+    frames: &SpeechFrames,
+    turns: &[Range<u64>],
+    shorter: &[Range<u64>],
+    max_window: f64,
+) -> Result<Vec<Range<u64>>> {
+    let longest = longest_window(frames, max_window)?;
+    let samples = frames.samples();
+    if turns.iter().any(|turn| turn.start > turn.end || turn.end > samples) {
+        return Err(TranscriptionError::Input(format!(
+            "a turn of speech is not within {samples} samples"
+        )));
+    }
+    let pauses = pauses(shorter, samples);
+    let mut windows = Vec::new();
+    for turn in turns {
+        cut(frames, &pauses, turn.clone(), longest, &mut windows);
+    }
+    Ok(windows)
+}
+
+fn longest_window(frames: &SpeechFrames, max_window: f64) -> Result<u64> {
     let longest = frames.samples_in(max_window);
     if max_window.is_nan() || longest < 4 {
         let why = format!("{max_window} s is too short");
         return Err(TranscriptionError::setting("max_window", why));
     }
-    let samples = frames.samples();
-    let pauses = pauses(turns, samples);
-    let mut windows = Vec::new();
-    let mut start = 0;
-    while samples - start > longest {
+    Ok(longest)
+}
+
+/// Cuts `whole` into windows of at most `longest` samples, which are appended to `windows`.
+fn cut(frames: &SpeechFrames, pauses: &[Range<u64>], whole: Range<u64>, longest: u64, windows: &mut Vec<Range<u64>>) {
+    let Range { mut start, end } = whole;
+    while end - start > longest {
         // What is left is longer than a window, so it leaves room behind this range.
-        let range = start + longest / 2..(start + longest).min(samples - longest / 4);
-        let cut = longest_pause(&pauses, &range)
+        let range = start + longest / 2..(start + longest).min(end - longest / 4);
+        let cut = longest_pause(pauses, &range)
             .or_else(|| frames.quietest(range.clone()))
             .unwrap_or(range.end);
         windows.push(start..cut);
         start = cut;
     }
-    if start < samples {
-        windows.push(start..samples);
+    if start < end {
+        windows.push(start..end);
     }
-    Ok(windows)
+}
+
+/// [`join_words`] of windows between which there may be gaps, as those of [`windows_of_turns`].
+///
+/// An error as with [`join_words`], or if the windows are not in order within the recording's `samples`.
+pub fn join_words_of_turns(
+    windows: &[Range<u64>],
+    samples: u64,
+    sample_rate: u32,
+    words: Vec<Vec<Word>>,
+) -> Result<Vec<Word>> {
+    if words.len() != windows.len() {
+        return Err(TranscriptionError::Input(format!(
+            "{} lists of words are not those of {} windows",
+            words.len(),
+            windows.len()
+        )));
+    }
+    // A gap is a window without words.
+    let (mut all, mut all_words) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    for (window, words) in windows.iter().zip(words) {
+        if window.start > at {
+            all.push(at..window.start);
+            all_words.push(Vec::new());
+        }
+        all.push(window.clone());
+        all_words.push(words);
+        at = window.end;
+    }
+    if at > samples {
+        return Err(TranscriptionError::Input(format!(
+            "windows up to {at} are not those of {samples} samples"
+        )));
+    }
+    join_words(&all, sample_rate, all_words)
 }
 
 /// What lies between the turns, and before and after them.
@@ -101,10 +172,10 @@ pub fn join_words(windows: &[Range<u64>], sample_rate: u32, words: Vec<Vec<Word>
 
 #[cfg(test)]
 mod tests {
+    use flow_speakers::speech::{SpeechSettings, speech};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::voice_activity::{SpeechRules, speech_turns};
 
     /// Ends of windows of at most a second, in frames of ten samples at 100 Hz.
     fn cuts(probabilities: &[f32], turns: &[Range<u64>], samples: u64) -> Vec<u64> {
@@ -136,6 +207,32 @@ mod tests {
         assert_eq!(cuts(&probabilities, whole, 180), [85, 180]);
         // All alike: as late as may be, with a quarter of a window left.
         assert_eq!(cuts(&[0.9; 11], whole, 110), [75, 110]);
+    }
+
+    #[test]
+    fn long_turns_are_cut_and_the_rest_stays() {
+        let frames = SpeechFrames::new(&[1.0; 40], 10, 400, 100).unwrap();
+        // The first turn has a pause at 60..70, the last one none.
+        let turns = [10..120, 150..200, 230..400];
+        let shorter = [10..60, 70..120, 150..200, 230..400];
+        let found = windows_of_turns(&frames, &turns, &shorter, 1.0).unwrap();
+        assert_eq!(found, [10..65, 65..120, 150..200, 230..325, 325..400]);
+        assert_eq!(windows_of_turns(&frames, &[], &[], 1.0).unwrap(), []);
+        let outside = 390..401;
+        assert!(windows_of_turns(&frames, std::slice::from_ref(&outside), &[], 1.0).is_err());
+    }
+
+    #[test]
+    fn words_of_turns_stand_where_the_turns_do() {
+        let windows = [100..200, 200..250, 300..400];
+        let words = || vec![vec![word(0.1, 2.0)], Vec::new(), vec![word(0.0, 0.5)]];
+        let joined = join_words_of_turns(&windows, 500, 100, words()).unwrap();
+        assert_eq!(times(&joined), [(1.1, 2.0), (3.0, 3.5)]);
+        assert!(join_words_of_turns(&windows, 399, 100, words()).is_err());
+        assert!(join_words_of_turns(&windows[1..], 500, 100, words()).is_err());
+        let turned = [300..400, 100..200];
+        assert!(join_words_of_turns(&turned, 500, 100, vec![Vec::new(); 2]).is_err());
+        assert_eq!(join_words_of_turns(&[], 500, 100, Vec::new()).unwrap(), []);
     }
 
     #[test]
@@ -187,16 +284,47 @@ mod tests {
         assert!(join_words(&[], 0, Vec::new()).is_err());
     }
 
+    fn turns(probabilities: &[f32], samples: u64) -> Vec<Range<u64>> {
+        let turns = speech(probabilities, samples as usize, &SpeechSettings::default()).unwrap();
+        turns
+            .into_iter()
+            .map(|turn| turn.start as u64..turn.end as u64)
+            .collect()
+    }
+
     proptest! {
         #[test]
+        fn windows_of_turns_are_the_turns_cut(
+            probabilities in prop::collection::vec(prop_oneof![Just(0.0f32), Just(1.0)], 0..400), max_window in 0.05..3.0f64,
+        ) {
+            let samples = probabilities.len() as u64 * 512;
+            let frames = SpeechFrames::new(&probabilities, 512, samples, 16_000).unwrap();
+            let turns = turns(&probabilities, samples);
+            let found = windows_of_turns(&frames, &turns, &turns, max_window).unwrap();
+            let longest = (max_window * 16_000.0).round() as u64;
+            prop_assert!(found.iter().all(|window| window.start < window.end && window.end - window.start <= longest));
+            let mut rest = found.iter();
+            for turn in turns {
+                let mut at = turn.start;
+                while at < turn.end {
+                    let window = rest.next().unwrap();
+                    prop_assert_eq!(window.start, at);
+                    at = window.end;
+                }
+                prop_assert_eq!(at, turn.end);
+            }
+            prop_assert!(rest.next().is_none());
+        }
+
+        #[test]
         fn windows_tile_the_recording(
-            probabilities in prop::collection::vec(prop_oneof![0.0..1.0f32, Just(0.0), Just(1.0)], 0..400), cut in 0..160u64,
+            probabilities in prop::collection::vec(prop_oneof![0.0..1.0f32, Just(0.0), Just(1.0)], 0..400), cut in 0..512u64,
             max_window in 0.005..3.0f64,
         ) {
-            let samples = (probabilities.len() as u64 * 160).saturating_sub(cut);
-            let frames = SpeechFrames::new(&probabilities, 160, samples, 1600).unwrap();
-            let turns = speech_turns(&frames, &SpeechRules::default()).unwrap();
-            let longest = (max_window * 1600.0).round() as u64;
+            let samples = (probabilities.len() as u64 * 512).saturating_sub(cut);
+            let frames = SpeechFrames::new(&probabilities, 512, samples, 16_000).unwrap();
+            let turns = turns(&probabilities, samples);
+            let longest = (max_window * 16_000.0).round() as u64;
             let found = windows(&frames, &turns, max_window).unwrap();
             let mut at = 0;
             for (index, window) in found.iter().enumerate() {

@@ -138,7 +138,9 @@ impl Reader<'_> {
             }
             with => (with, Vec::new()),
         };
-        let off = self.off(document, part("when"), &here.key("when"), scope);
+        let off = entry
+            .get("when")
+            .and_then(|written| self.off(document, written, &here.key("when"), scope));
         let max_rejects = self.max_rejects(document, name, entry, here, scope);
         let depth = here.0.len() + 1;
         let put_in = taken.into_iter().filter_map(|taken| {

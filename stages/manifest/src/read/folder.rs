@@ -96,7 +96,13 @@ impl AudioFolder {
             let (mut texts, mut lists) = (Vec::new(), HashSet::new());
             for listed in files {
                 match &listed.transcript {
-                    Transcript::Beside(extension) => texts.push(self.beside(&listed.file, extension)),
+                    Transcript::Beside(extension) => {
+                        let text = self.beside(&listed.file, extension);
+                        // One that cannot be read refuses its row, not all of them.
+                        if is_readable_or_missing(&text) {
+                            texts.push(text);
+                        }
+                    }
                     Transcript::Line(list) if lists.insert(list) => texts.push(list.to_path_buf()),
                     Transcript::Line(_) => {}
                 }
@@ -154,6 +160,13 @@ impl AudioFolder {
             files: vec![self.root.join(file)],
             member: None,
         }
+    }
+}
+
+fn is_readable_or_missing(path: &Path) -> bool {
+    match std::fs::metadata(path) {
+        Ok(found) => found.is_file() && std::fs::File::open(path).is_ok(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
     }
 }
 

@@ -7,9 +7,9 @@ use flow_kernels::Noise;
 use flow_kernels::elementwise::add_in_place;
 
 use crate::checkpoint::{OpenModel, StoredModel, broken, write_model_folder};
-use crate::config::ModelConfig;
+use crate::config::{EncoderConfig, ModelConfig};
 use crate::ctc::CtcHead;
-use crate::decoding::{Hypothesis, decode_greedy};
+use crate::decoding::{Hypothesis, Networks, TokenObserver, decode_greedy_observed};
 use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::joint::{Joint, JointSizes};
@@ -248,6 +248,11 @@ impl TdtModel {
         Ok(model)
     }
 
+    /// Seconds of audio for each frame of the encoder's output: 0.08 for sub-sampling by 8.
+    pub fn frame_seconds(&self) -> f64 {
+        self.config.preprocessor.window_stride * EncoderConfig::SUBSAMPLING as f64
+    }
+
     /// Number of layers of the encoder.
     pub fn encoder_layers(&self) -> usize {
         self.config.encoder.n_layers
@@ -446,19 +451,22 @@ impl TdtModel {
 
     /// Greedy transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.
     pub fn transcribe(&self, signals: &[&[f32]]) -> Result<Vec<Hypothesis>> {
+        self.transcribe_observed(signals, None)
+    }
+
+    /// The same; `observer` sees the outputs behind each token, for confidences.
+    pub fn transcribe_observed(&self, signals: &[&[f32]], observer: Option<TokenObserver>) -> Result<Vec<Hypothesis>> {
         if signals.is_empty() {
             return Ok(Vec::new());
         }
         let (encoded, lengths) = self.encode(signals)?;
-        let mut hypotheses = decode_greedy(
-            &self.parameters,
-            &self.prediction,
-            &self.joint,
-            &self.config.loss.durations,
-            self.config.decoding.max_symbols,
-            &encoded,
-            &lengths,
-        )?;
+        let networks = Networks {
+            parameters: &self.parameters,
+            prediction: &self.prediction,
+            joint: &self.joint,
+        };
+        let (durations, max_symbols) = (&self.config.loss.durations, self.config.decoding.max_symbols);
+        let mut hypotheses = decode_greedy_observed(&networks, durations, max_symbols, &encoded, &lengths, observer)?;
         if let Some(tokenizer) = &self.tokenizer {
             for hypothesis in &mut hypotheses {
                 hypothesis.text = tokenizer.decode(&hypothesis.ids)?;

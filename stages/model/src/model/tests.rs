@@ -335,6 +335,26 @@ fn greedy_decoding_is_nemos_token_for_token() {
 }
 
 #[test]
+fn an_observer_sees_the_outputs_behind_each_token() {
+    let model = model(DType::F32);
+    let signals = golden::waves("eval");
+    let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
+    let mut seen: Vec<Vec<u32>> = vec![Vec::new(); signals.len()];
+    let mut observer = |utterance: usize, logits: &[f32]| {
+        assert_eq!(logits.len(), model.config.decoder.vocab_size + 1);
+        let first_largest =
+            (0..logits.len()).fold(0, |best, next| if logits[next] > logits[best] { next } else { best });
+        seen[utterance].push(first_largest as u32);
+    };
+    let found = model.transcribe_observed(&signals, Some(&mut observer)).unwrap();
+    assert!(found.iter().any(|hypothesis| !hypothesis.ids.is_empty()));
+    let ids: Vec<Vec<u32>> = found.iter().map(|hypothesis| hypothesis.ids.clone()).collect();
+    assert_eq!(seen, ids);
+    assert_eq!(found, model.transcribe(&signals).unwrap());
+    assert!((model.frame_seconds() - 0.08).abs() < 1e-12);
+}
+
+#[test]
 fn a_saved_model_is_the_same_model() {
     let model = model(DType::F32);
     assert!(model.unused_tensors().is_empty(), "{:?}", model.unused_tensors());

@@ -1,0 +1,341 @@
+//! Which recordings are meant: files, folders, and patterns of names.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use crate::format::Format;
+use crate::{Result, TranscriptionError};
+
+/// A recording to transcribe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recording {
+    /// The name of its transcripts, less the ending that the format gives them: its path below the folder that was
+    /// named, without its own ending, with `/` between folders.
+    pub name: String,
+    /// The same path with its ending.
+    pub file: String,
+    /// Where it is; perhaps nothing is there.
+    pub path: PathBuf,
+}
+
+/// Endings of files that are taken from folders, also of formats that cannot be decoded: those are told to the user.
+const ENDINGS: [&str; 20] = [
+    "aac", "aif", "aiff", "amr", "caf", "flac", "m4a", "m4b", "mka", "mp3", "mp4", "mpga", "oga", "ogg", "opus", "wav",
+    "wave", "weba", "webm", "wma",
+];
+
+/// The recordings that `input` names, sorted by name. Each text is a file (whatever its ending; it need not be there), a
+/// folder (of which all files with an ending of audio are taken, those in its folders too, hidden ones not), or, where
+/// there is nothing of that name, a pattern: `*` and `?` stand for parts of a name, `**` for folders.
+///
+/// Names of transcripts have no ending, unless two recordings would then have one name, or the ending is that of a
+/// format of transcripts. What is named twice is taken once.
+///
+/// # Errors
+/// If a folder has no recording or cannot be read, a pattern fits nothing, or two recordings have the same path below
+/// different folders.
+pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
+    let mut found = BTreeMap::new();
+    for text in input {
+        let wrong = |why: String| TranscriptionError::setting("input", why);
+        let path = Path::new(text);
+        if text.is_empty() {
+            return Err(wrong("a name is empty".to_owned()));
+        }
+        let before = found.len();
+        if path.is_dir() {
+            let mut files = files_below(path)?;
+            files.retain(|(file, _)| has_ending_of_audio(file));
+            if files.is_empty() {
+                return Err(wrong(format!("{text} holds no recording ({})", ENDINGS.join(", "))));
+            }
+            add(&mut found, files)?;
+        } else if path.symlink_metadata().is_ok() || !text.contains(['*', '?']) {
+            let name = path
+                .file_name()
+                .ok_or_else(|| wrong(format!("`{text}` names no file")))?;
+            add(&mut found, vec![(name.to_string_lossy().into_owned(), path.to_owned())])?;
+        } else {
+            add(&mut found, fitting(path)?)?;
+            if found.len() == before {
+                return Err(wrong(format!("nothing fits `{text}`")));
+            }
+        }
+    }
+    Ok(named(found))
+}
+
+type Found = BTreeMap<String, PathBuf>;
+
+fn add(found: &mut Found, files: Files) -> Result<()> {
+    for (file, path) in files {
+        let Some(standing) = found.insert(file.clone(), path.clone()) else {
+            continue;
+        };
+        let real = |path: &Path| path.canonicalize().ok();
+        if standing != path && (real(&standing).is_none() || real(&standing) != real(&path)) {
+            let why = format!(
+                "{} and {} would both be `{file}`: name the folder that holds both",
+                standing.display(),
+                path.display()
+            );
+            return Err(TranscriptionError::setting("input", why));
+        }
+    }
+    Ok(())
+}
+
+fn has_ending_of_audio(file: &str) -> bool {
+    let ending = Path::new(file)
+        .extension()
+        .map(|ending| ending.to_string_lossy().to_lowercase());
+    ending.is_some_and(|ending| ENDINGS.contains(&ending.as_str()))
+}
+
+/// Files with their paths below the folder that was named.
+type Files = Vec<(String, PathBuf)>;
+
+/// All files below a folder that are not hidden. A folder that several links lead to is looked into once.
+fn files_below(top: &Path) -> Result<Files> {
+    let mut files = Vec::new();
+    walk(top, top, &mut HashSet::new(), &mut files)?;
+    Ok(files)
+}
+
+fn walk(top: &Path, folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut Files) -> Result<()> {
+    let failed = |error: std::io::Error| {
+        TranscriptionError::setting("input", format!("{} cannot be listed: {error}", folder.display()))
+    };
+    if !seen.insert(folder.canonicalize().map_err(failed)?) {
+        return Ok(());
+    }
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let path = entry.path();
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        if path.is_dir() {
+            walk(top, &path, seen, files)?;
+        } else {
+            files.push((relative(top, &path), path));
+        }
+    }
+    Ok(())
+}
+
+/// The path below `top`, with `/` between its parts.
+fn relative(top: &Path, path: &Path) -> String {
+    let below = path.strip_prefix(top).unwrap_or(path);
+    let parts = below.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_string_lossy()),
+        _ => None,
+    });
+    parts.collect::<Vec<_>>().join("/")
+}
+
+/// The files that fit a pattern, with their paths below its folders that have no wildcard.
+fn fitting(pattern: &Path) -> Result<Files> {
+    let has_wildcard = |part: &Component| part.as_os_str().to_string_lossy().contains(['*', '?']);
+    let parts: Vec<Component> = pattern.components().collect();
+    let first = parts.iter().position(has_wildcard).unwrap_or(parts.len());
+    let mut top: PathBuf = parts[..first].iter().collect();
+    if top.as_os_str().is_empty() {
+        top = PathBuf::from(".");
+    }
+    let wanted: Vec<String> = parts[first..]
+        .iter()
+        .map(|part| part.as_os_str().to_string_lossy().into_owned())
+        .collect();
+    if !top.is_dir() {
+        return Ok(Vec::new());
+    }
+    let mut files = files_below(&top)?;
+    files.retain(|(file, _)| {
+        let names: Vec<&str> = file.split('/').collect();
+        path_fits(&wanted, &names)
+    });
+    Ok(files)
+}
+
+fn path_fits(wanted: &[String], names: &[&str]) -> bool {
+    match (wanted.split_first(), names.split_first()) {
+        (None, None) => true,
+        (Some((first, rest)), _) if first == "**" => {
+            path_fits(rest, names) || names.split_first().is_some_and(|(_, names)| path_fits(wanted, names))
+        }
+        (Some((first, rest)), Some((name, names))) => {
+            let (first, name): (Vec<char>, Vec<char>) = (first.chars().collect(), name.chars().collect());
+            name_fits(&first, &name) && path_fits(rest, names)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a name fits a pattern of one: two pointers, going back to the last `*`.
+fn name_fits(pattern: &[char], name: &[char]) -> bool {
+    let (mut p, mut n) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                star = Some((p + 1, n));
+                p += 1;
+            }
+            Some(&c) if c == '?' || c == name[n] => {
+                p += 1;
+                n += 1;
+            }
+            _ => match &mut star {
+                Some((after, taken)) => {
+                    *taken += 1;
+                    (p, n) = (*after, *taken);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&c| c == '*')
+}
+
+fn named(found: Found) -> Vec<Recording> {
+    let stem = |file: &String| {
+        let (folder, name) = file
+            .rsplit_once('/')
+            .map_or(("", file.as_str()), |(folder, name)| (folder, name));
+        let ending = Path::new(name)
+            .extension()
+            .map(|ending| ending.to_string_lossy().to_lowercase());
+        // The transcript of `talk.json` is not to take its place.
+        if ending.is_some_and(|ending| ending.parse::<Format>().is_ok()) {
+            return file.clone();
+        }
+        let stem = Path::new(name).file_stem().unwrap_or_default().to_string_lossy();
+        if folder.is_empty() {
+            stem.into_owned()
+        } else {
+            format!("{folder}/{stem}")
+        }
+    };
+    let mut recordings: Vec<Recording> = found
+        .into_iter()
+        .map(|(file, path)| Recording {
+            name: stem(&file),
+            file,
+            path,
+        })
+        .collect();
+    // A name with its ending may be the stem of another one, which then keeps its ending, too.
+    loop {
+        let mut count: HashMap<String, usize> = HashMap::new();
+        for recording in &recordings {
+            *count.entry(recording.name.clone()).or_default() += 1;
+        }
+        let mut changed = false;
+        for recording in &mut recordings {
+            if count[&recording.name] > 1 && recording.name != recording.file {
+                recording.name.clone_from(&recording.file);
+                changed = true;
+            }
+        }
+        if !changed {
+            break;
+        }
+    }
+    recordings.sort_by(|a, b| a.name.cmp(&b.name));
+    recordings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[&str]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = folder.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, b"x").unwrap();
+        }
+        folder
+    }
+
+    fn names(folder: &Path, input: &[&str]) -> Result<Vec<String>> {
+        let input: Vec<String> = input
+            .iter()
+            .map(|text| folder.join(text).to_string_lossy().into_owned())
+            .collect();
+        Ok(recordings(&input)?
+            .into_iter()
+            .map(|recording| recording.name)
+            .collect())
+    }
+
+    #[test]
+    fn folders_keep_their_shape_and_only_audio_is_taken_of_them() {
+        let place = tree(&[
+            "talks/b.wav",
+            "talks/2024/a.MP3",
+            "talks/notes.txt",
+            "talks/.hidden.wav",
+            "talks/.flow/x.wav",
+            "talks/2024/old.opus",
+            "empty/readme.md",
+        ]);
+        let root = place.path();
+        assert_eq!(names(root, &["talks"]).unwrap(), ["2024/a", "2024/old", "b"]);
+        // A file is taken whatever its ending, and where it is not there; twice is once.
+        assert_eq!(
+            names(root, &["talks/notes.txt", "talks/b.wav", "talks/b.wav", "gone.flac"]).unwrap(),
+            ["b", "gone", "notes.txt"]
+        );
+        let error = names(root, &["empty"]).unwrap_err().to_string();
+        assert!(error.contains("holds no recording"), "{error}");
+        assert!(recordings(&[String::new()]).is_err());
+    }
+
+    #[test]
+    fn names_that_would_be_one_keep_their_ending() {
+        let place = tree(&["a.wav", "a.mp3", "a.wav.mp3", "b/a.wav", "c/a.wav"]);
+        let root = place.path();
+        assert_eq!(
+            names(root, &["a.wav", "a.mp3", "a.wav.mp3"]).unwrap(),
+            ["a.mp3", "a.wav", "a.wav.mp3"]
+        );
+        let error = names(root, &["b/a.wav", "c/a.wav"]).unwrap_err().to_string();
+        assert!(error.contains("would both be `a.wav`"), "{error}");
+        assert_eq!(
+            names(root, &["b", "c/a.wav"])
+                .map_err(|error| error.to_string())
+                .unwrap_err(),
+            error
+        );
+    }
+
+    #[test]
+    fn patterns_fit_names_and_folders() {
+        let place = tree(&["x/a1.wav", "x/a22.wav", "x/y/a3.wav", "x/b.flac", "x/a4.txt"]);
+        let root = place.path();
+        assert_eq!(names(root, &["x/a*.wav"]).unwrap(), ["a1", "a22"]);
+        assert_eq!(names(root, &["x/a?.*"]).unwrap(), ["a1", "a4.txt"]);
+        assert_eq!(names(root, &["x/**/a*.wav"]).unwrap(), ["a1", "a22", "y/a3"]);
+        assert_eq!(names(root, &["*/b*"]).unwrap(), ["x/b"]);
+        let error = names(root, &["x/*.ogg"]).unwrap_err().to_string();
+        assert!(error.contains("nothing fits"), "{error}");
+        let fits = |pattern: &str, name: &str| {
+            let letters = |text: &str| text.chars().collect::<Vec<_>>();
+            name_fits(&letters(pattern), &letters(name))
+        };
+        assert!(fits("*a*b*", "xxaxxb") && fits("", "") && fits("**", "") && fits("a?", "aé"));
+        assert!(!fits("*a*b", "xxaxxbx") && !fits("a?", "a") && !fits("", "a"));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_link_that_leads_back_ends() {
+        let place = tree(&["x/a.wav"]);
+        std::os::unix::fs::symlink(place.path(), place.path().join("x/back")).unwrap();
+        assert_eq!(names(place.path(), &["x"]).unwrap(), ["a"]);
+    }
+}

@@ -1,0 +1,338 @@
+//! From the samples of a recording to its segments: voice activity, windows, decoding, words.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Mutex;
+
+use candle_core::{DType, Device};
+use flow_kernels::is_gpu;
+use flow_kernels::threads::install;
+use flow_model::checkpoint::OpenModel;
+use flow_model::decoding::Hypothesis;
+use flow_model::model::TdtModel;
+use flow_model::timestamps::time_stamps;
+use flow_model::tokenizer::Tokenizer;
+use flow_speakers::silero::{SAMPLE_RATE, SileroVad, WINDOW};
+use flow_speakers::speech::{SpeechSettings, speech};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::confidence::{Aggregation, ConfidenceMethod, step_confidence, word_confidences};
+use crate::energy::{frame_levels, speech_probabilities};
+use crate::segments::{SegmentRules, segments};
+use crate::speech_frames::SpeechFrames;
+use crate::windows::{join_words_of_turns, windows, windows_of_turns};
+use crate::{Result, Segment, TranscriptionError, Word};
+
+/// How it is found where in a recording speech is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VoiceActivity {
+    /// Not at all: everything is decoded, in windows of `max_window`.
+    Off,
+    /// By how loud it is.
+    Energy,
+    /// By silero-vad's network.
+    #[default]
+    Neural,
+}
+
+/// Settings of the way from samples to segments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecognitionSettings {
+    pub voice_activity: VoiceActivity,
+    /// The longest window, in seconds.
+    pub max_window: f64,
+    /// A pause as long as this ends a window, in seconds.
+    pub min_pause: f64,
+    /// Most seconds of audio, padding included, in the model at once.
+    pub batch_seconds: f64,
+    pub segments: SegmentRules,
+}
+
+/// Speech is where the probability is at least this.
+const THRESHOLD: f64 = 0.5;
+/// Shorter speech is left out, in seconds: silero's default.
+const MIN_SPEECH: f64 = 0.25;
+/// What of the silence around a window belongs to it at either end, in seconds, where there is as much.
+const PADDING: f64 = 0.1;
+
+/// What was heard in a recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recognized {
+    pub segments: Vec<Segment>,
+    /// Of language tags, in the order in which they first came.
+    pub languages: Vec<String>,
+    /// How many windows were decoded, and how long they are together, in seconds.
+    pub windows: usize,
+    pub decoded_seconds: f64,
+}
+
+/// A model that transcribes.
+pub struct Recognizer {
+    model: TdtModel,
+    tokenizer: Tokenizer,
+    voice_activity: SileroVad,
+    confidence: ConfidenceMethod,
+    /// Name of the model's file or folder.
+    pub name: String,
+    /// BLAKE3 of its files, in hexadecimal digits.
+    pub digest: String,
+    /// A device other than the CPU is used by one thread at a time.
+    turn: Mutex<()>,
+}
+
+impl Recognizer {
+    /// Loads a model (a `.nemo` archive, a model folder, a Hugging Face folder), its matrices stored as `weights`.
+    ///
+    /// # Errors
+    /// If it cannot be read, holds no tokenizer, or hears another sample rate than 16 kHz.
+    pub fn load(path: &Path, weights: DType, device: &Device) -> Result<Self> {
+        let model = TdtModel::load_storing(path, DType::F32, weights, device)?;
+        let shown = path.display();
+        let Some(tokenizer) = &model.tokenizer else {
+            let why = format!("{shown} holds no tokenizer: flow model convert {shown} OUT.nemo --tokenizer FILE.model");
+            return Err(TranscriptionError::setting("model", why));
+        };
+        let rate = model.config.preprocessor.sample_rate;
+        if rate != SAMPLE_RATE as usize {
+            let why = format!("{shown} hears {rate} samples a second; {SAMPLE_RATE} are known here");
+            return Err(TranscriptionError::setting("model", why));
+        }
+        Ok(Self {
+            tokenizer: Tokenizer::from_bytes(tokenizer.bytes())?,
+            voice_activity: SileroVad::bundled().map_err(|error| TranscriptionError::Input(error.to_string()))?,
+            confidence: ConfidenceMethod::default(),
+            name: path
+                .file_name()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy()
+                .into_owned(),
+            digest: digest(path)?,
+            model,
+            turn: Mutex::new(()),
+        })
+    }
+
+    /// Transcribes samples (mono, 16 kHz, in [-1, 1]). None: `cancelled` said so between two batches.
+    ///
+    /// The result follows from the samples and the settings, whatever else is transcribed at the same time and by how many
+    /// threads. (It does not depend on `batch_seconds` where an element of a matrix product does not depend on the
+    /// other rows: on CPUs with AVX2.)
+    ///
+    /// # Errors
+    /// If a sample is no number, a setting is out of its range, or the model fails.
+    pub fn transcribe(
+        &self,
+        samples: &[f32],
+        settings: &RecognitionSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Recognized>> {
+        let windows = self.windows(samples, settings)?;
+        let signals: Vec<&[f32]> = windows
+            .iter()
+            .map(|window| &samples[window.start as usize..window.end as usize])
+            .collect();
+        let mut heard: Vec<Heard> = vec![Heard::default(); windows.len()];
+        for batch in batches(&windows, settings.batch_seconds) {
+            if cancelled() {
+                return Ok(None);
+            }
+            let of_batch: Vec<&[f32]> = batch.iter().map(|&index| signals[index]).collect();
+            for (index, found) in batch.into_iter().zip(self.decode(&of_batch)?) {
+                heard[index] = found;
+            }
+        }
+        let mut languages: Vec<String> = Vec::new();
+        for language in heard.iter_mut().flat_map(|heard| std::mem::take(&mut heard.languages)) {
+            if !languages.contains(&language) {
+                languages.push(language);
+            }
+        }
+        let words = heard.into_iter().map(|heard| heard.words).collect();
+        let words = join_words_of_turns(&windows, samples.len() as u64, SAMPLE_RATE, words)?;
+        let decoded: u64 = windows.iter().map(|window| window.end - window.start).sum();
+        Ok(Some(Recognized {
+            segments: segments(words, &settings.segments)?,
+            languages,
+            windows: windows.len(),
+            decoded_seconds: decoded as f64 / f64::from(SAMPLE_RATE),
+        }))
+    }
+
+    /// Which parts of the samples are decoded, in order.
+    fn windows(&self, samples: &[f32], settings: &RecognitionSettings) -> Result<Vec<Range<u64>>> {
+        let speakers = |error: flow_speakers::Error| TranscriptionError::Input(error.to_string());
+        let probabilities = match settings.voice_activity {
+            VoiceActivity::Off => vec![1.0; samples.len().div_ceil(WINDOW)],
+            VoiceActivity::Energy => speech_probabilities(&frame_levels(samples, WINDOW)),
+            VoiceActivity::Neural => {
+                let mut probabilities = Vec::with_capacity(samples.len().div_ceil(WINDOW));
+                let mut stream = self.voice_activity.stream();
+                stream.feed(samples, &mut probabilities).map_err(speakers)?;
+                stream.finish(&mut probabilities);
+                probabilities
+            }
+        };
+        let frames = SpeechFrames::new(&probabilities, WINDOW as u64, samples.len() as u64, SAMPLE_RATE)?;
+        if settings.voice_activity == VoiceActivity::Off {
+            let all = 0..samples.len() as u64;
+            return windows(&frames, std::slice::from_ref(&all), settings.max_window);
+        }
+        let turns = |settings: &SpeechSettings| -> Result<Vec<Range<u64>>> {
+            let found = speech(&probabilities, samples.len(), settings).map_err(speakers)?;
+            Ok(found
+                .into_iter()
+                .map(|turn| turn.start as u64..turn.end as u64)
+                .collect())
+        };
+        let between_pauses = turns(&SpeechSettings {
+            threshold: THRESHOLD,
+            neg_threshold: Some(THRESHOLD),
+            min_speech_duration_ms: 1000.0 * MIN_SPEECH,
+            min_silence_duration_ms: 1000.0 * settings.min_pause,
+            speech_pad_ms: 1000.0 * PADDING,
+            ..SpeechSettings::default()
+        })?;
+        // For windows that are too long: any pause will do.
+        let shorter = turns(&SpeechSettings {
+            min_speech_duration_ms: 0.0,
+            min_silence_duration_ms: 0.0,
+            speech_pad_ms: 0.0,
+            ..SpeechSettings::default()
+        })?;
+        windows_of_turns(&frames, &between_pauses, &shorter, settings.max_window)
+    }
+
+    fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
+        let mut confidences: Vec<Vec<f64>> = vec![Vec::new(); signals.len()];
+        let mut failure = None;
+        let mut observe = |utterance: usize, logits: &[f32]| {
+            // Which token it is does not matter, only that it is not blank.
+            match step_confidence(&self.confidence, logits, logits.len(), 0, false) {
+                Ok(step) => confidences[utterance].push(step.token),
+                Err(error) => failure = Some(error),
+            }
+        };
+        let alone = is_gpu(self.model.parameters.device())
+            .then(|| self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let hypotheses = install(|| self.model.transcribe_observed(signals, Some(&mut observe)))?;
+        drop(alone);
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        let heard = hypotheses
+            .iter()
+            .zip(&confidences)
+            .map(|(hypothesis, confidences)| self.words(hypothesis, confidences));
+        heard.collect()
+    }
+
+    /// The words of a window, with times from its beginning, and its languages.
+    fn words(&self, hypothesis: &Hypothesis, confidences: &[f64]) -> Result<Heard> {
+        let mut languages = Vec::new();
+        let mut text = Hypothesis::default();
+        let mut kept = Vec::new();
+        for (index, &id) in hypothesis.ids.iter().enumerate() {
+            if let Some(tag) = self.tokenizer.piece(id).and_then(tag) {
+                if is_language(tag) {
+                    languages.push(tag.to_owned());
+                }
+                continue;
+            }
+            text.ids.push(id);
+            text.frames.extend(hypothesis.frames.get(index));
+            text.durations.extend(hypothesis.durations.get(index));
+            kept.extend(confidences.get(index));
+        }
+        let stamps = time_stamps(&self.tokenizer, &text)?;
+        let confidences = word_confidences(&kept, &stamps.word_tokens, Aggregation::default())?;
+        let words = Word::from_stamps(&stamps.words, self.model.frame_seconds());
+        let words = words.into_iter().zip(confidences).map(|(word, confidence)| Word {
+            confidence: Some(confidence),
+            ..word
+        });
+        // A lone mark of a space is a word of NeMo's, too.
+        let words = words.filter(|word| !word.word.trim().is_empty()).collect();
+        Ok(Heard { words, languages })
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Heard {
+    words: Vec<Word>,
+    languages: Vec<String>,
+}
+
+/// Windows in groups of similar length, the longest first, each of at most so many seconds, padding included (one that is
+/// longer goes alone).
+fn batches(windows: &[Range<u64>], batch_seconds: f64) -> Vec<Vec<usize>> {
+    let length = |index: usize| windows[index].end - windows[index].start;
+    let most = batch_seconds * f64::from(SAMPLE_RATE);
+    let mut order: Vec<usize> = (0..windows.len()).collect();
+    order.sort_by_key(|&index| (std::cmp::Reverse(length(index)), index));
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    for index in order {
+        match batches.last_mut() {
+            // The first of a batch is its longest.
+            Some(batch) if (length(batch[0]) * (batch.len() as u64 + 1)) as f64 <= most => batch.push(index),
+            _ => batches.push(vec![index]),
+        }
+    }
+    batches
+}
+
+/// What stands in a piece such as `<|hi|>`: no text, but something about it.
+fn tag(piece: &str) -> Option<&str> {
+    let within = piece
+        .trim_start_matches('\u{2581}')
+        .strip_prefix("<|")?
+        .strip_suffix("|>")?;
+    let plain = !within.is_empty() && !within.contains(|c: char| c.is_whitespace() || "<>|".contains(c));
+    plain.then_some(within)
+}
+
+/// `hi`, `yue`, `pt-BR`, and not `nospeech`.
+fn is_language(tag: &str) -> bool {
+    let (language, region) = tag.split_once(['-', '_']).unwrap_or((tag, ""));
+    let letters = |text: &str| text.chars().all(|c| c.is_ascii_alphabetic());
+    (2..=3).contains(&language.len()) && letters(language) && letters(region) && region.len() <= 4
+}
+
+/// The languages that a model's vocabulary has tags of, sorted.
+pub fn languages(tokenizer: &Tokenizer) -> Vec<String> {
+    let pieces = tokenizer.pieces();
+    let mut languages: Vec<String> = pieces
+        .iter()
+        .filter_map(|piece| tag(piece).filter(|tag| is_language(tag)).map(str::to_owned))
+        .collect();
+    languages.sort();
+    languages.dedup();
+    languages
+}
+
+/// BLAKE3 of the file of a model; of a folder that of the names and digests of the files that make it.
+fn digest(path: &Path) -> Result<String> {
+    let of_file = |path: &Path| {
+        let mut hasher = blake3::Hasher::new();
+        let read = File::open(path).and_then(|file| hasher.update_reader(file).map(|hasher| hasher.finalize()));
+        read.map_err(|error| TranscriptionError::Input(format!("cannot read {}: {error}", path.display())))
+    };
+    let files = OpenModel::files(path)?;
+    if let [file] = &files[..] {
+        return Ok(of_file(file)?.to_hex().to_string());
+    }
+    let mut all = blake3::Hasher::new();
+    for file in &files {
+        let name = file.file_name().unwrap_or_default().as_encoded_bytes();
+        all.update(&(name.len() as u64).to_le_bytes());
+        all.update(name);
+        all.update(of_file(file)?.as_bytes());
+    }
+    Ok(all.finalize().to_hex().to_string())
+}
+
+#[cfg(test)]
+#[path = "recognizer_tests.rs"]
+mod tests;

@@ -1,0 +1,279 @@
+//! Transcripts as rows: the ports of `transcription.transcribe`.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray, UInt32Array,
+};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field, Fields, Float64Type, Schema, SchemaRef};
+use flow_runtime::{ROW, StageError};
+
+use crate::{Metadata, Performance, Segment, Word};
+
+/// Columns of a word.
+fn word_fields() -> Fields {
+    Fields::from(vec![
+        Field::new("word", DataType::Utf8, false),
+        Field::new("start", DataType::Float64, false),
+        Field::new("end", DataType::Float64, false),
+        Field::new("confidence", DataType::Float64, true),
+    ])
+}
+
+fn item(data_type: DataType) -> Arc<Field> {
+    Arc::new(Field::new("item", data_type, false))
+}
+
+/// One row for each segment.
+pub fn segments_schema() -> SchemaRef {
+    let words = DataType::List(item(DataType::Struct(word_fields())));
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("start", DataType::Float64, false),
+        Field::new("end", DataType::Float64, false),
+        Field::new("text", DataType::Utf8, false),
+        Field::new("confidence", DataType::Float64, true),
+        Field::new("words", words, false),
+    ]))
+}
+
+/// One row for each recording.
+pub fn recordings_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("recording", DataType::Utf8, false),
+        Field::new("duration", DataType::Float64, false),
+        Field::new("decoded", DataType::Float64, false),
+        Field::new("windows", DataType::Int64, false),
+        Field::new("languages", DataType::List(item(DataType::Utf8)), false),
+        Field::new("model", DataType::Utf8, false),
+        Field::new("model_digest", DataType::Utf8, false),
+    ]))
+}
+
+/// When and how long it was worked on a recording: one row.
+pub fn timings_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("processed_at", DataType::Utf8, false),
+        Field::new("transcription_s", DataType::Float64, false),
+        Field::new("total_s", DataType::Float64, false),
+    ]))
+}
+
+/// The rows of segments.
+pub fn segments_batch(segments: &[Segment]) -> Result<RecordBatch, StageError> {
+    let count = u32::try_from(segments.len()).map_err(|_| StageError::failed("more than 2^32 segments"))?;
+    let words = || segments.iter().flat_map(|segment| &segment.words);
+    let word_columns: Vec<ArrayRef> = vec![
+        Arc::new(StringArray::from_iter_values(words().map(|word| &word.word))),
+        Arc::new(Float64Array::from_iter_values(words().map(|word| word.start))),
+        Arc::new(Float64Array::from_iter_values(words().map(|word| word.end))),
+        Arc::new(words().map(|word| word.confidence).collect::<Float64Array>()),
+    ];
+    let words = ListArray::try_new(
+        item(DataType::Struct(word_fields())),
+        OffsetBuffer::from_lengths(segments.iter().map(|segment| segment.words.len())),
+        Arc::new(StructArray::try_new(word_fields(), word_columns, None)?),
+        None,
+    )?;
+    let texts = segments.iter().map(|segment| &segment.text);
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from_iter_values(0..count)),
+        Arc::new(Float64Array::from_iter_values(
+            segments.iter().map(|segment| segment.start),
+        )),
+        Arc::new(Float64Array::from_iter_values(
+            segments.iter().map(|segment| segment.end),
+        )),
+        Arc::new(StringArray::from_iter_values(texts)),
+        Arc::new(
+            segments
+                .iter()
+                .map(|segment| segment.confidence)
+                .collect::<Float64Array>(),
+        ),
+        Arc::new(words),
+    ];
+    Ok(RecordBatch::try_new(segments_schema(), columns)?)
+}
+
+/// The row of a recording. `decoded` seconds in `windows` went through the model.
+pub fn recordings_batch(metadata: &Metadata, decoded: f64, windows: usize) -> Result<RecordBatch, StageError> {
+    let languages = ListArray::try_new(
+        item(DataType::Utf8),
+        OffsetBuffer::from_lengths([metadata.languages.len()]),
+        Arc::new(StringArray::from_iter_values(&metadata.languages)),
+        None,
+    )?;
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from(vec![0])),
+        Arc::new(StringArray::from(vec![metadata.source_file.as_str()])),
+        Arc::new(Float64Array::from(vec![metadata.duration_s])),
+        Arc::new(Float64Array::from(vec![decoded])),
+        Arc::new(Int64Array::from(vec![i64::try_from(windows).unwrap_or(i64::MAX)])),
+        Arc::new(languages),
+        Arc::new(StringArray::from(vec![metadata.model.as_str()])),
+        Arc::new(StringArray::from(vec![metadata.model_digest.as_str()])),
+    ];
+    Ok(RecordBatch::try_new(recordings_schema(), columns)?)
+}
+
+/// The row of times. `processed_at` is RFC 3339.
+pub fn timings_batch(processed_at: &str, performance: &Performance) -> Result<RecordBatch, StageError> {
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from(vec![0])),
+        Arc::new(StringArray::from(vec![processed_at])),
+        Arc::new(Float64Array::from(vec![performance.transcription_s])),
+        Arc::new(Float64Array::from(vec![performance.total_s])),
+    ];
+    Ok(RecordBatch::try_new(timings_schema(), columns)?)
+}
+
+/// The columns of a batch, by name.
+struct Columns<'a>(&'a RecordBatch);
+
+impl<'a> Columns<'a> {
+    fn column(&self, name: &str) -> Result<&'a ArrayRef, StageError> {
+        self.0.column_by_name(name).ok_or_else(|| other(name))
+    }
+
+    fn texts(&self, name: &str) -> Result<&'a StringArray, StageError> {
+        self.column(name)?.as_string_opt::<i32>().ok_or_else(|| other(name))
+    }
+
+    fn numbers(&self, name: &str) -> Result<&'a Float64Array, StageError> {
+        numbers(self.column(name)?, name)
+    }
+
+    fn list(&self, name: &str) -> Result<&'a ListArray, StageError> {
+        self.column(name)?.as_list_opt::<i32>().ok_or_else(|| other(name))
+    }
+}
+
+fn other(name: &str) -> StageError {
+    StageError::failed(format!("the column `{name}` is not that of transcription.transcribe"))
+}
+
+fn numbers<'a>(column: &'a ArrayRef, name: &str) -> Result<&'a Float64Array, StageError> {
+    column.as_primitive_opt::<Float64Type>().ok_or_else(|| other(name))
+}
+
+fn optional(column: &Float64Array, row: usize) -> Option<f64> {
+    column.is_valid(row).then(|| column.value(row))
+}
+
+/// Reads what [`segments_batch`] made.
+pub fn read_segments(batch: &RecordBatch) -> Result<Vec<Segment>, StageError> {
+    let columns = Columns(batch);
+    let (starts, ends) = (columns.numbers("start")?, columns.numbers("end")?);
+    let (texts, confidences) = (columns.texts("text")?, columns.numbers("confidence")?);
+    let words = columns.list("words")?;
+    let segment = |row: usize| {
+        Ok(Segment {
+            start: starts.value(row),
+            end: ends.value(row),
+            text: texts.value(row).to_owned(),
+            confidence: optional(confidences, row),
+            speaker: None,
+            words: read_words(&words.value(row))?,
+        })
+    };
+    (0..batch.num_rows()).map(segment).collect()
+}
+
+fn read_words(words: &ArrayRef) -> Result<Vec<Word>, StageError> {
+    let words = words.as_struct_opt().ok_or_else(|| other("words"))?;
+    let column = |name: &str| words.column_by_name(name).ok_or_else(|| other(name));
+    let texts = column("word")?.as_string_opt::<i32>().ok_or_else(|| other("word"))?;
+    let (starts, ends) = (numbers(column("start")?, "start")?, numbers(column("end")?, "end")?);
+    let confidences = numbers(column("confidence")?, "confidence")?;
+    let word = |row: usize| Word {
+        word: texts.value(row).to_owned(),
+        start: starts.value(row),
+        end: ends.value(row),
+        confidence: optional(confidences, row),
+        speaker: None,
+    };
+    Ok((0..words.len()).map(word).collect())
+}
+
+/// Reads what [`recordings_batch`] and [`timings_batch`] made of one recording.
+pub fn read_recording(recording: &RecordBatch, timing: &RecordBatch) -> Result<(Metadata, Performance), StageError> {
+    if recording.num_rows() != 1 || timing.num_rows() != 1 {
+        return Err(StageError::failed(format!(
+            "a partition has {} recordings and {} rows of times, instead of one of each",
+            recording.num_rows(),
+            timing.num_rows()
+        )));
+    }
+    let (recording, timing) = (Columns(recording), Columns(timing));
+    let text = |columns: &Columns, name: &str| Ok::<_, StageError>(columns.texts(name)?.value(0).to_owned());
+    let number = |columns: &Columns, name: &str| Ok::<_, StageError>(columns.numbers(name)?.value(0));
+    let languages = recording.list("languages")?.value(0);
+    let languages = languages.as_string_opt::<i32>().ok_or_else(|| other("languages"))?;
+    let metadata = Metadata {
+        source_file: text(&recording, "recording")?,
+        duration_s: number(&recording, "duration")?,
+        model: text(&recording, "model")?,
+        model_digest: text(&recording, "model_digest")?,
+        languages: languages.iter().flatten().map(str::to_owned).collect(),
+        num_speakers: None,
+        processed_at: text(&timing, "processed_at")?,
+    };
+    let (transcription, total) = (number(&timing, "transcription_s")?, number(&timing, "total_s")?);
+    let performance = Performance::new(metadata.duration_s, transcription, 0.0, total);
+    Ok((metadata, performance))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_what_was_written() {
+        let word = |text: &str, confidence| Word {
+            word: text.to_owned(),
+            start: 0.5,
+            end: 0.75,
+            confidence,
+            speaker: None,
+        };
+        let segments = vec![
+            Segment {
+                start: 0.5,
+                end: 1.25,
+                text: "ein \"Wort\"".to_owned(),
+                confidence: Some(0.5),
+                speaker: None,
+                words: vec![word("ein", Some(0.25)), word("\"Wort\"", None)],
+            },
+            Segment::default(),
+            Segment {
+                words: vec![word("x", Some(1.0))],
+                ..Segment::default()
+            },
+        ];
+        let batch = segments_batch(&segments).unwrap();
+        assert_eq!(read_segments(&batch).unwrap(), segments);
+        assert_eq!(read_segments(&batch.slice(1, 2)).unwrap(), segments[1..]);
+        assert!(read_segments(&segments_batch(&[]).unwrap()).unwrap().is_empty());
+
+        let metadata = Metadata {
+            source_file: "a/b.wav".to_owned(),
+            duration_s: 2.5,
+            model: "small.nemo".to_owned(),
+            model_digest: "00ff".to_owned(),
+            languages: vec!["hi".to_owned(), "en".to_owned()],
+            num_speakers: None,
+            processed_at: "2026-01-02T03:04:05Z".to_owned(),
+        };
+        let performance = Performance::new(2.5, 0.25, 0.0, 0.5);
+        let recording = recordings_batch(&metadata, 1.5, 2).unwrap();
+        let timing = timings_batch(&metadata.processed_at, &performance).unwrap();
+        assert_eq!(read_recording(&recording, &timing).unwrap(), (metadata, performance));
+        assert!(read_recording(&recording, &timing.slice(0, 0)).is_err());
+        assert!(read_recording(&timing, &timing).is_err());
+    }
+}

@@ -1,0 +1,120 @@
+use std::path::Path;
+
+use arrow::array::AsArray;
+use arrow::datatypes::Float64Type;
+use flow_runtime::harness::{Harness, Output};
+
+use super::*;
+use crate::rows::read_segments;
+use crate::test_data::{hindi, root, wav};
+
+fn model() -> PathBuf {
+    root().join("configs/models/small.nemo")
+}
+
+fn settings(folder: &Path) -> TranscribeSettings {
+    TranscribeSettings::new(vec![folder.to_string_lossy().into_owned()], model())
+}
+
+fn run(settings: TranscribeSettings) -> Output {
+    Harness::<Transcribe>::new(settings).run().unwrap()
+}
+
+#[test]
+fn recordings_become_rows_and_what_is_no_recording_a_reject() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::create_dir(place.path().join("talks")).unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
+    write("talks/a.flac", &hindi("rec_hi_0001_000.flac"));
+    write("silence.wav", &wav(16_000, &[0; 32_000]));
+    write("empty.wav", b"");
+    write("text.wav", b"this is no audio");
+    let mut settings = settings(place.path());
+    settings
+        .input
+        .push(place.path().join("gone.wav").to_string_lossy().into_owned());
+    let output = run(settings);
+
+    let names: Vec<&str> = output.partitions.iter().map(Partition::as_str).collect();
+    assert_eq!(names, ["empty", "gone", "silence", "talks/a", "text"]);
+    for (name, reason) in [
+        ("empty", "empty_file"),
+        ("gone", "missing_file"),
+        ("text", "unsupported_format"),
+    ] {
+        assert_eq!(output.reasons(name), [(None, reason)], "{name}");
+    }
+    assert_eq!(output.rejects().len(), 3);
+    assert_eq!(output.rows("segments", "silence").num_rows(), 0);
+    for (name, file, seconds) in [("silence", "silence.wav", 2.0), ("talks/a", "talks/a.flac", 3.648)] {
+        let recording = output.rows("recordings", name);
+        let text = |column: &str| {
+            recording
+                .column_by_name(column)
+                .unwrap()
+                .as_string::<i32>()
+                .value(0)
+                .to_owned()
+        };
+        assert_eq!(
+            (text("recording"), text("model")),
+            (file.to_owned(), "small.nemo".to_owned())
+        );
+        let bytes = std::fs::read(model()).unwrap();
+        assert_eq!(text("model_digest"), blake3::hash(&bytes).to_hex().to_string());
+        let duration = recording
+            .column_by_name("duration")
+            .unwrap()
+            .as_primitive::<Float64Type>()
+            .value(0);
+        assert!((duration - seconds).abs() < 0.01, "{name}: {duration}");
+        assert_eq!(output.rows("timings", name).num_rows(), 1);
+    }
+    let segments = read_segments(&output.rows("segments", "talks/a")).unwrap();
+    assert!(!segments.is_empty());
+    assert!(
+        segments
+            .iter()
+            .all(|segment| !segment.words.is_empty() && segment.end <= 3.65)
+    );
+}
+
+#[test]
+fn settings_that_cannot_be_are_named() {
+    let refused = |change: fn(&mut TranscribeSettings)| {
+        let mut settings = TranscribeSettings::new(vec!["a.wav".into()], "model.nemo");
+        change(&mut settings);
+        Harness::<Transcribe>::new(settings).shape().unwrap_err().to_string()
+    };
+    assert!(refused(|s| s.max_window = 0.5).contains("`max_window` is 0.5"));
+    assert!(refused(|s| s.max_window = f64::NAN).contains("max_window"));
+    assert!(refused(|s| s.min_pause = 30.0).contains("min_pause"));
+    assert!(refused(|s| s.batch_seconds = 0.0).contains("batch_seconds"));
+    assert!(refused(|s| s.max_duration = 1e9).contains("max_duration"));
+    assert!(refused(|s| s.max_gap = -1.0).contains("max_gap"));
+    assert!(refused(|s| s.max_segment = f64::INFINITY).contains("max_segment"));
+    assert!(refused(|s| s.device = "tpu".into()).contains("device"));
+    assert!(refused(|s| s.model = PathBuf::new()).contains("names no model"));
+    assert!(refused(|s| s.model = "hf://a/b".into()).contains("hub"));
+    assert!(refused(|s| s.input.clear()).contains("names no recording"));
+    // What is to be listed is looked for when the plan is made.
+    let gone = TranscribeSettings::new(vec!["no/such/*.wav".into()], model());
+    let error = Harness::<Transcribe>::new(gone).run().unwrap_err().to_string();
+    assert!(error.contains("nothing fits"), "{error}");
+}
+
+#[test]
+fn where_things_are_and_batches_are_no_part_of_the_key() {
+    let one = TranscribeSettings::new(vec!["a".into()], "m.nemo");
+    let other = TranscribeSettings {
+        batch_seconds: 7.0,
+        device: "cuda".into(),
+        ..TranscribeSettings::new(vec!["b".into()], "n.nemo")
+    };
+    assert_eq!(Transcribe::identity(&one), Transcribe::identity(&other));
+    let windows = TranscribeSettings {
+        max_window: 10.0,
+        ..one.clone()
+    };
+    assert_ne!(Transcribe::identity(&one), Transcribe::identity(&windows));
+}

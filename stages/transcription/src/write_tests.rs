@@ -1,0 +1,127 @@
+use flow_runtime::harness::{Harness, Output};
+
+use super::*;
+use crate::rows::{
+    recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
+};
+use crate::{Metadata, Performance, Segment, Word};
+
+fn run(out: &Path, formats: &[Format], width: usize) -> Output {
+    let segment = Segment {
+        start: 0.5,
+        end: 1.5,
+        text: "hello there".to_owned(),
+        confidence: Some(0.5),
+        speaker: None,
+        words: ["hello", "there"]
+            .map(|text| Word {
+                word: text.to_owned(),
+                start: 0.5,
+                end: 1.5,
+                confidence: Some(0.5),
+                speaker: None,
+            })
+            .to_vec(),
+    };
+    let metadata = Metadata {
+        source_file: "talks/a.wav".to_owned(),
+        duration_s: 2.0,
+        model: "small.nemo".to_owned(),
+        languages: vec!["en".to_owned()],
+        ..Metadata::default()
+    };
+    let timing = timings_batch("2026-01-02T03:04:05Z", &Performance::new(2.0, 0.25, 0.0, 0.5)).unwrap();
+    let recording = |metadata: &Metadata| recordings_batch(metadata, 1.0, 1).unwrap();
+    let silent = Metadata {
+        source_file: "b.wav".to_owned(),
+        ..metadata.clone()
+    };
+    let settings = WriteSettings {
+        out: out.to_owned(),
+        formats: formats.to_vec(),
+        max_line_width: width,
+        max_line_count: 0,
+    };
+    Harness::<Write>::new(settings)
+        .input("segments", segments_schema())
+        .input("recordings", recordings_schema())
+        .input("timings", timings_schema())
+        .feed("segments", "talks/a", segments_batch(&[segment]).unwrap())
+        .feed("recordings", "talks/a", recording(&metadata))
+        .feed("timings", "talks/a", timing.clone())
+        .feed("recordings", "b", recording(&silent))
+        .feed("timings", "b", timing)
+        .empty_partition("segments", "refused")
+        .run()
+        .unwrap()
+}
+
+#[test]
+fn each_recording_gets_a_file_of_each_format() {
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("out");
+    let output = run(&out, &[Format::Json, Format::Txt, Format::Srt, Format::Txt], 0);
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    assert_eq!(read("talks/a.txt"), "hello there\n");
+    assert_eq!(read("b.txt"), "");
+    assert_eq!(read("b.srt"), "");
+    assert!(read("talks/a.srt").contains("00:00:00,500 --> 00:00:01,500\nhello there"));
+    let json = Transcript::from_json(&read("talks/a.json")).unwrap();
+    assert_eq!(json.metadata.source_file, "talks/a.wav");
+    assert_eq!(json.metadata.processed_at, "2026-01-02T03:04:05Z");
+    assert_eq!(json.performance.realtime_factor, Some(4.0));
+    assert_eq!((json.text.as_str(), json.segments[0].words.len()), ("hello there", 2));
+    let silent = Transcript::from_json(&read("b.json")).unwrap();
+    assert_eq!((silent.text.as_str(), silent.segments.len()), ("", 0));
+    // What was refused has none.
+    assert!(!out.join("refused.txt").exists());
+    assert_eq!(output.rows("files", "talks/a").num_rows(), 3);
+
+    run(&out, &[Format::Srt], 6);
+    assert!(read("talks/a.srt").contains("hello\nthere"), "{}", read("talks/a.srt"));
+    assert_eq!(read("talks/a.txt"), "hello there\n");
+}
+
+#[test]
+fn files_that_are_gone_or_were_changed_are_missed() {
+    let place = tempfile::tempdir().unwrap();
+    let output = run(place.path(), &[Format::Txt], 0);
+    let files = output.rows("files", "talks/a");
+    let look = || missing_file(&files.project(&[2, 3]).unwrap()).unwrap();
+    assert_eq!(look(), None);
+    let path = place.path().join("talks/a.txt");
+    std::fs::write(&path, "other").unwrap();
+    assert!(look().unwrap().contains("5 bytes instead of 12"));
+    std::fs::remove_file(&path).unwrap();
+    assert!(look().unwrap().contains("is gone"));
+}
+
+#[test]
+fn nothing_to_write_is_refused() {
+    let shape = |out: &str, formats: &[Format]| {
+        let settings = WriteSettings {
+            out: out.into(),
+            formats: formats.to_vec(),
+            max_line_width: 0,
+            max_line_count: 0,
+        };
+        Harness::<Write>::new(settings)
+            .input("segments", segments_schema())
+            .input("recordings", recordings_schema())
+            .input("timings", timings_schema())
+            .shape()
+    };
+    assert!(
+        shape("out", &[])
+            .unwrap_err()
+            .to_string()
+            .contains("`formats` is empty")
+    );
+    assert!(
+        shape("", &[Format::Txt])
+            .unwrap_err()
+            .to_string()
+            .contains("names no folder")
+    );
+    assert!(shape("out", &[Format::Txt]).is_ok());
+}

@@ -1,0 +1,256 @@
+//! `flow transcribe`: recordings to transcripts.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::SystemTime;
+
+use serde_json::Value;
+
+use crate::binary::{expect_code, program, stderr};
+
+/// A Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
+fn recording(name: &str) -> Vec<u8> {
+    let shard = "tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar";
+    let tar = std::fs::File::open(Path::new(env!("CARGO_MANIFEST_DIR")).join(shard)).unwrap();
+    let mut archive = tar::Archive::new(tar);
+    let mut entries = archive.entries().unwrap().map(Result::unwrap);
+    let mut entry = entries.find(|entry| entry.path().unwrap().ends_with(name)).unwrap();
+    let mut bytes = Vec::new();
+    entry.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// A mono WAV file of 16 kHz and 16 bits, of silence.
+fn silence(seconds: u32) -> Vec<u8> {
+    let data = seconds * 32_000;
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + data).to_le_bytes());
+    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    file.extend(16_000u32.to_le_bytes());
+    file.extend(32_000u32.to_le_bytes());
+    file.extend(b"\x02\0\x10\0data");
+    file.extend(data.to_le_bytes());
+    file.resize(file.len() + data as usize, 0);
+    file
+}
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Place {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        std::fs::create_dir_all(place.path("in/talks")).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn copy(&self, from: &str, to: &str) {
+        self.write(to, &recording(from));
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        std::fs::write(self.path("in").join(name), bytes).unwrap();
+    }
+
+    fn transcribe(&self, arguments: &[&str]) -> Output {
+        let mut flow = self.command();
+        flow.arg("in").args(["--out", "out"]).args(arguments);
+        flow.output().unwrap()
+    }
+
+    fn command(&self) -> Command {
+        let mut flow = program();
+        flow.current_dir(self.folder.path())
+            .arg("transcribe")
+            .args(["--progress", "plain"]);
+        flow
+    }
+
+    fn out(&self, name: &str) -> String {
+        let path = self.path("out").join(name);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// When each file of the output folder was written.
+    fn times(&self, names: &[&str]) -> BTreeMap<String, SystemTime> {
+        let time = |name: &&str| {
+            let metadata = self.path("out").join(name).metadata().unwrap();
+            ((*name).to_owned(), metadata.modified().unwrap())
+        };
+        names.iter().map(time).collect()
+    }
+}
+
+/// What the last run did: partitions that ran of each stage.
+fn ran(place: &Place) -> BTreeMap<String, u64> {
+    let mut flow = program();
+    flow.arg("log")
+        .arg("--json")
+        .arg("--state")
+        .arg(place.path("out/.flow"));
+    let output = flow.output().unwrap();
+    expect_code(&output, 0);
+    let mut ran = BTreeMap::new();
+    for line in String::from_utf8(output.stdout).unwrap().lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        if event["event"] == "stage_started" {
+            ran.insert(
+                event["stage"].as_str().unwrap().to_owned(),
+                event["run"].as_u64().unwrap(),
+            );
+        }
+    }
+    assert!(ran.contains_key("transcribe") && ran.contains_key("write"), "{ran:?}");
+    ran
+}
+
+fn expected(transcribe: u64, write: u64) -> BTreeMap<String, u64> {
+    BTreeMap::from([("transcribe".to_owned(), transcribe), ("write".to_owned(), write)])
+}
+
+#[test]
+fn transcripts_are_written_once_and_another_format_decodes_nothing() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    place.copy("rec_hi_0008_001.flac", "talks/b.flac");
+    let first = place.transcribe(&["--format", "txt,json,srt"]);
+    expect_code(&first, 0);
+    assert!(stderr(&first).contains("bundled small model"), "{}", stderr(&first));
+    assert!(stderr(&first).contains("hi"), "{}", stderr(&first));
+    for name in ["a", "talks/b"] {
+        let json: Value = serde_json::from_str(&place.out(&format!("{name}.json"))).unwrap();
+        assert_eq!(json["metadata"]["source_file"], format!("{name}.flac"));
+        assert_eq!(json["metadata"]["model"], "small.nemo");
+        let duration = json["metadata"]["duration_s"].as_f64().unwrap();
+        let segments = json["segments"].as_array().unwrap();
+        assert!(!segments.is_empty(), "{json}");
+        let mut last = 0.0;
+        for word in segments.iter().flat_map(|segment| segment["words"].as_array().unwrap()) {
+            let (start, end) = (word["start"].as_f64().unwrap(), word["end"].as_f64().unwrap());
+            assert!(last <= start && start <= end && end <= duration + 1e-3, "{word}");
+            assert!(word["confidence"].is_number(), "{word}");
+            last = start;
+        }
+        let texts: Vec<&str> = segments
+            .iter()
+            .map(|segment| segment["text"].as_str().unwrap())
+            .collect();
+        assert_eq!(json["text"], texts.join(" "));
+        assert_eq!(place.out(&format!("{name}.txt")), texts.join("\n") + "\n");
+        assert!(place.out(&format!("{name}.srt")).contains(" --> "));
+    }
+    assert_eq!(ran(&place), expected(2, 2));
+
+    // Nothing is left to do.
+    let files = ["a.txt", "a.json", "talks/b.srt"];
+    let before = place.times(&files);
+    expect_code(&place.transcribe(&["--format", "txt,json,srt"]), 0);
+    assert_eq!((ran(&place), place.times(&files)), (expected(0, 0), before));
+
+    // Another format is written from what was decoded; a file that is gone, too.
+    expect_code(&place.transcribe(&["--format", "vtt"]), 0);
+    assert_eq!(ran(&place), expected(0, 2));
+    assert!(place.out("a.vtt").starts_with("WEBVTT"));
+    std::fs::remove_file(place.path("out/a.vtt")).unwrap();
+    expect_code(&place.transcribe(&["--format", "vtt"]), 0);
+    assert_eq!(ran(&place), expected(0, 1));
+    assert!(place.out("a.vtt").starts_with("WEBVTT") && !place.out("a.txt").is_empty());
+
+    // A new recording is transcribed alone.
+    place.copy("rec_hi_0004_003.flac", "c.flac");
+    expect_code(&place.transcribe(&["--format", "vtt"]), 0);
+    assert_eq!(ran(&place), expected(1, 1));
+}
+
+#[test]
+fn what_cannot_be_read_is_named_and_silence_is_no_error() {
+    let place = Place::new();
+    place.copy("rec_hi_0004_003.flac", "good.flac");
+    place.write("silence.wav", &silence(2));
+    expect_code(&place.transcribe(&["--format", "txt,json"]), 0);
+    assert_eq!(place.out("silence.txt"), "");
+    let json: Value = serde_json::from_str(&place.out("silence.json")).unwrap();
+    assert_eq!(
+        (&json["text"], json["segments"].as_array().unwrap().len()),
+        (&Value::from(""), 0)
+    );
+    assert_eq!(json["metadata"]["duration_s"], 2.0);
+
+    place.write("empty.wav", b"");
+    place.write("talks/text.wav", b"this is no audio");
+    let mut flow = place.command();
+    flow.args(["in", "gone.flac", "--out", "out"]);
+    let output = flow.output().unwrap();
+    expect_code(&output, 4);
+    let told = stderr(&output);
+    for (name, why) in [
+        ("empty.wav", "empty_file"),
+        ("talks/text.wav", "unsupported_format"),
+        ("gone.flac", "missing_file"),
+    ] {
+        let named = told
+            .lines()
+            .any(|line| line.contains(&format!("{name} was not transcribed")) && line.contains(why));
+        assert!(named, "{name}: {told}");
+    }
+    assert!(!place.path("out/empty.txt").exists() && place.path("out/good.txt").exists());
+
+    let mut none = place.command();
+    none.args(["in/empty.wav", "--out", "out"]);
+    expect_code(&none.output().unwrap(), 1);
+}
+
+#[test]
+fn transcripts_are_printed_without_files() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    expect_code(&place.transcribe(&[]), 0);
+    let mut flow = place.command();
+    flow.args(["in/a.flac", "--stdout"]);
+    let output = flow.output().unwrap();
+    expect_code(&output, 0);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), place.out("a.txt"));
+    assert!(!place.path(".flow").exists() && !place.path("a.txt").exists());
+
+    // From standard input.
+    let mut flow = place.command();
+    flow.args(["-", "--stdout", "--format", "json"]);
+    flow.stdin(Stdio::from(std::fs::File::open(place.path("in/a.flac")).unwrap()));
+    let output = flow.output().unwrap();
+    expect_code(&output, 0);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["metadata"]["source_file"], "stdin");
+    let text: Vec<String> = place.out("a.txt").lines().map(str::to_owned).collect();
+    assert_eq!(json["text"], text.join(" "));
+}
+
+#[test]
+fn mistakes_on_the_command_line_are_told() {
+    let place = Place::new();
+    place.copy("rec_hi_0004_003.flac", "a.flac");
+    for (arguments, said) in [
+        (&["--format", "docx"][..], "`docx` is no format"),
+        (&["--model", "gone.nemo"], "gone.nemo"),
+        (&["--set", "max_window=0"], "max_window"),
+        (&["--set", "vad=loud"], "vad"),
+        (&["--device", "tpu"], "device"),
+    ] {
+        let output = place.transcribe(arguments);
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    }
+    let mut flow = place.command();
+    flow.arg("nothing/*.wav");
+    let output = flow.output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("nothing fits"), "{}", stderr(&output));
+}
