@@ -65,12 +65,13 @@ pub fn timings_schema() -> SchemaRef {
 /// The rows of segments.
 pub fn segments_batch(segments: &[Segment]) -> Result<RecordBatch, StageError> {
     let count = u32::try_from(segments.len()).map_err(|_| StageError::failed("more than 2^32 segments"))?;
-    let words = || segments.iter().flat_map(|segment| &segment.words);
+    // Arrow asks how many there are before it takes the first.
+    let words: Vec<&Word> = segments.iter().flat_map(|segment| &segment.words).collect();
     let word_columns: Vec<ArrayRef> = vec![
-        Arc::new(StringArray::from_iter_values(words().map(|word| &word.word))),
-        Arc::new(Float64Array::from_iter_values(words().map(|word| word.start))),
-        Arc::new(Float64Array::from_iter_values(words().map(|word| word.end))),
-        Arc::new(words().map(|word| word.confidence).collect::<Float64Array>()),
+        Arc::new(StringArray::from_iter_values(words.iter().map(|word| &word.word))),
+        Arc::new(Float64Array::from_iter_values(words.iter().map(|word| word.start))),
+        Arc::new(Float64Array::from_iter_values(words.iter().map(|word| word.end))),
+        Arc::new(words.iter().map(|word| word.confidence).collect::<Float64Array>()),
     ];
     let words = ListArray::try_new(
         item(DataType::Struct(word_fields())),
