@@ -71,7 +71,7 @@ pub struct TranscribeArguments {
     /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis): files, folders (all audio in them), patterns in quotes, or `-` for standard input
     #[arg(required = true)]
     pub input: Vec<String>,
-    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME[@REVISION][/FILE]; the bundled small model if
+    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME; the bundled small model if
     /// not given
     #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,

@@ -22,7 +22,7 @@ use crate::suggest::did_you_mean;
 use document::Document;
 
 /// Reads a pipeline file with its includes and puts parameters in. Kinds that are not in `registry` are reported by
-/// [`super::check`].
+/// [`check`](fn@super::check).
 pub fn load(path: &Path, overrides: &Overrides, registry: &Registry) -> Result<Pipeline, Diagnostics> {
     load_with(path, overrides, registry, None)
 }

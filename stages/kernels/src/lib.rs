@@ -151,7 +151,7 @@ fn exp<const MINUS: bool>(x: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// Runs `$body` with the type alias `$T` set to f32 or f64 after a [`DType`](candle_core::DType); other types are an error.
+/// Runs `$body` with the type alias `$T` set to f32 or f64 after a [`DType`]; other types are an error.
 #[macro_export]
 macro_rules! dispatch {
     ($dtype:expr, $T:ident => $body:expr) => {

@@ -54,7 +54,7 @@ pub struct CheckpointRecord {
     /// Epoch of the last micro-batch.
     pub epoch: u64,
     pub identity: Identity,
-    /// The settings whose changes are reported (see [`changes`](super::changes)).
+    /// The settings whose changes are reported (see [`changes`](fn@super::changes)).
     pub settings: BTreeMap<String, Value>,
     /// Digest of the train rows.
     pub data: Option<String>,
