@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
 /// commit asked for again.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 17] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
@@ -15,8 +15,11 @@ const SOURCES: [&str; 14] = [
     "runtime/src",
     "stages/audio/src",
     "stages/evaluation/src",
+    "stages/hub/src",
+    "stages/kernels/src",
     "stages/manifest/src",
     "stages/model/src",
+    "stages/random/src",
     "stages/sampling/src",
     "stages/speakers/src",
     "stages/training/src",
