@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
 /// commit asked for again.
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 21] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
@@ -24,7 +24,11 @@ const SOURCES: [&str; 17] = [
     "stages/speakers/src",
     "stages/training/src",
     "stages/transcription/src",
-    "configs/languages.yaml",
+    "configs",
+    "pipelines",
+    "tests/data/corpus/mini",
+    "tests/data/golden/data/mini",
+    "tests/data/golden/model/audio",
 ];
 
 fn main() {

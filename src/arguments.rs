@@ -87,8 +87,8 @@ pub struct TranscribeArguments {
     /// Where the model is computed: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
-    /// The value of another parameter of the pipeline, such as max_window, vad or max_line_width: see `flow kinds
-    /// transcription.transcribe`
+    /// The value of another parameter of the pipeline, such as max_window, vad or max_line_width: see
+    /// pipelines/transcribe.yaml and docs/transcription.md
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
     /// The state directory, which knows what was transcribed already [default: .flow in the folder of the transcripts]
@@ -271,7 +271,7 @@ pub struct RunArguments {
     /// the run, one JSON object. Its own exit code changes nothing
     #[arg(long, value_name = "CMD")]
     pub on_success: Option<String>,
-    /// Likewise, for a run that failed or was interrupted; not where nothing could run (exit codes 2 and 3)
+    /// Likewise, for a run that failed, was refused or interrupted; not where none began (a mistake in the pipeline, say)
     #[arg(long, value_name = "CMD")]
     pub on_failure: Option<String>,
 }

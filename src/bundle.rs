@@ -3,19 +3,25 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use include_dir::{Dir, File, include_dir};
 
 pub static PIPELINES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/pipelines");
 pub static CONFIGS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/configs");
+/// Recordings that `transcribe` takes by default, and sentences that `synthesize` never speaks.
+static RECORDINGS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/tests/data/golden/model/audio");
+static SENTENCES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/tests/data/golden/data/mini");
 pub static CORPUS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/tests/data/corpus/mini");
 
 /// Where each folder lies in the repository, and so in a copy of it.
-static FOLDERS: [(&str, &Dir<'static>); 3] = [
+static FOLDERS: [(&str, &Dir<'static>); 5] = [
     ("pipelines", &PIPELINES),
     ("configs", &CONFIGS),
     ("tests/data/corpus/mini", &CORPUS),
+    ("tests/data/golden/model/audio", &RECORDINGS),
+    ("tests/data/golden/data/mini", &SENTENCES),
 ];
 
 /// All files below a folder.
@@ -63,15 +69,26 @@ fn cache_folders() -> Vec<PathBuf> {
             .map(PathBuf::from)
     };
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    // Another user's folder of that name could hold anything.
-    // SAFETY: it takes nothing, changes nothing and always succeeds.
-    let user = unsafe { libc::getuid() };
-    let temporary = std::env::temp_dir().join(format!("flow-{user}"));
+    let temporary = private_folder(&std::env::temp_dir(), user());
     cache
         .map(|cache| cache.join("flow"))
         .into_iter()
-        .chain([temporary])
+        .chain(temporary)
         .collect()
+}
+
+fn user() -> u32 {
+    // SAFETY: it takes nothing, changes nothing and always succeeds.
+    unsafe { libc::getuid() }
+}
+
+/// A folder that only this user can write, below one that everybody can; none if somebody else was there first.
+fn private_folder(below: &Path, user: u32) -> Option<PathBuf> {
+    let folder = below.join(format!("flow-{user}"));
+    // What stands there is looked at next.
+    let _ = fs::DirBuilder::new().mode(0o700).create(&folder);
+    let found = fs::symlink_metadata(&folder).ok()?;
+    (found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0).then_some(folder)
 }
 
 /// The folder below `cache` that holds this program's files, which are written if it is not there.
@@ -117,20 +134,22 @@ fn copy_in(cache: &Path) -> io::Result<PathBuf> {
     )))
 }
 
+/// Number of files below a folder.
+fn count(folder: &Path) -> io::Result<usize> {
+    let mut files = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        files += if entry.file_type()?.is_dir() {
+            count(&entry.path())?
+        } else {
+            1
+        };
+    }
+    Ok(files)
+}
+
 /// Whether a folder holds these files and no others.
 fn holds(folder: &Path, all: &[(PathBuf, &File<'static>)]) -> bool {
-    fn count(folder: &Path) -> io::Result<usize> {
-        let mut files = 0;
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            files += if entry.file_type()?.is_dir() {
-                count(&entry.path())?
-            } else {
-                1
-            };
-        }
-        Ok(files)
-    }
     let same = |(path, file): &(PathBuf, &File<'static>)| {
         fs::read(folder.join(path)).is_ok_and(|found| found == file.contents())
     };
@@ -163,7 +182,7 @@ mod tests {
                 );
                 seen += 1;
             }
-            assert!(seen > 5, "{folder}");
+            assert_eq!(seen, count(&root.join(folder)).expect("a folder"), "{folder}");
         }
         let cache = tempfile::tempdir().expect("a folder");
         let folder = copy_in(cache.path()).expect("written");
@@ -180,6 +199,20 @@ mod tests {
         assert!(text.starts_with(b"# Raw shards"));
         assert_eq!(fs::read_dir(cache.path()).expect("a folder").count(), 3);
         assert!(pipelines().contains(&"finetune".to_string()));
+    }
+
+    #[test]
+    fn a_folder_of_somebody_else_is_not_used() {
+        let below = tempfile::tempdir().expect("a folder");
+        let folder = private_folder(below.path(), user()).expect("a folder");
+        assert_eq!(private_folder(below.path(), user()), Some(folder.clone()));
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        fs::set_permissions(&folder, open).expect("changed");
+        assert_eq!(private_folder(below.path(), user()), None);
+        assert_eq!(private_folder(below.path(), user() + 1), None);
+        fs::remove_dir(&folder).expect("removed");
+        std::os::unix::fs::symlink(below.path(), &folder).expect("a link");
+        assert_eq!(private_folder(below.path(), user()), None);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use crate::arguments::RunArguments;
 
-/// The option and the command that an exit code asks for. Where nothing could run (codes 2 and 3) there is none.
-pub fn for_code(arguments: &RunArguments, code: u8) -> Option<(&'static str, &str)> {
+/// The option and the command that an exit code asks for. Where no run began, as with a mistake in the pipeline, there is none.
+pub fn for_code(arguments: &RunArguments, code: u8, began: bool) -> Option<(&'static str, &str)> {
     let (option, command) = match code {
         0 | 4 => ("--on-success", &arguments.on_success),
-        2 | 3 => return None,
+        _ if !began => return None,
         _ => ("--on-failure", &arguments.on_failure),
     };
     Some((option, command.as_deref()?))

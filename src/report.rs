@@ -80,6 +80,11 @@ impl Report {
         Ok(Some(path))
     }
 
+    /// Whether a run began: mistakes in a pipeline, or a state directory that another run holds, end before.
+    pub fn began(&self) -> bool {
+        !self.seen.lock().unwrap_or_else(PoisonError::into_inner).run.is_empty()
+    }
+
     /// What was gathered of the run of the pipeline in `file`, for programs; see the guide. `code` is the exit code, and
     /// `error` what is said of a failure, or empty.
     pub fn summary(&self, file: &Path, state: &Path, code: u8, error: &str) -> Value {

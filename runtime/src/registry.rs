@@ -159,6 +159,7 @@ fn sorted(value: serde_json::Value) -> serde_json::Value {
 pub struct DuplicateKind(pub String);
 
 /// All kinds of a binary, by name.
+#[derive(Default)]
 pub struct Registry {
     kinds: BTreeMap<&'static str, Arc<dyn AnyKind>>,
 }

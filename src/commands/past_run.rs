@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use flow_runtime::event::{EVENT_VERSION, Event};
 use flow_runtime::plan::{PLAN_VERSION, Plan};
-use flow_runtime::registry::Registry;
 use flow_runtime::spec::yaml::{self, Mapping, Value};
 use flow_runtime::spec::{self, Overrides};
 use flow_runtime::store::{Access, Record, RunSnapshots, StageSnapshot, Store};
@@ -52,9 +51,7 @@ impl Wanted {
                 usual_names: USUAL_NAMES,
                 ..Overrides::default()
             };
-            // Parameters do not depend on kinds.
-            let kinds = Registry::new(Vec::new()).map_err(|error| Failure::Bug(error.to_string()))?;
-            let params = spec::load(&pipeline_file(path)?, &overrides, &kinds)?.params;
+            let params = spec::load_params(&pipeline_file(path)?, &overrides)?;
             let values = params.into_iter().map(|param| (Value::from(param.name), param.value));
             // Written and read as that of a run was.
             let text = yaml::to_text(&Value::Mapping(values.collect()));

@@ -80,7 +80,7 @@ fn code_and_message(outcome: &Result<Exit, Failure>) -> (u8, String) {
 /// Runs the user's command for an outcome, when all that will be committed is.
 fn hook(arguments: &RunArguments, report: &Report, events: &Events, outcome: &Result<Exit, Failure>) {
     let (code, message) = code_and_message(outcome);
-    let Some((option, command)) = hook::for_code(arguments, code) else {
+    let Some((option, command)) = hook::for_code(arguments, code, report.began()) else {
         return;
     };
     let file = &arguments.pipeline.pipeline;

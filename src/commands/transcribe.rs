@@ -1,5 +1,6 @@
 //! `flow transcribe`: recordings to transcripts, by the pipeline `transcribe` that the program carries.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::escape::escape_line;
 use flow_runtime::registry::Registry;
+use flow_runtime::store::{Access, Store};
 use flow_transcription::Format;
 use flow_transcription::listing::recordings;
 use flow_transcription::recognizer::languages;
@@ -26,6 +28,15 @@ use crate::table::plural;
 
 /// The stage of the pipeline that transcribes.
 const STAGE: &str = "transcribe";
+/// The stage of the pipeline that writes.
+const WRITE: &str = "write";
+/// Parameters of the pipeline that options give.
+const OPTIONS: [(&str, &str); 4] = [
+    ("input", "INPUT..."),
+    ("out", "--out"),
+    ("formats", "--format"),
+    ("device", "--device"),
+];
 /// The name of standard input as a recording.
 const STDIN: &str = "-";
 
@@ -42,9 +53,23 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         None => PathBuf::from("."),
     };
     let formats = formats(&arguments.format)?;
+    for (name, option) in OPTIONS {
+        if given(&arguments.set, name) {
+            let message = format!("`--set {name}=...` is not for this command");
+            return Err(Failure::usage(
+                message,
+                format!("it has an option of its own: {option}"),
+            ));
+        }
+    }
+    let Some(out_folder) = folder.to_str() else {
+        let message = format!("{} is not UTF-8", folder.display());
+        return Err(Failure::usage(message, "give --out another name"));
+    };
+    refuse_files_of_others(arguments, &input, &folder, &formats)?;
     let mut set = vec![
         format!("input={}", json(&input)),
-        format!("out={}", folder.display()),
+        format!("out={}", json(&[out_folder.to_owned()])[0]),
         format!("formats={}", json(&formats)),
         format!("device={}", arguments.device),
     ];
@@ -54,9 +79,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         None => {}
     }
     set.extend(arguments.set.iter().cloned());
-    let state = StateArguments {
-        state: arguments.state.clone().unwrap_or_else(|| folder.join(".flow")),
-    };
+    let state = state(arguments, &folder);
     let outcome = run::run(
         &run_arguments(arguments, pipeline, set, &state),
         registry,
@@ -111,8 +134,69 @@ fn unwritable(error: io::Error) -> Failure {
     Failure::unreadable(format!("the files that flow carries cannot be written: {error}"))
 }
 
+/// Names of files as the value of a parameter: as they are, whatever stands in them.
 fn json(texts: &[String]) -> serde_json::Value {
-    texts.iter().map(String::as_str).collect()
+    texts.iter().map(|text| text.replace("${", "$${")).collect()
+}
+
+/// The state directory: where it is known what was transcribed.
+fn state(arguments: &TranscribeArguments, folder: &Path) -> StateArguments {
+    StateArguments {
+        state: arguments.state.clone().unwrap_or_else(|| folder.join(".flow")),
+    }
+}
+
+/// Refuses to write over files that are no transcripts of an earlier run: a corpus may have texts beside its recordings.
+fn refuse_files_of_others(
+    arguments: &TranscribeArguments,
+    input: &[String],
+    folder: &Path,
+    formats: &[String],
+) -> Result<(), Failure> {
+    let listed = recordings(input).map_err(Failure::unreadable)?;
+    let paths = listed.iter().flat_map(|recording| {
+        let path = |format: &String| folder.join(format!("{}.{format}", recording.name));
+        formats.iter().map(path)
+    });
+    let standing: Vec<PathBuf> = paths.filter(|path| path.exists()).collect();
+    if standing.is_empty() {
+        return Ok(());
+    }
+    let written = written(state(arguments, folder))?;
+    match standing.iter().find(|path| !written.contains(*path)) {
+        None => Ok(()),
+        Some(path) => Err(Failure::usage(
+            format!(
+                "{} is there already, and no transcript of an earlier run",
+                path.display()
+            ),
+            "name another folder with --out, or move the file away",
+        )),
+    }
+}
+
+/// The files that runs in a state directory wrote, as far as it is known.
+fn written(state: StateArguments) -> Result<BTreeSet<PathBuf>, Failure> {
+    let mut written = BTreeSet::new();
+    if !state.state.join("FORMAT").is_file() {
+        return Ok(written);
+    }
+    let store = Store::open(&state.state, Access::Read)?;
+    for id in store.runs()? {
+        let Some(snapshots) = store.run_snapshots(&id)? else {
+            continue;
+        };
+        let Some(snapshot) = snapshots.of(WRITE) else { continue };
+        for record in snapshot.among(&store.records(&snapshot.recipe)?) {
+            let rows = store.first_rows(&snapshot.recipe, &record, "files", usize::MAX);
+            for row in rows.map_err(Failure::unreadable)? {
+                let path = row.iter().find(|(name, _)| name == "path");
+                let path = path.and_then(|(_, value)| serde_json::from_str::<PathBuf>(value).ok());
+                written.extend(path);
+            }
+        }
+    }
+    Ok(written)
 }
 
 /// What is to be transcribed, with standard input as a file in `folder`.
@@ -225,8 +309,8 @@ fn run_arguments(
 
 /// The recordings that the last run refused, and why.
 fn refused(state: StateArguments) -> Result<Vec<(String, String)>, Failure> {
-    let run = PastRun::find(&LookArguments {
-        pipeline: None,
+    let run = PastRun::find_planned(&LookArguments {
+        pipeline: Some(PathBuf::from(STAGE)),
         config: Vec::new(),
         set: Vec::new(),
         run: "latest".to_owned(),

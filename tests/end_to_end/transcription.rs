@@ -234,6 +234,37 @@ fn transcripts_are_printed_without_files() {
 }
 
 #[test]
+fn files_of_others_are_left_alone_and_settings_may_go_back_and_forth() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    std::fs::create_dir(place.path("out")).unwrap();
+    std::fs::write(place.path("out/a.txt"), "what was really said").unwrap();
+    let output = place.transcribe(&[]);
+    expect_code(&output, 2);
+    assert!(
+        stderr(&output).contains("a.txt is there already"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(place.out("a.txt"), "what was really said");
+    std::fs::remove_file(place.path("out/a.txt")).unwrap();
+
+    // With one set of settings, with another, and with the first again: always what these settings give.
+    let write = |setting: &str| {
+        expect_code(&place.transcribe(&["--format", "srt,txt", "--set", setting]), 0);
+        (place.out("a.srt"), place.out("a.txt"))
+    };
+    let (first, second) = (write("vad=neural"), write("vad=off"));
+    assert!(first.0 != second.0);
+    assert!(write("vad=neural") == first && write("vad=off") == second);
+    for setting in ["out=elsewhere", "formats=[json]", "input=[]"] {
+        let output = place.transcribe(&["--set", setting]);
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains("option of its own"), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn mistakes_on_the_command_line_are_told() {
     let place = Place::new();
     place.copy("rec_hi_0004_003.flac", "a.flac");

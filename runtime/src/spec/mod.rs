@@ -24,7 +24,7 @@ pub use check::{Checked, CheckedInput, CheckedStage, check};
 pub use diagnostic::{Diagnostic, Diagnostics, Style};
 pub use params::{Overrides, ParamValue, UsualNames};
 pub use pipeline::{Edge, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage};
-pub use read::{load, load_for_test, load_tests};
+pub use read::{load, load_for_test, load_params, load_tests};
 pub use source::{Place, SourceFile};
 pub use test_case::{Expectation, ExpectedRows, PortName, TestCase, TestRows};
 

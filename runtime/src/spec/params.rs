@@ -377,6 +377,9 @@ impl Params {
                 }
             },
         };
+        // Nothing on the command line stands in a file; its paths are relative to the current directory.
+        let mut value = value;
+        with_file_dir(&mut value, ".");
         match self.give(
             name,
             value,
@@ -480,13 +483,13 @@ pub(super) fn file_dir(path: &Path) -> String {
     }
 }
 
-/// Puts the folder of its file into the texts of an overlay, whose values are resolved among the parameters of another file.
+/// Puts the folder that `${file_dir}` stands for into the texts of an overlay or of the command line: their values are resolved
+/// among the parameters of another file.
 pub(super) fn with_file_dir(value: &mut Value, folder: &str) {
     match value {
         Value::String(text) => {
-            let reference = format!("${{{FILE_DIR}}}");
-            if let Some(rest) = text.strip_prefix(&reference) {
-                *text = substitute::without_parents(&format!("{folder}{rest}"));
+            if let Some(put_in) = substitute::with_file_dir(text, folder) {
+                *text = put_in;
             }
         }
         Value::Sequence(items) => items.iter_mut().for_each(|item| with_file_dir(item, folder)),

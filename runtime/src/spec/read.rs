@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::params::{Environment, Overrides, Params, Scope, UsualNames, brief, file_dir, with_file_dir};
+use super::params::{Environment, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir, with_file_dir};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Lookup, Problem, Taken};
@@ -38,6 +38,19 @@ pub fn load_for_test(
     load_with(path, overrides, registry, Some(test))
 }
 
+/// The values of a pipeline's parameters, with no more of the file read.
+pub fn load_params(path: &Path, overrides: &Overrides) -> Result<Vec<ParamValue>, Diagnostics> {
+    let no_kinds = Registry::default();
+    let mut reader = Reader::new(&no_kinds, overrides);
+    let values = reader.document(path, None, "a pipeline", &KEYS).map(|document| {
+        let declared = document.root.get("params").unwrap_or(&Value::Null);
+        let mut params = Params::declare(&document.source, declared, reader.usual_names, &mut reader.found);
+        reader.give(overrides, None, &mut params);
+        params.resolve(&overrides.environment, &mut reader.found).values
+    });
+    Diagnostics::unless_empty(reader.found, values.unwrap_or_default())
+}
+
 /// Reads the tests of a pipeline file, and no more of it; not those of included files.
 pub fn load_tests(path: &Path, registry: &Registry) -> Result<Vec<TestCase>, Diagnostics> {
     let mut reader = Reader::new(registry, &Overrides::default());
@@ -56,19 +69,7 @@ fn load_with(
     test: Option<&TestCase>,
 ) -> Result<Pipeline, Diagnostics> {
     let mut reader = Reader::new(registry, overrides);
-    let read = reader.pipeline(path, None, "", |reader, params| {
-        for config in &overrides.configs {
-            reader.overlay(config, params);
-        }
-        if let Some(test) = test {
-            let (source, steps) = (&test.origin.source, test.origin.steps.key("params"));
-            let by = format!("test `{}` in {}", test.name, source.path.display());
-            params.give_map(source, &steps, &test.params, &by, &mut reader.found);
-        }
-        for argument in &overrides.set {
-            params.give_text(argument, &mut reader.found);
-        }
-    });
+    let read = reader.pipeline(path, None, "", |reader, params| reader.give(overrides, test, params));
     let mut found = reader.found;
     let Some(read) = read else {
         return Err(Diagnostics::sorted(found));
@@ -122,6 +123,21 @@ impl<'r> Reader<'r> {
 }
 
 impl Reader<'_> {
+    /// Gives parameters the values of overlays, of a test and of the command line, later ones winning.
+    fn give(&mut self, overrides: &Overrides, test: Option<&TestCase>, params: &mut Params) {
+        for config in &overrides.configs {
+            self.overlay(config, params);
+        }
+        if let Some(test) = test {
+            let (source, steps) = (&test.origin.source, test.origin.steps.key("params"));
+            let by = format!("test `{}` in {}", test.name, source.path.display());
+            params.give_map(source, &steps, &test.params, &by, &mut self.found);
+        }
+        for argument in &overrides.set {
+            params.give_text(argument, &mut self.found);
+        }
+    }
+
     /// `included_at` is where an include names the file; `give` gives the parameters their values.
     fn pipeline(
         &mut self,

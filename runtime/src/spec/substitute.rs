@@ -297,6 +297,25 @@ fn size(value: &Value, left: usize, levels: usize) -> Option<usize> {
     (sum <= left).then_some(sum)
 }
 
+/// The text with `folder` in place of `${file_dir}`, and all other references as they stand; none where there is nothing to do.
+pub(super) fn with_file_dir(text: &str, folder: &str) -> Option<String> {
+    let pieces = pieces(text).ok()?;
+    if !pieces.iter().any(|(_, piece)| *piece == Piece::Param(FILE_DIR)) {
+        return None;
+    }
+    let folder = folder.replace("${", "$${");
+    let ends = pieces.iter().skip(1).map(|(at, _)| *at).chain([text.len()]);
+    let parts = pieces.iter().zip(ends).map(|((at, piece), end)| match piece {
+        Piece::Param(FILE_DIR) => folder.as_str(),
+        _ => &text[*at..end],
+    });
+    let whole: String = parts.collect();
+    Some(match pieces.first() {
+        Some((_, Piece::Param(FILE_DIR))) => without_parents(&whole),
+        _ => whole,
+    })
+}
+
 /// A path without `.` and with each `..` taken together with the folder before it, where there is one.
 pub(super) fn without_parents(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
@@ -427,6 +446,24 @@ mod tests {
                 .map(|p| format!("{:?} {}", p.offset, p.message.unwrap_or_default()))
                 .collect())
         }
+    }
+
+    #[test]
+    fn the_folder_of_a_file_takes_the_place_of_its_reference_alone() {
+        for (text, expected) in [
+            ("${file_dir}/../a", Some("b/a")),
+            ("x=${file_dir}/${min}", Some("x=b/c/${min}")),
+            (
+                "${env:HOME}/${file_dir}$${file_dir}",
+                Some("${env:HOME}/b/c$${file_dir}"),
+            ),
+            ("$${file_dir}/a", None),
+            ("${min}", None),
+            ("${file_dir", None),
+        ] {
+            assert_eq!(with_file_dir(text, "b/c").as_deref(), expected, "{text}");
+        }
+        assert_eq!(with_file_dir("${file_dir}/a", "b${c}").as_deref(), Some("b$${c}/a"));
     }
 
     #[test]

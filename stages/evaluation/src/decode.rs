@@ -9,6 +9,7 @@ use candle_core::DType;
 use flow_audio::probe::MEMBER_COLUMNS;
 use flow_hub::{Hub, HubError, HubReference};
 use flow_kernels::device::DeviceChoice;
+use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
 use flow_runtime::{
@@ -100,26 +101,6 @@ impl Default for DecodeSettings {
     }
 }
 
-/// A number type of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Weights {
-    #[default]
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<Weights> for DType {
-    fn from(wanted: Weights) -> Self {
-        match wanted {
-            Weights::F32 => DType::F32,
-            Weights::F16 => DType::F16,
-            Weights::Bf16 => DType::BF16,
-        }
-    }
-}
-
 impl DecodeSettings {
     /// Where the model is computed.
     fn device(&self) -> Result<DeviceChoice, StageError> {
@@ -183,7 +164,7 @@ pub fn transcript_schema() -> SchemaRef {
 
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows to transcribe, with where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(

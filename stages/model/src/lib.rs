@@ -24,6 +24,7 @@ pub mod spec_augment;
 pub mod timestamps;
 pub mod tokenizer;
 pub mod vocabulary;
+mod weights;
 
 pub use config::ModelConfig;
 pub use encoder::Encoder;
@@ -32,3 +33,4 @@ pub use parameter_groups::ParameterGroup;
 pub use parameters::{
     BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId, Parameters,
 };
+pub use weights::Weights;

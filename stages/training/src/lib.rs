@@ -25,6 +25,7 @@ pub mod train;
 pub mod train_tokenizer;
 pub mod trainer;
 mod training_thread;
+mod transcripts;
 pub mod unknown_letters;
 mod window;
 pub mod write_model;

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use arrow::array::{Array, AsArray, StringArray};
-use arrow::compute::cast;
-use arrow::datatypes::DataType;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{Artifact, StageError};
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use crate::transcripts::Transcripts;
 
 /// What becomes of a transcript with more than `max_tokens` tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -54,36 +53,19 @@ impl LongTexts {
             rule,
             ..LongTexts::default()
         };
-        let columns = ["segment_id", "text", "lang"].into_iter();
-        let columns: Vec<&str> = columns
-            .filter(|name| rows.schema().column_with_name(name).is_some())
-            .collect();
-        for item in rows.batches(Some(&columns)) {
-            let (_, batch) = item?;
-            let strings = |name: &str| -> Result<Option<StringArray>, StageError> {
-                let Some(column) = batch.column_by_name(name) else {
-                    return Ok(None);
-                };
-                Ok(cast(column, &DataType::Utf8)?.as_string_opt::<i32>().cloned())
-            };
-            let (Some(texts), Some(segments)) = (strings("text")?, strings("segment_id")?) else {
-                return Err(StageError::failed("the train rows have no `text` and `segment_id`"));
-            };
-            let languages = strings("lang")?;
-            let over: Vec<(usize, usize)> = (0..batch.num_rows())
+        for batch in Transcripts::of_rows(rows) {
+            let batch = batch?;
+            let over: Vec<(usize, usize)> = (0..batch.len())
                 .into_par_iter()
-                .filter(|row| !texts.is_null(*row))
-                .filter_map(|row| Some((row, tokenizer.tokens_over(texts.value(row), limit)?)))
+                .filter_map(|row| Some((row, tokenizer.tokens_over(batch.text(row)?, limit)?)))
                 .collect();
-            long.texts += batch.num_rows() as u64;
+            long.texts += batch.len() as u64;
             for (row, tokens) in over {
-                let language = languages.as_ref().filter(|column| !column.is_null(row));
-                let language = language.map_or("", |column| column.value(row));
-                let language = long.languages.entry(language.to_owned()).or_default();
+                let language = long.languages.entry(batch.language(row).to_owned()).or_default();
                 language.count += 1;
                 language.longest = language.longest.max(tokens);
                 if language.examples.len() < EXAMPLES {
-                    language.examples.push(segments.value(row).to_owned());
+                    language.examples.push(batch.segment(row).to_owned());
                 }
             }
         }

@@ -87,8 +87,8 @@ impl Kind for TrainingTrain {
 
     fn sources(settings: &TrainSettings) -> Vec<(&'static str, PathBuf)> {
         let mut sources = Vec::new();
-        if !settings.tokenizer.is_empty() {
-            sources.push(("tokenizer", PathBuf::from(&settings.tokenizer)));
+        if !settings.tokenizer_path().is_empty() {
+            sources.push(("tokenizer", PathBuf::from(settings.tokenizer_path())));
         }
         // Once there is a checkpoint, that is where training goes on.
         let begins = !Path::new(&settings.checkpoints).exists();

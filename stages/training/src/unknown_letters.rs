@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use arrow::array::{Array, AsArray, StringArray};
-use arrow::compute::cast;
-use arrow::datatypes::DataType;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{Artifact, StageError};
 use rayon::prelude::*;
 use serde_json::{Value, json};
+
+use crate::transcripts::Transcripts;
 
 /// Letters that a warning names for each language.
 const NAMED: usize = 5;
@@ -64,37 +63,23 @@ impl UnknownLetters {
     /// Where a column is missing, or the rows cannot be read.
     pub fn count(rows: &Artifact, tokenizer: &Tokenizer) -> Result<Self, StageError> {
         let mut found = UnknownLetters::default();
-        let columns = ["segment_id", "text", "lang"].into_iter();
-        let columns: Vec<&str> = columns
-            .filter(|name| rows.schema().column_with_name(name).is_some())
-            .collect();
-        for item in rows.batches(Some(&columns)) {
-            let (_, batch) = item?;
-            let strings = |name: &str| -> Result<Option<StringArray>, StageError> {
-                let Some(column) = batch.column_by_name(name) else {
-                    return Ok(None);
-                };
-                Ok(cast(column, &DataType::Utf8)?.as_string_opt::<i32>().cloned())
-            };
-            let (Some(texts), Some(segments)) = (strings("text")?, strings("segment_id")?) else {
-                return Err(StageError::failed("the train rows have no `text` and `segment_id`"));
-            };
-            let languages = strings("lang")?;
-            let unknown: Vec<Vec<char>> = (0..batch.num_rows())
+        for batch in Transcripts::of_rows(rows) {
+            let batch = batch?;
+            let unknown: Vec<Vec<char>> = (0..batch.len())
                 .into_par_iter()
-                .map(|row| match texts.is_null(row) {
-                    true => Vec::new(),
-                    false => tokenizer.unknown_letters(texts.value(row)),
+                .map(|row| {
+                    batch
+                        .text(row)
+                        .map_or_else(Vec::new, |text| tokenizer.unknown_letters(text))
                 })
                 .collect();
             for (row, letters) in unknown.into_iter().enumerate() {
-                let language = languages.as_ref().filter(|column| !column.is_null(row));
-                let language = language.map_or("", |column| column.value(row));
+                let language = batch.language(row);
                 if !found.languages.contains_key(language) {
                     found.languages.insert(language.to_owned(), LanguageLetters::default());
                 }
                 if let Some(language) = found.languages.get_mut(language) {
-                    language.add(&letters, segments.value(row));
+                    language.add(&letters, batch.segment(row));
                 }
             }
         }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use arrow::array::{AsArray, StringArray};
-use flow_evaluation::decode::Weights;
 use flow_evaluation::report::MODEL_COLUMNS;
+use flow_model::Weights;
 use flow_model::checkpoint::{Format, OpenModel};
 use flow_runtime::{
     Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError,

@@ -7,8 +7,9 @@ use arrow::array::{
     ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use arrow::datatypes::{Float32Type, Int64Type};
-use flow_evaluation::decode::{DecodeSettings, EvaluationDecode, Weights};
+use flow_evaluation::decode::{DecodeSettings, EvaluationDecode};
 use flow_evaluation::report::{EvaluationReport, ReportSettings};
+use flow_model::Weights;
 use flow_runtime::event::Event;
 use flow_runtime::harness::{Harness, Output};
 use flow_runtime::{Reject, RejectClass, StageError};

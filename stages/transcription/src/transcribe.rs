@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use candle_core::DType;
 use chrono::{SecondsFormat, Utc};
 use flow_audio::part::stated_seconds;
 use flow_kernels::device::DeviceChoice;
+use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
@@ -98,26 +98,6 @@ pub struct TranscribeSettings {
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     #[serde(default = "cpu")]
     pub device: String,
-}
-
-/// A number type of weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Weights {
-    #[default]
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<Weights> for DType {
-    fn from(weights: Weights) -> Self {
-        match weights {
-            Weights::F32 => DType::F32,
-            Weights::F16 => DType::F16,
-            Weights::Bf16 => DType::BF16,
-        }
-    }
 }
 
 fn max_window() -> f64 {
@@ -335,12 +315,14 @@ impl Source for Transcriber {
             let unreadable = |error| StageError::setting("model", format!("cannot read {}: {error}", file.display()));
             File::open(file).map_err(unreadable)?;
         }
+        let model_name = self.settings.model.file_name().unwrap_or_default();
+        let model_name = model_name.to_string_lossy().into_owned();
         let listed = self.listed()?.iter();
         let partition = |(name, recording): (&Partition, &Recording)| SourcePartition {
             name: name.clone(),
             files: std::iter::once(&recording.path).chain(&model).cloned().collect(),
-            // The name is one of the columns.
-            extra: recording.file.clone(),
+            // Both names are columns.
+            extra: format!("{}\0{model_name}", recording.file),
         };
         Ok(listed.map(partition).collect())
     }
@@ -352,6 +334,12 @@ impl Source for Transcriber {
         // Long recordings one after the other: each takes much memory.
         static LONG: Mutex<()> = Mutex::new(());
         let _alone = is_long(&recording.path).then(|| LONG.lock().unwrap_or_else(PoisonError::into_inner));
+        // Somebody may have waited here for long.
+        let stopped = || StageError::failed("stopped");
+        let cancel = self.context.cancel.clone();
+        if cancel.is_set() {
+            return Err(stopped());
+        }
         let samples = match samples(&recording.path, self.settings.max_duration)? {
             Ok(samples) => samples,
             Err(Refusal { reason, detail }) => {
@@ -359,12 +347,14 @@ impl Source for Transcriber {
                 return Ok(());
             }
         };
+        if cancel.is_set() {
+            return Err(stopped());
+        }
         let recognizer = self.recognizer()?;
         let decoding = Instant::now();
-        let cancel = &self.context.cancel;
         let recognized = recognizer.transcribe(&samples, &self.settings.recognition(), &|| cancel.is_set())?;
         // None: the run is being given up, and so is this partition.
-        let recognized = recognized.ok_or_else(|| StageError::failed("stopped"))?;
+        let recognized = recognized.ok_or_else(stopped)?;
         let metadata = Metadata {
             source_file: recording.file,
             duration_s: samples.len() as f64 / f64::from(SAMPLE_RATE),

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use arrow::array::{AsArray, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::store::write_atomically;
 use flow_runtime::{
-    Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, ROW, Shape, StageError,
+    Artifact, Body, ColumnType, Conservation, Context, Digest, InputPort, Inputs, Kind, Operator, Out, OutputPort,
+    Partition, Port, Progress, ROW, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ use crate::{Format, LineLimits, Transcript};
 /// For each recording of a `transcription.transcribe`, `out` receives a file of its name for each format, as soon as it is
 /// transcribed: `talks/monday.wav` below the folder that was transcribed becomes `OUT/talks/monday.txt`. Another format decodes
 /// nothing again. Files are replaced as a whole; others in the folder are left alone, also those of recordings and formats that are
-/// no longer asked for. A file that is gone or of another size is written again by the next run.
+/// no longer asked for. A file that is gone, or another than the one that was written, is written again by the next run.
 ///
 /// `txt` (a segment on a line), `json` (everything), `srt` and `vtt` (subtitles), `tsv` (start and end in milliseconds, text),
 /// `ctm` (NIST's, a word on a line), `jsonl` (a line of a manifest as NeMo writes it); see docs/transcription.md.
@@ -153,7 +153,7 @@ impl Kind for Write {
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         let mut missing = BTreeMap::new();
         for partition in committed.partitions() {
-            for batch in committed.read(partition, Some(&["path", "bytes"]))? {
+            for batch in committed.read(partition, Some(&["path", "digest"]))? {
                 if let Some(why) = missing_file(&batch?)? {
                     missing.entry(partition.clone()).or_insert(why);
                 }
@@ -169,20 +169,21 @@ fn files_schema() -> SchemaRef {
         Field::new("format", DataType::Utf8, false),
         Field::new("path", DataType::Utf8, false),
         Field::new("bytes", DataType::Int64, false),
+        Field::new("digest", DataType::Utf8, false),
     ]))
 }
 
-/// What is wrong with the first file that is not as it was written.
+/// What is wrong with the first file that is not as it was written: it may have been written anew by a run with other settings.
 fn missing_file(files: &RecordBatch) -> Result<Option<String>, StageError> {
-    let (paths, sizes) = (files.column(0).as_string_opt::<i32>(), files.column(1));
-    let (Some(paths), Some(sizes)) = (paths, sizes.as_primitive_opt::<Int64Type>()) else {
+    let texts = |column: usize| files.column(column).as_string_opt::<i32>();
+    let (Some(paths), Some(digests)) = (texts(0), texts(1)) else {
         return Err(StageError::failed("the rows of transcription.write have other columns"));
     };
-    let mut files = paths.iter().zip(sizes).filter_map(|(path, size)| path.zip(size));
-    Ok(files.find_map(|(path, size)| match Path::new(path).metadata() {
-        Ok(file) if file.is_file() && i64::try_from(file.len()) == Ok(size) => None,
-        Ok(file) if file.is_file() => Some(format!("{path} has {} bytes instead of {size}", file.len())),
-        _ => Some(format!("{path} is gone")),
+    let mut files = paths.iter().zip(digests).filter_map(|(path, digest)| path.zip(digest));
+    Ok(files.find_map(|(path, digest)| match std::fs::read(path) {
+        Ok(text) if Digest::of(&text).to_hex() == digest => None,
+        Ok(_) => Some(format!("{path} is another than the one that was written")),
+        Err(_) => Some(format!("{path} is gone")),
     }))
 }
 
@@ -231,7 +232,7 @@ impl Operator for Writer {
             let path = self.settings.out.join(format!("{partition}.{}", format.name()));
             let text = format.write(&transcript, &limits)?;
             write(&path, &text)?;
-            files.push((format, path, text.len()));
+            files.push((format, path, text));
         }
         out.send(0, files_batch(&files)?);
         Ok(Progress::Done)
@@ -253,12 +254,13 @@ fn write(path: &Path, text: &str) -> Result<(), StageError> {
     write_atomically(path, text.as_bytes()).map_err(|error| StageError::failed(error).with_help(help))
 }
 
-fn files_batch(files: &[(Format, PathBuf, usize)]) -> Result<RecordBatch, StageError> {
+fn files_batch(files: &[(Format, PathBuf, String)]) -> Result<RecordBatch, StageError> {
     let rows = UInt32Array::from_iter_values((0..).take(files.len()));
     let formats = files.iter().map(|(format, _, _)| format.name());
     let paths = files.iter().map(|(_, path, _)| path.to_string_lossy());
     // Lengths of texts in memory are below 2^63.
-    let sizes = files.iter().map(|&(_, _, bytes)| bytes as i64);
+    let sizes = files.iter().map(|(_, _, text)| text.len() as i64);
+    let digests = files.iter().map(|(_, _, text)| Digest::of(text.as_bytes()).to_hex());
     Ok(RecordBatch::try_new(
         files_schema(),
         vec![
@@ -266,6 +268,7 @@ fn files_batch(files: &[(Format, PathBuf, usize)]) -> Result<RecordBatch, StageE
             Arc::new(StringArray::from_iter_values(formats)),
             Arc::new(StringArray::from_iter_values(paths)),
             Arc::new(Int64Array::from_iter_values(sizes)),
+            Arc::new(StringArray::from_iter_values(digests)),
         ],
     )?)
 }

@@ -69,16 +69,35 @@ fn language_and_region(tag: &str) -> Option<(&str, &str)> {
 /// Whether a folder is named like a language: two or three letters, perhaps with a region (`hi`, `en-IN`), and none of
 /// the names that folders of a corpus often have (`dev`, `wav`).
 pub fn names_language(folder: &str) -> bool {
-    let language = language_and_region(folder).map_or(folder, |(language, _)| language);
+    // A number after letters is more often that of a speaker (`spk_001`) than a region's.
+    let tag = language_and_region(folder).filter(|(_, region)| region.len() == 2);
+    let language = tag.map_or(folder, |(language, _)| language);
     (2..=3).contains(&language.len())
         && language.bytes().all(|byte| byte.is_ascii_alphabetic())
-        && !NO_LANGUAGES.contains(&folder.to_ascii_lowercase().as_str())
+        && !NO_LANGUAGES.contains(&language.to_ascii_lowercase().as_str())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use flow_runtime::RejectClass;
+
+    #[test]
+    fn folders_of_speakers_and_sets_name_no_language() {
+        for (folder, is_language) in [
+            ("hi", true),
+            ("en-IN", true),
+            ("nan_tw", true),
+            ("spk_001", false),
+            ("utt-042", false),
+            ("wav", false),
+            ("wav_001", false),
+            ("dev-us", false),
+            ("a", false),
+        ] {
+            assert_eq!(names_language(folder), is_language, "{folder}");
+        }
+    }
 
     #[test]
     fn regions_go_and_other_parts_of_tags_stay() {
