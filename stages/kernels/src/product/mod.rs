@@ -16,10 +16,10 @@ mod micro_kernel;
 #[cfg(target_arch = "x86_64")]
 mod packing;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use super::is_gpu;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// `a b` for matrices (m, k) and (k, n), transposed ones too, or for stacks of as many matrices, (.., m, k) and
 /// (.., k, n).
@@ -73,6 +73,38 @@ impl PackedRhs {
             Rhs::Unpacked(b) => product(a, b),
         }
     }
+
+    /// From a weight of a linear layer as PyTorch keeps it, (`outputs`, inputs) row-major: the product is `x W^T`.
+    pub fn from_weight(weight: &[f32], outputs: usize) -> Result<Self> {
+        let inputs = weight.len() / outputs.max(1);
+        Self::new(&Tensor::from_slice(weight, (outputs, inputs), &Device::Cpu)?.t()?)
+    }
+
+    /// `a b` on the CPU, where row `i` of `a` begins at `i * row_step` of `values`: rows may overlap, as those of a
+    /// convolution in time do. The result is row-major, (rows, n).
+    ///
+    /// # Errors
+    /// If rows lie beyond the values.
+    pub fn product_of_rows(&self, values: &[f32], rows: usize, row_step: usize) -> Result<Vec<f32>> {
+        match &self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Rhs::Packed(packed) => own::product_of_rows(values, rows, row_step, packed),
+            Rhs::Unpacked(b) => {
+                let depth = b.dim(0)?;
+                let row = |row: usize| {
+                    let start = row * row_step;
+                    values.get(start..start + depth).ok_or_else(outside)
+                };
+                let a = (0..rows).map(row).collect::<Result<Vec<_>>>()?.concat();
+                let a = Tensor::from_vec(a, (rows, depth), &Device::Cpu)?;
+                Ok(product(&a, b)?.flatten_all()?.to_vec1()?)
+            }
+        }
+    }
+}
+
+fn outside() -> Error {
+    Error::Input("a matrix lies outside of its storage".into())
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -87,6 +119,7 @@ mod own {
     use super::gemm::multiply;
     use super::matrix::Matrix;
     use super::micro_kernel::Processor;
+    use super::outside;
     use super::packing::PackedMatrix;
     use crate::error::{Error, Result};
     use crate::filled;
@@ -115,10 +148,6 @@ mod own {
         }
         let both = |all: &[usize]| [all[stacked], all[stacked + 1]];
         Matrix::new(values, start, both(dims), both(steps))
-    }
-
-    fn outside() -> Error {
-        Error::Input("a matrix lies outside of its storage".into())
     }
 
     /// None if it is not for us.
@@ -191,6 +220,13 @@ mod own {
         // SAFETY: `multiply` writes the whole of the result, or panics.
         let out = unsafe { filled(rows * columns, |out| b.multiply(a, out)) };
         Ok(Tensor::from_vec(out, (rows, columns), &Device::Cpu)?)
+    }
+
+    pub fn product_of_rows(values: &[f32], rows: usize, row_step: usize, b: &PackedMatrix) -> Result<Vec<f32>> {
+        let [depth, columns] = b.shape();
+        let a = Matrix::new(values, 0, [rows, depth], [row_step, 1]).ok_or_else(outside)?;
+        // SAFETY: `multiply` writes the whole of the result, or panics.
+        Ok(unsafe { filled(rows * columns, |out| b.multiply(a, out)) })
     }
 }
 

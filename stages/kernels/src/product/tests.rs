@@ -53,6 +53,22 @@ proptest! {
     }
 }
 
+/// Rows that overlap, and a weight of a linear layer, against the product of the same rows one after the other.
+#[test]
+fn rows_may_overlap() {
+    let weight = normal(&[5, 7], &mut Noise::new(1)).to_dtype(DType::F32).unwrap();
+    let values: Vec<f32> = (0..40).map(|i| (i as f32).sin()).collect();
+    let flat: Vec<f32> = weight.flatten_all().unwrap().to_vec1().unwrap();
+    let packed = PackedRhs::from_weight(&flat, 5).unwrap();
+    let found = packed.product_of_rows(&values, 12, 3).unwrap();
+    let rows: Vec<f32> = (0..12).flat_map(|row| values[3 * row..3 * row + 7].to_vec()).collect();
+    let rows = Tensor::from_vec(rows, (12, 7), &Device::Cpu).unwrap();
+    let expected = product(&rows, &weight.t().unwrap()).unwrap();
+    assert_eq!(found.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits(&expected));
+    assert!(packed.product_of_rows(&values, 13, 3).is_err());
+    assert!(packed.product_of_rows(&[], 0, 3).unwrap().is_empty());
+}
+
 fn bits(x: &Tensor) -> Vec<u32> {
     let values: Vec<f32> = x.flatten_all().unwrap().to_vec1().unwrap();
     values.into_iter().map(f32::to_bits).collect()

@@ -51,9 +51,15 @@ pub(crate) mod golden {
             .join(name)
     }
 
-    /// All tensors of a golden safetensors file.
+    /// All tensors of a golden safetensors file, which may be compressed as `NAME.zst`.
     pub fn tensors(name: &str) -> HashMap<String, Tensor> {
-        candle_core::safetensors::load(file(name), &Device::Cpu).unwrap()
+        let path = file(name);
+        if path.exists() {
+            return candle_core::safetensors::load(path, &Device::Cpu).unwrap();
+        }
+        let compressed = std::fs::File::open(file(&format!("{name}.zst"))).unwrap();
+        let bytes = zstd::decode_all(compressed).unwrap();
+        candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).unwrap()
     }
 
     /// The weights in the golden archive, and its configuration.
