@@ -29,6 +29,7 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_evaluation::decode::EvaluationDecode>(),
         kind::<flow_evaluation::report::EvaluationReport>(),
         kind::<flow_transcription::Transcribe>(),
+        kind::<flow_transcription::Utterances>(),
         kind::<flow_transcription::Write>(),
     ]
 }

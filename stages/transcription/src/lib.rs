@@ -20,6 +20,7 @@ mod test_data;
 mod times;
 pub mod transcribe;
 pub mod transcript;
+pub mod utterances;
 pub mod windows;
 pub mod write;
 
@@ -28,4 +29,5 @@ pub use format::Format;
 pub use lines::LineLimits;
 pub use transcribe::Transcribe;
 pub use transcript::{Metadata, Performance, Segment, Transcript, Word};
+pub use utterances::Utterances;
 pub use write::Write;

@@ -202,30 +202,44 @@ fn read_words(words: &ArrayRef) -> Result<Vec<Word>, StageError> {
 
 /// Reads what [`recordings_batch`] and [`timings_batch`] made of one recording.
 pub fn read_recording(recording: &RecordBatch, timing: &RecordBatch) -> Result<(Metadata, Performance), StageError> {
-    if recording.num_rows() != 1 || timing.num_rows() != 1 {
+    if timing.num_rows() != 1 {
         return Err(StageError::failed(format!(
-            "a partition has {} recordings and {} rows of times, instead of one of each",
-            recording.num_rows(),
+            "a recording has {} rows of times, instead of one",
             timing.num_rows()
         )));
     }
-    let (recording, timing) = (Columns(recording), Columns(timing));
-    let text = |columns: &Columns, name: &str| Ok::<_, StageError>(columns.texts(name)?.value(0).to_owned());
-    let number = |columns: &Columns, name: &str| Ok::<_, StageError>(columns.numbers(name)?.value(0));
-    let languages = recording.list("languages")?.value(0);
-    let languages = languages.as_string_opt::<i32>().ok_or_else(|| other("languages"))?;
+    let timing = Columns(timing);
     let metadata = Metadata {
-        source_file: text(&recording, "recording")?,
-        duration_s: number(&recording, "duration")?,
-        model: text(&recording, "model")?,
-        model_digest: text(&recording, "model_digest")?,
-        languages: languages.iter().flatten().map(str::to_owned).collect(),
-        num_speakers: None,
-        processed_at: text(&timing, "processed_at")?,
+        processed_at: timing.texts("processed_at")?.value(0).to_owned(),
+        ..read_metadata(recording)?
     };
-    let (transcription, total) = (number(&timing, "transcription_s")?, number(&timing, "total_s")?);
+    let number = |name: &str| Ok::<_, StageError>(timing.numbers(name)?.value(0));
+    let (transcription, total) = (number("transcription_s")?, number("total_s")?);
     let performance = Performance::new(metadata.duration_s, transcription, 0.0, total);
     Ok((metadata, performance))
+}
+
+/// Reads what [`recordings_batch`] made of one recording; when it was transcribed is not known.
+pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
+    if recording.num_rows() != 1 {
+        return Err(StageError::failed(format!(
+            "a partition has {} recordings, instead of one",
+            recording.num_rows()
+        )));
+    }
+    let recording = Columns(recording);
+    let text = |name: &str| Ok::<_, StageError>(recording.texts(name)?.value(0).to_owned());
+    let languages = recording.list("languages")?.value(0);
+    let languages = languages.as_string_opt::<i32>().ok_or_else(|| other("languages"))?;
+    Ok(Metadata {
+        source_file: text("recording")?,
+        duration_s: recording.numbers("duration")?.value(0),
+        model: text("model")?,
+        model_digest: text("model_digest")?,
+        languages: languages.iter().flatten().map(str::to_owned).collect(),
+        num_speakers: None,
+        processed_at: String::new(),
+    })
 }
 
 #[cfg(test)]
