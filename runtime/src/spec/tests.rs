@@ -731,6 +731,7 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         ("text=100k", "text", r#""100k""#),
         ("flag=false", "flag", "false"),
         ("list=[3]", "list", "[3]"),
+        ("list=3", "list", "[3]"),
         ("free={x: 1}", "free", r#"{"x":1}"#),
         ("free.x.y=1", "free", r#"{"x":{"y":1}}"#),
         ("map={a: 2}", "map", r#"{"a":2,"b":{"c":"x"}}"#),
@@ -757,6 +758,7 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         ("count=99999999999999999M", "expected a whole number"),
         ("flag=1", "expected true or false like its default true, found 1"),
         ("list=[x]", "item 1: expected a whole number"),
+        ("list=x", "expected a whole number"),
         ("map.d=1", "unknown key `d`"),
         ("map.b.d=1", "unknown key `d`; did you mean `c`?"),
         (

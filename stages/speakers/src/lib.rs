@@ -17,6 +17,7 @@ mod reference;
 pub mod rttm;
 pub mod silero;
 pub mod speech;
+pub mod tones;
 pub mod turns;
 pub mod weights;
 

@@ -15,6 +15,7 @@ use flow_model::timestamps::time_stamps;
 use flow_model::tokenizer::Tokenizer;
 use flow_speakers::silero::{SAMPLE_RATE, SileroVad, WINDOW};
 use flow_speakers::speech::{SpeechSettings, speech};
+use flow_speakers::tones::ToneDetector;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -172,6 +173,9 @@ impl Recognizer {
                 let mut stream = self.voice_activity.stream();
                 stream.feed(samples, &mut probabilities).map_err(speakers)?;
                 stream.finish(&mut probabilities);
+                let mut tones = ToneDetector::default();
+                tones.feed(samples).map_err(speakers)?;
+                silence_tones(&mut probabilities, &tones.finish());
                 probabilities
             }
         };
@@ -256,6 +260,13 @@ impl Recognizer {
         // A lone mark of a space is a word of NeMo's, too.
         let words = words.filter(|word| !word.word.trim().is_empty()).collect();
         Ok(Heard { words, languages })
+    }
+}
+
+/// Steady tones are no speech, though silero-vad takes notes and beeps for it.
+fn silence_tones(probabilities: &mut [f32], tones: &[bool]) {
+    for (probability, _) in probabilities.iter_mut().zip(tones).filter(|(_, tone)| **tone) {
+        *probability = 0.0;
     }
 }
 

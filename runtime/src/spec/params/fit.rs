@@ -49,8 +49,15 @@ fn with_unit(text: &str) -> Option<i64> {
     format!("{whole}{part:0<zeros$}").parse().ok()
 }
 
+fn is_list_of_scalars(list: &[Value]) -> bool {
+    let is_scalar = |item: &Value| matches!(item, Value::String(_) | Value::Number(_) | Value::Bool(_));
+    let same_type = |item: &Value| yaml::describe(item) == yaml::describe(&list[0]);
+    !list.is_empty() && list.iter().all(|item| is_scalar(item) && same_type(item))
+}
+
 /// `given` in the type of `declared`; a map is laid over `standing`. A whole number fits a number; a number that is whole
-/// (`1e5`, and the texts `100k` and `2M`) fits a whole number.
+/// (`1e5`, and the texts `100k` and `2M`) fits a whole number; a text, number or truth value fits a list of such, as one that
+/// holds it alone.
 pub(super) fn fit(declared: &Value, standing: &Value, given: Value) -> Result<Value, String> {
     match (declared, given) {
         (Value::Null, given) => Ok(given),
@@ -74,6 +81,12 @@ pub(super) fn fit(declared: &Value, standing: &Value, given: Value) -> Result<Va
                 }
                 _ => Ok(Value::Sequence(given)),
             }
+        }
+        // `input=talks` for a list of texts.
+        (Value::Sequence(defaults), given @ (Value::String(_) | Value::Number(_) | Value::Bool(_)))
+            if is_list_of_scalars(defaults) =>
+        {
+            fit(&defaults[0], &defaults[0], given).map(|item| Value::Sequence(vec![item]))
         }
         (Value::Mapping(defaults), Value::Mapping(given)) if defaults.is_empty() => {
             let mut merged = standing.as_mapping().cloned().unwrap_or_default();
