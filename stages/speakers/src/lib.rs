@@ -4,6 +4,7 @@
 pub mod assignment;
 pub mod chunks;
 pub mod clustering;
+pub mod diarizer;
 pub mod error;
 pub mod error_rate;
 pub mod fbank;
