@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use flow_audio::listing::recordings;
 use flow_hub::{Hub, HubReference};
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
@@ -12,7 +13,6 @@ use flow_runtime::escape::escape_line;
 use flow_runtime::registry::Registry;
 use flow_runtime::store::{Access, Store};
 use flow_transcription::Format;
-use flow_transcription::listing::recordings;
 use flow_transcription::recognizer::languages;
 use tempfile::TempDir;
 

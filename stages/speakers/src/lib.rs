@@ -1,5 +1,6 @@
 //! Who speaks when: voice activity, features for speaker embeddings, the steps from activations to turns, clustering,
-//! and error rates. Inference on the CPU, in plain Rust over slices; knows neither stages nor runs.
+//! and error rates. Inference on the CPU, in plain Rust over slices, which knows neither stages nor runs; the kinds, in
+//! [`stages`], are thin stages around it.
 
 pub mod assignment;
 pub mod chunks;
@@ -18,8 +19,10 @@ mod reference;
 pub mod rttm;
 pub mod silero;
 pub mod speech;
+pub mod stages;
 pub mod turns;
 pub mod weights;
 
 pub use error::{Error, Result};
 pub use silero::{SileroStream, SileroVad};
+pub use stages::{Diarize, Write};

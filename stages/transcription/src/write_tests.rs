@@ -1,8 +1,11 @@
+use std::path::Path;
+
 use flow_runtime::harness::{Harness, Output};
+use flow_runtime::output_files::missing_file;
 
 use super::*;
 use crate::rows::{
-    recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
+    Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
 use crate::{Metadata, Performance, Segment, Word};
 
@@ -43,10 +46,14 @@ fn run(out: &Path, formats: &[Format], width: usize) -> Output {
         max_line_count: 0,
     };
     Harness::<Write>::new(settings)
-        .input("segments", segments_schema())
+        .input("segments", segments_schema(Speakers::Unasked))
         .input("recordings", recordings_schema())
         .input("timings", timings_schema())
-        .feed("segments", "talks/a", segments_batch(&[segment]).unwrap())
+        .feed(
+            "segments",
+            "talks/a",
+            segments_batch(&[segment], Speakers::Unasked).unwrap(),
+        )
         .feed("recordings", "talks/a", recording(&metadata))
         .feed("timings", "talks/a", timing.clone())
         .feed("recordings", "b", recording(&silent))
@@ -112,7 +119,7 @@ fn nothing_to_write_is_refused() {
             max_line_count: 0,
         };
         Harness::<Write>::new(settings)
-            .input("segments", segments_schema())
+            .input("segments", segments_schema(Speakers::Unasked))
             .input("recordings", recordings_schema())
             .input("timings", timings_schema())
             .shape()
