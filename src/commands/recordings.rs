@@ -38,7 +38,8 @@ pub struct Work {
     pub pipeline: &'static str,
     /// What is written about a recording: `transcript`.
     pub result: &'static str,
-    /// The stages that may refuse a recording, each with what was not done then: `transcribed`.
+    /// The stages that may refuse a recording, each with what was not done then: `transcribed`. Of what the first one refuses
+    /// nothing is written.
     pub stages: Vec<(&'static str, &'static str)>,
     /// What is written, one format at least.
     pub formats: Vec<WrittenFormat>,
@@ -46,6 +47,16 @@ pub struct Work {
     pub set: Vec<String>,
     /// Parameters that options give or may give, each with its option.
     pub options: &'static [(&'static str, &'static str)],
+}
+
+/// A recording that a stage refused.
+struct Refused<'a> {
+    name: String,
+    /// What was not done.
+    done: &'a str,
+    why: String,
+    /// Whether nothing is written about it.
+    nothing_is_left: bool,
 }
 
 /// The path of a pipeline that the program carries.
@@ -102,16 +113,22 @@ pub fn work(
     }
 
     let listed = recordings(&input).map_err(Failure::unreadable)?;
-    let mut refused: Vec<(String, &str, String)> = Vec::new();
-    for (stage, done) in &work.stages {
+    let mut refused: Vec<Refused> = Vec::new();
+    for (place, (stage, done)) in work.stages.iter().enumerate() {
         for (name, why) in refused_by(work.pipeline, stage, &state)? {
             // What several stages cannot read is told once.
-            if refused.iter().all(|(refused, ..)| *refused != name) {
-                refused.push((name, done, why));
+            if refused.iter().all(|refused| refused.name != name) {
+                let nothing_is_left = place == 0;
+                refused.push(Refused {
+                    name,
+                    done,
+                    why,
+                    nothing_is_left,
+                });
             }
         }
     }
-    for (name, done, why) in &refused {
+    for Refused { name, done, why, .. } in &refused {
         let file = listed.iter().find(|recording| recording.name == *name);
         let shown = file.map_or(name.as_str(), |recording| recording.file.as_str());
         writeln!(
@@ -121,13 +138,12 @@ pub fn work(
             escape_line(why)
         )?;
     }
-    // A transcript without speakers is one, too: what counts is whether the file is there.
-    let is_refused = |name: &str| refused.iter().any(|(refused, ..)| refused == name);
     let path = |recording: &Recording| folder.join(format!("{}.{}", recording.name, work.formats[0].name));
-    let done: Vec<_> = listed
-        .iter()
-        .filter(|recording| !is_refused(&recording.name) || (work.stages.len() > 1 && path(recording).is_file()))
-        .collect();
+    let is_done = |recording: &Recording| match refused.iter().find(|refused| refused.name == recording.name) {
+        None => true,
+        Some(refused) => !refused.nothing_is_left && path(recording).is_file(),
+    };
+    let done: Vec<_> = listed.iter().filter(|recording| is_done(recording)).collect();
     if arguments.stdout {
         for recording in &done {
             if listed.len() > 1 {

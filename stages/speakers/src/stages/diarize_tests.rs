@@ -6,9 +6,9 @@ use flow_runtime::harness::{Harness, Output};
 
 use super::*;
 use crate::error_rate::{Scoring, errors};
-use crate::golden;
 use crate::rttm::read_rttm;
 use crate::stages::rows::{read_speakers, read_turns};
+use crate::turns::Turn;
 
 /// A mono WAV file of 16 kHz and 16 bits, of silence.
 fn silence(seconds: u32) -> Vec<u8> {
@@ -32,18 +32,17 @@ fn run(settings: DiarizeSettings) -> Output {
     Harness::<Diarize>::new(settings).run().unwrap()
 }
 
-/// The first recording of the golden data, with the turns of its reference.
-fn conversation() -> (String, Vec<u8>, Vec<crate::turns::Turn>) {
-    let (name, _) = golden::recordings().swap_remove(0);
-    let bytes = std::fs::read(golden::file(&format!("{name}.flac"))).unwrap();
-    let text = std::fs::read_to_string(golden::file(&format!("{name}.rttm"))).unwrap();
-    let reference = read_rttm(&text).unwrap().into_values().next().unwrap();
-    (name, bytes, reference)
+/// The bundled conversation of two voices, with the turns of its reference.
+fn conversation() -> (Vec<u8>, Vec<Turn>) {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/speakers"));
+    let bytes = std::fs::read(folder.join("conv2.flac")).unwrap();
+    let text = std::fs::read_to_string(folder.join("conv2.rttm")).unwrap();
+    (bytes, read_rttm(&text).unwrap().remove("conv2").unwrap())
 }
 
 #[test]
 fn recordings_become_turns_and_what_is_no_recording_a_reject() {
-    let (_, conversation, reference) = conversation();
+    let (conversation, reference) = conversation();
     let place = tempfile::tempdir().unwrap();
     std::fs::create_dir(place.path().join("talks")).unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
@@ -90,23 +89,23 @@ fn recordings_become_turns_and_what_is_no_recording_a_reject() {
 /// The embeddings of one run are the known speakers of the next: whoever is known keeps the name that is given.
 #[test]
 fn known_speakers_have_their_names() {
-    let (name, conversation, _) = conversation();
+    let (conversation, _) = conversation();
     let place = tempfile::tempdir().unwrap();
-    std::fs::write(place.path().join(format!("{name}.flac")), conversation).unwrap();
+    std::fs::write(place.path().join("two.flac"), conversation).unwrap();
     let first = run(settings(place.path()));
-    let speakers = read_speakers(&first.rows("speakers", &name)).unwrap();
+    let speakers = read_speakers(&first.rows("speakers", "two")).unwrap();
     let known = place.path().join("known.json");
     std::fs::write(&known, json!({"Ann": speakers[1].embedding}).to_string()).unwrap();
     let output = run(DiarizeSettings {
         known_speakers: known,
         ..settings(place.path())
     });
-    let renamed = read_speakers(&output.rows("speakers", &name)).unwrap();
+    let renamed = read_speakers(&output.rows("speakers", "two")).unwrap();
     let mut names: Vec<&str> = renamed.iter().map(|speaker| speaker.name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(names, ["Ann", "SPEAKER_00"]);
-    let before = read_turns(&first.rows("turns", &name)).unwrap();
-    let after = read_turns(&output.rows("turns", &name)).unwrap();
+    let before = read_turns(&first.rows("turns", "two")).unwrap();
+    let after = read_turns(&output.rows("turns", "two")).unwrap();
     for (before, after) in before.iter().zip(&after) {
         let is_ann = before.speaker == speakers[1].name;
         assert_eq!(after.speaker == "Ann", is_ann, "{before:?} {after:?}");
