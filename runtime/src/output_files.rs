@@ -107,3 +107,36 @@ pub fn missing_file(files: &RecordBatch) -> Result<Option<String>, StageError> {
         Err(_) => Some(format!("{path} is gone")),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_missed_when_it_is_gone_or_changed() {
+        let place = tempfile::tempdir().unwrap();
+        let file = |name: &str| OutputFile {
+            format: "txt",
+            path: place.path().join(name),
+            text: "hello\n".to_owned(),
+        };
+        let rows = write(&[file("below/a.txt"), file("b.txt")]).unwrap();
+        assert_eq!((rows.num_rows(), rows.schema()), (2, schema()));
+        assert_eq!(
+            std::fs::read_to_string(place.path().join("below/a.txt")).unwrap(),
+            "hello\n"
+        );
+        assert_eq!(missing_file(&rows).unwrap(), None);
+        // Another text of the same length.
+        std::fs::write(place.path().join("b.txt"), "hullo\n").unwrap();
+        let why = missing_file(&rows).unwrap().unwrap();
+        assert!(why.ends_with("b.txt is another than the one that was written"), "{why}");
+        std::fs::remove_file(place.path().join("below/a.txt")).unwrap();
+        assert!(missing_file(&rows).unwrap().unwrap().ends_with("a.txt is gone"));
+        assert!(missing_file(&rows.project(&[0]).unwrap()).is_err());
+        // A file stands where a folder should be.
+        std::fs::write(place.path().join("file"), "").unwrap();
+        let error = write(&[file("file/c.txt")]).unwrap_err().to_string();
+        assert!(error.contains("cannot make the folder"), "{error}");
+    }
+}

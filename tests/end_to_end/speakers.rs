@@ -87,7 +87,7 @@ fn speakers_of(rttm: &str) -> BTreeSet<&str> {
     speakers.collect()
 }
 
-fn only<'a>(stages: &[(&'a str, u64)]) -> BTreeMap<String, u64> {
+fn only(stages: &[(&str, u64)]) -> BTreeMap<String, u64> {
     stages.iter().map(|(stage, ran)| ((*stage).to_owned(), *ran)).collect()
 }
 

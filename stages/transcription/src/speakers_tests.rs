@@ -119,7 +119,7 @@ fn words_take_the_speaker_of_most_of_their_time_and_segments_are_cut() {
         // More of it is B's.
         word("two", 1.8, 2.5),
         word("three", 3.0, 3.5),
-        // In a pause: nearer to B's end, then as near as may be, then too far.
+        // In a pause: nearer to the end of B, then nearer to A; the last one is too far from both.
         word("four", 4.5, 4.75),
         word("five", 5.0, 5.25),
         // No time, as marks of punctuation.
