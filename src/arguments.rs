@@ -47,6 +47,12 @@ pub enum Command {
     /// Transcribe recordings: text, subtitles, words with times; what was transcribed is not transcribed again
     #[command(after_help = TRANSCRIBE_EXIT_CODES)]
     Transcribe(TranscribeArguments),
+    /// Say who speaks when in recordings; what was diarized is not diarized again
+    #[command(after_help = DIARIZE_EXIT_CODES)]
+    Diarize(DiarizeArguments),
+    /// Score results against references
+    #[command(subcommand)]
+    Evaluate(EvaluateCommand),
     /// Look at models on disk, convert and compare them
     #[command(subcommand)]
     Model(ModelCommand),
@@ -65,33 +71,57 @@ pub enum Command {
 }
 
 const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
+const DIARIZE_EXIT_CODES: &str = TRANSCRIBE_EXIT_CODES;
 
 #[derive(Args, Debug)]
 pub struct TranscribeArguments {
-    /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis): files, folders (all audio in them), patterns in quotes, or `-` for standard input
-    #[arg(required = true)]
-    pub input: Vec<String>,
+    #[command(flatten)]
+    pub recordings: RecordingsArguments,
+    /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl, and with --diarize rttm
+    #[arg(long, value_name = "FORMATS", default_value = "txt")]
+    pub format: Vec<String>,
     /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME; the bundled small model if
     /// not given
     #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,
-    /// The folder that receives the transcripts; folders below an input keep their shape [default: .]
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl
-    #[arg(long, value_name = "FORMATS", default_value = "txt")]
-    pub format: Vec<String>,
-    /// Print the transcripts, in the first of the formats; without --out no files are written
-    #[arg(long)]
-    pub stdout: bool,
     /// Where the model is computed: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
-    /// The value of another parameter of the pipeline, such as max_window, vad or max_line_width: see
-    /// pipelines/transcribe.yaml and docs/transcription.md
+    /// Say who speaks: of each segment and each word
+    #[arg(long)]
+    pub diarize: bool,
+    #[command(flatten)]
+    pub speakers: SpeakersArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct DiarizeArguments {
+    #[command(flatten)]
+    pub recordings: RecordingsArguments,
+    /// Formats to write, apart by commas: rttm, json
+    #[arg(long, value_name = "FORMATS", default_value = "rttm")]
+    pub format: Vec<String>,
+    #[command(flatten)]
+    pub speakers: SpeakersArguments,
+}
+
+/// What commands that take recordings have in common.
+#[derive(Args, Debug)]
+pub struct RecordingsArguments {
+    /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis): files, folders (all audio in them), patterns in quotes, or `-` for standard input
+    #[arg(required = true)]
+    pub input: Vec<String>,
+    /// The folder that receives the files; folders below an input keep their shape [default: .]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Print what is written, in the first of the formats; without --out no files are written
+    #[arg(long)]
+    pub stdout: bool,
+    /// The value of another parameter of the command's pipeline, such as max_duration: see pipelines/transcribe.yaml,
+    /// pipelines/diarize.yaml, docs/transcription.md and docs/speakers.md
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// The state directory, which knows what was transcribed already [default: .flow in the folder of the transcripts]
+    /// The state directory, which knows what was done already [default: .flow in the folder of --out]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Worker threads; one per core if not given
@@ -103,6 +133,52 @@ pub struct TranscribeArguments {
     /// Write the events, one JSON object per line, to this file too
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
+}
+
+/// Who may speak.
+#[derive(Args, Debug)]
+pub struct SpeakersArguments {
+    /// How many speakers each recording has
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub num_speakers: Option<u16>,
+    /// Fewest speakers of a recording
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub min_speakers: Option<u16>,
+    /// Most speakers of a recording
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_speakers: Option<u16>,
+    /// Speakers whose names are known: JSON, {"NAME": "recording.wav", ...}; see docs/speakers.md
+    #[arg(long, value_name = "FILE")]
+    pub known_speakers: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum EvaluateCommand {
+    /// Diarization error rates: who speaks when, against a reference
+    Diarization(EvaluateDiarizationArguments),
+}
+
+#[derive(Args, Debug)]
+pub struct EvaluateDiarizationArguments {
+    /// The reference: RTTM, of one or several recordings
+    #[arg(long, value_name = "RTTM")]
+    pub reference: PathBuf,
+    /// What is scored: RTTM
+    #[arg(long, value_name = "RTTM")]
+    pub hypothesis: PathBuf,
+    /// The parts of recordings that are scored: UEM; recordings that it does not name are left out
+    #[arg(long, value_name = "UEM")]
+    pub uem: Option<PathBuf>,
+    /// Seconds around each boundary of the reference that are left out, half before it and half after it (as
+    /// pyannote.metrics; twice what md-eval is given)
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub collar: f64,
+    /// Leave out where speakers of the reference overlap
+    #[arg(long)]
+    pub skip_overlap: bool,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -28,8 +28,11 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_training::write_model::WriteModel>(),
         kind::<flow_evaluation::decode::EvaluationDecode>(),
         kind::<flow_evaluation::report::EvaluationReport>(),
+        kind::<flow_speakers::Diarize>(),
+        kind::<flow_speakers::Write>(),
         kind::<flow_transcription::Transcribe>(),
         kind::<flow_transcription::Utterances>(),
+        kind::<flow_transcription::AssignSpeakers>(),
         kind::<flow_transcription::Write>(),
     ]
 }

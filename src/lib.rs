@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use flow_runtime::registry::{AnyKind, Registry};
 
-use arguments::{Arguments, Command};
+use arguments::{Arguments, Command, EvaluateCommand};
 use failure::{Exit, Failure};
 
 /// Runs the command line with these stage kinds.
@@ -83,8 +83,9 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Plan(arguments) => arguments.json,
         Command::Log(arguments) => arguments.json,
         Command::Doctor(arguments) => arguments.json,
+        Command::Evaluate(EvaluateCommand::Diarization(arguments)) => arguments.json,
         // Transcripts, too: as in their files.
-        Command::Transcribe(_) => true,
+        Command::Transcribe(_) | Command::Diarize(_) => true,
         Command::Graph(_) | Command::Kinds(_) | Command::Completions(_) | Command::Man(_) => true,
         _ => false,
     };
@@ -102,6 +103,8 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Status(arguments) => commands::status::status(&arguments, out),
         Command::Log(arguments) => commands::log::log(&arguments, out),
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
+        Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
+        Command::Evaluate(command) => commands::evaluate::evaluate(&command, out),
         Command::Model(command) => commands::model::model(&command, out),
         Command::Memory(arguments) => commands::memory::memory(&arguments, &registry, out),
         Command::Gc(arguments) => commands::gc::gc(&arguments, out),

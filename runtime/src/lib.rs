@@ -14,6 +14,7 @@ mod host;
 pub mod inputs;
 pub mod kind;
 pub mod out;
+pub mod output_files;
 mod panic_guard;
 pub mod partition;
 pub mod pipeline_test;

@@ -1,7 +1,9 @@
 //! One file per command.
 
 pub mod check;
+pub mod diarize;
 pub mod doctor;
+pub mod evaluate;
 pub mod gc;
 pub mod graph;
 pub mod kinds;
@@ -22,6 +24,7 @@ pub mod transcribe;
 mod kind_page;
 mod pipeline_schema;
 mod record;
+mod recordings;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

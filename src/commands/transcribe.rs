@@ -1,240 +1,106 @@
 //! `flow transcribe`: recordings to transcripts, by the pipeline `transcribe` that the program carries.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flow_hub::{Hub, HubReference};
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::escape::escape_line;
 use flow_runtime::registry::Registry;
-use flow_runtime::store::{Access, Store};
 use flow_transcription::Format;
-use flow_transcription::listing::recordings;
 use flow_transcription::recognizer::languages;
-use tempfile::TempDir;
 
-use super::past_run::PastRun;
-use super::{rejects, run};
-use crate::arguments::{
-    LookArguments, PipelineArguments, ProcessArguments, Progress, RunArguments, SelectionArguments, StateArguments,
-    TranscribeArguments,
-};
-use crate::bundle;
+use super::recordings::{Work, WrittenFormat, carried, formats, given, names_of, speakers, work};
+use crate::arguments::{Progress, TranscribeArguments};
 use crate::failure::{Exit, Failure};
-use crate::table::plural;
 
-/// The stage of the pipeline that transcribes.
-const STAGE: &str = "transcribe";
-/// The stage of the pipeline that writes.
+/// The pipeline, and its stage that transcribes.
+const TRANSCRIBE: &str = "transcribe";
+/// The stage of the pipeline that writes transcripts.
 const WRITE: &str = "write";
+/// The stages that diarize, and write turns as RTTM.
+const DIARIZE: &str = "diarize";
+const WRITE_TURNS: &str = "write_turns";
 /// Parameters of the pipeline that options give.
-const OPTIONS: [(&str, &str); 4] = [
+const OPTIONS: &[(&str, &str)] = &[
     ("input", "INPUT..."),
     ("out", "--out"),
     ("formats", "--format"),
+    ("write_transcripts", "--format"),
+    ("write_rttm", "--format"),
     ("device", "--device"),
+    ("diarize", "--diarize"),
+    ("num_speakers", "--num-speakers"),
+    ("min_speakers", "--min-speakers"),
+    ("max_speakers", "--max-speakers"),
+    ("known_speakers", "--known-speakers"),
 ];
-/// The name of standard input as a recording.
-const STDIN: &str = "-";
+/// Turns, which are known only where recordings are diarized.
+const RTTM: WrittenFormat = WrittenFormat {
+    name: "rttm",
+    stage: WRITE_TURNS,
+};
 
 pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let carried = bundle::pipeline(STAGE).map_err(unwritable)?;
-    let pipeline = carried.ok_or_else(|| Failure::Bug(format!("the pipeline {STAGE} is missing")))?;
-    let speaks = arguments.progress != Progress::None;
-    // What is read from standard input, and printed without being kept, lies in folders that go with this value.
-    let (spooled, printed) = (TempDir::new()?, TempDir::new()?);
-    let input = input(&arguments.input, spooled.path())?;
-    let folder = match &arguments.out {
-        Some(folder) => folder.clone(),
-        None if arguments.stdout => printed.path().to_owned(),
-        None => PathBuf::from("."),
-    };
-    let formats = formats(&arguments.format)?;
-    for (name, option) in OPTIONS {
-        if given(&arguments.set, name) {
-            let message = format!("`--set {name}=...` is not for this command");
-            return Err(Failure::usage(
-                message,
-                format!("it has an option of its own: {option}"),
-            ));
-        }
+    let speaks = arguments.recordings.progress != Progress::None;
+    let formats = transcript_formats(&arguments.format, arguments.diarize)?;
+    let speakers = speakers(&arguments.speakers)?;
+    if !arguments.diarize
+        && let Some(given) = speakers.first()
+    {
+        let name = given.split('=').next().unwrap_or_default().replace('_', "-");
+        return Err(Failure::usage(
+            format!("`--{name}` is about who speaks, which is not asked for"),
+            "add --diarize",
+        ));
     }
-    let Some(out_folder) = folder.to_str() else {
-        let message = format!("{} is not UTF-8", folder.display());
-        return Err(Failure::usage(message, "give --out another name"));
-    };
-    refuse_files_of_others(arguments, &input, &folder, &formats)?;
+    let transcripts = names_of(&formats, WRITE);
+    let has_transcripts = formats.iter().any(|format| format.stage == WRITE);
     let mut set = vec![
-        format!("input={}", json(&input)),
-        format!("out={}", json(&[out_folder.to_owned()])[0]),
-        format!("formats={}", json(&formats)),
+        format!("write_transcripts={has_transcripts}"),
+        format!("write_rttm={}", formats.contains(&RTTM)),
         format!("device={}", arguments.device),
+        format!("diarize={}", arguments.diarize),
     ];
+    if has_transcripts {
+        set.push(format!("formats={transcripts}"));
+    }
+    set.extend(speakers);
     match &arguments.model {
         Some(model) => set.push(format!("model={}", local_model(model, speaks)?)),
-        None if speaks && !given(&arguments.set, "model") => tell_languages(&pipeline),
+        None if speaks && !given(&arguments.recordings.set, "model") => tell_languages(&carried(TRANSCRIBE)?),
         None => {}
     }
-    set.extend(arguments.set.iter().cloned());
-    let state = state(arguments, &folder);
-    let outcome = run::run(
-        &run_arguments(arguments, pipeline, set, &state),
-        registry,
-        &mut io::sink(),
-    )?;
-    if outcome != Exit::Done && outcome != Exit::Noted {
-        return Ok(outcome);
+    let mut stages = vec![(TRANSCRIBE, "transcribed")];
+    if arguments.diarize {
+        stages.push((DIARIZE, "diarized"));
     }
-
-    let listed = recordings(&input).map_err(Failure::unreadable)?;
-    let refused = refused(state)?;
-    let is_refused = |name: &str| refused.iter().any(|(refused, _)| refused == name);
-    for (name, why) in &refused {
-        let file = listed.iter().find(|recording| recording.name == *name);
-        let shown = file.map_or(name.as_str(), |recording| recording.file.as_str());
-        writeln!(
-            io::stderr(),
-            "warning: {} was not transcribed: {}",
-            escape_line(shown),
-            escape_line(why)
-        )?;
-    }
-    let done: Vec<_> = listed.iter().filter(|recording| !is_refused(&recording.name)).collect();
-    if arguments.stdout {
-        for recording in &done {
-            if listed.len() > 1 {
-                writeln!(out, "==> {} <==", recording.file)?;
-            }
-            let path = folder.join(format!("{}.{}", recording.name, formats[0]));
-            let text = fs::read_to_string(&path)
-                .map_err(|error| Failure::unreadable(format!("cannot read {}: {error}", path.display())))?;
-            out.write_all(text.as_bytes())?;
-        }
-        out.flush()?;
-    }
-    if speaks && (arguments.out.is_some() || !arguments.stdout) {
-        writeln!(
-            io::stderr(),
-            "{} in {}",
-            plural(done.len() as u64, "transcript"),
-            escape_line(&folder.to_string_lossy())
-        )?;
-    }
-    Ok(match (done.is_empty(), refused.is_empty()) {
-        (_, true) => Exit::Done,
-        (false, false) => Exit::Noted,
-        (true, false) => Exit::Failed,
-    })
+    let transcription = Work {
+        pipeline: TRANSCRIBE,
+        result: "transcript",
+        stages,
+        formats,
+        set,
+        options: OPTIONS,
+    };
+    work(&transcription, &arguments.recordings, registry, out)
 }
 
-fn unwritable(error: io::Error) -> Failure {
-    Failure::unreadable(format!("the files that flow carries cannot be written: {error}"))
-}
-
-/// Names of files as the value of a parameter: as they are, whatever stands in them.
-fn json(texts: &[String]) -> serde_json::Value {
-    texts.iter().map(|text| text.replace("${", "$${")).collect()
-}
-
-/// The state directory: where it is known what was transcribed.
-fn state(arguments: &TranscribeArguments, folder: &Path) -> StateArguments {
-    StateArguments {
-        state: arguments.state.clone().unwrap_or_else(|| folder.join(".flow")),
-    }
-}
-
-/// Refuses to write over files that are no transcripts of an earlier run: a corpus may have texts beside its recordings.
-fn refuse_files_of_others(
-    arguments: &TranscribeArguments,
-    input: &[String],
-    folder: &Path,
-    formats: &[String],
-) -> Result<(), Failure> {
-    // What cannot be listed is told by the run.
-    let Ok(listed) = recordings(input) else { return Ok(()) };
-    let paths = listed.iter().flat_map(|recording| {
-        let path = |format: &String| folder.join(format!("{}.{format}", recording.name));
-        formats.iter().map(path)
+/// The formats that `--format` names.
+fn transcript_formats(given: &[String], diarize: bool) -> Result<Vec<WrittenFormat>, Failure> {
+    let transcripts = Format::ALL.map(|format| WrittenFormat {
+        name: format.name(),
+        stage: WRITE,
     });
-    let standing: Vec<PathBuf> = paths.filter(|path| path.exists()).collect();
-    if standing.is_empty() {
-        return Ok(());
-    }
-    let written = written(state(arguments, folder))?;
-    match standing.iter().find(|path| !written.contains(*path)) {
-        None => Ok(()),
-        Some(path) => Err(Failure::usage(
-            format!(
-                "{} is there already, and no transcript of an earlier run",
-                path.display()
-            ),
-            "name another folder with --out, or move the file away",
-        )),
-    }
-}
-
-/// The files that runs in a state directory wrote, as far as it is known.
-fn written(state: StateArguments) -> Result<BTreeSet<PathBuf>, Failure> {
-    let mut written = BTreeSet::new();
-    if !state.state.join("FORMAT").is_file() {
-        return Ok(written);
-    }
-    let store = Store::open(&state.state, Access::Read)?;
-    for id in store.runs()? {
-        let Some(snapshots) = store.run_snapshots(&id)? else {
-            continue;
-        };
-        let Some(snapshot) = snapshots.of(WRITE) else { continue };
-        for record in snapshot.among(&store.records(&snapshot.recipe)?) {
-            let rows = store.first_rows(&snapshot.recipe, &record, "files", usize::MAX);
-            for row in rows.map_err(Failure::unreadable)? {
-                let path = row.iter().find(|(name, _)| name == "path");
-                let path = path.and_then(|(_, value)| serde_json::from_str::<PathBuf>(value).ok());
-                written.extend(path);
-            }
-        }
-    }
-    Ok(written)
-}
-
-/// What is to be transcribed, with standard input as a file in `folder`.
-fn input(given: &[String], folder: &Path) -> Result<Vec<String>, Failure> {
-    let mut input = given.to_vec();
-    if let Some(place) = input.iter().position(|text| text == STDIN) {
-        if input.iter().filter(|text| *text == STDIN).count() > 1 {
-            return Err(Failure::usage("`-` is given twice", "standard input can be read once"));
-        }
-        let path = folder.join("stdin");
-        let mut file = File::create(&path)?;
-        io::copy(&mut io::stdin().lock(), &mut file)
-            .map_err(|error| Failure::unreadable(format!("cannot read standard input: {error}")))?;
-        input[place] = path.to_string_lossy().into_owned();
-    }
-    Ok(input)
-}
-
-/// The formats that `--format` names, each once, in their order.
-fn formats(given: &[String]) -> Result<Vec<String>, Failure> {
-    let mut formats: Vec<String> = Vec::new();
-    for name in given.iter().flat_map(|list| list.split(',')).map(str::trim) {
-        let format: Format = name.parse().map_err(|_| {
-            let names = Format::ALL.map(Format::name).join(", ");
-            Failure::usage(format!("`{name}` is no format"), format!("formats: {names}"))
-        })?;
-        if !formats.iter().any(|standing| standing == format.name()) {
-            formats.push(format.name().to_owned());
-        }
+    let known: Vec<WrittenFormat> = transcripts.into_iter().chain([RTTM]).collect();
+    let formats = formats(given, &known)?;
+    if formats.contains(&RTTM) && !diarize {
+        return Err(Failure::usage(
+            "`rttm` says who speaks, which is not asked for",
+            "add --diarize",
+        ));
     }
     Ok(formats)
-}
-
-/// Whether `--set` gives a parameter.
-fn given(set: &[String], name: &str) -> bool {
-    set.iter()
-        .any(|set| set.split_once('=').is_some_and(|(set, _)| set.trim() == name))
 }
 
 /// The path of a model, which is fetched first where it is one of the hub.
@@ -273,72 +139,40 @@ fn tell_languages(pipeline: &Path) {
     );
 }
 
-fn run_arguments(
-    arguments: &TranscribeArguments,
-    pipeline: PathBuf,
-    set: Vec<String>,
-    state: &StateArguments,
-) -> RunArguments {
-    RunArguments {
-        pipeline: PipelineArguments {
-            pipeline,
-            config: Vec::new(),
-            set,
-        },
-        selection: SelectionArguments {
-            from: None,
-            until: None,
-            only: Vec::new(),
-            force: Vec::new(),
-            workers: arguments.workers,
-            state: state.clone(),
-        },
-        processes: ProcessArguments {
-            hosts: None,
-            process: None,
-            launch: None,
-            port: None,
-            join_timeout: 600.0,
-        },
-        allow_shrink: false,
-        progress: arguments.progress,
-        events: arguments.events.clone(),
-        on_success: None,
-        on_failure: None,
-    }
-}
-
-/// The recordings that the last run refused, and why.
-fn refused(state: StateArguments) -> Result<Vec<(String, String)>, Failure> {
-    let run = PastRun::find_planned(&LookArguments {
-        pipeline: Some(PathBuf::from(STAGE)),
-        config: Vec::new(),
-        set: Vec::new(),
-        run: "latest".to_owned(),
-        state,
-    })?;
-    let set = rejects::of_run(&run, &run.plan()?, Some(STAGE))?;
-    let mut refused: Vec<(String, String)> = Vec::new();
-    for reject in set.iter() {
-        let (_, partition, reject) = reject.map_err(Failure::unreadable)?;
-        refused.push((partition.to_string(), format!("{} ({})", reject.detail, reject.reason)));
-    }
-    Ok(refused)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn formats_are_read_from_lists() {
-        let of = |given: &[&str]| {
+        let of = |given: &[&str], diarize: bool| {
             let given: Vec<String> = given.iter().map(|text| (*text).to_owned()).collect();
-            formats(&given)
+            let formats = transcript_formats(&given, diarize)?;
+            Ok::<_, Failure>(formats.into_iter().map(|format| format.name).collect::<Vec<_>>())
         };
-        assert_eq!(of(&["srt,txt", " json", "txt"]).unwrap(), ["srt", "txt", "json"]);
-        assert!(of(&["docx"]).unwrap_err().to_string().contains("`docx` is no format"));
-        assert!(of(&[""]).is_err());
+        assert_eq!(of(&["srt,txt", " json", "txt"], false).unwrap(), ["srt", "txt", "json"]);
+        assert!(
+            of(&["docx"], false)
+                .unwrap_err()
+                .to_string()
+                .contains("`docx` is no format")
+        );
+        assert!(of(&[""], false).is_err());
+        assert_eq!(of(&["rttm,txt"], true).unwrap(), ["rttm", "txt"]);
+        assert!(of(&["rttm"], false).is_err());
+    }
+
+    /// So that no transcript takes the place of a recording: names are made without a look at formats.
+    #[test]
+    fn endings_of_all_formats_are_known_to_the_listing() {
+        let formats = transcript_formats(&["txt".to_owned()], true).unwrap();
+        assert_eq!(formats[0].stage, WRITE);
+        for format in Format::ALL {
+            assert!(flow_audio::listing::ENDINGS_OF_RESULTS.contains(&format.name()));
+        }
+        for format in flow_speakers::stages::Format::ALL {
+            assert!(flow_audio::listing::ENDINGS_OF_RESULTS.contains(&format.name()));
+        }
     }
 
     #[test]

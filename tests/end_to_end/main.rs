@@ -22,6 +22,7 @@ mod presets;
 mod rejects;
 mod reuse;
 mod sampling;
+mod speakers;
 mod synthesize;
 mod tokenizer;
 mod training;

@@ -1,4 +1,5 @@
-//! Audio: tars of recordings, their verdicts, their extraction, and decoding to 16 kHz mono.
+//! Audio: tars of recordings, their verdicts, their extraction, and decoding to 16 kHz mono; recordings that users name, and
+//! their samples.
 
 pub mod decode;
 pub mod delete_tars;
@@ -8,12 +9,14 @@ pub mod extract;
 pub mod flac;
 pub mod flac_encode;
 pub mod format;
+pub mod listing;
 pub mod member_name;
 pub mod part;
 pub mod place;
 pub mod probe;
 pub mod recording;
 pub mod resample;
+pub mod samples;
 pub mod shards;
 pub mod space;
 mod streamed_wav;

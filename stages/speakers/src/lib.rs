@@ -1,9 +1,11 @@
 //! Who speaks when: voice activity, features for speaker embeddings, the steps from activations to turns, clustering,
-//! and error rates. Inference on the CPU, in plain Rust over slices; knows neither stages nor runs.
+//! and error rates. Inference on the CPU, in plain Rust over slices, which knows neither stages nor runs; the kinds, in
+//! [`stages`], are thin stages around it.
 
 pub mod assignment;
 pub mod chunks;
 pub mod clustering;
+pub mod diarizer;
 pub mod error;
 pub mod error_rate;
 pub mod fbank;
@@ -17,9 +19,11 @@ mod reference;
 pub mod rttm;
 pub mod silero;
 pub mod speech;
+pub mod stages;
 pub mod tones;
 pub mod turns;
 pub mod weights;
 
 pub use error::{Error, Result};
 pub use silero::{SileroStream, SileroVad};
+pub use stages::{Diarize, Write};

@@ -1,18 +1,18 @@
-//! Transcription of recordings: which ones ([`listing`]), their samples ([`recording`]), where speech is and what is said
-//! ([`recognizer`]); what transcripts look like and how they are written, how long audio is cut into windows and the words of
-//! the windows put together again, how sure the model was. The kinds are thin stages around these.
+//! Transcription of recordings: where speech is and what is said ([`recognizer`]); what transcripts look like and how they
+//! are written, how long audio is cut into windows and the words of the windows put together again, how sure the model was,
+//! who said which word ([`speakers`]). The kinds are thin stages around these.
 
+pub mod assign_speakers;
 pub mod confidence;
 pub mod energy;
 pub mod error;
 pub mod format;
 pub mod line_formats;
 mod lines;
-pub mod listing;
 pub mod recognizer;
-pub mod recording;
 pub mod rows;
 pub mod segments;
+pub mod speakers;
 pub mod speech_frames;
 pub mod subtitles;
 #[cfg(test)]
@@ -24,6 +24,7 @@ pub mod utterances;
 pub mod windows;
 pub mod write;
 
+pub use assign_speakers::AssignSpeakers;
 pub use error::{Result, TranscriptionError};
 pub use format::Format;
 pub use lines::LineLimits;

@@ -202,7 +202,7 @@ fn long_recordings_are_transcribed_nearly_as_well_as_their_parts() {
             rates["parts_alone"]["words"].as_u64().unwrap(),
             "{name}"
         );
-        let samples = crate::recording::samples(&path, 1000.0).unwrap().unwrap();
+        let samples = flow_audio::samples::samples(&path, 1000.0).unwrap().unwrap();
         let found = heard(&recognizer, &samples, &settings(VoiceActivity::default()));
         let text: Vec<&str> = found
             .segments

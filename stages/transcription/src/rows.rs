@@ -1,4 +1,4 @@
-//! Transcripts as rows: the ports of `transcription.transcribe`.
+//! Transcripts as rows: the ports of `transcription.transcribe` and `transcription.assign_speakers`.
 
 use std::sync::Arc;
 
@@ -6,19 +6,34 @@ use arrow::array::{
     Array, ArrayRef, AsArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray, UInt32Array,
 };
 use arrow::buffer::OffsetBuffer;
-use arrow::datatypes::{DataType, Field, Fields, Float64Type, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Fields, Float64Type, Int64Type, Schema, SchemaRef};
 use flow_runtime::{ROW, StageError};
 
 use crate::{Metadata, Performance, Segment, Word};
 
+/// Whether rows of segments tell who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speakers {
+    /// Nobody asked: there are no columns for it.
+    Unasked,
+    /// Segments and words have a column `speaker`, which may be null.
+    Named,
+}
+
+/// The column of a segment's or word's speaker, if there is one.
+fn speaker_field(speakers: Speakers) -> Option<Field> {
+    (speakers == Speakers::Named).then(|| Field::new("speaker", DataType::Utf8, true))
+}
+
 /// Columns of a word.
-fn word_fields() -> Fields {
-    Fields::from(vec![
+fn word_fields(speakers: Speakers) -> Fields {
+    let fields = [
         Field::new("word", DataType::Utf8, false),
         Field::new("start", DataType::Float64, false),
         Field::new("end", DataType::Float64, false),
         Field::new("confidence", DataType::Float64, true),
-    ])
+    ];
+    fields.into_iter().chain(speaker_field(speakers)).collect()
 }
 
 fn item(data_type: DataType) -> Arc<Field> {
@@ -26,16 +41,19 @@ fn item(data_type: DataType) -> Arc<Field> {
 }
 
 /// One row for each segment.
-pub fn segments_schema() -> SchemaRef {
-    let words = DataType::List(item(DataType::Struct(word_fields())));
-    Arc::new(Schema::new(vec![
+pub fn segments_schema(speakers: Speakers) -> SchemaRef {
+    let words = DataType::List(item(DataType::Struct(word_fields(speakers))));
+    let fields = [
         Field::new(ROW, DataType::UInt32, false),
         Field::new("start", DataType::Float64, false),
         Field::new("end", DataType::Float64, false),
         Field::new("text", DataType::Utf8, false),
         Field::new("confidence", DataType::Float64, true),
         Field::new("words", words, false),
-    ]))
+    ];
+    Arc::new(Schema::new(
+        fields.into_iter().chain(speaker_field(speakers)).collect::<Fields>(),
+    ))
 }
 
 /// One row for each recording.
@@ -63,24 +81,28 @@ pub fn timings_schema() -> SchemaRef {
 }
 
 /// The rows of segments.
-pub fn segments_batch(segments: &[Segment]) -> Result<RecordBatch, StageError> {
+pub fn segments_batch(segments: &[Segment], speakers: Speakers) -> Result<RecordBatch, StageError> {
     let count = u32::try_from(segments.len()).map_err(|_| StageError::failed("more than 2^32 segments"))?;
     // Arrow asks how many there are before it takes the first.
     let words: Vec<&Word> = segments.iter().flat_map(|segment| &segment.words).collect();
-    let word_columns: Vec<ArrayRef> = vec![
+    let mut word_columns: Vec<ArrayRef> = vec![
         Arc::new(StringArray::from_iter_values(words.iter().map(|word| &word.word))),
         Arc::new(Float64Array::from_iter_values(words.iter().map(|word| word.start))),
         Arc::new(Float64Array::from_iter_values(words.iter().map(|word| word.end))),
         Arc::new(words.iter().map(|word| word.confidence).collect::<Float64Array>()),
     ];
+    if speakers == Speakers::Named {
+        let names = words.iter().map(|word| word.speaker.as_deref());
+        word_columns.push(Arc::new(names.collect::<StringArray>()));
+    }
     let words = ListArray::try_new(
-        item(DataType::Struct(word_fields())),
+        item(DataType::Struct(word_fields(speakers))),
         OffsetBuffer::from_lengths(segments.iter().map(|segment| segment.words.len())),
-        Arc::new(StructArray::try_new(word_fields(), word_columns, None)?),
+        Arc::new(StructArray::try_new(word_fields(speakers), word_columns, None)?),
         None,
     )?;
     let texts = segments.iter().map(|segment| &segment.text);
-    let columns: Vec<ArrayRef> = vec![
+    let mut columns: Vec<ArrayRef> = vec![
         Arc::new(UInt32Array::from_iter_values(0..count)),
         Arc::new(Float64Array::from_iter_values(
             segments.iter().map(|segment| segment.start),
@@ -97,7 +119,11 @@ pub fn segments_batch(segments: &[Segment]) -> Result<RecordBatch, StageError> {
         ),
         Arc::new(words),
     ];
-    Ok(RecordBatch::try_new(segments_schema(), columns)?)
+    if speakers == Speakers::Named {
+        let names = segments.iter().map(|segment| segment.speaker.as_deref());
+        columns.push(Arc::new(names.collect::<StringArray>()));
+    }
+    Ok(RecordBatch::try_new(segments_schema(speakers), columns)?)
 }
 
 /// The row of a recording. `decoded` seconds in `windows` went through the model.
@@ -154,7 +180,7 @@ impl<'a> Columns<'a> {
 }
 
 fn other(name: &str) -> StageError {
-    StageError::failed(format!("the column `{name}` is not that of transcription.transcribe"))
+    StageError::failed(format!("the column `{name}` is not that of a transcript"))
 }
 
 fn numbers<'a>(column: &'a ArrayRef, name: &str) -> Result<&'a Float64Array, StageError> {
@@ -165,7 +191,14 @@ fn optional(column: &Float64Array, row: usize) -> Option<f64> {
     column.is_valid(row).then(|| column.value(row))
 }
 
-/// Reads what [`segments_batch`] made.
+/// The name in a column of speakers, if there is such a column and a name.
+fn speaker(column: Option<&ArrayRef>, row: usize) -> Result<Option<String>, StageError> {
+    let Some(column) = column else { return Ok(None) };
+    let names = column.as_string_opt::<i32>().ok_or_else(|| other("speaker"))?;
+    Ok(names.is_valid(row).then(|| names.value(row).to_owned()))
+}
+
+/// Reads what [`segments_batch`] made, with and without speakers.
 pub fn read_segments(batch: &RecordBatch) -> Result<Vec<Segment>, StageError> {
     let columns = Columns(batch);
     let (starts, ends) = (columns.numbers("start")?, columns.numbers("end")?);
@@ -177,7 +210,7 @@ pub fn read_segments(batch: &RecordBatch) -> Result<Vec<Segment>, StageError> {
             end: ends.value(row),
             text: texts.value(row).to_owned(),
             confidence: optional(confidences, row),
-            speaker: None,
+            speaker: speaker(batch.column_by_name("speaker"), row)?,
             words: read_words(&words.value(row))?,
         })
     };
@@ -190,14 +223,48 @@ fn read_words(words: &ArrayRef) -> Result<Vec<Word>, StageError> {
     let texts = column("word")?.as_string_opt::<i32>().ok_or_else(|| other("word"))?;
     let (starts, ends) = (numbers(column("start")?, "start")?, numbers(column("end")?, "end")?);
     let confidences = numbers(column("confidence")?, "confidence")?;
-    let word = |row: usize| Word {
-        word: texts.value(row).to_owned(),
-        start: starts.value(row),
-        end: ends.value(row),
-        confidence: optional(confidences, row),
-        speaker: None,
+    let word = |row: usize| {
+        Ok(Word {
+            word: texts.value(row).to_owned(),
+            start: starts.value(row),
+            end: ends.value(row),
+            confidence: optional(confidences, row),
+            speaker: speaker(words.column_by_name("speaker"), row)?,
+        })
     };
-    Ok((0..words.len()).map(word).collect())
+    (0..words.len()).map(word).collect()
+}
+
+/// The number of speakers in the port `recordings` of a `speakers.diarize`; none where the recording was refused.
+pub fn read_num_speakers(diarized: &RecordBatch) -> Result<Option<u64>, StageError> {
+    let numbers = Columns(diarized).column("num_speakers")?;
+    let numbers = numbers
+        .as_primitive_opt::<Int64Type>()
+        .ok_or_else(|| other("num_speakers"))?;
+    Ok(numbers
+        .iter()
+        .flatten()
+        .next()
+        .and_then(|number| u64::try_from(number).ok()))
+}
+
+/// The work on a recording together with that of its diarization, whose `timings` these are.
+pub fn with_diarization(
+    performance: &Performance,
+    duration: f64,
+    timings: &RecordBatch,
+) -> Result<Performance, StageError> {
+    if timings.num_rows() == 0 {
+        return Ok(*performance);
+    }
+    let timings = Columns(timings);
+    let (diarization, total) = (timings.numbers("diarization_s")?, timings.numbers("total_s")?);
+    Ok(Performance::new(
+        duration,
+        performance.transcription_s,
+        diarization.value(0),
+        performance.total_s + total.value(0),
+    ))
 }
 
 /// Reads what [`recordings_batch`] and [`timings_batch`] made of one recording.
@@ -270,10 +337,24 @@ mod tests {
                 ..Segment::default()
             },
         ];
-        let batch = segments_batch(&segments).unwrap();
+        let batch = segments_batch(&segments, Speakers::Unasked).unwrap();
         assert_eq!(read_segments(&batch).unwrap(), segments);
         assert_eq!(read_segments(&batch.slice(1, 2)).unwrap(), segments[1..]);
-        assert!(read_segments(&segments_batch(&[]).unwrap()).unwrap().is_empty());
+        assert!(
+            read_segments(&segments_batch(&[], Speakers::Unasked).unwrap())
+                .unwrap()
+                .is_empty()
+        );
+
+        // With speakers, some of whom are not known.
+        let mut named = segments.clone();
+        named[0].speaker = Some("Ann".to_owned());
+        named[0].words[1].speaker = Some("SPEAKER_00".to_owned());
+        let batch = segments_batch(&named, Speakers::Named).unwrap();
+        assert_eq!(read_segments(&batch).unwrap(), named);
+        assert_eq!(read_segments(&batch.slice(1, 2)).unwrap(), named[1..]);
+        let unasked = segments_batch(&named, Speakers::Unasked).unwrap();
+        assert_eq!(read_segments(&unasked).unwrap(), segments);
 
         let metadata = Metadata {
             source_file: "a/b.wav".to_owned(),

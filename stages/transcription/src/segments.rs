@@ -73,6 +73,19 @@ pub fn segments(words: Vec<Word>, rules: &SegmentRules) -> Result<Vec<Segment>> 
     Ok(segments)
 }
 
+/// A segment cut wherever the speaker of its words changes. One without a change stays as it is, with its words' speaker.
+pub(crate) fn cut_at_speakers(mut segment: Segment) -> Vec<Segment> {
+    let changes = segment.words.windows(2).any(|pair| pair[0].speaker != pair[1].speaker);
+    if !changes {
+        if let Some(first) = segment.words.first() {
+            segment.speaker.clone_from(&first.speaker);
+        }
+        return vec![segment];
+    }
+    let same_speaker = segment.words.chunk_by(|a, b| a.speaker == b.speaker);
+    same_speaker.map(|words| joined(words.to_vec())).collect()
+}
+
 fn duration(words: &[Word]) -> f64 {
     end(words) - words.first().map_or(0.0, |word| word.start)
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use chrono::{SecondsFormat, Utc};
-use flow_audio::part::stated_seconds;
+use flow_audio::listing::{Recording, recordings};
+use flow_audio::samples::{Refusal, lock_if_long, samples};
 use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
@@ -20,11 +21,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::listing::{Recording, recordings};
 use crate::recognizer::{RecognitionSettings, Recognizer, VoiceActivity};
-use crate::recording::{Refusal, samples};
 use crate::rows::{
-    recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
+    Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
 use crate::segments::SegmentRules;
 use crate::{Metadata, Performance};
@@ -238,7 +237,7 @@ impl Kind for Transcribe {
             schema,
         };
         let outputs = vec![
-            port("segments", segments_schema()),
+            port("segments", segments_schema(Speakers::Unasked)),
             port("recordings", recordings_schema()),
             port("timings", timings_schema()),
         ];
@@ -331,9 +330,7 @@ impl Source for Transcriber {
         let begun = Instant::now();
         let recording = self.listed()?.get(partition).cloned();
         let recording = recording.ok_or_else(|| StageError::failed(format!("there is no recording `{partition}`")))?;
-        // Long recordings one after the other: each takes much memory.
-        static LONG: Mutex<()> = Mutex::new(());
-        let _alone = is_long(&recording.path).then(|| LONG.lock().unwrap_or_else(PoisonError::into_inner));
+        let _alone = lock_if_long(&recording.path);
         // Somebody may have waited here for long.
         let stopped = || StageError::failed("stopped");
         let cancel = self.context.cancel.clone();
@@ -367,7 +364,7 @@ impl Source for Transcriber {
         let performance = Performance::new(metadata.duration_s, transcription, 0.0, total);
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
         out.read(1);
-        out.send(0, segments_batch(&recognized.segments)?);
+        out.send(0, segments_batch(&recognized.segments, Speakers::Unasked)?);
         out.send(
             1,
             recordings_batch(&metadata, recognized.decoded_seconds, recognized.windows)?,
@@ -375,14 +372,6 @@ impl Source for Transcriber {
         out.send(2, timings_batch(&now, &performance)?);
         Ok(())
     }
-}
-
-/// A recording of more than ten minutes, or of 20 MB where its header does not say how long it is.
-fn is_long(path: &Path) -> bool {
-    stated_seconds(path, None).map_or_else(
-        || path.metadata().is_ok_and(|metadata| metadata.len() > 20_000_000),
-        |seconds| seconds > 600.0,
-    )
 }
 
 /// What a recognizer is loaded by: model, number type, device.

@@ -6,6 +6,7 @@ use flow_model::timestamps::Stamped;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::lines::{one_line, width};
+use crate::speakers::UNKNOWN;
 use crate::times::seconds;
 use crate::{Result, TranscriptionError};
 
@@ -124,7 +125,7 @@ struct Head {
 
 impl Transcript {
     /// Puts segments together: `text` is theirs with spaces between, `speakers` are those that they and their words
-    /// name. `metadata.num_speakers` becomes the number of these if there are any, and stays as it is otherwise.
+    /// name, [`UNKNOWN`] not. `metadata.num_speakers` becomes the number of these if there are any, and stays as it is otherwise.
     pub fn from_segments(mut metadata: Metadata, performance: Performance, segments: Vec<Segment>) -> Self {
         let texts = segments.iter().map(|segment| segment.text.trim());
         let text = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ");
@@ -133,7 +134,8 @@ impl Transcript {
             let words = segment.words.iter().map(|word| &word.speaker);
             std::iter::once(&segment.speaker).chain(words).flatten()
         });
-        let speakers: Vec<String> = named.filter(|name| seen.insert(*name)).cloned().collect();
+        let known = named.filter(|name| *name != UNKNOWN);
+        let speakers: Vec<String> = known.filter(|name| seen.insert(*name)).cloned().collect();
         if !speakers.is_empty() {
             metadata.num_speakers = Some(speakers.len() as u64);
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_audio::listing::recordings;
 use flow_runtime::{
     Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
@@ -15,7 +16,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::listing::recordings;
 use crate::rows::{read_metadata, read_segments};
 use crate::{Metadata, Segment};
 

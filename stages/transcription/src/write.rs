@@ -1,22 +1,20 @@
 //! The kind `transcription.write`: transcripts to files.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
-use arrow::array::{AsArray, Int64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::store::write_atomically;
+use flow_runtime::output_files::{self, OutputFile};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Conservation, Context, Digest, InputPort, Inputs, Kind, Operator, Out, OutputPort,
-    Partition, Port, Progress, ROW, Shape, StageError,
+    Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
+    Port, Progress, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::rows::{read_recording, read_segments};
+use crate::rows::{read_num_speakers, read_recording, read_segments, with_diarization};
 use crate::{Format, LineLimits, Transcript};
 
 /// Writes transcripts into a folder, in one or several formats.
@@ -31,7 +29,11 @@ use crate::{Format, LineLimits, Transcript};
 /// `txt` (a segment on a line), `json` (everything), `srt` and `vtt` (subtitles), `tsv` (start and end in milliseconds, text),
 /// `ctm` (NIST's, a word on a line), `jsonl` (a line of a manifest as NeMo writes it); see docs/transcription.md.
 ///
-/// The port `files` has one row per file: `_row, format, path, bytes`.
+/// With `assigned`, the segments of a `transcription.assign_speakers`, who speaks stands in front of each segment (`txt`, `srt`,
+/// `vtt`) and at each word (`json`). `diarized` and `diarization_timings`, of a `speakers.diarize`, give the JSON the number of
+/// speakers and the time it took to tell them apart.
+///
+/// The port `files` has one row per file: `_row, format, path, bytes, digest`.
 ///
 /// # Example
 ///
@@ -105,6 +107,28 @@ impl Kind for Write {
             ("transcription_s", ColumnType::Float64),
             ("total_s", ColumnType::Float64),
         ]),
+        InputPort::streamed(
+            "assigned",
+            "the port `segments` of a transcription.assign_speakers: these segments, with their speakers, are written",
+        )
+        .optional()
+        .columns(&[
+            ("start", ColumnType::Float64),
+            ("end", ColumnType::Float64),
+            ("text", ColumnType::Text),
+            ("confidence", ColumnType::Float64),
+            ("words", ColumnType::Any),
+            ("speaker", ColumnType::Text),
+        ]),
+        InputPort::streamed(
+            "diarized",
+            "the port `recordings` of a speakers.diarize: how many speakers there are",
+        )
+        .optional()
+        .columns(&[("num_speakers", ColumnType::Int64)]),
+        InputPort::streamed("diarization_timings", "the port `timings` of the same stage")
+            .optional()
+            .columns(&[("diarization_s", ColumnType::Float64), ("total_s", ColumnType::Float64)]),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("files", "one row for each file that was written")];
     type Settings = WriteSettings;
@@ -121,7 +145,7 @@ impl Kind for Write {
         }
         let files = Port {
             name: "files".into(),
-            schema: files_schema(),
+            schema: output_files::schema(),
         };
         Ok(Shape {
             expensive: true,
@@ -130,9 +154,10 @@ impl Kind for Write {
         })
     }
 
-    fn open(settings: &WriteSettings, _: &Context) -> Result<Body, StageError> {
+    fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Writer {
             settings: settings.clone(),
+            has_speakers: context.inputs.has("assigned"),
             waiting: HashMap::new(),
         })))
     }
@@ -151,40 +176,8 @@ impl Kind for Write {
         committed: &Artifact,
         _: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        let mut missing = BTreeMap::new();
-        for partition in committed.partitions() {
-            for batch in committed.read(partition, Some(&["path", "digest"]))? {
-                if let Some(why) = missing_file(&batch?)? {
-                    missing.entry(partition.clone()).or_insert(why);
-                }
-            }
-        }
-        Ok(missing)
+        output_files::missing(committed)
     }
-}
-
-fn files_schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![
-        Field::new(ROW, DataType::UInt32, false),
-        Field::new("format", DataType::Utf8, false),
-        Field::new("path", DataType::Utf8, false),
-        Field::new("bytes", DataType::Int64, false),
-        Field::new("digest", DataType::Utf8, false),
-    ]))
-}
-
-/// What is wrong with the first file that is not as it was written: it may have been written anew by a run with other settings.
-fn missing_file(files: &RecordBatch) -> Result<Option<String>, StageError> {
-    let texts = |column: usize| files.column(column).as_string_opt::<i32>();
-    let (Some(paths), Some(digests)) = (texts(0), texts(1)) else {
-        return Err(StageError::failed("the rows of transcription.write have other columns"));
-    };
-    let mut files = paths.iter().zip(digests).filter_map(|(path, digest)| path.zip(digest));
-    Ok(files.find_map(|(path, digest)| match std::fs::read(path) {
-        Ok(text) if Digest::of(&text).to_hex() == digest => None,
-        Ok(_) => Some(format!("{path} is another than the one that was written")),
-        Err(_) => Some(format!("{path} is gone")),
-    }))
 }
 
 /// Batches of a partition.
@@ -193,10 +186,15 @@ struct Waiting {
     segments: Vec<RecordBatch>,
     recordings: Vec<RecordBatch>,
     timings: Vec<RecordBatch>,
+    assigned: Vec<RecordBatch>,
+    diarized: Vec<RecordBatch>,
+    diarization_timings: Vec<RecordBatch>,
 }
 
 struct Writer {
     settings: WriteSettings,
+    /// Whether segments come with their speakers.
+    has_speakers: bool,
     waiting: HashMap<Partition, Waiting>,
 }
 
@@ -206,6 +204,9 @@ impl Operator for Writer {
         match input {
             "segments" => waiting.segments.push(batch),
             "recordings" => waiting.recordings.push(batch),
+            "assigned" => waiting.assigned.push(batch),
+            "diarized" => waiting.diarized.push(batch),
+            "diarization_timings" => waiting.diarization_timings.push(batch),
             _ => waiting.timings.push(batch),
         }
         Ok(())
@@ -220,21 +221,34 @@ impl Operator for Writer {
         if recordings.num_rows() == 0 {
             return Ok(Progress::Done);
         }
-        let (metadata, performance) = read_recording(&recordings, &timings)?;
+        let (metadata, mut performance) = read_recording(&recordings, &timings)?;
+        let written = if self.has_speakers {
+            &waiting.assigned
+        } else {
+            &waiting.segments
+        };
         let mut segments = Vec::new();
-        for batch in &waiting.segments {
+        for batch in written {
             segments.extend(read_segments(batch)?);
         }
-        let transcript = Transcript::from_segments(metadata, performance, segments);
+        if let Some(timings) = all(&waiting.diarization_timings)? {
+            performance = with_diarization(&performance, metadata.duration_s, &timings)?;
+        }
+        let mut transcript = Transcript::from_segments(metadata, performance, segments);
+        // There may be speakers of whom no word was heard.
+        if let Some(diarized) = all(&waiting.diarized)? {
+            transcript.metadata.num_speakers = read_num_speakers(&diarized)?.or(transcript.metadata.num_speakers);
+        }
         let (formats, limits) = (self.settings.formats(), self.settings.limits());
         let mut files = Vec::with_capacity(formats.len());
         for format in formats {
-            let path = self.settings.out.join(format!("{partition}.{}", format.name()));
-            let text = format.write(&transcript, &limits)?;
-            write(&path, &text)?;
-            files.push((format, path, text));
+            files.push(OutputFile {
+                format: format.name(),
+                path: self.settings.out.join(format!("{partition}.{}", format.name())),
+                text: format.write(&transcript, &limits)?,
+            });
         }
-        out.send(0, files_batch(&files)?);
+        out.send(0, output_files::write(&files)?);
         Ok(Progress::Done)
     }
 }
@@ -242,35 +256,6 @@ impl Operator for Writer {
 fn all(batches: &[RecordBatch]) -> Result<Option<RecordBatch>, StageError> {
     let Some(first) = batches.first() else { return Ok(None) };
     Ok(Some(concat_batches(&first.schema(), batches)?))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), StageError> {
-    let help = "check the space and the permissions of the folder; a rerun goes on here";
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(|error| {
-            StageError::failed(format!("cannot make the folder {}: {error}", folder.display())).with_help(help)
-        })?;
-    }
-    write_atomically(path, text.as_bytes()).map_err(|error| StageError::failed(error).with_help(help))
-}
-
-fn files_batch(files: &[(Format, PathBuf, String)]) -> Result<RecordBatch, StageError> {
-    let rows = UInt32Array::from_iter_values((0..).take(files.len()));
-    let formats = files.iter().map(|(format, _, _)| format.name());
-    let paths = files.iter().map(|(_, path, _)| path.to_string_lossy());
-    // Lengths of texts in memory are below 2^63.
-    let sizes = files.iter().map(|(_, _, text)| text.len() as i64);
-    let digests = files.iter().map(|(_, _, text)| Digest::of(text.as_bytes()).to_hex());
-    Ok(RecordBatch::try_new(
-        files_schema(),
-        vec![
-            Arc::new(rows),
-            Arc::new(StringArray::from_iter_values(formats)),
-            Arc::new(StringArray::from_iter_values(paths)),
-            Arc::new(Int64Array::from_iter_values(sizes)),
-            Arc::new(StringArray::from_iter_values(digests)),
-        ],
-    )?)
 }
 
 #[cfg(test)]

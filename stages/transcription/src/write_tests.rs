@@ -1,8 +1,11 @@
+use std::path::Path;
+
 use flow_runtime::harness::{Harness, Output};
+use flow_runtime::output_files::missing_file;
 
 use super::*;
 use crate::rows::{
-    recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
+    Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
 use crate::{Metadata, Performance, Segment, Word};
 
@@ -43,10 +46,14 @@ fn run(out: &Path, formats: &[Format], width: usize) -> Output {
         max_line_count: 0,
     };
     Harness::<Write>::new(settings)
-        .input("segments", segments_schema())
+        .input("segments", segments_schema(Speakers::Unasked))
         .input("recordings", recordings_schema())
         .input("timings", timings_schema())
-        .feed("segments", "talks/a", segments_batch(&[segment]).unwrap())
+        .feed(
+            "segments",
+            "talks/a",
+            segments_batch(&[segment], Speakers::Unasked).unwrap(),
+        )
         .feed("recordings", "talks/a", recording(&metadata))
         .feed("timings", "talks/a", timing.clone())
         .feed("recordings", "b", recording(&silent))
@@ -82,6 +89,79 @@ fn each_recording_gets_a_file_of_each_format() {
     assert_eq!(read("talks/a.txt"), "hello there\n");
 }
 
+/// Segments with speakers take the place of those without; what is known of the diarization stands in the JSON.
+#[test]
+fn speakers_are_written_where_they_are_known() {
+    use flow_speakers::stages::rows as diarization;
+
+    let place = tempfile::tempdir().unwrap();
+    let segment = |speaker: Option<&str>| Segment {
+        end: 1.0,
+        text: "hello".to_owned(),
+        speaker: speaker.map(str::to_owned),
+        ..Segment::default()
+    };
+    let metadata = Metadata {
+        source_file: "a.wav".to_owned(),
+        duration_s: 2.0,
+        ..Metadata::default()
+    };
+    let timing = timings_batch("2026-01-02T03:04:05Z", &Performance::new(2.0, 0.25, 0.0, 0.5)).unwrap();
+    let assigned = [segment(Some("Ann")), segment(Some("UNKNOWN"))];
+    let harness = Harness::<Write>::new(WriteSettings {
+        out: place.path().to_owned(),
+        formats: vec![Format::Json, Format::Txt],
+        max_line_width: 0,
+        max_line_count: 0,
+    });
+    let recording = recordings_batch(&metadata, 1.0, 1).unwrap();
+    let output = harness
+        .input("segments", segments_schema(Speakers::Unasked))
+        .input("recordings", recordings_schema())
+        .input("timings", timings_schema())
+        .input("assigned", segments_schema(Speakers::Named))
+        .input("diarized", diarization::recordings_schema())
+        .input("diarization_timings", diarization::timings_schema())
+        .feed(
+            "segments",
+            "a",
+            segments_batch(&[segment(None)], Speakers::Unasked).unwrap(),
+        )
+        .feed("recordings", "a", recording.clone())
+        .feed("timings", "a", timing.clone())
+        .feed("assigned", "a", segments_batch(&assigned, Speakers::Named).unwrap())
+        .feed("diarized", "a", diarization::recordings_batch("a.wav", 2.0, 3).unwrap())
+        .feed(
+            "diarization_timings",
+            "a",
+            diarization::timings_batch(1.0, 1.5).unwrap(),
+        )
+        // Its diarization was refused.
+        .feed("recordings", "b", recording)
+        .feed("timings", "b", timing)
+        .feed(
+            "assigned",
+            "b",
+            segments_batch(&assigned[1..], Speakers::Named).unwrap(),
+        )
+        .run()
+        .unwrap();
+    assert_eq!(output.rows("files", "a").num_rows(), 2);
+    let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
+    assert_eq!(read("a.txt"), "[Ann]: hello\n[UNKNOWN]: hello\n");
+    let json = Transcript::from_json(&read("a.json")).unwrap();
+    assert_eq!(json.speakers, ["Ann"]);
+    assert_eq!(json.metadata.num_speakers, Some(3));
+    assert_eq!((json.performance.diarization_s, json.performance.total_s), (1.0, 2.0));
+    assert_eq!(json.performance.realtime_factor, Some(1.0));
+    let refused = Transcript::from_json(&read("b.json")).unwrap();
+    assert_eq!(
+        (refused.metadata.num_speakers, refused.performance.diarization_s),
+        (None, 0.0)
+    );
+    assert_eq!(refused.segments[0].speaker.as_deref(), Some("UNKNOWN"));
+}
+
 #[test]
 fn files_that_are_gone_or_were_changed_are_missed() {
     let place = tempfile::tempdir().unwrap();
@@ -112,7 +192,7 @@ fn nothing_to_write_is_refused() {
             max_line_count: 0,
         };
         Harness::<Write>::new(settings)
-            .input("segments", segments_schema())
+            .input("segments", segments_schema(Speakers::Unasked))
             .input("recordings", recordings_schema())
             .input("timings", timings_schema())
             .shape()

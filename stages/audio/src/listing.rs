@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use crate::format::Format;
-use crate::{Result, TranscriptionError};
+use flow_runtime::StageError;
 
-/// A recording to transcribe.
+/// A recording, and what files about it are called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recording {
-    /// The name of its transcripts, less the ending that the format gives them: its path below the folder that was
-    /// named, without its own ending, with `/` between folders.
+    /// The name of its transcripts and the like, less the ending that the format gives them: its path below the folder
+    /// that was named, without its own ending, with `/` between folders.
     pub name: String,
     /// The same path with its ending.
     pub file: String,
@@ -25,12 +24,29 @@ const ENDINGS: [&str; 20] = [
     "wave", "weba", "webm", "wma",
 ];
 
+/// Endings that formats of transcripts and diarizations give to files: what is written about `talk.json` is not to take
+/// its place. One list for all stages, so that a recording has the same name in each.
+pub const ENDINGS_OF_RESULTS: [&str; 8] = ["txt", "json", "srt", "vtt", "tsv", "ctm", "jsonl", "rttm"];
+
+/// Why recordings cannot be listed: what is wrong with the setting `input`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ListingError(String);
+
+impl From<ListingError> for StageError {
+    fn from(error: ListingError) -> Self {
+        StageError::setting("input", error)
+    }
+}
+
+type Result<T> = std::result::Result<T, ListingError>;
+
 /// The recordings that `input` names, sorted by name. Each text is a file (whatever its ending; it need not be there), a
 /// folder (of which all files with an ending of audio are taken, those in its folders too, hidden ones not), or, where
 /// there is nothing of that name, a pattern: `*` and `?` stand for parts of a name, `**` for folders.
 ///
-/// Names of transcripts have no ending, unless two recordings would then have one name, or the ending is that of a
-/// format of transcripts. What is named twice is taken once.
+/// Names have no ending, unless two recordings would then have one name, or the ending is one of [`ENDINGS_OF_RESULTS`].
+/// What is named twice is taken once.
 ///
 /// # Errors
 /// If a folder has no recording or cannot be read, a pattern fits nothing, or two recordings have the same path below
@@ -38,7 +54,7 @@ const ENDINGS: [&str; 20] = [
 pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
     let mut found = BTreeMap::new();
     for text in input {
-        let wrong = |why: String| TranscriptionError::setting("input", why);
+        let wrong = ListingError;
         let path = Path::new(text);
         if text.is_empty() {
             return Err(wrong("a name is empty".to_owned()));
@@ -80,7 +96,7 @@ fn add(found: &mut Found, files: Files) -> Result<()> {
                 standing.display(),
                 path.display()
             );
-            return Err(TranscriptionError::setting("input", why));
+            return Err(ListingError(why));
         }
     }
     Ok(())
@@ -104,9 +120,7 @@ fn files_below(top: &Path) -> Result<Files> {
 }
 
 fn walk(top: &Path, folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut Files) -> Result<()> {
-    let failed = |error: std::io::Error| {
-        TranscriptionError::setting("input", format!("{} cannot be listed: {error}", folder.display()))
-    };
+    let failed = |error: std::io::Error| ListingError(format!("{} cannot be listed: {error}", folder.display()));
     if !seen.insert(folder.canonicalize().map_err(failed)?) {
         return Ok(());
     }
@@ -207,8 +221,7 @@ fn named(found: Found) -> Vec<Recording> {
         let ending = Path::new(name)
             .extension()
             .map(|ending| ending.to_string_lossy().to_lowercase());
-        // The transcript of `talk.json` is not to take its place.
-        if ending.is_some_and(|ending| ending.parse::<Format>().is_ok()) {
+        if ending.is_some_and(|ending| ENDINGS_OF_RESULTS.contains(&ending.as_str())) {
             return file.clone();
         }
         let stem = Path::new(name).file_stem().unwrap_or_default().to_string_lossy();

@@ -1,12 +1,14 @@
 //! The samples of a recording, or why there are none.
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use flow_audio::AudioError;
-use flow_audio::decode::{MAX_RECORDING_BYTES, read_file};
-use flow_audio::format::recognise;
-use flow_audio::part::{decode_part, stated_seconds};
 use flow_runtime::StageError;
+
+use crate::AudioError;
+use crate::decode::{MAX_RECORDING_BYTES, read_file};
+use crate::format::recognise;
+use crate::part::{decode_part, stated_seconds};
 
 /// Why a recording is refused: a name in snake case, and words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +17,7 @@ pub struct Refusal {
     pub detail: String,
 }
 
-/// A recording of any format that [`flow_audio::recording`] knows, decoded: 16 kHz, mono, in [-1, 1]. FLAC and WAV are decoded
+/// A recording of any format that [`crate::recording`] knows, decoded: 16 kHz, mono, in [-1, 1]. FLAC and WAV are decoded
 /// block by block, others from [`MAX_RECORDING_BYTES`] at most.
 ///
 /// # Errors
@@ -64,10 +66,25 @@ pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal
     }
 }
 
+/// Held while a long recording is worked on (more than ten minutes, or 20 MB where its header does not say how long it is):
+/// those take much memory, and go one after the other. None for other recordings.
+pub fn lock_if_long(path: &Path) -> Option<MutexGuard<'static, ()>> {
+    static LONG: Mutex<()> = Mutex::new(());
+    let is_long = stated_seconds(path, None).map_or_else(
+        || path.metadata().is_ok_and(|metadata| metadata.len() > 20_000_000),
+        |seconds| seconds > 600.0,
+    );
+    is_long.then(|| LONG.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::wav;
+    use crate::test_data;
+
+    fn wav(rate: u32, samples: &[i16]) -> Vec<u8> {
+        test_data::wav(rate, 1, samples)
+    }
 
     fn reason(name: &str, bytes: &[u8], max_seconds: f64) -> &'static str {
         let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,44 @@
+//! `flow diarize`: recordings to turns of speakers, by the pipeline `diarize` that the program carries.
+
+use std::io::Write;
+
+use flow_runtime::registry::Registry;
+use flow_speakers::stages::Format;
+
+use super::recordings::{Work, WrittenFormat, formats, names_of, speakers, work};
+use crate::arguments::DiarizeArguments;
+use crate::failure::{Exit, Failure};
+
+/// The pipeline, and its stage that diarizes.
+const DIARIZE: &str = "diarize";
+/// The stage of the pipeline that writes.
+const WRITE: &str = "write_turns";
+/// Parameters of the pipeline that options give.
+const OPTIONS: &[(&str, &str)] = &[
+    ("input", "INPUT..."),
+    ("out", "--out"),
+    ("formats", "--format"),
+    ("num_speakers", "--num-speakers"),
+    ("min_speakers", "--min-speakers"),
+    ("max_speakers", "--max-speakers"),
+    ("known_speakers", "--known-speakers"),
+];
+
+pub fn diarize(arguments: &DiarizeArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let known = Format::ALL.map(|format| WrittenFormat {
+        name: format.name(),
+        stage: WRITE,
+    });
+    let formats = formats(&arguments.format, &known)?;
+    let mut set = vec![format!("formats={}", names_of(&formats, WRITE))];
+    set.extend(speakers(&arguments.speakers)?);
+    let diarization = Work {
+        pipeline: DIARIZE,
+        result: "diarization",
+        stages: vec![(DIARIZE, "diarized")],
+        formats,
+        set,
+        options: OPTIONS,
+    };
+    work(&diarization, &arguments.recordings, registry, out)
+}

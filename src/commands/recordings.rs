@@ -1,0 +1,361 @@
+//! What `flow transcribe` and `flow diarize` have in common: recordings that the command line names go through a pipeline that
+//! the program carries, which writes files about each of them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use flow_audio::listing::{Recording, recordings};
+use flow_runtime::escape::escape_line;
+use flow_runtime::registry::Registry;
+use flow_runtime::store::{Access, Store};
+use tempfile::TempDir;
+
+use super::past_run::PastRun;
+use super::{rejects, run};
+use crate::arguments::{
+    LookArguments, PipelineArguments, ProcessArguments, Progress, RecordingsArguments, RunArguments,
+    SelectionArguments, SpeakersArguments, StateArguments,
+};
+use crate::bundle;
+use crate::failure::{Exit, Failure};
+use crate::table::plural;
+
+/// The name of standard input as a recording.
+const STDIN: &str = "-";
+
+/// A format to write, and the stage of the pipeline that writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrittenFormat {
+    pub name: &'static str,
+    pub stage: &'static str,
+}
+
+/// What a command does with recordings.
+pub struct Work {
+    /// The pipeline, by its name; its recordings are the parameter `input`, the folder for files is `out`.
+    pub pipeline: &'static str,
+    /// What is written about a recording: `transcript`.
+    pub result: &'static str,
+    /// The stages that may refuse a recording, each with what was not done then: `transcribed`. Of what the first one refuses
+    /// nothing is written.
+    pub stages: Vec<(&'static str, &'static str)>,
+    /// What is written, one format at least.
+    pub formats: Vec<WrittenFormat>,
+    /// Parameters that options give, as `name=value`.
+    pub set: Vec<String>,
+    /// Parameters that options give or may give, each with its option.
+    pub options: &'static [(&'static str, &'static str)],
+}
+
+/// A recording that a stage refused.
+struct Refused<'a> {
+    name: String,
+    /// What was not done.
+    done: &'a str,
+    why: String,
+    /// Whether nothing is written about it.
+    nothing_is_left: bool,
+}
+
+/// The path of a pipeline that the program carries.
+pub fn carried(name: &str) -> Result<PathBuf, Failure> {
+    let path = bundle::pipeline(name)
+        .map_err(|error| Failure::unreadable(format!("the files that flow carries cannot be written: {error}")))?;
+    path.ok_or_else(|| Failure::Bug(format!("the pipeline {name} is missing")))
+}
+
+/// Does the work, and says on standard error which recordings were refused.
+pub fn work(
+    work: &Work,
+    arguments: &RecordingsArguments,
+    registry: &Registry,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
+    let pipeline = carried(work.pipeline)?;
+    let speaks = arguments.progress != Progress::None;
+    // What is read from standard input, and printed without being kept, lies in folders that go with this value.
+    let (spooled, printed) = (TempDir::new()?, TempDir::new()?);
+    let input = input(&arguments.input, spooled.path())?;
+    let folder = match &arguments.out {
+        Some(folder) => folder.clone(),
+        None if arguments.stdout => printed.path().to_owned(),
+        None => PathBuf::from("."),
+    };
+    for (name, option) in work.options {
+        if given(&arguments.set, name) {
+            let message = format!("`--set {name}=...` is not for this command");
+            return Err(Failure::usage(
+                message,
+                format!("it has an option of its own: {option}"),
+            ));
+        }
+    }
+    let Some(out_folder) = folder.to_str() else {
+        let message = format!("{} is not UTF-8", folder.display());
+        return Err(Failure::usage(message, "give --out another name"));
+    };
+    refuse_files_of_others(work, arguments, &input, &folder)?;
+    let mut set = vec![
+        format!("input={}", json(&input)),
+        format!("out={}", json(&[out_folder.to_owned()])[0]),
+    ];
+    set.extend(work.set.iter().chain(&arguments.set).cloned());
+    let state = state(arguments, &folder);
+    let outcome = run::run(
+        &run_arguments(arguments, pipeline, set, &state),
+        registry,
+        &mut io::sink(),
+    )?;
+    if outcome != Exit::Done && outcome != Exit::Noted {
+        return Ok(outcome);
+    }
+
+    let listed = recordings(&input).map_err(Failure::unreadable)?;
+    let mut refused: Vec<Refused> = Vec::new();
+    for (place, (stage, done)) in work.stages.iter().enumerate() {
+        for (name, why) in refused_by(work.pipeline, stage, &state)? {
+            // What several stages cannot read is told once.
+            if refused.iter().all(|refused| refused.name != name) {
+                let nothing_is_left = place == 0;
+                refused.push(Refused {
+                    name,
+                    done,
+                    why,
+                    nothing_is_left,
+                });
+            }
+        }
+    }
+    for Refused { name, done, why, .. } in &refused {
+        let file = listed.iter().find(|recording| recording.name == *name);
+        let shown = file.map_or(name.as_str(), |recording| recording.file.as_str());
+        writeln!(
+            io::stderr(),
+            "warning: {} was not {done}: {}",
+            escape_line(shown),
+            escape_line(why)
+        )?;
+    }
+    let path = |recording: &Recording| folder.join(format!("{}.{}", recording.name, work.formats[0].name));
+    let is_done = |recording: &Recording| match refused.iter().find(|refused| refused.name == recording.name) {
+        None => true,
+        Some(refused) => !refused.nothing_is_left && path(recording).is_file(),
+    };
+    let done: Vec<_> = listed.iter().filter(|recording| is_done(recording)).collect();
+    if arguments.stdout {
+        for recording in &done {
+            if listed.len() > 1 {
+                writeln!(out, "==> {} <==", recording.file)?;
+            }
+            let path = path(recording);
+            let text = fs::read_to_string(&path)
+                .map_err(|error| Failure::unreadable(format!("cannot read {}: {error}", path.display())))?;
+            out.write_all(text.as_bytes())?;
+        }
+        out.flush()?;
+    }
+    if speaks && (arguments.out.is_some() || !arguments.stdout) {
+        writeln!(
+            io::stderr(),
+            "{} in {}",
+            plural(done.len() as u64, work.result),
+            escape_line(&folder.to_string_lossy())
+        )?;
+    }
+    Ok(match (done.is_empty(), refused.is_empty()) {
+        (_, true) => Exit::Done,
+        (false, false) => Exit::Noted,
+        (true, false) => Exit::Failed,
+    })
+}
+
+/// Names of files as the value of a parameter: as they are, whatever stands in them.
+pub fn json(texts: &[String]) -> serde_json::Value {
+    texts.iter().map(|text| text.replace("${", "$${")).collect()
+}
+
+/// The parameters that say who may speak.
+pub fn speakers(arguments: &SpeakersArguments) -> Result<Vec<String>, Failure> {
+    let numbers = [
+        ("num_speakers", arguments.num_speakers),
+        ("min_speakers", arguments.min_speakers),
+        ("max_speakers", arguments.max_speakers),
+    ];
+    let given = |(name, number): (&str, Option<u16>)| Some(format!("{name}={}", number?));
+    let mut set: Vec<String> = numbers.into_iter().filter_map(given).collect();
+    if let Some(path) = &arguments.known_speakers {
+        let Some(text) = path.to_str() else {
+            let message = format!("{} is not UTF-8", path.display());
+            return Err(Failure::usage(message, "give the file another name"));
+        };
+        set.push(format!("known_speakers={}", json(&[text.to_owned()])[0]));
+    }
+    Ok(set)
+}
+
+/// The state directory: where it is known what was done.
+fn state(arguments: &RecordingsArguments, folder: &Path) -> StateArguments {
+    StateArguments {
+        state: arguments.state.clone().unwrap_or_else(|| folder.join(".flow")),
+    }
+}
+
+/// Refuses to write over files that an earlier run did not write: a corpus may have texts beside its recordings.
+fn refuse_files_of_others(
+    work: &Work,
+    arguments: &RecordingsArguments,
+    input: &[String],
+    folder: &Path,
+) -> Result<(), Failure> {
+    // What cannot be listed is told by the run.
+    let Ok(listed) = recordings(input) else { return Ok(()) };
+    let stages: BTreeSet<&str> = work.formats.iter().map(|format| format.stage).collect();
+    for stage in stages {
+        let own = || work.formats.iter().filter(|format| format.stage == stage);
+        let paths = listed.iter().flat_map(|recording| {
+            let path = |format: &WrittenFormat| folder.join(format!("{}.{}", recording.name, format.name));
+            own().map(path)
+        });
+        let standing: Vec<PathBuf> = paths.filter(|path| path.exists()).collect();
+        if standing.is_empty() {
+            continue;
+        }
+        let written = written(stage, state(arguments, folder))?;
+        if let Some(path) = standing.iter().find(|path| !written.contains(*path)) {
+            return Err(Failure::usage(
+                format!(
+                    "{} is there already, and no {} of an earlier run",
+                    path.display(),
+                    work.result
+                ),
+                "name another folder with --out, or move the file away",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The files that a stage wrote in the runs of a state directory, as far as it is known.
+fn written(stage: &str, state: StateArguments) -> Result<BTreeSet<PathBuf>, Failure> {
+    let mut written = BTreeSet::new();
+    if !state.state.join("FORMAT").is_file() {
+        return Ok(written);
+    }
+    let store = Store::open(&state.state, Access::Read)?;
+    for id in store.runs()? {
+        let Some(snapshots) = store.run_snapshots(&id)? else {
+            continue;
+        };
+        let Some(snapshot) = snapshots.of(stage) else { continue };
+        for record in snapshot.among(&store.records(&snapshot.recipe)?) {
+            let rows = store.first_rows(&snapshot.recipe, &record, "files", usize::MAX);
+            for row in rows.map_err(Failure::unreadable)? {
+                let path = row.iter().find(|(name, _)| name == "path");
+                let path = path.and_then(|(_, value)| serde_json::from_str::<PathBuf>(value).ok());
+                written.extend(path);
+            }
+        }
+    }
+    Ok(written)
+}
+
+/// The recordings that are meant, with standard input as a file in `folder`.
+fn input(given: &[String], folder: &Path) -> Result<Vec<String>, Failure> {
+    let mut input = given.to_vec();
+    if let Some(place) = input.iter().position(|text| text == STDIN) {
+        if input.iter().filter(|text| *text == STDIN).count() > 1 {
+            return Err(Failure::usage("`-` is given twice", "standard input can be read once"));
+        }
+        let path = folder.join("stdin");
+        let mut file = File::create(&path)?;
+        io::copy(&mut io::stdin().lock(), &mut file)
+            .map_err(|error| Failure::unreadable(format!("cannot read standard input: {error}")))?;
+        input[place] = path.to_string_lossy().into_owned();
+    }
+    Ok(input)
+}
+
+/// The formats that `--format` names, each once, in their order.
+pub fn formats(given: &[String], known: &[WrittenFormat]) -> Result<Vec<WrittenFormat>, Failure> {
+    let mut formats: Vec<WrittenFormat> = Vec::new();
+    for name in given.iter().flat_map(|list| list.split(',')).map(str::trim) {
+        let format = known.iter().find(|format| format.name == name).ok_or_else(|| {
+            let names: Vec<&str> = known.iter().map(|format| format.name).collect();
+            Failure::usage(
+                format!("`{name}` is no format"),
+                format!("formats: {}", names.join(", ")),
+            )
+        })?;
+        if !formats.contains(format) {
+            formats.push(*format);
+        }
+    }
+    Ok(formats)
+}
+
+/// The names of the formats that a stage writes, as the value of a parameter.
+pub fn names_of(formats: &[WrittenFormat], stage: &str) -> serde_json::Value {
+    let own = formats.iter().filter(|format| format.stage == stage);
+    own.map(|format| format.name).collect()
+}
+
+/// Whether `--set` gives a parameter.
+pub fn given(set: &[String], name: &str) -> bool {
+    set.iter()
+        .any(|set| set.split_once('=').is_some_and(|(set, _)| set.trim() == name))
+}
+
+fn run_arguments(
+    arguments: &RecordingsArguments,
+    pipeline: PathBuf,
+    set: Vec<String>,
+    state: &StateArguments,
+) -> RunArguments {
+    RunArguments {
+        pipeline: PipelineArguments {
+            pipeline,
+            config: Vec::new(),
+            set,
+        },
+        selection: SelectionArguments {
+            from: None,
+            until: None,
+            only: Vec::new(),
+            force: Vec::new(),
+            workers: arguments.workers,
+            state: state.clone(),
+        },
+        processes: ProcessArguments {
+            hosts: None,
+            process: None,
+            launch: None,
+            port: None,
+            join_timeout: 600.0,
+        },
+        allow_shrink: false,
+        progress: arguments.progress,
+        events: arguments.events.clone(),
+        on_success: None,
+        on_failure: None,
+    }
+}
+
+/// The recordings that a stage refused in the last run, and why; none where it took no part in it.
+fn refused_by(pipeline: &str, stage: &str, state: &StateArguments) -> Result<Vec<(String, String)>, Failure> {
+    let run = PastRun::find_planned(&LookArguments {
+        pipeline: Some(PathBuf::from(pipeline)),
+        config: Vec::new(),
+        set: Vec::new(),
+        run: "latest".to_owned(),
+        state: state.clone(),
+    })?;
+    let set = rejects::of_run(&run, &run.plan()?, Some(stage))?;
+    let mut refused: Vec<(String, String)> = Vec::new();
+    for reject in set.iter() {
+        let (_, partition, reject) = reject.map_err(Failure::unreadable)?;
+        refused.push((partition.to_string(), format!("{} ({})", reject.detail, reject.reason)));
+    }
+    Ok(refused)
+}

@@ -1,0 +1,395 @@
+//! The kind `speakers.diarize`: recordings to turns of speakers.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use flow_audio::listing::{Recording, recordings};
+use flow_audio::samples::{Refusal, lock_if_long, samples};
+use flow_runtime::{
+    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
+    SourcePartition, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::known::{self, Voice};
+use super::rows::{
+    recordings_batch, recordings_schema, speakers_batch, speakers_schema, timings_batch, timings_schema, turns_batch,
+    turns_schema,
+};
+use crate::clustering::Clusters;
+use crate::diarizer::{DiarizationSettings, Diarizer, KnownSpeakers};
+use crate::error::Error;
+use crate::silero::SAMPLE_RATE;
+
+/// Diarizes recordings: who speaks when.
+///
+/// # What it does
+///
+/// Each recording is a partition, named as by `transcription.transcribe` with the same `input`. A recording whose bytes are as
+/// they were is not diarized again; one that is new or changed is, alone.
+///
+/// A recording is decoded to 16 kHz mono and held in memory as a whole. A network (pyannote's segmentation 3.0) says for each
+/// 10 seconds, one second apart, when up to three people speak; another one (CAM++) gives each of them an embedding; these
+/// are clustered to the speakers of the recording, named `SPEAKER_00`, `SPEAKER_01` and so on in the order in which they begin to
+/// speak. Where nobody speaks there are no turns, and no error.
+///
+/// Port `turns`, one row per turn: `_row, start, end, speaker`; times are seconds from the beginning of the recording, and turns
+/// overlap where several people speak at once. Port `exclusive`: the same columns, with one speaker at a time, for words. Port
+/// `speakers`, one row per speaker: `_row, name, seconds, embedding`. Port `recordings`, one row per partition: `_row, recording`
+/// (its path with its ending), `duration` in seconds, `num_speakers`. Port `timings`, one row per partition: `_row,
+/// diarization_s, total_s`; it alone differs from run to run.
+///
+/// Recordings that cannot be diarized are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
+/// `decode_error`, `too_long` (see `max_duration`), `too_large`, `unreadable_file`.
+///
+/// # Example
+///
+/// ```yaml
+/// diarize:
+///   uses: speakers.diarize
+///   with: {input: [talks], max_speakers: 4}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiarizeSettings {
+    /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis, told by content): files, folders, of which all files with an ending of audio
+    /// are taken, and patterns with `*`, `?`, and `**` for folders.
+    pub input: Vec<String>,
+    /// How many speakers each recording has; 0 where that is not known.
+    #[serde(default)]
+    pub num_speakers: usize,
+    /// Fewest speakers of a recording in which somebody speaks; 0 for no limit.
+    #[serde(default)]
+    pub min_speakers: usize,
+    /// Most speakers of a recording; 0 for no limit.
+    #[serde(default)]
+    pub max_speakers: usize,
+    /// How far apart the embeddings of one speaker may be (centroids of normalised embeddings, Euclidean, above 0 to 2): with more
+    /// there are fewer speakers.
+    #[serde(default = "clustering_threshold")]
+    pub clustering_threshold: f64,
+    /// Shorter turns are left out, in seconds.
+    #[serde(default)]
+    pub min_duration_on: f64,
+    /// Shorter pauses of a speaker are filled, in seconds.
+    #[serde(default)]
+    pub min_duration_off: f64,
+    /// Longer recordings are refused, in seconds.
+    #[serde(default = "max_duration")]
+    pub max_duration: f64,
+    /// A JSON file of speakers whose names are known: `{"Ann": "ann.wav", "Bob": [0.1, ...]}`, each with a recording of nobody else
+    /// (its path is relative to the file's folder) or with an embedding as `speakers.write` writes it. Empty for none.
+    #[serde(default)]
+    pub known_speakers: PathBuf,
+    /// A speaker gets a known name if the cosine of the angle between the embeddings is at least this.
+    #[serde(default = "known_threshold")]
+    pub known_threshold: f64,
+}
+
+fn clustering_threshold() -> f64 {
+    DiarizationSettings::default().clustering_threshold
+}
+
+fn max_duration() -> f64 {
+    10_800.0
+}
+
+fn known_threshold() -> f64 {
+    0.5
+}
+
+impl DiarizeSettings {
+    /// With the defaults of all but these.
+    pub fn new(input: Vec<String>) -> Self {
+        DiarizeSettings {
+            input,
+            num_speakers: 0,
+            min_speakers: 0,
+            max_speakers: 0,
+            clustering_threshold: clustering_threshold(),
+            min_duration_on: 0.0,
+            min_duration_off: 0.0,
+            max_duration: max_duration(),
+            known_speakers: PathBuf::new(),
+            known_threshold: known_threshold(),
+        }
+    }
+
+    /// What the way from samples to turns needs.
+    pub fn diarization(&self) -> DiarizationSettings {
+        let given = |number: usize| Some(number).filter(|&number| number > 0);
+        DiarizationSettings {
+            clusters: Clusters {
+                number: given(self.num_speakers),
+                least: given(self.min_speakers),
+                most: given(self.max_speakers),
+            },
+            clustering_threshold: self.clustering_threshold,
+            min_duration_on: self.min_duration_on,
+            min_duration_off: self.min_duration_off,
+        }
+    }
+
+    /// The file of known speakers, if there is one.
+    fn known(&self) -> Option<&PathBuf> {
+        Some(&self.known_speakers).filter(|path| !path.as_os_str().is_empty())
+    }
+
+    fn check(&self) -> Result<(), StageError> {
+        let wrong = |name: &str, value: &dyn std::fmt::Display, rule: &str| {
+            let message = format!("`{name}` is {value}; it must be {rule}");
+            Err(StageError::setting(name, message))
+        };
+        let (number, least, most) = (self.num_speakers, self.min_speakers, self.max_speakers);
+        if most > 0 && least > most {
+            return wrong("min_speakers", &least, &format!("at most `max_speakers`, {most}"));
+        }
+        if number > 0 && (number < least || (most > 0 && number > most)) {
+            return wrong("num_speakers", &number, "between `min_speakers` and `max_speakers`");
+        }
+        if !(self.clustering_threshold > 0.0 && self.clustering_threshold <= 2.0) {
+            return wrong(
+                "clustering_threshold",
+                &self.clustering_threshold,
+                "above 0 and at most 2",
+            );
+        }
+        if !(-1.0..=1.0).contains(&self.known_threshold) {
+            return wrong("known_threshold", &self.known_threshold, "from -1 to 1");
+        }
+        for (name, value) in [
+            ("min_duration_on", self.min_duration_on),
+            ("min_duration_off", self.min_duration_off),
+        ] {
+            if !(0.0..=3600.0).contains(&value) {
+                return wrong(name, &value, "from 0 to 3600 seconds");
+            }
+        }
+        // As in transcription.transcribe.
+        if !(1.0..=43_200.0).contains(&self.max_duration) {
+            return wrong("max_duration", &self.max_duration, "from 1 to 43200 seconds");
+        }
+        if self.input.is_empty() {
+            return Err(StageError::setting("input", "`input` names no recording"));
+        }
+        Ok(())
+    }
+}
+
+/// The kind `speakers.diarize`.
+pub struct Diarize;
+
+impl Kind for Diarize {
+    const NAME: &'static str = "speakers.diarize";
+    const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[
+        OutputPort::new(
+            "turns",
+            "one row for each turn: from when to when, and whose; turns may overlap",
+        ),
+        OutputPort::new(
+            "exclusive",
+            "one row for each turn where one speaker is heard at a time",
+        ),
+        OutputPort::new(
+            "speakers",
+            "one row for each speaker: name, seconds of speech, embedding",
+        ),
+        OutputPort::new(
+            "recordings",
+            "one row for each recording: its length and how many speakers it has",
+        ),
+        OutputPort::new("timings", "one row for each recording: how long it was worked on"),
+    ];
+    type Settings = DiarizeSettings;
+
+    fn shape(settings: &DiarizeSettings, _: &Inputs) -> Result<Shape, StageError> {
+        settings.check()?;
+        let port = |name: &str, schema| Port {
+            name: name.into(),
+            schema,
+        };
+        let outputs = vec![
+            port("turns", turns_schema()),
+            port("exclusive", turns_schema()),
+            port("speakers", speakers_schema()),
+            port("recordings", recordings_schema()),
+            port("timings", timings_schema()),
+        ];
+        Ok(Shape {
+            expensive: true,
+            ..Shape::source(outputs)
+        })
+    }
+
+    fn open(settings: &DiarizeSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(Diarizing {
+            settings: settings.clone(),
+            context: context.clone(),
+            listed: None,
+            diarizer: None,
+            known: None,
+        })))
+    }
+
+    /// Where recordings and the file of known speakers are does not matter.
+    fn identity(settings: &DiarizeSettings) -> Value {
+        json!({
+            "num_speakers": settings.num_speakers,
+            "min_speakers": settings.min_speakers,
+            "max_speakers": settings.max_speakers,
+            "clustering_threshold": settings.clustering_threshold,
+            "min_duration_on": settings.min_duration_on,
+            "min_duration_off": settings.min_duration_off,
+            "max_duration": settings.max_duration,
+            "known_threshold": settings.known().map(|_| settings.known_threshold),
+        })
+    }
+
+    fn sources(settings: &DiarizeSettings) -> Vec<(&'static str, PathBuf)> {
+        let known = settings.known().map(|path| ("known_speakers", path.clone()));
+        known.into_iter().collect()
+    }
+}
+
+struct Diarizing {
+    settings: DiarizeSettings,
+    context: Context,
+    /// By partition.
+    listed: Option<BTreeMap<Partition, Recording>>,
+    diarizer: Option<Arc<Diarizer>>,
+    known: Option<KnownSpeakers>,
+}
+
+fn stopped() -> StageError {
+    StageError::failed("stopped")
+}
+
+impl Diarizing {
+    fn listed(&mut self) -> Result<&BTreeMap<Partition, Recording>, StageError> {
+        let listed = match self.listed.take() {
+            Some(listed) => listed,
+            None => {
+                let found = recordings(&self.settings.input)?.into_iter();
+                found
+                    .map(|recording| (Partition::new(&recording.name), recording))
+                    .collect()
+            }
+        };
+        Ok(self.listed.insert(listed))
+    }
+
+    fn diarizer(&mut self) -> Result<Arc<Diarizer>, StageError> {
+        let diarizer = match self.diarizer.take() {
+            Some(diarizer) => diarizer,
+            None => shared_diarizer()?,
+        };
+        Ok(Arc::clone(self.diarizer.insert(diarizer)))
+    }
+
+    /// The known speakers, if any are named; they are read once by each worker.
+    fn known(&mut self, diarizer: &Diarizer) -> Result<Option<&KnownSpeakers>, StageError> {
+        let Some(path) = self.settings.known() else {
+            return Ok(None);
+        };
+        let cancel = &self.context.cancel;
+        let known = match self.known.take() {
+            Some(known) => known,
+            None => known::load(path, diarizer, &|| cancel.is_set())?.ok_or_else(stopped)?,
+        };
+        Ok(Some(self.known.insert(known)))
+    }
+}
+
+impl Source for Diarizing {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        // What decides about names: the file, and the recordings that it names.
+        let mut known = Vec::new();
+        if let Some(path) = self.settings.known() {
+            known.push(path.clone());
+            known.extend(known::read(path)?.into_values().filter_map(|voice| match voice {
+                Voice::Recording(recording) => Some(recording),
+                Voice::Embedding(_) => None,
+            }));
+        }
+        let partition = |(name, recording): (&Partition, &Recording)| SourcePartition {
+            name: name.clone(),
+            files: std::iter::once(&recording.path).chain(&known).cloned().collect(),
+            // It is a column.
+            extra: recording.file.clone(),
+        };
+        Ok(self.listed()?.iter().map(partition).collect())
+    }
+
+    fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let begun = Instant::now();
+        let recording = self.listed()?.get(partition).cloned();
+        let recording = recording.ok_or_else(|| StageError::failed(format!("there is no recording `{partition}`")))?;
+        let _alone = lock_if_long(&recording.path);
+        // Somebody may have waited here for long.
+        let cancel = self.context.cancel.clone();
+        if cancel.is_set() {
+            return Err(stopped());
+        }
+        let samples = match samples(&recording.path, self.settings.max_duration)? {
+            Ok(samples) => samples,
+            Err(Refusal { reason, detail }) => {
+                out.reject_partition(reason, RejectClass::Fault, detail);
+                return Ok(());
+            }
+        };
+        if cancel.is_set() {
+            return Err(stopped());
+        }
+        let diarizer = self.diarizer()?;
+        let diarizing = Instant::now();
+        let settings = self.settings.diarization();
+        let diarized = match diarizer.diarize(&samples, &settings, &|| cancel.is_set()) {
+            // None: the run is being given up, and so is this partition.
+            Ok(diarized) => diarized.ok_or_else(stopped)?,
+            Err(error @ Error::Sample { .. }) => {
+                let detail = format!("{}: {error}", recording.path.display());
+                out.reject_partition("decode_error", RejectClass::Fault, detail);
+                return Ok(());
+            }
+            Err(error) => return Err(StageError::failed(error)),
+        };
+        let threshold = self.settings.known_threshold;
+        let diarized = match self.known(&diarizer)? {
+            Some(known) => known
+                .name(diarized, threshold)
+                .map_err(|error| StageError::setting("known_speakers", error))?,
+            None => diarized,
+        };
+        let diarization = diarizing.elapsed().as_secs_f64();
+        let duration = samples.len() as f64 / f64::from(SAMPLE_RATE);
+        out.read(1);
+        out.send(0, turns_batch(&diarized.turns)?);
+        out.send(1, turns_batch(&diarized.exclusive)?);
+        out.send(2, speakers_batch(&diarized.speakers)?);
+        out.send(3, recordings_batch(&recording.file, duration, diarized.speakers.len())?);
+        out.send(4, timings_batch(diarization, begun.elapsed().as_secs_f64())?);
+        Ok(())
+    }
+}
+
+/// The diarizer that all workers of a run share: it is unpacked by the first that needs it.
+fn shared_diarizer() -> Result<Arc<Diarizer>, StageError> {
+    static SHARED: Mutex<Weak<Diarizer>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(diarizer) = shared.upgrade() {
+        return Ok(diarizer);
+    }
+    let diarizer = Arc::new(Diarizer::bundled().map_err(StageError::failed)?);
+    *shared = Arc::downgrade(&diarizer);
+    Ok(diarizer)
+}
+
+#[cfg(test)]
+#[path = "diarize_tests.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+//! Speakers whose names are known: the file that names them, with a recording or an embedding for each.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use flow_audio::samples::samples;
+use flow_runtime::StageError;
+use serde::Deserialize;
+
+use crate::clustering::Clusters;
+use crate::diarizer::{DiarizationSettings, Diarizer, KnownSpeakers};
+
+/// Where a voice is known from.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum Voice {
+    /// A recording of nobody else.
+    Recording(PathBuf),
+    /// As `speakers.write` writes it.
+    Embedding(Vec<f32>),
+}
+
+/// Beginnings of names that diarization gives itself.
+const TAKEN: &str = "SPEAKER_";
+/// Of a recording of a known speaker so much may be used, in seconds.
+const LONGEST: f64 = 600.0;
+
+fn wrong(path: &Path, why: impl std::fmt::Display) -> StageError {
+    StageError::setting("known_speakers", format!("{}: {why}", path.display()))
+}
+
+/// Reads `{"NAME": "recording.wav", "NAME": [embedding], ...}`. Paths are relative to the folder of the file; a recording must be
+/// there.
+///
+/// # Errors
+/// What is wrong with the file or a name, as a mistake in the setting `known_speakers`.
+pub fn read(path: &Path) -> Result<BTreeMap<String, Voice>, StageError> {
+    let bytes = std::fs::read(path).map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
+    let mut voices: BTreeMap<String, Voice> = serde_json::from_slice(&bytes).map_err(|error| {
+        let why =
+            format!("is no JSON object of names, each with the path of a recording or a list of numbers: {error}");
+        wrong(path, why)
+    })?;
+    if voices.is_empty() {
+        return Err(wrong(path, "names no speaker"));
+    }
+    for (name, voice) in &mut voices {
+        let wrong = |why: String| wrong(path, why);
+        if name.trim().is_empty() || name.starts_with(TAKEN) || name == "UNKNOWN" {
+            return Err(wrong(format!("`{name}` cannot be the name of a speaker")));
+        }
+        match voice {
+            Voice::Recording(recording) => {
+                let beside = path.parent().unwrap_or(Path::new("")).join(&recording);
+                if !beside.is_file() {
+                    return Err(wrong(format!(
+                        "the recording of {name}, {}, is not there",
+                        beside.display()
+                    )));
+                }
+                *recording = beside;
+            }
+            Voice::Embedding(values) if values.is_empty() || values.iter().any(|value| !value.is_finite()) => {
+                return Err(wrong(format!("the embedding of {name} is no list of finite numbers")));
+            }
+            Voice::Embedding(_) => {}
+        }
+    }
+    Ok(voices)
+}
+
+/// Their embeddings, which for recordings are those of the one speaker that is taken to be in them. None if `cancelled`.
+///
+/// # Errors
+/// When a recording cannot be decoded or nobody speaks in it.
+pub fn load(
+    path: &Path,
+    diarizer: &Diarizer,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Option<KnownSpeakers>, StageError> {
+    let alone = DiarizationSettings {
+        clusters: Clusters {
+            number: Some(1),
+            ..Clusters::default()
+        },
+        ..DiarizationSettings::default()
+    };
+    let mut known = Vec::new();
+    for (name, voice) in read(path)? {
+        let embedding = match voice {
+            Voice::Embedding(values) => values,
+            Voice::Recording(recording) => {
+                let decoded = samples(&recording, LONGEST)?.map_err(|refusal| wrong(path, refusal.detail))?;
+                let found = diarizer
+                    .diarize(&decoded, &alone, cancelled)
+                    .map_err(|error| wrong(path, error))?;
+                let Some(found) = found else { return Ok(None) };
+                let Some(speaker) = found.speakers.into_iter().next() else {
+                    let why = format!("nobody speaks in {}, the recording of {name}", recording.display());
+                    return Err(wrong(path, why));
+                };
+                speaker.embedding
+            }
+        };
+        known.push((name, embedding));
+    }
+    let known = KnownSpeakers::new(known).map_err(|error| wrong(path, error))?;
+    Ok(Some(known))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_recordings_beside_the_file_or_embeddings() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("known.json");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read(&path)
+        };
+        std::fs::write(folder.path().join("ann.wav"), b"x").unwrap();
+        let voices = read(r#"{"Ann Lee": "ann.wav", "Bob": [0.5, -1]}"#).unwrap();
+        assert_eq!(voices["Ann Lee"], Voice::Recording(folder.path().join("ann.wav")));
+        assert_eq!(voices["Bob"], Voice::Embedding(vec![0.5, -1.0]));
+        for (text, said) in [
+            ("{}", "names no speaker"),
+            ("[]", "no JSON object"),
+            (r#"{"Ann": 1}"#, "no JSON object"),
+            (r#"{"Ann": []}"#, "embedding of Ann"),
+            (r#"{"Ann": [1e300]}"#, "known.json"),
+            (r#"{" ": [1]}"#, "cannot be the name"),
+            (r#"{"SPEAKER_00": [1]}"#, "cannot be the name"),
+            (r#"{"Ann": "gone.wav"}"#, "gone.wav, is not there"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+}
