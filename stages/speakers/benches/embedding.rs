@@ -106,7 +106,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let campplus = CamPlusPlus::bundled()?;
     let wespeaker = wespeaker()?;
     let mask = [1.0; 589];
-    pool("bench", 1)?.install(|| {
+    pool("bench", 1)?.install(|| -> flow_speakers::Result<()> {
         for (frames, reference) in [(100, 35.0), (PART, 92.1), (CHUNK, 205.5)] {
             let features = noise(frames * BANDS, 5.0);
             let time = milliseconds(10, || campplus.embedding(&features).map(|_| ()))?;
@@ -120,9 +120,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
         let features = noise(CHUNK * BANDS, 5.0);
-        let time = milliseconds(5, || wespeaker.embeddings(&features, &[&mask; 3]).map(|_| ()))?;
+        let time = milliseconds(5, || wespeaker.embeddings(&features, &[&mask[..]; 3]).map(|_| ()))?;
         let hour = time / 1e3 * CHUNKS_OF_HOUR;
         println!("ResNet34, a chunk, 3 masks: {time:.0} ms, {hour:.0} s for an hour (torch: 435 ms, 1563 s)");
         Ok(())
-    })
+    })?;
+    Ok(())
 }

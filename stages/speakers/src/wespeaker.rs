@@ -83,16 +83,16 @@ impl WeSpeakerResNet34 {
         self.project(&statistics(&frames, FRAME))
     }
 
-    /// An embedding for each mask. Masks have any number of weights from 0, evenly over the frames; the nearest one counts
+    /// An embedding for each mask. Masks have any number of weights from 0 to 1, evenly over the frames; the nearest one counts
     /// for a frame. The network runs once. A mask of zeros gives an embedding that means nothing, of finite numbers.
     ///
     /// # Errors
-    /// As [`embedding`](Self::embedding), and if a mask is empty or has a weight below zero or not finite.
+    /// As [`embedding`](Self::embedding), and if a mask is empty or has another weight.
     pub fn embeddings(&self, features: &[f32], masks: &[&[f32]]) -> Result<Vec<Vec<f32>>> {
         for (number, mask) in masks.iter().enumerate() {
-            if mask.is_empty() || mask.iter().any(|weight| !weight.is_finite() || *weight < 0.0) {
+            if mask.is_empty() || mask.iter().any(|weight| !(0.0..=1.0).contains(weight)) {
                 return Err(Error::Input(format!(
-                    "mask {number} is empty, or has weights that are not finite numbers from 0"
+                    "mask {number} is empty, or has weights that are not from 0 to 1"
                 )));
             }
         }

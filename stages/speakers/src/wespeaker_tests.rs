@@ -189,7 +189,7 @@ fn input_that_cannot_be_is_refused() {
         assert!(matches!(network.embedding(&features), Err(Error::Input(_))));
     }
     let features = vec![0.0; BANDS * MIN_FRAMES];
-    let masks: [&[f32]; 4] = [&[], &[-1.0], &[f32::NAN, 1.0], &[f32::INFINITY]];
+    let masks: [&[f32]; 4] = [&[], &[-1.0], &[f32::NAN, 1.0], &[1.5]];
     for mask in masks {
         assert!(
             network
@@ -200,9 +200,6 @@ fn input_that_cannot_be_is_refused() {
         );
     }
     assert!(network.embeddings(&features, &[]).unwrap().is_empty());
-    assert!(
-        network
-            .embeddings(&features, &[&[1e38; 50]])
-            .is_ok_and(|found| found[0].len() == DIMENSION)
-    );
+    let found = network.embeddings(&features, &[&[0.0, 1e-38]]).unwrap();
+    assert_eq!(found[0].len(), DIMENSION);
 }
