@@ -3,6 +3,7 @@
 //! [`stages`], are thin stages around it.
 
 pub mod assignment;
+pub mod campplus;
 pub mod chunks;
 pub mod clustering;
 pub mod diarizer;
@@ -10,7 +11,10 @@ pub mod error;
 pub mod error_rate;
 pub mod fbank;
 #[cfg(test)]
+mod formula;
+#[cfg(test)]
 mod golden;
+mod layers;
 mod linear;
 pub mod powerset;
 pub mod reconstruct;
@@ -23,6 +27,7 @@ pub mod stages;
 pub mod tones;
 pub mod turns;
 pub mod weights;
+pub mod wespeaker;
 
 pub use error::{Error, Result};
 pub use silero::{SileroStream, SileroVad};
