@@ -11,6 +11,7 @@ pub mod fbank;
 mod golden;
 mod linear;
 pub mod powerset;
+pub mod pyannet;
 pub mod reconstruct;
 #[cfg(test)]
 mod reference;
@@ -21,4 +22,5 @@ pub mod turns;
 pub mod weights;
 
 pub use error::{Error, Result};
+pub use pyannet::PyanNet;
 pub use silero::{SileroStream, SileroVad};
