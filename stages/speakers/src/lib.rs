@@ -2,13 +2,17 @@
 //! and error rates. Inference on the CPU, in plain Rust over slices; knows neither stages nor runs.
 
 pub mod assignment;
+pub mod campplus;
 pub mod chunks;
 pub mod clustering;
 pub mod error;
 pub mod error_rate;
 pub mod fbank;
 #[cfg(test)]
+mod formula;
+#[cfg(test)]
 mod golden;
+mod layers;
 mod linear;
 pub mod powerset;
 pub mod pyannet;
@@ -20,6 +24,7 @@ pub mod silero;
 pub mod speech;
 pub mod turns;
 pub mod weights;
+pub mod wespeaker;
 
 pub use error::{Error, Result};
 pub use pyannet::PyanNet;

@@ -1,0 +1,338 @@
+//! Convolutions over frames and bands, 3 x 3 with padding 1 or 1 x 1, and residual blocks of them.
+
+use flow_kernels::product::PackedRhs;
+use rayon::prelude::*;
+
+use super::winograd::Winograd;
+use super::{BatchNorm, FeatureMap, product_error, rounded};
+use crate::error::Result;
+use crate::weights::Weights;
+
+/// Rows of a product for which a block of frames is laid out.
+const ROWS: usize = 96;
+const TAPS: usize = 3;
+
+/// A convolution without bias and the batch norm after it.
+pub struct Conv2d {
+    inputs: usize,
+    outputs: usize,
+    band_stride: usize,
+    frame_stride: usize,
+    kernel: Kernel,
+    bias: Vec<f32>,
+}
+
+enum Kernel {
+    Winograd(Winograd),
+    /// 3 x 3; of the depth of the product the band is outermost, then the frame, then the channel.
+    Rows(PackedRhs),
+    /// 1 x 1.
+    Point(PackedRhs),
+}
+
+impl Conv2d {
+    /// Reads `CONVOLUTION.weight` (outputs, inputs, `taps` bands, `taps` frames), with 1 or 3 taps, and the batch norm
+    /// `norm`. Strides are those of bands and of frames.
+    pub fn read(
+        weights: &Weights,
+        [convolution, norm]: [&str; 2],
+        [inputs, outputs]: [usize; 2],
+        taps: usize,
+        [band_stride, frame_stride]: [usize; 2],
+    ) -> Result<Self> {
+        let name = format!("{convolution}.weight");
+        let weight = weights.floats(&name, &[outputs, inputs, taps, taps])?;
+        let norm = BatchNorm::read(weights, norm, outputs, true)?;
+        let folded = norm.fold(&weight);
+        let kernel = if taps == 1 {
+            Kernel::Point(PackedRhs::from_weight(&rounded(&folded, &name)?, outputs).map_err(product_error)?)
+        } else if band_stride == 1 && frame_stride == 1 && Winograd::fits(inputs, outputs) {
+            Kernel::Winograd(Winograd::new(&folded, [inputs, outputs], &name)?)
+        } else {
+            let folded = rounded(&folded, &name)?;
+            let mut rows = Vec::with_capacity(folded.len());
+            for weight in folded.chunks_exact(inputs * TAPS * TAPS) {
+                for tap in 0..TAPS * TAPS {
+                    rows.extend(weight.iter().skip(tap).step_by(TAPS * TAPS));
+                }
+            }
+            Kernel::Rows(PackedRhs::from_weight(&rows, outputs).map_err(product_error)?)
+        };
+        Ok(Self {
+            inputs,
+            outputs,
+            band_stride,
+            frame_stride,
+            kernel,
+            bias: rounded(&norm.shift, &name)?,
+        })
+    }
+
+    /// The convolution of `x`; `add` is added to it, and of the sum ReLU is taken if asked.
+    pub fn apply(&self, x: &FeatureMap, add: Option<&FeatureMap>, relu: bool) -> Result<FeatureMap> {
+        let strided = |length: usize, stride: usize| length.div_ceil(stride);
+        let (frames, bands) = (strided(x.frames, self.frame_stride), strided(x.bands, self.band_stride));
+        let mut out = FeatureMap::zeros(frames, bands, self.outputs);
+        let epilogue = Epilogue {
+            bias: &self.bias,
+            add: add.map(|add| &add.values[..]),
+            relu,
+        };
+        match &self.kernel {
+            Kernel::Winograd(kernel) => kernel.apply(x, &epilogue, &mut out)?,
+            Kernel::Rows(kernel) => self.by_rows(kernel, x, &epilogue, &mut out)?,
+            Kernel::Point(kernel) => self.by_points(kernel, x, &epilogue, &mut out)?,
+        }
+        Ok(out)
+    }
+
+    /// In blocks of frames: for each band, and one more on each side, the three frames that an output frame sees lie side
+    /// by side, so that three bands of them, which overlap with those of the next band, are a row of a product.
+    fn by_rows(&self, kernel: &PackedRhs, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
+        let position = TAPS * self.inputs;
+        let width = (x.bands + 2).next_multiple_of(self.band_stride);
+        let (bands, grid) = (out.bands, width / self.band_stride);
+        let frames = ROWS.div_ceil(grid);
+        let frame_size = bands * self.outputs;
+        let block = |buffer: &mut Vec<f32>, (number, out): (usize, &mut [f32])| -> Result<()> {
+            // The last row, which does not count, reads behind the last frame.
+            buffer.resize((frames * width + TAPS) * position, 0.0);
+            let count = out.len() / frame_size;
+            for (row, frame) in (number * frames..).take(count).enumerate() {
+                for tap in 0..TAPS {
+                    let from = (frame * self.frame_stride + tap)
+                        .checked_sub(1)
+                        .filter(|from| *from < x.frames);
+                    let to = &mut buffer[(row * width + 1) * position..][..x.bands * position];
+                    for (band, to) in to.chunks_exact_mut(position).enumerate() {
+                        let to = &mut to[tap * self.inputs..][..self.inputs];
+                        match from {
+                            Some(from) => to.copy_from_slice(x.at(from, band)),
+                            None => to.fill(0.0),
+                        }
+                    }
+                }
+            }
+            let sums = kernel
+                .product_of_rows(buffer, count * grid, self.band_stride * position)
+                .map_err(product_error)?;
+            let frames_of_sums = sums.chunks_exact(grid * self.outputs);
+            for (row, (sums, out)) in frames_of_sums.zip(out.chunks_exact_mut(frame_size)).enumerate() {
+                epilogue.apply(&sums[..frame_size], (number * frames + row) * frame_size, out);
+            }
+            Ok(())
+        };
+        out.values
+            .par_chunks_mut(frames * frame_size)
+            .enumerate()
+            .try_for_each_init(Vec::new, block)
+    }
+
+    fn by_points(&self, kernel: &PackedRhs, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
+        let mut rows = Vec::with_capacity(out.frames * out.bands * self.inputs);
+        for frame in (0..x.frames).step_by(self.frame_stride) {
+            for band in (0..x.bands).step_by(self.band_stride) {
+                rows.extend_from_slice(x.at(frame, band));
+            }
+        }
+        let sums = kernel
+            .product_of_rows(&rows, out.frames * out.bands, self.inputs)
+            .map_err(product_error)?;
+        epilogue.apply(&sums, 0, &mut out.values);
+        Ok(())
+    }
+}
+
+/// What happens to the sums of a convolution.
+pub struct Epilogue<'a> {
+    pub bias: &'a [f32],
+    /// Values of the size of the result.
+    pub add: Option<&'a [f32]>,
+    pub relu: bool,
+}
+
+impl Epilogue<'_> {
+    /// `sums`, whole positions, are those of the result from `start`; what becomes of them goes to `out`.
+    fn apply(&self, sums: &[f32], start: usize, out: &mut [f32]) {
+        let channels = self.bias.len();
+        let least = if self.relu { 0.0 } else { f32::NEG_INFINITY };
+        for (at, (sums, out)) in sums
+            .chunks_exact(channels)
+            .zip(out.chunks_exact_mut(channels))
+            .enumerate()
+        {
+            let terms = out.iter_mut().zip(sums).zip(self.bias);
+            if let Some(add) = self.add {
+                let add = &add[start + at * channels..][..channels];
+                for (((out, sum), bias), add) in terms.zip(add) {
+                    *out = (sum + bias + add).max(least);
+                }
+            } else {
+                for ((out, sum), bias) in terms {
+                    *out = (sum + bias).max(least);
+                }
+            }
+        }
+    }
+}
+
+/// ResNet's basic block: `relu(conv(relu(conv x)) + shortcut x)`, where the shortcut is a convolution 1 x 1 if the shape
+/// changes, and nothing otherwise.
+pub struct BasicBlock {
+    first: Conv2d,
+    second: Conv2d,
+    shortcut: Option<Conv2d>,
+}
+
+impl BasicBlock {
+    /// Reads `NAME.{conv1,bn1,conv2,bn2}` and, if the block has them, `NAME.{shortcut.0,shortcut.1}`.
+    pub fn read(weights: &Weights, name: &str, [inputs, outputs]: [usize; 2], strides: [usize; 2]) -> Result<Self> {
+        let names = |parts: [&str; 2]| parts.map(|part| format!("{name}.{part}"));
+        let read = |parts: [&str; 2], inputs: usize, taps: usize, strides: [usize; 2]| {
+            let [convolution, norm] = names(parts);
+            Conv2d::read(weights, [&convolution, &norm], [inputs, outputs], taps, strides)
+        };
+        let same = strides == [1, 1] && inputs == outputs;
+        Ok(Self {
+            first: read(["conv1", "bn1"], inputs, TAPS, strides)?,
+            second: read(["conv2", "bn2"], outputs, TAPS, [1, 1])?,
+            shortcut: if same {
+                None
+            } else {
+                Some(read(["shortcut.0", "shortcut.1"], inputs, 1, strides)?)
+            },
+        })
+    }
+
+    pub fn apply(&self, x: &FeatureMap) -> Result<FeatureMap> {
+        let hidden = self.first.apply(x, None, true)?;
+        match &self.shortcut {
+            Some(shortcut) => self.second.apply(&hidden, Some(&shortcut.apply(x, None, false)?), true),
+            None => self.second.apply(&hidden, Some(x), true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::Dtype;
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    fn values(count: usize, seed: usize) -> Vec<f32> {
+        (0..count)
+            .map(|at| ((at * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0)
+            .collect()
+    }
+
+    /// A file with a convolution `c` and a batch norm `n`, and their values: weight, then weight, bias, mean, variance.
+    fn file(inputs: usize, outputs: usize, taps: usize) -> (Vec<u8>, [Vec<f32>; 5]) {
+        let mut parts = [
+            values(outputs * inputs * taps * taps, 1),
+            values(outputs, 2),
+            values(outputs, 3),
+            values(outputs, 4),
+            values(outputs, 5),
+        ];
+        parts[4].iter_mut().for_each(|value| *value = value.abs() + 0.5);
+        let bytes: Vec<Vec<u8>> = parts
+            .iter()
+            .map(|part| part.iter().flat_map(|value| value.to_le_bytes()).collect())
+            .collect();
+        let names = ["c.weight", "n.weight", "n.bias", "n.running_mean", "n.running_var"];
+        let views = names.iter().zip(&bytes).map(|(name, bytes)| {
+            let shape = match *name {
+                "c.weight" => vec![outputs, inputs, taps, taps],
+                _ => vec![outputs],
+            };
+            (*name, TensorView::new(Dtype::F32, shape, bytes).unwrap())
+        });
+        (safetensors::serialize(views, None).unwrap(), parts)
+    }
+
+    /// Every kernel against the formula in f64, for sizes that fill no tile or block. Of sums of 9 * inputs terms below 2.
+    #[test]
+    fn convolutions_are_what_their_formula_says() {
+        let cases = [
+            (1, 16, 3, [1, 1], 7, 9),
+            (8, 16, 3, [1, 1], 1, 1),
+            (16, 24, 3, [1, 1], 13, 10),
+            (32, 32, 3, [1, 1], 51, 40),
+            (8, 16, 3, [2, 1], 11, 10),
+            (8, 16, 3, [2, 2], 12, 9),
+            (5, 7, 3, [1, 1], 30, 6),
+            (8, 16, 1, [2, 2], 7, 9),
+            (8, 16, 1, [2, 1], 7, 10),
+        ];
+        for case in cases {
+            let (inputs, outputs, taps, strides, frames, bands) = case;
+            let (bytes, [weight, scale, bias, mean, variance]) = file(inputs, outputs, taps);
+            let weights = Weights::open(&bytes).unwrap();
+            let layer = Conv2d::read(&weights, ["c", "n"], [inputs, outputs], taps, strides).unwrap();
+            let x = FeatureMap {
+                values: values(frames * bands * inputs, 6),
+                ..FeatureMap::zeros(frames, bands, inputs)
+            };
+            let plain = layer.apply(&x, None, false).unwrap();
+            let add = FeatureMap {
+                values: values(plain.values.len(), 7),
+                ..FeatureMap::zeros(plain.frames, plain.bands, outputs)
+            };
+            let whole = layer.apply(&x, Some(&add), true).unwrap();
+            assert_eq!(plain.frames, (frames - 1) / strides[1] + 1, "{case:?}");
+            assert_eq!(plain.bands, (bands - 1) / strides[0] + 1, "{case:?}");
+            let padding = taps / 2;
+            for frame in 0..plain.frames {
+                for band in 0..plain.bands {
+                    for output in 0..outputs {
+                        let mut sum = 0.0;
+                        for (tap, input) in (0..taps * taps).flat_map(|tap| (0..inputs).map(move |input| (tap, input)))
+                        {
+                            let at = |index: usize, stride: usize, tap: usize, count: usize| {
+                                (index * stride + tap).checked_sub(padding).filter(|at| *at < count)
+                            };
+                            let from = at(frame, strides[1], tap % taps, frames);
+                            if let (Some(frame), Some(band)) = (from, at(band, strides[0], tap / taps, bands)) {
+                                let weight = weight[(output * inputs + input) * taps * taps + tap];
+                                sum += f64::from(weight) * f64::from(x.at(frame, band)[input]);
+                            }
+                        }
+                        let norm = f64::from(scale[output]) / (f64::from(variance[output]) + 1e-5).sqrt();
+                        let expected = (sum - f64::from(mean[output])) * norm + f64::from(bias[output]);
+                        let place = (frame, band, output);
+                        let found = f64::from(plain.at(frame, band)[output]);
+                        let bound = 3e-6 * (9 * inputs) as f64;
+                        assert!(
+                            (found - expected).abs() < bound,
+                            "{case:?} {place:?}: {found} {expected}"
+                        );
+                        let expected = (expected + f64::from(add.at(frame, band)[output])).max(0.0);
+                        let found = f64::from(whole.at(frame, band)[output]);
+                        assert!(
+                            (found - expected).abs() < bound,
+                            "{case:?} {place:?}: {found} {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_that_cannot_be_are_refused() {
+        let (bytes, _) = file(8, 8, 3);
+        let weights = Weights::open(&bytes).unwrap();
+        assert!(Conv2d::read(&weights, ["c", "n"], [8, 8], 1, [1, 1]).is_err());
+        assert!(Conv2d::read(&weights, ["c", "m"], [8, 8], 3, [1, 1]).is_err());
+        for (value, name) in [(-1.0f32, "running_var"), (f32::NAN, "running_var")] {
+            // The variance is what the header says lies there; the first value of it is replaced.
+            let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            let at = tensors.tensor("n.running_var").unwrap().data().as_ptr() as usize - bytes.as_ptr() as usize;
+            let mut bad = bytes.clone();
+            bad[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            let error = Conv2d::read(&Weights::open(&bad).unwrap(), ["c", "n"], [8, 8], 3, [1, 1]).err();
+            assert!(error.unwrap().to_string().contains(name));
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Convolutions 3 x 3 by Winograd's algorithm F(4 x 4, 3 x 3): a quarter of the multiplications.
+//!
+//! Tiles of 6 x 6 values, of which neighbours overlap by two, are transformed; at each of 36 places a matrix product over
+//! the channels takes the place of the convolution; what comes out is transformed to 4 x 4 results. The matrices are those
+//! of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
+
+use flow_kernels::product::PackedRhs;
+use rayon::prelude::*;
+
+use super::conv2d::Epilogue;
+use super::{FeatureMap, product_error, rounded};
+use crate::error::Result;
+
+/// Values of a tile in each direction, and results.
+const TILE: usize = 6;
+const STEP: usize = 4;
+const PLACES: usize = TILE * TILE;
+/// Tiles that are transformed together, at least: the rows of a product.
+const TILES: usize = 48;
+const LANES: usize = 8;
+/// Floats between the rows of two places, so that they do not fall into one set of the first cache.
+const PADDING: usize = 16;
+
+/// How a kernel's three taps become six values.
+const KERNEL: [[f64; 3]; TILE] = [
+    [1.0 / 4.0, 0.0, 0.0],
+    [-1.0 / 6.0, -1.0 / 6.0, -1.0 / 6.0],
+    [-1.0 / 6.0, 1.0 / 6.0, -1.0 / 6.0],
+    [1.0 / 24.0, 1.0 / 12.0, 1.0 / 6.0],
+    [1.0 / 24.0, -1.0 / 12.0, 1.0 / 6.0],
+    [0.0, 0.0, 1.0],
+];
+
+/// The kernel of a convolution with padding 1, transformed: four times the memory of the weight.
+pub struct Winograd {
+    inputs: usize,
+    outputs: usize,
+    /// At place (frame, band) of a tile: (inputs, outputs).
+    places: Vec<PackedRhs>,
+}
+
+impl Winograd {
+    /// Whether there is a kernel for so many channels.
+    pub fn fits(inputs: usize, outputs: usize) -> bool {
+        inputs.is_multiple_of(LANES) && outputs.is_multiple_of(LANES)
+    }
+
+    /// From a weight (outputs, inputs, 3 bands, 3 frames), which errors call `name`.
+    pub fn new(weight: &[f64], [inputs, outputs]: [usize; 2], name: &str) -> Result<Self> {
+        let place = |place: usize| {
+            let (frames, bands) = (KERNEL[place / TILE], KERNEL[place % TILE]);
+            let transformed: Vec<f64> = weight
+                .chunks_exact(9)
+                .map(|weight| {
+                    let rows = weight.chunks_exact(3).zip(bands);
+                    rows.map(|(row, band)| {
+                        band * row.iter().zip(frames).map(|(value, frame)| value * frame).sum::<f64>()
+                    })
+                    .sum()
+                })
+                .collect();
+            PackedRhs::from_weight(&rounded(&transformed, name)?, outputs).map_err(product_error)
+        };
+        Ok(Self {
+            inputs,
+            outputs,
+            places: (0..PLACES).map(place).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The convolution of `x` into `out`, which has its frames and bands.
+    pub fn apply(&self, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
+        let (bands, in_row) = (out.bands, out.bands.div_ceil(STEP));
+        let rows = TILES.div_ceil(in_row);
+        let frame_size = bands * self.outputs;
+        let zeros = vec![[0.0; LANES]; self.inputs / LANES];
+        let block = |buffer: &mut Vec<f32>, (number, out): (usize, &mut [f32])| -> Result<()> {
+            let frames = out.len() / frame_size;
+            let tiles = frames.div_ceil(STEP) * in_row;
+            let stride = tiles * self.inputs + PADDING;
+            buffer.resize(PLACES * stride, 0.0);
+            for tile in 0..tiles {
+                let frame = (number * rows + tile / in_row) * STEP;
+                let band = tile % in_row * STEP;
+                let from = std::array::from_fn(|place| {
+                    let frame = (frame + place / TILE).checked_sub(1).filter(|frame| *frame < x.frames);
+                    let band = (band + place % TILE).checked_sub(1).filter(|band| *band < x.bands);
+                    match (frame, band) {
+                        (Some(frame), Some(band)) => x.at(frame, band).as_chunks().0,
+                        _ => &zeros[..],
+                    }
+                });
+                transform_input(&from, &mut buffer[tile * self.inputs..], stride);
+            }
+            let sums = (0..PLACES)
+                .map(|place| self.places[place].product_of_rows(&buffer[place * stride..], tiles, self.inputs))
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(product_error)?;
+            let start = number * rows * STEP * frame_size;
+            for tile in 0..tiles {
+                let (frame, band) = (tile / in_row * STEP, tile % in_row * STEP);
+                let from: [&[[f32; LANES]]; PLACES] =
+                    std::array::from_fn(|place| sums[place][tile * self.outputs..][..self.outputs].as_chunks().0);
+                let counts = [STEP.min(frames - frame), STEP.min(bands - band)];
+                let first = (frame * bands + band) * self.outputs;
+                let add = epilogue.add.map(|add| &add[start + first..]);
+                let finish = Epilogue { add, ..*epilogue };
+                transform_output(&from, &finish, &mut out[first..], counts, frame_size);
+            }
+            Ok(())
+        };
+        out.values
+            .par_chunks_mut(rows * STEP * frame_size)
+            .enumerate()
+            .try_for_each_init(Vec::new, block)
+    }
+}
+
+/// Eight channels.
+type Lanes = [f32; LANES];
+
+#[inline(always)]
+fn map<const N: usize>(x: [Lanes; N], f: impl Fn([f32; N]) -> f32) -> Lanes {
+    let mut out = [0.0; LANES];
+    for (lane, out) in out.iter_mut().enumerate() {
+        *out = f(x.map(|x| x[lane]));
+    }
+    out
+}
+
+/// Six values of a tile, in one direction.
+#[inline(always)]
+fn input(d: [Lanes; TILE]) -> [Lanes; TILE] {
+    let a = map([d[4], d[2]], |[x, y]| y.mul_add(-4.0, x));
+    let b = map([d[3], d[1]], |[x, y]| y.mul_add(-4.0, x));
+    let c = map([d[4], d[2]], |[x, y]| x - y);
+    let e = map([d[3], d[1]], |[x, y]| x - y);
+    [
+        map([d[0], d[2], d[4]], |[x, y, z]| x.mul_add(4.0, y.mul_add(-5.0, z))),
+        map([a, b], |[x, y]| x + y),
+        map([a, b], |[x, y]| x - y),
+        map([c, e], |[x, y]| y.mul_add(2.0, x)),
+        map([c, e], |[x, y]| y.mul_add(-2.0, x)),
+        map([d[1], d[3], d[5]], |[x, y, z]| x.mul_add(4.0, y.mul_add(-5.0, z))),
+    ]
+}
+
+/// Four results of six sums, in one direction.
+#[inline(always)]
+fn output(m: [Lanes; TILE]) -> [Lanes; STEP] {
+    let a = map([m[1], m[2]], |[x, y]| x + y);
+    let b = map([m[1], m[2]], |[x, y]| x - y);
+    let c = map([m[3], m[4]], |[x, y]| x + y);
+    let d = map([m[3], m[4]], |[x, y]| x - y);
+    [
+        map([m[0], a, c], |[x, y, z]| x + y + z),
+        map([b, d], |[x, y]| y.mul_add(2.0, x)),
+        map([a, c], |[x, y]| y.mul_add(4.0, x)),
+        map([b, d, m[5]], |[x, y, z]| y.mul_add(8.0, x) + z),
+    ]
+}
+
+/// Transforms the values of a tile, one slice of channels at each place; those of place `p` go to `p * stride` of `to`.
+fn transform_input(from: &[&[Lanes]; PLACES], to: &mut [f32], stride: usize) {
+    let count = from[0].len();
+    for channel in 0..count {
+        let mut half = [[[0.0; LANES]; TILE]; TILE];
+        for band in 0..TILE {
+            let column = input(std::array::from_fn(|frame| from[frame * TILE + band][channel]));
+            for (half, value) in half.iter_mut().zip(column) {
+                half[band] = value;
+            }
+        }
+        for (frame, half) in half.into_iter().enumerate() {
+            for (band, value) in input(half).into_iter().enumerate() {
+                let at = (frame * TILE + band) * stride + channel * LANES;
+                to[at..at + LANES].copy_from_slice(&value);
+            }
+        }
+    }
+}
+
+/// Transforms the sums of a tile and finishes `counts` (frames, bands) of the results, which begin at the start of `out`
+/// and of what is added.
+fn transform_output(
+    from: &[&[Lanes]; PLACES],
+    epilogue: &Epilogue,
+    out: &mut [f32],
+    counts: [usize; 2],
+    frame_size: usize,
+) {
+    let channels = epilogue.bias.len();
+    let least = if epilogue.relu { 0.0 } else { f32::NEG_INFINITY };
+    for (channel, bias) in epilogue.bias.as_chunks::<LANES>().0.iter().enumerate() {
+        let mut half = [[[0.0; LANES]; TILE]; STEP];
+        for band in 0..TILE {
+            let column = output(std::array::from_fn(|frame| from[frame * TILE + band][channel]));
+            for (half, value) in half.iter_mut().zip(column) {
+                half[band] = value;
+            }
+        }
+        for (frame, half) in half.into_iter().enumerate().take(counts[0]) {
+            for (band, value) in output(half).into_iter().enumerate().take(counts[1]) {
+                let at = frame * frame_size + band * channels + channel * LANES;
+                let mut value = map([value, *bias], |[x, y]| x + y);
+                if let Some(add) = epilogue.add
+                    && let Some(add) = add[at..].first_chunk()
+                {
+                    value = map([value, *add], |[x, y]| x + y);
+                }
+                out[at..at + LANES].copy_from_slice(&value.map(|value| value.max(least)));
+            }
+        }
+    }
+}
