@@ -28,6 +28,13 @@ impl Geometry {
         self.nearest_frame(chunk as f64 * self.chunk_step)
     }
 
+    /// Chunks of a recording: those that fit in whole, and one more if something is left, or if none fits. An empty
+    /// recording has none.
+    pub fn chunks(&self, duration: f64) -> usize {
+        let whole = ((duration - self.chunk_duration) / self.chunk_step).ceil();
+        if duration > 0.0 { 1 + whole.max(0.0) as usize } else { 0 }
+    }
+
     /// Frames of the whole recording.
     pub fn total_frames(&self, chunks: usize) -> usize {
         if chunks == 0 {
@@ -200,13 +207,20 @@ fn weights(frames: usize, geometry: &Geometry, how: &Aggregation) -> Vec<f64> {
 
 /// Number of speakers at each frame of the recording: the average over chunks, rounded, of two the even one.
 pub fn speaker_count(segmentations: &Segmentations, geometry: &Geometry) -> Result<Vec<u8>> {
-    let counts: Vec<f32> = segmentations
-        .values
-        .chunks_exact(segmentations.speakers)
-        .map(|frame| frame.iter().map(|&active| f32::from(active)).sum())
-        .collect();
-    let average = aggregate(&counts, segmentations.frames, 1, geometry, &Aggregation::default())?;
-    Ok(average.iter().map(|count| count.round_ties_even() as u8).collect())
+    geometry.check()?;
+    let total = geometry.total_frames(segmentations.chunks());
+    // Active speakers over all chunks, and chunks.
+    let mut sums = vec![(0u32, 0u32); total];
+    for chunk in 0..segmentations.chunks() {
+        let frames = segmentations.chunk(chunk).chunks_exact(segmentations.speakers);
+        let start = geometry.start_frame(chunk).min(total);
+        for (sum, frame) in sums[start..].iter_mut().zip(frames) {
+            sum.0 += frame.iter().map(|&active| u32::from(active)).sum::<u32>();
+            sum.1 += 1;
+        }
+    }
+    let average = |&(active, chunks): &(u32, u32)| (f64::from(active) / f64::from(chunks.max(1))) as f32;
+    Ok(sums.iter().map(|sum| average(sum).round_ties_even() as u8).collect())
 }
 
 #[cfg(test)]
@@ -274,6 +288,22 @@ mod tests {
             cases += 1;
         }
         assert!(cases > 0);
+    }
+
+    #[test]
+    fn the_last_chunk_takes_what_is_left() {
+        let cases = [
+            (0.0, 0),
+            (0.1, 1),
+            (10.0, 1),
+            (10.5, 2),
+            (11.0, 2),
+            (12.999, 4),
+            (45.0, 36),
+        ];
+        for (duration, chunks) in cases {
+            assert_eq!(Geometry::SEGMENTATION.chunks(duration), chunks, "{duration}");
+        }
     }
 
     #[test]

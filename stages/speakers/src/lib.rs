@@ -17,6 +17,7 @@ mod golden;
 mod layers;
 mod linear;
 pub mod powerset;
+pub mod pyannet;
 pub mod reconstruct;
 #[cfg(test)]
 mod reference;
@@ -30,5 +31,6 @@ pub mod weights;
 pub mod wespeaker;
 
 pub use error::{Error, Result};
+pub use pyannet::PyanNet;
 pub use silero::{SileroStream, SileroVad};
 pub use stages::{Diarize, Write};

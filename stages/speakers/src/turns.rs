@@ -123,11 +123,16 @@ pub fn turns(scores: &[f32], classes: usize, geometry: &Geometry, thresholds: &T
         found.append(&mut of_class);
     }
     found.retain(|turn| turn.duration() >= t.min_duration_on);
-    found.sort_by(|a, b| {
-        let times = a.start.total_cmp(&b.start).then(a.end.total_cmp(&b.end));
-        times.then(a.speaker.cmp(&b.speaker))
-    });
+    sort(&mut found);
     Ok(found)
+}
+
+/// Puts turns in order of start, end and speaker.
+pub fn sort<S: Ord>(turns: &mut [Turn<S>]) {
+    turns.sort_by(|a, b| {
+        let times = a.start.total_cmp(&b.start).then(a.end.total_cmp(&b.end));
+        times.then_with(|| a.speaker.cmp(&b.speaker))
+    });
 }
 
 /// Turns of one speaker, in order of their starts, with those joined that overlap, touch, or have a gap shorter than

@@ -36,6 +36,14 @@ impl<'a> Weights<'a> {
         self.0.tensor(name).is_ok()
     }
 
+    /// Shape of a tensor.
+    pub fn shape(&self, name: &str) -> Result<Vec<usize>> {
+        let tensor = self.0.tensor(name);
+        tensor
+            .map(|tensor| tensor.shape().to_vec())
+            .map_err(|error| Error::Weights(format!("{name}: {error}")))
+    }
+
     /// A tensor of f32 or f16, row-major. Another shape, type, or a value that is not finite is an error.
     pub fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let tensor = self

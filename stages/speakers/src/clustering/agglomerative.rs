@@ -1,8 +1,11 @@
 //! The clustering of pyannote's speaker-diarization-3.1: agglomerative, by centroids, with a least size of clusters.
 
 use super::assign::{Assignment, assign, scores};
-use super::linkage::{Merge, centroid_linkage, cut};
-use super::{Clustering, Clusters, Embeddings, cosine_distance, first_least, means, normalised, one_cluster};
+use super::blocks::{Reduced, reduced};
+use super::linkage::{Merge, cut, weighted_centroid_linkage};
+use super::{
+    Clustering, Clusters, Embeddings, cosine_distance, first_least, means, normalised, one_cluster, weighted_means,
+};
 use crate::error::{Error, Result};
 
 /// When clusters are merged, and how small they may be.
@@ -25,16 +28,21 @@ impl Agglomerative {
 
     /// Clusters of all embeddings, made of those at the places `training` ([`super::training_places`]).
     pub fn cluster(&self, embeddings: &Embeddings, training: &[usize], wanted: &Clusters) -> Result<Clustering> {
-        let vectors: Vec<Vec<f64>> = training.iter().filter_map(|&place| embeddings.get(place)).collect();
+        let training: Vec<usize> = training
+            .iter()
+            .copied()
+            .filter(|&place| embeddings.get(place).is_some())
+            .collect();
         let (least, most) = wanted.bounds()?;
-        let limit = |clusters: usize| clusters.clamp(1, vectors.len().max(1));
+        let limit = |clusters: usize| clusters.clamp(1, training.len().max(1));
         let (least, most) = (limit(least), limit(most));
         if most < 2 {
-            return Ok(one_cluster(embeddings, &vectors));
+            return Ok(one_cluster(embeddings, &training));
         }
-        let clusters = self.train(&vectors, least, most)?;
+        let vector = |number: usize| embeddings.get(training[number]).unwrap_or_default();
+        let clusters = self.train(training.len(), vector, least, most)?;
         let count = clusters.iter().max().map_or(0, |last| last + 1);
-        let centroids = means(&vectors, &clusters, count);
+        let centroids = means((0..training.len()).map(vector), &clusters, count);
         let scores = scores(embeddings, &centroids);
         Ok(Clustering {
             clusters: assign(&scores, embeddings.speakers(), count, self.assignment)?,
@@ -42,33 +50,42 @@ impl Agglomerative {
         })
     }
 
-    /// Cluster of each of `vectors`, `least` to `most` of them where that can be. Not finite vectors are an error.
-    pub fn train(&self, vectors: &[Vec<f64>], least: usize, most: usize) -> Result<Vec<usize>> {
+    /// Cluster of each of `count` vectors, `least` to `most` of them where that can be. More vectors than
+    /// [`MOST_VECTORS`](super::linkage::MOST_VECTORS) are merged in [blocks](super::blocks) first. Not finite vectors are an
+    /// error.
+    pub fn train(
+        &self,
+        count: usize,
+        vector: impl Fn(usize) -> Vec<f64> + Sync,
+        least: usize,
+        most: usize,
+    ) -> Result<Vec<usize>> {
         if !self.threshold.is_finite() {
             return Err(Error::Input(format!(
                 "the threshold of clustering is {}",
                 self.threshold
             )));
         }
-        if vectors.len() < 2 {
-            return Ok(vec![0; vectors.len()]);
+        if count < 2 {
+            return Ok(vec![0; count]);
         }
-        let tenth = (0.1 * vectors.len() as f64).round_ties_even() as usize;
+        let tenth = (0.1 * count as f64).round_ties_even() as usize;
         let min_size = self.min_cluster_size.min(tenth.max(1));
-        let vectors: Vec<Vec<f64>> = vectors.iter().map(|vector| normalised(vector)).collect();
-        let merges = centroid_linkage(&vectors)?;
+        let reduced = reduced(count, |number| normalised(&vector(number)))?;
+        let merges = weighted_centroid_linkage(&reduced.centroids, &reduced.sizes)?;
         let heights: Vec<f64> = merges.iter().map(|merge| merge.distance).collect();
         let mut clusters = cut(&merges, &heights, self.threshold);
-        let large = large_clusters(&clusters, min_size);
+        let large = large_clusters(&clusters, &reduced.sizes, min_size);
         let wanted = large.len().clamp(least, most);
         if wanted != large.len() {
-            clusters = self.nearest_number(&merges, wanted, min_size);
+            clusters = self.nearest_number(&merges, &reduced.sizes, wanted, min_size);
         }
-        Ok(absorbed(&vectors, clusters, min_size))
+        let clusters = absorbed(&reduced, clusters, min_size);
+        Ok(reduced.members.iter().map(|&member| clusters[member]).collect())
     }
 
     /// The cut whose number of large clusters is nearest to `wanted`, of several the one nearest to the threshold.
-    fn nearest_number(&self, merges: &[Merge], wanted: usize, min_size: usize) -> Vec<usize> {
+    fn nearest_number(&self, merges: &[Merge], sizes: &[usize], wanted: usize, min_size: usize) -> Vec<usize> {
         let numbers: Vec<f64> = (0..merges.len()).map(|number| number as f64).collect();
         let mut order: Vec<usize> = (0..merges.len()).collect();
         let distance = |merge: usize| (merges[merge].distance - self.threshold).abs();
@@ -78,7 +95,7 @@ impl Agglomerative {
         // A merge to fewer than the least size changes nothing.
         for merge in order.into_iter().filter(|&merge| merges[merge].size >= min_size) {
             let clusters = cut(merges, &numbers, merge as f64);
-            let large = large_clusters(&clusters, min_size).len();
+            let large = large_clusters(&clusters, sizes, min_size).len();
             if large.abs_diff(wanted) < best.1.abs_diff(wanted) {
                 best = (clusters, large);
             }
@@ -90,22 +107,27 @@ impl Agglomerative {
     }
 }
 
-/// Numbers of the clusters with at least so many members, in order.
-fn large_clusters(clusters: &[usize], min_size: usize) -> Vec<usize> {
-    let mut sizes = vec![0usize; clusters.iter().max().map_or(0, |last| last + 1)];
-    clusters.iter().for_each(|&cluster| sizes[cluster] += 1);
-    (0..sizes.len()).filter(|&cluster| sizes[cluster] >= min_size).collect()
+/// Numbers of the clusters with at least so many members, in order. `sizes` says how many each one in `clusters` is.
+fn large_clusters(clusters: &[usize], sizes: &[usize], min_size: usize) -> Vec<usize> {
+    let mut members = vec![0usize; clusters.iter().max().map_or(0, |last| last + 1)];
+    for (&cluster, size) in clusters.iter().zip(sizes) {
+        members[cluster] += size;
+    }
+    (0..members.len())
+        .filter(|&cluster| members[cluster] >= min_size)
+        .collect()
 }
 
 /// Small clusters given to the large ones that are nearest by their centroids, and the large ones numbered anew, in order.
 /// Without a large one all are one.
-fn absorbed(vectors: &[Vec<f64>], clusters: Vec<usize>, min_size: usize) -> Vec<usize> {
-    let large = large_clusters(&clusters, min_size);
+fn absorbed(vectors: &Reduced, clusters: Vec<usize>, min_size: usize) -> Vec<usize> {
+    let large = large_clusters(&clusters, &vectors.sizes, min_size);
     if large.is_empty() {
         return vec![0; clusters.len()];
     }
     let count = clusters.iter().max().map_or(0, |last| last + 1);
-    let centroids = means(vectors, &clusters, count);
+    let vectors = vectors.centroids.iter().zip(vectors.sizes.iter().copied());
+    let centroids = weighted_means(vectors, &clusters, count);
     let number = |cluster: usize| {
         large.binary_search(&cluster).unwrap_or_else(|_| {
             let distances = large
@@ -120,6 +142,7 @@ fn absorbed(vectors: &[Vec<f64>], clusters: Vec<usize>, min_size: usize) -> Vec<
 
 #[cfg(test)]
 mod tests {
+    use super::super::linkage::centroid_linkage;
     use super::super::tests::{clusters, same_partition};
     use super::super::training_places;
     use super::*;

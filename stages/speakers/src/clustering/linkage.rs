@@ -1,6 +1,8 @@
 //! Agglomerative clustering by centroids: again and again the two clusters whose centroids are nearest become one. As
 //! scipy's `linkage(method="centroid")` and `fcluster(criterion="distance")`.
 
+use rayon::prelude::*;
+
 use super::squared_distance;
 use crate::error::{Error, Result};
 
@@ -26,6 +28,29 @@ struct Distances {
 }
 
 impl Distances {
+    fn between(vectors: &[Vec<f64>]) -> Self {
+        let count = vectors.len();
+        let mut values = vec![0.0; count * count.saturating_sub(1) / 2];
+        let mut rows = Vec::with_capacity(count);
+        let mut rest = &mut values[..];
+        for index in 0..count {
+            let (row, after) = rest.split_at_mut(count - index - 1);
+            rows.push(row);
+            rest = after;
+        }
+        rows.into_par_iter().enumerate().for_each(|(index, row)| {
+            let (fours, rest) = row.as_chunks_mut();
+            let (others, last) = vectors[index + 1..].as_chunks();
+            for (distances, others) in fours.iter_mut().zip(others) {
+                *distances = squared_distances(&vectors[index], others).map(f64::sqrt);
+            }
+            for (distance, other) in rest.iter_mut().zip(last) {
+                *distance = squared_distance(&vectors[index], other).sqrt();
+            }
+        });
+        Self { count, values }
+    }
+
     fn place(&self, a: usize, b: usize) -> usize {
         let (low, high) = if a < b { (a, b) } else { (b, a) };
         low * (2 * self.count - low - 1) / 2 + high - low - 1
@@ -36,47 +61,70 @@ impl Distances {
     }
 }
 
+/// Four at a time, so that the sums, each in order, do not wait for each other.
+fn squared_distances(a: &[f64], others: &[Vec<f64>; 4]) -> [f64; 4] {
+    let others = others.each_ref().map(|other| &other[..a.len()]);
+    let mut sums = [0.0; 4];
+    for (at, a) in a.iter().enumerate() {
+        for (sum, other) in sums.iter_mut().zip(others) {
+            *sum += (a - other[at]) * (a - other[at]);
+        }
+    }
+    sums
+}
+
 /// The n-1 merges of n vectors, in order. Each step takes the nearest pair, the lower numbers of equal ones: O(n²) steps
 /// where few rows have a neighbour that was merged, O(n³) at worst. (The chain of nearest neighbours, which is always
 /// O(n²), is not valid here: a merge can bring clusters nearer to each other.)
 ///
 /// More than [`MOST_VECTORS`] are an error: whoever has more clusters a part of them first.
 pub fn centroid_linkage(vectors: &[Vec<f64>]) -> Result<Vec<Merge>> {
+    weighted_centroid_linkage(vectors, &vec![1; vectors.len()])
+}
+
+/// The same for centroids of clusters that are there already, of `sizes` vectors each. The sizes of merges count these.
+pub fn weighted_centroid_linkage(vectors: &[Vec<f64>], sizes: &[usize]) -> Result<Vec<Merge>> {
     let count = vectors.len();
+    if sizes.len() != count || sizes.contains(&0) {
+        return Err(Error::Input(format!(
+            "{count} centroids need as many sizes above 0, not {} sizes",
+            sizes.len()
+        )));
+    }
     if count > MOST_VECTORS {
         return Err(Error::Input(format!(
             "{count} embeddings are to be clustered, and at most {MOST_VECTORS} can be"
         )));
     }
+    if vectors.windows(2).any(|pair| pair[0].len() != pair[1].len()) {
+        return Err(Error::Input("vectors to be clustered are of different lengths".into()));
+    }
     if vectors.iter().flatten().any(|value| !value.is_finite()) {
         return Err(Error::Input("a vector to be clustered is not finite".into()));
     }
-    let mut distances = Distances {
-        count,
-        values: Vec::with_capacity(count * count.saturating_sub(1) / 2),
-    };
-    for (index, vector) in vectors.iter().enumerate() {
-        let after = vectors[index + 1..].iter();
-        distances
-            .values
-            .extend(after.map(|other| squared_distance(vector, other).sqrt()));
+    let mut distances = Distances::between(vectors);
+    // Squares of what follows from them are numbers too.
+    if distances.values.iter().any(|distance| *distance > 1e100) {
+        return Err(Error::Input("vectors to be clustered are too far apart".into()));
     }
     // Of each slot: size (0 is none), number of the cluster in it, and the nearest of the slots after it.
-    let mut sizes = vec![1usize; count];
+    let mut sizes = sizes.to_vec();
     let mut numbers: Vec<usize> = (0..count).collect();
-    let mut nearest: Vec<Option<(usize, f64)>> =
-        (0..count).map(|slot| nearest_after(&distances, &sizes, slot)).collect();
+    let mut nearest: Vec<Nearest> = (0..count).map(|slot| Nearest::find(&distances, &sizes, slot)).collect();
     let mut merges = Vec::with_capacity(count.saturating_sub(1));
     for step in 0..count.saturating_sub(1) {
-        let mut best: Option<(usize, usize, f64)> = None;
-        for (slot, near) in nearest.iter().enumerate() {
-            if let Some((other, distance)) = *near
-                && best.is_none_or(|(.., least)| distance < least)
-            {
-                best = Some((slot, other, distance));
+        let (gone, kept, distance) = loop {
+            let mut best = 0;
+            for (slot, near) in nearest.iter().enumerate() {
+                if near.distance < nearest[best].distance {
+                    best = slot;
+                }
             }
-        }
-        let (gone, kept, distance) = best.expect("two clusters are left, and all distances are numbers");
+            match nearest[best].slot {
+                Some(kept) => break (best, kept, nearest[best].distance),
+                None => nearest[best] = Nearest::find(&distances, &sizes, best),
+            }
+        };
         let (first, second) = (sizes[gone] as f64, sizes[kept] as f64);
         let (left, right) = (numbers[gone].min(numbers[kept]), numbers[gone].max(numbers[kept]));
         let size = sizes[gone] + sizes[kept];
@@ -89,7 +137,7 @@ pub fn centroid_linkage(vectors: &[Vec<f64>]) -> Result<Vec<Merge>> {
 
         // The result stands in the later slot.
         sizes[gone] = 0;
-        nearest[gone] = None;
+        nearest[gone] = Nearest::NONE;
         for slot in (0..count).filter(|&slot| slot != kept) {
             if sizes[slot] > 0 {
                 // Of Lance and Williams, for distances that are not squared.
@@ -102,34 +150,57 @@ pub fn centroid_linkage(vectors: &[Vec<f64>]) -> Result<Vec<Merge>> {
         }
         sizes[kept] = size;
         numbers[kept] = count + step;
-        for slot in 0..kept {
-            if sizes[slot] == 0 {
-                continue;
-            }
+        for slot in (0..kept).filter(|&slot| sizes[slot] > 0) {
             let new = distances.get(slot, kept);
-            match nearest[slot] {
-                // What was nearest has changed: all are looked at.
-                Some((other, _)) if other == gone || other == kept => {
-                    nearest[slot] = nearest_after(&distances, &sizes, slot);
-                }
-                Some((_, least)) if new < least => nearest[slot] = Some((kept, new)),
-                _ => {}
+            let near = &mut nearest[slot];
+            if new < near.distance {
+                *near = Nearest {
+                    distance: new,
+                    slot: Some(kept),
+                };
+            } else if near.slot == Some(gone) || near.slot == Some(kept) {
+                near.slot = None;
             }
         }
-        nearest[kept] = nearest_after(&distances, &sizes, kept);
+        nearest[kept] = Nearest::find(&distances, &sizes, kept);
     }
     Ok(merges)
 }
 
-fn nearest_after(distances: &Distances, sizes: &[usize], slot: usize) -> Option<(usize, f64)> {
-    let mut nearest: Option<(usize, f64)> = None;
-    for other in (slot + 1..sizes.len()).filter(|&other| sizes[other] > 0) {
-        let distance = distances.get(slot, other);
-        if nearest.is_none_or(|(_, least)| distance < least) {
-            nearest = Some((other, distance));
+/// The nearest of the slots after a slot.
+#[derive(Clone, Copy)]
+struct Nearest {
+    /// None is nearer. Infinite if there is no other slot.
+    distance: f64,
+    /// Not known where what was nearest has changed: it is looked for when no other slot has anything as near, as scipy
+    /// does. Many have the same cluster for their nearest, which would be looked for by all of them after each merge.
+    slot: Option<usize>,
+}
+
+impl Nearest {
+    const NONE: Self = Self {
+        distance: f64::INFINITY,
+        slot: None,
+    };
+
+    fn find(distances: &Distances, sizes: &[usize], slot: usize) -> Self {
+        let mut nearest = Self::NONE;
+        let first = slot + 1;
+        // The distances to the slots after this one lie one after the other.
+        let after = match first < sizes.len() {
+            true => &distances.values[distances.place(slot, first)..][..sizes.len() - first],
+            false => &[],
+        };
+        for (other, (&distance, &size)) in after.iter().zip(&sizes[first..]).enumerate() {
+            if size > 0 && distance < nearest.distance {
+                nearest = Self {
+                    distance,
+                    slot: Some(first + other),
+                };
+            }
         }
+        nearest
     }
-    nearest
 }
 
 /// Cluster of each vector where all merges with `heights` up to `most` are made: a cluster is a subtree in which no merge
@@ -237,6 +308,37 @@ mod tests {
         assert_eq!(centroid_linkage(&[]), Ok(Vec::new()));
         assert!(centroid_linkage(&[vec![0.0], vec![f64::NAN]]).is_err());
         assert!(centroid_linkage(&vec![Vec::new(); MOST_VECTORS + 1]).is_err());
+        assert!(centroid_linkage(&[vec![0.0], vec![1.0, 2.0]]).is_err());
+        assert!(centroid_linkage(&[vec![1e200], vec![-1e200]]).is_err());
+    }
+
+    #[test]
+    fn clusters_that_are_there_already_are_merged_on() {
+        let mut state = 11u64;
+        let mut value = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let vectors: Vec<Vec<f64>> = (0..60).map(|_| (0..5).map(|_| value()).collect()).collect();
+        let whole = centroid_linkage(&vectors).unwrap();
+        // What the first 40 merges leave.
+        let numbers: Vec<f64> = (0..whole.len()).map(|number| number as f64).collect();
+        let clusters = cut(&whole, &numbers, 39.0);
+        let centroids = super::super::means(&vectors, &clusters, 20);
+        let sizes: Vec<usize> = (0..20)
+            .map(|cluster| clusters.iter().filter(|other| **other == cluster).count())
+            .collect();
+        let rest = weighted_centroid_linkage(&centroids, &sizes).unwrap();
+        assert_eq!(rest.len(), 19);
+        for (merge, expected) in rest.iter().zip(&whole[40..]) {
+            // Distances of at most 3, once through 40 updates and once through means.
+            assert!((merge.distance - expected.distance).abs() < 1e-9);
+            assert_eq!(merge.size, expected.size);
+        }
+        assert!(weighted_centroid_linkage(&centroids, &sizes[1..]).is_err());
+        assert!(weighted_centroid_linkage(&centroids[..2], &[1, 0]).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 pub mod agglomerative;
 pub mod assign;
+mod blocks;
 pub mod k_means;
 pub mod linkage;
 pub mod plda;
@@ -120,12 +121,12 @@ impl Clustering {
     }
 }
 
-/// All in one cluster, whose centroid is the mean of `training`.
-fn one_cluster(embeddings: &Embeddings, training: &[Vec<f64>]) -> Clustering {
-    let centroids = match training.is_empty() {
-        true => Vec::new(),
-        false => means(training, &vec![0; training.len()], 1),
-    };
+/// All in one cluster, whose centroid is the mean of the embeddings at `training`.
+fn one_cluster(embeddings: &Embeddings, training: &[usize]) -> Clustering {
+    let vectors = training.iter().filter_map(|&place| embeddings.get(place));
+    let mut centroids = means(vectors, &vec![0; training.len()], 1);
+    // Of no embedding there is no mean.
+    centroids.retain(|centroid| !centroid.is_empty());
     Clustering {
         clusters: vec![Some(0); embeddings.count()],
         centroids,
@@ -158,15 +159,33 @@ fn cosine_distance(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Mean of each cluster; of none, zeros.
-fn means(vectors: &[Vec<f64>], clusters: &[usize], count: usize) -> Vec<Vec<f64>> {
-    let dimension = vectors.first().map_or(0, Vec::len);
-    let mut sums = vec![(vec![0.0; dimension], 0usize); count];
-    for (vector, &cluster) in vectors.iter().zip(clusters) {
+fn means<V: AsRef<[f64]>>(vectors: impl IntoIterator<Item = V>, clusters: &[usize], count: usize) -> Vec<Vec<f64>> {
+    weighted_means(vectors.into_iter().map(|vector| (vector, 1)), clusters, count)
+}
+
+/// The same where a vector stands for several.
+fn weighted_means<V: AsRef<[f64]>>(
+    vectors: impl IntoIterator<Item = (V, usize)>,
+    clusters: &[usize],
+    count: usize,
+) -> Vec<Vec<f64>> {
+    let mut sums: Vec<(Vec<f64>, usize)> = vec![(Vec::new(), 0); count];
+    let mut dimension = 0;
+    for ((vector, size), &cluster) in vectors.into_iter().zip(clusters) {
+        let vector = vector.as_ref();
+        dimension = vector.len();
         let (sum, members) = &mut sums[cluster];
-        sum.iter_mut().zip(vector).for_each(|(sum, value)| *sum += value);
-        *members += 1;
+        sum.resize(dimension, 0.0);
+        sum.iter_mut()
+            .zip(vector)
+            .for_each(|(sum, value)| *sum += value * size as f64);
+        *members += size;
     }
-    let mean = |(sum, members): (Vec<f64>, usize)| sum.iter().map(|sum| sum / members.max(1) as f64).collect();
+    let mean = |(mut sum, members): (Vec<f64>, usize)| {
+        sum.resize(dimension, 0.0);
+        sum.iter_mut().for_each(|sum| *sum /= members.max(1) as f64);
+        sum
+    };
     sums.into_iter().map(mean).collect()
 }
 

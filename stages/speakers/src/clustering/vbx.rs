@@ -4,7 +4,7 @@
 
 use super::assign::{Assignment, assign, scores};
 use super::k_means::k_means;
-use super::linkage::{centroid_linkage, cut};
+use super::linkage::{MOST_VECTORS, centroid_linkage, cut};
 use super::plda::Plda;
 use super::{Clustering, Clusters, Embeddings, dot, means, normalised, one_cluster};
 use crate::chunks::Segmentations;
@@ -39,6 +39,8 @@ impl Vbx {
 
     /// Clusters of all embeddings, made of those at the places `training` ([`super::training_places`]). If VBx finds fewer
     /// or more than wanted, k-means makes as many as are wanted, and speakers of a chunk may then share one.
+    ///
+    /// Of more places than [`MOST_VECTORS`] so many are taken, evenly spread.
     pub fn cluster(
         &self,
         embeddings: &Embeddings,
@@ -52,9 +54,11 @@ impl Vbx {
         if active.len() != embeddings.count() {
             return Err(Error::Input("segmentations do not fit the embeddings".into()));
         }
-        let vectors: Vec<Vec<f64>> = training.iter().filter_map(|&place| embeddings.get(place)).collect();
+        let taken = training.len().min(MOST_VECTORS);
+        let spread = (0..taken).map(|number| training[number * training.len() / taken]);
+        let vectors: Vec<Vec<f64>> = spread.filter_map(|place| embeddings.get(place)).collect();
         if vectors.len() < 2 {
-            return Ok(one_cluster(embeddings, &vectors));
+            return Ok(one_cluster(embeddings, training));
         }
         let unit: Vec<Vec<f64>> = vectors.iter().map(|vector| normalised(vector)).collect();
         let merges = centroid_linkage(&unit)?;
