@@ -205,10 +205,13 @@ unsafe fn pack(
 pub unsafe fn copy_row(from: *const f32, to: *mut f32, count: usize) {
     // SAFETY: the caller's promise that both have `count` floats.
     unsafe {
+        // Of known length: whole tiles of both processors.
         if count == MR_MAX {
-            // Of known length.
             to.cast::<[f32; MR_MAX]>()
                 .write_unaligned(from.cast::<[f32; MR_MAX]>().read_unaligned());
+        } else if count == 16 {
+            to.cast::<[f32; 16]>()
+                .write_unaligned(from.cast::<[f32; 16]>().read_unaligned());
         } else {
             std::ptr::copy_nonoverlapping(from, to, count);
         }

@@ -4,6 +4,7 @@ use flow_kernels::Float;
 use flow_kernels::product::PackedRhs;
 
 use super::kernel_error;
+use super::recurrent::Recurrent;
 use crate::error::Result;
 use crate::weights::Weights;
 
@@ -11,9 +12,9 @@ use crate::weights::Weights;
 pub const HIDDEN: usize = 128;
 /// Values that a layer gives: forward, then backward.
 pub const WIDTH: usize = 2 * HIDDEN;
-const GATES: usize = 4 * HIDDEN;
+pub const GATES: usize = 4 * HIDDEN;
 /// Rows whose products with the input weight are computed together: they stay in the second cache until they are used.
-const ROWS: usize = 96;
+const ROWS: usize = 192;
 
 /// The layers, one on top of the other.
 pub struct Lstm(Vec<[Direction; 2]>);
@@ -24,17 +25,16 @@ impl Lstm {
         let layer = |layer: usize| -> Result<[Direction; 2]> {
             let inputs = if layer == 0 { inputs } else { WIDTH };
             let direction = |end: &str| -> Result<Direction> {
-                let weight = |what: &str, inputs: usize| -> Result<PackedRhs> {
-                    let weight = weights.floats(&format!("lstm.weight_{what}_l{layer}{end}"), &[GATES, inputs])?;
-                    PackedRhs::from_weight(&weight, GATES).map_err(kernel_error)
+                let weight = |what: &str, inputs: usize| {
+                    weights.floats(&format!("lstm.weight_{what}_l{layer}{end}"), &[GATES, inputs])
                 };
                 let mut bias = weights.floats(&format!("lstm.bias_ih_l{layer}{end}"), &[GATES])?;
                 let second = weights.floats(&format!("lstm.bias_hh_l{layer}{end}"), &[GATES])?;
                 bias.iter_mut().zip(&second).for_each(|(bias, second)| *bias += second);
                 Ok(Direction {
                     inputs,
-                    input: weight("ih", inputs)?,
-                    hidden: weight("hh", HIDDEN)?,
+                    input: PackedRhs::from_weight(&weight("ih", inputs)?, GATES).map_err(kernel_error)?,
+                    recurrent: Recurrent::new(&weight("hh", HIDDEN)?),
                     bias,
                 })
             };
@@ -74,91 +74,84 @@ impl Lstm {
 struct Direction {
     inputs: usize,
     input: PackedRhs,
-    hidden: PackedRhs,
+    recurrent: Recurrent,
     bias: Vec<f32>,
 }
 
+/// The chunks' states of one direction at one step.
+struct States {
+    hidden: Vec<[f32; HIDDEN]>,
+    cells: Vec<[f32; HIDDEN]>,
+}
+
 impl Direction {
-    /// Writes its half of each row of `out`. A chunk gives the same bits alone and among others, as its rows of the products
-    /// do.
+    /// Writes its half of each row of `out`. A chunk gives the same bits alone and among others: each of its sums takes its
+    /// products in one order.
     fn apply(&self, x: &[f32], chunks: usize, out: &mut [f32], backward: bool) -> Result<()> {
         let steps = x.len() / self.inputs / chunks;
         let column = if backward { HIDDEN } else { 0 };
         let in_block = (ROWS / chunks).max(1);
-        let mut cells = vec![0.0; chunks * HIDDEN];
-        // Where the states of the step before lie.
-        let mut before = None;
+        let zeros = || vec![[0.0; HIDDEN]; chunks];
+        let mut states = States {
+            hidden: zeros(),
+            cells: zeros(),
+        };
         for first in (0..steps).step_by(in_block) {
             let count = in_block.min(steps - first);
             let begin = if backward { steps - first - count } else { first };
             let from = begin * chunks * self.inputs;
-            let projected = self
+            let mut gates = self
                 .input
                 .product_of_rows(&x[from..], count * chunks, self.inputs)
                 .map_err(kernel_error)?;
             for step in 0..count {
                 let step = if backward { count - 1 - step } else { step };
+                self.advance(&mut gates[step * chunks * GATES..][..chunks * GATES], &mut states);
                 let at = (begin + step) * chunks * WIDTH + column;
-                let recurrent = match before {
-                    Some(before) => self
-                        .hidden
-                        .product_of_rows(&out[before..], chunks, WIDTH)
-                        .map_err(kernel_error)?,
-                    None => vec![0.0; chunks * GATES],
-                };
-                let projected = projected[step * chunks * GATES..].chunks_exact(GATES);
-                let rows = projected
-                    .zip(recurrent.chunks_exact(GATES))
-                    .zip(cells.chunks_exact_mut(HIDDEN));
-                for (((projected, recurrent), cells), row) in rows.zip(out[at..].chunks_mut(WIDTH)) {
-                    advance(projected, recurrent, &self.bias, cells, &mut row[..HIDDEN]);
+                for (row, hidden) in out[at..].chunks_mut(WIDTH).zip(&states.hidden) {
+                    row[..HIDDEN].copy_from_slice(hidden);
                 }
-                before = Some(at);
             }
         }
         Ok(())
+    }
+
+    /// One step for all chunks, given the products with the input weight: (chunks, 4 [`HIDDEN`]).
+    fn advance(&self, gates: &mut [f32], states: &mut States) {
+        self.recurrent.add(&states.hidden, gates);
+        let rows = states.cells.iter_mut().zip(&mut states.hidden);
+        for (gates, (cells, hidden)) in gates.chunks_exact_mut(GATES).zip(rows) {
+            gates.iter_mut().zip(&self.bias).for_each(|(gate, bias)| *gate += bias);
+            activate(gates, cells, hidden);
+        }
     }
 }
 
 /// The cell after its products, gates in the order input, forget, candidate, output:
 /// `c' = sigmoid(f) c + sigmoid(i) tanh(g)`, `h' = sigmoid(o) tanh(c')`. With `sigmoid(x) = 1 / (1 + e^-x)` and
 /// `tanh(x) = (1 - e^-2x) / (1 + e^-2x)` for `x >= 0`, their products take one division each.
-fn advance(projected: &[f32], recurrent: &[f32], bias: &[f32], cells: &mut [f32], hidden: &mut [f32]) {
-    let mut gates = [0.0f32; GATES];
-    let sums = projected.iter().zip(recurrent).zip(bias);
-    for (gate, ((&projected, &recurrent), &bias)) in gates.iter_mut().zip(sums) {
-        *gate = projected + recurrent + bias;
-    }
-    // e^-x of all gates but the candidate, which keeps its sign.
-    let mut exponentials = [0.0f32; GATES];
-    let candidate = 2 * HIDDEN..3 * HIDDEN;
-    for (e, &gate) in exponentials[..candidate.start].iter_mut().zip(&gates) {
-        *e = gate.exp_minus();
-    }
-    for (e, &gate) in exponentials[candidate.clone()]
-        .iter_mut()
-        .zip(&gates[candidate.clone()])
-    {
-        *e = (gate.abs() + gate.abs()).exp_minus();
-    }
-    for (e, &gate) in exponentials[candidate.end..].iter_mut().zip(&gates[candidate.end..]) {
-        *e = gate.exp_minus();
-    }
-    let (input, rest) = exponentials.split_at(HIDDEN);
+fn activate(gates: &[f32], cells: &mut [f32; HIDDEN], hidden: &mut [f32; HIDDEN]) {
+    let (input, rest) = gates.split_at(HIDDEN);
     let (forget, rest) = rest.split_at(HIDDEN);
-    let (bent, output) = rest.split_at(HIDDEN);
-    let mut added = [0.0f32; HIDDEN];
-    for ((added, &input), (&bent, &gate)) in added.iter_mut().zip(input).zip(bent.iter().zip(&gates[candidate])) {
-        // At most 1e38 times 2, which f32 holds.
-        *added = ((1.0 - bent) / ((1.0 + input) * (1.0 + bent))).copysign(gate);
+    let (candidate, output) = rest.split_at(HIDDEN);
+    // Short loops over few slices, as the compiler makes vector code of those only.
+    let mut added = [0.0; HIDDEN];
+    for (added, (&input, &candidate)) in added.iter_mut().zip(input.iter().zip(candidate)) {
+        *added = sigmoid_tanh(input, candidate);
     }
     for ((cell, &forget), &added) in cells.iter_mut().zip(forget).zip(&added) {
-        *cell = *cell / (1.0 + forget) + added;
+        *cell = *cell / (1.0 + forget.exp_minus()) + added;
     }
-    for ((hidden, &cell), &output) in hidden.iter_mut().zip(cells.iter()).zip(output) {
-        let bent = (cell.abs() + cell.abs()).exp_minus();
-        *hidden = ((1.0 - bent) / ((1.0 + output) * (1.0 + bent))).copysign(cell);
+    for (hidden, (&output, &cell)) in hidden.iter_mut().zip(output.iter().zip(cells.iter())) {
+        *hidden = sigmoid_tanh(output, cell);
     }
+}
+
+/// `sigmoid(x) tanh(y)`. Its divisor is at most 2e38, which f32 holds.
+#[inline(always)]
+fn sigmoid_tanh(x: f32, y: f32) -> f32 {
+    let bent = (y.abs() + y.abs()).exp_minus();
+    ((1.0 - bent) / ((1.0 + x.exp_minus()) * (1.0 + bent))).copysign(y)
 }
 
 #[cfg(test)]
@@ -171,15 +164,11 @@ mod tests {
         let value = |at: usize, size: f32| ((at * 7919 % 2003) as f32 / 1001.5 - 1.0) * size;
         for size in [0.01, 1.0, 10.0, 300.0] {
             let gates: Vec<f32> = (0..GATES).map(|at| value(at + 3, size)).collect();
-            let bias: Vec<f32> = (0..GATES).map(|at| value(at + 500, 0.3)).collect();
-            let before: Vec<f32> = (0..HIDDEN).map(|at| value(at + 900, 2.0)).collect();
-            let (mut cells, mut hidden) = (before.clone(), vec![0.0; HIDDEN]);
-            advance(&gates, &[0.25; GATES], &bias, &mut cells, &mut hidden);
+            let before: [f32; HIDDEN] = std::array::from_fn(|at| value(at + 900, 2.0));
+            let (mut cells, mut hidden) = (before, [0.0; HIDDEN]);
+            activate(&gates, &mut cells, &mut hidden);
             for unit in 0..HIDDEN {
-                let gate = |gate: usize| {
-                    let at = gate * HIDDEN + unit;
-                    f64::from(gates[at] + 0.25 + bias[at])
-                };
+                let gate = |gate: usize| f64::from(gates[gate * HIDDEN + unit]);
                 let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
                 let cell = sigmoid(gate(1)) * f64::from(before[unit]) + sigmoid(gate(0)) * gate(2).tanh();
                 assert!((f64::from(cells[unit]) - cell).abs() < 5e-7, "{size} {unit}");

@@ -15,6 +15,7 @@ use crate::weights::{Weights, unpack};
 
 mod lstm;
 mod recording;
+mod recurrent;
 mod sinc;
 mod sincnet;
 #[cfg(test)]
@@ -35,8 +36,8 @@ pub const MAX_SAMPLE: f32 = 1e9;
 
 /// Values of the linear layers.
 const LINEAR: usize = 128;
-/// Chunks that go through the LSTM together: two tiles of a matrix product.
-const BATCH: usize = 12;
+/// Chunks that go through the LSTM together: its weights are read once for all of them.
+const BATCH: usize = 24;
 
 /// The weights that the crate carries; `THIRD_PARTY.md` says where they are from.
 const BUNDLED: &[u8] = include_bytes!("../../weights/segmentation-3.0.safetensors.zst");
