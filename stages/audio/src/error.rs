@@ -9,6 +9,9 @@ use flow_runtime::store::is_fault_of_the_file;
 pub enum AudioError {
     #[error("cannot decode the audio: {0}")]
     Decode(String),
+    /// Of a format that is not known, or with a codec that is not.
+    #[error("cannot decode the audio: {0}")]
+    Unsupported(String),
     #[error("sample rate {0} Hz is outside 1,000 to 768,000 Hz")]
     SampleRate(u32),
     #[error("the audio is longer than {limit_seconds} s")]

@@ -12,14 +12,32 @@ pub enum Format {
     Wav,
     /// MPEG audio layer III, with or without an ID3 tag before it.
     Mp3,
-    /// AAC in an MP4 container.
+    /// The audio of an MP4 container or of a QuickTime movie: AAC, ALAC, Opus, PCM.
     M4a,
-    /// Vorbis in Ogg. Not Opus, for which there is no decoder.
+    /// Vorbis in Ogg.
     Ogg,
+    /// Opus in Ogg.
+    Opus,
+    /// AIFF and AIFF-C.
+    Aiff,
+    /// Apple's Core Audio Format.
+    Caf,
+    /// The audio of Matroska and WebM.
+    Mkv,
 }
 
 impl Format {
-    pub const ALL: [Format; 5] = [Format::Flac, Format::Wav, Format::Mp3, Format::M4a, Format::Ogg];
+    pub const ALL: [Format; 9] = [
+        Format::Flac,
+        Format::Wav,
+        Format::Mp3,
+        Format::M4a,
+        Format::Ogg,
+        Format::Opus,
+        Format::Aiff,
+        Format::Caf,
+        Format::Mkv,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -28,6 +46,10 @@ impl Format {
             Format::Mp3 => "mp3",
             Format::M4a => "m4a",
             Format::Ogg => "ogg",
+            Format::Opus => "opus",
+            Format::Aiff => "aiff",
+            Format::Caf => "caf",
+            Format::Mkv => "mkv",
         }
     }
 }
@@ -40,7 +62,8 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
     if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WAVE") {
         return Ok(Format::Wav);
     }
-    if bytes.get(4..8) == Some(b"ftyp") {
+    // Movies of old begin without saying their type.
+    if let Some(b"ftyp" | b"moov" | b"mdat" | b"wide") = bytes.get(4..8) {
         return Ok(Format::M4a);
     }
     if bytes.starts_with(b"OggS") {
@@ -50,16 +73,30 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
         return Err("a 64-bit WAV (RF64)");
     }
     if bytes.starts_with(b"FORM") {
-        return Err("AIFF");
+        return match bytes.get(8..12) {
+            Some(b"AIFF" | b"AIFC") => Ok(Format::Aiff),
+            _ => Err("an IFF file that is no AIFF"),
+        };
+    }
+    if bytes.starts_with(b"caff") {
+        return Ok(Format::Caf);
     }
     if bytes.starts_with(&[0x1a, 0x45, 0xdf, 0xa3]) {
-        return Err("Matroska or WebM");
+        return Ok(Format::Mkv);
     }
     mpeg(&bytes[id3_length(bytes)..])
 }
 
+/// Bytes of the beginning of a recording that are enough for [`recognise`], unless it begins with an ID3v2 tag.
+pub(crate) const HEAD: usize = 512;
+
 /// Length of the ID3v2 tag at the beginning, 0 if there is none; never more than there are bytes.
 pub fn id3_length(bytes: &[u8]) -> usize {
+    stated_id3_length(bytes).min(bytes.len())
+}
+
+/// The length that an ID3v2 tag at the beginning gives itself, 0 if there is none.
+pub(crate) fn stated_id3_length(bytes: &[u8]) -> usize {
     let Some(&[b'I', b'D', b'3', _, _, flags, a, b, c, d]) = bytes.first_chunk() else {
         return 0;
     };
@@ -67,7 +104,7 @@ pub fn id3_length(bytes: &[u8]) -> usize {
         .iter()
         .fold(0usize, |size, byte| size << 7 | usize::from(byte & 0x7f));
     let footer = if flags & 0x10 != 0 { 10 } else { 0 };
-    (10 + size + footer).min(bytes.len())
+    10 + size + footer
 }
 
 /// The codec of an Ogg file stands at the beginning of the first page's packet.
@@ -77,17 +114,17 @@ fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
     if packet.starts_with(b"\x01vorbis") {
         Ok(Format::Ogg)
     } else if packet.starts_with(b"OpusHead") {
-        Err("Opus, for which there is no decoder; convert it to FLAC")
+        Ok(Format::Opus)
     } else if packet.starts_with(b"\x7fFLAC") {
         Err("FLAC within Ogg")
     } else if packet.starts_with(b"Speex") {
         Err("Speex")
     } else {
-        Err("an Ogg file without Vorbis")
+        Err("an Ogg file without Vorbis or Opus")
     }
 }
 
-fn mpeg(bytes: &[u8]) -> Result<Format, &'static str> {
+pub(crate) fn mpeg(bytes: &[u8]) -> Result<Format, &'static str> {
     let Some(&[0xff, second, third]) = bytes.first_chunk() else {
         return Err("no known audio format");
     };
@@ -125,11 +162,22 @@ mod tests {
             (&tagged(b"fLaC"), Err("no known audio format")),
             (b"ID3", Err("no known audio format")),
             (b"", Err("no known audio format")),
-            (b"OggS", Err("an Ogg file without Vorbis")),
+            (b"OggS", Err("an Ogg file without Vorbis or Opus")),
         ] {
             assert_eq!(recognise(bytes), expected, "{bytes:?}");
         }
-        assert!(recognise(&ogg(b"OpusHead")).unwrap_err().contains("Opus"));
+        for (bytes, expected) in [
+            (&ogg(b"OpusHead")[..], Ok(Format::Opus)),
+            (&ogg(b"Speex   "), Err("Speex")),
+            (b"\0\0\0\x08wide\0\0\0\0mdat", Ok(Format::M4a)),
+            (b"FORM\0\0\0\x2eAIFFCOMM", Ok(Format::Aiff)),
+            (b"FORM\0\0\0\x2eAIFCFVER", Ok(Format::Aiff)),
+            (b"FORM\0\0\0\x2eILBM", Err("an IFF file that is no AIFF")),
+            (b"caff\0\x01\0\0desc", Ok(Format::Caf)),
+            (b"\x1a\x45\xdf\xa3\x9f\x42\x86", Ok(Format::Mkv)),
+        ] {
+            assert_eq!(recognise(bytes), expected, "{bytes:?}");
+        }
         // A tag that claims more than there is.
         assert_eq!(id3_length(b"ID3\x04\0\0\x7f\x7f\x7f\x7f...."), 14);
     }

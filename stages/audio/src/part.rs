@@ -1,29 +1,24 @@
 //! Part of a recording, decoded without the rest of it where the format lets us.
 //!
 //! Frames of FLAC and PCM say where they stand and need nothing of those before them, so that decoding begins at the
-//! frame in which the part begins. MP3, AAC and Vorbis carry something over from block to block, and are decoded whole.
+//! frame in which the part begins. Lossy formats carry something over from block to block, and are decoded whole, as are
+//! containers in which places are not counted in frames.
 //!
 //! The samples are those that decoding the whole recording gives. What is promised of the recording is less: it must begin
 //! and end as its header says, and the frames that are decoded must be whole, but damage in others, and with it another
 //! MD5 than that of `STREAMINFO`, goes unnoticed.
 
-use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
-
-use symphonia::core::io::MediaSource;
 
 use crate::decode::{SAMPLE_RATE, decode, read_open_range};
 use crate::error::AudioError;
-use crate::flac::{self, Fault, MARKER, StreamInfo};
+use crate::flac::Fault;
 use crate::format::{Format, recognise};
 use crate::recording::{Blocks, broken};
 use crate::resample::{NeededInput, needed_input, resample};
-use crate::streamed_wav::header_with_sizes;
+use crate::stored_bytes::{StoredBytes, flac_info, open};
 
 /// A decoded part.
 #[derive(Clone, Debug, PartialEq)]
@@ -242,20 +237,6 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
     }))
 }
 
-fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault> {
-    if format != Format::Flac {
-        let header = header_with_sizes(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size).unwrap_or_default();
-        let from = header.len() as u64;
-        return Blocks::open(Box::new(bytes.source(header, from)), format);
-    }
-    let (info, info_bytes, frames) = flac_info(bytes)?;
-    let mut head = MARKER.to_vec();
-    // The one metadata block, marked as the last: type 0, 34 bytes.
-    head.extend([0x80, 0, 0, 34]);
-    head.extend(info_bytes);
-    Blocks::open_flac(Box::new(bytes.source(head, frames)), &info)
-}
-
 /// Whether the last block ends where the header says.
 fn ends_at(blocks: &mut Blocks, total: u64, decoded: &mut u64) -> Result<bool, Fault> {
     blocks.seek(total - 1)?;
@@ -273,140 +254,6 @@ pub(crate) fn mixed(interleaved: &[i32], channels: usize) -> impl Iterator<Item 
     let scale = 1.0 / (FULL_SCALE * channels as f64);
     let mean = move |frame: &[i32]| (frame.iter().map(|&sample| f64::from(sample)).sum::<f64>() * scale) as f32;
     interleaved.chunks_exact(channels).map(mean)
-}
-
-/// What `STREAMINFO` says, its bytes, and where the frames begin.
-fn flac_info(bytes: &StoredBytes) -> Result<(StreamInfo, [u8; 34], u64), Fault> {
-    let mut at = MARKER.len() as u64;
-    let mut info: Option<[u8; 34]> = None;
-    let cut = || broken("ends within the metadata");
-    loop {
-        let [kind, a, b, c] = bytes.array(at).ok_or_else(cut)?;
-        let length = u32::from_be_bytes([0, a, b, c]);
-        if kind & 0x7f == 0 {
-            if info.is_some() {
-                return Err(broken("two STREAMINFO blocks"));
-            }
-            let block = bytes.array(at + 4).filter(|_| length >= 34);
-            info = Some(block.ok_or_else(|| broken("STREAMINFO is cut"))?);
-        }
-        at += 4 + u64::from(length);
-        if kind & 0x80 != 0 {
-            break;
-        }
-    }
-    let info = info.ok_or_else(|| broken("no STREAMINFO"))?;
-    if at >= bytes.size {
-        return Err(flac::fault(flac::Status::NoAudio, "nothing after the metadata"));
-    }
-    Ok((StreamInfo::parse(&info)?, info, at))
-}
-
-/// The bytes of a recording, read where they are asked for.
-#[derive(Clone)]
-struct StoredBytes {
-    file: Arc<File>,
-    offset: u64,
-    size: u64,
-}
-
-impl StoredBytes {
-    fn open(path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
-        let failed = |source| AudioError::Read {
-            path: path.to_owned(),
-            source,
-        };
-        let file = File::open(path).map_err(failed)?;
-        let length = file.metadata().map_err(failed)?.len();
-        let (offset, size) = range.unwrap_or((0, length));
-        if offset.checked_add(size).is_none_or(|end| end > length) {
-            return Err(AudioError::PastEnd {
-                path: path.to_owned(),
-                offset,
-                size,
-            });
-        }
-        Ok(StoredBytes {
-            file: Arc::new(file),
-            offset,
-            size,
-        })
-    }
-
-    fn read_at(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
-        let length = buffer.len().min(left);
-        self.file.read_at(&mut buffer[..length], self.offset + at)
-    }
-
-    /// None past the end.
-    fn array<const N: usize>(&self, at: u64) -> Option<[u8; N]> {
-        let mut array = [0; N];
-        self.source(Vec::new(), at).read_exact(&mut array).ok()?;
-        Some(array)
-    }
-
-    /// `head`, and after it the bytes from `from` on.
-    fn source(&self, head: Vec<u8>, from: u64) -> Source {
-        Source {
-            bytes: self.clone(),
-            head,
-            from,
-            at: 0,
-        }
-    }
-}
-
-struct Source {
-    bytes: StoredBytes,
-    head: Vec<u8>,
-    from: u64,
-    at: u64,
-}
-
-impl Source {
-    fn length(&self) -> u64 {
-        self.head.len() as u64 + self.bytes.size.saturating_sub(self.from)
-    }
-}
-
-impl Read for Source {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = match usize::try_from(self.at).ok().and_then(|at| self.head.get(at..)) {
-            Some(head) if !head.is_empty() => {
-                let length = head.len().min(buffer.len());
-                buffer[..length].copy_from_slice(&head[..length]);
-                length
-            }
-            _ => self
-                .bytes
-                .read_at(self.from + (self.at - self.head.len() as u64), buffer)?,
-        };
-        self.at += read as u64;
-        Ok(read)
-    }
-}
-
-impl Seek for Source {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(at) => Some(at),
-            SeekFrom::End(by) => self.length().checked_add_signed(by),
-            SeekFrom::Current(by) => self.at.checked_add_signed(by),
-        };
-        self.at = at.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a place before the beginning"))?;
-        Ok(self.at)
-    }
-}
-
-impl MediaSource for Source {
-    fn is_seekable(&self) -> bool {
-        true
-    }
-
-    fn byte_len(&self) -> Option<u64> {
-        Some(self.length())
-    }
 }
 
 #[cfg(test)]

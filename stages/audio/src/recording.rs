@@ -1,7 +1,7 @@
 //! A recording of any format that can be decoded: the verdict on it, and its samples.
 //!
 //! FLAC is judged by [`crate::flac`]. What other formats give is brought to whole numbers once, so that the
-//! samples, their hash, and a FLAC made of them are the same thing: lossy formats, A-law and 16-bit PCM have
+//! samples, their hash, and a FLAC made of them are the same thing: lossy codecs, A-law and 16-bit PCM have
 //! 16 bits, wider and floating-point PCM 24.
 
 use std::io::Cursor;
@@ -9,22 +9,27 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sha2::{Digest as _, Sha256};
 use symphonia::core::audio::GenericAudioBufferRef;
-use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_VORBIS};
+use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS};
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as SymphoniaError;
 use symphonia::core::formats::{FormatOptions, FormatReader, SeekMode, SeekTo, TrackType};
 use symphonia::core::io::{MediaSource, MediaSourceStream, MediaSourceStreamOptions};
 use symphonia::core::units::Timestamp;
 use symphonia::default::codecs::FlacDecoder;
-use symphonia::default::formats::{FlacReader, IsoMp4Reader, MpaReader, OggReader, WavReader};
+use symphonia::default::formats::{
+    AiffReader, CafReader, FlacReader, IsoMp4Reader, MkvReader, MpaReader, OggReader, WavReader,
+};
 
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::flac_encode::MOST_RATE;
 use crate::format::{Format, id3_length, recognise};
+use crate::opus::OpusPackets;
 use crate::streamed_wav::header_with_sizes;
 
 /// FLAC holds no more.
 const MOST_CHANNELS: u32 = 8;
+/// Most frames in a packet. No encoder makes larger ones than FLAC may have.
+const MOST_PACKET: u64 = 1 << 16;
 
 /// Decodes the whole recording and checks it, if its format is one of `formats`.
 pub fn probe(bytes: &[u8], formats: &[Format]) -> Result<(Format, Verdict), Fault> {
@@ -138,28 +143,35 @@ fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<()
         frames += block.frames;
         take(block.layout, block.samples)?;
     }
-    match blocks.promised {
-        // An MP4's edit list may name a part; Vorbis and MP3 count what they trim.
-        Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),
-        _ => Ok(()),
-    }
+    blocks.check_end(frames)
 }
 
 /// Reads a recording block by block. The decoders are a third party's and see hostile input: a panic of them is for the
 /// caller to catch.
 pub(crate) struct Blocks {
     reader: Box<dyn FormatReader>,
-    decoder: Box<dyn AudioDecoder>,
+    decoder: Decoder,
     track_id: u32,
     /// Frames that the header speaks of.
     pub promised: Option<u64>,
     lossy: bool,
     /// What FLAC says of the width of its samples, which are decoded to 32 bits.
     flac_bits: Option<u32>,
+    /// Of Opus in Ogg, whose reader leaves out damaged pages without a word.
+    finds_missing_pages: bool,
+    /// Where the next packet begins, if none is missing.
+    next_packet: Option<i64>,
     /// All blocks have one layout.
     layout: Option<StreamInfo>,
     floats: Vec<f64>,
     samples: Vec<i32>,
+    /// Place and number of frames of the block whose samples these are.
+    last: Option<(u64, u64)>,
+}
+
+enum Decoder {
+    Symphonia(Box<dyn AudioDecoder>),
+    Opus(Box<OpusPackets>),
 }
 
 /// Samples of one packet.
@@ -182,37 +194,63 @@ impl Blocks {
             Format::Wav => Box::new(WavReader::try_new(source, options).map_err(failed)?),
             Format::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(failed)?),
             Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
-            Format::Ogg => Box::new(OggReader::try_new(source, options).map_err(failed)?),
+            Format::Ogg | Format::Opus => Box::new(OggReader::try_new(source, options).map_err(failed)?),
+            Format::Aiff => Box::new(AiffReader::try_new(source, options).map_err(failed)?),
+            Format::Caf => Box::new(CafReader::try_new(source, options).map_err(failed)?),
+            Format::Mkv => Box::new(MkvReader::try_new(source, options).map_err(failed)?),
         };
         let no_track = || broken("no audio track");
         let track = reader.default_track(TrackType::Audio).ok_or_else(no_track)?;
-        let (track_id, promised) = (track.id, track.num_frames);
+        let (track_id, mut promised) = (track.id, track.num_frames);
         let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
         let parameters = parameters.ok_or_else(no_track)?;
         let codec = parameters.codec;
-        let expected = match format {
-            Format::Mp3 => codec == CODEC_ID_MP3,
-            Format::M4a => codec == CODEC_ID_AAC,
-            Format::Ogg => codec == CODEC_ID_VORBIS,
-            Format::Wav | Format::Flac => true,
+        let only = match format {
+            Format::Mp3 => Some((CODEC_ID_MP3, "MPEG layer III")),
+            Format::Ogg => Some((CODEC_ID_VORBIS, "Vorbis")),
+            Format::Opus => Some((CODEC_ID_OPUS, "Opus")),
+            _ => None,
         };
-        if !expected {
-            let detail = format!("{} with another codec than {}", format.as_str(), codec_of(format));
+        if let Some((_, name)) = only.filter(|(only, _)| *only != codec) {
+            let detail = format!("{} with another codec than {name}", format.as_str());
             return Err(flac::fault(Status::UnsupportedFormat, detail));
         }
-        let decoder = symphonia::default::get_codecs()
-            .make_audio_decoder(parameters, &AudioDecoderOptions::default())
-            .map_err(failed)?;
+        // Decoders make room for what the header says, before the first block shows that it cannot be.
+        let channels = parameters.channels.as_ref().map_or(0, |channels| channels.count());
+        if channels > MOST_CHANNELS as usize {
+            return Err(flac::fault(Status::UnsupportedFormat, format!("{channels} channels")));
+        }
+        if let Some(frames) = parameters.max_frames_per_packet.filter(|frames| *frames > MOST_PACKET) {
+            return Err(broken(format!("packets of {frames} frames")));
+        }
+        let decoder = if codec == CODEC_ID_OPUS {
+            let opus = OpusPackets::open(parameters.extra_data.as_deref().unwrap_or_default())?;
+            if format == Format::Opus {
+                // Ogg counts what is left out at the beginning, and may begin at another number than 0.
+                let start = u64::try_from(track.start_ts.get()).unwrap_or_default();
+                promised = promised.map(|frames| frames.saturating_sub(opus.pre_skip.saturating_add(start)));
+            } else {
+                promised = None;
+            }
+            Decoder::Opus(Box::new(opus))
+        } else {
+            let codecs = symphonia::default::get_codecs();
+            let decoder = codecs.make_audio_decoder(parameters, &AudioDecoderOptions::default());
+            Decoder::Symphonia(decoder.map_err(failed)?)
+        };
         Ok(Blocks {
             reader,
             decoder,
             track_id,
             promised,
-            lossy: format != Format::Wav,
+            lossy: [CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS].contains(&codec),
             flac_bits: None,
+            next_packet: None,
+            finds_missing_pages: format == Format::Opus,
             layout: None,
             floats: Vec::new(),
             samples: Vec::new(),
+            last: None,
         })
     }
 
@@ -228,12 +266,15 @@ impl Blocks {
             track_id: track.id,
             promised: track.num_frames,
             reader: Box::new(reader),
-            decoder: Box::new(decoder),
+            decoder: Decoder::Symphonia(Box::new(decoder)),
             lossy: false,
             flac_bits: Some(info.bits),
+            next_packet: None,
+            finds_missing_pages: false,
             layout: None,
             floats: Vec::new(),
             samples: Vec::new(),
+            last: None,
         })
     }
 
@@ -243,9 +284,21 @@ impl Blocks {
             ts: Timestamp::new(i64::try_from(frame).unwrap_or(i64::MAX)),
             track_id: self.track_id,
         };
+        let Decoder::Symphonia(decoder) = &mut self.decoder else {
+            return Err(broken("Opus is decoded from its beginning"));
+        };
         self.reader.seek(SeekMode::Accurate, to).map_err(failed)?;
-        self.decoder.reset();
+        decoder.reset();
         Ok(())
+    }
+
+    /// Whether as many frames came as the header speaks of.
+    pub fn check_end(&self, frames: u64) -> Result<(), Fault> {
+        match self.promised {
+            // An MP4's edit list may name a part; Vorbis and MP3 count what they trim.
+            Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),
+            _ => Ok(()),
+        }
     }
 
     /// The next block that is not empty.
@@ -254,64 +307,98 @@ impl Blocks {
             if packet.track_id != self.track_id {
                 continue;
             }
-            let block = self.decoder.decode(&packet).map_err(failed)?;
-            if block.frames() == 0 {
-                continue;
-            }
-            let bits = self.flac_bits.unwrap_or_else(|| bits_of(&block, self.lossy));
-            let here = StreamInfo {
-                sample_rate: block.spec().rate(),
-                channels: u32::try_from(block.num_planes()).unwrap_or(u32::MAX),
-                bits,
-                total_frames: 0,
-                md5: [0; 16],
-            };
-            let layout = self.layout.get_or_insert_with(|| here.clone());
-            if *layout != here {
-                return Err(broken("sample rate, channels or width change within the recording"));
-            }
-            if !(1..=MOST_RATE).contains(&here.sample_rate) || !(1..=MOST_CHANNELS).contains(&here.channels) {
-                let detail = format!("{} Hz with {} channels", here.sample_rate, here.channels);
-                return Err(flac::fault(Status::UnsupportedFormat, detail));
-            }
-            match &block {
-                GenericAudioBufferRef::F32(_) | GenericAudioBufferRef::F64(_) => {
-                    block.copy_to_vec_interleaved(&mut self.floats);
-                    self.samples.clear();
-                    for &value in &self.floats {
-                        if !value.is_finite() {
-                            return Err(broken("samples that are no numbers"));
+            let frames = match &mut self.decoder {
+                Decoder::Opus(opus) => {
+                    let (start, end) = (packet.trim_start.get(), packet.trim_end.get());
+                    if self.finds_missing_pages {
+                        let length = packet.dur.get().saturating_add(start).saturating_add(end);
+                        let at = packet.pts.get();
+                        if self.next_packet.is_some_and(|next| next < at) {
+                            return Err(broken("a page is missing or damaged"));
                         }
-                        self.samples.push(whole(value, bits));
+                        self.next_packet = Some(at.saturating_add_unsigned(length));
                     }
+                    let frames = opus.decode(&packet.data, start, end, &mut self.samples)?;
+                    accept(&mut self.layout, opus.layout())?;
+                    frames
                 }
-                _ => {
-                    block.copy_to_vec_interleaved(&mut self.samples);
-                    if bits == 24 {
-                        // Wider PCM loses what FLAC with 24 bits cannot hold.
-                        self.samples.iter_mut().for_each(|sample| *sample &= !0xff);
+                Decoder::Symphonia(decoder) => {
+                    let block = decoder.decode(&packet).map_err(failed)?;
+                    if block.frames() == 0 {
+                        continue;
                     }
+                    let bits = self.flac_bits.unwrap_or_else(|| bits_of(&block, self.lossy));
+                    let here = StreamInfo {
+                        sample_rate: block.spec().rate(),
+                        channels: u32::try_from(block.num_planes()).unwrap_or(u32::MAX),
+                        bits,
+                        total_frames: 0,
+                        md5: [0; 16],
+                    };
+                    accept(&mut self.layout, here)?;
+                    left_justified(&block, bits, &mut self.floats, &mut self.samples)?;
+                    block.frames() as u64
                 }
+            };
+            if frames > 0 {
+                let first = u64::try_from(packet.pts.get()).unwrap_or_default();
+                self.last = Some((first, frames));
+                return Ok(self.last_block());
             }
-            return Ok(Some(Block {
-                first: u64::try_from(packet.pts.get()).unwrap_or_default(),
-                frames: block.frames() as u64,
-                layout,
-                samples: &self.samples,
-            }));
         }
+        self.last = None;
         Ok(None)
+    }
+
+    /// The block that [`Blocks::next_block`] gave last.
+    pub fn last_block(&self) -> Option<Block<'_>> {
+        let (first, frames) = self.last?;
+        Some(Block {
+            first,
+            frames,
+            layout: self.layout.as_ref()?,
+            samples: &self.samples,
+        })
     }
 }
 
-fn codec_of(format: Format) -> &'static str {
-    match format {
-        Format::Flac => "FLAC",
-        Format::Wav => "PCM",
-        Format::Mp3 => "MPEG layer III",
-        Format::M4a => "AAC",
-        Format::Ogg => "Vorbis",
+/// Notes the layout of the first block, and refuses one that has another, or one that cannot be.
+fn accept(layout: &mut Option<StreamInfo>, here: StreamInfo) -> Result<(), Fault> {
+    let (rate, channels) = (here.sample_rate, here.channels);
+    if *layout.get_or_insert_with(|| here.clone()) != here {
+        return Err(broken("sample rate, channels or width change within the recording"));
     }
+    if !(1..=MOST_RATE).contains(&rate) || !(1..=MOST_CHANNELS).contains(&channels) {
+        let detail = format!("{rate} Hz with {channels} channels");
+        return Err(flac::fault(Status::UnsupportedFormat, detail));
+    }
+    Ok(())
+}
+
+/// The samples of a block as left-justified whole numbers of so many bits, interleaved.
+fn left_justified(
+    block: &GenericAudioBufferRef<'_>,
+    bits: u32,
+    floats: &mut Vec<f64>,
+    samples: &mut Vec<i32>,
+) -> Result<(), Fault> {
+    if let GenericAudioBufferRef::F32(_) | GenericAudioBufferRef::F64(_) = block {
+        block.copy_to_vec_interleaved(floats);
+        samples.clear();
+        for &value in &*floats {
+            if !value.is_finite() {
+                return Err(broken("samples that are no numbers"));
+            }
+            samples.push(whole(value, bits));
+        }
+        return Ok(());
+    }
+    block.copy_to_vec_interleaved(samples);
+    if bits == 24 {
+        // Wider PCM loses what FLAC with 24 bits cannot hold.
+        samples.iter_mut().for_each(|sample| *sample &= !0xff);
+    }
+    Ok(())
 }
 
 /// How many bits the samples are brought to.

@@ -15,6 +15,8 @@ const ZERO_CROSSINGS: f64 = 6.0;
 const ROLLOFF: f64 = 0.99;
 /// Largest table of taps that is kept (8 MiB); odd rates above that compute taps for each output sample.
 const TABLE_LIMIT: usize = 1 << 20;
+/// Input samples that are taken at once, and most that are kept though nothing needs them.
+const BLOCK: usize = 1 << 14;
 
 /// Number of samples that [`resample`] gives: `ceil(to * frames / from)`.
 pub fn resampled_length(frames: u64, from: u32, to: u32) -> u64 {
@@ -54,46 +56,145 @@ pub fn needed_input(output: Range<u64>, from: u32, to: u32) -> NeededInput {
 
 /// Resamples one channel. Rates from 1 to 768 kHz; equal rates give the input back.
 pub fn resample(signal: Vec<f32>, from: u32, to: u32) -> Result<Vec<f32>, AudioError> {
-    for rate in [from, to] {
-        if !(1_000..=768_000).contains(&rate) {
-            return Err(AudioError::SampleRate(rate));
-        }
-    }
-    if from == to || signal.is_empty() {
+    let mut resampler = Resampler::new(from, to)?;
+    if from == to {
         return Ok(signal);
     }
-    // Once, rather than for each tap that a sample stands under.
-    let signal: Vec<f64> = signal.into_iter().map(f64::from).collect();
-    let kernel = Kernel::new(from, to);
-    let phases = kernel.phases;
-    let table_fits = phases.saturating_mul(kernel.width) <= TABLE_LIMIT;
-    let mut table = Vec::new();
-    if table_fits {
-        table.resize(phases * kernel.width, 0.0);
-        for (phase, taps) in table.chunks_exact_mut(kernel.width).enumerate() {
-            kernel.taps(phase, taps);
-        }
+    let mut out = Vec::with_capacity(resampled_length(signal.len() as u64, from, to) as usize);
+    for block in signal.chunks(BLOCK) {
+        resampler.feed(block, &mut out);
     }
-    let mut own = vec![0.0; kernel.width];
-    let firsts: Vec<i64> = (0..phases).map(|phase| kernel.first(phase)).collect();
-    let length = resampled_length(signal.len() as u64, from, to) as usize;
-    let mut out = Vec::with_capacity(length);
-    // Output sample `p * phases + phase` stands under a window from sample `p * step + firsts[phase]` on.
-    let (mut period, mut phase) = (0i64, 0);
-    for _ in 0..length {
-        let taps = if table_fits {
-            &table[phase * kernel.width..][..kernel.width]
-        } else {
-            kernel.taps(phase, &mut own);
-            &own[..]
-        };
-        out.push(weighted_sum(taps, &signal, period + firsts[phase]) as f32);
-        phase += 1;
-        if phase == phases {
-            (period, phase) = (period + kernel.step as i64, 0);
-        }
-    }
+    resampler.finish(&mut out);
     Ok(out)
+}
+
+/// [`resample`] of a signal that comes in blocks. However it is cut, the samples are the same to the bit.
+pub struct Resampler {
+    from: u32,
+    to: u32,
+    /// None where the rates are equal.
+    filter: Option<Filter>,
+}
+
+impl Resampler {
+    /// Rates from 1 to 768 kHz.
+    pub fn new(from: u32, to: u32) -> Result<Resampler, AudioError> {
+        for rate in [from, to] {
+            if !(1_000..=768_000).contains(&rate) {
+                return Err(AudioError::SampleRate(rate));
+            }
+        }
+        let filter = (from != to).then(|| Filter::new(from, to));
+        Ok(Resampler { from, to, filter })
+    }
+
+    /// Takes the next samples, and appends what they complete to `out`.
+    pub fn feed(&mut self, signal: &[f32], out: &mut Vec<f32>) {
+        let Some(filter) = &mut self.filter else {
+            out.extend_from_slice(signal);
+            return;
+        };
+        filter.buffer.extend(signal.iter().map(|&sample| f64::from(sample)));
+        let end = filter.offset + filter.buffer.len() as u64;
+        while filter.window_end() <= end as i64 {
+            filter.next_output(out);
+        }
+        filter.forget();
+    }
+
+    /// Appends what is left at the end of the signal, after which there is silence.
+    pub fn finish(&mut self, out: &mut Vec<f32>) {
+        if let Some(filter) = &mut self.filter {
+            let end = filter.offset + filter.buffer.len() as u64;
+            let length = resampled_length(end, self.from, self.to);
+            while filter.outputs < length {
+                filter.next_output(out);
+            }
+        }
+    }
+}
+
+/// The filter, and what of the input is still needed.
+struct Filter {
+    kernel: Kernel,
+    /// The taps of all phases, one after the other; empty where they are too many.
+    table: Vec<f64>,
+    /// The taps of one phase, where there is no table.
+    own: Vec<f64>,
+    /// The first sample under the window of each phase, counted from the beginning of its period.
+    firsts: Vec<i64>,
+    /// Input samples, as `f64` once rather than for each tap that a sample stands under.
+    buffer: Vec<f64>,
+    /// Which sample of the input the first one of `buffer` is.
+    offset: u64,
+    /// Where the period of the next output sample begins in the input, and its phase.
+    period: i64,
+    phase: usize,
+    outputs: u64,
+}
+
+impl Filter {
+    fn new(from: u32, to: u32) -> Filter {
+        let kernel = Kernel::new(from, to);
+        let phases = kernel.phases;
+        let mut table = Vec::new();
+        if phases.saturating_mul(kernel.width) <= TABLE_LIMIT {
+            table.resize(phases * kernel.width, 0.0);
+            for (phase, taps) in table.chunks_exact_mut(kernel.width).enumerate() {
+                kernel.taps(phase, taps);
+            }
+        }
+        Filter {
+            table,
+            own: vec![0.0; kernel.width],
+            firsts: (0..phases).map(|phase| kernel.first(phase)).collect(),
+            kernel,
+            buffer: Vec::new(),
+            offset: 0,
+            period: 0,
+            phase: 0,
+            outputs: 0,
+        }
+    }
+
+    /// The first input sample under the window of the next output sample; negative before the beginning.
+    fn window_start(&self) -> i64 {
+        self.period + self.firsts[self.phase]
+    }
+
+    fn window_end(&self) -> i64 {
+        self.window_start() + self.kernel.width as i64
+    }
+
+    fn next_output(&mut self, out: &mut Vec<f32>) {
+        let (phase, width) = (self.phase, self.kernel.width);
+        let taps = if self.table.is_empty() {
+            self.kernel.taps(phase, &mut self.own);
+            &self.own[..]
+        } else {
+            &self.table[phase * width..][..width]
+        };
+        let first = self.period + self.firsts[phase] - self.offset as i64;
+        out.push(weighted_sum(taps, &self.buffer, first) as f32);
+        self.outputs += 1;
+        self.phase += 1;
+        if self.phase == self.kernel.phases {
+            (self.period, self.phase) = (self.period + self.kernel.step as i64, 0);
+        }
+    }
+
+    /// Drops input samples that no output sample needs any more.
+    fn forget(&mut self) {
+        let done = self.window_start() - self.offset as i64;
+        // Moving the rest costs more than keeping a few.
+        if let Ok(done) = usize::try_from(done)
+            && done >= BLOCK
+        {
+            let done = done.min(self.buffer.len());
+            self.buffer.drain(..done);
+            self.offset += done as u64;
+        }
+    }
 }
 
 /// Sum of `taps[i] * signal[first + i]`; the signal is 0 outside.
@@ -222,6 +323,47 @@ mod tests {
                 // One rounding to f32 of values of about 1, and phases computed in another order.
                 proptest::prop_assert!((f64::from(*a) - b).abs() < 2e-7, "{} {}", a, b);
             }
+        }
+    }
+
+    /// The whole signal at once: what blocks are held against.
+    fn at_once(signal: &[f32], from: u32, to: u32) -> Vec<f32> {
+        let mut filter = Filter::new(from, to);
+        filter.buffer = signal.iter().map(|&sample| f64::from(sample)).collect();
+        let mut out = Vec::new();
+        for _ in 0..resampled_length(signal.len() as u64, from, to) {
+            filter.next_output(&mut out);
+        }
+        out
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(60))]
+        #[test]
+        fn blocks_of_any_size_give_the_same_bits(
+            from in 1_000u32..100_000,
+            usual in 0usize..10,
+            length in 0usize..60_000,
+            sizes in proptest::collection::vec(1usize..20_000, 1..8),
+        ) {
+            let from = [8_000, 11_025, 22_050, 44_100, 48_000].get(usual).copied().unwrap_or(from);
+            let sample = |at: usize| ((at * at % 1_009) as f32 / 504.5 - 1.0) * 0.9;
+            let signal: Vec<f32> = (0..length).map(sample).collect();
+            let bits = |signal: &[f32]| signal.iter().map(|sample| sample.to_bits()).collect::<Vec<_>>();
+            let expected = bits(&at_once(&signal, from, 16_000));
+            proptest::prop_assert_eq!(&bits(&resample(signal.clone(), from, 16_000).unwrap()), &expected);
+            let (mut resampler, mut out) = (Resampler::new(from, 16_000).unwrap(), Vec::new());
+            let mut rest = &signal[..];
+            for size in sizes.iter().cycle() {
+                let (block, after) = rest.split_at(rest.len().min(*size));
+                resampler.feed(block, &mut out);
+                rest = after;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            resampler.finish(&mut out);
+            proptest::prop_assert_eq!(bits(&out), expected);
         }
     }
 

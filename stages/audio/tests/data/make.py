@@ -11,14 +11,19 @@ t = np.arange(RATE) / RATE
 # From 200 Hz to 1200 Hz, at half of full scale.
 tone = (0.5 * np.sin(2 * np.pi * (200 * t + 500 * t * t)) * 32768).round().astype(np.int16)
 
-for name, codec, rate in [
-    ("tone.mp3", "libmp3lame", RATE),
-    ("tone.m4a", "aac", RATE),
+for name, codec, rate, length in [
+    ("tone.mp3", "libmp3lame", RATE, RATE),
+    ("tone.m4a", "aac", RATE, RATE),
+    ("tone.mov", "aac", RATE, RATE),
+    ("tone.mkv", "aac", RATE, RATE),
+    ("tone.webm", "libopus", 48_000, RATE),
+    # The first fifth of a second, as there is no loss.
+    ("tone.caf", "alac", RATE, RATE // 5),
 ]:
-    with av.open(name, "w", format={"m4a": "mp4"}.get(name[5:], name[5:])) as out:
+    with av.open(name, "w", format={"m4a": "mp4", "mkv": "matroska"}.get(name[5:], name[5:])) as out:
         stream = out.add_stream(codec, rate=rate, layout="mono")
-        stream.bit_rate = 64_000
-        frame = av.AudioFrame.from_ndarray(tone[None, :], format="s16", layout="mono")
+        stream.bit_rate = 32_000 if codec == "libopus" else 64_000
+        frame = av.AudioFrame.from_ndarray(tone[None, :length], format="s16", layout="mono")
         frame.sample_rate = RATE
         frame.pts = 0
         resampler = av.AudioResampler(format=stream.codec_context.format.name, layout="mono", rate=rate, frame_size=0)

@@ -1,0 +1,218 @@
+//! A recording decoded block by block: memory does not grow with its length.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use crate::decode::SAMPLE_RATE;
+use crate::error::AudioError;
+use crate::flac::{Fault, Status, StreamInfo};
+use crate::format::Format;
+use crate::part::mixed;
+use crate::recording::{Blocks, broken};
+use crate::resample::Resampler;
+use crate::stored_bytes::{StoredBytes, open};
+
+/// Which of its channels are heard of a recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Channels {
+    /// The mean of all.
+    #[default]
+    Mix,
+    /// One of them, counted from 0.
+    One(u32),
+}
+
+/// What [`RecordingReader::read`] came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// There may be more.
+    More,
+    /// The recording ends here, as it should.
+    End,
+    /// The recording cannot be decoded from here on, for this reason.
+    Damaged(String),
+}
+
+/// Decodes a recording of any format that [`crate::recording`] knows, block by block, to 16 kHz mono in [-1, 1]. The samples
+/// are those of [`decode`](crate::decode::decode), to the bit.
+///
+/// What is checked is what shows while it is decoded: frames that are missing, and whether the recording is as long as its
+/// header says; not the MD5 of a FLAC.
+pub struct RecordingReader {
+    path: PathBuf,
+    bytes: StoredBytes,
+    format: Format,
+    /// None after the end.
+    blocks: Option<Blocks>,
+    layout: StreamInfo,
+    channels: Channels,
+    resampler: Resampler,
+    /// Samples at the recording's own rate that were decoded and not yet resampled.
+    waiting: Vec<f32>,
+    /// Frames decoded.
+    frames: u64,
+    /// Place of the first block, as the format has it.
+    first: Option<u64>,
+}
+
+impl RecordingReader {
+    /// Opens a recording, which is the file, or the `range` (offset and size in bytes) of it, and decodes its first block.
+    ///
+    /// # Errors
+    /// [`AudioError::Read`] if the file cannot be read, [`AudioError::Unsupported`] where the format is not known, and others
+    /// where nothing can be decoded of the recording, or it has not that channel.
+    pub fn open(path: &Path, range: Option<(u64, u64)>, channels: Channels) -> Result<RecordingReader, AudioError> {
+        let bytes = StoredBytes::open(path, range)?;
+        let failed = |source| AudioError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let found = bytes.recognise();
+        if let Some(source) = bytes.take_failure() {
+            return Err(failed(source));
+        }
+        let format = match found.map_err(failed)? {
+            Ok(format) => format,
+            Err(what) => return Err(AudioError::Unsupported(what.to_owned())),
+        };
+        let opened = guarded(|| {
+            let mut blocks = open(&bytes, format)?;
+            let first = blocks.next_block()?.map(|block| block.layout.clone());
+            Ok((blocks, first))
+        });
+        if let Some(source) = bytes.take_failure() {
+            return Err(failed(source));
+        }
+        let (blocks, layout) = opened.map_err(|fault| match fault.status {
+            Status::UnsupportedFormat => AudioError::Unsupported(fault.detail),
+            _ => AudioError::Decode(fault.detail),
+        })?;
+        let layout = layout.ok_or_else(|| AudioError::Decode("no frames".to_owned()))?;
+        if let Channels::One(channel) = channels
+            && channel >= layout.channels
+        {
+            let why = format!(
+                "it has {} channels, and none of the number {}",
+                layout.channels,
+                channel + 1
+            );
+            return Err(AudioError::Decode(why));
+        }
+        let mut reader = RecordingReader {
+            path: path.to_owned(),
+            resampler: Resampler::new(layout.sample_rate, SAMPLE_RATE)?,
+            bytes,
+            format,
+            blocks: Some(blocks),
+            layout,
+            channels,
+            waiting: Vec::new(),
+            frames: 0,
+            first: None,
+        };
+        // The first block is there already.
+        reader.take_block().map_err(|fault| AudioError::Decode(fault.detail))?;
+        Ok(reader)
+    }
+
+    /// How many channels the recording has.
+    pub fn channel_count(&self) -> u32 {
+        self.layout.channels
+    }
+
+    /// The sample rate of the recording, in Hz.
+    pub fn sample_rate(&self) -> u32 {
+        self.layout.sample_rate
+    }
+
+    /// Appends samples at 16 kHz; perhaps none, though there are more. At the end and where the recording is damaged, what is
+    /// appended is the last of it.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn read(&mut self, out: &mut Vec<f32>) -> Result<Progress, AudioError> {
+        if self.blocks.is_none() {
+            return Ok(Progress::End);
+        }
+        self.resampler.feed(&self.waiting, out);
+        self.waiting.clear();
+        let next = self.next_block();
+        if let Some(source) = self.bytes.take_failure() {
+            self.blocks = None;
+            let path = self.path.clone();
+            return Err(AudioError::Read { path, source });
+        }
+        let progress = match next {
+            Ok(true) => return Ok(Progress::More),
+            Ok(false) => Progress::End,
+            Err(fault) => Progress::Damaged(fault.detail),
+        };
+        self.blocks = None;
+        self.resampler.finish(out);
+        Ok(progress)
+    }
+
+    /// Decodes the next block. False at the end.
+    fn next_block(&mut self) -> Result<bool, Fault> {
+        let Some(blocks) = &mut self.blocks else {
+            return Ok(false);
+        };
+        if guarded(|| blocks.next_block().map(|block| block.is_some()))? {
+            return self.take_block().map(|()| true);
+        }
+        blocks.check_end(self.frames)?;
+        Ok(false)
+    }
+
+    /// Takes the block that was decoded last.
+    fn take_block(&mut self) -> Result<(), Fault> {
+        let Some(block) = self.blocks.as_ref().and_then(Blocks::last_block) else {
+            return Ok(());
+        };
+        if self.format == Format::Flac {
+            // Its reader leaves out damaged frames without a word.
+            let first = *self.first.get_or_insert(block.first);
+            if block.first != first.saturating_add(self.frames) {
+                return Err(broken("frames are missing or damaged"));
+            }
+            let promised = self.blocks.as_ref().and_then(|blocks| blocks.promised);
+            if promised.is_some_and(|promised| promised > 0 && self.frames + block.frames > promised) {
+                return Err(broken("more frames than its header says"));
+            }
+        }
+        let channels = self.layout.channels as usize;
+        match self.channels {
+            Channels::Mix => self.waiting.extend(mixed(block.samples, channels)),
+            Channels::One(channel) => {
+                let one = block.samples.iter().skip(channel as usize).step_by(channels);
+                self.waiting
+                    .extend(one.flat_map(|sample| mixed(std::slice::from_ref(sample), 1)));
+            }
+        }
+        self.frames += block.frames;
+        Ok(())
+    }
+}
+
+/// Runs a decoder, whose panic is a fault of what it decodes.
+fn guarded<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))
+}
+
+/// How many channels a recording has; none where that cannot be told.
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub fn channel_count(path: &Path) -> Result<Option<u32>, AudioError> {
+    match RecordingReader::open(path, None, Channels::Mix) {
+        Ok(reader) => Ok(Some(reader.channel_count())),
+        Err(AudioError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error @ AudioError::Read { .. }) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+#[path = "recording_reader_tests.rs"]
+mod tests;

@@ -1,0 +1,388 @@
+use std::f64::consts::PI;
+
+use opus_pure::{Application, MAX_PACKET_BYTES, OggOpusWriter, OpusEncoder, OpusHead};
+
+use super::*;
+use crate::decode::decode;
+use crate::flac::Samples;
+use crate::flac_encode;
+use crate::test_data::{raw_wav, tone, wav};
+
+/// Two seconds at 16 kHz of something that changes all the time.
+fn sound(channels: u16) -> Vec<i16> {
+    let frames = 32_000 * usize::from(channels);
+    (0..frames).map(|at| (at * at % 20_011) as i16 - 10_000).collect()
+}
+
+fn flac(rate: u32, channels: u16, samples: &[i16]) -> Vec<u8> {
+    let info = StreamInfo {
+        sample_rate: rate,
+        channels: channels.into(),
+        bits: 16,
+        total_frames: 0,
+        md5: [0; 16],
+    };
+    let interleaved = samples.iter().map(|&sample| i32::from(sample) << 16).collect();
+    flac_encode::encode(&Samples { info, interleaved }).unwrap()
+}
+
+/// AIFF of 16 bits at 16 kHz.
+fn aiff(channels: u16, samples: &[i16]) -> Vec<u8> {
+    let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_be_bytes()).collect();
+    let frames = (samples.len() / usize::from(channels)) as u32;
+    let mut common = channels.to_be_bytes().to_vec();
+    common.extend(frames.to_be_bytes());
+    common.extend(16u16.to_be_bytes());
+    // 16,000 as an extended number of 80 bits: 2^13 times 1.953125.
+    common.extend([0x40, 0x0c, 0xfa, 0, 0, 0, 0, 0, 0, 0]);
+    let chunk = |name: &[u8; 4], content: &[u8]| [name, &(content.len() as u32).to_be_bytes()[..], content].concat();
+    let sound = [&[0; 8][..], &data].concat();
+    let content = [b"AIFF".to_vec(), chunk(b"COMM", &common), chunk(b"SSND", &sound)].concat();
+    chunk(b"FORM", &content)
+}
+
+/// CAF of 16 bits at 16 kHz, little-endian.
+fn caf(channels: u16, samples: &[i16]) -> Vec<u8> {
+    let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
+    let chunk = |name: &[u8; 4], content: &[u8]| [name, &(content.len() as u64).to_be_bytes()[..], content].concat();
+    let numbers = [2, 2 * u32::from(channels), 1, u32::from(channels), 16];
+    let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_be_bytes()).collect();
+    let description = [&16_000f64.to_be_bytes()[..], b"lpcm", &numbers].concat();
+    let data = [&[0; 4][..], &data].concat();
+    [
+        b"caff\0\x01\0\0".to_vec(),
+        chunk(b"desc", &description),
+        chunk(b"data", &data),
+    ]
+    .concat()
+}
+
+/// A WAV with one byte for each sample, coded as G.711 has it: 6 is A-law, 7 is mu-law.
+fn g711(code: u16, data: &[u8]) -> Vec<u8> {
+    let mut bytes = raw_wav(8_000, 1, code, 8, data);
+    // The longer kind of header, which goes on to say that there is nothing more to say.
+    bytes[16] = 18;
+    bytes.splice(36..36, [0, 0]);
+    bytes[4] += 2;
+    bytes
+}
+
+/// Opus in Ogg, in pages of a few packets, of a signal at 48 kHz whose channels stand in turn.
+fn opus(channels: usize, signal: &[f32]) -> Vec<u8> {
+    const FRAME: usize = 960;
+    let mut encoder = OpusEncoder::new(48_000, channels, Application::Audio).unwrap();
+    encoder.bitrate_bps = 64_000;
+    let head = OpusHead::for_encoder(&encoder, 48_000);
+    let pre_skip = u64::from(head.pre_skip);
+    let frames = (signal.len() / channels) as u64;
+    let mut writer = OggOpusWriter::new(Vec::new(), head).unwrap();
+    writer.set_page_target(1_000);
+    let packets = (frames + pre_skip).div_ceil(FRAME as u64);
+    let mut packet = vec![0; MAX_PACKET_BYTES];
+    for number in 0..packets as usize {
+        let mut block: Vec<f32> = signal
+            .iter()
+            .skip(number * FRAME * channels)
+            .take(FRAME * channels)
+            .copied()
+            .collect();
+        block.resize(FRAME * channels, 0.0);
+        let length = encoder.encode(&block, FRAME, &mut packet).unwrap();
+        let left = frames + pre_skip - (number * FRAME) as u64;
+        let duration = left.min(FRAME as u64) as u32;
+        writer.write_packet_with_duration(&packet[..length], duration).unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+/// Seconds of a tone at 48 kHz.
+fn hum(seconds: f64, hertz: f64) -> Vec<f32> {
+    let value = |at: usize| (0.4 * (2.0 * PI * hertz * at as f64 / 48_000.0).sin()) as f32;
+    (0..(seconds * 48_000.0) as usize).map(value).collect()
+}
+
+struct Read {
+    samples: Vec<f32>,
+    end: Progress,
+}
+
+fn read_channels(bytes: &[u8], channels: Channels) -> Result<Read, AudioError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("recording");
+    // As part of something larger, as in a tar.
+    std::fs::write(&path, [&[0x55; 700][..], bytes, &[0x55; 3_000]].concat()).unwrap();
+    let mut reader = RecordingReader::open(&path, Some((700, bytes.len() as u64)), channels)?;
+    let mut samples = Vec::new();
+    let end = loop {
+        match reader.read(&mut samples)? {
+            Progress::More => {}
+            end => break end,
+        }
+    };
+    let length = samples.len();
+    assert_eq!(reader.read(&mut samples).unwrap(), Progress::End, "after the end");
+    assert_eq!(samples.len(), length);
+    Ok(Read { samples, end })
+}
+
+fn read(bytes: &[u8]) -> Read {
+    read_channels(bytes, Channels::Mix).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn bits(samples: &[f32]) -> Vec<u32> {
+    samples.iter().map(|sample| sample.to_bits()).collect()
+}
+
+/// Every format, at rates that need resampling too, gives what decoding all of it in memory gives.
+#[test]
+fn blocks_have_the_bits_of_the_whole() {
+    let (one, two) = (sound(1), sound(2));
+    let mut all = vec![
+        ("flac", flac(16_000, 1, &one)),
+        ("flac of 44.1 kHz", flac(44_100, 2, &two)),
+        ("wav", wav(16_000, 1, &one)),
+        ("wav of 8 kHz", wav(8_000, 2, &two)),
+        ("wav of 48 kHz", wav(48_000, 1, &one)),
+        ("aiff", aiff(2, &two)),
+        ("caf", caf(2, &two)),
+        ("mu-law", g711(7, &[0x12; 5_000])),
+        ("opus", opus(1, &hum(1.3, 300.0))),
+        ("opus of two channels", opus(2, &hum(1.0, 300.0))),
+    ];
+    let names = [
+        "tone.mp3",
+        "tone.m4a",
+        "tone.ogg",
+        "tone.opus",
+        "tone.webm",
+        "tone.mov",
+        "tone.mkv",
+        "tone.caf",
+    ];
+    all.extend(names.map(|name| (name, tone(name))));
+    for (name, bytes) in all {
+        let whole = decode(&bytes, 1e6).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let read = read(&bytes);
+        assert_eq!(read.end, Progress::End, "{name}");
+        assert_eq!(bits(&read.samples), bits(&whole), "{name}");
+    }
+}
+
+#[test]
+fn formats_without_loss_are_the_wav_of_the_same_sound() {
+    for channels in [1, 2] {
+        let samples = sound(channels);
+        let expected = read(&wav(16_000, channels, &samples)).samples;
+        assert_eq!(expected.len(), 32_000);
+        let wide: Vec<u8> = samples
+            .iter()
+            .flat_map(|sample| [[0, 0], sample.to_le_bytes()].concat())
+            .collect();
+        let medium: Vec<u8> = samples
+            .iter()
+            .flat_map(|sample| [&[0][..], &sample.to_le_bytes()].concat())
+            .collect();
+        let floats = samples
+            .iter()
+            .flat_map(|sample| (f32::from(*sample) / 32_768.0).to_le_bytes());
+        let floats: Vec<u8> = floats.collect();
+        for (name, bytes) in [
+            ("flac", flac(16_000, channels, &samples)),
+            ("aiff", aiff(channels, &samples)),
+            ("caf", caf(channels, &samples)),
+            ("24 bits", raw_wav(16_000, channels, 1, 24, &medium)),
+            ("32 bits", raw_wav(16_000, channels, 1, 32, &wide)),
+            ("floats", raw_wav(16_000, channels, 3, 32, &floats)),
+        ] {
+            assert_eq!(bits(&read(&bytes).samples), bits(&expected), "{name}");
+        }
+    }
+    // Eight bits are unsigned.
+    assert_eq!(
+        read(&raw_wav(16_000, 1, 1, 8, &[0, 64, 128])).samples,
+        [-1.0, -0.5, 0.0]
+    );
+    // ITU-T G.711: the largest and the smallest of either sign.
+    let exact = |bytes: &[u8]| -> Vec<i32> {
+        let samples = crate::recording::decode(bytes, 100).unwrap().interleaved;
+        samples.iter().map(|sample| sample >> 16).collect()
+    };
+    assert_eq!(exact(&g711(6, &[0x2a, 0xaa, 0xd5, 0x55])), [-32_256, 32_256, 8, -8]);
+    assert_eq!(exact(&g711(7, &[0x00, 0x80, 0xff, 0x7f])), [-32_124, 32_124, 0, 0]);
+}
+
+/// What the recordings of tests/data/make.py hold.
+fn rising(at: usize) -> f64 {
+    let t = at as f64 / 16_000.0;
+    0.5 * (2.0 * PI * (200.0 * t + 500.0 * t * t)).sin()
+}
+
+/// How far the difference lies below the tone, in dB, where the first sample is the one of the number `delay`.
+fn distance(samples: &[f32], delay: usize) -> f64 {
+    let (mut signal, mut noise) = (0.0, 0.0);
+    for (at, got) in samples.iter().skip(delay).take(16_000).enumerate() {
+        signal += rising(at) * rising(at);
+        noise += (rising(at) - f64::from(*got)).powi(2);
+    }
+    10.0 * (signal / noise).log10()
+}
+
+#[test]
+fn the_tone_stands_in_its_place_in_every_container() {
+    // Opus in Ogg ends where its last page says, which is to the sample.
+    let read_tone = |name: &str| read(&tone(name)).samples;
+    let opus = read_tone("tone.opus");
+    assert_eq!(opus.len(), 16_000);
+    assert!(distance(&opus, 0) > 30.0, "{} dB", distance(&opus, 0));
+    // In WebM its last packet is there as a whole: at most 20 ms more.
+    let webm = read_tone("tone.webm");
+    assert!((16_000..=16_320).contains(&webm.len()), "{}", webm.len());
+    assert!(distance(&webm, 0) > 22.0, "{} dB", distance(&webm, 0));
+    // The delay of AAC's encoder stays in, as in M4A.
+    for name in ["tone.mov", "tone.mkv"] {
+        let samples = read_tone(name);
+        assert!(
+            distance(&samples, 1024) > 20.0,
+            "{name}: {} dB",
+            distance(&samples, 1024)
+        );
+    }
+    let alac = read_tone("tone.caf");
+    assert!((3_200..=4_096).contains(&alac.len()), "{}", alac.len());
+    for (at, sample) in alac.iter().take(3_200).enumerate() {
+        // To the rounding to 16 bits.
+        assert!((f64::from(*sample) - rising(at)).abs() < 0.51 / 32_768.0, "sample {at}");
+    }
+}
+
+#[test]
+fn opus_is_as_long_as_what_was_encoded() {
+    for frames in [1, 959, 960, 48_000, 61_234] {
+        let signal = &hum(2.0, 200.0)[..frames];
+        let samples = crate::recording::decode(&opus(1, signal), u64::MAX).unwrap();
+        assert_eq!(samples.interleaved.len(), frames);
+        assert_eq!((samples.info.sample_rate, samples.info.channels), (48_000, 1));
+    }
+}
+
+#[test]
+fn a_channel_is_what_it_is_alone() {
+    let samples = sound(2);
+    let of = |channel: usize| -> Vec<i16> { samples.iter().skip(channel).step_by(2).copied().collect() };
+    for rate in [16_000, 44_100] {
+        let bytes = wav(rate, 2, &samples);
+        for channel in 0..2 {
+            let got = read_channels(&bytes, Channels::One(channel)).unwrap().samples;
+            let alone = read(&wav(rate, 1, &of(channel as usize))).samples;
+            assert_eq!(bits(&got), bits(&alone), "channel {channel}");
+        }
+    }
+    let error = read_channels(&wav(16_000, 2, &samples), Channels::One(2)).map(|read| read.samples.len());
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("2 channels, and none of the number 3")
+    );
+    // Two speakers in Opus.
+    let (left, right) = (hum(1.0, 250.0), hum(1.0, 700.0));
+    let both: Vec<f32> = left
+        .iter()
+        .zip(&right)
+        .flat_map(|(left, right)| [*left, *right])
+        .collect();
+    let bytes = opus(2, &both);
+    for (channel, hertz) in [(0, 250.0), (1, 700.0)] {
+        let samples = read_channels(&bytes, Channels::One(channel)).unwrap().samples;
+        let power = |hertz: f64| {
+            let turn = |at: usize| 2.0 * PI * hertz * at as f64 / 16_000.0;
+            let part = |wave: fn(f64) -> f64| -> f64 {
+                let terms = samples
+                    .iter()
+                    .enumerate()
+                    .map(|(at, sample)| f64::from(*sample) * wave(turn(at)));
+                terms.sum()
+            };
+            part(f64::sin).hypot(part(f64::cos))
+        };
+        let other = 950.0 - hertz;
+        assert!(
+            power(hertz) > 10.0 * power(other),
+            "channel {channel}: {} {}",
+            power(hertz),
+            power(other)
+        );
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    assert_eq!(channel_count(&path).unwrap(), None);
+    std::fs::write(&path, &bytes).unwrap();
+    assert_eq!(channel_count(&path).unwrap(), Some(2));
+    std::fs::write(&path, b"a text").unwrap();
+    assert_eq!(channel_count(&path).unwrap(), None);
+}
+
+/// What came before the damage is given, and it is right.
+#[test]
+fn what_is_before_the_damage_is_kept() {
+    let samples = sound(1);
+    let whole = read(&wav(16_000, 1, &samples)).samples;
+    let prefix = |name: &str, bytes: &[u8], least: usize| {
+        let read = read(bytes);
+        assert!(
+            matches!(&read.end, Progress::Damaged(why) if !why.is_empty()),
+            "{name}: {:?}",
+            read.end
+        );
+        let length = read.samples.len();
+        assert!((least..whole.len()).contains(&length), "{name}: {length}");
+        assert_eq!(bits(&read.samples), bits(&whole[..length]), "{name}");
+    };
+    let bytes = wav(16_000, 1, &samples);
+    prefix("wav", &bytes[..44 + 40_000], 18_000);
+    let bytes = aiff(1, &samples);
+    prefix("aiff", &bytes[..bytes.len() - 30_000], 15_000);
+    let bytes = flac(16_000, 1, &samples);
+    let mut damaged = bytes.clone();
+    let middle = bytes.len() / 2;
+    damaged[middle..middle + 60].fill(0);
+    prefix("flac", &damaged, 4_000);
+    prefix("a flac that is cut", &bytes[..middle], 4_000);
+    // A page of Opus that is damaged: what is given is what comes of the pages before it.
+    let bytes = opus(1, &hum(4.0, 300.0));
+    let whole = read(&bytes).samples;
+    let mut damaged = bytes.clone();
+    damaged[bytes.len() / 2] ^= 0xff;
+    let read = read(&damaged);
+    assert!(matches!(read.end, Progress::Damaged(_)), "{:?}", read.end);
+    assert!((16_000..48_000).contains(&read.samples.len()), "{}", read.samples.len());
+    assert_eq!(bits(&read.samples[..16_000]), bits(&whole[..16_000]));
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let why = |bytes: &[u8]| match read_channels(bytes, Channels::Mix) {
+        Ok(read) => panic!("{} samples", read.samples.len()),
+        Err(error) => error,
+    };
+    assert!(matches!(
+        why(b"a text that is no recording"),
+        AudioError::Unsupported(_)
+    ));
+    assert!(matches!(why(b""), AudioError::Unsupported(_)));
+    assert!(matches!(
+        why(&raw_wav(16_000, 1, 0x55, 16, &[0; 64])),
+        AudioError::Unsupported(_)
+    ));
+    for name in ["tone.opus", "tone.webm", "tone.mov", "tone.mkv", "tone.caf"] {
+        let error = why(&tone(name)[..60]);
+        assert!(
+            matches!(error, AudioError::Decode(_) | AudioError::Unsupported(_)),
+            "{name}: {error}"
+        );
+    }
+    assert!(matches!(why(&wav(16_000, 1, &[])), AudioError::Decode(_)));
+    assert!(matches!(why(&wav(500, 1, &[1; 100])), AudioError::SampleRate(500)));
+    let gone = RecordingReader::open(Path::new("/no/such/file"), None, Channels::Mix);
+    assert!(matches!(gone, Err(AudioError::Read { .. })));
+}

@@ -1,0 +1,217 @@
+//! The bytes of a recording in a file, which are read where a decoder asks for them.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use symphonia::core::io::MediaSource;
+
+use crate::error::AudioError;
+use crate::flac::{self, Fault, MARKER, StreamInfo};
+use crate::format::{Format, HEAD, mpeg, recognise, stated_id3_length};
+use crate::recording::{Blocks, broken};
+use crate::streamed_wav::header_with_sizes;
+
+/// The bytes of a recording, read where they are asked for.
+#[derive(Clone)]
+pub(crate) struct StoredBytes {
+    pub file: Arc<File>,
+    pub offset: u64,
+    pub size: u64,
+    /// Why reading failed, if it did: decoders do not say.
+    failure: Arc<Mutex<Option<io::Error>>>,
+}
+
+impl StoredBytes {
+    pub fn open(path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
+        let failed = |source| AudioError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        let (offset, size) = range.unwrap_or((0, length));
+        if offset.checked_add(size).is_none_or(|end| end > length) {
+            return Err(AudioError::PastEnd {
+                path: path.to_owned(),
+                offset,
+                size,
+            });
+        }
+        Ok(StoredBytes {
+            file: Arc::new(file),
+            offset,
+            size,
+            failure: Arc::default(),
+        })
+    }
+
+    pub fn read_at(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
+        let length = buffer.len().min(left);
+        let read = self.file.read_at(&mut buffer[..length], self.offset + at);
+        read.map_err(|error| {
+            let kind = error.kind();
+            if kind != io::ErrorKind::Interrupted {
+                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+            kind.into()
+        })
+    }
+
+    /// The error that reading the file ended in, which is no fault of what it holds.
+    pub fn take_failure(&self) -> Option<io::Error> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// What the first bytes say: a format, or in words what else it is.
+    pub fn recognise(&self) -> io::Result<Result<Format, &'static str>> {
+        let mut head = vec![0; HEAD];
+        let tag = self.id3_length();
+        let length = self.read_whole_at(tag, &mut head)?;
+        let head = &head[..length];
+        Ok(if tag > 0 { mpeg(head) } else { recognise(head) })
+    }
+
+    /// Length of the ID3v2 tag at the beginning, 0 if there is none; never more than there are bytes.
+    pub fn id3_length(&self) -> u64 {
+        let head: [u8; 10] = self.array(0).unwrap_or_default();
+        (stated_id3_length(&head) as u64).min(self.size)
+    }
+
+    /// As many bytes as the buffer holds, or as there are.
+    fn read_whole_at(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut read = 0;
+        let wanted = buffer.len() as u64;
+        let mut source = self.source(Vec::new(), at).take(wanted);
+        while read < buffer.len() {
+            match source.read(&mut buffer[read..])? {
+                0 => break,
+                more => read += more,
+            }
+        }
+        Ok(read)
+    }
+
+    /// None past the end.
+    pub fn array<const N: usize>(&self, at: u64) -> Option<[u8; N]> {
+        let mut array = [0; N];
+        self.source(Vec::new(), at).read_exact(&mut array).ok()?;
+        Some(array)
+    }
+
+    /// `head`, and after it the bytes from `from` on.
+    pub fn source(&self, head: Vec<u8>, from: u64) -> Source {
+        Source {
+            bytes: self.clone(),
+            head,
+            from,
+            at: 0,
+        }
+    }
+}
+
+pub(crate) struct Source {
+    bytes: StoredBytes,
+    head: Vec<u8>,
+    from: u64,
+    at: u64,
+}
+
+impl Source {
+    fn length(&self) -> u64 {
+        self.head.len() as u64 + self.bytes.size.saturating_sub(self.from)
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = match usize::try_from(self.at).ok().and_then(|at| self.head.get(at..)) {
+            Some(head) if !head.is_empty() => {
+                let length = head.len().min(buffer.len());
+                buffer[..length].copy_from_slice(&head[..length]);
+                length
+            }
+            _ => self
+                .bytes
+                .read_at(self.from + (self.at - self.head.len() as u64), buffer)?,
+        };
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for Source {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::End(by) => self.length().checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        self.at = at.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a place before the beginning"))?;
+        Ok(self.at)
+    }
+}
+
+impl MediaSource for Source {
+    fn is_seekable(&self) -> bool {
+        true
+    }
+
+    fn byte_len(&self) -> Option<u64> {
+        Some(self.length())
+    }
+}
+
+/// The blocks of a recording of a format, from the beginning.
+pub(crate) fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault> {
+    let (head, from) = match format {
+        Format::Flac => {
+            let (info, info_bytes, frames) = flac_info(bytes)?;
+            let mut head = MARKER.to_vec();
+            // The one metadata block, marked as the last: type 0, 34 bytes.
+            head.extend([0x80, 0, 0, 34]);
+            head.extend(info_bytes);
+            return Blocks::open_flac(Box::new(bytes.source(head, frames)), &info);
+        }
+        Format::Wav => {
+            let header = header_with_sizes(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size);
+            let header = header.unwrap_or_default();
+            let from = header.len() as u64;
+            (header, from)
+        }
+        // Pictures in a tag may hold what looks like a frame.
+        Format::Mp3 => (Vec::new(), bytes.id3_length()),
+        _ => (Vec::new(), 0),
+    };
+    Blocks::open(Box::new(bytes.source(head, from)), format)
+}
+
+/// What `STREAMINFO` says, its bytes, and where the frames begin.
+pub(crate) fn flac_info(bytes: &StoredBytes) -> Result<(StreamInfo, [u8; 34], u64), Fault> {
+    let mut at = MARKER.len() as u64;
+    let mut info: Option<[u8; 34]> = None;
+    let cut = || broken("ends within the metadata");
+    loop {
+        let [kind, a, b, c] = bytes.array(at).ok_or_else(cut)?;
+        let length = u32::from_be_bytes([0, a, b, c]);
+        if kind & 0x7f == 0 {
+            if info.is_some() {
+                return Err(broken("two STREAMINFO blocks"));
+            }
+            let block = bytes.array(at + 4).filter(|_| length >= 34);
+            info = Some(block.ok_or_else(|| broken("STREAMINFO is cut"))?);
+        }
+        at += 4 + u64::from(length);
+        if kind & 0x80 != 0 {
+            break;
+        }
+    }
+    let info = info.ok_or_else(|| broken("no STREAMINFO"))?;
+    if at >= bytes.size {
+        return Err(flac::fault(flac::Status::NoAudio, "nothing after the metadata"));
+    }
+    Ok((StreamInfo::parse(&info)?, info, at))
+}
