@@ -14,9 +14,15 @@ pub fn file(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// The bytes of a file, which may be compressed as `NAME.zst`.
 fn read(name: &str) -> Vec<u8> {
     let path = file(name);
-    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    let compressed = file(&format!("{name}.zst"));
+    let bytes = match compressed.exists() {
+        true => std::fs::File::open(&compressed).and_then(zstd::decode_all),
+        false => std::fs::read(&path),
+    };
+    bytes.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 pub fn json(name: &str) -> serde_json::Value {
