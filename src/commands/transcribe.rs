@@ -31,10 +31,13 @@ const STAGE: &str = "transcribe";
 /// The stage of the pipeline that writes.
 const WRITE: &str = "write";
 /// Parameters of the pipeline that options give.
-const OPTIONS: [(&str, &str); 4] = [
+const OPTIONS: [(&str, &str); 7] = [
     ("input", "INPUT..."),
     ("out", "--out"),
     ("formats", "--format"),
+    ("beam", "--beam"),
+    ("lm", "--lm"),
+    ("boost", "--boost"),
     ("device", "--device"),
 ];
 /// The name of standard input as a recording.
@@ -73,6 +76,18 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         format!("formats={}", json(&formats)),
         format!("device={}", arguments.device),
     ];
+    if let Some(beam) = arguments.beam {
+        set.push(format!("beam={beam}"));
+    }
+    for (name, file) in [("lm", &arguments.lm), ("boost", &arguments.boost)] {
+        if let Some(file) = file {
+            let Some(path) = file.to_str() else {
+                let message = format!("{} is not UTF-8", file.display());
+                return Err(Failure::usage(message, format!("give --{name} a file of another name")));
+            };
+            set.push(format!("{name}={}", json(&[path.to_owned()])[0]));
+        }
+    }
     match &arguments.model {
         Some(model) => set.push(format!("model={}", local_model(model, speaks)?)),
         None if speaks && !given(&arguments.set, "model") => tell_languages(&pipeline),

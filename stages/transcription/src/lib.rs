@@ -2,6 +2,8 @@
 //! ([`recognizer`]); what transcripts look like and how they are written, how long audio is cut into windows and the words of
 //! the windows put together again, how sure the model was. The kinds are thin stages around these.
 
+#[cfg(test)]
+mod beam_tests;
 pub mod confidence;
 pub mod energy;
 pub mod error;
