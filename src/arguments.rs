@@ -56,6 +56,9 @@ pub enum Command {
     /// Look at models on disk, convert and compare them
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Make n-gram language models for transcription
+    #[command(subcommand)]
+    Lm(LmCommand),
     /// Say how much memory training will need, what each switch would change, and the largest batch that fits
     Memory(MemoryArguments),
     /// Make room: remove from the state directory what the last runs did not use
@@ -84,6 +87,15 @@ pub struct TranscribeArguments {
     /// not given
     #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,
+    /// Keep so many hypotheses (beam search); 0 or 1 for greedy search, the default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
+    pub beam: Option<u16>,
+    /// An n-gram language model in the ARPA format, such as `flow lm build` writes (its weight: --set lm_weight=0.3)
+    #[arg(long, value_name = "FILE")]
+    pub lm: Option<PathBuf>,
+    /// Phrases that are to be heard more readily, one a line (their weight: --set boost_weight=1)
+    #[arg(long, value_name = "FILE")]
+    pub boost: Option<PathBuf>,
     /// Where the model is computed: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
@@ -256,6 +268,36 @@ pub struct ModelConvertArguments {
 pub struct ModelDiffArguments {
     pub first: String,
     pub second: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LmCommand {
+    /// Count the texts of manifests and write an n-gram model in the ARPA format
+    Build(LmBuildArguments),
+}
+
+#[derive(Args, Debug)]
+pub struct LmBuildArguments {
+    /// Manifests with texts: Parquet files, and NeMo's with one JSON object to a line
+    #[arg(required = true)]
+    pub manifests: Vec<PathBuf>,
+    /// The model that the language model is for: a .nemo archive, a model folder or a Hugging Face folder
+    #[arg(
+        long,
+        value_name = "MODEL",
+        required_unless_present = "tokenizer",
+        conflicts_with = "tokenizer"
+    )]
+    pub model: Option<String>,
+    /// Its tokenizer instead: a SentencePiece .model file
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tokens that n-grams are made of
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub order: u8,
+    /// What to write; what stands there is replaced
+    #[arg(long, value_name = "FILE.arpa")]
+    pub out: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

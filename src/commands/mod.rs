@@ -8,6 +8,7 @@ pub mod gc;
 pub mod graph;
 pub mod kinds;
 pub mod lineage;
+pub mod lm;
 pub mod log;
 pub mod memory;
 pub mod model;

@@ -10,7 +10,7 @@ use flow_runtime::registry::Registry;
 use flow_transcription::Format;
 use flow_transcription::recognizer::languages;
 
-use super::recordings::{Work, WrittenFormat, carried, formats, given, names_of, speakers, work};
+use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
 use crate::arguments::{Progress, TranscribeArguments};
 use crate::failure::{Exit, Failure};
 
@@ -28,6 +28,9 @@ const OPTIONS: &[(&str, &str)] = &[
     ("formats", "--format"),
     ("write_transcripts", "--format"),
     ("write_rttm", "--format"),
+    ("beam", "--beam"),
+    ("lm", "--lm"),
+    ("boost", "--boost"),
     ("device", "--device"),
     ("diarize", "--diarize"),
     ("num_speakers", "--num-speakers"),
@@ -66,6 +69,18 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         set.push(format!("formats={transcripts}"));
     }
     set.extend(speakers);
+    if let Some(beam) = arguments.beam {
+        set.push(format!("beam={beam}"));
+    }
+    for (name, file) in [("lm", &arguments.lm), ("boost", &arguments.boost)] {
+        if let Some(file) = file {
+            let Some(path) = file.to_str() else {
+                let message = format!("{} is not UTF-8", file.display());
+                return Err(Failure::usage(message, format!("give --{name} a file of another name")));
+            };
+            set.push(format!("{name}={}", json(&[path.to_owned()])[0]));
+        }
+    }
     match &arguments.model {
         Some(model) => set.push(format!("model={}", local_model(model, speaks)?)),
         None if speaks && !given(&arguments.recordings.set, "model") => tell_languages(&carried(TRANSCRIBE)?),

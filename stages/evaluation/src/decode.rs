@@ -11,6 +11,7 @@ use flow_hub::{Hub, HubError, HubReference};
 use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
+use flow_model::decoding::DecodingOptions;
 use flow_model::model::TdtModel;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
@@ -82,6 +83,17 @@ pub struct DecodeSettings {
     /// The number type in which the matrices of linear layers, nearly all of a model, are kept in memory. `bf16` and
     /// `f16` halve it; all is computed in 32 bits (on CUDA, products of these matrices are of factors in that type).
     pub weights: Weights,
+    /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search.
+    pub beam: usize,
+    /// An n-gram language model over the model's tokens, in the ARPA format, such as `flow lm build` writes; empty for none.
+    pub lm: PathBuf,
+    /// What its scores count, from 0 to 100.
+    pub lm_weight: f64,
+    /// A file of phrases that are to be heard more readily, one a line (a score of a phrase of its own after a tab; 1 is usual);
+    /// empty for none.
+    pub boost: PathBuf,
+    /// What their scores count, from 0 to 100.
+    pub boost_weight: f64,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     pub device: String,
 }
@@ -96,6 +108,11 @@ impl Default for DecodeSettings {
             clips: 10,
             clip_bytes: 1_500_000,
             weights: Weights::default(),
+            beam: 0,
+            lm: PathBuf::new(),
+            lm_weight: DecodingOptions::default().lm_weight,
+            boost: PathBuf::new(),
+            boost_weight: DecodingOptions::default().boost_weight,
             device: "cpu".into(),
         }
     }
@@ -107,6 +124,18 @@ impl DecodeSettings {
         self.device
             .parse()
             .map_err(|error| StageError::setting("device", error))
+    }
+
+    /// How the model is decoded.
+    fn decoding(&self) -> DecodingOptions {
+        let file = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
+        DecodingOptions {
+            beam: self.beam,
+            lm: file(&self.lm),
+            lm_weight: self.lm_weight,
+            boost: file(&self.boost),
+            boost_weight: self.boost_weight,
+        }
     }
 
     /// The model of the hub that is named, if one is.
@@ -189,6 +218,8 @@ impl Kind for EvaluationDecode {
     fn shape(settings: &DecodeSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         settings.device()?;
         settings.of_hub()?;
+        let decoding = settings.decoding().check();
+        decoding.map_err(|(name, why)| StageError::setting(name, why))?;
         match (inputs.get("model"), settings.named()) {
             (None, Some(_)) | (Some(_), None) => {}
             (None, None) => {
@@ -217,10 +248,13 @@ impl Kind for EvaluationDecode {
     }
 
     fn sources(settings: &DecodeSettings) -> Vec<(&'static str, PathBuf)> {
-        match (settings.of_hub(), settings.named()) {
+        let mut sources = match (settings.of_hub(), settings.named()) {
             (Ok(None), Some(model)) => vec![("model", model.to_path_buf())],
             _ => Vec::new(),
-        }
+        };
+        let decoding = settings.decoding();
+        sources.extend(decoding.files().map(|(name, file)| (name, file.clone())));
+        sources
     }
 
     fn ready(settings: &DecodeSettings) -> Result<(), StageError> {
@@ -247,6 +281,9 @@ impl Kind for EvaluationDecode {
         // Its files are known only when it was fetched.
         if let Ok(Some(reference)) = settings.of_hub() {
             identity["hub"] = json!(reference.to_string());
+        }
+        if let Some(decoding) = settings.decoding().identity() {
+            identity["decoding"] = decoding;
         }
         identity
     }
@@ -287,7 +324,7 @@ impl DecodeBody {
 
 impl Source for DecodeBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let files = match (self.settings.of_hub()?, self.settings.named()) {
+        let mut files = match (self.settings.of_hub()?, self.settings.named()) {
             (Some(_), _) | (None, None) => Vec::new(),
             (None, Some(model)) => OpenModel::files(model).map_err(|error| {
                 let wrong = StageError::setting("model", error);
@@ -297,6 +334,7 @@ impl Source for DecodeBody {
                 }
             })?,
         };
+        files.extend(self.settings.decoding().files().map(|(_, file)| file.clone()));
         Ok(vec![SourcePartition {
             name: Partition::new(ALL),
             files,
@@ -340,11 +378,13 @@ impl Source for DecodeBody {
         }
         let weights = self.settings.weights.into();
         let device = self.settings.device()?.open(0).map_err(EvaluationError::from)?;
-        let model = TdtModel::load_storing(&model, DType::F32, weights, &device).map_err(EvaluationError::from)?;
-        if model.tokenizer.is_none() {
+        let mut model = TdtModel::load_storing(&model, DType::F32, weights, &device).map_err(EvaluationError::from)?;
+        let Some(tokenizer) = &model.tokenizer else {
             return Err(StageError::failed("the model holds no tokenizer")
                 .with_help("flow model convert MODEL OUT.nemo --tokenizer FILE.model"));
-        }
+        };
+        let decoding = self.settings.decoding().load(tokenizer);
+        model.decoding = decoding.map_err(EvaluationError::from)?;
         let cancel = self.context.cancel.clone();
         let outcomes = transcribe(
             &model,

@@ -1,4 +1,8 @@
-//! Greedy decoding of a batch.
+//! Decoding of a batch: greedy here, beam search in [`beam`].
+
+pub mod beam;
+mod expansion;
+mod options;
 
 use std::ops::Range;
 
@@ -6,10 +10,13 @@ use candle_core::{Device, Tensor};
 use flow_kernels::joint::Cell;
 use flow_kernels::{Float, dispatch, on_cpu, slice};
 
+use crate::fusion::{Fusion, FusionState};
 use crate::joint::Joint;
 use crate::parameters::Parameters;
 use crate::prediction::Prediction;
 use crate::{Error, Result};
+
+pub use options::{DecodingOptions, MAX_BEAM};
 
 /// Rows of logits that are computed at once: those of the frames ahead, as the prediction network's output changes with
 /// a token only. The product reads the whole weight, which takes as long for one row as for these.
@@ -24,13 +31,61 @@ pub struct Hypothesis {
     pub frames: Vec<u32>,
     /// Predicted duration of each token, in frames.
     pub durations: Vec<u32>,
-    /// Sum of the logits of the emitted tokens.
+    /// Greedy: the sum of the logits of the emitted tokens. Beam search: the log-probability, with that of fusion.
     pub score: f64,
     /// Decoded text; empty when the model has no tokenizer.
     pub text: String,
 }
 
-/// Sees the outputs behind each token that greedy search emits: the number of the utterance in its batch, and the logits
+/// How a model is decoded.
+#[derive(Debug, Clone)]
+pub struct DecodingSettings {
+    /// Hypotheses that are kept; 0 or 1 for greedy search.
+    pub beam: usize,
+    /// Whether beam search compares scores divided by the number of tokens plus one.
+    pub score_norm: bool,
+    /// Language models and boosted phrases.
+    pub fusion: Fusion,
+    /// When beam search leaves out tokens.
+    pub pruning: Pruning,
+    /// How beam search scores blank.
+    pub blank_score: BlankScore,
+}
+
+/// Greedy search, and NeMo's defaults of beam search.
+impl Default for DecodingSettings {
+    fn default() -> Self {
+        DecodingSettings {
+            beam: 0,
+            score_norm: true,
+            fusion: Fusion::default(),
+            pruning: Pruning::default(),
+            blank_score: BlankScore::default(),
+        }
+    }
+}
+
+/// When beam search leaves out tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Pruning {
+    /// By the model's scores alone: fusion orders what is left.
+    Early,
+    /// By scores with fusion.
+    #[default]
+    Late,
+}
+
+/// How beam search scores blank, which language models do not know.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum BlankScore {
+    /// As the model does.
+    NoScore,
+    /// The language model is said to give blank the model's own probability, and the rest to tokens.
+    #[default]
+    LmWeightedFull,
+}
+
+/// Sees the outputs behind each token that is emitted: the number of the utterance in its batch, and the logits
 /// of all tokens and blank, the last of them, in f32. Tokens of an utterance come in their order.
 pub type TokenObserver<'a> = &'a mut (dyn FnMut(usize, &[f32]) + Send);
 
@@ -69,7 +124,8 @@ pub fn decode_greedy(
         prediction,
         joint,
     };
-    decode_greedy_observed(&networks, durations, max_symbols, encoded, lengths, None)
+    let fusion = Fusion::default();
+    decode_greedy_observed(&networks, &fusion, durations, max_symbols, encoded, lengths, None)
 }
 
 /// The parts of a model that decoding needs.
@@ -79,9 +135,23 @@ pub struct Networks<'a> {
     pub joint: &'a Joint,
 }
 
+/// An error if these are not the lengths of a batch of utterances, padded to so many frames.
+fn check_lengths(lengths: &[usize], batch: usize, padded: usize) -> Result<()> {
+    if lengths.len() == batch && lengths.iter().all(|&length| length <= padded) {
+        return Ok(());
+    }
+    Err(Error::Input(format!(
+        "lengths {lengths:?} do not fit a batch of {batch} x {padded} frames"
+    )))
+}
+
 /// [`decode_greedy`] that shows the outputs behind each token.
+///
+/// With `fusion`, where the best output is not blank, the token is the one of the best logit with its scores added, as in
+/// NeMo; the scores that [`Hypothesis`] and the observer see stay those of the model.
 pub fn decode_greedy_observed(
     networks: &Networks,
+    fusion: &Fusion,
     durations: &[usize],
     max_symbols: usize,
     encoded: &Tensor,
@@ -94,11 +164,10 @@ pub fn decode_greedy_observed(
         joint,
     } = *networks;
     let (batch, padded, _) = encoded.dims3()?;
-    if lengths.len() != batch || lengths.iter().any(|&length| length > padded) {
-        return Err(Error::Input(format!(
-            "lengths {lengths:?} do not fit a batch of {batch} x {padded} frames"
-        )));
-    }
+    check_lengths(lengths, batch, padded)?;
+    fusion.check(joint.blank())?;
+    let mut fusion_states: Vec<FusionState> = vec![fusion.start(); batch];
+    let mut fused = Vec::new();
     let mut hypotheses = vec![Hypothesis::default(); batch];
     let mut searches = vec![Search::default(); batch];
     if lengths.iter().all(|&length| length == 0) {
@@ -140,12 +209,17 @@ pub fn decode_greedy_observed(
             // Blanks leave the prediction network's output as it is, so the next frame's logits are there already.
             while frames.contains(&search.frame) {
                 let row = first + search.frame - frames.start;
-                let best = on_cpu(|| best_output(&logits, row, joint.tokens()))?;
+                let mut best = on_cpu(|| best_output(&logits, row, joint.tokens()))?;
                 let duration = durations.get(best.duration).copied().unwrap_or(0);
                 if best.token == joint.blank() {
                     search.frame += duration.max(1);
                     search.emitted = 0;
                     continue;
+                }
+                if !fusion.is_empty() {
+                    fusion.scores(&fusion_states[b], &mut fused);
+                    best = on_cpu(|| best_fused(&logits, row, &fused, best))?;
+                    fusion_states[b] = fusion.step(&fusion_states[b], best.token as u32);
                 }
                 hypothesis.ids.push(best.token as u32);
                 hypothesis.frames.push(search.frame as u32);
@@ -181,6 +255,23 @@ fn token_logits(logits: &Tensor, row: usize, tokens: usize) -> Result<Vec<f32>> 
     dispatch!(logits.dtype(), T => {
         let row = &slice::<T>(logits)?[row * width..][..tokens];
         Ok(row.iter().map(|logit| logit.wide() as f32).collect())
+    })
+}
+
+/// The token of a row of logits that is best with the scores of fusion, in place of the best without them.
+fn best_fused(logits: &Tensor, row: usize, scores: &[f32], plain: Best) -> Result<Best> {
+    let width = logits.dim(1)?;
+    dispatch!(logits.dtype(), T => {
+        let logits = slice::<T>(logits)?;
+        let row = &logits[row * width..][..scores.len()];
+        let mut best = (plain.token, f64::NEG_INFINITY);
+        for (token, (logit, score)) in row.iter().zip(scores).enumerate() {
+            let fused = logit.wide() + f64::from(*score);
+            if fused > best.1 {
+                best = (token, fused);
+            }
+        }
+        Ok(Best { token: best.0, logit: row[best.0].wide(), ..plain })
     })
 }
 

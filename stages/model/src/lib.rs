@@ -1,5 +1,5 @@
 //! The speech model: log-mel features, FastConformer encoder, token-and-duration transducer (TDT), its loss, greedy
-//! decoding, tokenizer and checkpoint formats. Equal to NVIDIA NeMo's Parakeet TDT models, with the same tensor names.
+//! decoding and beam search, tokenizer and checkpoint formats. Equal to NVIDIA NeMo's Parakeet TDT models, with the same tensor names.
 //!
 //! Candle gives tensors, `flow_kernels` what is computed with them. Gradients are written by hand: each layer has a `forward` that
 //! returns what its `backward` needs, and a `backward` that adds into named [`Gradients`].
@@ -12,6 +12,7 @@ pub mod decoding;
 pub mod encoder;
 mod error;
 pub mod features;
+pub mod fusion;
 pub mod joint;
 pub mod layers;
 pub mod loss;

@@ -58,6 +58,25 @@ pub struct PredictionState {
     cells: Vec<Tensor>,
 }
 
+impl PredictionState {
+    /// The states of these rows, in this order; a row may come several times.
+    pub fn select(&self, rows: &[u32]) -> Result<Self> {
+        let select = |states: &[Tensor]| -> Result<Vec<Tensor>> {
+            let selected = states.iter().map(|state| select_rows(state, rows));
+            selected.collect()
+        };
+        Ok(PredictionState {
+            hidden: select(&self.hidden)?,
+            cells: select(&self.cells)?,
+        })
+    }
+}
+
+/// These rows of a matrix, in this order; a row may come several times.
+pub fn select_rows(matrix: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    Ok(matrix.index_select(&Tensor::new(rows, matrix.device())?, 0)?)
+}
+
 impl Prediction {
     /// Declares the parameters under `prefix` (`decoder.prediction`), filled as NeMo does: embedding N(0, 1) with a
     /// zero row for blank; LSTM uniform in 1 / sqrt(width), with a forget bias of one.

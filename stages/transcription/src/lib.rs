@@ -3,6 +3,8 @@
 //! who said which word ([`speakers`]). The kinds are thin stages around these.
 
 pub mod assign_speakers;
+#[cfg(test)]
+mod beam_tests;
 pub mod confidence;
 pub mod energy;
 pub mod error;

@@ -9,7 +9,7 @@ use candle_core::{DType, Device};
 use flow_kernels::is_gpu;
 use flow_kernels::threads::install;
 use flow_model::checkpoint::OpenModel;
-use flow_model::decoding::Hypothesis;
+use flow_model::decoding::{DecodingOptions, Hypothesis};
 use flow_model::model::TdtModel;
 use flow_model::timestamps::time_stamps;
 use flow_model::tokenizer::Tokenizer;
@@ -114,6 +114,15 @@ impl Recognizer {
             model,
             turn: Mutex::new(()),
         })
+    }
+
+    /// The same model, decoded in another way than greedily.
+    ///
+    /// # Errors
+    /// If a value is out of its range, or a file cannot be read or does not fit the model's tokenizer.
+    pub fn with_decoding(mut self, options: &DecodingOptions) -> Result<Self> {
+        self.model.decoding = options.load(&self.tokenizer)?;
+        Ok(self)
     }
 
     /// Transcribes samples (mono, 16 kHz, in [-1, 1]). None: `cancelled` said so between two batches.

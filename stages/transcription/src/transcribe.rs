@@ -12,6 +12,7 @@ use flow_audio::samples::{Refusal, lock_if_long, samples};
 use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
+use flow_model::decoding::DecodingOptions;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
     SourcePartition, StageError,
@@ -94,6 +95,23 @@ pub struct TranscribeSettings {
     /// computed in 32 bits.
     #[serde(default)]
     pub weights: Weights,
+    /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search. 4 costs some times the time of decoding, which is
+    /// a small part of all.
+    #[serde(default)]
+    pub beam: usize,
+    /// An n-gram language model over the model's tokens, in the ARPA format, such as `flow lm build` writes; empty for none.
+    #[serde(default)]
+    pub lm: PathBuf,
+    /// What its scores count, from 0 to 100.
+    #[serde(default = "lm_weight")]
+    pub lm_weight: f64,
+    /// A file of phrases that are to be heard more readily, one a line (a score of a phrase of its own after a tab; 1 is usual);
+    /// empty for none.
+    #[serde(default)]
+    pub boost: PathBuf,
+    /// What their scores count, from 0 to 100.
+    #[serde(default = "boost_weight")]
+    pub boost_weight: f64,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     #[serde(default = "cpu")]
     pub device: String,
@@ -123,6 +141,14 @@ fn max_segment() -> f64 {
     SegmentRules::default().max_duration
 }
 
+fn lm_weight() -> f64 {
+    DecodingOptions::default().lm_weight
+}
+
+fn boost_weight() -> f64 {
+    DecodingOptions::default().boost_weight
+}
+
 fn cpu() -> String {
     "cpu".into()
 }
@@ -141,6 +167,11 @@ impl TranscribeSettings {
             max_gap: max_gap(),
             max_segment: max_segment(),
             weights: Weights::default(),
+            beam: 0,
+            lm: PathBuf::new(),
+            lm_weight: lm_weight(),
+            boost: PathBuf::new(),
+            boost_weight: boost_weight(),
             device: cpu(),
         }
     }
@@ -156,6 +187,18 @@ impl TranscribeSettings {
                 max_gap: self.max_gap,
                 max_duration: self.max_segment,
             },
+        }
+    }
+
+    /// How the model is decoded.
+    pub fn decoding(&self) -> DecodingOptions {
+        let file = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
+        DecodingOptions {
+            beam: self.beam,
+            lm: file(&self.lm),
+            lm_weight: self.lm_weight,
+            boost: file(&self.boost),
+            boost_weight: self.boost_weight,
         }
     }
 
@@ -203,6 +246,8 @@ impl TranscribeSettings {
         if self.input.is_empty() {
             return Err(StageError::setting("input", "`input` names no recording"));
         }
+        let decoding = self.decoding().check();
+        decoding.map_err(|(name, why)| StageError::setting(name, why))?;
         self.device().map(|_| ())
     }
 }
@@ -263,7 +308,7 @@ impl Kind for Transcribe {
 
     /// Where recordings and the model are does not matter, nor on what and in which batches the model is computed.
     fn identity(settings: &TranscribeSettings) -> Value {
-        json!({
+        let mut identity = json!({
             "vad": settings.vad,
             "max_window": settings.max_window,
             "min_pause": settings.min_pause,
@@ -271,7 +316,11 @@ impl Kind for Transcribe {
             "max_gap": settings.max_gap,
             "max_segment": settings.max_segment,
             "weights": settings.weights,
-        })
+        });
+        if let Some(decoding) = settings.decoding().identity() {
+            identity["decoding"] = decoding;
+        }
+        identity
     }
 }
 
@@ -314,12 +363,21 @@ impl Source for Transcriber {
             let unreadable = |error| StageError::setting("model", format!("cannot read {}: {error}", file.display()));
             File::open(file).map_err(unreadable)?;
         }
+        let decoding = self.settings.decoding();
+        for (setting, file) in decoding.files() {
+            let unreadable = |error| StageError::setting(setting, format!("cannot read {}: {error}", file.display()));
+            File::open(file).map_err(unreadable)?;
+        }
+        let read: Vec<PathBuf> = model
+            .into_iter()
+            .chain(decoding.files().map(|(_, file)| file.clone()))
+            .collect();
         let model_name = self.settings.model.file_name().unwrap_or_default();
         let model_name = model_name.to_string_lossy().into_owned();
         let listed = self.listed()?.iter();
         let partition = |(name, recording): (&Partition, &Recording)| SourcePartition {
             name: name.clone(),
-            files: std::iter::once(&recording.path).chain(&model).cloned().collect(),
+            files: std::iter::once(&recording.path).chain(&read).cloned().collect(),
             // Both names are columns.
             extra: format!("{}\0{model_name}", recording.file),
         };
@@ -374,13 +432,19 @@ impl Source for Transcriber {
     }
 }
 
-/// What a recognizer is loaded by: model, number type, device.
-type Loaded = (PathBuf, Weights, String);
+/// What a recognizer is loaded by: model, number type, device, decoding.
+type Loaded = (PathBuf, Weights, String, DecodingOptions);
 
 /// The recognizer of these settings, which all workers of a run share: it is loaded by the first that needs it.
 fn shared_recognizer(settings: &TranscribeSettings) -> Result<Arc<Recognizer>, StageError> {
     static SHARED: Mutex<Vec<(Loaded, Weak<Recognizer>)>> = Mutex::new(Vec::new());
-    let wanted = (settings.model.clone(), settings.weights, settings.device.clone());
+    let decoding = settings.decoding();
+    let wanted = (
+        settings.model.clone(),
+        settings.weights,
+        settings.device.clone(),
+        decoding.clone(),
+    );
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.retain(|(_, recognizer)| recognizer.strong_count() > 0);
     let standing = shared.iter().find(|(loaded, _)| *loaded == wanted);
@@ -391,7 +455,8 @@ fn shared_recognizer(settings: &TranscribeSettings) -> Result<Arc<Recognizer>, S
         .device()?
         .open(0)
         .map_err(|error| StageError::setting("device", error))?;
-    let recognizer = Arc::new(Recognizer::load(&settings.model, settings.weights.into(), &device)?);
+    let recognizer = Recognizer::load(&settings.model, settings.weights.into(), &device)?;
+    let recognizer = Arc::new(recognizer.with_decoding(&decoding)?);
     shared.push((wanted, Arc::downgrade(&recognizer)));
     Ok(recognizer)
 }

@@ -93,6 +93,9 @@ fn settings_that_cannot_be_are_named() {
     assert!(refused(|s| s.max_duration = 1e9).contains("max_duration"));
     assert!(refused(|s| s.max_gap = -1.0).contains("max_gap"));
     assert!(refused(|s| s.max_segment = f64::INFINITY).contains("max_segment"));
+    assert!(refused(|s| s.beam = 65).contains("`beam` is 65"));
+    assert!(refused(|s| s.lm_weight = -1.0).contains("lm_weight"));
+    assert!(refused(|s| s.boost_weight = f64::NAN).contains("boost_weight"));
     assert!(refused(|s| s.device = "tpu".into()).contains("device"));
     assert!(refused(|s| s.model = PathBuf::new()).contains("names no model"));
     assert!(refused(|s| s.model = "hf://a/b".into()).contains("hub"));
@@ -117,4 +120,85 @@ fn where_things_are_and_batches_are_no_part_of_the_key() {
         ..one.clone()
     };
     assert_ne!(Transcribe::identity(&one), Transcribe::identity(&windows));
+}
+
+#[test]
+fn beam_search_and_fusion_are_part_of_the_key_where_they_are_used() {
+    let plain = TranscribeSettings::new(vec!["a".into()], "m.nemo");
+    let identity = Transcribe::identity(&plain);
+    assert!(identity.get("decoding").is_none(), "keys of greedy search stay");
+    let unused = TranscribeSettings {
+        beam: 1,
+        lm_weight: 0.9,
+        boost_weight: 0.9,
+        ..plain.clone()
+    };
+    assert_eq!(Transcribe::identity(&unused), identity);
+    let beam = TranscribeSettings {
+        beam: 4,
+        ..plain.clone()
+    };
+    let lm = TranscribeSettings {
+        lm: "a.arpa".into(),
+        ..plain.clone()
+    };
+    let boost = TranscribeSettings {
+        boost: "a.txt".into(),
+        ..plain.clone()
+    };
+    let heavier = TranscribeSettings {
+        lm_weight: 0.9,
+        ..lm.clone()
+    };
+    let identities = [&plain, &beam, &lm, &boost, &heavier].map(Transcribe::identity);
+    for (index, one) in identities.iter().enumerate() {
+        assert!(identities[index + 1..].iter().all(|other| other != one), "{one}");
+    }
+    // Where it lies is told by its bytes, which are digested as those of the model.
+    let moved = TranscribeSettings {
+        lm: "b.arpa".into(),
+        ..plain
+    };
+    assert_eq!(Transcribe::identity(&moved), Transcribe::identity(&lm));
+}
+
+#[test]
+fn recordings_are_decoded_with_phrases_and_a_language_model() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("a.flac"), hindi("rec_hi_0001_000.flac")).unwrap();
+    let (lm, phrases) = (place.path().join("lm.arpa"), place.path().join("phrases.txt"));
+    std::fs::write(
+        &lm,
+        "\\data\\\nngram 1=4\n\n\\1-grams:\n-0.5\t<unk>\n-99\t<s>\n-1\t</s>\n-0.5\td\n\n\\end\\\n",
+    )
+    .unwrap();
+    std::fs::write(&phrases, "want\n").unwrap();
+    let with = |change: fn(&mut TranscribeSettings)| {
+        let mut settings = settings(&place.path().join("a.flac"));
+        (settings.beam, settings.lm, settings.boost) = (4, lm.clone(), phrases.clone());
+        change(&mut settings);
+        Harness::<Transcribe>::new(settings).run()
+    };
+    for beam in [
+        |_: &mut TranscribeSettings| {},
+        |settings: &mut TranscribeSettings| settings.beam = 0,
+    ] {
+        let output = with(beam).unwrap();
+        let segments = read_segments(&output.rows("segments", "a")).unwrap();
+        let words = segments.iter().flat_map(|segment| &segment.words);
+        let confidences: Vec<f64> = words.map(|word| word.confidence.unwrap()).collect();
+        assert!(!confidences.is_empty());
+        assert!(
+            confidences
+                .iter()
+                .all(|confidence| (-1e-6..=1.0 + 1e-6).contains(confidence))
+        );
+    }
+    let error = with(|settings| settings.lm = "no/such.arpa".into())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("no/such.arpa"), "{error}");
+    std::fs::write(&lm, "no language model\n").unwrap();
+    let error = with(|settings| settings.beam = 2).unwrap_err().to_string();
+    assert!(error.contains("lm.arpa: line 1: no ARPA file"), "{error}");
 }

@@ -15,6 +15,7 @@ mod rows;
 mod table_text;
 mod tables;
 mod text_tables;
+pub mod texts;
 mod transcripts;
 mod whole;
 

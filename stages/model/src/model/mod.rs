@@ -9,7 +9,8 @@ use flow_kernels::elementwise::add_in_place;
 use crate::checkpoint::{OpenModel, StoredModel, broken, write_model_folder};
 use crate::config::{EncoderConfig, ModelConfig};
 use crate::ctc::CtcHead;
-use crate::decoding::{Hypothesis, Networks, TokenObserver, decode_greedy_observed};
+use crate::decoding::beam::{Steps, decode_beam};
+use crate::decoding::{DecodingSettings, Hypothesis, Networks, TokenObserver, decode_greedy_observed};
 use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::joint::{Joint, JointSizes};
@@ -86,6 +87,8 @@ pub struct TdtModel {
     pub config: ModelConfig,
     pub parameters: Parameters,
     pub tokenizer: Option<Tokenizer>,
+    /// How it transcribes: greedily unless it is told otherwise.
+    pub decoding: DecodingSettings,
     front_end: LogMel,
     encoder: Encoder,
     prediction: Prediction,
@@ -201,6 +204,7 @@ impl TdtModel {
             config,
             parameters,
             tokenizer,
+            decoding: DecodingSettings::default(),
             front_end,
             encoder,
             prediction,
@@ -245,6 +249,7 @@ impl TdtModel {
         let builder = ParameterBuilder::from_tensors(dtype, device, tensors).store_matrices_as(matrices);
         let mut model = Self::build(self.config.clone(), tokenizer.transpose()?, builder)?;
         model.set_recompute(self.encoder.recompute);
+        model.decoding = self.decoding.clone();
         Ok(model)
     }
 
@@ -449,7 +454,7 @@ impl TdtModel {
         self.encoder.encode(&self.parameters, &tensor, &features.lengths)
     }
 
-    /// Greedy transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.
+    /// Transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.
     pub fn transcribe(&self, signals: &[&[f32]]) -> Result<Vec<Hypothesis>> {
         self.transcribe_observed(signals, None)
     }
@@ -459,20 +464,59 @@ impl TdtModel {
         if signals.is_empty() {
             return Ok(Vec::new());
         }
+        if self.decoding.beam > 1 {
+            let found = self.beam_search(signals, observer)?;
+            return Ok(found
+                .into_iter()
+                .map(|best| best.into_iter().next().unwrap_or_default())
+                .collect());
+        }
         let (encoded, lengths) = self.encode(signals)?;
-        let networks = Networks {
+        let networks = self.networks();
+        let (durations, max_symbols) = (&self.config.loss.durations, self.config.decoding.max_symbols);
+        let fusion = &self.decoding.fusion;
+        let mut hypotheses =
+            decode_greedy_observed(&networks, fusion, durations, max_symbols, &encoded, &lengths, observer)?;
+        self.add_texts(&mut hypotheses)?;
+        Ok(hypotheses)
+    }
+
+    /// The hypotheses of beam search for each signal, the best first.
+    pub fn transcribe_n_best(&self, signals: &[&[f32]]) -> Result<Vec<Vec<Hypothesis>>> {
+        if signals.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.beam_search(signals, None)
+    }
+
+    fn beam_search(&self, signals: &[&[f32]], observer: Option<TokenObserver>) -> Result<Vec<Vec<Hypothesis>>> {
+        let (encoded, lengths) = self.encode(signals)?;
+        let steps = Steps {
+            durations: &self.config.loss.durations,
+            max_symbols: self.config.decoding.max_symbols,
+        };
+        let mut found = decode_beam(&self.networks(), &self.decoding, steps, &encoded, &lengths, observer)?;
+        for hypotheses in &mut found {
+            self.add_texts(hypotheses)?;
+        }
+        Ok(found)
+    }
+
+    fn networks(&self) -> Networks<'_> {
+        Networks {
             parameters: &self.parameters,
             prediction: &self.prediction,
             joint: &self.joint,
-        };
-        let (durations, max_symbols) = (&self.config.loss.durations, self.config.decoding.max_symbols);
-        let mut hypotheses = decode_greedy_observed(&networks, durations, max_symbols, &encoded, &lengths, observer)?;
+        }
+    }
+
+    fn add_texts(&self, hypotheses: &mut [Hypothesis]) -> Result<()> {
         if let Some(tokenizer) = &self.tokenizer {
-            for hypothesis in &mut hypotheses {
+            for hypothesis in hypotheses {
                 hypothesis.text = tokenizer.decode(&hypothesis.ids)?;
             }
         }
-        Ok(hypotheses)
+        Ok(())
     }
 
     fn loss_settings(&self, rnnt: bool) -> TdtLoss {

@@ -1,0 +1,100 @@
+//! Files and weights that decoding is told of by settings.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::DecodingSettings;
+use crate::fusion::{BoostingRules, Fusion, boosting_tree, read_arpa, read_phrases};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// Most hypotheses that a beam keeps.
+pub const MAX_BEAM: usize = 64;
+
+/// How settings describe decoding: see [`DecodingSettings`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecodingOptions {
+    /// Hypotheses that are kept; 0 or 1 for greedy search.
+    pub beam: usize,
+    /// An n-gram language model in the ARPA format.
+    pub lm: Option<PathBuf>,
+    pub lm_weight: f64,
+    /// A file of phrases.
+    pub boost: Option<PathBuf>,
+    pub boost_weight: f64,
+}
+
+impl Default for DecodingOptions {
+    fn default() -> Self {
+        DecodingOptions {
+            beam: 0,
+            lm: None,
+            lm_weight: 0.3,
+            boost: None,
+            boost_weight: 1.0,
+        }
+    }
+}
+
+impl DecodingOptions {
+    /// What is wrong with a value, and the name of its setting.
+    pub fn check(&self) -> std::result::Result<(), (&'static str, String)> {
+        if self.beam > MAX_BEAM {
+            return Err((
+                "beam",
+                format!("`beam` is {}; it must be from 0 to {MAX_BEAM}", self.beam),
+            ));
+        }
+        for (name, value) in [("lm_weight", self.lm_weight), ("boost_weight", self.boost_weight)] {
+            if !(0.0..=100.0).contains(&value) {
+                return Err((name, format!("`{name}` is {value}; it must be from 0 to 100")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The files that are named, with the names of their settings.
+    pub fn files(&self) -> impl Iterator<Item = (&'static str, &PathBuf)> {
+        let files = [("lm", &self.lm), ("boost", &self.boost)];
+        files
+            .into_iter()
+            .filter_map(|(name, file)| Some((name, file.as_ref()?)))
+    }
+
+    /// What of this decides the result, besides the bytes of the files; nothing for plain greedy search.
+    pub fn identity(&self) -> Option<Value> {
+        if self.beam <= 1 && self.lm.is_none() && self.boost.is_none() {
+            return None;
+        }
+        Some(json!({
+            "beam": if self.beam > 1 { self.beam } else { 0 },
+            "lm_weight": self.lm.as_ref().map(|_| self.lm_weight),
+            "boost_weight": self.boost.as_ref().map(|_| self.boost_weight),
+        }))
+    }
+
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// If a value is out of its range, or a file cannot be read or is not for this tokenizer.
+    pub fn load(&self, tokenizer: &Tokenizer) -> Result<DecodingSettings> {
+        self.check().map_err(|(_, what)| Error::Input(what))?;
+        let vocabulary = tokenizer.vocabulary_size();
+        let mut fusion = Fusion::default();
+        if let Some(lm) = &self.lm {
+            fusion.add(Arc::new(read_arpa(lm, vocabulary)?), self.lm_weight)?;
+        }
+        if let Some(boost) = &self.boost {
+            let phrases = read_phrases(boost, tokenizer)?;
+            let tree = boosting_tree(&phrases, &BoostingRules::default(), vocabulary)?;
+            fusion.add(Arc::new(tree), self.boost_weight)?;
+        }
+        Ok(DecodingSettings {
+            beam: self.beam,
+            fusion,
+            ..DecodingSettings::default()
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! Shallow fusion: n-gram language models and boosted phrases, whose scores are added to those of tokens while a
+//! transducer is decoded (NeMo's NGPU-LM, arXiv 2505.22857, and GPU-PB, arXiv 2508.07014).
+
+mod acceptor;
+mod arpa;
+mod boosting;
+mod estimate;
+
+pub use acceptor::BackoffAcceptor;
+pub use arpa::{parse_arpa, read_arpa};
+pub use boosting::{BoostingRules, Phrase, boosting_tree, read_phrases};
+pub use estimate::{Corpus, MAX_ORDER, write_witten_bell};
+
+use std::sync::Arc;
+
+use crate::{Error, Result};
+
+/// Token `i` stands in an ARPA file as the character of this code plus `i`, as in NeMo.
+pub const TOKEN_OFFSET: u32 = 100;
+
+/// Models whose scores are added to those of tokens, each with its weight.
+#[derive(Debug, Clone, Default)]
+pub struct Fusion {
+    models: Vec<(Arc<BackoffAcceptor>, f32)>,
+}
+
+/// Where in each model of a [`Fusion`] a hypothesis stands.
+pub type FusionState = Vec<u32>;
+
+impl Fusion {
+    /// Adds a model. One of weight 0 changes nothing and is left out.
+    ///
+    /// # Errors
+    /// If the weight is not a number.
+    pub fn add(&mut self, model: Arc<BackoffAcceptor>, weight: f64) -> Result<()> {
+        if !weight.is_finite() {
+            return Err(Error::Input(format!("{weight} is no weight of a language model")));
+        }
+        if weight != 0.0 {
+            self.models.push((model, weight as f32));
+        }
+        Ok(())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.models.is_empty()
+    }
+
+    /// The sum of the weights.
+    pub fn weight(&self) -> f32 {
+        self.models.iter().map(|(_, weight)| weight).sum()
+    }
+
+    /// An error if a model is of another vocabulary than of so many tokens, without blank.
+    pub fn check(&self, vocabulary: usize) -> Result<()> {
+        match self.models.iter().find(|(model, _)| model.vocabulary() != vocabulary) {
+            Some((model, _)) => Err(Error::Input(format!(
+                "a language model of {} tokens does not fit a vocabulary of {vocabulary}",
+                model.vocabulary()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The state before the first token.
+    pub fn start(&self) -> FusionState {
+        self.models.iter().map(|(model, _)| model.initial()).collect()
+    }
+
+    /// The state after a token.
+    pub fn step(&self, state: &[u32], token: u32) -> FusionState {
+        let models = self.models.iter().zip(state);
+        models.map(|((model, _), &state)| model.step(state, token).1).collect()
+    }
+
+    /// The weighted scores of all tokens in a state, summed over the models; `scores` is overwritten.
+    pub fn scores(&self, state: &[u32], scores: &mut Vec<f32>) {
+        scores.clear();
+        let mut of_model = Vec::new();
+        for ((model, weight), &state) in self.models.iter().zip(state) {
+            model.scores(state, &mut of_model);
+            scores.resize(of_model.len(), 0.0);
+            for (sum, score) in scores.iter_mut().zip(&of_model) {
+                *sum += score * weight;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
