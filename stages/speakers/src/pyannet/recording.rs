@@ -136,12 +136,13 @@ impl Iterator for RecordingChunks<'_> {
     type Item = Result<Vec<f32>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ready.is_empty() && self.next < self.chunks {
-            if let Err(error) = install(|| self.compute()) {
-                // Nothing follows an error.
-                self.next = self.chunks;
-                return Some(Err(error));
-            }
+        if self.ready.is_empty()
+            && self.next < self.chunks
+            && let Err(error) = install(|| self.compute())
+        {
+            // Nothing follows an error.
+            self.next = self.chunks;
+            return Some(Err(error));
         }
         self.ready.pop_front().map(Ok)
     }
