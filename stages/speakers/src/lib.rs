@@ -5,6 +5,7 @@ pub mod assignment;
 pub mod campplus;
 pub mod chunks;
 pub mod clustering;
+pub mod diarizer;
 pub mod error;
 pub mod error_rate;
 pub mod fbank;
