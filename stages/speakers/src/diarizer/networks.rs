@@ -1,0 +1,150 @@
+//! What diarization asks of networks, and the networks that answer.
+
+use super::{CHUNK, CHUNK_STEP};
+use crate::campplus::CamPlusPlus;
+use crate::error::{Error, Result};
+use crate::fbank::{BANDS, Fbank};
+use crate::powerset::Powerset;
+use crate::pyannet::{Output, PyanNet};
+use crate::wespeaker::WeSpeakerResNet34;
+
+/// Chunk after chunk who is active, (frames, speakers), 0 or 1.
+pub type Activities<'a> = Box<dyn Iterator<Item = Result<Vec<u8>>> + 'a>;
+
+/// Tells who of a few speakers is active in each frame of a chunk of [`CHUNK`] samples.
+pub trait SegmentationNetwork: Send + Sync {
+    /// Frames of a chunk, which lie as [`GEOMETRY`](super::GEOMETRY) says.
+    fn frames(&self) -> usize;
+
+    /// Speakers of a chunk.
+    fn speakers(&self) -> usize;
+
+    /// Who is active in the chunks of a recording: one each [`CHUNK_STEP`] samples, as many as
+    /// [`Geometry::chunks`](crate::chunks::Geometry::chunks) says, the last one filled up with zeros. A sample that is not
+    /// finite is an error.
+    fn recording<'a>(&'a self, samples: &'a [f32]) -> Result<Activities<'a>>;
+}
+
+/// Makes embeddings of the voices in a chunk.
+pub trait EmbeddingNetwork: Send + Sync {
+    /// Values of an embedding.
+    fn dimension(&self) -> usize;
+
+    /// What makes the features.
+    fn fbank(&self) -> Fbank;
+
+    /// A speaker that is active alone in more frames of the segmentation than this is heard in these only.
+    fn min_clean_frames(&self) -> usize;
+
+    /// An embedding for each mask, if enough is heard, from the features (frames, [`BANDS`]) of a whole chunk less their
+    /// mean. A mask has one value for each frame of the segmentation.
+    fn embeddings(&self, features: &[f32], masks: &[Vec<bool>]) -> Result<Vec<Option<Vec<f32>>>>;
+}
+
+/// Speakers of a chunk, and most of them in one frame, of a network whose classes are sets of speakers.
+const SPEAKERS: usize = 3;
+const LARGEST_SET: usize = 2;
+
+impl SegmentationNetwork for PyanNet {
+    fn frames(&self) -> usize {
+        PyanNet::frames(self, CHUNK)
+    }
+
+    fn speakers(&self) -> usize {
+        SPEAKERS
+    }
+
+    fn recording<'a>(&'a self, samples: &'a [f32]) -> Result<Activities<'a>> {
+        if self.output() != Output::SpeakerSets {
+            return Err(Error::Input(
+                "diarization needs a segmentation network whose classes are sets of speakers".into(),
+            ));
+        }
+        let powerset = Powerset::new(SPEAKERS, LARGEST_SET)?;
+        let chunks = PyanNet::recording(self, samples, CHUNK, CHUNK_STEP)?;
+        Ok(Box::new(chunks.map(move |chunk| powerset.decode(&chunk?))))
+    }
+}
+
+/// Least frames of features, of 10 ms: an embedding of fewer says little of a voice.
+const CAMPPLUS_MIN_FRAMES: usize = 30;
+
+impl EmbeddingNetwork for CamPlusPlus {
+    fn dimension(&self) -> usize {
+        crate::campplus::DIMENSION
+    }
+
+    fn fbank(&self) -> Fbank {
+        Fbank::three_d_speaker()
+    }
+
+    fn min_clean_frames(&self) -> usize {
+        15
+    }
+
+    /// Of the frames in a mask, one after the other, as if the others were cut out.
+    fn embeddings(&self, features: &[f32], masks: &[Vec<bool>]) -> Result<Vec<Option<Vec<f32>>>> {
+        let of_mask = |mask: &Vec<bool>| {
+            let selected = selected(features, mask);
+            match selected.len() >= CAMPPLUS_MIN_FRAMES * BANDS {
+                true => self.embedding(&selected).map(Some),
+                false => Ok(None),
+            }
+        };
+        masks.iter().map(of_mask).collect()
+    }
+}
+
+/// The frames of `features` whose nearest frame of the mask is true.
+fn selected(features: &[f32], mask: &[bool]) -> Vec<f32> {
+    let frames = features.len() / BANDS;
+    let nearest = |frame: usize| mask.get(frame * mask.len() / frames).copied().unwrap_or(false);
+    let rows = features.chunks_exact(BANDS).enumerate();
+    rows.filter(|(frame, _)| nearest(*frame))
+        .flat_map(|(_, row)| row)
+        .copied()
+        .collect()
+}
+
+impl EmbeddingNetwork for WeSpeakerResNet34 {
+    fn dimension(&self) -> usize {
+        crate::wespeaker::DIMENSION
+    }
+
+    fn fbank(&self) -> Fbank {
+        Fbank::wespeaker()
+    }
+
+    fn min_clean_frames(&self) -> usize {
+        2
+    }
+
+    fn embeddings(&self, features: &[f32], masks: &[Vec<bool>]) -> Result<Vec<Option<Vec<f32>>>> {
+        let weights: Vec<Vec<f32>> = masks
+            .iter()
+            .map(|mask| mask.iter().map(|&active| f32::from(u8::from(active))).collect())
+            .collect();
+        let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
+        let found = WeSpeakerResNet34::embeddings(self, features, &weights)?;
+        Ok(found.into_iter().map(Some).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_selected_by_the_nearest_of_the_mask() {
+        let features: Vec<f32> = (0..5).flat_map(|frame| [frame as f32; BANDS]).collect();
+        let found = |mask: &[bool]| -> Vec<f32> {
+            let rows = selected(&features, mask);
+            rows.chunks_exact(BANDS).map(|row| row[0]).collect()
+        };
+        // Of two, frames 0 to 2 are nearest to the first.
+        assert_eq!(found(&[true, false]), [0.0, 1.0, 2.0]);
+        assert_eq!(found(&[false, true]), [3.0, 4.0]);
+        assert!(found(&[false; 3]).is_empty());
+        assert!(found(&[]).is_empty());
+    }
+}
