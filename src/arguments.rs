@@ -354,6 +354,11 @@ pub struct SelectionArguments {
     /// Run this stage (or `all`) even where nothing changed; may be given several times
     #[arg(long, value_name = "STAGE|all")]
     pub force: Vec<String>,
+    /// Only this partition of the sources, by its name, or those that fit a pattern: `--partition 'hi/*'` (`*` and `?` stand
+    /// for no `/`, `**` for any folders); may be given several times. Stages that need all partitions (global ones, exports,
+    /// training, what reads a whole artifact) are left out, with all that follows them
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["from", "only"])]
+    pub partition: Vec<String>,
     /// Worker threads; one per core if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
@@ -379,6 +384,11 @@ pub struct RunArguments {
     /// Replace manifests by ones with far fewer rows than those that stand there, too (see `max_shrink`)
     #[arg(long)]
     pub allow_shrink: bool,
+    /// After a failure go on with the partitions and stages that do not depend on it; what does is left out and named, and
+    /// all failures are listed at the end (exit code 1). Work of the failed part of the pipeline that was in flight is done
+    /// again
+    #[arg(long)]
+    pub keep_going: bool,
     /// What standard error shows while the run goes on
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub progress: Progress,

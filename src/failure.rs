@@ -101,7 +101,7 @@ impl Failure {
 
     pub fn run(error: RunError, checked: &Arc<Checked>) -> Self {
         Failure::Run {
-            error,
+            error: error.hidden(&checked.pipeline.secrets),
             checked: Arc::new(CheckedForErrors(Arc::clone(checked))),
         }
     }
@@ -117,7 +117,7 @@ impl Failure {
                 } => Exit::Failed,
                 RunError::Stage { .. } | RunError::Usage { .. } => Exit::Usage,
                 RunError::Store(error) => store_exit(error),
-                RunError::Process { .. } => Exit::Failed,
+                RunError::Process { .. } | RunError::Several { .. } => Exit::Failed,
                 RunError::Interrupted { signal } => Exit::Interrupted(*signal),
                 RunError::Internal { .. } => Exit::Bug,
             },

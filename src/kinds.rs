@@ -7,6 +7,7 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
     vec![
         kind::<flow_manifest::scan::Scan>(),
         kind::<flow_manifest::read::Read>(),
+        kind::<flow_manifest::table::Table>(),
         kind::<flow_manifest::sql::Sql>(),
         kind::<flow_manifest::dedup::Dedup>(),
         kind::<flow_manifest::split::Split>(),

@@ -188,7 +188,13 @@ impl Seen {
             Event::Warning { stage, message } => {
                 self.warnings.push((stage.clone().unwrap_or_default(), message.clone()));
             }
-            Event::RunFailed { message, .. } => self.failure = Some(message.clone()),
+            // A run that goes on after failures tells of each.
+            Event::RunFailed { message, .. } => {
+                self.failure = Some(match self.failure.take() {
+                    Some(before) => format!("{before}\n{message}"),
+                    None => message.clone(),
+                });
+            }
             Event::RunFinished {
                 outcome,
                 seconds,

@@ -1,5 +1,7 @@
 //! Why a stage cannot go on.
 
+use crate::secret::Secrets;
+
 /// Why a stage cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
@@ -47,6 +49,17 @@ impl StageError {
             message: message.to_string(),
             help: None,
         }
+    }
+
+    /// The error without the values of secrets.
+    pub(crate) fn hidden(mut self, secrets: &Secrets) -> Self {
+        let (StageError::Setting { message, help, .. }
+        | StageError::Input { message, help, .. }
+        | StageError::Refused { message, help }
+        | StageError::Failed { message, help, .. }) = &mut self;
+        *message = secrets.hide(message).into_owned();
+        *help = help.as_deref().map(|help| secrets.hide(help).into_owned());
+        self
     }
 
     pub fn with_help(mut self, text: impl Into<String>) -> Self {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 
 use crate::reject::ReasonCount;
+use crate::secret::Secrets;
 use crate::switched_off::SwitchedOff;
 
 /// Version of the event format; stands in every `run_started`.
@@ -78,6 +79,7 @@ type Listener = Box<dyn FnMut(&Event) + Send>;
 #[derive(Clone, Default)]
 pub struct Events {
     listeners: Arc<Mutex<Vec<Listener>>>,
+    secrets: Arc<Mutex<Secrets>>,
 }
 
 impl Events {
@@ -85,7 +87,18 @@ impl Events {
         self.lock().push(Box::new(listener));
     }
 
+    /// Takes the values of secrets out of all events from now on.
+    pub fn hide(&self, secrets: &Secrets) {
+        *self.secrets.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = secrets.clone();
+    }
+
     pub fn send(&self, event: Event) {
+        let secrets = self
+            .secrets
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone();
+        let event = hidden(event, &secrets);
         for listener in self.lock().iter_mut() {
             listener(&event);
         }
@@ -95,4 +108,23 @@ impl Events {
         // A listener that panicked must not silence the others.
         self.listeners.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+/// The event without the values of secrets.
+fn hidden(event: Event, secrets: &Secrets) -> Event {
+    if secrets.is_empty() {
+        return event;
+    }
+    let Ok(mut json) = serde_json::to_value(&event) else {
+        return event;
+    };
+    let before = json.clone();
+    secrets.hide_in_json(&mut json);
+    // What has nothing to hide is sent as it is: numbers that JSON does not know would be lost.
+    if json == before {
+        return event;
+    }
+    serde_json::from_value(json).unwrap_or(Event::Note {
+        message: "an event is not shown, as it held a secret".to_string(),
+    })
 }

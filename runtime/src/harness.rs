@@ -212,7 +212,7 @@ impl<K: Kind> Harness<K> {
         for (fed, input) in self.inputs.iter_mut().zip(described.iter()) {
             fed.name = input.name.clone();
         }
-        let reads: Vec<Reads> = described.iter().map(|input| shape.reads(input.port)).collect();
+        let reads: Vec<Reads> = described.iter().map(|input| shape.reads(input)).collect();
         let events = Events::default();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let listener = Arc::clone(&seen);

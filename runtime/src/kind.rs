@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use crate::context::Context;
 use crate::error::StageError;
-use crate::inputs::{InputPort, Inputs, OutputPort, Reads};
+use crate::inputs::{Input, InputPort, Inputs, OutputPort, Reads};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::RejectClass;
@@ -123,6 +123,9 @@ pub struct Shape {
     /// cannot be undone, or is a check that others rely on.
     pub needs_current: bool,
     pub conservation: Conservation,
+    /// Names of inputs that stand for one declared under several names, and that a local stage reads whole in this pipeline
+    /// though the kind declares them as streamed.
+    pub whole: Vec<String>,
 }
 
 impl Shape {
@@ -133,6 +136,7 @@ impl Shape {
             expensive: false,
             needs_current: false,
             conservation: Conservation::NewRows,
+            whole: Vec::new(),
         }
     }
 
@@ -166,10 +170,11 @@ impl Shape {
     }
 
     /// How the stage reads an input.
-    pub fn reads(&self, port: &InputPort) -> Reads {
+    pub fn reads(&self, input: &Input) -> Reads {
         match self.role {
             Role::Source | Role::Export => Reads::Whole,
-            Role::Local | Role::Global | Role::Log => port.reads,
+            Role::Local if input.port.is_many() && self.whole.contains(&input.name) => Reads::Whole,
+            Role::Local | Role::Global | Role::Log => input.port.reads,
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::error::StageError;
 
 /// Calls into a body; a panic becomes an error that says so.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
-    // A body that panicked is never called again: the run ends.
+    // A body that panicked is never called again: its region ends.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panic_error(panic.as_ref())))
 }
 

@@ -25,7 +25,7 @@ use crate::partition::Partition;
 use crate::plan::state::PlanState;
 use crate::plan::{Options, Plan, StagePlan};
 use crate::processes::{Loss, SignalFlags};
-pub use crate::run_error::RunError;
+pub use crate::run_error::{LeftOut, RunError};
 use crate::spec::Checked;
 use crate::store::{Access, SnapshotWriter, Store};
 use counts::RunCounts;
@@ -38,18 +38,26 @@ pub use summary::{RunSummary, StageSummary};
 /// As [`run`], except for what only running can find.
 pub fn plan(checked: &Arc<Checked>, options: &Options) -> Result<Plan, RunError> {
     let store = Store::open(&options.state, Access::Read)?;
-    PlanState::new(checked, options, store, &Events::default(), false)?.plan()
+    let planned = PlanState::new(checked, options, store, &Events::default(), false).and_then(|mut state| state.plan());
+    planned.map_err(|error| error.hidden(&checked.pipeline.secrets))
 }
 
 /// Runs a pipeline: plans it, freezes spec and plan in the run's folder, and runs region after region.
 ///
+/// With [`Options::keep_going`] a failure of a stage does not end the run. The stage is left out for the partition that
+/// failed, or as a whole where no partition is to blame, and so is all that depends on it; stages that need all partitions
+/// of one that failed do not run. The region of the failure begins again without it, on what is committed: partitions that
+/// were in flight are computed again. What fails before the first region runs, the state directory, signals and lost
+/// processes end the run all the same.
+///
 /// # Errors
-/// The first failure; what was committed before it stays, and is not done again by the next run.
+/// The first failure, or with `keep_going` all of them; what was committed stays, and is not done again by the next run.
 pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result<RunSummary, RunError> {
     let started = Instant::now();
     let id = records::new_run_id();
     let store = Store::open(&options.state, Access::Run { run_id: id.clone() })?;
     let folder = store.create_run_folder(&id)?;
+    events.hide(&checked.pipeline.secrets);
     let log = records::EventLog::open(&folder, events)?;
     let snapshots = store.snapshot_writer(&id, &checked.pipeline.path)?;
     let signals = Arc::new(Signals {
@@ -88,6 +96,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         (outcome @ Err(RunError::Stage { .. }), _) | (outcome, None) => outcome,
         (_, Some(Loss { message, .. })) => Err(RunError::Process { message }),
     };
+    let outcome = outcome.map_err(|error| error.hidden(&checked.pipeline.secrets));
     // Digests of source files are a shortcut: a run that did its work does not fail for want of it.
     if let Err(error) = store.save_sources() {
         events.send(Event::Warning {
@@ -99,30 +108,10 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     let (stages, past_reject_limit) = match outcome {
         Ok(done) => done,
         Err(error) => {
-            if let RunError::Stage {
-                stage,
-                partition,
-                error,
-            } = &error
-            {
-                let row = if let StageError::Failed { row, .. } = error {
-                    *row
-                } else {
-                    None
-                };
-                events.send(Event::RunFailed {
-                    stage: Some(stage.clone()),
-                    partition: partition.as_ref().map(Partition::to_string),
-                    row,
-                    message: error.to_string(),
-                });
-            } else if !matches!(error, RunError::Interrupted { .. }) {
-                events.send(Event::RunFailed {
-                    stage: None,
-                    partition: None,
-                    row: None,
-                    message: error.to_string(),
-                });
+            match &error {
+                RunError::Several { failures, .. } => failures.iter().for_each(|error| tell_failure(events, error)),
+                RunError::Interrupted { .. } => {}
+                error => tell_failure(events, error),
             }
             let outcome = if let RunError::Interrupted { .. } = error {
                 "interrupted"
@@ -152,6 +141,30 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         seconds,
         past_reject_limit,
     })
+}
+
+fn tell_failure(events: &Events, error: &RunError) {
+    let (stage, partition, row, message) = match error {
+        RunError::Stage {
+            stage,
+            partition,
+            error,
+        } => {
+            let row = match error {
+                StageError::Failed { row, .. } => *row,
+                _ => None,
+            };
+            let partition = partition.as_ref().map(Partition::to_string);
+            (Some(stage.clone()), partition, row, error.to_string())
+        }
+        error => (None, None, None, error.to_string()),
+    };
+    events.send(Event::RunFailed {
+        stage,
+        partition,
+        row,
+        message,
+    });
 }
 
 fn finished(outcome: &str, seconds: f64, run_counts: &RunCounts) -> Event {
@@ -191,6 +204,47 @@ fn run_regions(
     let plan = state.plan()?;
     records::freeze(&store, id, checked, &plan)?;
     ready(&state, &plan)?;
+    if state.is_partial() {
+        tell_left_out(events, &plan);
+    }
+    let outcome = run_all(&mut state, id, snapshots, signals, run_counts);
+    if state.failures.is_empty() {
+        return outcome;
+    }
+    let mut failures = state.failures.take_errors();
+    match outcome {
+        Ok(_) => {}
+        // Each failure before was told when it came.
+        Err(error @ (RunError::Interrupted { .. } | RunError::Process { .. })) => return Err(error),
+        Err(error) => failures.push(error),
+    }
+    Err(RunError::Several {
+        failures,
+        left_out: state.left_out_for_failures(),
+    })
+}
+
+/// Says which stages a run about some partitions leaves out.
+fn tell_left_out(events: &Events, plan: &Plan) {
+    let left_out = plan.stages.iter().filter(|stage| stage.left_out.is_some());
+    let left_out: Vec<&str> = left_out.map(|stage| stage.stage.as_str()).collect();
+    if !left_out.is_empty() {
+        events.send(Event::Note {
+            message: format!(
+                "some partitions alone: left out are {}; `flow plan --partition` says why",
+                left_out.join(", ")
+            ),
+        });
+    }
+}
+
+fn run_all(
+    state: &mut PlanState,
+    id: &str,
+    snapshots: &SnapshotWriter,
+    signals: &Arc<Signals>,
+    run_counts: &mut RunCounts,
+) -> Result<Done, RunError> {
     let mut past = Vec::new();
     let mut stages = Vec::new();
     for region in 0..state.graph.regions.len() {
@@ -200,19 +254,25 @@ fn run_regions(
         if let Some(Loss { message, .. }) = signals.lost() {
             return Err(RunError::Process { message });
         }
-        region::run(&mut state, region, id, snapshots, signals, run_counts)?;
+        region::run_on(state, region, id, snapshots, signals, run_counts)?;
         // A shortcut for the next run, and no more.
-        let _ = store.append_sources();
+        let _ = state.store.append_sources();
         for node in state.graph.regions[region].nodes.clone() {
-            if let Some(summary) = limits::summarise(&state, node, run_counts) {
-                events.send(Event::StageFinished {
+            if state.failures.misses_all(node) {
+                continue;
+            }
+            if let Some(summary) = limits::summarise(state, node, run_counts) {
+                state.events.send(Event::StageFinished {
                     stage: summary.stage.clone(),
                     rows_in: summary.rows_in,
                     rows_out: summary.rows_out,
                     rejects: summary.rejects.clone(),
                 });
-                if limits::check(&state, node, &summary)? {
-                    past.push(summary.stage.clone());
+                match limits::check(state, node, &summary) {
+                    Ok(false) => {}
+                    Ok(true) => past.push(summary.stage.clone()),
+                    Err(error) if state.options.keep_going => state.note_unusable(node, error),
+                    Err(error) => return Err(error),
                 }
                 stages.push(summary);
             }

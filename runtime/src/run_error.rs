@@ -1,7 +1,10 @@
 //! Why a run ended before its end.
 
+use std::fmt;
+
 use crate::error::StageError;
 use crate::partition::Partition;
+use crate::secret::Secrets;
 use crate::store::StoreError;
 
 /// Why a run ended before its end.
@@ -27,9 +30,60 @@ pub enum RunError {
     /// Another process of the run is lost: exit code 1.
     #[error("{message}")]
     Process { message: String },
+    /// Stages failed in a run that went on with what did not depend on them: exit code 1.
+    #[error("{}", several(.failures, .left_out))]
+    Several {
+        /// In the order in which they came.
+        failures: Vec<RunError>,
+        left_out: Vec<LeftOut>,
+    },
     /// Our bug: exit code 70.
     #[error("internal error: {message}")]
     Internal { message: String },
+}
+
+/// What a run left out since something before it failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The stage's name; parts of a global stage are `NAME:keys`, `NAME:decide` and `NAME:apply`.
+    pub stage: String,
+    /// Empty for all of the stage.
+    pub partitions: Vec<Partition>,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // More names than these are not read; `flow plan --partitions` gives all.
+        const NAMED: usize = 10;
+        write!(f, "`{}`", self.stage)?;
+        if self.partitions.is_empty() {
+            return Ok(());
+        }
+        let named: Vec<&str> = self.partitions.iter().take(NAMED).map(Partition::as_str).collect();
+        write!(f, ", partitions {}", named.join(", "))?;
+        match self.partitions.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+/// All failures, and what was left out for them, each on a line of its own.
+fn several(failures: &[RunError], left_out: &[LeftOut]) -> String {
+    let mut text = match failures.len() {
+        1 => "1 failure:".to_string(),
+        count => format!("{count} failures:"),
+    };
+    for failure in failures {
+        text.push_str(&format!("\n  {failure}"));
+    }
+    if !left_out.is_empty() {
+        text.push_str("\nleft out, as it depends on what failed:");
+    }
+    for left_out in left_out {
+        text.push_str(&format!("\n  {left_out}"));
+    }
+    text
 }
 
 fn at(partition: &Option<Partition>, error: &StageError) -> String {
@@ -52,9 +106,40 @@ impl RunError {
             } => 1,
             RunError::Stage { .. } | RunError::Usage { .. } => 2,
             RunError::Store(error) if error.is_held() => 3,
-            RunError::Store(_) | RunError::Process { .. } => 1,
+            RunError::Store(_) | RunError::Process { .. } | RunError::Several { .. } => 1,
             RunError::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(u8::MAX),
             RunError::Internal { .. } => 70,
+        }
+    }
+
+    /// The error without the values of secrets.
+    pub fn hidden(self, secrets: &Secrets) -> RunError {
+        if secrets.is_empty() {
+            return self;
+        }
+        let text = |text: String| secrets.hide(&text).into_owned();
+        match self {
+            RunError::Stage {
+                stage,
+                partition,
+                error,
+            } => RunError::Stage {
+                stage,
+                partition,
+                error: error.hidden(secrets),
+            },
+            RunError::Usage { message, help } => RunError::Usage {
+                message: text(message),
+                help: help.map(text),
+            },
+            RunError::Process { message } => RunError::Process { message: text(message) },
+            RunError::Internal { message } => RunError::Internal { message: text(message) },
+            RunError::Several { failures, left_out } => RunError::Several {
+                failures: failures.into_iter().map(|failure| failure.hidden(secrets)).collect(),
+                left_out,
+            },
+            // The runtime's own paths, and a number.
+            RunError::Store(_) | RunError::Interrupted { .. } => self,
         }
     }
 
@@ -74,12 +159,20 @@ impl RunError {
                 "look at what that process said last; then start all again: what is committed is not done again"
                     .to_string(),
             ),
+            RunError::Several { failures, .. } => {
+                let first = failures.iter().find_map(RunError::help);
+                Some(match first {
+                    Some(help) => format!("{help}; then run it again: what is committed is not done again"),
+                    None => "run it again when these are mended: what is committed is not done again".to_string(),
+                })
+            }
             RunError::Internal { .. } => None,
         }
     }
 }
 
-/// What to do about a full disk. Stages tell of it in words, which end as [`std::io::Error`] writes the system's number.
+/// What to do about a full disk, where a library told a stage of it in words alone: they end as [`std::io::Error`] writes the
+/// system's number. Where the error itself is known, [`crate::full_disk()`] names the folder.
 fn disk_full(message: &str) -> Option<String> {
     // ENOSPC and, on Linux, EDQUOT.
     let is_full = [28, 122]

@@ -86,6 +86,7 @@ fn options(arguments: &SelectionArguments) -> Options {
         until: arguments.until.clone(),
         only: arguments.only.clone(),
         force: arguments.force.clone(),
+        partitions: arguments.partition.clone(),
         ..Options::new(&arguments.state.state)
     }
 }

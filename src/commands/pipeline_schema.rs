@@ -81,7 +81,7 @@ pub fn schema(registry: &Registry) -> Value {
         "properties": {
             "flow": {"description": "The version of this format.", "const": flow_runtime::spec::FORMAT},
             "description": {"type": "string"},
-            "params": {"description": "Parameters: values, `{default, help}`, `{required: true, help}`, or groups of these.", "type": "object"},
+            "params": {"description": "Parameters: values, `{default, help}`, `{required: true, help}`, `{secret: true, help}`, or groups of these.", "type": "object"},
             "include": {
                 "description": "Other pipelines as groups; their stages are `group/stage`.",
                 "type": "object",

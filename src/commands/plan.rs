@@ -105,6 +105,9 @@ fn show(plan: &Plan, partitions: bool, out: &mut dyn Write) -> Result<(), Failur
 fn reasons(stage: &StagePlan) -> String {
     // More would not be read in a table; `--partitions` gives all.
     const SHOWN: usize = 3;
+    if let Some(reason) = &stage.left_out {
+        return format!("left out: {reason}");
+    }
     if !stage.selected {
         return "not asked for".to_string();
     }

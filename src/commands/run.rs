@@ -33,6 +33,7 @@ pub fn run(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -
         check_spread(&checked, launch.processes)?;
     }
     let events = Events::default();
+    events.hide(&checked.pipeline.secrets);
     if let Some(path) = &arguments.events {
         let file = std::fs::File::create(path).map_err(|error| {
             Failure::usage(
@@ -103,6 +104,7 @@ fn conduct(
     let mut options = options(&arguments.selection);
     options.signals = true;
     options.allow_shrink = arguments.allow_shrink;
+    options.keep_going = arguments.keep_going;
     options.processes = processes.cloned();
     let outcome = flow_runtime::run::run(checked, &options, events);
     let results = screen.close();

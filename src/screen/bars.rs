@@ -33,7 +33,7 @@ impl Bars {
                 bar.set_style(style());
                 bar.set_prefix(escape_line(stage).into_owned());
                 bar.enable_steady_tick(Duration::from_millis(200));
-                stages.insert(
+                let begun = stages.insert(
                     stage.clone(),
                     Bar {
                         bar,
@@ -41,6 +41,11 @@ impl Bars {
                         rejects: 0,
                     },
                 );
+                // A stage begins again after a failure, where the run goes on.
+                if let Some(begun) = begun {
+                    begun.bar.finish_and_clear();
+                    self.screen.remove(&begun.bar);
+                }
             }
             Event::Committed {
                 stage,

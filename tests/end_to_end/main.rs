@@ -12,6 +12,7 @@ mod evaluation;
 mod from_manifests;
 mod inputs;
 mod long_texts;
+mod lookup;
 mod machines;
 mod manifests;
 mod mistakes;

@@ -3,8 +3,10 @@
 pub(crate) mod decide;
 pub(crate) mod decisions;
 mod earlier;
+pub(crate) mod failures;
 pub(crate) mod graph;
 pub(crate) mod keys;
+mod partitions;
 pub(crate) mod reason;
 pub(crate) mod select;
 mod show;
@@ -38,6 +40,11 @@ pub struct Options {
     pub only: Vec<String>,
     /// Run these stages even where a record stands; `all` for every stage.
     pub force: Vec<String>,
+    /// Work on these partitions of the sources alone: names, or patterns of names (see [`crate::glob`]). Empty for all.
+    /// Stages that need all partitions are left out. Not together with `from` or `only`.
+    pub partitions: Vec<String>,
+    /// Go on after a failure with what does not depend on it (see [`crate::run::run`]).
+    pub keep_going: bool,
     /// Let exports put sets in place that have far fewer rows than those that stand there.
     pub allow_shrink: bool,
     /// Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 (a program does, a test does not).
@@ -64,6 +71,8 @@ impl Options {
             until: None,
             only: Vec::new(),
             force: Vec::new(),
+            partitions: Vec::new(),
+            keep_going: false,
             allow_shrink: false,
             signals: false,
             in_flight: None,
@@ -109,8 +118,11 @@ pub struct StagePlan {
     pub identity: serde_json::Value,
     /// Names of the outputs that are kept as artifacts.
     pub stored: Vec<String>,
-    /// False where `--from`, `--until` or `--only` leave the stage out.
+    /// False where `--from`, `--until`, `--only` or `--partition` leave the stage out.
     pub selected: bool,
+    /// Why `--partition` leaves the stage out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<String>,
     /// The stage is selected, or a selected one depends on it. Others keep what they have, and the run is not about them.
     #[serde(default = "used_by_default")]
     pub used: bool,

@@ -1,7 +1,8 @@
-//! Which stages a run is about: `--from`, `--until`, `--only`, `--force`.
+//! Which stages a run is about: `--from`, `--until`, `--only`, `--force`, `--partition`.
 
 use super::Options;
 use super::graph::Graph;
+use super::partitions;
 use crate::spec::Checked;
 
 /// Per node of the graph.
@@ -11,6 +12,8 @@ pub(crate) struct StageSelection {
     pub selected: Vec<bool>,
     /// Runs even where a record stands.
     pub forced: Vec<bool>,
+    /// Why it is not selected, where the run is about some partitions alone.
+    pub left_out: Vec<Option<String>>,
 }
 
 /// A stage name that is not there: message and help.
@@ -28,6 +31,13 @@ impl StageSelection {
             })
         };
         let mut selected = vec![true; graph.nodes.len()];
+        let is_partial = !options.partitions.is_empty();
+        if is_partial && (options.from.is_some() || !options.only.is_empty()) {
+            return Err((
+                "--partition cannot be given together with --from or --only".to_string(),
+                "these take what stands of other stages, which is of all partitions".to_string(),
+            ));
+        }
         if let Some(name) = &options.from {
             let first = first_node(graph, stage(name)?);
             let mut kept = vec![false; selected.len()];
@@ -51,6 +61,16 @@ impl StageSelection {
             let kept: Vec<bool> = graph.nodes.iter().map(|node| only.contains(&node.stage)).collect();
             retain(&mut selected, &kept);
         }
+        let mut left_out = vec![None; selected.len()];
+        if is_partial {
+            left_out = partitions::left_out(checked, graph);
+            for (selected, left_out) in selected.iter_mut().zip(&mut left_out) {
+                if !*selected {
+                    *left_out = None;
+                }
+                *selected &= left_out.is_none();
+            }
+        }
         let all = options.force.iter().any(|name| name == "all");
         let forced = options
             .force
@@ -63,7 +83,11 @@ impl StageSelection {
             .iter()
             .map(|node| all || forced.contains(&node.stage))
             .collect();
-        Ok(StageSelection { selected, forced })
+        Ok(StageSelection {
+            selected,
+            forced,
+            left_out,
+        })
     }
 }
 

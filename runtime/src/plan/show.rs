@@ -13,6 +13,7 @@ impl PlanState {
     /// Decides over all regions with what is known now: the plan.
     pub fn plan(&mut self) -> Result<Plan, RunError> {
         self.read_records();
+        self.keep_wanted_partitions()?;
         let mut stages: BTreeMap<usize, StagePlan> = BTreeMap::new();
         for region in 0..self.graph.regions.len() {
             for verdict in self.decide(region)? {
@@ -55,6 +56,7 @@ impl PlanState {
                 .map(|(port, _)| port.name.clone())
                 .collect(),
             selected: selected[node],
+            left_out: self.selection.left_out[node].clone(),
             used,
             run: 0,
             if_changed: 0,
@@ -102,7 +104,8 @@ impl PlanState {
 
     /// Partitions that a source last had and that are no longer there. Those of what follows go with them.
     fn removed(&mut self, node: usize) -> Result<Vec<Partition>, RunError> {
-        if self.graph.nodes[node].role != Role::Source {
+        // Of some partitions alone nothing can be said of the others.
+        if self.graph.nodes[node].role != Role::Source || self.is_partial() {
             return Ok(Vec::new());
         }
         let Some(space) = self.space(node)? else {

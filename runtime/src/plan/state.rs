@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::decisions::{self, ALL, Decisions, digests_schema};
+use super::failures::Failures;
 use super::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, StagePart};
 use super::keys::{self, ListedPartition, source_digest};
 use super::select::StageSelection;
@@ -81,6 +82,12 @@ impl NodeState {
     }
 }
 
+/// Whether it is known that a node does not have a partition.
+fn lacks(state: &NodeState, partition: &Partition) -> bool {
+    let space = state.space.as_ref();
+    space.is_some_and(|space| space.binary_search(partition).is_err())
+}
+
 pub(crate) struct PlanState {
     pub checked: Arc<Checked>,
     pub graph: Graph,
@@ -95,6 +102,8 @@ pub(crate) struct PlanState {
     pub cancel: Cancel,
     /// Whether scratch folders may be made.
     pub may_write: bool,
+    /// What failed so far, in a run that goes on all the same.
+    pub failures: Failures,
 }
 
 impl PlanState {
@@ -112,7 +121,8 @@ impl PlanState {
         })?;
         let mut unread = store.runs()?;
         unread.drain(..unread.len().saturating_sub(LOOK_BACK));
-        let nodes = graph.nodes.iter().map(|_| NodeState::default()).collect();
+        let nodes: Vec<NodeState> = graph.nodes.iter().map(|_| NodeState::default()).collect();
+        let failures = Failures::new(nodes.len());
         Ok(PlanState {
             checked: Arc::clone(checked),
             graph,
@@ -125,6 +135,7 @@ impl PlanState {
             events: events.clone(),
             cancel: Cancel::default(),
             may_write,
+            failures,
         })
     }
 
@@ -372,7 +383,9 @@ impl PlanState {
                 Ok(
                     match state.settled.get(partition).and_then(|record| record.ports.get(name)) {
                         Some(port) => Some(port.digest),
-                        None => state.all_settled.then(keys::absent),
+                        // After a failure a stage is never settled, but what it does not have at all is known.
+                        None => (state.all_settled || !self.failures.is_empty() && lacks(state, partition))
+                            .then(keys::absent),
                     },
                 )
             }

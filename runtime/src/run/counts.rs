@@ -18,6 +18,15 @@ impl RunCounts {
         *entry = (entry.0 + ran, entry.1 + reused);
     }
 
+    /// Sets how many partitions of a node stood when it began, where `standing` stand now: those that this run has made
+    /// are not among them.
+    pub fn set_reused(&mut self, node: usize, standing: u64) {
+        let entry = self.by_node.entry(node).or_default();
+        let reused = standing.saturating_sub(entry.0);
+        self.reused = self.reused - entry.1 + reused;
+        entry.1 = reused;
+    }
+
     pub fn of(&self, node: usize) -> (u64, u64) {
         self.by_node.get(&node).copied().unwrap_or_default()
     }

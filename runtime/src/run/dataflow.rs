@@ -9,12 +9,11 @@ use super::node::{failed, note, started};
 use super::schedule::Schedule;
 use crate::dataflow::job::{KeyPart, Signals};
 use crate::dataflow::run_region;
-use crate::digest::Digest;
 use crate::partition::Partition;
 use crate::plan::Action;
 use crate::plan::decide::{NodeVerdict, PartitionVerdict, Verdict};
+use crate::plan::failures::is_stored;
 use crate::plan::graph::{Flow, KeyInput, NodeInput};
-use crate::plan::keys::key_of;
 use crate::plan::state::PlanState;
 use crate::run_error::RunError;
 use crate::store::{ArtifactWriter, SnapshotWriter};
@@ -63,7 +62,7 @@ pub(super) fn run(
         to_run.push((run, reused));
         if state.selection.selected[*node] {
             started(state, *node, run, reused);
-            run_counts.add(*node, 0, reused);
+            run_counts.set_reused(*node, reused);
         }
     }
     if schedule.partitions().is_empty() {
@@ -164,20 +163,6 @@ fn streams<'a>(
 
 fn by_partition(verdicts: &[PartitionVerdict]) -> BTreeMap<&Partition, &PartitionVerdict> {
     verdicts.iter().map(|verdict| (&verdict.partition, verdict)).collect()
-}
-
-/// Whether the rows of a partition stand on the port that an input reads, just as the producer would make them: they are
-/// read instead.
-fn is_stored(state: &PlanState, input: &NodeInput, producer: &PartitionVerdict) -> bool {
-    let (described, node_state) = (&state.graph.nodes[input.node], &state.nodes[input.node]);
-    let inputs: Option<Vec<Digest>> = producer.inputs.iter().copied().collect();
-    match (node_state.settled.get(&producer.partition), inputs) {
-        (Some(record), Some(inputs)) => {
-            let port = &described.outputs[input.port].name;
-            record.key == key_of(&described.recipe, &inputs) && record.ports.contains_key(port)
-        }
-        _ => false,
-    }
 }
 
 /// The parts of a running partition's key. A source that runs it digests its files as it reads them.

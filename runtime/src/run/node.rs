@@ -17,7 +17,12 @@ pub(super) fn note(state: &PlanState, node: usize, snapshots: &SnapshotWriter) -
     if described.role == Role::Export || feeds_log {
         return Ok(());
     }
-    let complete = node_state.all_settled && !node_state.never_complete && node_state.missing == 0;
+    // Some partitions are no artifact that others may take as it stands, and of what is left out nothing is known.
+    if state.is_partial() && !state.selection.selected[node] {
+        return Ok(());
+    }
+    let complete =
+        !state.is_partial() && node_state.all_settled && !node_state.never_complete && node_state.missing == 0;
     let recipe = node_state.settled_recipe.unwrap_or(described.recipe);
     let kind = state.stage(node).kind.name();
     Ok(snapshots.note(&described.name, kind, &recipe, complete, node_state.settled.values())?)

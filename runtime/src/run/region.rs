@@ -5,14 +5,54 @@ use std::sync::Arc;
 use super::counts::RunCounts;
 use super::node::note;
 use super::{dataflow, export, global, log};
+use crate::context::Cancel;
 use crate::dataflow::job::Signals;
 use crate::event::Event;
+use crate::plan::failures::Runnable;
 use crate::plan::graph::RegionKind;
 use crate::plan::state::PlanState;
 use crate::run_error::RunError;
 use crate::store::SnapshotWriter;
 
-pub(super) fn run(
+/// Runs a region, and again without what failed, where the run is to go on after failures: on what is committed, so that
+/// partitions that were in flight are computed again.
+pub(super) fn run_on(
+    state: &mut PlanState,
+    region: usize,
+    run_id: &str,
+    snapshots: &SnapshotWriter,
+    signals: &Arc<Signals>,
+    run_counts: &mut RunCounts,
+) -> Result<(), RunError> {
+    loop {
+        let Err(error) = run(state, region, run_id, snapshots, signals, run_counts) else {
+            return Ok(());
+        };
+        if !state.options.keep_going {
+            return Err(error);
+        }
+        let said = error.to_string();
+        let stage = match &error {
+            RunError::Stage { stage, .. } => Some(stage.clone()),
+            _ => None,
+        };
+        if !state.note_failure(region, error)? {
+            state.leave_out_region(region);
+            return Ok(());
+        }
+        state.events.send(Event::Warning {
+            stage,
+            message: format!("{said}; the run goes on with what does not depend on it"),
+        });
+        // What is in flight was told to leave off.
+        state.cancel = Cancel::default();
+        for node in state.graph.regions[region].nodes.clone() {
+            state.nodes[node].records = None;
+        }
+    }
+}
+
+fn run(
     state: &mut PlanState,
     region: usize,
     run: &str,
@@ -22,7 +62,7 @@ pub(super) fn run(
 ) -> Result<(), RunError> {
     let nodes = state.graph.regions[region].nodes.clone();
     let selected = nodes.iter().any(|node| state.selection.selected[*node]);
-    if run_counts.ran > 0 {
+    if run_counts.ran > 0 || !state.failures.is_empty() {
         // A stage before may have written under the very recipe of one of these.
         nodes.iter().for_each(|node| state.nodes[*node].records = None);
     }
@@ -33,7 +73,7 @@ pub(super) fn run(
         }
         state.settle_as_it_stands(node)?;
         let stale = state.nodes[node].stale;
-        if stale > 0 && state.graph.nodes[node].stored.contains(&true) {
+        if stale > 0 && !state.is_partial() && state.graph.nodes[node].stored.contains(&true) {
             let message = format!("{stale} partitions are taken as they stand, though the plan would make them again");
             state.events.send(Event::Warning {
                 stage: Some(state.graph.nodes[node].name.clone()),
@@ -46,12 +86,23 @@ pub(super) fn run(
         return Ok(snapshots.flush()?);
     }
     demand_artifacts(state, &nodes)?;
+    let Runnable {
+        nodes,
+        verdicts,
+        incomplete,
+    } = state.runnable(region, verdicts);
+    if nodes.is_empty() {
+        return Ok(snapshots.flush()?);
+    }
     match state.graph.regions[region].kind {
         RegionKind::Dataflow => dataflow::run(state, &nodes, verdicts, snapshots, signals, run_counts),
         RegionKind::Decide { node } => global::run(state, node, verdicts, run_counts),
         RegionKind::Export { node } => export::run(state, node, verdicts, run, run_counts),
         RegionKind::Log { log } => log::run(state, &nodes, log, verdicts, snapshots, signals, run_counts),
     }?;
+    for node in incomplete {
+        state.nodes[node].all_settled = false;
+    }
     nodes.iter().try_for_each(|node| note(state, *node, snapshots))?;
     Ok(snapshots.flush()?)
 }

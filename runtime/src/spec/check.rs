@@ -9,11 +9,13 @@ use super::diagnostic::{Diagnostic, Diagnostics};
 use super::merge::merge_groups;
 use super::pipeline::{Edge, Pipeline, Stage};
 use super::source::Place;
+use super::substitute;
 use super::yaml::{Part, Steps};
 use crate::error::StageError;
 use crate::inputs::{self, InputPort, Inputs, Offered, Reads, Unfit};
 use crate::kind::{Role, Shape};
 use crate::registry::{AnyKind, AnySettings, Registry};
+use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
 use crate::switched_off::SwitchedOff;
 
@@ -85,7 +87,12 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
         .collect();
     let mut taking_part = 0;
     for stage in &pipeline.stages {
-        let outcome = check_stage(stage, registry, &positions, &outcomes, taking_part, &mut found);
+        let known = Known {
+            registry,
+            positions: &positions,
+            secrets: &pipeline.secrets,
+        };
+        let outcome = check_stage(stage, &known, &outcomes, taking_part, &mut found);
         taking_part += usize::from(matches!(outcome, Outcome::Checked(..)));
         outcomes.push(outcome);
     }
@@ -113,6 +120,14 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
         let message = format!("every stage is switched off, `{}` since {}", off.stage, off.reason);
         found.push(Diagnostic::new(message));
     }
+    // What kinds say of their settings.
+    for found in &mut found {
+        found.message = pipeline.secrets.hide(&found.message).into_owned();
+        found.help = found
+            .help
+            .as_deref()
+            .map(|help| pipeline.secrets.hide(help).into_owned());
+    }
     Diagnostics::unless_empty(found, ())?;
     Ok(Checked { pipeline, stages })
 }
@@ -127,14 +142,19 @@ enum Outcome {
     Wrong,
 }
 
-fn check_stage(
-    stage: &Stage,
-    registry: &Registry,
-    positions: &HashMap<&str, usize>,
-    done: &[Outcome],
-    index: usize,
-    found: &mut Vec<Diagnostic>,
-) -> Outcome {
+/// What all stages are checked with.
+struct Known<'a> {
+    registry: &'a Registry,
+    positions: &'a HashMap<&'a str, usize>,
+    secrets: &'a Secrets,
+}
+
+fn check_stage(stage: &Stage, known: &Known, done: &[Outcome], index: usize, found: &mut Vec<Diagnostic>) -> Outcome {
+    let Known {
+        registry,
+        positions,
+        secrets,
+    } = *known;
     let kind = match registry.get(&stage.uses) {
         Some(kind) => Some(kind),
         None => {
@@ -147,7 +167,8 @@ fn check_stage(
             None
         }
     };
-    let settings = kind.and_then(|kind| match kind.parse(&stage.with) {
+    let parsed = kind.map(|kind| secrets.while_reading(|| kind.parse(&stage.with)));
+    let settings = parsed.and_then(|parsed| match parsed {
         Ok(settings) => Some(settings),
         Err(error) => {
             let below = Steps::default().key("with").join(&error.steps);
@@ -158,6 +179,11 @@ fn check_stage(
             };
             let mut diagnostic = Diagnostic::new(in_stage(stage, &error.message)).at(stage.origin.place(&below, part));
             diagnostic.help = with_origin_of_value(stage, &error.steps, error.help);
+            if error.steps.of(&stage.with).is_some_and(substitute::is_secret) {
+                diagnostic.message = in_stage(stage, "this setting may be shown, so it cannot be a secret");
+                diagnostic.help =
+                    Some("only settings that are never shown take a parameter with `secret: true`".into());
+            }
             found.push(diagnostic);
             None
         }
@@ -216,7 +242,7 @@ fn check_stage(
     let inputs = bound.into_iter().filter_map(|(place, input)| {
         let produced = produced.get(place)?.as_ref()?;
         Some(CheckedInput {
-            reads: shape.reads(input.port),
+            reads: shape.reads(&input),
             name: input.name,
             declared: input.port,
             stage: produced.stage,

@@ -16,6 +16,7 @@ use super::diagnostic::Diagnostic;
 use super::source::{Place, SourceFile};
 use super::substitute;
 use super::yaml::{self, Mapping, Part, Steps, Value};
+use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
 use fit::{fit, has_reference};
 pub(super) use {fit::brief, resolve::Scope};
@@ -84,6 +85,8 @@ struct Param {
     help: Option<String>,
     /// Before references in it were put in.
     raw: Option<Value>,
+    /// Its value is shown nowhere.
+    secret: bool,
     given: Given,
     declared_at: Place,
 }
@@ -95,6 +98,7 @@ pub(super) struct Params {
     /// What `${file_dir}` stands for.
     file_dir: String,
     usual_names: UsualNames,
+    secrets: Secrets,
 }
 
 /// Stands for the folder of the file that it is written in.
@@ -103,7 +107,17 @@ pub(super) const FILE_DIR: &str = "file_dir";
 /// Characters of a value of the command line that are shown.
 const SHOWN: usize = 200;
 
-const LONG_FORM: [&str; 3] = ["default", "help", "required"];
+const LONG_FORM: [&str; 4] = ["default", "help", "required", "secret"];
+
+/// Whether a map describes a parameter, and is no group of parameters.
+fn is_long_form(map: &Mapping) -> bool {
+    let describes = |word: &&str| match *word {
+        // A parameter of a group may have this name.
+        "secret" => map.get("secret").is_some_and(Value::is_bool),
+        word => map.contains_key(word),
+    };
+    LONG_FORM.iter().any(|word| describes(&word))
+}
 
 impl Params {
     pub fn declare(
@@ -164,13 +178,22 @@ impl Params {
             }
             let name = format!("{prefix}{key}");
             match value {
-                Value::Mapping(inner) if LONG_FORM.iter().any(|word| inner.contains_key(word)) => {
+                Value::Mapping(inner) if is_long_form(inner) => {
                     self.declare_long(source, inner, &here, name, found);
                 }
                 Value::Mapping(inner) if !inner.is_empty() => {
                     self.declare_group(source, inner, &here, &format!("{name}."), found)
                 }
-                value => self.push(name, Some(value.clone()), None, place(Part::Value), source),
+                value => self.push(
+                    Declared {
+                        name,
+                        default: Some(value.clone()),
+                        help: None,
+                        secret: false,
+                    },
+                    place(Part::Value),
+                    source,
+                ),
             }
         }
     }
@@ -239,7 +262,26 @@ impl Params {
                 true
             }
         };
+        let secret = match form.get("secret") {
+            None => false,
+            Some(Value::Bool(secret)) => *secret,
+            Some(other) => {
+                let found = yaml::describe(other);
+                let message = format!("parameter `{name}`: `secret` must be true or false, found {found}");
+                wrong(&here.key("secret"), Part::Key, message, None);
+                true
+            }
+        };
         let mut default = form.get("default").cloned();
+        let reads_environment = |default: &Value| default.as_str().is_some_and(substitute::is_lone_environment);
+        if let (true, Some(written)) = (secret, &default)
+            && !reads_environment(written)
+        {
+            let message = format!("parameter `{name}` is secret, so its value cannot stand in a pipeline file");
+            let help = "write `default: ${env:NAME}`, or leave out the default".to_string();
+            wrong(here, Part::Key, message, Some(help));
+            default = Some(Value::Null);
+        }
         match (&default, required) {
             (Some(_), true) => wrong(
                 &here.key("required"),
@@ -247,6 +289,8 @@ impl Params {
                 format!("parameter `{name}` has a default, so it cannot be required"),
                 None,
             ),
+            // It has to be given.
+            (None, false) if secret => {}
             (None, false) => {
                 wrong(
                     here,
@@ -260,20 +304,30 @@ impl Params {
             _ => {}
         }
         let place = match default {
-            Some(_) => Place::of(source, &here.key("default"), Part::Value),
-            None => Place::of(source, here, Part::Key),
+            Some(_) if !secret => Place::of(source, &here.key("default"), Part::Value),
+            _ => Place::of(source, here, Part::Key),
         };
-        self.push(name, default, help, place, source);
+        let declared = Declared {
+            name,
+            default,
+            help,
+            secret,
+        };
+        self.push(declared, place, source);
     }
 
-    fn push(
-        &mut self,
-        name: String,
-        default: Option<Value>,
-        help: Option<String>,
-        declared_at: Place,
-        source: &SourceFile,
-    ) {
+    /// Where the values of secret parameters are kept.
+    pub fn keep_secrets_in(&mut self, secrets: &Secrets) {
+        self.secrets = secrets.clone();
+    }
+
+    fn push(&mut self, declared: Declared, declared_at: Place, source: &SourceFile) {
+        let Declared {
+            name,
+            default,
+            help,
+            secret,
+        } = declared;
         let given = Given {
             by: format!("its default in {}", source.path.display()),
             place: Some(declared_at.clone()),
@@ -283,6 +337,7 @@ impl Params {
             raw: default.clone(),
             default,
             help,
+            secret,
             given,
             declared_at,
         });
@@ -330,9 +385,11 @@ impl Params {
                 }
                 continue;
             }
+            // A message would show the line.
+            let shown = !self.is_secret(&name);
             let given = Given {
                 by: by.to_string(),
-                place: Some(Place::of(source, &here, Part::Value)),
+                place: shown.then(|| Place::of(source, &here, Part::Value)),
             };
             match self.give(&name, value.clone(), given) {
                 Ok(()) => {}
@@ -350,11 +407,13 @@ impl Params {
 
     /// Gives a value in the form `name=value` of the command line.
     pub fn give_text(&mut self, argument: &str, found: &mut Vec<Diagnostic>) {
-        let by = match argument.char_indices().nth(SHOWN) {
-            Some((end, _)) => format!("--set {}…", &argument[..end]),
-            None => format!("--set {argument}"),
+        let split = argument.split_once('=');
+        let by = match (split, argument.char_indices().nth(SHOWN)) {
+            (Some((name, _)), _) if self.may_be_secret(name.trim()) => format!("--set {}=***", name.trim()),
+            (_, Some((end, _))) => format!("--set {}…", &argument[..end]),
+            (_, None) => format!("--set {argument}"),
         };
-        let Some((name, text)) = argument.split_once('=') else {
+        let Some((name, text)) = split else {
             found.push(Diagnostic::new(format!("{by}: expected NAME=VALUE")));
             return;
         };
@@ -364,6 +423,7 @@ impl Params {
             return;
         }
         let value = match self.declared(name) {
+            _ if self.is_secret(name) => Value::String(text.to_string()),
             // A text parameter takes the text as it stands, so that `--set shards=0042` is a folder.
             Some(Value::String(default)) if !substitute::is_lone_reference(default) => match yaml::parse_text(text) {
                 Ok(Value::String(unquoted)) if text.starts_with(['"', '\'']) => Value::String(unquoted),
@@ -394,6 +454,18 @@ impl Params {
             }
             Err(Refusal::Wrong(diagnostic)) => found.push(diagnostic),
         }
+    }
+
+    fn is_secret(&self, name: &str) -> bool {
+        let found = self.find(name);
+        found.is_some_and(|(index, _)| self.params[index].secret)
+    }
+
+    /// Whether a value of the command line is not to be shown: it is a secret, or given under a name that is perhaps the
+    /// misspelt one of a secret.
+    fn may_be_secret(&self, name: &str) -> bool {
+        let unknown = self.find(name).is_none();
+        self.is_secret(name) || (unknown && self.params.iter().any(|param| param.secret))
     }
 
     fn is_group(&self, name: &str) -> bool {
@@ -447,6 +519,10 @@ impl Params {
             }
         });
         let fitted = match &param.default {
+            _ if param.secret && !value.is_string() && !substitute::is_secret(&value) => {
+                Err(format!("a secret is text, found {}", yaml::describe(&value)))
+            }
+            _ if param.secret => Ok(value),
             None => Ok(value),
             Some(_) if has_reference(&value) => Ok(value),
             // A map is laid over the value that stands, key by key.
@@ -496,6 +572,14 @@ pub(super) fn with_file_dir(value: &mut Value, folder: &str) {
         Value::Mapping(map) => map.iter_mut().for_each(|(_, value)| with_file_dir(value, folder)),
         _ => {}
     }
+}
+
+/// What a pipeline file says of a parameter.
+struct Declared {
+    name: String,
+    default: Option<Value>,
+    help: Option<String>,
+    secret: bool,
 }
 
 enum Refusal {

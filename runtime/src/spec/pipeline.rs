@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::params::ParamValue;
 use super::source::{Place, SourceFile};
 use super::yaml::{self, Mapping, Part, Steps, Value};
+use crate::secret::Secrets;
 use crate::switched_off::SwitchedOff;
 
 /// A pipeline, ready to be checked against the kinds of a binary.
@@ -21,6 +22,8 @@ pub struct Pipeline {
     pub stages: Vec<Stage>,
     /// Those that do not take part. Known once the pipeline was checked; until then they stand among `stages`.
     pub switched_off: Vec<SwitchedOff>,
+    /// The values of parameters with `secret: true`, which stand nowhere else.
+    pub secrets: Secrets,
 }
 
 /// One stage of a pipeline.

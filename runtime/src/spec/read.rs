@@ -18,6 +18,7 @@ use super::substitute::{self, Lookup, Problem, Taken};
 use super::test_case::TestCase;
 use super::yaml::{self, Mapping, Part, Steps, Value};
 use crate::registry::Registry;
+use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
 use document::Document;
 
@@ -88,6 +89,7 @@ fn load_with(
             params: read.scope.values,
             stages,
             switched_off: Vec::new(),
+            secrets: reader.secrets,
         },
     )
 }
@@ -101,6 +103,7 @@ struct Reader<'r> {
     usual_names: UsualNames,
     /// The files that are being read, from the outermost in: an include of one of them is a circle.
     open: Vec<(PathBuf, PathBuf)>,
+    secrets: Secrets,
     found: Vec<Diagnostic>,
 }
 
@@ -117,6 +120,7 @@ impl<'r> Reader<'r> {
             environment: Arc::clone(&overrides.environment),
             usual_names: overrides.usual_names,
             open: Vec::new(),
+            secrets: Secrets::default(),
             found: Vec::new(),
         }
     }
@@ -166,6 +170,7 @@ impl Reader<'_> {
         let null = Value::Null;
         let entry = |key: &str| document.root.get(key).unwrap_or(&null);
         let mut params = Params::declare(&document.source, entry("params"), self.usual_names, &mut self.found);
+        params.keep_secrets_in(&self.secrets);
         give(self, &mut params);
         let environment = Arc::clone(&self.environment);
         let scope = params.resolve(&environment, &mut self.found);

@@ -6,6 +6,7 @@ pub(super) use sql::in_sql;
 
 use super::params::FILE_DIR;
 use super::yaml::{self, Mapping, Number, Steps, Value};
+use crate::secret::REFERENCE;
 
 /// Where references find their values.
 pub(super) trait Lookup {
@@ -58,6 +59,53 @@ pub(super) fn is_lone_reference(text: &str) -> bool {
         pieces(text).as_deref(),
         Ok([(_, Piece::Param(_) | Piece::Environment { .. })])
     )
+}
+
+/// Whether the text is one reference to an environment variable and nothing else.
+pub(super) fn is_lone_environment(text: &str) -> bool {
+    matches!(pieces(text).as_deref(), Ok([(_, Piece::Environment { .. })]))
+}
+
+/// What stands for the value of a secret parameter, wherever it is named.
+pub(super) fn secret_reference(name: String) -> Value {
+    Value::Mapping(Mapping::from_iter([(Value::from(REFERENCE), Value::from(name))]))
+}
+
+/// Whether a value stands for a secret.
+pub(super) fn is_secret(value: &Value) -> bool {
+    value
+        .as_mapping()
+        .is_some_and(|map| map.len() == 1 && map.contains_key(REFERENCE))
+}
+
+/// What is given to a secret parameter.
+pub(super) enum SecretText {
+    Text(String),
+    /// Another secret parameter.
+    Reference(Value),
+}
+
+/// The text of a secret parameter. Only a text that is one reference and nothing else is a reference: passwords may hold
+/// any characters.
+pub(super) fn secret_text(text: &str, lookup: &mut impl Lookup) -> Result<SecretText, Refused> {
+    match pieces(text).as_deref() {
+        // As text, also where it looks like a number.
+        Ok([(_, Piece::Environment { name, default })]) => {
+            let text = lookup.environment(name).or(default.map(str::to_string));
+            text.map(SecretText::Text).ok_or_else(|| {
+                let (message, help) = unset(name);
+                (Some(message), help)
+            })
+        }
+        Ok([(_, only @ Piece::Param(name))]) => match referenced(only, lookup)? {
+            value if is_secret(&value) => Ok(SecretText::Reference(value)),
+            _ => {
+                let message = format!("`${{{name}}}` is not secret itself");
+                Err((Some(message), Some("mark it with `secret: true` too".to_string())))
+            }
+        },
+        _ => Ok(SecretText::Text(text.to_string())),
+    }
 }
 
 /// The value of a text that is one reference and nothing else.
@@ -372,6 +420,7 @@ fn as_text(value: &Value) -> Result<String, &'static str> {
         Value::String(text) => Ok(text.clone()),
         Value::Bool(flag) => Ok(flag.to_string()),
         Value::Number(number) => Ok(Number::to_string(number)),
+        other if is_secret(other) => Err("a secret"),
         other => Err(yaml::describe(other)),
     }
 }

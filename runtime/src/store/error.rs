@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use parquet::errors::ParquetError;
 
 use crate::error::StageError;
+use crate::full_disk::full_disk;
 
 /// An error of the store. Its text names the file or folder; [`StoreError::help`] says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -103,13 +104,13 @@ impl StoreError {
 
     /// What a person can do about it.
     pub fn help(&self) -> Option<String> {
+        if let StoreError::Io { source, path, .. } = self
+            && let Some(full) = full_disk(path, source)
+        {
+            return Some(format!("{full}; --state names another state directory"));
+        }
         let text = match self {
             StoreError::Io { source, path, .. } => match source.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    "the disk (or the quota) is full: free some space and run again, what was committed stays; \
-                     or put the state directory elsewhere with --state"
-                        .to_string()
-                }
                 io::ErrorKind::PermissionDenied => {
                     format!(
                         "this user may not do that in {}: change its owner or mode, or name another folder",

@@ -5,9 +5,12 @@ mod digested;
 mod failpoints;
 mod failures;
 mod globals;
+mod keep_going;
 mod killed;
 mod logs;
+mod partitions;
 mod reuse;
+mod secrets;
 mod shared_recipes;
 #[path = "../toys/mod.rs"]
 mod toys;

@@ -11,11 +11,12 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type};
+use flow_runtime::event::Event;
 use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::store::DigestedFile;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Export, ExportSet, Global, InputCount, InputPort, Inputs, Kind, Log,
-    LogPosition, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Shape, Source,
+    LogPosition, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Secret, Shape, Source,
     SourcePartition, StageError, UNREADABLE,
 };
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,7 @@ pub fn kinds() -> Vec<Box<dyn AnyKind>> {
         kind::<Once>(),
         kind::<Double>(),
         kind::<Join>(),
+        kind::<Login>(),
         kind::<Dedup>(),
         kind::<Write_>(),
         kind::<Steps>(),
@@ -327,6 +329,68 @@ impl Operator for DoubleBody {
             done.push(partition);
         }
         Ok(done)
+    }
+}
+
+pub struct Login;
+
+/// Passes rows on, and shows that it was given a secret.
+#[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LoginSettings {
+    /// The secret.
+    password: Secret,
+    /// A setting that may be shown.
+    #[serde(default)]
+    user: String,
+    /// What the password has to be.
+    #[serde(default)]
+    length: usize,
+    /// Fails with the password in its message.
+    #[serde(default)]
+    fail: bool,
+}
+
+struct LoginBody(LoginSettings, Context);
+
+impl Kind for Login {
+    const NAME: &'static str = "toy.login";
+    const VERSION: u32 = 1;
+    const INPUTS: &'static [InputPort] = &[InputPort::streamed("rows", "numbers")];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "numbers")];
+    type Settings = LoginSettings;
+
+    fn shape(settings: &LoginSettings, _: &Inputs) -> Result<Shape, StageError> {
+        if settings.length > 0 && settings.password.reveal().len() != settings.length {
+            let message = format!("`{}` has another length", settings.password.reveal());
+            return Err(StageError::setting("password", message));
+        }
+        Ok(Shape::local(vec![port("rows")]))
+    }
+
+    fn open(settings: &LoginSettings, context: &Context) -> Result<Body, StageError> {
+        Ok(Body::Local(Box::new(LoginBody(settings.clone(), context.clone()))))
+    }
+}
+
+impl Operator for LoginBody {
+    fn batch(&mut self, _: &str, _: &Partition, batch: RecordBatch, out: &mut Out) -> Result<(), StageError> {
+        let LoginBody(settings, context) = self;
+        let password = settings.password.reveal();
+        context.report(serde_json::json!({"line": format!("sent {password}"), password: 1}));
+        context.events.send(Event::Warning {
+            stage: None,
+            message: format!("{} logs in with {password}", settings.user),
+        });
+        if settings.fail {
+            return Err(StageError::failed(format!("{password} was refused")).with_help(format!("change {password}")));
+        }
+        out.send(0, batch);
+        Ok(())
+    }
+
+    fn partition_complete(&mut self, _: &Partition, _: &mut Out) -> Result<Progress, StageError> {
+        Ok(Progress::Done)
     }
 }
 

@@ -301,6 +301,11 @@ impl Extractor {
 }
 
 fn cannot_write(error: AudioError) -> StageError {
+    if let AudioError::Write { path, source } = &error
+        && let Some(help) = flow_runtime::full_disk(path, source)
+    {
+        return StageError::failed(&error).with_help(help);
+    }
     let help = match &error {
         AudioError::NoSpace { .. } => {
             "make room, or set `audio` to a folder on another file system; nothing of this shard was written, and a rerun goes on here"

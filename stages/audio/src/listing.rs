@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use flow_runtime::StageError;
+use flow_runtime::glob::path_fits;
 
 /// A recording, and what files about it are called.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,59 +159,17 @@ fn fitting(pattern: &Path) -> Result<Files> {
     if top.as_os_str().is_empty() {
         top = PathBuf::from(".");
     }
-    let wanted: Vec<String> = parts[first..]
+    let wanted: Vec<_> = parts[first..]
         .iter()
-        .map(|part| part.as_os_str().to_string_lossy().into_owned())
+        .map(|part| part.as_os_str().to_string_lossy())
         .collect();
+    let wanted = wanted.join("/");
     if !top.is_dir() {
         return Ok(Vec::new());
     }
     let mut files = files_below(&top)?;
-    files.retain(|(file, _)| {
-        let names: Vec<&str> = file.split('/').collect();
-        path_fits(&wanted, &names)
-    });
+    files.retain(|(file, _)| path_fits(&wanted, file));
     Ok(files)
-}
-
-fn path_fits(wanted: &[String], names: &[&str]) -> bool {
-    match (wanted.split_first(), names.split_first()) {
-        (None, None) => true,
-        (Some((first, rest)), _) if first == "**" => {
-            path_fits(rest, names) || names.split_first().is_some_and(|(_, names)| path_fits(wanted, names))
-        }
-        (Some((first, rest)), Some((name, names))) => {
-            let (first, name): (Vec<char>, Vec<char>) = (first.chars().collect(), name.chars().collect());
-            name_fits(&first, &name) && path_fits(rest, names)
-        }
-        _ => false,
-    }
-}
-
-/// Whether a name fits a pattern of one: two pointers, going back to the last `*`.
-fn name_fits(pattern: &[char], name: &[char]) -> bool {
-    let (mut p, mut n) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while n < name.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                star = Some((p + 1, n));
-                p += 1;
-            }
-            Some(&c) if c == '?' || c == name[n] => {
-                p += 1;
-                n += 1;
-            }
-            _ => match &mut star {
-                Some((after, taken)) => {
-                    *taken += 1;
-                    (p, n) = (*after, *taken);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|&c| c == '*')
 }
 
 fn named(found: Found) -> Vec<Recording> {
@@ -336,10 +295,7 @@ mod tests {
         assert_eq!(names(root, &["*/b*"]).unwrap(), ["x/b"]);
         let error = names(root, &["x/*.ogg"]).unwrap_err().to_string();
         assert!(error.contains("nothing fits"), "{error}");
-        let fits = |pattern: &str, name: &str| {
-            let letters = |text: &str| text.chars().collect::<Vec<_>>();
-            name_fits(&letters(pattern), &letters(name))
-        };
+        let fits = path_fits;
         assert!(fits("*a*b*", "xxaxxb") && fits("", "") && fits("**", "") && fits("a?", "aé"));
         assert!(!fits("*a*b", "xxaxxbx") && !fits("a?", "a") && !fits("", "a"));
     }

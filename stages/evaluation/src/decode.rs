@@ -7,7 +7,7 @@ use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch,
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use candle_core::DType;
 use flow_audio::probe::MEMBER_COLUMNS;
-use flow_hub::{Hub, HubError, HubReference};
+use flow_hub::{Hub, HubError, HubReference, HubToken};
 use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
@@ -15,7 +15,7 @@ use flow_model::decoding::DecodingOptions;
 use flow_model::model::TdtModel;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    Reject, RejectClass, RejectSet, Shape, Source, SourcePartition, StageError,
+    Reject, RejectClass, RejectSet, Secret, Shape, Source, SourcePartition, StageError,
 };
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
 use schemars::JsonSchema;
@@ -96,6 +96,9 @@ pub struct DecodeSettings {
     pub boost_weight: f64,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     pub device: String,
+    /// A token for the Hugging Face hub, from a parameter with `secret: true`; as its other programs find it (`HF_TOKEN`,
+    /// or what `hf auth login` kept) if not given.
+    pub hub_token: Option<Secret>,
 }
 
 impl Default for DecodeSettings {
@@ -114,6 +117,7 @@ impl Default for DecodeSettings {
             boost: PathBuf::new(),
             boost_weight: DecodingOptions::default().boost_weight,
             device: "cpu".into(),
+            hub_token: None,
         }
     }
 }
@@ -297,7 +301,13 @@ struct DecodeBody {
 impl DecodeBody {
     /// The local path of a model of the hub.
     fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
-        let hub = Hub::from_environment().map_err(hub_error)?;
+        let mut hub = Hub::from_environment().map_err(hub_error)?;
+        if let Some(token) = &self.settings.hub_token {
+            hub.token = Some(HubToken {
+                secret: token.reveal().trim().to_owned(),
+                from: format!("the parameter `{}`", token.name()),
+            });
+        }
         let fetched = hub.fetch(reference, &mut |line| {
             self.context.report(json!({ "line": line }));
             !self.context.cancel.is_set()

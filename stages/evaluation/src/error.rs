@@ -56,6 +56,11 @@ impl From<EvaluationError> for StageError {
         match error {
             EvaluationError::Stage(error) => error,
             EvaluationError::Setting { path, message } => StageError::setting(path, message),
+            EvaluationError::File { path, source } => {
+                let help = flow_runtime::full_disk(&path, &source);
+                let failed = StageError::failed(EvaluationError::File { path, source });
+                help.into_iter().fold(failed, StageError::with_help)
+            }
             other => StageError::failed(other),
         }
     }

@@ -1,5 +1,6 @@
 //! Evaluation: decoding a manifest with a model, word and character error rates, the report page.
 
+pub mod alignment;
 pub mod audio_rows;
 pub mod chart;
 mod clips;

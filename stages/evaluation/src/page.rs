@@ -379,6 +379,7 @@ tr:last-child td { border-bottom: 0; }
 .total td { font-weight: 620; }
 .meter { display: inline-block; height: 8px; background: #bcd3ec; border-radius: 2px; margin-right: 8px; }
 .heard { color: var(--second); }
+.marks del { color: #9a1b1b; text-decoration: line-through; } .marks ins { color: #1a6b34; text-decoration: underline; } .marks .sub { text-decoration: underline wavy; text-decoration-color: #7a4fb5; text-underline-offset: 3px; }
 .worst td:first-child { min-width: 130px; }
 .worst audio { display: block; height: 30px; width: 260px; margin-top: 6px; }
 .right { background: #eef4fb; }

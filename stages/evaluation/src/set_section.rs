@@ -2,11 +2,12 @@
 
 use maud::{Markup, html};
 
+use crate::alignment::{Edit, align};
 use crate::chart::count;
 use crate::figures::{Confusion, SetFigures, confusion};
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::percent;
-use crate::wer::Score;
+use crate::wer::{Score, words};
 
 /// Sources that have a line in the page, those with the most words; `scores.json` has them all.
 const SOURCES: usize = 40;
@@ -136,6 +137,10 @@ fn worst(set: &SetFigures) -> Markup {
     }
     html! {
         h3 { "Most errors" }
+        p.quiet.marks {
+            "Words that were not heard are " del { "struck through" } ", those that were heard and not said " ins { "underlined" }
+            ", those that were heard as others " span.sub { "have a wavy line" } "."
+        }
         table.worst {
             thead { tr { th { "Segment" } th.n { "Errors" } th { "Reference, and what was heard" } } }
             tbody { @for worst in &set.worst {
@@ -143,8 +148,7 @@ fn worst(set: &SetFigures) -> Markup {
                     td { code { (worst.segment_id) } br; (worst.lang) }
                     td.n { (worst.words.errors()) " of " (worst.words.units) }
                     td {
-                        div dir="auto" { (clipped(&worst.reference)) }
-                        div.heard dir="auto" { @if worst.hypothesis.is_empty() { "(nothing)" } @else { (clipped(&worst.hypothesis)) } }
+                        (compared(&worst.reference, &worst.hypothesis))
                         @if let Some(clip) = &worst.clip { audio controls preload="metadata" src={ "data:audio/flac;base64," (base64(clip)) } {} }
                     }
                 }
@@ -168,9 +172,80 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
+/// What became of words that stand together, in one of the two texts.
+#[derive(Clone, Copy, PartialEq)]
+enum Mark {
+    None,
+    Deleted,
+    Inserted,
+    Substituted,
+}
+
+/// Reference and hypothesis, with the words marked in which they differ. Long texts are cut, and very long ones have no marks.
+fn compared(reference: &str, hypothesis: &str) -> Markup {
+    let Some(edits) = align(&words(reference), &words(hypothesis)) else {
+        return html! {
+            div dir="auto" { (clipped(reference)) }
+            div.heard dir="auto" { (clipped(hypothesis)) }
+        };
+    };
+    let (mut said, mut heard) = (Vec::new(), Vec::new());
+    for edit in edits {
+        match edit {
+            Edit::Match(word) => {
+                said.push((word, Mark::None));
+                heard.push((word, Mark::None));
+            }
+            Edit::Substitution(word, other) => {
+                said.push((word, Mark::Substituted));
+                heard.push((other, Mark::Substituted));
+            }
+            Edit::Insertion(word) => heard.push((word, Mark::Inserted)),
+            Edit::Deletion(word) => said.push((word, Mark::Deleted)),
+        }
+    }
+    html! {
+        div.marks dir="auto" { (marked(&said)) }
+        div.heard.marks dir="auto" { @if heard.is_empty() { "(nothing)" } @else { (marked(&heard)) } }
+    }
+}
+
+/// Words that stand together and have the same mark are in one element. No more characters than of a text that is cut.
+fn marked(words: &[(&str, Mark)]) -> Markup {
+    let mut left = CLIPPED;
+    let mut shown = 0;
+    for (word, _) in words {
+        let Some(rest) = left.checked_sub(word.chars().count() + 1) else {
+            break;
+        };
+        left = rest;
+        shown += 1;
+    }
+    let runs = words[..shown].chunk_by(|a, b| a.1 == b.1);
+    let texts = runs.map(|run| {
+        let text: Vec<&str> = run.iter().map(|(word, _)| *word).collect();
+        (run[0].1, text.join(" "))
+    });
+    html! {
+        @for (place, (mark, text)) in texts.enumerate() {
+            @if place > 0 { " " }
+            @match mark {
+                Mark::None => (text),
+                Mark::Deleted => del { (text) },
+                Mark::Inserted => ins { (text) },
+                Mark::Substituted => span.sub { (text) },
+            }
+        }
+        @if shown < words.len() { " …" }
+    }
+}
+
+/// Characters of a text that are shown.
+const CLIPPED: usize = 400;
+
 /// The beginning of a long text.
 fn clipped(text: &str) -> String {
-    match text.char_indices().nth(400) {
+    match text.char_indices().nth(CLIPPED) {
         Some((end, _)) => format!("{} …", &text[..end]),
         None => text.to_owned(),
     }
@@ -179,6 +254,24 @@ fn clipped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_that_differ_are_marked() {
+        let shown = compared("a b c d", "a x d e").into_string();
+        assert_eq!(
+            shown,
+            "<div class=\"marks\" dir=\"auto\">a <span class=\"sub\">b</span> <del>c</del> d</div>\
+             <div class=\"heard marks\" dir=\"auto\">a <span class=\"sub\">x</span> d <ins>e</ins></div>"
+        );
+        let shown = compared("<b> two", "").into_string();
+        assert!(
+            shown.contains("<del>&lt;b&gt; two</del>") && shown.contains("(nothing)"),
+            "{shown}"
+        );
+        let long = vec!["word"; 200].join(" ");
+        let shown = compared(&long, "word").into_string();
+        assert!(shown.contains(" …") && shown.len() < 1000, "{shown}");
+    }
 
     /// The examples of RFC 4648, section 10.
     #[test]

@@ -78,6 +78,11 @@ impl From<ManifestError> for StageError {
                 row,
                 help: None,
             },
+            ManifestError::Io { path, source } => {
+                let help = flow_runtime::full_disk(&path, &source);
+                let failed = StageError::failed(ManifestError::Io { path, source });
+                help.into_iter().fold(failed, StageError::with_help)
+            }
             other => StageError::failed(other),
         }
     }

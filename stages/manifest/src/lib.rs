@@ -2,7 +2,7 @@
 //! written.
 //!
 //! The modules [`text`], [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
-//! functions; [`scan`], [`mod@read`], [`sql`], [`dedup`], [`split`], [`disjoint`] and [`mod@write`] are the stage kinds over them.
+//! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`dedup`], [`split`], [`disjoint`] and [`mod@write`] are the stage kinds over them.
 
 pub mod columns;
 pub mod dedup;
@@ -25,6 +25,7 @@ pub mod shard;
 pub mod split;
 pub mod sql;
 pub mod statistics;
+pub mod table;
 pub mod text;
 pub mod validation;
 pub mod write;

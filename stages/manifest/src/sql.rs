@@ -9,8 +9,8 @@ use arrow::buffer::BooleanBuffer;
 use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
-    Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
+    Artifact, Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
+    Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,12 @@ use crate::text::{TextRules, TextSettings};
 /// `input`. With several inputs, `query` may join them itself, or `join` builds the relation
 /// `input` from them first, so that `rejects` see what was joined; `join` has to give each row of the first input
 /// exactly once.
+///
+/// Inputs are read partition by partition: a query joins a partition of one with the same partition of the others. Those
+/// that `whole` names are read whole, and every partition is joined with all their rows (in the order of their partitions;
+/// they are held in memory, once for all workers). Their `_row` counts nothing here and is left out, so that `SELECT *` gives no
+/// second one. What they hold is part of every partition's key: when it changes, all partitions run again. The first input
+/// cannot be among them.
 ///
 /// No row vanishes without a reason: unless `rows: new` is set, the result carries `_row` and has exactly the
 /// rows that came in, and WHERE, LIMIT, DISTINCT, GROUP BY and HAVING are errors. With `rows: new` anything may come
@@ -56,6 +62,12 @@ use crate::text::{TextRules, TextSettings};
 ///       - {reason: duration_invalid, when: duration_s IS NULL OR isnan(duration_s)}
 ///       - {reason: duration_too_short, when: "duration_s < ${min_duration}"}
 ///     query: SELECT *, clean_text(transcription_native) AS clean FROM scan
+/// with_speakers:
+///   uses: sql
+///   from: {rows: long_enough, speakers: speakers}   # a manifest.table
+///   with:
+///     whole: [speakers]
+///     query: SELECT rows.*, speakers.age FROM rows LEFT JOIN speakers ON rows.speaker_id = speakers.speaker
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -65,6 +77,9 @@ pub struct SqlSettings {
     /// One SELECT that builds the relation `input` from several inputs, named as in `from`.
     #[serde(default)]
     pub join: Option<String>,
+    /// Inputs, other than the first, that are read whole for every partition: tables to look up in.
+    #[serde(default)]
+    pub whole: Vec<String>,
     /// Tried in order before the query.
     #[serde(default)]
     pub rejects: Vec<RejectRule>,
@@ -83,6 +98,9 @@ pub struct SqlSettings {
     /// The table of `languages`; no setting of the user's.
     #[serde(skip)]
     pub table: ReadOnce<Languages>,
+    /// The rows of the inputs that are read whole; no setting of the user's.
+    #[serde(skip)]
+    pub held: ReadOnce<Vec<Option<Vec<RecordBatch>>>>,
 }
 
 /// A condition under which a row is refused.
@@ -135,10 +153,13 @@ impl Kind for Sql {
         // What the first input says of its rows as a whole goes on with them: how micro-batches were made, say.
         let said = inputs.first().map(|input| input.schema.metadata().clone());
         let schema = plans.output.as_ref().clone().with_metadata(said.unwrap_or_default());
-        let shape = Shape::local(vec![Port {
-            name: "rows".into(),
-            schema: Arc::new(schema),
-        }]);
+        let shape = Shape {
+            whole: settings.whole.clone(),
+            ..Shape::local(vec![Port {
+                name: "rows".into(),
+                schema: Arc::new(schema),
+            }])
+        };
         Ok(match settings.rows {
             RowRule::Keep => shape,
             RowRule::New => Shape {
@@ -153,6 +174,7 @@ impl Kind for Sql {
         Ok(Body::Local(Box::new(Transformer {
             plans,
             inputs: context.inputs.iter().map(|input| input.name.clone()).collect(),
+            whole: settings.whole_rows(context)?,
             waiting: HashMap::new(),
         })))
     }
@@ -194,6 +216,59 @@ impl SqlSettings {
         }
     }
 
+    /// By input, the rows of those that are read whole. Read once for all workers.
+    fn whole_rows(&self, context: &Context) -> Result<Arc<Vec<Option<Vec<RecordBatch>>>>, StageError> {
+        let artifacts: BTreeMap<&str, &Artifact> = context
+            .whole("tables")
+            .map(|(input, artifact)| (input.name.as_str(), artifact))
+            .collect();
+        let of: Vec<String> = artifacts.values().map(|artifact| artifact.digest().to_hex()).collect();
+        self.held.get(&of.join(" "), || {
+            let rows = |input: &Input| -> Result<Option<Vec<RecordBatch>>, StageError> {
+                let Some(artifact) = artifacts.get(input.name.as_str()) else {
+                    return Ok(None);
+                };
+                let mut batches = Vec::new();
+                for batch in artifact.batches(None) {
+                    let (_, mut batch) = batch?;
+                    if let Ok(row) = batch.schema().index_of(ROW) {
+                        batch.remove_column(row);
+                    }
+                    batches.push(batch);
+                }
+                Ok(Some(batches))
+            };
+            context.inputs.iter().map(rows).collect()
+        })
+    }
+
+    /// The inputs as SQL sees them: those that are read whole without `_row`.
+    fn seen(&self, inputs: &[Input]) -> Result<Vec<Input>, StageError> {
+        for name in &self.whole {
+            match inputs.iter().position(|input| input.name == *name) {
+                Some(0) => {
+                    let message = format!("`{name}` is the first input, whose rows go on: it cannot be read whole");
+                    return Err(StageError::setting("whole", message));
+                }
+                Some(_) => {}
+                None => {
+                    let known: Vec<&str> = inputs.iter().skip(1).map(|input| input.name.as_str()).collect();
+                    let message = format!("`from` gives no input `{name}`");
+                    let help = format!("the inputs after the first are: {}", known.join(", "));
+                    return Err(StageError::setting("whole", message).with_help(help));
+                }
+            }
+        }
+        let seen = inputs.iter().cloned().map(|mut input| {
+            if self.whole.contains(&input.name) {
+                let fields = input.schema.fields().iter().filter(|field| field.name() != ROW);
+                input.schema = Arc::new(Schema::new(fields.cloned().collect::<Vec<_>>()));
+            }
+            input
+        });
+        Ok(seen.collect())
+    }
+
     /// All SQL of the stage.
     fn texts(&self) -> impl Iterator<Item = &str> {
         let rules = self
@@ -229,7 +304,8 @@ struct Plans {
 
 impl Plans {
     fn new(settings: &SqlSettings, inputs: &[Input]) -> Result<Plans, StageError> {
-        let [first, others @ ..] = inputs else {
+        let inputs = settings.seen(inputs)?;
+        let [first, others @ ..] = inputs.as_slice() else {
             let message = "sql needs an input".into();
             return Err(StageError::Input {
                 name: String::new(),
@@ -458,6 +534,8 @@ struct Transformer {
     plans: Plans,
     /// Their names.
     inputs: Vec<String>,
+    /// By input, the rows of those that are read whole.
+    whole: Arc<Vec<Option<Vec<RecordBatch>>>>,
     /// Batches of partitions that are not complete, by input.
     waiting: HashMap<Partition, Vec<Vec<RecordBatch>>>,
 }
@@ -483,14 +561,19 @@ impl Operator for Transformer {
         let mut inputs = self
             .waiting
             .remove(partition)
-            .unwrap_or_else(|| vec![Vec::new(); self.inputs.len()])
-            .into_iter();
-        let first = inputs.next().unwrap_or_default();
+            .unwrap_or_else(|| vec![Vec::new(); self.inputs.len()]);
         let plans = &self.plans;
         // A query may look at the other inputs alone, which is an error where rows are kept: it has to be run to show.
-        if plans.rows == RowRule::Keep && first.is_empty() && inputs.as_slice().iter().all(Vec::is_empty) {
+        if plans.rows == RowRule::Keep && inputs.iter().all(Vec::is_empty) {
             return Ok(Progress::Done);
         }
+        for (input, whole) in inputs.iter_mut().zip(self.whole.iter()) {
+            if let Some(whole) = whole {
+                input.clone_from(whole);
+            }
+        }
+        let mut inputs = inputs.into_iter();
+        let first = inputs.next().unwrap_or_default();
         let mut input = match &plans.join {
             None => {
                 for (relation, batches) in plans.read[1..].iter().zip(inputs) {

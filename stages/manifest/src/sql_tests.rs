@@ -515,3 +515,73 @@ fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
     let next: SqlSettings = flow_runtime::spec::yaml::from_text(&with).unwrap();
     assert_ne!(Sql::identity(&next), planned);
 }
+
+fn speakers() -> (SchemaRef, RecordBatch) {
+    let schema = Arc::new(Schema::new(vec![
+        Field::new(ROW, DataType::UInt32, false),
+        Field::new("id", DataType::Utf8, true),
+        Field::new("age", DataType::Float64, true),
+    ]));
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(UInt32Array::from(vec![0, 1])),
+        Arc::new(StringArray::from(vec!["b", "a"])),
+        Arc::new(Float64Array::from(vec![40.0, 30.0])),
+    ];
+    (Arc::clone(&schema), RecordBatch::try_new(schema, columns).unwrap())
+}
+
+fn with_speakers(with: &str) -> Harness<Sql> {
+    let (schema, batch) = speakers();
+    stage(with).input("speakers", schema).feed("speakers", "all", batch)
+}
+
+#[test]
+fn an_input_that_is_read_whole_is_joined_with_every_partition() {
+    for with in [
+        "whole: [speakers]\nquery: SELECT scan.*, speakers.age FROM scan LEFT JOIN speakers ON segment_id = id",
+        "whole: [speakers]\nquery: SELECT * FROM input LEFT JOIN speakers ON segment_id = id",
+        "whole: [speakers]\njoin: SELECT * FROM scan LEFT JOIN speakers ON segment_id = id\nquery: SELECT * FROM input",
+    ] {
+        let output = with_speakers(with)
+            .feed("scan", "p", three())
+            .feed("scan", "q", rows(&[(7, Some("b"), None)]))
+            .empty_partition("scan", "r")
+            .run()
+            .unwrap();
+        assert_eq!(output.partitions.len(), 3, "{with}");
+        let ages = |partition: &str| -> Vec<Option<f64>> {
+            let rows = output.rows("rows", partition);
+            let ages = rows.column_by_name("age").unwrap().as_primitive::<Float64Type>();
+            ages.iter().collect()
+        };
+        assert_eq!(numbers(&output, "p"), [0, 1, 4]);
+        assert_eq!(ages("p"), [Some(30.0), Some(40.0), None]);
+        assert_eq!(ages("q"), [Some(40.0)]);
+    }
+}
+
+#[test]
+fn a_lookup_that_doubles_or_loses_rows_is_refused() {
+    let (_, twice) = speakers();
+    let with = "whole: [speakers]\nquery: SELECT scan.* FROM scan LEFT JOIN speakers ON segment_id = id";
+    let doubled = with_speakers(with).feed("speakers", "more", twice);
+    let error = doubled.feed("scan", "p", three()).run().unwrap_err();
+    assert!(error.to_string().contains("doubles or makes up 2 rows"), "{error}");
+    let inner = "whole: [speakers]\nquery: SELECT scan.* FROM scan JOIN speakers ON segment_id = id";
+    let error = with_speakers(inner).feed("scan", "p", three()).run().unwrap_err();
+    assert!(error.to_string().contains("loses 1 rows"), "{error}");
+}
+
+#[test]
+fn inputs_to_be_read_whole_have_to_be_given_after_the_first() {
+    for (whole, said) in [("scan", "is the first input"), ("speaker", "gives no input `speaker`")] {
+        let error = with_speakers(&format!("whole: [{whole}]\nquery: SELECT * FROM scan"))
+            .shape()
+            .unwrap_err();
+        assert!(
+            matches!(&error, StageError::Setting { path, .. } if path == "whole"),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}

@@ -86,6 +86,10 @@ impl From<TrainingError> for StageError {
             TrainingError::File { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => StageError::failed(message).with_help("this user may not do that: change the owner or mode of the file, or run as a user who may"),
             TrainingError::NotFinite { .. } => StageError::failed(message).with_help("lower the rate, raise the warm-up, or look at the segments that are named; `max_bad_steps` sets the limit"),
             TrainingError::NothingLoaded { .. } => StageError::failed(message).with_help("check that the audio is where the rows say; `max_bad_steps` sets the limit"),
+            TrainingError::File { path, source } => {
+                let help = flow_runtime::full_disk(&path, &source);
+                help.into_iter().fold(StageError::failed(message), StageError::with_help)
+            }
             _ => StageError::failed(message),
         }
     }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::fit::{fit, has_reference};
-use super::{Environment, FILE_DIR, ParamValue, Params};
+use super::{Environment, FILE_DIR, Param, ParamValue, Params};
+use crate::secret::SHORTEST;
 use crate::spec::diagnostic::Diagnostic;
 use crate::spec::substitute::{self, Lookup};
 use crate::spec::yaml::{Mapping, Steps, Value};
@@ -105,6 +106,9 @@ impl Resolver<'_> {
             );
             return None;
         };
+        if param.secret {
+            return self.secret(param, raw);
+        }
         if !has_reference(raw) {
             return Some(raw.clone());
         }
@@ -139,6 +143,39 @@ impl Resolver<'_> {
                 }
             }
             _ => Some(value),
+        }
+    }
+}
+
+impl Resolver<'_> {
+    /// What stands for the value of a secret parameter.
+    fn secret(&mut self, param: &Param, raw: &Value) -> Option<Value> {
+        if substitute::is_secret(raw) {
+            return Some(raw.clone());
+        }
+        let text = match raw.as_str() {
+            Some(text) => substitute::secret_text(text, self),
+            // That was said where it was given.
+            None => return None,
+        };
+        let wrong = |message: String, help: Option<String>| Diagnostic {
+            help,
+            ..param.given.wrong(format!("parameter `{}`: {message}", param.name))
+        };
+        match text {
+            Ok(substitute::SecretText::Reference(value)) => Some(value),
+            Ok(substitute::SecretText::Text(text)) if text.chars().count() < SHORTEST => {
+                let message = format!("a secret of less than {SHORTEST} characters cannot be kept out of messages");
+                self.found.push(wrong(message, None));
+                None
+            }
+            Ok(substitute::SecretText::Text(text)) => Some(substitute::secret_reference(
+                self.params.secrets.add(&param.name, &text),
+            )),
+            Err((message, help)) => {
+                self.found.extend(message.map(|message| wrong(message, help)));
+                None
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! References in SQL, as bound values.
 
-use super::{Lookup, Piece, Problem, pieces, position, referenced};
+use super::{Lookup, Piece, Problem, is_secret, pieces, position, referenced};
 use crate::spec::yaml::{Mapping, Steps, Value};
 
 /// Turns `${name}` in SQL into the placeholder `$p_name` (dots become `_`) and gives the value to bind.
@@ -61,6 +61,10 @@ pub(in crate::spec) fn in_sql(
                     Piece::Text(_) | Piece::Escaped => String::new(),
                 };
                 match referenced(&piece, lookup) {
+                    Ok(value) if is_secret(&value) => problem(
+                        Some(format!("`{reference}` is a secret, which cannot be a value in SQL")),
+                        Some("rows would hold it".to_string()),
+                    ),
                     Ok(value) => match bound.get(name.as_str()) {
                         Some(other) if *other != value => {
                             problem(

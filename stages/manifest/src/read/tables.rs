@@ -226,7 +226,7 @@ impl TableManifest {
 }
 
 /// The decoder is not ours and a file may be anything: a panic in it is one more way to be damaged.
-pub(super) fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) -> Result<T, ManifestError> {
+pub(crate) fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) -> Result<T, ManifestError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(ManifestError::Manifest {
             path: path.to_path_buf(),

@@ -1,0 +1,100 @@
+//! A run about some partitions alone (`--partition`): which stages can take part, and which partitions are meant.
+//!
+//! A stage takes part if what it gives for a partition follows from that partition of its sources. A stage that needs all
+//! partitions (it decides over them, writes one set of all, or reads a whole artifact) is left out, and so is what
+//! follows it: a set made of some partitions never takes the place of a whole one. For the same reason such a run notes no
+//! stage as complete.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::graph::{Flow, Graph, RegionKind, StagePart};
+use super::state::PlanState;
+use crate::glob::path_fits;
+use crate::kind::Role;
+use crate::partition::Partition;
+use crate::run_error::RunError;
+use crate::spec::Checked;
+use crate::suggest::did_you_mean;
+
+/// By node, why it cannot take part; none where it can.
+pub(super) fn left_out(checked: &Checked, graph: &Graph) -> Vec<Option<String>> {
+    let mut left_out: Vec<Option<String>> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let name = |index: usize| &graph.nodes[index].name;
+        let of_input = || {
+            node.inputs.iter().find_map(|input| match input.flow {
+                Flow::Whole | Flow::SemiJoin => Some(format!("it reads all of `{}`", name(input.node))),
+                Flow::Decisions => Some(format!("`{}` decides over all partitions", name(input.node))),
+                Flow::Stream | Flow::Replay => left_out[input.node]
+                    .as_ref()
+                    .map(|_| format!("it reads `{}`, which is left out", name(input.node))),
+            })
+        };
+        let why = match graph.regions[node.region].kind {
+            _ if node.part == StagePart::Decide => Some("it decides over all partitions".to_string()),
+            _ if node.role == Role::Export => Some("it writes one set of all partitions".to_string()),
+            RegionKind::Log { log } => Some(format!("`{}` keeps one log of all steps", name(log))),
+            _ if checked.stages[node.stage].shape.needs_current => {
+                Some("what it does cannot be undone: it works on whole sets alone".to_string())
+            }
+            _ => of_input(),
+        };
+        left_out.push(why);
+    }
+    left_out
+}
+
+impl PlanState {
+    /// Whether the run is about some partitions alone.
+    pub fn is_partial(&self) -> bool {
+        !self.options.partitions.is_empty()
+    }
+
+    /// Keeps of the sources that take part the partitions that were asked for.
+    ///
+    /// # Errors
+    /// If a source cannot be listed, or none of them has a partition of a name that was asked for.
+    pub(super) fn keep_wanted_partitions(&mut self) -> Result<(), RunError> {
+        if !self.is_partial() {
+            return Ok(());
+        }
+        let wanted = self.options.partitions.clone();
+        let mut found = vec![false; wanted.len()];
+        let mut names: BTreeSet<Partition> = BTreeSet::new();
+        for node in 0..self.graph.nodes.len() {
+            if self.graph.nodes[node].role != Role::Source || !self.selection.selected[node] {
+                continue;
+            }
+            let Some(space) = self.space(node)? else { continue };
+            let mut kept = Vec::new();
+            for partition in space.iter() {
+                let mut is_wanted = false;
+                for (wanted, found) in wanted.iter().zip(&mut found) {
+                    if wanted == partition.as_str() || path_fits(wanted, partition.as_str()) {
+                        (is_wanted, *found) = (true, true);
+                    }
+                }
+                if is_wanted {
+                    kept.push(partition.clone());
+                }
+            }
+            names.extend(space.iter().cloned());
+            self.nodes[node].space = Some(Arc::new(kept));
+        }
+        match wanted.iter().zip(found).find(|(_, found)| !found) {
+            None => Ok(()),
+            Some((wanted, _)) => {
+                let message = match wanted.contains(['*', '?']) {
+                    true => format!("no source that can be run in part has a partition that fits `{wanted}`"),
+                    false => format!("no source that can be run in part has a partition `{wanted}`"),
+                };
+                let help = did_you_mean(wanted, names.iter().map(Partition::as_str), "partitions");
+                Err(RunError::Usage {
+                    message,
+                    help: Some(help),
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Parameters whose values are shown nowhere.
+
+use super::*;
+
+const PASSWORD: &str = "correct horse 1234";
+
+const LOGIN: &str = r#"
+flow: 1
+params:
+  shards: {required: true}
+  out: {required: true}
+  site: {password: {secret: true, help: for the site}}
+  user: ann
+stages:
+  scan: {uses: toy.count, with: {folder: "${shards}"}}
+  login: {uses: toy.login, from: scan, with: {password: "${site.password}", user: "${user}"}}
+  out: {uses: toy.write, from: login, with: {folder: "${out}"}}
+"#;
+
+/// The files below a folder whose name or contents hold a text.
+fn files_with(folder: &Path, text: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_string_lossy().contains(text) {
+            found.push(path.clone());
+        }
+        if path.is_dir() {
+            found.extend(files_with(&path, text));
+        } else {
+            let bytes = fs::read(&path).unwrap();
+            if bytes.windows(text.len()).any(|window| window == text.as_bytes()) {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// What loading and checking say, with the paths that the pipeline needs.
+fn check_with(place: &Place, set: &[String], environment: Option<&str>) -> Result<Arc<Checked>, String> {
+    let mut set = set.to_vec();
+    for name in ["shards", "out"] {
+        set.push(format!("{name}={}", place.path(name).display()));
+    }
+    let value = environment.map(str::to_string);
+    let overrides = Overrides {
+        set,
+        environment: Arc::new(move |name| value.clone().filter(|_| name == "PASSWORD")),
+        ..Overrides::default()
+    };
+    let registry = Registry::new(toys::kinds()).unwrap();
+    let pipeline = load(&place.path("pipeline.yaml"), &overrides, &registry);
+    let checked = pipeline.and_then(|pipeline| check(pipeline, &registry));
+    checked.map(Arc::new).map_err(|found| format!("{found:?} {found}"))
+}
+
+/// What is wrong with the pipeline.
+fn refusal(place: &Place, set: &[String], environment: Option<&str>) -> String {
+    check_with(place, set, environment).err().unwrap()
+}
+
+fn given() -> Vec<String> {
+    vec![format!("site.password={PASSWORD}")]
+}
+
+#[test]
+fn a_secret_is_found_nowhere_after_runs() {
+    let place = Place::new();
+    place.pipeline(LOGIN);
+    let checked = check_with(&place, &given(), None).unwrap();
+    let planned = plan(&checked, &place.options).unwrap();
+    let events = Events::default();
+    let seen = Arc::new(Mutex::new(String::new()));
+    let listener = Arc::clone(&seen);
+    events.listen(move |event| {
+        listener
+            .lock()
+            .unwrap()
+            .push_str(&serde_json::to_string(event).unwrap())
+    });
+    run(&checked, &place.options, &events).unwrap();
+    assert!(place.path("out/rows.txt").exists());
+    // The stage was given the value, and what it said was shown without it.
+    let said = seen.lock().unwrap().clone();
+    assert!(
+        said.contains("ann logs in with ***") && said.contains("sent ***"),
+        "{said}"
+    );
+    // A run that fails, with the value in its error.
+    place.pipeline(&LOGIN.replace("user: \"${user}\"}", "user: \"${user}\", fail: true}"));
+    let failing = check_with(&place, &given(), None).unwrap();
+    let error = run(&failing, &place.options, &events).unwrap_err();
+    assert!(error.to_string().ends_with(": *** was refused"), "{error}");
+    assert_eq!(error.help().as_deref(), Some("change ***"));
+    let shown = [
+        serde_json::to_string(&planned).unwrap(),
+        checked.pipeline.frozen(),
+        format!("{:?}", checked.pipeline),
+        format!("{error:?}"),
+        seen.lock().unwrap().clone(),
+    ];
+    for text in shown {
+        assert!(!text.contains(PASSWORD), "{text}");
+    }
+    assert_eq!(files_with(place.dir.path(), PASSWORD), Vec::<PathBuf>::new());
+    // The search finds what is there.
+    assert!(!files_with(place.dir.path(), "site.password").is_empty());
+}
+
+#[test]
+fn another_value_is_the_same_recipe() {
+    let place = Place::new();
+    place.pipeline(LOGIN);
+    run(
+        &check_with(&place, &given(), None).unwrap(),
+        &place.options,
+        &Events::default(),
+    )
+    .unwrap();
+    let other = check_with(&place, &["site.password=another one".to_string()], None).unwrap();
+    assert!(plan(&other, &place.options).unwrap().is_empty());
+}
+
+#[test]
+fn a_secret_comes_from_the_environment_as_text() {
+    let place = Place::new();
+    place.pipeline(
+        &LOGIN
+            .replace("{secret: true,", "{default: \"${env:PASSWORD}\", secret: true,")
+            .replace("user: \"${user}\"}", "length: 8}"),
+    );
+    // No number, whatever it looks like.
+    let checked = check_with(&place, &[], Some("0012.500")).unwrap();
+    assert!(!checked.pipeline.frozen().contains("0012.500"));
+    let error = refusal(&place, &[], None);
+    assert!(error.contains("`PASSWORD` is not set"), "{error}");
+    // What a kind says of the value when the pipeline is checked.
+    let error = refusal(&place, &[], Some(PASSWORD));
+    assert!(
+        error.contains("`***` has another length") && !error.contains(PASSWORD),
+        "{error}"
+    );
+}
+
+#[test]
+fn where_a_secret_would_be_shown_it_is_refused() {
+    let place = Place::new();
+    for (from, to, said) in [
+        (
+            "user: \"${user}\"}",
+            "user: \"${site.password}\"}",
+            "this setting may be shown",
+        ),
+        (
+            "user: \"${user}\"}",
+            "user: \"a ${site.password}\"}",
+            "is a secret, which cannot stand inside a text",
+        ),
+        (
+            "\"${site.password}\"",
+            "\"plain text\"",
+            "expected a parameter with `secret: true`",
+        ),
+        (
+            "\"${site.password}\"",
+            "\"${user}\"",
+            "expected a parameter with `secret: true`",
+        ),
+        (
+            "from: scan,",
+            "when: \"${site.password} == 'a'\", from: scan,",
+            "`when`",
+        ),
+        (
+            "  user: ann",
+            "  user: \"x${site.password}\"",
+            "is a secret, which cannot stand inside a text",
+        ),
+    ] {
+        let text = LOGIN.replace(from, to);
+        assert_ne!(text, LOGIN, "{from}");
+        place.pipeline(&text);
+        let error = refusal(&place, &given(), None);
+        assert!(error.contains(said), "{to}: {error}");
+        assert!(!error.contains(PASSWORD), "{to}: {error}");
+    }
+    place.pipeline(LOGIN);
+    for (set, said) in [
+        (vec![], "parameter `site.password` is required"),
+        (vec!["site.password=short".to_string()], "less than 6 characters"),
+        (
+            vec!["site.pasword=hunter22".to_string()],
+            "unknown parameter `site.pasword`",
+        ),
+        (
+            vec!["site.password.x=hunter22".to_string()],
+            "parameter `site.password.x`",
+        ),
+    ] {
+        let error = refusal(&place, &set, None);
+        assert!(error.contains(said), "{error}");
+        assert!(!error.contains("=short") && !error.contains("hunter22"), "{error}");
+    }
+    place.pipeline(&LOGIN.replace("{secret: true,", "{default: in the file, secret: true,"));
+    let error = refusal(&place, &given(), None);
+    assert!(error.contains("cannot stand in a pipeline file"), "{error}");
+}

@@ -1,0 +1,280 @@
+//! The kind `manifest.table`: a file of any columns, as a table for `sql` to look things up in.
+
+mod cells;
+mod parquet_rows;
+mod text_rows;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::{
+    Body, Conservation, Context, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, ReadOnce, Shape, Source,
+    SourcePartition, StageError,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::error::ManifestError;
+
+/// The one partition.
+const ALL: &str = "all";
+
+/// Reads a file as a table of any columns: comma- or tab-separated text, JSON lines or parquet.
+///
+/// # What it does
+///
+/// Gives one row for each line or row of the file, in their order, in one partition. It is meant to be looked up in by `sql`,
+/// which reads it whole (`whole: [speakers]` there): metadata of speakers, a list of recordings to leave out, prices.
+/// Manifests of recordings are read by `manifest.read`.
+///
+/// Columns are those that `columns` declares, sorted by name; others of the file are left out. Where none are declared,
+/// they are those of the file, whose beginning is then read when the pipeline is checked:
+///
+/// - `.csv` (fields may stand in double quotes, RFC 4180) and `.tsv` (quotes are letters like others): the names of the
+///   heading, which such a file must have; all are text.
+/// - `.jsonl`, `.ndjson` and `.json`, one object to a line: the members of the first object, sorted by name, with the types
+///   of their values there (a null is text). Members that are lists or objects are text, in JSON.
+/// - `.parquet`: its columns; whole numbers are `int64`, others `float64`. Columns that are no text, no numbers and not
+///   true or false are left out.
+///
+/// An empty field of a number, or of true or false, is null; an empty text is a text. A member that a line lacks is null.
+/// A line that cannot be read is refused with class `fault`: `bad_line` (a quote that is not closed, another number of
+/// fields than the heading, no JSON object), `not_utf8`, or `bad_value` (a value that is not of its column's type, with the
+/// column and the value).
+///
+/// The file is read whole; text may have 1 GiB. Its bytes belong to the key of the stage, not its path.
+///
+/// # Example
+///
+/// ```yaml
+/// speakers:
+///   uses: manifest.table
+///   with: {path: speakers.csv, columns: {speaker: text, age: int64}}
+/// adults:
+///   uses: sql
+///   from: {rows: scan, speakers: speakers}
+///   with:
+///     whole: [speakers]
+///     join: SELECT rows.*, speakers.age FROM rows LEFT JOIN speakers ON rows.speaker_id = speakers.speaker
+///     rejects: [{reason: too_young, when: age IS NULL OR age < 18}]
+///     query: SELECT * FROM input
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TableSettings {
+    /// The file.
+    pub path: PathBuf,
+    /// What kind of file it is.
+    #[serde(default)]
+    pub format: TableFormat,
+    /// The columns, each with its type: `text`, `int64`, `float64` or `bool`. Those of the file if none are named.
+    #[serde(default)]
+    pub columns: BTreeMap<String, CellType>,
+    /// The columns of the file; no setting of the user's.
+    #[serde(skip)]
+    pub found: ReadOnce<Columns>,
+}
+
+/// What kind of file it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TableFormat {
+    /// By the ending of its name.
+    #[default]
+    Auto,
+    /// Separated by commas.
+    Csv,
+    /// Separated by tabs.
+    Tsv,
+    /// One JSON object to a line.
+    Jsonl,
+    /// Parquet.
+    Parquet,
+}
+
+/// The type of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CellType {
+    /// Text.
+    Text,
+    /// Whole numbers of 64 bits.
+    Int64,
+    /// Numbers of 64 bits, with a fraction.
+    Float64,
+    /// True or false.
+    Bool,
+}
+
+impl CellType {
+    pub fn data_type(self) -> DataType {
+        match self {
+            CellType::Text => DataType::Utf8,
+            CellType::Int64 => DataType::Int64,
+            CellType::Float64 => DataType::Float64,
+            CellType::Bool => DataType::Boolean,
+        }
+    }
+}
+
+/// Names and types.
+pub type Columns = Vec<(String, CellType)>;
+
+impl TableSettings {
+    /// The format, where it is known: never `auto`.
+    fn format(&self) -> Result<TableFormat, StageError> {
+        if self.format != TableFormat::Auto {
+            return Ok(self.format);
+        }
+        let extension = self.path.extension().and_then(|extension| extension.to_str());
+        match extension.unwrap_or_default().to_ascii_lowercase().as_str() {
+            "csv" => Ok(TableFormat::Csv),
+            "tsv" => Ok(TableFormat::Tsv),
+            "jsonl" | "ndjson" | "json" => Ok(TableFormat::Jsonl),
+            "parquet" => Ok(TableFormat::Parquet),
+            _ => {
+                let message = format!("the ending of {} does not say what it is", self.path.display());
+                let help = "set `format` to csv, tsv, jsonl or parquet";
+                Err(StageError::setting("path", message).with_help(help))
+            }
+        }
+    }
+
+    /// The columns of the table.
+    fn columns(&self) -> Result<Arc<Columns>, StageError> {
+        if self.path.as_os_str().is_empty() {
+            return Err(StageError::setting("path", "no file is named"));
+        }
+        let format = self.format()?;
+        let columns = if self.columns.is_empty() {
+            let name = format!("{format:?} {}", self.path.display());
+            let found = self.found.get(&name, || columns_of(&self.path, format));
+            found.map_err(|error| error.of_setting("path"))?
+        } else {
+            Arc::new(self.columns.iter().map(|(name, cell)| (name.clone(), *cell)).collect())
+        };
+        match columns.iter().find(|(name, _)| name == ROW || name.is_empty()) {
+            None => Ok(columns),
+            Some((name, _)) => {
+                let message = format!("a column cannot be called `{name}` here");
+                Err(StageError::setting("columns", message).with_help("declare the other columns in `columns`"))
+            }
+        }
+    }
+}
+
+/// The columns that a file has, from its beginning (of parquet, from its end).
+fn columns_of(path: &Path, format: TableFormat) -> Result<Columns, ManifestError> {
+    match format {
+        TableFormat::Parquet => parquet_rows::columns(path),
+        _ => text_rows::columns(path, format),
+    }
+}
+
+fn schema_of(columns: &Columns) -> SchemaRef {
+    let row = Field::new(ROW, DataType::UInt32, false);
+    let cells = columns
+        .iter()
+        .map(|(name, cell)| Field::new(name, cell.data_type(), true));
+    Arc::new(Schema::new(std::iter::once(row).chain(cells).collect::<Vec<_>>()))
+}
+
+pub struct Table;
+
+impl Kind for Table {
+    const NAME: &'static str = "manifest.table";
+    const VERSION: u32 = 1;
+    const INPUTS: &'static [flow_runtime::InputPort] = &[];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of the file, in its order")];
+    type Settings = TableSettings;
+
+    fn shape(settings: &TableSettings, _: &Inputs) -> Result<Shape, StageError> {
+        Ok(Shape {
+            conservation: Conservation::Rows,
+            ..Shape::source(vec![Port {
+                name: "rows".into(),
+                schema: schema_of(&*settings.columns()?),
+            }])
+        })
+    }
+
+    fn open(settings: &TableSettings, _: &Context) -> Result<Body, StageError> {
+        Ok(Body::Source(Box::new(Reader {
+            path: settings.path.clone(),
+            format: settings.format()?,
+            columns: settings.columns()?,
+        })))
+    }
+
+    fn sources(settings: &TableSettings) -> Vec<(&'static str, PathBuf)> {
+        vec![("path", settings.path.clone())]
+    }
+
+    /// The columns with their types; what the file holds is in the key of the partition.
+    fn identity(settings: &TableSettings) -> serde_json::Value {
+        let columns = match settings.columns() {
+            Ok(columns) => serde_json::json!(*columns),
+            Err(error) => error.to_string().into(), // Nothing runs with it: `shape` fails with the same error.
+        };
+        let format = settings.format().ok();
+        serde_json::json!({"columns": columns, "format": format})
+    }
+}
+
+struct Reader {
+    path: PathBuf,
+    format: TableFormat,
+    columns: Arc<Columns>,
+}
+
+impl Source for Reader {
+    fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        Ok(vec![SourcePartition {
+            name: Partition::new(ALL),
+            files: vec![self.path.clone()],
+            extra: String::new(),
+        }])
+    }
+
+    fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
+        let schema = schema_of(&self.columns);
+        match self.format {
+            TableFormat::Parquet => parquet_rows::read(&self.path, &self.columns, &schema, out),
+            format => text_rows::read(&self.path, format, &self.columns, &schema, out),
+        }
+    }
+}
+
+/// The error of a file that is not what it has to be.
+fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
+    ManifestError::Manifest {
+        path: path.to_path_buf(),
+        why: why.into(),
+    }
+}
+
+/// The error of a declared column that the file does not have.
+fn lacks(path: &Path, column: &str, found: &[&str]) -> ManifestError {
+    wrong(
+        path,
+        format!("it has no column `{column}`; its columns are {}", found.join(", ")),
+    )
+}
+
+/// Says in a message that a row is one too many.
+fn too_many_rows(path: &Path) -> ManifestError {
+    wrong(path, "it has more rows than fit in 32 bits")
+}
+
+fn send(out: &mut Out, batch: RecordBatch) {
+    if batch.num_rows() > 0 {
+        out.send(0, batch);
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

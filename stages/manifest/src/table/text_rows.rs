@@ -1,0 +1,202 @@
+//! Tables of text: separated by commas or tabs, or one JSON object to a line.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use arrow::datatypes::SchemaRef;
+use flow_runtime::{Out, Reject, RejectClass, StageError};
+use serde_json::{Map, Value};
+
+use super::cells::{Cell, Rows, of_json, of_text, type_of};
+use super::{CellType, Columns, TableFormat, lacks, send, too_many_rows, wrong};
+use crate::error::ManifestError;
+use crate::read::rows::line_values;
+use crate::read::table_text::{Record, records};
+
+/// Most bytes of a file.
+const LARGEST: u64 = 1 << 30;
+/// Most bytes of the beginning that columns are looked for in.
+const LARGEST_HEAD: u64 = 1 << 20;
+
+/// Why a line is no row: a reason, and more about it.
+type Refusal = (&'static str, String);
+
+/// At most so many bytes of a file from its beginning. What is not UTF-8 is replaced, and refused line by line.
+fn text_of(path: &Path, most: u64) -> Result<String, ManifestError> {
+    let of_path = |error| ManifestError::io(path, error);
+    // Before it is opened, which waits for ever at a pipe that nobody writes to.
+    if !std::fs::metadata(path).map_err(of_path)?.is_file() {
+        return Err(wrong(path, "it is no plain file"));
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(of_path)?;
+    file.take(most).read_to_end(&mut bytes).map_err(of_path)?;
+    Ok(decoded(bytes))
+}
+
+fn decoded(bytes: Vec<u8>) -> String {
+    let text = String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+    match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_string(),
+        None => text,
+    }
+}
+
+/// The first line of a file that is not blank.
+fn first_line(path: &Path) -> Result<String, ManifestError> {
+    let of_path = |error| ManifestError::io(path, error);
+    if !std::fs::metadata(path).map_err(of_path)?.is_file() {
+        return Err(wrong(path, "it is no plain file"));
+    }
+    let mut reader = BufReader::new(File::open(path).map_err(of_path)?.take(LARGEST_HEAD));
+    loop {
+        let mut line = Vec::new();
+        if reader.read_until(b'\n', &mut line).map_err(of_path)? == 0 {
+            return Err(wrong(path, "it has no rows from which its columns could be told"));
+        }
+        let line = decoded(line);
+        if !line.trim().is_empty() {
+            return Ok(line);
+        }
+    }
+}
+
+/// The columns that a file has.
+pub(super) fn columns(path: &Path, format: TableFormat) -> Result<Columns, ManifestError> {
+    if format == TableFormat::Jsonl {
+        let line = first_line(path)?;
+        let Ok(object) = serde_json::from_str::<Map<String, Value>>(&line) else {
+            return Err(wrong(
+                path,
+                "its first line is no JSON object, so that its columns cannot be told",
+            ));
+        };
+        let mut columns: Columns = object
+            .iter()
+            .map(|(name, value)| (name.clone(), type_of(value)))
+            .collect();
+        columns.sort_by(|a, b| a.0.cmp(&b.0));
+        return Ok(columns);
+    }
+    let head = text_of(path, LARGEST_HEAD)?;
+    let names = heading(path, records(&head, format == TableFormat::Csv).next())?;
+    Ok(names.into_iter().map(|name| (name, CellType::Text)).collect())
+}
+
+/// The names of a heading.
+fn heading(path: &Path, heading: Option<Record<'_>>) -> Result<Vec<String>, ManifestError> {
+    let Some(heading) = heading else {
+        return Err(wrong(path, "it has no heading"));
+    };
+    if let Some((_, why)) = heading.broken {
+        return Err(wrong(path, format!("its heading: {why}")));
+    }
+    let names: Vec<String> = heading.fields.iter().map(|name| name.trim().to_string()).collect();
+    for (place, name) in names.iter().enumerate() {
+        if names[..place].contains(name) {
+            return Err(wrong(path, format!("two columns are called `{name}`")));
+        }
+    }
+    Ok(names)
+}
+
+/// Reads all rows of a file.
+pub(super) fn read(
+    path: &Path,
+    format: TableFormat,
+    columns: &Columns,
+    schema: &SchemaRef,
+    out: &mut Out,
+) -> Result<(), StageError> {
+    let text = text_of(path, LARGEST + 1)?;
+    if text.len() as u64 > LARGEST {
+        return Err(wrong(path, "it has more than 1 GiB; write it as parquet").into());
+    }
+    let mut rows = Rows::new(columns, schema);
+    let mut number = 0u32;
+    let mut push = |line: &str, cells: Result<Vec<Cell>, Refusal>| {
+        out.read(1);
+        match cells {
+            Ok(cells) => rows.push(number, cells),
+            Err((reason, detail)) => out.reject(Reject {
+                row: Some(number),
+                segment_id: None,
+                reason: reason.into(),
+                class: RejectClass::Fault,
+                detail,
+                values: line_values(line),
+            }),
+        }
+        number = number.checked_add(1).ok_or_else(|| too_many_rows(path))?;
+        if rows.is_full() {
+            send(out, rows.take()?);
+        }
+        Ok::<(), StageError>(())
+    };
+    if format == TableFormat::Jsonl {
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            push(line, of_line(columns, line))?;
+        }
+    } else {
+        let mut records = records(&text, format == TableFormat::Csv);
+        let names = heading(path, records.next())?;
+        let mut places = Vec::with_capacity(columns.len());
+        for (column, cell) in columns {
+            let place = names.iter().position(|name| name == column).ok_or_else(|| {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                lacks(path, column, &names)
+            })?;
+            places.push((place, column.as_str(), *cell));
+        }
+        for record in records {
+            push(record.line, of_record(&places, names.len(), &record))?;
+        }
+    }
+    send(out, rows.take()?);
+    Ok(())
+}
+
+fn bad_value(column: &str, cell: CellType, value: &str) -> Refusal {
+    // A longer value is not needed to find it.
+    const SHOWN: usize = 60;
+    let short: String = value.chars().take(SHOWN).collect();
+    let cell = match cell {
+        CellType::Text => "a text",
+        CellType::Int64 => "a whole number of 64 bits",
+        CellType::Float64 => "a number",
+        CellType::Bool => "true or false",
+    };
+    ("bad_value", format!("column `{column}`: {short:?} is not {cell}"))
+}
+
+fn of_record(places: &[(usize, &str, CellType)], fields: usize, record: &Record<'_>) -> Result<Vec<Cell>, Refusal> {
+    if let Some((reason, why)) = record.broken {
+        return Err((reason, why.into()));
+    }
+    if record.fields.len() != fields {
+        let found = record.fields.len();
+        return Err(("bad_line", format!("it has {found} fields, the heading has {fields}")));
+    }
+    let cell = |&(place, column, cell): &(usize, &str, CellType)| {
+        let text = &record.fields[place];
+        of_text(cell, text).ok_or_else(|| bad_value(column, cell, text))
+    };
+    places.iter().map(cell).collect()
+}
+
+fn of_line(columns: &Columns, line: &str) -> Result<Vec<Cell>, Refusal> {
+    if line.contains(char::REPLACEMENT_CHARACTER) {
+        return Err(("not_utf8", "the line is not UTF-8".into()));
+    }
+    let object: Map<String, Value> = match serde_json::from_str(line) {
+        Ok(Value::Object(object)) => object,
+        Ok(_) => return Err(("bad_line", "it is no JSON object".into())),
+        Err(error) => return Err(("bad_line", format!("it is no JSON: {error}"))),
+    };
+    let cell = |(column, cell): &(String, CellType)| {
+        let value = object.get(column).unwrap_or(&Value::Null);
+        of_json(*cell, value).ok_or_else(|| bad_value(column, *cell, &value.to_string()))
+    };
+    columns.iter().map(cell).collect()
+}

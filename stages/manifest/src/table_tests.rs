@@ -1,0 +1,210 @@
+use std::fs;
+
+use arrow::array::{ArrayRef, AsArray, Decimal128Array, Float32Array, Int32Array, RecordBatch, StringArray};
+use arrow::datatypes::{Float64Type, Int64Type, UInt32Type};
+use flow_runtime::harness::{Harness, Output};
+use parquet::arrow::ArrowWriter;
+
+use super::*;
+
+fn harness(folder: &tempfile::TempDir, name: &str, bytes: &[u8], more: &str) -> Harness<Table> {
+    let path = folder.path().join(name);
+    fs::write(&path, bytes).unwrap();
+    Harness::from_yaml(&format!("path: {}\n{more}", path.display())).unwrap()
+}
+
+fn run(name: &str, text: &str, more: &str) -> Result<Output, StageError> {
+    let folder = tempfile::tempdir().unwrap();
+    harness(&folder, name, text.as_bytes(), more).run()
+}
+
+fn names(output: &Output) -> Vec<String> {
+    let rows = output.rows("rows", ALL);
+    rows.schema()
+        .fields()
+        .iter()
+        .map(|field| field.name().clone())
+        .collect()
+}
+
+/// By row: its number and the values of all columns, as text.
+fn shown(output: &Output) -> Vec<Vec<String>> {
+    let rows = output.rows("rows", ALL);
+    let options = arrow::util::display::FormatOptions::new().with_null("-");
+    let columns: Vec<_> = rows
+        .columns()
+        .iter()
+        .map(|column| arrow::util::display::ArrayFormatter::try_new(column, &options).unwrap())
+        .collect();
+    (0..rows.num_rows())
+        .map(|row| columns.iter().map(|column| column.value(row).to_string()).collect())
+        .collect()
+}
+
+fn rejects(output: &Output) -> Vec<(u32, String)> {
+    let rejects = output.rejects().iter();
+    rejects
+        .map(|(_, reject)| (reject.row.unwrap(), format!("{}: {}", reject.reason, reject.detail)))
+        .collect()
+}
+
+#[test]
+fn columns_of_a_heading_are_text_unless_they_are_declared() {
+    let text = "\u{feff}speaker, age ,born,new\r\na,41,1.5,true\r\n\r\n\"b, \"\"c\"\"\",,,\n";
+    let output = run("a.csv", text, "").unwrap();
+    assert_eq!(names(&output), ["_row", "speaker", "age", "born", "new"]);
+    let expected = [["0", "a", "41", "1.5", "true"], ["1", "b, \"c\"", "", "", ""]];
+    assert_eq!(shown(&output), expected);
+    let declared = "columns: {speaker: text, new: bool, born: float64, age: int64}";
+    let output = run("a.csv", text, declared).unwrap();
+    assert_eq!(names(&output), ["_row", "age", "born", "new", "speaker"]);
+    assert_eq!(
+        shown(&output),
+        [["0", "41", "1.5", "true", "a"], ["1", "-", "-", "-", "b, \"c\""]]
+    );
+    // Tabs; another name than the format's, and fewer columns than the file has.
+    let output = run("a.txt", "x\ty\n\"1\"\t2\n", "format: tsv\ncolumns: {x: text}").unwrap();
+    assert_eq!(shown(&output), [["0", "\"1\""]]);
+}
+
+#[test]
+fn a_line_that_cannot_be_read_is_refused_and_keeps_its_number() {
+    let output = run(
+        "a.csv",
+        "x,y\n1,a\nz,b\n2\n\"3,c\n4,d\n5,\n",
+        "columns: {x: int64, y: text}",
+    )
+    .unwrap();
+    assert_eq!(shown(&output), [["0", "1", "a"], ["4", "4", "d"], ["5", "5", ""]]);
+    assert_eq!(
+        rejects(&output),
+        [
+            (
+                1,
+                "bad_value: column `x`: \"z\" is not a whole number of 64 bits".to_string()
+            ),
+            (2, "bad_line: it has 1 fields, the heading has 2".to_string()),
+            (3, "bad_line: a quote is not closed".to_string()),
+        ]
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let output = harness(&folder, "a.tsv", b"x\na\nb\xff\n", "").run().unwrap();
+    assert_eq!(shown(&output), [["0", "a"]]);
+    assert_eq!(rejects(&output)[0].0, 1);
+    assert!(rejects(&output)[0].1.starts_with("not_utf8"));
+}
+
+#[test]
+fn json_lines_have_the_columns_of_the_first_or_those_declared() {
+    let text = "{\"b\":1,\"a\":\"x\",\"c\":1.5,\"d\":true,\"e\":[1],\"f\":null}\n\
+                {\"b\":2}\n\n{\"b\":1.5}\n[1]\n{\"b\":\"7\",\"a\":3,\"c\":2,\"d\":false,\"g\":1}\n";
+    let output = run("a.jsonl", text, "").unwrap();
+    assert_eq!(names(&output), ["_row", "a", "b", "c", "d", "e", "f"]);
+    assert_eq!(
+        shown(&output),
+        [
+            ["0", "x", "1", "1.5", "true", "[1]", "-"],
+            ["1", "-", "2", "-", "-", "-", "-"],
+            ["4", "3", "7", "2.0", "false", "-", "-"],
+        ]
+    );
+    assert_eq!(
+        rejects(&output),
+        [
+            (
+                2,
+                "bad_value: column `b`: \"1.5\" is not a whole number of 64 bits".to_string()
+            ),
+            (3, "bad_line: it is no JSON object".to_string()),
+        ]
+    );
+    let output = run("a.json", text, "columns: {b: float64, g: int64}").unwrap();
+    assert_eq!(
+        shown(&output),
+        [
+            ["0", "1.0", "-"],
+            ["1", "2.0", "-"],
+            ["2", "1.5", "-"],
+            ["4", "7.0", "1"]
+        ]
+    );
+}
+
+#[test]
+fn parquet_has_its_own_types() {
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("n", Arc::new(Int32Array::from(vec![Some(1), None, Some(3)]))),
+        ("x", Arc::new(Float32Array::from(vec![0.5, 1.5, 2.5]))),
+        ("t", Arc::new(StringArray::from(vec!["1", "2", "z"]))),
+        ("d", Arc::new(Decimal128Array::from(vec![1, 2, 3]))),
+    ];
+    let batch =
+        RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, column)| (name, column, true)));
+    let batch = batch.unwrap();
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let output = harness(&folder, "a.parquet", &bytes, "").run().unwrap();
+    // A decimal is none of the four types.
+    assert_eq!(names(&output), ["_row", "n", "x", "t"]);
+    let rows = output.rows("rows", ALL);
+    assert_eq!(rows.column(0).as_primitive::<UInt32Type>().values(), &[0, 1, 2]);
+    assert_eq!(rows.column(1).as_primitive::<Int64Type>().value(2), 3);
+    assert!(rows.column(1).is_null(1));
+    assert_eq!(rows.column(2).as_primitive::<Float64Type>().values(), &[0.5, 1.5, 2.5]);
+    // A text as a number, where it is one.
+    let output = harness(&folder, "a.parquet", &bytes, "columns: {t: int64}")
+        .run()
+        .unwrap();
+    assert_eq!(shown(&output), [["0", "1"], ["1", "2"]]);
+    assert_eq!(
+        rejects(&output),
+        [(2, "bad_value: column `t`: \"z\" is not of its type".to_string())]
+    );
+    let damaged = harness(&folder, "b.parquet", &bytes[..bytes.len() - 3], "").shape();
+    assert!(damaged.is_err());
+}
+
+#[test]
+fn files_that_are_no_tables_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text, more, said) in [
+        ("a.csv", "", "", "it has no heading"),
+        ("a.csv", "a,b,a\n1,2,3\n", "", "two columns are called `a`"),
+        ("a.csv", "\"a\n", "", "its heading: a quote is not closed"),
+        ("a.csv", "_row,b\n1,2\n", "", "cannot be called `_row`"),
+        ("a.jsonl", "\n[1]\n", "", "its first line is no JSON object"),
+        ("a.jsonl", "\n", "", "it has no rows"),
+        ("a.xlsx", "", "", "does not say what it is"),
+        ("a.csv", "a\n", "columns: {_row: int64}", "cannot be called `_row`"),
+    ] {
+        let error = harness(&folder, name, text.as_bytes(), more).shape().unwrap_err();
+        assert!(error.to_string().contains(said), "{name} {text:?}: {error}");
+        assert!(matches!(error, StageError::Setting { .. }), "{error:?}");
+    }
+    let missing = Harness::<Table>::from_yaml("path: /no/such.csv").unwrap();
+    assert!(missing.shape().unwrap_err().to_string().contains("/no/such.csv"));
+    // Declared columns need no file to be checked, and one to be read.
+    let missing = Harness::<Table>::from_yaml("path: /no/such.csv\ncolumns: {a: text}").unwrap();
+    missing.shape().unwrap();
+    assert!(missing.run().unwrap_err().to_string().contains("/no/such.csv"));
+    let lacking = harness(&folder, "a.csv", b"a,b\n1,2\n", "columns: {c: text}").run();
+    let error = lacking.unwrap_err().to_string();
+    assert!(error.contains("no column `c`; its columns are a, b"), "{error}");
+}
+
+#[test]
+fn what_decides_the_rows_is_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.csv");
+    fs::write(&path, "a,b\n1,2\n").unwrap();
+    let identity = |more: &str| {
+        let text = format!("path: {}\n{more}", path.display());
+        Table::identity(&flow_runtime::spec::yaml::from_text(&text).unwrap())
+    };
+    assert_eq!(identity(""), identity("columns: {a: text, b: text}"));
+    assert_ne!(identity(""), identity("columns: {a: text, b: int64}"));
+    assert_ne!(identity(""), identity("format: tsv"));
+}

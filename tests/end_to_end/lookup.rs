@@ -1,0 +1,218 @@
+//! A table of one's own, joined with the rows of shards; and runs about some shards alone, and past failures.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use arrow::array::{Array, AsArray};
+use arrow::datatypes::Int64Type;
+
+use crate::binary::{Workplace, expect_code, program, read_parquet, stderr};
+
+/// Segments of the pipeline's last stage, each with the age of its speaker: of the artifact that holds the column `age`.
+fn ages(state: &Path) -> BTreeMap<String, Option<i64>> {
+    let mut ages = BTreeMap::new();
+    for artifact in fs::read_dir(state.join("artifacts")).unwrap() {
+        let Ok(files) = fs::read_dir(artifact.unwrap().path().join("data")) else {
+            continue;
+        };
+        for file in files {
+            let path = file.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "parquet") {
+                continue;
+            }
+            for batch in read_parquet(&path) {
+                let (Some(ids), Some(age)) = (batch.column_by_name("segment_id"), batch.column_by_name("age")) else {
+                    continue;
+                };
+                let (ids, age) = (ids.as_string::<i32>(), age.as_primitive::<Int64Type>());
+                for row in 0..batch.num_rows() {
+                    let age = age.is_valid(row).then(|| age.value(row));
+                    ages.insert(ids.value(row).to_string(), age);
+                }
+            }
+        }
+    }
+    ages
+}
+
+fn pipeline(place: &Workplace) -> std::path::PathBuf {
+    let path = place.path("pipeline.yaml");
+    fs::write(
+        &path,
+        r#"
+flow: 1
+params:
+  shards: {required: true}
+  out: unused
+  speakers: {required: true}
+stages:
+  scan: {uses: manifest.scan, with: {shards: "${shards}"}}
+  speakers: {uses: manifest.table, with: {path: "${speakers}", columns: {segment: text, age: int64}}}
+  named:
+    uses: sql
+    from: {rows: scan, speakers: speakers}
+    with:
+      whole: [speakers]
+      query: SELECT rows.*, speakers.age FROM rows LEFT JOIN speakers ON rows.segment_id = speakers.segment
+"#,
+    )
+    .unwrap();
+    path
+}
+
+fn run(place: &Workplace, more: &[&str]) -> std::process::Output {
+    let pipeline = pipeline(place);
+    let speakers = format!("speakers={}", place.path("speakers.csv").display());
+    let mut command = place.command("run", pipeline.to_str().unwrap(), &[&speakers]);
+    command.args(more).output().unwrap()
+}
+
+/// Some segments of the corpus, by a run without any speaker.
+fn segments(place: &Workplace) -> Vec<String> {
+    fs::write(place.path("speakers.csv"), "segment,age\n").unwrap();
+    expect_code(&run(place, &[]), 0);
+    ages(&place.path("state"))
+        .into_keys()
+        .filter(|id| !id.is_empty())
+        .collect()
+}
+
+#[test]
+fn speakers_are_joined_with_the_rows_of_all_shards() {
+    let place = Workplace::bundled("micro");
+    let segments = segments(&place);
+    assert!(segments.len() > 20, "{segments:?}");
+    fs::remove_dir_all(place.path("state")).unwrap();
+    let (first, last) = (&segments[0], &segments[segments.len() - 1]);
+    fs::write(
+        place.path("speakers.csv"),
+        format!("segment,name,age\n{last},\"Ann, of B\",41\nnobody,C,7\n{first},D,\nbroken,E,old\n"),
+    )
+    .unwrap();
+    let output = run(&place, &[]);
+    expect_code(&output, 0);
+    let found = ages(&place.path("state"));
+    assert_eq!((found[last], found[first]), (Some(41), None));
+    assert_eq!(found.values().flatten().count(), 1);
+    assert_eq!(found.keys().filter(|id| !id.is_empty()).count(), segments.len());
+    // The line that is none is refused, and the rest of the table used.
+    let rejects = program()
+        .args([
+            "rejects",
+            pipeline(&place).to_str().unwrap(),
+            "--stage",
+            "speakers",
+            "--state",
+        ])
+        .arg(place.path("state"))
+        .output()
+        .unwrap();
+    let shown = String::from_utf8_lossy(&rejects.stdout).into_owned();
+    assert!(shown.contains("bad_value"), "{shown}");
+    // Nothing changed; then the table alone.
+    let again = run(&place, &[]);
+    expect_code(&again, 0);
+    assert!(stderr(&again).contains("nothing to do"), "{}", stderr(&again));
+    fs::write(place.path("speakers.csv"), format!("segment,age\n{last},42\n")).unwrap();
+    let plan = place
+        .command(
+            "plan",
+            pipeline(&place).to_str().unwrap(),
+            &[&format!("speakers={}", place.path("speakers.csv").display())],
+        )
+        .arg("--json")
+        .output()
+        .unwrap();
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let stage = |name: &str| {
+        let stages = plan["stages"].as_array().unwrap();
+        stages.iter().find(|stage| stage["stage"] == name).unwrap().clone()
+    };
+    assert_eq!(
+        (stage("scan")["run"].as_u64(), stage("speakers")["run"].as_u64()),
+        (Some(0), Some(1))
+    );
+    assert!(stage("named")["if_changed"].as_u64().unwrap() > 1);
+    expect_code(&run(&place, &[]), 0);
+}
+
+#[test]
+fn some_shards_are_manifests_of_nothing() {
+    let place = Workplace::bundled("micro");
+    let command = |command: &str, partitions: &[&str]| {
+        let mut flow = place.manifest_command(command, &[]);
+        for partition in partitions {
+            flow.args(["--partition", partition]);
+        }
+        flow
+    };
+    let plan = command("plan", &["bn/*"]).output().unwrap();
+    expect_code(&plan, 0);
+    let shown = String::from_utf8_lossy(&plan.stdout).into_owned();
+    assert!(shown.contains("left out: it decides over all partitions"), "{shown}");
+    assert!(
+        shown.contains("left out: it writes one set of all partitions"),
+        "{shown}"
+    );
+    let output = command("run", &["bn/*", "en/en_0001"]).output().unwrap();
+    expect_code(&output, 0);
+    assert!(stderr(&output).contains("left out are"), "{}", stderr(&output));
+    assert!(!place.out().exists());
+    let unknown = command("run", &["bn/bn_9000"]).output().unwrap();
+    expect_code(&unknown, 2);
+    assert!(
+        stderr(&unknown).contains("did you mean `bn/bn_000"),
+        "{}",
+        stderr(&unknown)
+    );
+    let both = command("run", &["bn/*"]).args(["--only", "scan"]).output().unwrap();
+    expect_code(&both, 2);
+    // The same manifests as without what ran before.
+    place.build_manifests(&[]);
+    let other = Workplace::bundled("micro");
+    other.build_manifests(&[]);
+    assert!(place.out_bytes() == other.out_bytes());
+}
+
+#[test]
+fn a_failing_stage_is_named_when_the_rest_is_done() {
+    let place = Workplace::bundled("micro");
+    let path = place.path("two.yaml");
+    fs::write(
+        &path,
+        r#"
+flow: 1
+params:
+  shards: {required: true}
+  out: unused
+stages:
+  scan: {uses: manifest.scan, with: {shards: "${shards}"}}
+  bad: {uses: sql, from: scan, with: {query: "SELECT *, CAST(segment_id AS BIGINT) AS n FROM scan"}}
+  good: {uses: sql, from: scan, with: {query: SELECT * FROM scan}}
+"#,
+    )
+    .unwrap();
+    let output = place
+        .command("run", path.to_str().unwrap(), &[])
+        .args(["--keep-going", "--workers", "2", "--partition", "bn/*"])
+        .output()
+        .unwrap();
+    expect_code(&output, 1);
+    let said = stderr(&output);
+    assert!(
+        said.contains("failures:") && said.contains("stage `bad`, partition bn/bn_0000"),
+        "{said}"
+    );
+    assert!(said.contains("stage `bad`, partition bn/bn_0001"), "{said}");
+    let plan = place
+        .command("plan", path.to_str().unwrap(), &[])
+        .args(["--json", "--partition", "bn/*"])
+        .output()
+        .unwrap();
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    for stage in plan["stages"].as_array().unwrap() {
+        let left = stage["run"].as_u64().unwrap();
+        assert_eq!(left > 0, stage["stage"] == "bad", "{stage}");
+    }
+}
