@@ -158,8 +158,8 @@ impl DiarizeSettings {
                 "above 0 and at most 2",
             );
         }
-        if !(-1.0..=1.0).contains(&self.known_threshold) {
-            return wrong("known_threshold", &self.known_threshold, "from -1 to 1");
+        if !(0.0..=1.0).contains(&self.known_threshold) {
+            return wrong("known_threshold", &self.known_threshold, "from 0 to 1");
         }
         for (name, value) in [
             ("min_duration_on", self.min_duration_on),
@@ -300,7 +300,9 @@ impl Diarizing {
         let cancel = &self.context.cancel;
         let known = match self.known.take() {
             Some(known) => known,
-            None => known::load(path, diarizer, &|| cancel.is_set())?.ok_or_else(stopped)?,
+            None => {
+                known::load(path, self.settings.known_threshold, diarizer, &|| cancel.is_set())?.ok_or_else(stopped)?
+            }
         };
         Ok(Some(self.known.insert(known)))
     }
@@ -359,13 +361,11 @@ impl Source for Diarizing {
             }
             Err(error) => return Err(StageError::failed(error)),
         };
-        let threshold = self.settings.known_threshold;
-        let diarized = match self.known(&diarizer)? {
-            Some(known) => known
-                .name(diarized, threshold)
-                .map_err(|error| StageError::setting("known_speakers", error))?,
-            None => diarized,
-        };
+        let mut diarized = diarized;
+        if let Some(known) = self.known(&diarizer)? {
+            let named = known.name(&mut diarized);
+            named.map_err(|error| StageError::setting("known_speakers", error))?;
+        }
         let diarization = diarizing.elapsed().as_secs_f64();
         let duration = samples.len() as f64 / f64::from(SAMPLE_RATE);
         out.read(1);

@@ -7,8 +7,7 @@ use flow_audio::samples::samples;
 use flow_runtime::StageError;
 use serde::Deserialize;
 
-use crate::clustering::Clusters;
-use crate::diarizer::{DiarizationSettings, Diarizer, KnownSpeakers};
+use crate::diarizer::{Diarizer, KnownSpeakers};
 
 /// Where a voice is known from.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -75,36 +74,28 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, Voice>, StageError> {
 /// When a recording cannot be decoded or nobody speaks in it.
 pub fn load(
     path: &Path,
+    threshold: f64,
     diarizer: &Diarizer,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Option<KnownSpeakers>, StageError> {
-    let alone = DiarizationSettings {
-        clusters: Clusters {
-            number: Some(1),
-            ..Clusters::default()
-        },
-        ..DiarizationSettings::default()
-    };
     let mut known = Vec::new();
     for (name, voice) in read(path)? {
         let embedding = match voice {
             Voice::Embedding(values) => values,
             Voice::Recording(recording) => {
                 let decoded = samples(&recording, LONGEST)?.map_err(|refusal| wrong(path, refusal.detail))?;
-                let found = diarizer
-                    .diarize(&decoded, &alone, cancelled)
-                    .map_err(|error| wrong(path, error))?;
-                let Some(found) = found else { return Ok(None) };
-                let Some(speaker) = found.speakers.into_iter().next() else {
-                    let why = format!("nobody speaks in {}, the recording of {name}", recording.display());
-                    return Err(wrong(path, why));
-                };
-                speaker.embedding
+                let voice = diarizer.voice(&decoded, cancelled);
+                let voice = voice.map_err(|error| {
+                    let why = format!("{}, the recording of {name}: {error}", recording.display());
+                    wrong(path, why)
+                })?;
+                let Some(voice) = voice else { return Ok(None) };
+                voice
             }
         };
         known.push((name, embedding));
     }
-    let known = KnownSpeakers::new(known).map_err(|error| wrong(path, error))?;
+    let known = KnownSpeakers::new(known, threshold).map_err(|error| wrong(path, error))?;
     Ok(Some(known))
 }
 
