@@ -286,3 +286,57 @@ fn mistakes_on_the_command_line_are_told() {
     expect_code(&output, 2);
     assert!(stderr(&output).contains("nothing fits"), "{}", stderr(&output));
 }
+
+#[test]
+fn a_language_model_is_built_and_used_with_a_beam_and_phrases() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifests = ["train_manifest_v2.parquet", "val_manifest_v2.jsonl"];
+    let build = |order: &str| {
+        let mut flow = program();
+        flow.current_dir(place.folder.path()).args(["lm", "build"]);
+        flow.args(manifests.map(|name| repository.join("tests/data/golden/data/mini").join(name)));
+        flow.arg("--model").arg(repository.join("configs/models/small.nemo"));
+        flow.args(["--order", order, "--out", "made/lm.arpa"]).output().unwrap()
+    };
+    let built = build("3");
+    expect_code(&built, 0);
+    let said = String::from_utf8(built.stdout).unwrap();
+    assert!(
+        said.starts_with("made/lm.arpa: ") && said.contains("3-grams: "),
+        "{said}"
+    );
+    let model = std::fs::read(place.path("made/lm.arpa")).unwrap();
+    expect_code(&build("3"), 0);
+    assert_eq!(std::fs::read(place.path("made/lm.arpa")).unwrap(), model);
+    expect_code(&build("99"), 2);
+
+    std::fs::write(place.path("phrases.txt"), "want\ntrain\t2\n").unwrap();
+    let with = |more: &[&str]| {
+        let fusion = ["--beam", "4", "--lm", "made/lm.arpa", "--boost", "phrases.txt"];
+        place.transcribe(&[&fusion[..], more].concat())
+    };
+    expect_code(&place.transcribe(&[]), 0);
+    assert_eq!(ran(&place)["transcribe"], 1);
+    expect_code(&with(&[]), 0);
+    assert_eq!(ran(&place)["transcribe"], 1);
+    assert!(!place.out("a.txt").trim().is_empty());
+    expect_code(&with(&[]), 0);
+    assert_eq!(ran(&place)["transcribe"], 0);
+    // A weight and the bytes of a file decide what is heard.
+    expect_code(&with(&["--set", "lm_weight=0.1"]), 0);
+    assert_eq!(ran(&place)["transcribe"], 1);
+    std::fs::write(place.path("phrases.txt"), "want\n").unwrap();
+    expect_code(&with(&[]), 0);
+    assert_eq!(ran(&place)["transcribe"], 1);
+
+    let wrong = place.transcribe(&["--lm", "phrases.txt"]);
+    assert!(!wrong.status.success());
+    assert!(
+        stderr(&wrong).contains("phrases.txt: line 1: no ARPA file"),
+        "{}",
+        stderr(&wrong)
+    );
+    expect_code(&with(&["--set", "beam=8"]), 2);
+}
