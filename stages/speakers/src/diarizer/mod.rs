@@ -155,7 +155,8 @@ impl Diarizer {
     /// Who speaks when in `samples` (mono, 16 kHz, in [-1, 1]). None if `cancelled` said so, which is asked between groups
     /// of chunks. The result has the same bits for any number of threads.
     ///
-    /// Memory: for each hour 6 MB of frames and 8 MB of embeddings, and up to 100 MB while these are clustered.
+    /// Memory beside the samples: for each hour 6 MB of frames and 8 MB of embeddings, and some 200 MB while these are
+    /// clustered.
     ///
     /// # Errors
     /// If a setting is out of range, or a sample is not finite or larger than 1e9.

@@ -30,7 +30,7 @@ pub struct Steps {
     /// All as pyannote does it. Else it is not so that
     ///
     /// - speakers are active whom no chunk heard, where chunks together count more speakers than there are clusters;
-    /// - all are one speaker where no one speaks alone for two seconds: clusters are then made of what there is;
+    /// - all are one speaker where no one speaks alone for two seconds of a chunk: clusters are then made of what there is;
     /// - filled gaps between exclusive turns overlap with those of others.
     pub as_pyannote: bool,
 }
