@@ -3,6 +3,10 @@
 //! Tiles of 6 x 6 values, of which neighbours overlap by two, are transformed; at each of 36 places a matrix product over
 //! the channels takes the place of the convolution; what comes out is transformed to 4 x 4 results. The matrices are those
 //! of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over lanes and places become vectors in this form"
+)]
 
 use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
