@@ -155,22 +155,24 @@ impl Epilogue<'_> {
     /// `sums`, whole positions, are those of the result from `start`; what becomes of them goes to `out`.
     fn apply(&self, sums: &[f32], start: usize, out: &mut [f32]) {
         let channels = self.bias.len();
+        let positions = sums.chunks_exact(channels).zip(out.chunks_exact_mut(channels));
+        for (position, (sums, out)) in positions.enumerate() {
+            self.finish(sums, self.bias, start + position * channels, out);
+        }
+    }
+
+    /// Some channels of one position, with their biases, that begin at `start` of the result.
+    #[inline]
+    pub fn finish(&self, sums: &[f32], bias: &[f32], start: usize, out: &mut [f32]) {
         let least = if self.relu { 0.0 } else { f32::NEG_INFINITY };
-        for (at, (sums, out)) in sums
-            .chunks_exact(channels)
-            .zip(out.chunks_exact_mut(channels))
-            .enumerate()
-        {
-            let terms = out.iter_mut().zip(sums).zip(self.bias);
-            if let Some(add) = self.add {
-                let add = &add[start + at * channels..][..channels];
-                for (((out, sum), bias), add) in terms.zip(add) {
-                    *out = (sum + bias + add).max(least);
-                }
-            } else {
-                for ((out, sum), bias) in terms {
-                    *out = (sum + bias).max(least);
-                }
+        let terms = out.iter_mut().zip(sums).zip(bias);
+        if let Some(add) = self.add {
+            for (((out, sum), bias), add) in terms.zip(&add[start..]) {
+                *out = (sum + bias + add).max(least);
+            }
+        } else {
+            for ((out, sum), bias) in terms {
+                *out = (sum + bias).max(least);
             }
         }
     }
@@ -257,6 +259,8 @@ mod tests {
         let cases = [
             (1, 16, 3, [1, 1], 7, 9),
             (8, 16, 3, [1, 1], 1, 1),
+            (32, 64, 3, [1, 1], 1, 1),
+            (64, 32, 3, [1, 1], 30, 6),
             (16, 24, 3, [1, 1], 13, 10),
             (32, 32, 3, [1, 1], 51, 40),
             (8, 16, 3, [2, 1], 11, 10),

@@ -3,6 +3,10 @@
 //! Tiles of 6 x 6 values, of which neighbours overlap by two, are transformed; at each of 36 places a matrix product over
 //! the channels takes the place of the convolution; what comes out is transformed to 4 x 4 results. The matrices are those
 //! of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over lanes and places become vectors in this form"
+)]
 
 use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
@@ -17,7 +21,7 @@ const STEP: usize = 4;
 const PLACES: usize = TILE * TILE;
 /// Tiles that are transformed together, at least: the rows of a product.
 const TILES: usize = 48;
-const LANES: usize = 8;
+const LANES: usize = 32;
 /// Floats between the rows of two places, so that they do not fall into one set of the first cache.
 const PADDING: usize = 16;
 
@@ -116,65 +120,53 @@ impl Winograd {
     }
 }
 
-/// Eight channels.
+/// Channels that are transformed together. Loops over them, on arrays that nothing else points to, become vectors.
 type Lanes = [f32; LANES];
 
+/// Six values of a tile, in one direction: `from(place, lane)` gives them.
 #[inline(always)]
-fn map<const N: usize>(x: [Lanes; N], f: impl Fn([f32; N]) -> f32) -> Lanes {
-    let mut out = [0.0; LANES];
-    for (lane, out) in out.iter_mut().enumerate() {
-        *out = f(x.map(|x| x[lane]));
+fn input(from: impl Fn(usize, usize) -> f32, to: &mut [Lanes; TILE]) {
+    for lane in 0..LANES {
+        let d: [f32; TILE] = std::array::from_fn(|place| from(place, lane));
+        let (a, b) = (d[2].mul_add(-4.0, d[4]), d[1].mul_add(-4.0, d[3]));
+        let (c, e) = (d[4] - d[2], d[3] - d[1]);
+        to[0][lane] = d[0].mul_add(4.0, d[2].mul_add(-5.0, d[4]));
+        to[1][lane] = a + b;
+        to[2][lane] = a - b;
+        to[3][lane] = e.mul_add(2.0, c);
+        to[4][lane] = e.mul_add(-2.0, c);
+        to[5][lane] = d[1].mul_add(4.0, d[3].mul_add(-5.0, d[5]));
     }
-    out
-}
-
-/// Six values of a tile, in one direction.
-#[inline(always)]
-fn input(d: [Lanes; TILE]) -> [Lanes; TILE] {
-    let a = map([d[4], d[2]], |[x, y]| y.mul_add(-4.0, x));
-    let b = map([d[3], d[1]], |[x, y]| y.mul_add(-4.0, x));
-    let c = map([d[4], d[2]], |[x, y]| x - y);
-    let e = map([d[3], d[1]], |[x, y]| x - y);
-    [
-        map([d[0], d[2], d[4]], |[x, y, z]| x.mul_add(4.0, y.mul_add(-5.0, z))),
-        map([a, b], |[x, y]| x + y),
-        map([a, b], |[x, y]| x - y),
-        map([c, e], |[x, y]| y.mul_add(2.0, x)),
-        map([c, e], |[x, y]| y.mul_add(-2.0, x)),
-        map([d[1], d[3], d[5]], |[x, y, z]| x.mul_add(4.0, y.mul_add(-5.0, z))),
-    ]
 }
 
 /// Four results of six sums, in one direction.
 #[inline(always)]
-fn output(m: [Lanes; TILE]) -> [Lanes; STEP] {
-    let a = map([m[1], m[2]], |[x, y]| x + y);
-    let b = map([m[1], m[2]], |[x, y]| x - y);
-    let c = map([m[3], m[4]], |[x, y]| x + y);
-    let d = map([m[3], m[4]], |[x, y]| x - y);
-    [
-        map([m[0], a, c], |[x, y, z]| x + y + z),
-        map([b, d], |[x, y]| y.mul_add(2.0, x)),
-        map([a, c], |[x, y]| y.mul_add(4.0, x)),
-        map([b, d, m[5]], |[x, y, z]| y.mul_add(8.0, x) + z),
-    ]
+fn output(from: impl Fn(usize, usize) -> f32, to: &mut [Lanes; STEP]) {
+    for lane in 0..LANES {
+        let m: [f32; TILE] = std::array::from_fn(|place| from(place, lane));
+        let (a, b) = (m[1] + m[2], m[1] - m[2]);
+        let (c, d) = (m[3] + m[4], m[3] - m[4]);
+        to[0][lane] = m[0] + a + c;
+        to[1][lane] = d.mul_add(2.0, b);
+        to[2][lane] = c.mul_add(4.0, a);
+        to[3][lane] = d.mul_add(8.0, b) + m[5];
+    }
 }
 
 /// Transforms the values of a tile, one slice of channels at each place; those of place `p` go to `p * stride` of `to`.
 fn transform_input(from: &[&[Lanes]; PLACES], to: &mut [f32], stride: usize) {
-    let count = from[0].len();
-    for channel in 0..count {
-        let mut half = [[[0.0; LANES]; TILE]; TILE];
-        for band in 0..TILE {
-            let column = input(std::array::from_fn(|frame| from[frame * TILE + band][channel]));
-            for (half, value) in half.iter_mut().zip(column) {
-                half[band] = value;
-            }
+    let mut half = [[[0.0; LANES]; TILE]; TILE];
+    let mut row = [[0.0; LANES]; TILE];
+    for channel in 0..from[0].len() {
+        for (band, half) in half.iter_mut().enumerate() {
+            let column: [&Lanes; TILE] = std::array::from_fn(|frame| &from[frame * TILE + band][channel]);
+            input(|frame, lane| column[frame][lane], half);
         }
-        for (frame, half) in half.into_iter().enumerate() {
-            for (band, value) in input(half).into_iter().enumerate() {
+        for frame in 0..TILE {
+            input(|band, lane| half[band][frame][lane], &mut row);
+            for (band, row) in row.iter().enumerate() {
                 let at = (frame * TILE + band) * stride + channel * LANES;
-                to[at..at + LANES].copy_from_slice(&value);
+                to[at..at + LANES].copy_from_slice(row);
             }
         }
     }
@@ -190,25 +182,19 @@ fn transform_output(
     frame_size: usize,
 ) {
     let channels = epilogue.bias.len();
-    let least = if epilogue.relu { 0.0 } else { f32::NEG_INFINITY };
-    for (channel, bias) in epilogue.bias.as_chunks::<LANES>().0.iter().enumerate() {
-        let mut half = [[[0.0; LANES]; TILE]; STEP];
-        for band in 0..TILE {
-            let column = output(std::array::from_fn(|frame| from[frame * TILE + band][channel]));
-            for (half, value) in half.iter_mut().zip(column) {
-                half[band] = value;
-            }
+    let mut half = [[[0.0; LANES]; STEP]; TILE];
+    let mut row = [[0.0; LANES]; STEP];
+    for channel in 0..channels / LANES {
+        for (band, half) in half.iter_mut().enumerate() {
+            let column: [&Lanes; TILE] = std::array::from_fn(|frame| &from[frame * TILE + band][channel]);
+            output(|frame, lane| column[frame][lane], half);
         }
-        for (frame, half) in half.into_iter().enumerate().take(counts[0]) {
-            for (band, value) in output(half).into_iter().enumerate().take(counts[1]) {
+        let bias = &epilogue.bias[channel * LANES..][..LANES];
+        for frame in 0..counts[0] {
+            output(|band, lane| half[band][frame][lane], &mut row);
+            for (band, row) in row.iter().enumerate().take(counts[1]) {
                 let at = frame * frame_size + band * channels + channel * LANES;
-                let mut value = map([value, *bias], |[x, y]| x + y);
-                if let Some(add) = epilogue.add
-                    && let Some(add) = add[at..].first_chunk()
-                {
-                    value = map([value, *add], |[x, y]| x + y);
-                }
-                out[at..at + LANES].copy_from_slice(&value.map(|value| value.max(least)));
+                epilogue.finish(row, bias, at, &mut out[at..at + LANES]);
             }
         }
     }
