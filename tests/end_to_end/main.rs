@@ -23,6 +23,7 @@ mod presets;
 mod rejects;
 mod reuse;
 mod sampling;
+mod secrets;
 mod synthesize;
 mod tokenizer;
 mod training;
