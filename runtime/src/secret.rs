@@ -96,7 +96,10 @@ impl schemars::JsonSchema for Secret {
 
 /// The secrets of a pipeline, by the names of their parameters. Cheap to clone; clones share what is added.
 #[derive(Clone, Default)]
-pub struct Secrets(Arc<Mutex<Vec<(String, Arc<str>)>>>);
+pub struct Secrets(Arc<Mutex<Vec<Named>>>);
+
+/// A name, and its value.
+type Named = (String, Arc<str>);
 
 /// Says the names alone.
 impl fmt::Debug for Secrets {
@@ -106,7 +109,7 @@ impl fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    fn all(&self) -> MutexGuard<'_, Vec<(String, Arc<str>)>> {
+    fn all(&self) -> MutexGuard<'_, Vec<Named>> {
         // Each change is one push.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

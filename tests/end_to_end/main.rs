@@ -24,6 +24,7 @@ mod rejects;
 mod reuse;
 mod sampling;
 mod speakers;
+mod secrets;
 mod synthesize;
 mod tokenizer;
 mod training;

@@ -116,7 +116,7 @@ fn is_long_form(map: &Mapping) -> bool {
         "secret" => map.get("secret").is_some_and(Value::is_bool),
         word => map.contains_key(word),
     };
-    LONG_FORM.iter().any(|word| describes(&word))
+    LONG_FORM.iter().any(describes)
 }
 
 impl Params {

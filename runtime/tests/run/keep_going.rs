@@ -12,8 +12,13 @@ fn with(settings: &str) -> String {
     )
 }
 
-/// Failures as stage and partition, and what was left out.
-fn several(error: RunError) -> (BTreeSet<(String, String)>, BTreeMap<String, Vec<String>>) {
+/// Stages and partitions.
+type Failed = BTreeSet<(String, String)>;
+/// By stage, the partitions that were left out; none for all.
+type LeftOut = BTreeMap<String, Vec<String>>;
+
+/// What failed, and what was left out.
+fn several(error: RunError) -> (Failed, LeftOut) {
     assert_eq!(error.exit_code(), 1);
     let RunError::Several { failures, left_out } = error else {
         panic!("{error:?}")
