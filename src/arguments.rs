@@ -68,7 +68,7 @@ const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could
 
 #[derive(Args, Debug)]
 pub struct TranscribeArguments {
-    /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis): files, folders (all audio in them), patterns in quotes, or `-` for standard input
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, MP4, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, or `-` for standard input
     #[arg(required = true)]
     pub input: Vec<String>,
     /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME; the bundled small model if
@@ -84,6 +84,9 @@ pub struct TranscribeArguments {
     /// Print the transcripts, in the first of the formats; without --out no files are written
     #[arg(long)]
     pub stdout: bool,
+    /// What becomes of several channels
+    #[arg(long, value_name = "HOW", default_value = "mix")]
+    pub channels: ChannelUse,
     /// Where the model is computed: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
@@ -103,6 +106,15 @@ pub struct TranscribeArguments {
     /// Write the events, one JSON object per line, to this file too
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
+}
+
+/// What becomes of the channels of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ChannelUse {
+    /// Their mean is transcribed
+    Mix,
+    /// Each gets a transcript of its own: NAME.ch1, NAME.ch2 and so on
+    Split,
 }
 
 #[derive(Args, Debug)]

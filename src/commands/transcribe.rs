@@ -11,16 +11,17 @@ use flow_model::tokenizer::Tokenizer;
 use flow_runtime::escape::escape_line;
 use flow_runtime::registry::Registry;
 use flow_runtime::store::{Access, Store};
-use flow_transcription::Format;
-use flow_transcription::listing::recordings;
+use flow_transcription::channels::{self, listed};
+use flow_transcription::listing::Recording;
 use flow_transcription::recognizer::languages;
+use flow_transcription::{Format, TranscriptionError};
 use tempfile::TempDir;
 
 use super::past_run::PastRun;
 use super::{rejects, run};
 use crate::arguments::{
-    LookArguments, PipelineArguments, ProcessArguments, Progress, RunArguments, SelectionArguments, StateArguments,
-    TranscribeArguments,
+    ChannelUse, LookArguments, PipelineArguments, ProcessArguments, Progress, RunArguments, SelectionArguments,
+    StateArguments, TranscribeArguments,
 };
 use crate::bundle;
 use crate::failure::{Exit, Failure};
@@ -31,8 +32,9 @@ const STAGE: &str = "transcribe";
 /// The stage of the pipeline that writes.
 const WRITE: &str = "write";
 /// Parameters of the pipeline that options give.
-const OPTIONS: [(&str, &str); 4] = [
+const OPTIONS: [(&str, &str); 5] = [
     ("input", "INPUT..."),
+    ("channels", "--channels"),
     ("out", "--out"),
     ("formats", "--format"),
     ("device", "--device"),
@@ -71,6 +73,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         format!("input={}", json(&input)),
         format!("out={}", json(&[out_folder.to_owned()])[0]),
         format!("formats={}", json(&formats)),
+        format!("channels={}", channel_use(arguments)),
         format!("device={}", arguments.device),
     ];
     match &arguments.model {
@@ -89,8 +92,8 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         return Ok(outcome);
     }
 
-    let listed = recordings(&input).map_err(Failure::unreadable)?;
-    let refused = refused(state)?;
+    let listed = names(arguments, &input).map_err(Failure::unreadable)?;
+    let refused = refused(&run_of(&state)?)?;
     let is_refused = |name: &str| refused.iter().any(|(refused, _)| refused == name);
     for (name, why) in &refused {
         let file = listed.iter().find(|recording| recording.name == *name);
@@ -100,6 +103,13 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
             "warning: {} was not transcribed: {}",
             escape_line(shown),
             escape_line(why)
+        )?;
+    }
+    for (name, at) in damaged(&run_of(&state)?)? {
+        writeln!(
+            io::stderr(),
+            "warning: {} is damaged at {at} s; what comes after is not transcribed",
+            escape_line(&name)
         )?;
     }
     let done: Vec<_> = listed.iter().filter(|recording| !is_refused(&recording.name)).collect();
@@ -146,6 +156,24 @@ fn state(arguments: &TranscribeArguments, folder: &Path) -> StateArguments {
     }
 }
 
+/// The word for [`ChannelUse`] in the pipeline.
+fn channel_use(arguments: &TranscribeArguments) -> &'static str {
+    match arguments.channels {
+        ChannelUse::Mix => "mix",
+        ChannelUse::Split => "split",
+    }
+}
+
+/// What is to be transcribed, with the names of the transcripts.
+fn names(arguments: &TranscribeArguments, input: &[String]) -> Result<Vec<Recording>, TranscriptionError> {
+    let channels = match arguments.channels {
+        ChannelUse::Mix => channels::ChannelUse::Mix,
+        ChannelUse::Split => channels::ChannelUse::Split,
+    };
+    let listed = listed(input, channels)?;
+    Ok(listed.into_iter().map(|listed| listed.recording).collect())
+}
+
 /// Refuses to write over files that are no transcripts of an earlier run: a corpus may have texts beside its recordings.
 fn refuse_files_of_others(
     arguments: &TranscribeArguments,
@@ -154,7 +182,9 @@ fn refuse_files_of_others(
     formats: &[String],
 ) -> Result<(), Failure> {
     // What cannot be listed is told by the run.
-    let Ok(listed) = recordings(input) else { return Ok(()) };
+    let Ok(listed) = names(arguments, input) else {
+        return Ok(());
+    };
     let paths = listed.iter().flat_map(|recording| {
         let path = |format: &String| folder.join(format!("{}.{format}", recording.name));
         formats.iter().map(path)
@@ -308,16 +338,37 @@ fn run_arguments(
     }
 }
 
-/// The recordings that the last run refused, and why.
-fn refused(state: StateArguments) -> Result<Vec<(String, String)>, Failure> {
-    let run = PastRun::find_planned(&LookArguments {
+/// The last run in a state directory.
+fn run_of(state: &StateArguments) -> Result<PastRun, Failure> {
+    PastRun::find_planned(&LookArguments {
         pipeline: Some(PathBuf::from(STAGE)),
         config: Vec::new(),
         set: Vec::new(),
         run: "latest".to_owned(),
-        state,
-    })?;
-    let set = rejects::of_run(&run, &run.plan()?, Some(STAGE))?;
+        state: state.clone(),
+    })
+}
+
+/// The recordings of a run that are damaged, and at which second.
+fn damaged(run: &PastRun) -> Result<Vec<(String, String)>, Failure> {
+    let snapshots = run.snapshots()?;
+    let Some(snapshot) = snapshots.of(STAGE) else {
+        return Ok(Vec::new());
+    };
+    let mut damaged = Vec::new();
+    for record in run.records_of(snapshot)? {
+        let rows = run.store.first_rows(&snapshot.recipe, &record, "recordings", 1);
+        for row in rows.map_err(Failure::unreadable)? {
+            let at = row.into_iter().find(|(name, _)| name == "damaged_at");
+            damaged.extend(at.map(|(_, at)| (record.partition.to_string(), at)));
+        }
+    }
+    Ok(damaged)
+}
+
+/// The recordings that a run refused, and why.
+fn refused(run: &PastRun) -> Result<Vec<(String, String)>, Failure> {
+    let set = rejects::of_run(run, &run.plan()?, Some(STAGE))?;
     let mut refused: Vec<(String, String)> = Vec::new();
     for reject in set.iter() {
         let (_, partition, reject) = reject.map_err(Failure::unreadable)?;

@@ -1,7 +1,9 @@
-//! Transcription of recordings: which ones ([`listing`]), their samples ([`recording`]), where speech is and what is said
+//! Transcription of recordings: which ones ([`listing`], [`channels`]), their samples ([`streamed`]), where speech is and what is said
 //! ([`recognizer`]); what transcripts look like and how they are written, how long audio is cut into windows and the words of
 //! the windows put together again, how sure the model was. The kinds are thin stages around these.
 
+mod activity;
+pub mod channels;
 pub mod confidence;
 pub mod energy;
 pub mod error;
@@ -14,12 +16,14 @@ pub mod recording;
 pub mod rows;
 pub mod segments;
 pub mod speech_frames;
+pub mod streamed;
 pub mod subtitles;
 #[cfg(test)]
 mod test_data;
 mod times;
 pub mod transcribe;
 pub mod transcript;
+mod window_groups;
 pub mod windows;
 pub mod write;
 

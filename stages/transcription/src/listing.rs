@@ -20,9 +20,9 @@ pub struct Recording {
 }
 
 /// Endings of files that are taken from folders, also of formats that cannot be decoded: those are told to the user.
-const ENDINGS: [&str; 20] = [
-    "aac", "aif", "aiff", "amr", "caf", "flac", "m4a", "m4b", "mka", "mp3", "mp4", "mpga", "oga", "ogg", "opus", "wav",
-    "wave", "weba", "webm", "wma",
+const ENDINGS: [&str; 23] = [
+    "aac", "aif", "aifc", "aiff", "amr", "caf", "flac", "m4a", "m4b", "mka", "mkv", "mov", "mp3", "mp4", "mpga", "oga",
+    "ogg", "opus", "wav", "wave", "weba", "webm", "wma",
 ];
 
 /// The recordings that `input` names, sorted by name. Each text is a file (whatever its ending; it need not be there), a
