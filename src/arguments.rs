@@ -96,6 +96,9 @@ pub struct TranscribeArguments {
     /// Phrases that are to be heard more readily, one a line (their weight: --set boost_weight=1)
     #[arg(long, value_name = "FILE")]
     pub boost: Option<PathBuf>,
+    /// What becomes of several channels
+    #[arg(long, value_name = "HOW", default_value = "mix")]
+    pub channels: ChannelUse,
     /// Where the model is computed: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
@@ -191,6 +194,15 @@ pub struct EvaluateDiarizationArguments {
     /// One JSON object instead of a table
     #[arg(long)]
     pub json: bool,
+}
+
+/// What becomes of the channels of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ChannelUse {
+    /// Their mean is transcribed
+    Mix,
+    /// Each gets a transcript of its own: NAME.ch1, NAME.ch2 and so on
+    Split,
 }
 
 #[derive(Args, Debug)]

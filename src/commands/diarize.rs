@@ -4,6 +4,7 @@ use std::io::Write;
 
 use flow_runtime::registry::Registry;
 use flow_speakers::stages::Format;
+use flow_transcription::channels::ChannelUse;
 
 use super::recordings::{Work, WrittenFormat, formats, names_of, speakers, work};
 use crate::arguments::DiarizeArguments;
@@ -39,6 +40,7 @@ pub fn diarize(arguments: &DiarizeArguments, registry: &Registry, out: &mut dyn 
         formats,
         set,
         options: OPTIONS,
+        channels: ChannelUse::Mix,
     };
     work(&diarization, &arguments.recordings, registry, out)
 }

@@ -6,10 +6,12 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use flow_audio::listing::{Recording, recordings};
+use flow_audio::listing::Recording;
+use flow_runtime::StageError;
 use flow_runtime::escape::escape_line;
 use flow_runtime::registry::Registry;
 use flow_runtime::store::{Access, Store};
+use flow_transcription::channels::{ChannelUse, listed};
 use tempfile::TempDir;
 
 use super::past_run::PastRun;
@@ -47,6 +49,8 @@ pub struct Work {
     pub set: Vec<String>,
     /// Parameters that options give or may give, each with its option.
     pub options: &'static [(&'static str, &'static str)],
+    /// Whether recordings or their channels are written about.
+    pub channels: ChannelUse,
 }
 
 /// A recording that a stage refused.
@@ -112,7 +116,7 @@ pub fn work(
         return Ok(outcome);
     }
 
-    let listed = recordings(&input).map_err(Failure::unreadable)?;
+    let listed = names(work, &input).map_err(Failure::unreadable)?;
     let mut refused: Vec<Refused> = Vec::new();
     for (place, (stage, done)) in work.stages.iter().enumerate() {
         for (name, why) in refused_by(work.pipeline, stage, &state)? {
@@ -136,6 +140,14 @@ pub fn work(
             "warning: {} was not {done}: {}",
             escape_line(shown),
             escape_line(why)
+        )?;
+    }
+    for (name, at) in damaged_in(work.pipeline, work.stages[0].0, &state)? {
+        writeln!(
+            io::stderr(),
+            "warning: {} is damaged at {at} s; what comes after is not {}",
+            escape_line(&name),
+            work.stages[0].1
         )?;
     }
     let path = |recording: &Recording| folder.join(format!("{}.{}", recording.name, work.formats[0].name));
@@ -169,6 +181,12 @@ pub fn work(
         (false, false) => Exit::Noted,
         (true, false) => Exit::Failed,
     })
+}
+
+/// What is written about, with the names of the files.
+fn names(work: &Work, input: &[String]) -> Result<Vec<Recording>, StageError> {
+    let listed = listed(input, work.channels)?;
+    Ok(listed.into_iter().map(|listed| listed.recording).collect())
 }
 
 /// Names of files as the value of a parameter: as they are, whatever stands in them.
@@ -210,7 +228,7 @@ fn refuse_files_of_others(
     folder: &Path,
 ) -> Result<(), Failure> {
     // What cannot be listed is told by the run.
-    let Ok(listed) = recordings(input) else { return Ok(()) };
+    let Ok(listed) = names(work, input) else { return Ok(()) };
     let stages: BTreeSet<&str> = work.formats.iter().map(|format| format.stage).collect();
     for stage in stages {
         let own = || work.formats.iter().filter(|format| format.stage == stage);
@@ -344,15 +362,38 @@ fn run_arguments(
     }
 }
 
-/// The recordings that a stage refused in the last run, and why; none where it took no part in it.
-fn refused_by(pipeline: &str, stage: &str, state: &StateArguments) -> Result<Vec<(String, String)>, Failure> {
-    let run = PastRun::find_planned(&LookArguments {
+/// The last run of a pipeline in a state directory.
+fn last_run(pipeline: &str, state: &StateArguments) -> Result<PastRun, Failure> {
+    PastRun::find_planned(&LookArguments {
         pipeline: Some(PathBuf::from(pipeline)),
         config: Vec::new(),
         set: Vec::new(),
         run: "latest".to_owned(),
         state: state.clone(),
-    })?;
+    })
+}
+
+/// The recordings of which a stage of the last run says that they are damaged, and at which second.
+fn damaged_in(pipeline: &str, stage: &str, state: &StateArguments) -> Result<Vec<(String, String)>, Failure> {
+    let run = last_run(pipeline, state)?;
+    let snapshots = run.snapshots()?;
+    let Some(snapshot) = snapshots.of(stage) else {
+        return Ok(Vec::new());
+    };
+    let mut damaged = Vec::new();
+    for record in run.records_of(snapshot)? {
+        let rows = run.store.first_rows(&snapshot.recipe, &record, "recordings", 1);
+        for row in rows.map_err(Failure::unreadable)? {
+            let at = row.into_iter().find(|(name, _)| name == "damaged_at");
+            damaged.extend(at.map(|(_, at)| (record.partition.to_string(), at)));
+        }
+    }
+    Ok(damaged)
+}
+
+/// The recordings that a stage refused in the last run, and why; none where it took no part in it.
+fn refused_by(pipeline: &str, stage: &str, state: &StateArguments) -> Result<Vec<(String, String)>, Failure> {
+    let run = last_run(pipeline, state)?;
     let set = rejects::of_run(&run, &run.plan()?, Some(stage))?;
     let mut refused: Vec<(String, String)> = Vec::new();
     for reject in set.iter() {

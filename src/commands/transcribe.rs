@@ -8,10 +8,11 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::registry::Registry;
 use flow_transcription::Format;
+use flow_transcription::channels;
 use flow_transcription::recognizer::languages;
 
 use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
-use crate::arguments::{Progress, TranscribeArguments};
+use crate::arguments::{ChannelUse, Progress, TranscribeArguments};
 use crate::failure::{Exit, Failure};
 
 /// The pipeline, and its stage that transcribes.
@@ -24,6 +25,7 @@ const WRITE_TURNS: &str = "write_turns";
 /// Parameters of the pipeline that options give.
 const OPTIONS: &[(&str, &str)] = &[
     ("input", "INPUT..."),
+    ("channels", "--channels"),
     ("out", "--out"),
     ("formats", "--format"),
     ("write_transcripts", "--format"),
@@ -48,6 +50,13 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
     let speaks = arguments.recordings.progress != Progress::None;
     let formats = transcript_formats(&arguments.format, arguments.diarize)?;
     let speakers = speakers(&arguments.speakers)?;
+    let split = arguments.channels == ChannelUse::Split;
+    if split && arguments.diarize {
+        return Err(Failure::usage(
+            "`--channels split` and `--diarize` are both about who speaks",
+            "take the first where each speaker has a channel, the second where not",
+        ));
+    }
     if !arguments.diarize
         && let Some(given) = speakers.first()
     {
@@ -63,6 +72,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         format!("write_transcripts={has_transcripts}"),
         format!("write_rttm={}", formats.contains(&RTTM)),
         format!("device={}", arguments.device),
+        format!("channels={}", if split { "split" } else { "mix" }),
         format!("diarize={}", arguments.diarize),
     ];
     if has_transcripts {
@@ -97,6 +107,10 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         formats,
         set,
         options: OPTIONS,
+        channels: match arguments.channels {
+            ChannelUse::Mix => channels::ChannelUse::Mix,
+            ChannelUse::Split => channels::ChannelUse::Split,
+        },
     };
     work(&transcription, &arguments.recordings, registry, out)
 }

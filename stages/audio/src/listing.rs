@@ -20,9 +20,9 @@ pub struct Recording {
 }
 
 /// Endings of files that are taken from folders, also of formats that cannot be decoded: those are told to the user.
-const ENDINGS: [&str; 20] = [
-    "aac", "aif", "aiff", "amr", "caf", "flac", "m4a", "m4b", "mka", "mp3", "mp4", "mpga", "oga", "ogg", "opus", "wav",
-    "wave", "weba", "webm", "wma",
+const ENDINGS: [&str; 23] = [
+    "aac", "aif", "aifc", "aiff", "amr", "caf", "flac", "m4a", "m4b", "mka", "mkv", "mov", "mp3", "mp4", "mpga", "oga",
+    "ogg", "opus", "wav", "wave", "weba", "webm", "wma",
 ];
 
 /// Endings that formats of transcripts and diarizations give to files: what is written about `talk.json` is not to take

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::decode::decode;
-use crate::flac::Samples;
+use crate::flac::{self, Samples, StreamInfo};
 use crate::flac_encode;
 use crate::test_data::{good_members, raw_wav, tone, wav};
 

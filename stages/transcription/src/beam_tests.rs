@@ -21,7 +21,7 @@ fn model() -> TdtModel {
 }
 
 fn samples(path: &Path) -> Vec<f32> {
-    crate::recording::samples(path, 1000.0).unwrap().unwrap()
+    flow_audio::samples::samples(path, 1000.0).unwrap().unwrap()
 }
 
 fn fusion(config: &Value, golden: &Value) -> Fusion {

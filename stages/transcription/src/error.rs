@@ -12,6 +12,8 @@ pub enum TranscriptionError {
     #[error("{0}")]
     Input(String),
     #[error(transparent)]
+    Audio(#[from] flow_audio::AudioError),
+    #[error(transparent)]
     Model(#[from] flow_model::Error),
 }
 

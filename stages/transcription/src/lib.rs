@@ -1,10 +1,13 @@
-//! Transcription of recordings: where speech is and what is said ([`recognizer`]); what transcripts look like and how they
-//! are written, how long audio is cut into windows and the words of the windows put together again, how sure the model was,
-//! who said which word ([`speakers`]). The kinds are thin stages around these.
+//! Transcription of recordings: which ones and which of their channels ([`channels`]), their samples ([`streamed`]), where speech
+//! is and what is said ([`recognizer`]); what transcripts look like and how they are written, how long audio is cut into windows and
+//! the words of the windows put together again, how sure the model was, who said which word ([`speakers`]). The kinds are thin
+//! stages around these.
 
+mod activity;
 pub mod assign_speakers;
 #[cfg(test)]
 mod beam_tests;
+pub mod channels;
 pub mod confidence;
 pub mod energy;
 pub mod error;
@@ -16,6 +19,7 @@ pub mod rows;
 pub mod segments;
 pub mod speakers;
 pub mod speech_frames;
+pub mod streamed;
 pub mod subtitles;
 #[cfg(test)]
 mod test_data;
@@ -23,6 +27,7 @@ mod times;
 pub mod transcribe;
 pub mod transcript;
 pub mod utterances;
+mod window_groups;
 pub mod windows;
 pub mod write;
 

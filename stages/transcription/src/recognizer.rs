@@ -15,14 +15,15 @@ use flow_model::timestamps::time_stamps;
 use flow_model::tokenizer::Tokenizer;
 use flow_speakers::silero::{SAMPLE_RATE, SileroVad, WINDOW};
 use flow_speakers::speech::{SpeechSettings, speech};
-use flow_speakers::tones::ToneDetector;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::activity::Activity;
 use crate::confidence::{Aggregation, ConfidenceMethod, step_confidence, word_confidences};
-use crate::energy::{frame_levels, speech_probabilities};
 use crate::segments::{SegmentRules, segments};
 use crate::speech_frames::SpeechFrames;
+use crate::streamed::Samples;
+use crate::window_groups::{GROUP_SAMPLES, group_by_group};
 use crate::windows::{join_words_of_turns, windows, windows_of_turns};
 use crate::{Result, Segment, TranscriptionError, Word};
 
@@ -140,19 +141,61 @@ impl Recognizer {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
         let windows = self.windows(samples, settings)?;
-        let signals: Vec<&[f32]> = windows
-            .iter()
-            .map(|window| &samples[window.start as usize..window.end as usize])
-            .collect();
+        self.decode_windows(&windows, samples.len() as u64, &samples, settings, cancelled)
+    }
+
+    /// Begins a recording that comes as a stream: its samples are to be fed, and then given to [`Recognizer::transcribe_again`].
+    pub fn first_pass(&self, settings: &RecognitionSettings) -> FirstPass<'_> {
+        FirstPass {
+            activity: Activity::new(settings.voice_activity, &self.voice_activity),
+            kept: Some(Vec::new()),
+        }
+    }
+
+    /// [`Recognizer::transcribe`] of a recording that was gone through once, by the same settings. It is gone through again,
+    /// unless it was short, and no more than ten minutes of it, or one window, are in memory at once.
+    ///
+    /// # Errors
+    /// As [`Recognizer::transcribe`], if the recording cannot be read, and if it has become shorter.
+    pub fn transcribe_again(
+        &self,
+        first: FirstPass<'_>,
+        recording: &dyn Samples,
+        settings: &RecognitionSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Recognized>> {
+        let (probabilities, samples) = first.activity.finish();
+        let windows = windows_by(&probabilities, samples, settings)?;
+        match &first.kept {
+            Some(kept) => self.decode_windows(&windows, samples, &&kept[..], settings, cancelled),
+            None => self.decode_windows(&windows, samples, recording, settings, cancelled),
+        }
+    }
+
+    /// Transcribes windows of a recording of so many samples.
+    fn decode_windows(
+        &self,
+        windows: &[Range<u64>],
+        samples: u64,
+        recording: &dyn Samples,
+        settings: &RecognitionSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Recognized>> {
         let mut heard: Vec<Heard> = vec![Heard::default(); windows.len()];
-        for batch in batches(&windows, settings.batch_seconds) {
-            if cancelled() {
-                return Ok(None);
+        let mut decode = |group: Range<usize>, signals: &[Vec<f32>]| {
+            for batch in batches(&windows[group.clone()], settings.batch_seconds) {
+                if cancelled() {
+                    return Ok(false);
+                }
+                let of_batch: Vec<&[f32]> = batch.iter().map(|&index| &signals[index][..]).collect();
+                for (index, found) in batch.into_iter().zip(self.decode(&of_batch)?) {
+                    heard[group.start + index] = found;
+                }
             }
-            let of_batch: Vec<&[f32]> = batch.iter().map(|&index| signals[index]).collect();
-            for (index, found) in batch.into_iter().zip(self.decode(&of_batch)?) {
-                heard[index] = found;
-            }
+            Ok(true)
+        };
+        if !group_by_group(windows, recording, &mut decode)? {
+            return Ok(None);
         }
         let mut languages: Vec<String> = Vec::new();
         for language in heard.iter_mut().flat_map(|heard| std::mem::take(&mut heard.languages)) {
@@ -161,7 +204,7 @@ impl Recognizer {
             }
         }
         let words = heard.into_iter().map(|heard| heard.words).collect();
-        let words = join_words_of_turns(&windows, samples.len() as u64, SAMPLE_RATE, words)?;
+        let words = join_words_of_turns(windows, samples, SAMPLE_RATE, words)?;
         let decoded: u64 = windows.iter().map(|window| window.end - window.start).sum();
         Ok(Some(Recognized {
             segments: segments(words, &settings.segments)?,
@@ -173,49 +216,10 @@ impl Recognizer {
 
     /// Which parts of the samples are decoded, in order.
     fn windows(&self, samples: &[f32], settings: &RecognitionSettings) -> Result<Vec<Range<u64>>> {
-        let speakers = |error: flow_speakers::Error| TranscriptionError::Input(error.to_string());
-        let probabilities = match settings.voice_activity {
-            VoiceActivity::Off => vec![1.0; samples.len().div_ceil(WINDOW)],
-            VoiceActivity::Energy => speech_probabilities(&frame_levels(samples, WINDOW)),
-            VoiceActivity::Neural => {
-                let mut probabilities = Vec::with_capacity(samples.len().div_ceil(WINDOW));
-                let mut stream = self.voice_activity.stream();
-                stream.feed(samples, &mut probabilities).map_err(speakers)?;
-                stream.finish(&mut probabilities);
-                let mut tones = ToneDetector::default();
-                tones.feed(samples).map_err(speakers)?;
-                silence_tones(&mut probabilities, &tones.finish());
-                probabilities
-            }
-        };
-        let frames = SpeechFrames::new(&probabilities, WINDOW as u64, samples.len() as u64, SAMPLE_RATE)?;
-        if settings.voice_activity == VoiceActivity::Off {
-            let all = 0..samples.len() as u64;
-            return windows(&frames, std::slice::from_ref(&all), settings.max_window);
-        }
-        let turns = |settings: &SpeechSettings| -> Result<Vec<Range<u64>>> {
-            let found = speech(&probabilities, samples.len(), settings).map_err(speakers)?;
-            Ok(found
-                .into_iter()
-                .map(|turn| turn.start as u64..turn.end as u64)
-                .collect())
-        };
-        let between_pauses = turns(&SpeechSettings {
-            threshold: THRESHOLD,
-            neg_threshold: Some(THRESHOLD),
-            min_speech_duration_ms: 1000.0 * MIN_SPEECH,
-            min_silence_duration_ms: 1000.0 * settings.min_pause,
-            speech_pad_ms: 1000.0 * PADDING,
-            ..SpeechSettings::default()
-        })?;
-        // For windows that are too long: any pause will do.
-        let shorter = turns(&SpeechSettings {
-            min_speech_duration_ms: 0.0,
-            min_silence_duration_ms: 0.0,
-            speech_pad_ms: 0.0,
-            ..SpeechSettings::default()
-        })?;
-        windows_of_turns(&frames, &between_pauses, &shorter, settings.max_window)
+        let mut activity = Activity::new(settings.voice_activity, &self.voice_activity);
+        activity.feed(samples)?;
+        let (probabilities, samples) = activity.finish();
+        windows_by(&probabilities, samples, settings)
     }
 
     fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
@@ -272,19 +276,65 @@ impl Recognizer {
     }
 }
 
-/// Steady tones are no speech, though silero-vad takes notes and beeps for it.
-fn silence_tones(probabilities: &mut [f32], tones: &[bool]) {
-    for (probability, _) in probabilities.iter_mut().zip(tones).filter(|(_, tone)| **tone) {
-        *probability = 0.0;
-    }
-}
-
 #[derive(Clone, Debug, Default)]
 struct Heard {
     words: Vec<Word>,
     languages: Vec<String>,
 }
 
+/// What was learned of a recording by going through it once.
+pub struct FirstPass<'a> {
+    activity: Activity<'a>,
+    /// All samples, as long as they are few.
+    kept: Option<Vec<f32>>,
+}
+
+impl FirstPass<'_> {
+    /// Takes the next samples (mono, 16 kHz, in [-1, 1]).
+    ///
+    /// # Errors
+    /// If a sample is no number.
+    pub fn feed(&mut self, samples: &[f32]) -> Result<()> {
+        self.activity.feed(samples)?;
+        match &mut self.kept {
+            Some(kept) if (kept.len() + samples.len()) as u64 <= GROUP_SAMPLES => kept.extend_from_slice(samples),
+            kept => *kept = None,
+        }
+        Ok(())
+    }
+}
+
+/// Which parts of a recording are decoded, in order, by how likely each of its frames is to hold speech.
+fn windows_by(probabilities: &[f32], samples: u64, settings: &RecognitionSettings) -> Result<Vec<Range<u64>>> {
+    let frames = SpeechFrames::new(probabilities, WINDOW as u64, samples, SAMPLE_RATE)?;
+    if settings.voice_activity == VoiceActivity::Off {
+        return windows(&frames, std::slice::from_ref(&(0..samples)), settings.max_window);
+    }
+    let turns = |settings: &SpeechSettings| -> Result<Vec<Range<u64>>> {
+        let found = speech(probabilities, samples as usize, settings);
+        let found = found.map_err(|error| TranscriptionError::Input(error.to_string()))?;
+        Ok(found
+            .into_iter()
+            .map(|turn| turn.start as u64..turn.end as u64)
+            .collect())
+    };
+    let between_pauses = turns(&SpeechSettings {
+        threshold: THRESHOLD,
+        neg_threshold: Some(THRESHOLD),
+        min_speech_duration_ms: 1000.0 * MIN_SPEECH,
+        min_silence_duration_ms: 1000.0 * settings.min_pause,
+        speech_pad_ms: 1000.0 * PADDING,
+        ..SpeechSettings::default()
+    })?;
+    // For windows that are too long: any pause will do.
+    let shorter = turns(&SpeechSettings {
+        min_speech_duration_ms: 0.0,
+        min_silence_duration_ms: 0.0,
+        speech_pad_ms: 0.0,
+        ..SpeechSettings::default()
+    })?;
+    windows_of_turns(&frames, &between_pauses, &shorter, settings.max_window)
+}
 /// Windows in groups of similar length, the longest first, each of at most so many seconds, padding included (one that is
 /// longer goes alone).
 fn batches(windows: &[Range<u64>], batch_seconds: f64) -> Vec<Vec<usize>> {

@@ -116,6 +116,48 @@ fn windows_are_decoded_alike_alone_in_company_and_by_any_number_of_threads() {
     assert_same(&together, &pool.install(|| heard(&recognizer, &samples, &settings)));
 }
 
+/// Samples in blocks of 1,000.
+struct InBlocks<'a>(&'a [f32]);
+
+impl Samples for InBlocks<'_> {
+    fn pass(&self, take: &mut crate::streamed::Take<'_>) -> Result<()> {
+        for block in self.0.chunks(1_000) {
+            if !take(block)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A short recording, which is kept, and one that is gone through twice: eleven minutes, nearly all of them silence.
+#[test]
+fn a_stream_gives_what_the_samples_give() {
+    let recognizer = recognizer();
+    let (short, _) = two();
+    let long = [&short[..], &vec![0.0; GROUP_SAMPLES as usize], &short].concat();
+    for samples in [short, long] {
+        for voice_activity in [VoiceActivity::Energy, VoiceActivity::Neural] {
+            let settings = settings(voice_activity);
+            let recording = InBlocks(&samples);
+            let mut first = recognizer.first_pass(&settings);
+            let pass = recording.pass(&mut |block| first.feed(block).map(|()| true));
+            pass.unwrap();
+            assert_eq!(first.kept.is_some(), samples.len() as u64 <= GROUP_SAMPLES);
+            let again = recognizer.transcribe_again(first, &recording, &settings, &|| false);
+            assert_eq!(again.unwrap().unwrap(), heard(&recognizer, &samples, &settings));
+        }
+    }
+    let none = RecognitionSettings {
+        max_window: 3_000.0,
+        ..settings(VoiceActivity::Off)
+    };
+    let mut first = recognizer.first_pass(&none);
+    first.feed(&vec![0.0; GROUP_SAMPLES as usize + 1]).unwrap();
+    let shorter = recognizer.transcribe_again(first, &InBlocks(&[0.0; 500]), &none, &|| false);
+    assert!(shorter.unwrap_err().to_string().contains("had more"));
+}
+
 #[test]
 fn everything_is_decoded_without_voice_activity_in_windows_that_are_not_too_long() {
     let recognizer = recognizer();

@@ -67,6 +67,7 @@ pub fn recordings_schema() -> SchemaRef {
         Field::new("languages", DataType::List(item(DataType::Utf8)), false),
         Field::new("model", DataType::Utf8, false),
         Field::new("model_digest", DataType::Utf8, false),
+        Field::new("damaged_at", DataType::Float64, true),
     ]))
 }
 
@@ -143,6 +144,7 @@ pub fn recordings_batch(metadata: &Metadata, decoded: f64, windows: usize) -> Re
         Arc::new(languages),
         Arc::new(StringArray::from(vec![metadata.model.as_str()])),
         Arc::new(StringArray::from(vec![metadata.model_digest.as_str()])),
+        Arc::new(Float64Array::from(vec![metadata.damaged_at])),
     ];
     Ok(RecordBatch::try_new(recordings_schema(), columns)?)
 }
@@ -303,6 +305,7 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
         duration_s: recording.numbers("duration")?.value(0),
         model: text("model")?,
         model_digest: text("model_digest")?,
+        damaged_at: optional(recording.numbers("damaged_at")?, 0),
         languages: languages.iter().flatten().map(str::to_owned).collect(),
         num_speakers: None,
         processed_at: String::new(),
@@ -361,6 +364,7 @@ mod tests {
             duration_s: 2.5,
             model: "small.nemo".to_owned(),
             model_digest: "00ff".to_owned(),
+            damaged_at: Some(2.5),
             languages: vec!["hi".to_owned(), "en".to_owned()],
             num_speakers: None,
             processed_at: "2026-01-02T03:04:05Z".to_owned(),

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use chrono::{SecondsFormat, Utc};
-use flow_audio::listing::{Recording, recordings};
-use flow_audio::samples::{Refusal, lock_if_long, samples};
+use flow_audio::recording_reader::Channels;
+use flow_audio::samples::Refusal;
 use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
@@ -22,12 +22,28 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::channels::{ChannelUse, Listed, listed};
 use crate::recognizer::{RecognitionSettings, Recognizer, VoiceActivity};
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
 use crate::segments::SegmentRules;
+use crate::streamed::{Extent, StreamedRecording};
 use crate::{Metadata, Performance};
+
+/// What becomes of a recording that cannot be decoded to its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDamage {
+    /// What is before the damage is transcribed.
+    #[default]
+    Keep,
+    /// It is refused.
+    Refuse,
+}
+
+/// Less than this before the damage is refused in any case, in samples: one second.
+const LEAST_KEPT: u64 = SAMPLE_RATE as u64;
 
 /// Transcribes recordings: what was said, when, and how sure the model is.
 ///
@@ -37,8 +53,8 @@ use crate::{Metadata, Performance};
 /// two would then have one name). A recording whose bytes, and those of the model, are as they were is not decoded again;
 /// one that is new or changed is, alone.
 ///
-/// A recording is decoded to 16 kHz mono and held in memory as a whole. Voice activity says where speech is; what lies
-/// between two pauses is a window, which goes through the model by itself, together with others of its length. Words get the
+/// A recording is decoded to 16 kHz mono, block by block, so that memory does not grow with its length; one of more than ten
+/// minutes is decoded twice. Voice activity says where speech is; what lies between two pauses is a window, which goes through the model by itself, together with others of its length. Words get the
 /// times at which they were spoken and a confidence (NeMo's default: Tsallis entropy, the least sure of a word's tokens), and
 /// are put together to segments. Tags such as `<|hi|>` are taken out of the text and listed as languages. In silence nothing
 /// is said: that is a transcript without segments, and no error.
@@ -46,11 +62,14 @@ use crate::{Metadata, Performance};
 /// Port `segments`, one row per segment: `_row, start, end, text, confidence, words`; times are seconds from the beginning of
 /// the recording, `words` is a list of `word, start, end, confidence`. Port `recordings`, one row per partition: `_row,
 /// recording` (its path with its ending), `duration` and `decoded` in seconds (all of it, and what went through the model, in
-/// `windows`), `languages, model, model_digest`. Port `timings`, one row per partition: `_row, processed_at, transcription_s,
+/// `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row per partition: `_row, processed_at, transcription_s,
 /// total_s`; it alone differs from run to run.
 ///
+/// With `channels: split`, each channel of a recording is a partition of its own, `NAME.ch1`, `NAME.ch2` and so on; recordings
+/// of one channel keep their name.
+///
 /// Recordings that cannot be transcribed are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
-/// `decode_error`, `too_long` (see `max_duration`), `too_large`, `unreadable_file`.
+/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`.
 ///
 /// # Example
 ///
@@ -62,9 +81,17 @@ use crate::{Metadata, Performance};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TranscribeSettings {
-    /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis, told by content): files, folders, of which all files with an ending of audio
-    /// are taken, and patterns with `*`, `?`, and `**` for folders.
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, the audio of MP4, QuickTime, Matroska and WebM, told by
+    /// content): files, folders, of which all files with an ending of audio are taken, and patterns with `*`, `?`, and `**` for
+    /// folders.
     pub input: Vec<String>,
+    /// What becomes of several channels: `mix` (their mean is transcribed) or `split` (each by itself).
+    #[serde(default)]
+    pub channels: ChannelUse,
+    /// What becomes of a recording that is damaged or cut off: `keep` (what is before the damage is transcribed, if it is a second
+    /// or more, and `damaged_at` says where it ends, in seconds) or `refuse` (it is a reject, `decode_error`).
+    #[serde(default)]
+    pub on_damage: OnDamage,
     /// The model: a `.nemo` archive, a model folder such as a checkpoint, or a Hugging Face folder.
     pub model: PathBuf,
     /// How it is found where speech is: `neural` (silero-vad), `energy` (how loud it is), or `off`, where everything is decoded.
@@ -81,8 +108,7 @@ pub struct TranscribeSettings {
     /// Most seconds of audio, padding included, in the model at once; changes nothing but speed and memory.
     #[serde(default = "batch_seconds")]
     pub batch_seconds: f64,
-    /// Longer recordings are refused, in seconds: 3 hours take 700 MB of memory, and 4 bytes more for each sample of one
-    /// channel at the rate of the file while it is decoded.
+    /// Longer recordings are refused, in seconds; 12 hours at most.
     #[serde(default = "max_duration")]
     pub max_duration: f64,
     /// The longest pause within a segment, in seconds.
@@ -130,7 +156,7 @@ fn batch_seconds() -> f64 {
 }
 
 fn max_duration() -> f64 {
-    10_800.0
+    43_200.0
 }
 
 fn max_gap() -> f64 {
@@ -158,6 +184,8 @@ impl TranscribeSettings {
     pub fn new(input: Vec<String>, model: impl Into<PathBuf>) -> Self {
         TranscribeSettings {
             input,
+            channels: ChannelUse::default(),
+            on_damage: OnDamage::default(),
             model: model.into(),
             vad: VoiceActivity::default(),
             max_window: max_window(),
@@ -309,6 +337,8 @@ impl Kind for Transcribe {
     /// Where recordings and the model are does not matter, nor on what and in which batches the model is computed.
     fn identity(settings: &TranscribeSettings) -> Value {
         let mut identity = json!({
+            "channels": settings.channels,
+            "on_damage": settings.on_damage,
             "vad": settings.vad,
             "max_window": settings.max_window,
             "min_pause": settings.min_pause,
@@ -328,18 +358,18 @@ struct Transcriber {
     settings: TranscribeSettings,
     context: Context,
     /// By partition.
-    listed: Option<BTreeMap<Partition, Recording>>,
+    listed: Option<BTreeMap<Partition, Listed>>,
     recognizer: Option<Arc<Recognizer>>,
 }
 
 impl Transcriber {
-    fn listed(&mut self) -> Result<&BTreeMap<Partition, Recording>, StageError> {
+    fn listed(&mut self) -> Result<&BTreeMap<Partition, Listed>, StageError> {
         let listed = match self.listed.take() {
             Some(listed) => listed,
             None => {
-                let found = recordings(&self.settings.input)?.into_iter();
+                let found = listed(&self.settings.input, self.settings.channels)?.into_iter();
                 found
-                    .map(|recording| (Partition::new(&recording.name), recording))
+                    .map(|listed| (Partition::new(&listed.recording.name), listed))
                     .collect()
             }
         };
@@ -375,44 +405,54 @@ impl Source for Transcriber {
         let model_name = self.settings.model.file_name().unwrap_or_default();
         let model_name = model_name.to_string_lossy().into_owned();
         let listed = self.listed()?.iter();
-        let partition = |(name, recording): (&Partition, &Recording)| SourcePartition {
+        let partition = |(name, listed): (&Partition, &Listed)| SourcePartition {
             name: name.clone(),
-            files: std::iter::once(&recording.path).chain(&read).cloned().collect(),
+            files: std::iter::once(&listed.recording.path).chain(&read).cloned().collect(),
             // Both names are columns.
-            extra: format!("{}\0{model_name}", recording.file),
+            extra: match listed.channels {
+                Channels::Mix => format!("{}\0{model_name}", listed.recording.file),
+                Channels::One(channel) => format!("{}\0{model_name}\0{channel}", listed.recording.file),
+            },
         };
         Ok(listed.map(partition).collect())
     }
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let begun = Instant::now();
-        let recording = self.listed()?.get(partition).cloned();
-        let recording = recording.ok_or_else(|| StageError::failed(format!("there is no recording `{partition}`")))?;
-        let _alone = lock_if_long(&recording.path);
-        // Somebody may have waited here for long.
+        let listed = self.listed()?.get(partition).cloned();
+        let listed = listed.ok_or_else(|| StageError::failed(format!("there is no recording `{partition}`")))?;
         let stopped = || StageError::failed("stopped");
         let cancel = self.context.cancel.clone();
         if cancel.is_set() {
             return Err(stopped());
         }
-        let samples = match samples(&recording.path, self.settings.max_duration)? {
-            Ok(samples) => samples,
+        let recording = StreamedRecording::new(&listed.recording.path, listed.channels);
+        let recognizer = self.recognizer()?;
+        let settings = self.settings.recognition();
+        let decoding = Instant::now();
+        let mut first = recognizer.first_pass(&settings);
+        let extent = recording.first_pass(self.settings.max_duration, &mut |samples| {
+            first.feed(samples)?;
+            Ok(!cancel.is_set())
+        })?;
+        if cancel.is_set() {
+            return Err(stopped());
+        }
+        let path = &listed.recording.path;
+        let extent = match extent.and_then(|extent| self.settings.on_damage.accept(path, extent)) {
+            Ok(extent) => extent,
             Err(Refusal { reason, detail }) => {
                 out.reject_partition(reason, RejectClass::Fault, detail);
                 return Ok(());
             }
         };
-        if cancel.is_set() {
-            return Err(stopped());
-        }
-        let recognizer = self.recognizer()?;
-        let decoding = Instant::now();
-        let recognized = recognizer.transcribe(&samples, &self.settings.recognition(), &|| cancel.is_set())?;
+        let recognized = recognizer.transcribe_again(first, &recording, &settings, &|| cancel.is_set())?;
         // None: the run is being given up, and so is this partition.
         let recognized = recognized.ok_or_else(stopped)?;
         let metadata = Metadata {
-            source_file: recording.file,
-            duration_s: samples.len() as f64 / f64::from(SAMPLE_RATE),
+            source_file: listed.recording.file,
+            duration_s: seconds(extent.samples),
+            damaged_at: extent.damage.map(|_| seconds(extent.samples)),
             model: recognizer.name.clone(),
             model_digest: recognizer.digest.clone(),
             languages: recognized.languages,
@@ -430,6 +470,23 @@ impl Source for Transcriber {
         out.send(2, timings_batch(&now, &performance)?);
         Ok(())
     }
+}
+
+impl OnDamage {
+    /// What there is of a recording, if it is to be transcribed.
+    fn accept(self, path: &Path, extent: Extent) -> Result<Extent, Refusal> {
+        match &extent.damage {
+            Some(why) if self == OnDamage::Refuse || extent.samples < LEAST_KEPT => Err(Refusal {
+                reason: "decode_error",
+                detail: format!("{} is damaged at {} s: {why}", path.display(), seconds(extent.samples)),
+            }),
+            _ => Ok(extent),
+        }
+    }
+}
+
+fn seconds(samples: u64) -> f64 {
+    samples as f64 / f64::from(SAMPLE_RATE)
 }
 
 /// What a recognizer is loaded by: model, number type, device, decoding.

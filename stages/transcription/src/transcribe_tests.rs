@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use arrow::array::AsArray;
+use arrow::array::{Array, AsArray};
 use arrow::datatypes::Float64Type;
 use flow_runtime::harness::{Harness, Output};
 
@@ -79,6 +79,82 @@ fn recordings_become_rows_and_what_is_no_recording_a_reject() {
     );
 }
 
+/// A WAV of two channels.
+fn stereo(left: &[i16], right: &[i16]) -> Vec<u8> {
+    let samples: Vec<i16> = left
+        .iter()
+        .zip(right)
+        .flat_map(|(left, right)| [*left, *right])
+        .collect();
+    let mut bytes = wav(16_000, &samples);
+    bytes[22] = 2;
+    bytes[32] = 4;
+    bytes
+}
+
+#[test]
+fn each_channel_gets_what_it_gets_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
+    let speech = |name: &str| -> Vec<i16> {
+        let samples = flow_audio::decode::decode(&hindi(name), 100.0).unwrap();
+        samples
+            .iter()
+            .map(|sample| (sample * 32_767.0) as i16)
+            .take(48_000)
+            .collect()
+    };
+    let (left, right) = (speech("rec_hi_0001_000.flac"), speech("rec_hi_0008_001.flac"));
+    let length = left.len().min(right.len());
+    let (left, right) = (&left[..length], &right[..length]);
+    write("call.wav", &stereo(left, right));
+    write("left.wav", &wav(16_000, left));
+    write("right.wav", &wav(16_000, right));
+    let split = TranscribeSettings {
+        channels: ChannelUse::Split,
+        ..settings(place.path())
+    };
+    let output = run(split);
+    let names: Vec<&str> = output.partitions.iter().map(Partition::as_str).collect();
+    assert_eq!(names, ["call.ch1", "call.ch2", "left", "right"]);
+    let segments = |name: &str| read_segments(&output.rows("segments", name)).unwrap();
+    assert!(!segments("left").is_empty());
+    assert_eq!(segments("call.ch1"), segments("left"));
+    assert_eq!(segments("call.ch2"), segments("right"));
+    let names = run(settings(place.path())).partitions;
+    assert_eq!(names.len(), 3, "{names:?}");
+}
+
+#[test]
+fn what_is_before_the_damage_is_transcribed_or_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
+    let whole = wav(16_000, &[0; 80_000]);
+    write("whole.wav", &whole);
+    write("cut.wav", &whole[..44 + 64_000]);
+    write("stump.wav", &whole[..44 + 20_000]);
+    let damaged_at = |output: &Output, name: &str| {
+        let recording = output.rows("recordings", name);
+        let column = recording.column_by_name("damaged_at").unwrap().clone();
+        let column = column.as_primitive::<Float64Type>();
+        (column.null_count() == 0).then(|| column.value(0))
+    };
+    let kept = run(settings(place.path()));
+    assert_eq!(damaged_at(&kept, "whole"), None);
+    let at = damaged_at(&kept, "cut").unwrap();
+    assert!((1.9..=2.0).contains(&at), "{at}");
+    assert_eq!(kept.reasons("stump"), [(None, "decode_error")]);
+    let refuse = TranscribeSettings {
+        on_damage: OnDamage::Refuse,
+        ..settings(place.path())
+    };
+    let refused = run(refuse);
+    assert_eq!(damaged_at(&refused, "whole"), None);
+    for name in ["cut", "stump"] {
+        assert_eq!(refused.reasons(name), [(None, "decode_error")], "{name}");
+    }
+}
+
 #[test]
 fn settings_that_cannot_be_are_named() {
     let refused = |change: fn(&mut TranscribeSettings)| {
@@ -120,6 +196,11 @@ fn where_things_are_and_batches_are_no_part_of_the_key() {
         ..one.clone()
     };
     assert_ne!(Transcribe::identity(&one), Transcribe::identity(&windows));
+    let split = TranscribeSettings {
+        channels: ChannelUse::Split,
+        ..one.clone()
+    };
+    assert_ne!(Transcribe::identity(&one), Transcribe::identity(&split));
 }
 
 #[test]

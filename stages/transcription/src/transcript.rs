@@ -55,6 +55,9 @@ pub struct Metadata {
     /// Length of the recording, in seconds.
     #[serde(serialize_with = "number")]
     pub duration_s: f64,
+    /// Where the recording is damaged or cut off, in seconds: what comes after is not in the transcript.
+    #[serde(default, serialize_with = "optional_number", skip_serializing_if = "Option::is_none")]
+    pub damaged_at: Option<f64>,
     pub model: String,
     pub model_digest: String,
     #[serde(default)]
@@ -189,6 +192,9 @@ impl Transcript {
 
     fn check(&self) -> Result<()> {
         check_time(&|| "metadata.duration_s".to_owned(), self.metadata.duration_s)?;
+        if let Some(at) = self.metadata.damaged_at {
+            check_time(&|| "metadata.damaged_at".to_owned(), at)?;
+        }
         let work = &self.performance;
         check_time(&|| "performance.transcription_s".to_owned(), work.transcription_s)?;
         check_time(&|| "performance.diarization_s".to_owned(), work.diarization_s)?;

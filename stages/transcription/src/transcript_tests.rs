@@ -17,6 +17,7 @@ fn metadata() -> Metadata {
         duration_s: 2.5,
         model: "small.nemo".to_owned(),
         model_digest: "00ff".to_owned(),
+        damaged_at: None,
         languages: vec!["en".to_owned()],
         num_speakers: None,
         processed_at: "2026-01-02T03:04:05Z".to_owned(),

@@ -354,7 +354,7 @@ mod tests {
 
     use super::*;
     use crate::Word;
-    use crate::rows::{recordings_batch, recordings_schema, segments_batch, segments_schema};
+    use crate::rows::{Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema};
 
     fn segment(start: f64, end: f64, text: &str, confidences: &[f64]) -> Segment {
         let words = text.split(' ').zip(confidences).map(|(word, &confidence)| Word {
@@ -403,11 +403,15 @@ mod tests {
             segment(1.125, 3.0, "three", &[0.5]),
         ];
         let output = Harness::<Utterances>::new(settings)
-            .input("segments", segments_schema())
+            .input("segments", segments_schema(Speakers::Unasked))
             .input("recordings", recordings_schema())
-            .feed("segments", "a", segments_batch(&spoken).unwrap())
+            .feed("segments", "a", segments_batch(&spoken, Speakers::Unasked).unwrap())
             .feed("recordings", "a", recordings_batch(&metadata, 1.0, 1).unwrap())
-            .feed("segments", "b", segments_batch(&spoken[..1]).unwrap())
+            .feed(
+                "segments",
+                "b",
+                segments_batch(&spoken[..1], Speakers::Unasked).unwrap(),
+            )
             .feed("recordings", "b", recordings_batch(&mixed, 1.0, 1).unwrap())
             .run()
             .unwrap();

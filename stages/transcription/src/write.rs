@@ -101,6 +101,7 @@ impl Kind for Write {
             ("languages", ColumnType::Any),
             ("model", ColumnType::Text),
             ("model_digest", ColumnType::Text),
+            ("damaged_at", ColumnType::Float64),
         ]),
         InputPort::streamed("timings", "the port `timings` of the same stage").columns(&[
             ("processed_at", ColumnType::Text),

@@ -1,0 +1,119 @@
+//! Voice activity of a recording whose samples come in blocks.
+
+use flow_speakers::silero::{SileroStream, SileroVad, WINDOW};
+use flow_speakers::tones::ToneDetector;
+
+use crate::energy::{frame_levels, speech_probabilities};
+use crate::recognizer::VoiceActivity;
+use crate::{Result, TranscriptionError};
+
+/// How likely each frame of [`WINDOW`] samples is to hold speech; the same to the bit however the samples are cut.
+pub(crate) struct Activity<'a> {
+    method: Method<'a>,
+    /// A probability for each frame, or its level in decibels.
+    frames: Vec<f32>,
+    samples: u64,
+}
+
+enum Method<'a> {
+    Off,
+    /// Samples of a frame that is not whole yet.
+    Energy(Vec<f32>),
+    /// Steady tones are no speech, though the network takes notes and beeps for it.
+    Neural(Box<SileroStream<'a>>, Box<ToneDetector>),
+}
+
+impl<'a> Activity<'a> {
+    pub fn new(method: VoiceActivity, network: &'a SileroVad) -> Self {
+        Activity {
+            method: match method {
+                VoiceActivity::Off => Method::Off,
+                VoiceActivity::Energy => Method::Energy(Vec::new()),
+                VoiceActivity::Neural => Method::Neural(Box::new(network.stream()), Box::default()),
+            },
+            frames: Vec::new(),
+            samples: 0,
+        }
+    }
+
+    /// Takes samples (mono, 16 kHz, in [-1, 1]).
+    ///
+    /// # Errors
+    /// If the network cannot take them: one is no number, or far too large.
+    pub fn feed(&mut self, samples: &[f32]) -> Result<()> {
+        self.samples += samples.len() as u64;
+        match &mut self.method {
+            Method::Off => {}
+            Method::Energy(rest) => {
+                rest.extend_from_slice(samples);
+                let whole = rest.len() / WINDOW * WINDOW;
+                self.frames.extend(frame_levels(&rest[..whole], WINDOW));
+                rest.drain(..whole);
+            }
+            Method::Neural(stream, tones) => {
+                let fed = stream
+                    .feed(samples, &mut self.frames)
+                    .and_then(|()| tones.feed(samples));
+                fed.map_err(|error| TranscriptionError::Input(error.to_string()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The probability of each frame, the last one of which may be shorter, and the number of samples.
+    pub fn finish(mut self) -> (Vec<f32>, u64) {
+        let frames = match self.method {
+            Method::Off => vec![1.0; self.samples.div_ceil(WINDOW as u64) as usize],
+            Method::Energy(rest) => {
+                self.frames.extend(frame_levels(&rest, WINDOW));
+                speech_probabilities(&self.frames)
+            }
+            Method::Neural(stream, tones) => {
+                stream.finish(&mut self.frames);
+                let tones = tones.finish();
+                for (probability, _) in self.frames.iter_mut().zip(&tones).filter(|(_, tone)| **tone) {
+                    *probability = 0.0;
+                }
+                self.frames
+            }
+        };
+        (frames, self.samples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn blocks_of_any_size_give_the_same_bits(
+            length in 0usize..20_000, sizes in prop::collection::vec(1usize..3_000, 1..6),
+        ) {
+            let network = SileroVad::bundled().unwrap();
+            let samples: Vec<f32> = (0..length).map(|at| ((at * at % 1_009) as f32 / 504.5 - 1.0) * 0.5).collect();
+            for method in [VoiceActivity::Off, VoiceActivity::Energy, VoiceActivity::Neural] {
+                let mut whole = Activity::new(method, &network);
+                whole.feed(&samples).unwrap();
+                let mut parts = Activity::new(method, &network);
+                let mut rest = &samples[..];
+                for size in sizes.iter().cycle() {
+                    let (block, after) = rest.split_at(rest.len().min(*size));
+                    parts.feed(block).unwrap();
+                    rest = after;
+                    if rest.is_empty() {
+                        break;
+                    }
+                }
+                let (whole, count) = whole.finish();
+                prop_assert_eq!(count, length as u64);
+                prop_assert_eq!(whole.len(), length.div_ceil(WINDOW));
+                let bits = |frames: &[f32]| frames.iter().map(|frame| frame.to_bits()).collect::<Vec<_>>();
+                prop_assert_eq!(bits(&parts.finish().0), bits(&whole), "{:?}", method);
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The samples of windows, a group of windows at a time: no more of a recording is in memory.
+
+use std::ops::Range;
+
+use flow_speakers::silero::SAMPLE_RATE;
+
+use crate::streamed::Samples;
+use crate::{Result, TranscriptionError};
+
+/// Most samples of a group: ten minutes of speech, in 38 MB. A recording with less is one group, whose windows are decoded
+/// together with those of their length; a longer one is decoded group by group.
+pub(crate) const GROUP_SAMPLES: u64 = 600 * SAMPLE_RATE as u64;
+
+/// Takes the indices of the windows of a group, and the samples of each.
+pub(crate) type DecodeGroup<'a> = dyn FnMut(Range<usize>, &[Vec<f32>]) -> Result<bool> + 'a;
+
+/// Goes through a recording once and gives the samples of its windows (which follow each other and do not overlap) to
+/// `decode`, group by group, with the indices of the windows. False: `decode` wanted no more.
+///
+/// # Errors
+/// Those of `decode`, if the recording cannot be read, and if it is shorter than its windows say.
+pub(crate) fn group_by_group(
+    windows: &[Range<u64>],
+    recording: &dyn Samples,
+    decode: &mut DecodeGroup<'_>,
+) -> Result<bool> {
+    if windows.is_empty() {
+        return Ok(true);
+    }
+    let mut ends = group_ends(windows, GROUP_SAMPLES).into_iter();
+    let mut end_of_group = ends.next();
+    // The first window of the group, and the first one whose samples are not all there.
+    let (mut first, mut next) = (0, 0);
+    let mut at = 0;
+    let mut signals: Vec<Vec<f32>> = Vec::new();
+    let mut stopped = false;
+    recording.pass(&mut |block| {
+        let end = at + block.len() as u64;
+        while let Some(window) = windows.get(next).filter(|window| window.start < end) {
+            if signals.len() == next - first {
+                signals.push(Vec::with_capacity((window.end - window.start) as usize));
+            }
+            let (from, to) = (window.start.max(at), window.end.min(end));
+            if let (Some(signal), true) = (signals.last_mut(), from < to) {
+                signal.extend_from_slice(&block[(from - at) as usize..(to - at) as usize]);
+            }
+            if window.end > end {
+                break;
+            }
+            next += 1;
+            if end_of_group == Some(next) {
+                if !decode(first..next, &signals)? {
+                    stopped = true;
+                    return Ok(false);
+                }
+                signals.clear();
+                first = next;
+                end_of_group = ends.next();
+            }
+        }
+        at = end;
+        Ok(next < windows.len())
+    })?;
+    if next < windows.len() && !stopped {
+        let why = format!("the recording ends at {at} samples, and had more when it was read before");
+        return Err(TranscriptionError::Input(why));
+    }
+    Ok(!stopped)
+}
+
+/// Where groups of consecutive windows end: each has at most `most` samples, or one window.
+fn group_ends(windows: &[Range<u64>], most: u64) -> Vec<usize> {
+    let mut ends = Vec::new();
+    let mut samples = 0;
+    for (index, window) in windows.iter().enumerate() {
+        let length = window.end - window.start;
+        if index > 0 && samples + length > most {
+            ends.push(index);
+            samples = 0;
+        }
+        samples += length;
+    }
+    ends.push(windows.len());
+    ends
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Samples that come in blocks of given sizes, over and over.
+    struct InBlocks<'a>(&'a [f32], &'a [usize]);
+
+    impl Samples for InBlocks<'_> {
+        fn pass(&self, take: &mut crate::streamed::Take<'_>) -> Result<()> {
+            let mut rest = self.0;
+            for size in self.1.iter().cycle() {
+                let (block, after) = rest.split_at(rest.len().min(*size));
+                if !take(block)? {
+                    return Ok(());
+                }
+                rest = after;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            Ok(())
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_window_has_its_samples(
+            parts in prop::collection::vec((0u64..40, 1u64..60), 0..20),
+            sizes in prop::collection::vec(1usize..50, 1..4),
+        ) {
+            let mut at = 0;
+            let windows: Vec<Range<u64>> = parts.iter().map(|(gap, length)| {
+                let start = at + gap;
+                at = start + length;
+                start..at
+            }).collect();
+            let samples: Vec<f32> = (0..at + 7).map(|at| at as f32).collect();
+            let mut found: Vec<Vec<f32>> = Vec::new();
+            let mut decode = |indices: Range<usize>, signals: &[Vec<f32>]| {
+                assert_eq!(indices, found.len()..found.len() + signals.len());
+                found.extend_from_slice(signals);
+                Ok(true)
+            };
+            prop_assert!(group_by_group(&windows, &InBlocks(&samples, &sizes), &mut decode).unwrap());
+            let expected: Vec<&[f32]> =
+                windows.iter().map(|window| &samples[window.start as usize..window.end as usize]).collect();
+            prop_assert_eq!(found, expected);
+            if at > 0 {
+                let short = &samples[..at as usize - 1];
+                prop_assert!(group_by_group(&windows, &InBlocks(short, &sizes), &mut |_, _| Ok(true)).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn groups_are_no_larger_than_they_may_be() {
+        let windows = [0..4, 4..8, 10..12, 12..40, 40..41];
+        assert_eq!(group_ends(&windows, 8), [2, 3, 4, 5]);
+        assert_eq!(group_ends(&windows, 1_000), [5]);
+        assert_eq!(group_ends(&windows[..1], 1), [1]);
+        // Two of more than half a group.
+        let long = GROUP_SAMPLES * 2 / 3;
+        let windows = [0..long, long..2 * long];
+        let samples = vec![0.5f32; 2 * long as usize];
+        let mut groups = Vec::new();
+        let mut decode = |indices: Range<usize>, signals: &[Vec<f32>]| {
+            groups.push((indices, signals.len()));
+            Ok(false)
+        };
+        let recording = &samples[..];
+        // Who wants no more after the first group gets no second one.
+        assert!(!group_by_group(&windows, &recording, &mut decode).unwrap());
+        assert_eq!(groups, [(0..1, 1)]);
+    }
+}
