@@ -119,8 +119,8 @@ impl Steps {
                 .collect();
         }
         let threshold = settings.clustering_threshold;
-        match &self.method {
-            &Method::Agglomerative {
+        match self.method {
+            Method::Agglomerative {
                 min_cluster_size,
                 assignment,
             } => {
@@ -131,7 +131,7 @@ impl Steps {
                 };
                 clustering.cluster(embeddings, &training, &settings.clusters)
             }
-            &Method::Vbx { fa, fb, ref plda } => {
+            Method::Vbx { fa, fb, ref plda } => {
                 let clustering = Vbx { threshold, fa, fb };
                 clustering.cluster(embeddings, segmentations, &training, plda, &settings.clusters)
             }

@@ -395,7 +395,8 @@ fn bad_chunks_recordings_and_weights_are_refused() {
     assert_eq!(network.recording(&[], 1_000, 10).unwrap().count(), 0);
     assert_eq!(network.recording(&good[..5], 1_000, usize::MAX).unwrap().count(), 1);
 
-    let refused = |change: &dyn Fn(&mut BTreeMap<String, (Vec<usize>, Vec<f32>)>), named: &str| {
+    type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+    let refused = |change: &dyn Fn(&mut Tensors), named: &str| {
         let mut weights = formula();
         change(&mut weights);
         match PyanNet::from_safetensors(&file(&weights)) {
