@@ -204,7 +204,8 @@ stages:
         said.contains("failures:") && said.contains("stage `bad`, partition bn/bn_0000"),
         "{said}"
     );
-    assert!(said.contains("stage `bad`, partition bn/bn_0001"), "{said}");
+    // The metadata of bn_0001 are damaged, so that no row of it comes to be cast.
+    assert!(said.contains("stage `bad`, partition bn/bn_0002"), "{said}");
     let plan = place
         .command("plan", path.to_str().unwrap(), &[])
         .args(["--json", "--partition", "bn/*"])
