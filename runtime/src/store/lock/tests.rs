@@ -1,3 +1,4 @@
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::*;
@@ -22,7 +23,16 @@ fn of_another_machine(path: &Path, beat: u64) {
         "host": "far", "pid": 77, "run": "theirs", "boot": "another", "token": "t", "beat": beat,
         "temporary": [".tmp-export-left"],
     });
-    std::fs::write(path, record.to_string()).unwrap();
+    // Over what stands there: a reader that comes meanwhile must not find an empty file.
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let record = record.to_string();
+    file.write_all_at(record.as_bytes(), 0).unwrap();
+    file.set_len(record.len() as u64).unwrap();
 }
 
 #[test]
@@ -103,15 +113,15 @@ fn a_living_owner_on_another_machine_is_believed_and_a_dead_one_replaced() {
             }
         });
         let refused = Lock::take_with(&path, "the folder", "ours", &SHARED);
+        // Before anything is asserted: the scope waits for the beating thread.
+        ended.store(true, Ordering::SeqCst);
         let Err(StoreError::Held { holder, .. }) = refused else {
-            ended.store(true, Ordering::SeqCst);
             panic!("two machines have the lock");
         };
         assert_eq!(
             (holder.host.as_str(), holder.pid, holder.run.as_str()),
             ("far", 77, "theirs")
         );
-        ended.store(true, Ordering::SeqCst);
     });
     // It has ended without a word; what it wrote down is known to whoever comes after it.
     let lock = Lock::take_with(&path, "the folder", "ours", &SHARED).unwrap();
