@@ -95,7 +95,7 @@ fn other_partitions_go_on_and_what_needs_all_is_left_out() {
         let probed: BTreeSet<&String> = worked["probe"].iter().collect();
         assert_eq!(probed.len(), 11);
         // Mended, the rest alone runs.
-        place.shard("s02", "2");
+        place.shard("s02", "6");
         place.shard("s07", "4\n6\n8");
         place.options.keep_going = false;
         place.run(&[]);
@@ -122,7 +122,7 @@ params:
 stages:
   scan: {uses: toy.count, with: {folder: "${shards}"}}
   bad: {uses: toy.double, from: scan, with: {fail_at: 777}}
-  good: {uses: toy.double, from: scan}
+  good: {uses: toy.double, from: scan, with: {by: 3}}
   after_bad: {uses: toy.write, from: bad, with: {folder: "${out}/bad"}}
   after_good: {uses: toy.write, from: good, with: {folder: "${out}/good"}}
 "#,
