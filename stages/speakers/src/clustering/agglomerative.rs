@@ -51,7 +51,7 @@ impl Agglomerative {
     }
 
     /// Cluster of each of `count` vectors, `least` to `most` of them where that can be. More vectors than
-    /// [`MOST_VECTORS`](super::linkage::MOST_VECTORS) are merged in [blocks](super::blocks) first. Not finite vectors are an
+    /// [`MOST_VECTORS`](super::linkage::MOST_VECTORS) are merged in blocks first. Not finite vectors are an
     /// error.
     pub fn train(
         &self,

@@ -1,6 +1,6 @@
 //! PyanNet, pyannote's segmentation network: who of a few speakers is active in each frame of a chunk of some seconds.
 //!
-//! [SincNet](sincnet) over the wave, bidirectional [LSTM](lstm) layers, two linear layers with leaky ReLU and a classifier.
+//! SincNet over the wave, bidirectional LSTM layers, two linear layers with leaky ReLU and a classifier.
 //! Made for pyannote/segmentation-3.0 (MIT), which the bundled weights are from, and other networks of this form
 //! (`pyannote.audio.models.segmentation.PyanNet` with its default sizes), such as pyannote/segmentation of 2022.
 
