@@ -6,9 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use flow_runtime::StageError;
 
 use crate::AudioError;
-use crate::decode::{MAX_RECORDING_BYTES, read_file};
-use crate::format::recognise;
-use crate::part::{decode_part, stated_seconds};
+use crate::decode::SAMPLE_RATE;
+use crate::part::stated_seconds;
+use crate::recording_reader::{Channels, Progress, RecordingReader};
 
 /// Why a recording is refused: a name in snake case, and words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,53 +17,80 @@ pub struct Refusal {
     pub detail: String,
 }
 
-/// A recording of any format that [`crate::recording`] knows, decoded: 16 kHz, mono, in [-1, 1]. FLAC and WAV are decoded
-/// block by block, others from [`MAX_RECORDING_BYTES`] at most.
+impl Refusal {
+    /// `reason` of the recording at `path`, which is what `detail` begins with.
+    pub fn new(reason: &'static str, path: &Path, detail: impl std::fmt::Display) -> Self {
+        Refusal {
+            reason,
+            detail: format!("{}{detail}", path.display()),
+        }
+    }
+
+    /// Of a recording that is longer than the setting `max_duration`.
+    pub fn too_long(path: &Path, max_seconds: f64) -> Self {
+        let detail = format!(" is longer than {max_seconds} s (`max_duration`): cut it into parts");
+        Refusal::new("too_long", path, detail)
+    }
+}
+
+/// Opens a recording. One that is not there, is empty, is no audio, or says itself that it is longer than `max_seconds` is a
+/// [`Refusal`].
 ///
 /// # Errors
-/// If the file is there and cannot be read. What is wrong with what it holds is a [`Refusal`].
-pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal>, StageError> {
-    let refused = |reason, detail: String| Ok(Err(Refusal { reason, detail }));
-    let shown = path.display();
-    let size = match path.metadata() {
-        Ok(metadata) if metadata.is_file() => metadata.len(),
-        Ok(_) => return refused("missing_file", format!("{shown} is no file")),
+/// If the file is there and cannot be read.
+pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<RecordingReader, Refusal>, AudioError> {
+    let refused = |reason, detail: String| Ok(Err(Refusal::new(reason, path, detail)));
+    match path.metadata() {
+        Ok(metadata) if !metadata.is_file() => return refused("missing_file", " is no file".into()),
+        Ok(metadata) if metadata.len() == 0 => return refused("empty_file", " has 0 bytes".into()),
+        Ok(_) => {}
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return refused("missing_file", format!("{shown} is not there"));
+            return refused("missing_file", " is not there".into());
         }
-        Err(error) => return Err(StageError::failed(format!("cannot read {shown}: {error}"))),
-    };
-    if size == 0 {
-        return refused("empty_file", format!("{shown} has 0 bytes"));
+        Err(source) => {
+            let path = path.to_owned();
+            return Err(AudioError::Read { path, source });
+        }
     }
-    let too_long = || {
-        let detail = format!("{shown} is longer than {max_seconds} s (`max_duration`): cut it into parts");
-        refused("too_long", detail)
-    };
     if stated_seconds(path, None).is_some_and(|seconds| seconds > max_seconds) {
-        return too_long();
+        return Ok(Err(Refusal::too_long(path, max_seconds)));
     }
-    match decode_part(path, None, 0.0, max_seconds, max_seconds) {
-        Ok(part) if part.signal.iter().all(|sample| sample.is_finite()) => Ok(Ok(part.signal)),
-        Ok(_) => refused("decode_error", format!("{shown} holds samples that are no numbers")),
-        Err(AudioError::TooLong { .. }) => too_long(),
-        Err(AudioError::TooLarge { .. }) => {
-            let detail = format!(
-                "{shown} has {size} bytes; a recording may have {MAX_RECORDING_BYTES}, unless it is FLAC or WAV that can be \
-                 decoded from the beginning to the end its header names"
-            );
-            refused("too_large", detail)
+    match RecordingReader::open(path, None, channels) {
+        Ok(reader) => Ok(Ok(reader)),
+        Err(error @ AudioError::Read { .. }) => Err(error),
+        Err(AudioError::Unsupported(what)) => refused("unsupported_format", format!(": {what}")),
+        Err(error) => refused("decode_error", format!(": {error}")),
+    }
+}
+
+/// All samples of a recording of any format that [`crate::recording`] knows: 16 kHz, mono, in [-1, 1]. What [`open`] refuses,
+/// one that is longer than `max_seconds`, and one that is damaged is a [`Refusal`].
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal>, StageError> {
+    let mut reader = match open(path, max_seconds, Channels::Mix).map_err(StageError::failed)? {
+        Ok(reader) => reader,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let most = (max_seconds * f64::from(SAMPLE_RATE)) as usize;
+    let mut samples = Vec::new();
+    loop {
+        let progress = reader.read(&mut samples).map_err(StageError::failed)?;
+        if samples.len() > most {
+            return Ok(Err(Refusal::too_long(path, max_seconds)));
         }
-        Err(error @ AudioError::Read { .. }) => Err(StageError::failed(error)),
-        Err(error) => {
-            // What it is, where it is no audio at all.
-            let format = read_file(path).ok().map(|bytes| recognise(&bytes));
-            match format {
-                Some(Err(what)) => refused("unsupported_format", format!("{shown}: {what}")),
-                _ => refused("decode_error", format!("{shown}: {error}")),
-            }
+        match progress {
+            Progress::More => {}
+            Progress::Damaged(why) => return Ok(Err(Refusal::new("decode_error", path, format!(": {why}")))),
+            Progress::End => break,
         }
     }
+    if samples.iter().any(|sample| !sample.is_finite()) {
+        let why = " holds samples that are no numbers";
+        return Ok(Err(Refusal::new("decode_error", path, why)));
+    }
+    Ok(Ok(samples))
 }
 
 /// Held while a long recording is worked on (more than ten minutes, or 20 MB where its header does not say how long it is):

@@ -1,12 +1,10 @@
 //! The samples of a recording as a stream: from its beginning, in blocks, as often as somebody goes through it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
-use flow_audio::part::stated_seconds;
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
-use flow_audio::samples::Refusal;
+use flow_audio::samples::{Refusal, open};
 
 use crate::Result;
 
@@ -58,34 +56,9 @@ impl StreamedRecording {
     /// # Errors
     /// Those of `take`, and if the file is there and cannot be read.
     pub fn first_pass(&self, max_seconds: f64, take: &mut Take<'_>) -> Result<std::result::Result<Extent, Refusal>> {
-        let path: &Path = &self.path;
-        let shown = path.display();
-        let refused = |reason, detail: String| Ok(Err(Refusal { reason, detail }));
-        let read_error = |source| AudioError::Read {
-            path: path.to_owned(),
-            source,
-        };
-        let too_long = || {
-            let detail = format!("{shown} is longer than {max_seconds} s (`max_duration`): cut it into parts");
-            refused("too_long", detail)
-        };
-        match path.metadata() {
-            Ok(metadata) if !metadata.is_file() => return refused("missing_file", format!("{shown} is no file")),
-            Ok(metadata) if metadata.len() == 0 => return refused("empty_file", format!("{shown} has 0 bytes")),
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return refused("missing_file", format!("{shown} is not there"));
-            }
-            Err(error) => return Err(read_error(error).into()),
-        }
-        if stated_seconds(path, None).is_some_and(|seconds| seconds > max_seconds) {
-            return too_long();
-        }
-        let mut reader = match RecordingReader::open(path, None, self.channels) {
+        let mut reader = match open(&self.path, max_seconds, self.channels)? {
             Ok(reader) => reader,
-            Err(error @ AudioError::Read { .. }) => return Err(error.into()),
-            Err(AudioError::Unsupported(what)) => return refused("unsupported_format", format!("{shown}: {what}")),
-            Err(error) => return refused("decode_error", format!("{shown}: {error}")),
+            Err(refusal) => return Ok(Err(refusal)),
         };
         let most = (max_seconds * f64::from(SAMPLE_RATE)) as u64;
         let mut extent = Extent {
@@ -98,7 +71,7 @@ impl StreamedRecording {
             let progress = reader.read(&mut block)?;
             extent.samples += block.len() as u64;
             if extent.samples > most {
-                return too_long();
+                return Ok(Err(Refusal::too_long(&self.path, max_seconds)));
             }
             let wanted = take(&block)?;
             match progress {

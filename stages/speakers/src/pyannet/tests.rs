@@ -1,12 +1,11 @@
 use std::collections::BTreeMap;
 
 use flow_kernels::threads::pool;
-use safetensors::Dtype;
-use safetensors::tensor::TensorView;
 
 use super::sinc::{self, FILTERS, TAPS};
 use super::sincnet::pooled_filters;
 use super::*;
+use crate::formula::{Tensors, file, tensors};
 use crate::golden;
 
 /// f32 against f64 moved nothing before the LSTM by more than 1e-5; three steps of norms may.
@@ -25,49 +24,8 @@ fn largest_difference(found: &[f32], expected: &[f32]) -> f32 {
     })
 }
 
-/// A safetensors file of tensors by name.
-fn file(tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {
-    let bytes: Vec<Vec<u8>> = tensors
-        .values()
-        .map(|(_, values)| values.iter().flat_map(|value| value.to_le_bytes()).collect())
-        .collect();
-    let views = tensors
-        .iter()
-        .zip(&bytes)
-        .map(|((name, (shape, _)), bytes)| (name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
-    safetensors::serialize(views, None).unwrap()
-}
-
-/// Weights by the formula of the golden data: SplitMix64 from a hash (FNV-1a) of the tensor's name.
-fn formula() -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
-    let all = golden::json("pyannet_formula.json");
-    let mut tensors = BTreeMap::new();
-    for (name, tensor) in all["tensors"].as_object().unwrap() {
-        let shape: Vec<usize> = serde_json::from_value(tensor["shape"].clone()).unwrap();
-        let number = |key: &str| tensor[key].as_f64().unwrap();
-        let (low, high) = (number("lo"), number("hi"));
-        let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
-        });
-        let base = hash ^ tensor["seed"].as_u64().unwrap();
-        let value = |index: usize| {
-            let mut z = base.wrapping_add((index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            z ^= z >> 31;
-            (low + (high - low) * ((z >> 40) as f64 / f64::from(1 << 24))) as f32
-        };
-        let values: Vec<f32> = (0..shape.iter().product()).map(value).collect();
-        let first: Vec<f64> = serde_json::from_value(tensor["first"].clone()).unwrap();
-        for (&value, first) in values.iter().zip(first) {
-            assert_eq!(value, first as f32, "{name}");
-        }
-        let sum: f64 = values.iter().map(|&value| f64::from(value)).sum();
-        let expected = number("sum_f64");
-        assert!((sum - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{name}");
-        tensors.insert(name.clone(), (shape, values));
-    }
-    tensors
+fn formula() -> Tensors {
+    tensors("pyannet_formula.json")
 }
 
 /// (channels, frames), as the golden data has it.
@@ -395,7 +353,6 @@ fn bad_chunks_recordings_and_weights_are_refused() {
     assert_eq!(network.recording(&[], 1_000, 10).unwrap().count(), 0);
     assert_eq!(network.recording(&good[..5], 1_000, usize::MAX).unwrap().count(), 1);
 
-    type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
     let refused = |change: &dyn Fn(&mut Tensors), named: &str| {
         let mut weights = formula();
         change(&mut weights);
