@@ -40,8 +40,7 @@ pub struct Work {
     pub pipeline: &'static str,
     /// What is written about a recording: `transcript`.
     pub result: &'static str,
-    /// The stages that may refuse a recording, each with what was not done then: `transcribed`. Of what the first one refuses
-    /// nothing is written.
+    /// The stages that may refuse a recording, each with what was not done then: `transcribed`.
     pub stages: Vec<(&'static str, &'static str)>,
     /// What is written, one format at least.
     pub formats: Vec<WrittenFormat>,
@@ -59,8 +58,6 @@ struct Refused<'a> {
     /// What was not done.
     done: &'a str,
     why: String,
-    /// Whether nothing is written about it.
-    nothing_is_left: bool,
 }
 
 /// The path of a pipeline that the program carries.
@@ -96,11 +93,17 @@ pub fn work(
             ));
         }
     }
-    let Some(out_folder) = folder.to_str() else {
+    // However it is spelled, it is the same folder.
+    let real = fs::create_dir_all(&folder).and_then(|()| folder.canonicalize());
+    let real = real.map_err(|error| {
+        let message = format!("cannot make the folder {}: {error}", folder.display());
+        Failure::usage(message, "name another folder with --out")
+    })?;
+    let Some(out_folder) = real.to_str() else {
         let message = format!("{} is not UTF-8", folder.display());
         return Err(Failure::usage(message, "give --out another name"));
     };
-    refuse_files_of_others(work, arguments, &input, &folder)?;
+    refuse_files_of_others(work, arguments, &input, &folder, &real)?;
     let mut set = vec![
         format!("input={}", json(&input)),
         format!("out={}", json(&[out_folder.to_owned()])[0]),
@@ -118,21 +121,16 @@ pub fn work(
 
     let listed = names(work, &input).map_err(Failure::unreadable)?;
     let mut refused: Vec<Refused> = Vec::new();
-    for (place, (stage, done)) in work.stages.iter().enumerate() {
-        for (name, why) in refused_by(work.pipeline, stage, &state)? {
+    let run = last_run(work.pipeline, &state)?;
+    for (stage, done) in &work.stages {
+        for (name, why) in refused_by(&run, stage)? {
             // What several stages cannot read is told once.
             if refused.iter().all(|refused| refused.name != name) {
-                let nothing_is_left = place == 0;
-                refused.push(Refused {
-                    name,
-                    done,
-                    why,
-                    nothing_is_left,
-                });
+                refused.push(Refused { name, done, why });
             }
         }
     }
-    for Refused { name, done, why, .. } in &refused {
+    for Refused { name, done, why } in &refused {
         let file = listed.iter().find(|recording| recording.name == *name);
         let shown = file.map_or(name.as_str(), |recording| recording.file.as_str());
         writeln!(
@@ -142,7 +140,7 @@ pub fn work(
             escape_line(why)
         )?;
     }
-    for (name, at) in damaged_in(work.pipeline, work.stages[0].0, &state)? {
+    for (name, at) in damaged_in(&run, work.stages[0].0)? {
         writeln!(
             io::stderr(),
             "warning: {} is damaged at {at} s; what comes after is not {}",
@@ -151,11 +149,12 @@ pub fn work(
         )?;
     }
     let path = |recording: &Recording| folder.join(format!("{}.{}", recording.name, work.formats[0].name));
-    let is_done = |recording: &Recording| match refused.iter().find(|refused| refused.name == recording.name) {
-        None => true,
-        Some(refused) => !refused.nothing_is_left && path(recording).is_file(),
-    };
-    let done: Vec<_> = listed.iter().filter(|recording| is_done(recording)).collect();
+    // By this run: a file of an earlier one may stand there.
+    let written = written_by(&run, work.formats[0].stage)?;
+    let done: Vec<_> = listed
+        .iter()
+        .filter(|recording| written.contains(&recording.name))
+        .collect();
     if arguments.stdout {
         for recording in &done {
             if listed.len() > 1 {
@@ -226,6 +225,7 @@ fn refuse_files_of_others(
     arguments: &RecordingsArguments,
     input: &[String],
     folder: &Path,
+    real: &Path,
 ) -> Result<(), Failure> {
     // What cannot be listed is told by the run.
     let Ok(listed) = names(work, input) else { return Ok(()) };
@@ -233,19 +233,19 @@ fn refuse_files_of_others(
     for stage in stages {
         let own = || work.formats.iter().filter(|format| format.stage == stage);
         let paths = listed.iter().flat_map(|recording| {
-            let path = |format: &WrittenFormat| folder.join(format!("{}.{}", recording.name, format.name));
-            own().map(path)
+            let file = |format: &WrittenFormat| format!("{}.{}", recording.name, format.name);
+            own().map(file)
         });
-        let standing: Vec<PathBuf> = paths.filter(|path| path.exists()).collect();
+        let standing: Vec<String> = paths.filter(|file| real.join(file).exists()).collect();
         if standing.is_empty() {
             continue;
         }
         let written = written(stage, state(arguments, folder))?;
-        if let Some(path) = standing.iter().find(|path| !written.contains(*path)) {
+        if let Some(file) = standing.iter().find(|file| !written.contains(&real.join(file))) {
             return Err(Failure::usage(
                 format!(
                     "{} is there already, and no {} of an earlier run",
-                    path.display(),
+                    folder.join(file).display(),
                     work.result
                 ),
                 "name another folder with --out, or move the file away",
@@ -255,7 +255,7 @@ fn refuse_files_of_others(
     Ok(())
 }
 
-/// The files that a stage wrote in the runs of a state directory, as far as it is known.
+/// The files that a stage wrote in the runs of a state directory, as far as it is known and they are there.
 fn written(stage: &str, state: StateArguments) -> Result<BTreeSet<PathBuf>, Failure> {
     let mut written = BTreeSet::new();
     if !state.state.join("FORMAT").is_file() {
@@ -272,7 +272,7 @@ fn written(stage: &str, state: StateArguments) -> Result<BTreeSet<PathBuf>, Fail
             for row in rows.map_err(Failure::unreadable)? {
                 let path = row.iter().find(|(name, _)| name == "path");
                 let path = path.and_then(|(_, value)| serde_json::from_str::<PathBuf>(value).ok());
-                written.extend(path);
+                written.extend(path.and_then(|path| path.canonicalize().ok()));
             }
         }
     }
@@ -373,9 +373,24 @@ fn last_run(pipeline: &str, state: &StateArguments) -> Result<PastRun, Failure> 
     })
 }
 
-/// The recordings of which a stage of the last run says that they are damaged, and at which second.
-fn damaged_in(pipeline: &str, stage: &str, state: &StateArguments) -> Result<Vec<(String, String)>, Failure> {
-    let run = last_run(pipeline, state)?;
+/// The recordings about which a stage wrote files, as a run has it.
+fn written_by(run: &PastRun, stage: &str) -> Result<BTreeSet<String>, Failure> {
+    let snapshots = run.snapshots()?;
+    let Some(snapshot) = snapshots.of(stage) else {
+        return Ok(BTreeSet::new());
+    };
+    let mut written = BTreeSet::new();
+    for record in run.records_of(snapshot)? {
+        let files = run.store.first_rows(&snapshot.recipe, &record, "files", 1);
+        if !files.map_err(Failure::unreadable)?.is_empty() {
+            written.insert(record.partition.to_string());
+        }
+    }
+    Ok(written)
+}
+
+/// The recordings of which a stage of a run says that they are damaged, and at which second.
+fn damaged_in(run: &PastRun, stage: &str) -> Result<Vec<(String, String)>, Failure> {
     let snapshots = run.snapshots()?;
     let Some(snapshot) = snapshots.of(stage) else {
         return Ok(Vec::new());
@@ -391,10 +406,9 @@ fn damaged_in(pipeline: &str, stage: &str, state: &StateArguments) -> Result<Vec
     Ok(damaged)
 }
 
-/// The recordings that a stage refused in the last run, and why; none where it took no part in it.
-fn refused_by(pipeline: &str, stage: &str, state: &StateArguments) -> Result<Vec<(String, String)>, Failure> {
-    let run = last_run(pipeline, state)?;
-    let set = rejects::of_run(&run, &run.plan()?, Some(stage))?;
+/// The recordings that a stage refused in a run, and why; none where it took no part in it.
+fn refused_by(run: &PastRun, stage: &str) -> Result<Vec<(String, String)>, Failure> {
+    let set = rejects::of_run(run, &run.plan()?, Some(stage))?;
     let mut refused: Vec<(String, String)> = Vec::new();
     for reject in set.iter() {
         let (_, partition, reject) = reject.map_err(Failure::unreadable)?;

@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use flow_hub::{Hub, HubReference};
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::registry::Registry;
@@ -134,21 +133,14 @@ fn transcript_formats(given: &[String], diarize: bool) -> Result<Vec<WrittenForm
 
 /// The path of a model, which is fetched first where it is one of the hub.
 fn local_model(model: &str, speaks: bool) -> Result<String, Failure> {
-    let wrong = |error: flow_hub::HubError| Failure::usage(error.to_string(), "give a file or folder instead");
-    let Some(reference) = HubReference::parse(model).transpose().map_err(wrong)? else {
-        return Ok(model.to_owned());
-    };
     let mut tell = |line: &str| {
         if speaks {
             // A screen that cannot be written must not end the download.
             let _ = writeln!(io::stderr(), "{line}");
         }
-        true
     };
-    let fetched = Hub::from_environment().and_then(|hub| hub.fetch(&reference, &mut tell));
-    let path = fetched.map_err(Failure::unreadable)?;
-    // None only where the callback cancels, which this one never does.
-    Ok(path.map_or_else(|| model.to_owned(), |path| path.to_string_lossy().into_owned()))
+    let path = flow_training::init::local_model(model, &mut tell).map_err(Failure::unreadable)?;
+    Ok(path.to_string_lossy().into_owned())
 }
 
 /// Says what the bundled model is good for.

@@ -266,6 +266,19 @@ fn files_of_others_are_left_alone_and_settings_may_go_back_and_forth() {
 }
 
 #[test]
+fn a_folder_is_the_same_however_it_is_spelled() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    expect_code(&place.transcribe(&[]), 0);
+    let absolute = place.path("out");
+    for out in ["./out", "in/../out", absolute.to_str().unwrap()] {
+        let mut flow = place.command();
+        expect_code(&flow.arg("in").args(["--out", out]).output().unwrap(), 0);
+        assert_eq!(ran(&place), expected(0, 0), "{out}");
+    }
+}
+
+#[test]
 fn mistakes_on_the_command_line_are_told() {
     let place = Place::new();
     place.copy("rec_hi_0004_003.flac", "a.flac");

@@ -116,7 +116,7 @@ pub struct Probe;
 
 impl Kind for Probe {
     const NAME: &'static str = "audio.probe";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(

@@ -13,7 +13,7 @@ use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, COD
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as SymphoniaError;
 use symphonia::core::formats::{FormatOptions, FormatReader, SeekMode, SeekTo, TrackType};
-use symphonia::core::io::{MediaSource, MediaSourceStream, MediaSourceStreamOptions};
+use symphonia::core::io::{MediaSource, MediaSourceStream, MediaSourceStreamOptions, ReadOnlySource};
 use symphonia::core::units::Timestamp;
 use symphonia::default::codecs::FlacDecoder;
 use symphonia::default::formats::{
@@ -187,6 +187,11 @@ pub(crate) struct Block<'a> {
 impl Blocks {
     /// Any format but FLAC.
     pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
+        // Of MP3 that can be sought, and without a tag that counts its frames, the reader guesses their number.
+        let source = match format {
+            Format::Mp3 => Box::new(ReadOnlySource::new(source)),
+            _ => source,
+        };
         let source = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
         let options = FormatOptions::default();
         let reader: Box<dyn FormatReader> = match format {

@@ -1,6 +1,5 @@
 //! A recording decoded block by block: memory does not grow with its length.
 
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -116,16 +115,6 @@ impl RecordingReader {
         Ok(reader)
     }
 
-    /// How many channels the recording has.
-    pub fn channel_count(&self) -> u32 {
-        self.layout.channels
-    }
-
-    /// The sample rate of the recording, in Hz.
-    pub fn sample_rate(&self) -> u32 {
-        self.layout.sample_rate
-    }
-
     /// Appends samples at 16 kHz; perhaps none, though there are more. At the end and where the recording is damaged, what is
     /// appended is the last of it.
     ///
@@ -176,8 +165,15 @@ impl RecordingReader {
             if block.first != first.saturating_add(self.frames) {
                 return Err(broken("frames are missing or damaged"));
             }
-            let promised = self.blocks.as_ref().and_then(|blocks| blocks.promised);
-            if promised.is_some_and(|promised| promised > 0 && self.frames + block.frames > promised) {
+            let promised = self
+                .blocks
+                .as_ref()
+                .and_then(|blocks| blocks.promised)
+                .filter(|frames| *frames > 0);
+            if first > 0 && promised.is_some() {
+                return Err(broken("its first frames are missing or damaged"));
+            }
+            if promised.is_some_and(|promised| self.frames + block.frames > promised) {
                 return Err(broken("more frames than its header says"));
             }
         }
@@ -200,17 +196,10 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))
 }
 
-/// How many channels a recording has; none where that cannot be told.
-///
-/// # Errors
-/// If the file is there and cannot be read.
-pub fn channel_count(path: &Path) -> Result<Option<u32>, AudioError> {
-    match RecordingReader::open(path, None, Channels::Mix) {
-        Ok(reader) => Ok(Some(reader.channel_count())),
-        Err(AudioError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error @ AudioError::Read { .. }) => Err(error),
-        Err(_) => Ok(None),
-    }
+/// How many channels a recording has; none where it cannot be opened.
+pub fn channel_count(path: &Path) -> Option<u32> {
+    let reader = RecordingReader::open(path, None, Channels::Mix).ok()?;
+    Some(reader.layout.channels)
 }
 
 #[cfg(test)]

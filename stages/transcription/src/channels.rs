@@ -44,7 +44,7 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
     let mut listed = Vec::new();
     for recording in found {
         // Why it cannot be opened is told when it is to be transcribed.
-        let count = channel_count(&recording.path).ok().flatten().unwrap_or(1);
+        let count = channel_count(&recording.path).unwrap_or(1);
         if count == 1 {
             listed.push(whole(recording));
             continue;

@@ -140,8 +140,9 @@ impl Recognizer {
         settings: &RecognitionSettings,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
-        let windows = self.windows(samples, settings)?;
-        self.decode_windows(&windows, samples.len() as u64, &samples, settings, cancelled)
+        let mut first = self.first_pass(settings);
+        first.feed(samples)?;
+        self.transcribe_again(first, &samples, settings, cancelled)
     }
 
     /// Begins a recording that comes as a stream: its samples are to be fed, and then given to [`Recognizer::transcribe_again`].
@@ -212,14 +213,6 @@ impl Recognizer {
             windows: windows.len(),
             decoded_seconds: decoded as f64 / f64::from(SAMPLE_RATE),
         }))
-    }
-
-    /// Which parts of the samples are decoded, in order.
-    fn windows(&self, samples: &[f32], settings: &RecognitionSettings) -> Result<Vec<Range<u64>>> {
-        let mut activity = Activity::new(settings.voice_activity, &self.voice_activity);
-        activity.feed(samples)?;
-        let (probabilities, samples) = activity.finish();
-        windows_by(&probabilities, samples, settings)
     }
 
     fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {

@@ -166,7 +166,10 @@ fn everything_is_decoded_without_voice_activity_in_windows_that_are_not_too_long
         max_window: 2.0,
         ..settings(VoiceActivity::Off)
     };
-    let windows = recognizer.windows(&samples, &off).unwrap();
+    let mut first = recognizer.first_pass(&off);
+    first.feed(&samples).unwrap();
+    let (probabilities, count) = first.activity.finish();
+    let windows = windows_by(&probabilities, count, &off).unwrap();
     assert!(windows.iter().all(|window| window.end - window.start <= 32_000));
     assert_eq!(
         (windows[0].start, windows.last().unwrap().end),

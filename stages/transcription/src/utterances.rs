@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_audio::listing::recordings;
+use flow_audio::listing::{Recording, recordings};
 use flow_runtime::{
     Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
@@ -27,7 +27,7 @@ use crate::{Metadata, Segment};
 /// the segment begins in it `start`, in seconds, and its length `duration`; `lang` is the language that the model tagged the
 /// recording with if it is one, or else the setting `lang`. `segment_id` is the recording and the segment's place in
 /// milliseconds, `source` is `pseudo_label`. Besides, for rules in SQL: `confidence` (the least sure of its words counts: 1 is
-/// certain), `mean_confidence` (the mean of its words'), `words` (how many), and in `extra` the confidence and the digest of
+/// certain), `mean_confidence` (the segment's), `words` (how many), and in `extra` the confidence and the digest of
 /// the model, so that the manifest says where a row comes from.
 ///
 /// Rows whose recording has several languages, or none, where `lang` gives none are rejects (class `rule`, `no_language`).
@@ -63,14 +63,14 @@ fn padding() -> f64 {
 }
 
 impl UtterancesSettings {
-    /// The input as absolute paths, which the rows have.
-    fn absolute_input(&self) -> Result<Vec<String>, StageError> {
-        let absolute = |path: &String| {
-            let path = std::path::absolute(path);
+    /// The recordings by their names, with absolute paths, which the rows have.
+    fn paths(&self) -> Result<BTreeMap<String, PathBuf>, StageError> {
+        let absolute = |recording: Recording| {
+            let path = std::path::absolute(&recording.path);
             let path = path.map_err(|error| StageError::setting("input", format!("{error}")))?;
-            Ok(path.to_string_lossy().into_owned())
+            Ok((recording.name, path))
         };
-        self.input.iter().map(absolute).collect()
+        recordings(&self.input)?.into_iter().map(absolute).collect()
     }
 }
 
@@ -91,6 +91,7 @@ impl Kind for Utterances {
         InputPort::streamed("recordings", "the port `recordings` of the same stage").columns(&[
             ("recording", ColumnType::Text),
             ("duration", ColumnType::Float64),
+            ("damaged_at", ColumnType::Float64),
             ("languages", ColumnType::Any),
             ("model", ColumnType::Text),
             ("model_digest", ColumnType::Text),
@@ -121,22 +122,17 @@ impl Kind for Utterances {
     }
 
     fn open(settings: &UtterancesSettings, _: &Context) -> Result<Body, StageError> {
-        let input = settings.absolute_input()?;
-        let listed = recordings(&input).map_err(|error| StageError::setting("input", error.to_string()))?;
         Ok(Body::Local(Box::new(Maker {
             settings: settings.clone(),
-            paths: listed
-                .into_iter()
-                .map(|recording| (recording.name, recording.path))
-                .collect(),
+            paths: settings.paths()?,
             waiting: HashMap::new(),
         })))
     }
 
-    /// The rows hold paths.
+    /// The rows hold paths: they are made anew where a recording lies elsewhere.
     fn identity(settings: &UtterancesSettings) -> Value {
         json!({
-            "input": settings.absolute_input().unwrap_or_default(),
+            "input": settings.paths().unwrap_or_default(),
             "lang": settings.lang,
             "padding": settings.padding,
         })
@@ -181,19 +177,10 @@ struct Maker {
 }
 
 impl Operator for Maker {
-    fn batch(
-        &mut self,
-        input: &str,
-        partition: &Partition,
-        batch: RecordBatch,
-        out: &mut Out,
-    ) -> Result<(), StageError> {
+    fn batch(&mut self, input: &str, partition: &Partition, batch: RecordBatch, _: &mut Out) -> Result<(), StageError> {
         let waiting = self.waiting.entry(partition.clone()).or_default();
         match input {
-            "segments" => {
-                out.read(batch.num_rows() as u64);
-                waiting.segments.push(batch);
-            }
+            "segments" => waiting.segments.push(batch),
             _ => waiting.recordings.push(batch),
         }
         Ok(())
@@ -220,7 +207,7 @@ impl Operator for Maker {
                 "input",
                 format!("`input` has no recording `{name}`, of which there are segments"),
             )
-            .with_help("give it the recordings that were transcribed")
+            .with_help("give it the recordings that were transcribed; channels by themselves (`channels: split`) can be no rows")
         })?;
         let lang = match &metadata.languages[..] {
             [language] => language,
@@ -301,7 +288,7 @@ fn utterances_batch(
         format!("{name}_{:08}_{:08}", milliseconds(*start), milliseconds(*end))
     });
     let extras = rows.iter().map(|(segment, _)| {
-        json!({"confidence": segment.confidence, "model_digest": metadata.model_digest}).to_string()
+        json!({"confidence": least_confidence(segment), "model_digest": metadata.model_digest}).to_string()
     });
     let columns: Vec<ArrayRef> = vec![
         Arc::new(UInt32Array::from_iter_values(0..count)),
@@ -321,7 +308,7 @@ fn utterances_batch(
         nothing,
         Arc::new(StringArray::from_iter_values(extras)),
         numbers(&|segment, _, _| least_confidence(segment)),
-        numbers(&|segment, _, _| mean_confidence(segment)),
+        numbers(&|segment, _, _| segment.confidence),
         Arc::new(Int64Array::from_iter_values(
             rows.iter().map(|(segment, _)| segment.words.len() as i64),
         )),
@@ -329,21 +316,10 @@ fn utterances_batch(
     Ok(RecordBatch::try_new(utterances_schema(), columns)?)
 }
 
-fn confidences(segment: &Segment) -> impl Iterator<Item = f64> {
-    segment.words.iter().filter_map(|word| word.confidence)
-}
-
 /// That of the word of which the model was least sure, or the segment's where words have none.
 fn least_confidence(segment: &Segment) -> Option<f64> {
-    confidences(segment).reduce(f64::min).or(segment.confidence)
-}
-
-fn mean_confidence(segment: &Segment) -> Option<f64> {
-    let count = confidences(segment).count();
-    if count == 0 {
-        return segment.confidence;
-    }
-    Some(confidences(segment).sum::<f64>() / count as f64)
+    let words = segment.words.iter().filter_map(|word| word.confidence);
+    words.reduce(f64::min).or(segment.confidence)
 }
 
 #[cfg(test)]
@@ -369,7 +345,8 @@ mod tests {
             end,
             text: text.to_owned(),
             words: words.collect(),
-            ..Segment::default()
+            confidence: Some(confidences.iter().sum::<f64>() / confidences.len().max(1) as f64),
+            speaker: None,
         }
     }
 

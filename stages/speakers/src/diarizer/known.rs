@@ -16,11 +16,22 @@ impl KnownSpeakers {
     /// of those of two 95 of 100 below 0.44.
     pub const THRESHOLD: f64 = 0.5;
 
+    /// What is wrong with a name, if it cannot be that of a known speaker.
+    pub fn fault_of_name(name: &str) -> Option<&'static str> {
+        if name.trim().is_empty() {
+            Some("has an empty name")
+        } else if name.starts_with("SPEAKER_") || name == "UNKNOWN" {
+            Some("has a name that unknown speakers have: SPEAKER_... and UNKNOWN")
+        } else {
+            None
+        }
+    }
+
     /// Names and embeddings, as [`Diarizer::voice`](super::Diarizer::voice) and [`Diarizer::diarize`](super::Diarizer::diarize)
     /// give them. Who is nearest is known if the cosine of both embeddings is at least `threshold`, from 0 to 1.
     ///
     /// # Errors
-    /// If a name is empty, comes twice, or begins as those of unknown speakers do (`SPEAKER_`), an embedding is zero or not
+    /// If a name is empty, comes twice, or is one of unknown speakers (`SPEAKER_00`, `UNKNOWN`), an embedding is zero or not
     /// finite or has another number of values than the first, or the threshold is out of range.
     pub fn new(voices: Vec<(String, Vec<f32>)>, threshold: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&threshold) {
@@ -29,10 +40,8 @@ impl KnownSpeakers {
             )));
         }
         for (number, (name, voice)) in voices.iter().enumerate() {
-            let fault = if name.trim().is_empty() {
-                "has an empty name"
-            } else if name.starts_with("SPEAKER_") {
-                "has a name that begins with SPEAKER_, as those of unknown speakers do"
+            let fault = if let Some(fault) = Self::fault_of_name(name) {
+                fault
             } else if voices[..number].iter().any(|(other, _)| other == name) {
                 "comes twice"
             } else if voice.len() != voices[0].1.len() {

@@ -152,6 +152,11 @@ impl Diarizer {
         })
     }
 
+    /// Values of the embedding of a voice.
+    pub fn dimension(&self) -> usize {
+        self.embedding.dimension()
+    }
+
     /// Who speaks when in `samples` (mono, 16 kHz, in [-1, 1]). None if `cancelled` said so, which is asked between groups
     /// of chunks. The result has the same bits for any number of threads.
     ///

@@ -1,7 +1,7 @@
 //! The kind `speakers.diarize`: recordings to turns of speakers.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
@@ -56,7 +56,7 @@ use crate::silero::SAMPLE_RATE;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiarizeSettings {
-    /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis, told by content): files, folders, of which all files with an ending of audio
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, MP4, QuickTime, Ogg with Vorbis or Opus, Matroska, WebM, told by content): files, folders, of which all files with an ending of audio
     /// are taken, and patterns with `*`, `?`, and `**` for folders.
     pub input: Vec<String>,
     /// How many speakers each recording has; 0 where that is not known.
@@ -99,7 +99,7 @@ fn max_duration() -> f64 {
 }
 
 fn known_threshold() -> f64 {
-    0.5
+    KnownSpeakers::THRESHOLD
 }
 
 impl DiarizeSettings {
@@ -263,7 +263,7 @@ struct Diarizing {
     /// By partition.
     listed: Option<BTreeMap<Partition, Recording>>,
     diarizer: Option<Arc<Diarizer>>,
-    known: Option<KnownSpeakers>,
+    known: Option<Arc<KnownSpeakers>>,
 }
 
 fn stopped() -> StageError {
@@ -292,19 +292,14 @@ impl Diarizing {
         Ok(Arc::clone(self.diarizer.insert(diarizer)))
     }
 
-    /// The known speakers, if any are named; they are read once by each worker.
-    fn known(&mut self, diarizer: &Diarizer) -> Result<Option<&KnownSpeakers>, StageError> {
-        let Some(path) = self.settings.known() else {
-            return Ok(None);
-        };
-        let cancel = &self.context.cancel;
-        let known = match self.known.take() {
-            Some(known) => known,
-            None => {
-                known::load(path, self.settings.known_threshold, diarizer, &|| cancel.is_set())?.ok_or_else(stopped)?
-            }
-        };
-        Ok(Some(self.known.insert(known)))
+    /// The known speakers, if any are named.
+    fn known(&mut self, diarizer: &Diarizer) -> Result<Option<Arc<KnownSpeakers>>, StageError> {
+        if let (None, Some(path)) = (&self.known, self.settings.known()) {
+            let cancel = &self.context.cancel;
+            let known = shared_known(path, self.settings.known_threshold, diarizer, &|| cancel.is_set())?;
+            self.known = Some(known.ok_or_else(stopped)?);
+        }
+        Ok(self.known.clone())
     }
 }
 
@@ -314,7 +309,7 @@ impl Source for Diarizing {
         let mut known = Vec::new();
         if let Some(path) = self.settings.known() {
             known.push(path.clone());
-            known.extend(known::read(path)?.into_values().filter_map(|voice| match voice {
+            known.extend(known::read(path)?.into_iter().filter_map(|(_, voice)| match voice {
                 Voice::Recording(recording) => Some(recording),
                 Voice::Embedding(_) => None,
             }));
@@ -349,9 +344,11 @@ impl Source for Diarizing {
             return Err(stopped());
         }
         let diarizer = self.diarizer()?;
+        // First, as a mistake in it is told before much is done.
+        let known = self.known(&diarizer)?;
         let diarizing = Instant::now();
         let settings = self.settings.diarization();
-        let diarized = match diarizer.diarize(&samples, &settings, &|| cancel.is_set()) {
+        let mut diarized = match diarizer.diarize(&samples, &settings, &|| cancel.is_set()) {
             // None: the run is being given up, and so is this partition.
             Ok(diarized) => diarized.ok_or_else(stopped)?,
             Err(error @ Error::Sample { .. }) => {
@@ -361,8 +358,7 @@ impl Source for Diarizing {
             }
             Err(error) => return Err(StageError::failed(error)),
         };
-        let mut diarized = diarized;
-        if let Some(known) = self.known(&diarizer)? {
+        if let Some(known) = known {
             let named = known.name(&mut diarized);
             named.map_err(|error| StageError::setting("known_speakers", error))?;
         }
@@ -376,6 +372,30 @@ impl Source for Diarizing {
         out.send(4, timings_batch(diarization, begun.elapsed().as_secs_f64())?);
         Ok(())
     }
+}
+
+/// The known speakers of a file, which all workers of a run share: the first that needs them listens to their recordings. None
+/// if `cancelled`.
+fn shared_known(
+    path: &Path,
+    threshold: f64,
+    diarizer: &Diarizer,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Option<Arc<KnownSpeakers>>, StageError> {
+    type Loaded = (PathBuf, u64, Weak<KnownSpeakers>);
+    static SHARED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.retain(|(_, _, known)| known.strong_count() > 0);
+    let same = |(of, at, _): &&Loaded| of == path && *at == threshold.to_bits();
+    if let Some(known) = shared.iter().find(same).and_then(|(_, _, known)| known.upgrade()) {
+        return Ok(Some(known));
+    }
+    let Some(known) = known::load(path, threshold, diarizer, cancelled)? else {
+        return Ok(None);
+    };
+    let known = Arc::new(known);
+    shared.push((path.to_owned(), threshold.to_bits(), Arc::downgrade(&known)));
+    Ok(Some(known))
 }
 
 /// The diarizer that all workers of a run share: it is unpacked by the first that needs it.

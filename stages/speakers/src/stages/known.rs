@@ -1,12 +1,15 @@
 //! Speakers whose names are known: the file that names them, with a recording or an embedding for each.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use flow_audio::samples::samples;
 use flow_runtime::StageError;
-use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
+use super::write::field;
 use crate::diarizer::{Diarizer, KnownSpeakers};
 
 /// Where a voice is known from.
@@ -19,10 +22,33 @@ pub enum Voice {
     Embedding(Vec<f32>),
 }
 
-/// Beginnings of names that diarization gives itself.
-const TAKEN: &str = "SPEAKER_";
-/// Of a recording of a known speaker so much may be used, in seconds.
+/// A recording of a known speaker may last so long, in seconds.
 const LONGEST: f64 = 600.0;
+
+/// The members of a JSON object as they stand: a map would keep the last of those with one name alone.
+struct Members(Vec<(String, Voice)>);
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OfMap;
+        impl<'de> Visitor<'de> for OfMap {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(OfMap)
+    }
+}
 
 fn wrong(path: &Path, why: impl std::fmt::Display) -> StageError {
     StageError::setting("known_speakers", format!("{}: {why}", path.display()))
@@ -33,9 +59,9 @@ fn wrong(path: &Path, why: impl std::fmt::Display) -> StageError {
 ///
 /// # Errors
 /// What is wrong with the file or a name, as a mistake in the setting `known_speakers`.
-pub fn read(path: &Path) -> Result<BTreeMap<String, Voice>, StageError> {
+pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
     let bytes = std::fs::read(path).map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
-    let mut voices: BTreeMap<String, Voice> = serde_json::from_slice(&bytes).map_err(|error| {
+    let Members(mut voices) = serde_json::from_slice(&bytes).map_err(|error| {
         let why =
             format!("is no JSON object of names, each with the path of a recording or a list of numbers: {error}");
         wrong(path, why)
@@ -43,10 +69,15 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, Voice>, StageError> {
     if voices.is_empty() {
         return Err(wrong(path, "names no speaker"));
     }
+    let mut seen = BTreeSet::new();
     for (name, voice) in &mut voices {
         let wrong = |why: String| wrong(path, why);
-        if name.trim().is_empty() || name.starts_with(TAKEN) || name == "UNKNOWN" {
-            return Err(wrong(format!("`{name}` cannot be the name of a speaker")));
+        if let Some(fault) = KnownSpeakers::fault_of_name(name) {
+            return Err(wrong(format!("`{name}` cannot be the name of a speaker: it {fault}")));
+        }
+        // RTTM has no spaces.
+        if !seen.insert(field(name)) {
+            return Err(wrong(format!("`{name}` is there twice, perhaps with other spaces")));
         }
         match voice {
             Voice::Recording(recording) => {
@@ -81,9 +112,26 @@ pub fn load(
     let mut known = Vec::new();
     for (name, voice) in read(path)? {
         let embedding = match voice {
+            Voice::Embedding(values) if values.len() != diarizer.dimension() => {
+                let why = format!(
+                    "the embedding of {name} has {} values, those of recordings have {}",
+                    values.len(),
+                    diarizer.dimension()
+                );
+                return Err(wrong(path, why));
+            }
             Voice::Embedding(values) => values,
             Voice::Recording(recording) => {
-                let decoded = samples(&recording, LONGEST)?.map_err(|refusal| wrong(path, refusal.detail))?;
+                let decoded = samples(&recording, LONGEST)?.map_err(|refusal| match refusal.reason {
+                    "too_long" => {
+                        let why = format!(
+                            "the recording of {name}, {}, is longer than {LONGEST} s",
+                            recording.display()
+                        );
+                        wrong(path, why)
+                    }
+                    _ => wrong(path, refusal.detail),
+                })?;
                 let voice = diarizer.voice(&decoded, cancelled);
                 let voice = voice.map_err(|error| {
                     let why = format!("{}, the recording of {name}: {error}", recording.display());
@@ -113,8 +161,11 @@ mod tests {
         };
         std::fs::write(folder.path().join("ann.wav"), b"x").unwrap();
         let voices = read(r#"{"Ann Lee": "ann.wav", "Bob": [0.5, -1]}"#).unwrap();
-        assert_eq!(voices["Ann Lee"], Voice::Recording(folder.path().join("ann.wav")));
-        assert_eq!(voices["Bob"], Voice::Embedding(vec![0.5, -1.0]));
+        assert_eq!(
+            voices[0],
+            ("Ann Lee".to_owned(), Voice::Recording(folder.path().join("ann.wav")))
+        );
+        assert_eq!(voices[1], ("Bob".to_owned(), Voice::Embedding(vec![0.5, -1.0])));
         for (text, said) in [
             ("{}", "names no speaker"),
             ("[]", "no JSON object"),
@@ -123,7 +174,10 @@ mod tests {
             (r#"{"Ann": [1e300]}"#, "known.json"),
             (r#"{" ": [1]}"#, "cannot be the name"),
             (r#"{"SPEAKER_00": [1]}"#, "cannot be the name"),
+            (r#"{"UNKNOWN": [1]}"#, "cannot be the name"),
             (r#"{"Ann": "gone.wav"}"#, "gone.wav, is not there"),
+            (r#"{"Ann": [1], "Ann": [2]}"#, "there twice"),
+            (r#"{"Ann Lee": [1], "Ann_Lee": [2]}"#, "there twice"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");

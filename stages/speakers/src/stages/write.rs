@@ -203,7 +203,7 @@ impl Operator for Writer {
 }
 
 /// A name as RTTM can hold it: white space sets its fields apart.
-fn field(name: &str) -> String {
+pub(super) fn field(name: &str) -> String {
     let name = name.split_whitespace().collect::<Vec<_>>().join("_");
     if name.is_empty() { "_".to_owned() } else { name }
 }
