@@ -123,7 +123,7 @@ pub struct DiarizeArguments {
 /// What commands that take recordings have in common.
 #[derive(Args, Debug)]
 pub struct RecordingsArguments {
-    /// Recordings (FLAC, WAV, MP3, M4A, Ogg Vorbis): files, folders (all audio in them), patterns in quotes, or `-` for standard input
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, MP4 and M4A, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, or `-` for standard input
     #[arg(required = true)]
     pub input: Vec<String>,
     /// The folder that receives the files; folders below an input keep their shape [default: .]
@@ -293,7 +293,7 @@ pub struct LmBuildArguments {
     /// Manifests with texts: Parquet files, and NeMo's with one JSON object to a line
     #[arg(required = true)]
     pub manifests: Vec<PathBuf>,
-    /// The model that the language model is for: a .nemo archive, a model folder or a Hugging Face folder
+    /// The model that the language model is for: a .nemo archive, a model folder, a Hugging Face folder or hf://OWNER/NAME
     #[arg(
         long,
         value_name = "MODEL",

@@ -336,7 +336,7 @@ struct Run {
 
 impl Run {
     fn drain(&mut self, out: &mut Out) -> Result<(), StageError> {
-        drain(out, &self.shape.outputs, &mut self.in_hand, |_, _, _| {})
+        Ok(drain(out, &self.shape.outputs, &mut self.in_hand, |_, _, _| {})?)
     }
 
     fn begin(&mut self, partition: &Partition) {

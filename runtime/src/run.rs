@@ -214,9 +214,11 @@ fn run_regions(
     let mut failures = state.failures.take_errors();
     match outcome {
         Ok(_) => {}
-        // Each failure before was told when it came.
-        Err(error @ (RunError::Interrupted { .. } | RunError::Process { .. })) => return Err(error),
-        Err(error) => failures.push(error),
+        Err(error @ (RunError::Stage { .. } | RunError::Usage { .. } | RunError::Several { .. })) => {
+            failures.push(error)
+        }
+        // No failure of a stage, with an exit code of its own. Each failure before was told when it came.
+        Err(error) => return Err(error),
     }
     Err(RunError::Several {
         failures,

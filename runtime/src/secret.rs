@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,7 +20,7 @@ pub(crate) const REFERENCE: &str = "$secret";
 /// What is shown instead of a value.
 const HIDDEN: &str = "***";
 
-/// Shorter values would be found by chance in what has nothing to do with them.
+/// Shorter values, less white space at their ends, would be found by chance in what has nothing to do with them.
 pub(crate) const SHORTEST: usize = 6;
 
 /// A setting that is never shown: a password, say, or a token. A pipeline gives it a parameter with `secret: true`.
@@ -149,12 +150,16 @@ impl Secrets {
         read()
     }
 
-    /// The text without the values.
+    /// The text without the values, and without what is left of them where white space at their ends was cut off.
     pub fn hide<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let all = self.all();
+        let mut values: Vec<&str> = all.iter().flat_map(|(_, value)| [&**value, value.trim()]).collect();
+        // A value may hold another one, which would leave the rest of it.
+        values.sort_by_key(|value| Reverse(value.len()));
         let mut hidden = Cow::Borrowed(text);
-        for (_, value) in self.all().iter() {
-            if hidden.contains(&**value) {
-                hidden = Cow::Owned(hidden.replace(&**value, HIDDEN));
+        for value in values {
+            if hidden.contains(value) {
+                hidden = Cow::Owned(hidden.replace(value, HIDDEN));
             }
         }
         hidden
@@ -217,5 +222,15 @@ mod tests {
         let mut json = serde_json::json!({"a hunter22": [1, "hunter22", {"b": null}]});
         secrets.hide_in_json(&mut json);
         assert_eq!(json, serde_json::json!({"a ***": [1, "***", {"b": null}]}));
+    }
+
+    #[test]
+    fn values_are_hidden_trimmed_and_within_longer_ones() {
+        let secrets = Secrets::default();
+        secrets.add("short", "hunter22");
+        secrets.add("long", "hunter22-and-more");
+        secrets.add("line", " with a break\n");
+        assert_eq!(secrets.hide("a=hunter22-and-more, b=hunter22"), "a=***, b=***");
+        assert_eq!(secrets.hide("`with a break`, as: with a break\n."), "`***`, as:***.");
     }
 }

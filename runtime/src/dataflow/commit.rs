@@ -25,11 +25,7 @@ pub(super) fn while_working(shared: &RegionState, working: &Receiver<()>) {
                 Ok(Ok(())) => {}
                 Ok(Err((node, error))) => shared.fail_stage(node, None, error),
                 // The workers go on until they are told.
-                Err(panic) => shared.fail(Failure {
-                    stage: None,
-                    partition: None,
-                    error: panic_error(panic.as_ref()),
-                }),
+                Err(panic) => shared.fail(Failure::Internal(panic_error(panic.as_ref()))),
             }
             last = Instant::now();
         } else if waiting == 0 {

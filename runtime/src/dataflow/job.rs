@@ -17,11 +17,13 @@ use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::{ReasonCount, RejectClass};
 use crate::store::{
-    Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter, Store, add_up,
+    Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter, Store,
+    StoreError, add_up,
 };
 
 use super::in_flight::{InFlight, MemoryReservation};
 use super::partition_output::PartitionOutput;
+use super::port_buffer::KeepError;
 use crate::error::StageError;
 use crate::plan::keys::{ListedPartition, key_of, source_digest};
 use crate::row_order::in_row_order;
@@ -150,11 +152,16 @@ impl Signals {
 
 /// The first failure of a run.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    /// None for a failure of the runtime itself.
-    pub stage: Option<String>,
-    pub partition: Option<Partition>,
-    pub error: StageError,
+pub(crate) enum Failure {
+    Stage {
+        stage: String,
+        partition: Option<Partition>,
+        error: StageError,
+    },
+    /// Of the state directory, whichever stage was at work.
+    Store(StoreError),
+    /// Of the runtime itself.
+    Internal(StageError),
 }
 
 /// A partition that is written and waits for its commit.
@@ -214,12 +221,28 @@ impl RegionState {
     }
 
     pub fn fail_stage(&self, node: usize, partition: Option<&Partition>, error: StageError) {
-        let stage = self.job.nodes.get(node).map(|node| node.stage.clone());
-        self.fail(Failure {
-            stage,
-            partition: partition.cloned(),
-            error,
+        self.fail(match self.job.nodes.get(node) {
+            Some(node) => Failure::Stage {
+                stage: node.stage.clone(),
+                partition: partition.cloned(),
+                error,
+            },
+            None => Failure::Internal(error),
         });
+    }
+
+    /// Notes that rows of a stage cannot be kept, and gives what its operator ends with. Unless the rows themselves are to
+    /// blame, the state directory failed and not the stage: that is noted first, so what the operator says later is not.
+    pub fn fail_keeping(&self, error: KeepError) -> StageError {
+        match error {
+            KeepError::Stage(error) => error,
+            KeepError::Store(error @ StoreError::Rows { .. }) => error.into(),
+            KeepError::Store(error) => {
+                let told = StageError::failed(&error);
+                self.fail(Failure::Store(error));
+                told
+            }
+        }
     }
 
     pub fn leave(&self) {
@@ -229,11 +252,7 @@ impl RegionState {
 
     pub fn leaving(&self) -> bool {
         if let Some(loss) = self.job.signals.lost() {
-            self.fail(Failure {
-                stage: None,
-                partition: None,
-                error: StageError::failed(loss.message),
-            });
+            self.fail(Failure::Internal(StageError::failed(loss.message)));
         }
         self.leave.load(Ordering::Acquire)
     }
@@ -369,7 +388,8 @@ impl RegionState {
             read: collected.read,
             merged: collected.merged,
         };
-        let pending = writer.write_partition(partition, key, inputs, ports, collected.rejects, counts)?;
+        let written = writer.write_partition(partition, key, inputs, ports, collected.rejects, counts);
+        let pending = written.map_err(|error| self.fail_keeping(error.into()))?;
         lock(&self.waiting).push(WrittenPartition { node, pending });
         Ok(())
     }
@@ -389,14 +409,15 @@ impl RegionState {
         for (node, group) in by_node {
             let described = &self.job.nodes[node];
             let Some(writer) = &described.writer else { continue };
-            let records = writer.commit(group).map_err(|error| (node, error.into()))?;
+            let failed = |error: StoreError| (node, self.fail_keeping(error.into()));
+            let records = writer.commit(group).map_err(failed)?;
             let sum = |of: fn(&Record) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
             let (rows_in, rows_out, rejects) = (sum(|r| r.rows_in), sum(|r| r.rows_out), sum(|r| r.rejects.rows));
             let partitions = records.len() as u64;
             self.job
                 .snapshots
                 .note_committed(&described.stage, &described.recipe, &records)
-                .map_err(|error| (node, error.into()))?;
+                .map_err(failed)?;
             let (done, faults) = {
                 let mut sums = lock(&self.sums);
                 let (done, of_fault) = &mut sums[node];

@@ -65,11 +65,7 @@ pub(crate) fn run_region(job: RegionJob) -> RegionDone {
         communication,
         worker: timely::WorkerConfig::default(),
     };
-    let internal = |message: String| Failure {
-        stage: None,
-        partition: None,
-        error: StageError::failed(message),
-    };
+    let internal = |message: String| Failure::Internal(StageError::failed(message));
     let (at_work, working) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let committing = &shared;
@@ -129,20 +125,12 @@ fn work(worker: &mut Worker, shared: &Arc<RegionState>) {
     match outcome {
         Ok(Ok(())) => {}
         Ok(Err((node, error))) => shared.fail_stage(node, None, error),
-        Err(panic) => shared.fail(Failure {
-            stage: None,
-            partition: None,
-            error: panic_error(panic.as_ref()),
-        }),
+        Err(panic) => shared.fail(Failure::Internal(panic_error(panic.as_ref()))),
     }
     // Dropping bodies may panic too.
     for dataflow in worker.installed_dataflows() {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.drop_dataflow(dataflow))) {
-            shared.fail(Failure {
-                stage: None,
-                partition: None,
-                error: panic_error(panic.as_ref()),
-            });
+            shared.fail(Failure::Internal(panic_error(panic.as_ref())));
         }
     }
 }

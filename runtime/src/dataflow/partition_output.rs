@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use arrow::array::{RecordBatch, RecordBatchOptions};
 
 use super::in_flight::MemoryReservation;
-use super::port_buffer::PortBuffer;
+use super::port_buffer::{KeepError, PortBuffer};
 use crate::error::StageError;
 use crate::kind::{Conservation, Port};
 use crate::out::Out;
@@ -76,7 +76,7 @@ pub(crate) fn drain(
     ports: &[Port],
     in_hand: &mut BTreeMap<Partition, PartitionOutput>,
     mut forward: impl FnMut(&Partition, usize, RecordBatch),
-) -> Result<(), StageError> {
+) -> Result<(), KeepError> {
     fn place<'a>(
         in_hand: &'a mut BTreeMap<Partition, PartitionOutput>,
         partition: &Partition,
@@ -89,10 +89,11 @@ pub(crate) fn drain(
     }
     for (partition, port, batch) in out.batches.drain(..) {
         let Some(declared) = ports.get(port) else {
-            return Err(StageError::failed(format!(
+            let message = format!(
                 "the stage gave a batch on port number {port}, but has {} ports",
                 ports.len()
-            )));
+            );
+            return Err(StageError::failed(message).into());
         };
         let batch = fit(batch, declared)?;
         let place = place(in_hand, &partition)?;

@@ -5,7 +5,7 @@ use arrow::datatypes::{DataType, SchemaRef};
 
 use crate::error::StageError;
 use crate::row_number::{ROW, row_numbers};
-use crate::store::{ArtifactWriter, DataFileWriter, ROW_GROUP};
+use crate::store::{ArtifactWriter, DataFileWriter, ROW_GROUP, StoreError};
 
 /// The rows of one port of one partition. As long as they come in the order of `_row`, what fills a row group is written
 /// at once; a row that comes late brings all of them back into memory.
@@ -22,6 +22,35 @@ pub(crate) struct PortBuffer {
     disordered: bool,
 }
 
+/// Why rows cannot be kept.
+#[derive(Debug)]
+pub(crate) enum KeepError {
+    /// The stage gave what does not fit.
+    Stage(StageError),
+    Store(StoreError),
+}
+
+impl From<StageError> for KeepError {
+    fn from(error: StageError) -> Self {
+        KeepError::Stage(error)
+    }
+}
+
+impl From<StoreError> for KeepError {
+    fn from(error: StoreError) -> Self {
+        KeepError::Store(error)
+    }
+}
+
+impl From<KeepError> for StageError {
+    fn from(error: KeepError) -> Self {
+        match error {
+            KeepError::Stage(error) => error,
+            KeepError::Store(error) => error.into(),
+        }
+    }
+}
+
 impl PortBuffer {
     pub fn new(writer: Option<&ArtifactWriter>) -> Self {
         PortBuffer {
@@ -31,7 +60,7 @@ impl PortBuffer {
     }
 
     /// Takes rows with the columns of `schema`.
-    pub fn push(&mut self, schema: &SchemaRef, batch: RecordBatch) -> Result<(), StageError> {
+    pub fn push(&mut self, schema: &SchemaRef, batch: RecordBatch) -> Result<(), KeepError> {
         if !self.disordered && !follows(schema, &batch, &mut self.last)? {
             self.disordered = true;
             if let Some(file) = self.file.take() {

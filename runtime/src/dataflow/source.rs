@@ -155,7 +155,8 @@ impl Reader {
                         batch,
                         reserved: None,
                     });
-                })?;
+                })
+                .map_err(|error| self.shared.fail_keeping(error))?;
                 if let Some(collected) = in_hand.remove(partition) {
                     self.shared.write(self.node, ordinal, collected)?;
                 }

@@ -128,7 +128,8 @@ impl NodeOperator {
                     }
                 }
             }
-        })?;
+        })
+        .map_err(|error| shared.fail_keeping(error))?;
         Ok(result)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::state::PlanState;
+use super::state::{LOOK_BACK, PlanState};
 use super::{Plan, StagePlan};
 use crate::kind::Role;
 use crate::partition::Partition;
@@ -14,6 +14,12 @@ impl PlanState {
     pub fn before(&mut self, node: usize, back: usize) -> Option<&StagePlan> {
         while self.previous.len() <= back {
             let run = self.unread.pop()?;
+            if let Ok(Some((_, true))) = self.store.run_pipeline(&run) {
+                self.complete_read += 1;
+                if self.complete_read == LOOK_BACK {
+                    self.unread.clear();
+                }
+            }
             // Only reasons hang on it, so a plan that cannot be read is passed over.
             let folder = self.store.run_folder(&run).ok();
             let text = folder.and_then(|folder| std::fs::read(folder.join("plan.json")).ok());

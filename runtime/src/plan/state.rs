@@ -28,8 +28,9 @@ use crate::store::{Artifact, FileRange, Record, Records, RejectSet, Store};
 /// The one partition of a log stage's outputs.
 pub(crate) const RESULT: &str = "result";
 
-/// How many runs back older plans are looked at.
-const LOOK_BACK: usize = 10;
+/// How many runs back older plans are looked at. Runs that had all of no stage, such as those about some partitions, are not
+/// counted.
+pub(super) const LOOK_BACK: usize = 10;
 
 #[derive(Default)]
 pub(crate) struct NodeState {
@@ -98,6 +99,8 @@ pub(crate) struct PlanState {
     /// Plans of the last runs of the pipeline, the latest first, as far as they were asked for: for reasons.
     pub(super) previous: Vec<Plan>,
     pub(super) unread: Vec<String>,
+    /// How many runs that had all of a stage were read.
+    pub(super) complete_read: usize,
     pub events: Events,
     pub cancel: Cancel,
     /// Whether scratch folders may be made.
@@ -119,8 +122,7 @@ impl PlanState {
             message,
             help: Some(help),
         })?;
-        let mut unread = store.runs()?;
-        unread.drain(..unread.len().saturating_sub(LOOK_BACK));
+        let unread = store.runs()?;
         let nodes: Vec<NodeState> = graph.nodes.iter().map(|_| NodeState::default()).collect();
         let failures = Failures::new(nodes.len());
         Ok(PlanState {
@@ -132,6 +134,7 @@ impl PlanState {
             nodes,
             previous: Vec::new(),
             unread,
+            complete_read: 0,
             events: events.clone(),
             cancel: Cancel::default(),
             may_write,

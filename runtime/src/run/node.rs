@@ -51,14 +51,19 @@ pub(super) fn writer(state: &PlanState, node: usize) -> Result<ArtifactWriter, R
 }
 
 pub(super) fn failed(failure: Failure) -> RunError {
-    match failure.stage {
-        Some(stage) => RunError::Stage {
+    match failure {
+        Failure::Stage {
             stage,
-            partition: failure.partition,
-            error: failure.error,
+            partition,
+            error,
+        } => RunError::Stage {
+            stage,
+            partition,
+            error,
         },
-        None => RunError::Internal {
-            message: failure.error.to_string(),
+        Failure::Store(error) => RunError::Store(error),
+        Failure::Internal(error) => RunError::Internal {
+            message: error.to_string(),
         },
     }
 }

@@ -439,7 +439,7 @@ impl Params {
         };
         // Nothing on the command line stands in a file; its paths are relative to the current directory.
         let mut value = value;
-        with_file_dir(&mut value, ".");
+        self.put_file_dir(name, &mut value, ".");
         match self.give(
             name,
             value,
@@ -453,6 +453,33 @@ impl Params {
                 found.push(Diagnostic::new(format!("{by}: unknown parameter `{name}`")).help(help))
             }
             Err(Refusal::Wrong(diagnostic)) => found.push(diagnostic),
+        }
+    }
+
+    /// Puts the folder that `${file_dir}` stands for into the texts of an overlay or of the command line: their values are
+    /// resolved among the parameters of another file. `name` is the parameter that is given the value; empty for a map of all.
+    /// Values of secrets may hold any characters, and stay as they are.
+    pub fn put_file_dir(&self, name: &str, value: &mut Value, folder: &str) {
+        if self.is_secret(name) {
+            return;
+        }
+        match value {
+            Value::String(text) => {
+                if let Some(put_in) = substitute::with_file_dir(text, folder) {
+                    *text = put_in;
+                }
+            }
+            Value::Sequence(items) => items.iter_mut().for_each(|item| self.put_file_dir(name, item, folder)),
+            Value::Mapping(map) => map.iter_mut().for_each(|(key, value)| {
+                let key = key.as_str().unwrap_or_default();
+                let inner = if name.is_empty() {
+                    key.to_string()
+                } else {
+                    format!("{name}.{key}")
+                };
+                self.put_file_dir(&inner, value, folder);
+            }),
+            _ => {}
         }
     }
 
@@ -556,21 +583,6 @@ pub(super) fn file_dir(path: &Path) -> String {
         Some(below) if below.as_os_str().is_empty() => ".".to_string(),
         Some(below) => below.display().to_string(),
         None => folder.display().to_string(),
-    }
-}
-
-/// Puts the folder that `${file_dir}` stands for into the texts of an overlay or of the command line: their values are resolved
-/// among the parameters of another file.
-pub(super) fn with_file_dir(value: &mut Value, folder: &str) {
-    match value {
-        Value::String(text) => {
-            if let Some(put_in) = substitute::with_file_dir(text, folder) {
-                *text = put_in;
-            }
-        }
-        Value::Sequence(items) => items.iter_mut().for_each(|item| with_file_dir(item, folder)),
-        Value::Mapping(map) => map.iter_mut().for_each(|(_, value)| with_file_dir(value, folder)),
-        _ => {}
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::params::{Environment, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir, with_file_dir};
+use super::params::{Environment, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Lookup, Problem, Taken};
@@ -212,7 +212,7 @@ impl Reader<'_> {
             return;
         };
         if let Some(values) = document.root.get_mut("params") {
-            with_file_dir(values, &file_dir(path));
+            params.put_file_dir("", values, &file_dir(path));
         }
         let steps = Steps::default().key("params");
         match document.root.get("params") {

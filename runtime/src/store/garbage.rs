@@ -63,7 +63,7 @@ struct Needed {
 }
 
 impl Store {
-    /// Removes the folders of all runs of a pipeline but the last `keep`, the artifacts that none of these planned with,
+    /// Removes the folders of all runs of a pipeline but the last `keep` and the last that had all of some stage, the artifacts that none of these planned with,
     /// and of the others the partitions that none of these had. What holds a row that is selected by something that stays
     /// stays too. With `dry` nothing is removed. Where no run is known, nothing is removed either: what the artifacts are
     /// for cannot be told.
@@ -153,15 +153,21 @@ impl Store {
         Ok(sum)
     }
 
-    /// The last `keep` runs of each pipeline, and the others.
+    /// The last `keep` runs of each pipeline and the last that had all of some stage, and the others.
     fn last_runs(&self, keep: usize) -> Result<(Vec<String>, Vec<String>), StoreError> {
-        let mut of_pipeline: BTreeMap<Option<PathBuf>, usize> = BTreeMap::new();
+        let mut of_pipeline: BTreeMap<Option<PathBuf>, (usize, bool)> = BTreeMap::new();
         let (mut last, mut old) = (Vec::new(), Vec::new());
         for run in self.runs()?.into_iter().rev() {
             // Runs that do not tell count as those of one more pipeline.
-            let before = of_pipeline.entry(self.run_pipeline(&run)?).or_default();
+            let (pipeline, is_complete) = self.run_pipeline(&run)?.unzip();
+            let (before, had_complete) = of_pipeline.entry(pipeline).or_default();
             *before += 1;
-            if *before <= keep { last.push(run) } else { old.push(run) }
+            let is_last_complete = is_complete == Some(true) && !std::mem::replace(had_complete, true);
+            if *before <= keep || is_last_complete {
+                last.push(run)
+            } else {
+                old.push(run)
+            }
         }
         Ok((last, old))
     }

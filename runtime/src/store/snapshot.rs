@@ -300,10 +300,15 @@ impl Store {
         Ok(None)
     }
 
-    /// The file of the pipeline that a run was of, as an absolute path; none for a run that noted nothing.
-    pub(super) fn run_pipeline(&self, run: &str) -> Result<Option<PathBuf>, StoreError> {
+    /// The file of the pipeline that a run was of, as an absolute path, and whether the run had all of some stage: no run
+    /// about some partitions does. None for a run that noted nothing.
+    pub(crate) fn run_pipeline(&self, run: &str) -> Result<Option<(PathBuf, bool)>, StoreError> {
         let noted = read_noted(&self.run_folder(run)?.join(SNAPSHOTS), None)?;
-        Ok(noted.map(|noted| noted.pipeline))
+        Ok(noted.map(|Noted { pipeline, lines }| {
+            let last: BTreeMap<&str, bool> = lines.iter().map(|line| (line.stage.as_str(), line.complete)).collect();
+            let complete = last.values().any(|complete| *complete);
+            (pipeline, complete)
+        }))
     }
 
     /// The digests of the snapshots that a run's list names.

@@ -655,6 +655,34 @@ fn what_the_last_runs_did_not_plan_with_is_collected() {
 }
 
 #[test]
+fn the_last_complete_run_is_kept_however_many_came_after_it() {
+    let dir = TempDir::new().unwrap();
+    let store = run(dir.path());
+    let writer = store.writer(&recipe(1), &serde_json::Value::Null).unwrap();
+    let records = ["a", "b"].map(|partition| {
+        let committed = writer.commit(vec![write(&writer, partition, 1, 5).unwrap()]).unwrap();
+        Arc::clone(&committed[0])
+    });
+    drop(writer);
+    // An older complete run, the last one, and runs about one partition.
+    for (run, had) in [("1", 2), ("2", 2), ("3", 1), ("4", 1), ("5", 1)] {
+        let folder = store.create_run_folder(run).unwrap();
+        let plan = serde_json::json!({ "version": 1, "stages": [{ "stage": "s", "recipe": recipe(1) }] });
+        std::fs::write(folder.join("plan.json"), plan.to_string()).unwrap();
+        let snapshots = store.snapshot_writer(run, Path::new("/p.yaml")).unwrap();
+        snapshots
+            .note("s", "toy", &recipe(1), had == 2, &records[..had])
+            .unwrap();
+        snapshots.flush().unwrap();
+    }
+    assert_eq!(store.collect_garbage(2, false).unwrap().runs, 2);
+    assert_eq!(store.runs().unwrap(), ["2", "4", "5"]);
+    let last = store.last_complete_snapshot(Path::new("/p.yaml"), "s", "toy").unwrap();
+    assert_eq!(last.unwrap().keys.len(), 2);
+    assert_eq!(store.records(&recipe(1)).unwrap().partitions().count(), 2);
+}
+
+#[test]
 fn errors_say_what_to_do() {
     let full = StoreError::io("write", Path::new("/x/.flow/a"), std::io::ErrorKind::StorageFull.into());
     assert!(full.to_string().contains("/x/.flow/a") && full.help().unwrap().contains("free some space"));

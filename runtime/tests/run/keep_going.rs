@@ -154,3 +154,62 @@ fn a_stage_that_fails_as_a_whole_is_left_out_as_a_whole() {
     place.pipeline(PIPELINE);
     place.run(&[]);
 }
+
+/// The state directory is no stage: the run ends with what it says, as it is, whatever failed before.
+#[test]
+fn a_state_directory_that_cannot_be_written_ends_the_run() {
+    let breaking = "with: {breaks: \"${state}\"}";
+    for (stages, before) in [
+        (
+            "bad: {uses: toy.double, from: scan, BREAKING}
+  out: {uses: toy.write, from: bad, with: {folder: \"${out}/bad\"}}",
+            false,
+        ),
+        (
+            "failing: {uses: toy.double, from: scan, with: {fail_at: 777}}
+  dedup: {uses: toy.dedup, from: scan}
+  bad: {uses: toy.double, from: dedup, BREAKING}
+  out: {uses: toy.write, from: bad, with: {folder: \"${out}/bad\"}}
+  other: {uses: toy.write, from: failing, with: {folder: \"${out}/other\"}}",
+            true,
+        ),
+    ] {
+        let mut place = Place::new();
+        place.options.keep_going = true;
+        place.options.workers = Some(1);
+        place.shard("s07", "777\n4");
+        place.pipeline(&format!(
+            "
+flow: 1
+params:
+  shards: {{required: true}}
+  out: {{required: true}}
+  state: {{required: true}}
+stages:
+  scan: {{uses: toy.count, with: {{folder: \"${{shards}}\"}}}}
+  {}
+",
+            stages.replace("BREAKING", breaking)
+        ));
+        let events = Events::default();
+        let warned = Arc::new(Mutex::new(Vec::new()));
+        let listener = Arc::clone(&warned);
+        events.listen(move |event| {
+            if let Event::Warning { stage, .. } = event {
+                listener.lock().unwrap().push(stage.clone());
+            }
+        });
+        let state = format!("state={}", place.path("state").display());
+        let error = run(&place.checked(&[&state]), &place.options, &events).unwrap_err();
+        assert!(matches!(&error, RunError::Store(_)), "{error:?}");
+        assert!(error.to_string().contains("/data"), "{error}");
+        let warned = warned.lock().unwrap();
+        let noted = warned.iter().any(|stage| stage.as_deref() == Some("failing"));
+        assert_eq!(noted, before, "{warned:?}");
+        // It was never taken for a failure of the stage.
+        assert!(
+            !warned.iter().any(|stage| stage.as_deref() == Some("bad")),
+            "{warned:?}"
+        );
+    }
+}

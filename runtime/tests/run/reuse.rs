@@ -270,6 +270,24 @@ fn only_from_until_and_force() {
 }
 
 #[test]
+fn reasons_look_back_past_runs_about_some_partitions() {
+    let mut place = Place::new();
+    place.run(&[]);
+    place.pipeline(&PIPELINE.replace("dedup, from: both, with: {", "dedup, from: both, with: {modulo: 7, "));
+    // They plan with the setting, and do not decide.
+    place.options.partitions = vec!["s01".into()];
+    for _ in 0..12 {
+        place.run(&[]);
+    }
+    place.options.partitions = Vec::new();
+    let plan = place.plan(&[]);
+    assert_eq!(
+        stage(&plan, "dedup:decide").reasons,
+        [(Action::Run, "setting `modulo` changed 0 -> 7".to_string(), 1)]
+    );
+}
+
+#[test]
 fn only_needs_no_source_and_looks_back_past_failed_runs() {
     let mut place = Place::new();
     place.run(&[]);

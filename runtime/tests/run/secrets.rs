@@ -206,3 +206,29 @@ fn where_a_secret_would_be_shown_it_is_refused() {
     let error = refusal(&place, &given(), None);
     assert!(error.contains("cannot stand in a pipeline file"), "{error}");
 }
+
+#[test]
+fn a_secret_that_looks_like_a_path_is_not_rewritten() {
+    let place = Place::new();
+    let given = "${file_dir}/../pass";
+    place.pipeline(&LOGIN.replace("user: \"${user}\"}", &format!("length: {}}}", given.len())));
+    // The kind refuses a value of another length.
+    check_with(&place, &[format!("site.password={given}")], None).unwrap();
+    fs::write(
+        place.path("overlay.yaml"),
+        format!("params: {{site: {{password: \"{given}\"}}}}\n"),
+    )
+    .unwrap();
+    let set = ["shards", "out"].map(|name| format!("{name}={}", place.path(name).display()));
+    let overrides = Overrides {
+        configs: vec![place.path("overlay.yaml")],
+        set: set.to_vec(),
+        ..Overrides::default()
+    };
+    let registry = Registry::new(toys::kinds()).unwrap();
+    let pipeline = load(&place.path("pipeline.yaml"), &overrides, &registry).unwrap();
+    check(pipeline, &registry).unwrap();
+    // Six characters with the white space, and five without.
+    let error = refusal(&place, &["site.password=hunt2 ".to_string()], None);
+    assert!(error.contains("less than 6 characters"), "{error}");
+}

@@ -204,6 +204,8 @@ pub struct DoubleSettings {
     needs_current: bool,
     /// A file without which all rows are refused.
     needs: PathBuf,
+    /// A state directory in which no data can be written any more, under recipes that have none yet.
+    breaks: PathBuf,
     /// Where to note work.
     noted: PathBuf,
 }
@@ -220,6 +222,7 @@ impl Default for DoubleSettings {
             aside: false,
             needs_current: false,
             needs: PathBuf::new(),
+            breaks: PathBuf::new(),
             noted: PathBuf::new(),
         }
     }
@@ -265,6 +268,15 @@ impl Kind for Double {
 impl DoubleBody {
     fn double(&self, partition: &Partition, batch: &RecordBatch, out: &mut Out) -> Result<(), StageError> {
         let settings = &self.settings;
+        if !settings.breaks.as_os_str().is_empty() {
+            let recipes = fs::read_dir(settings.breaks.join("artifacts")).map_err(StageError::failed)?;
+            for recipe in recipes {
+                let data = recipe.map_err(StageError::failed)?.path().join("data");
+                if fs::remove_dir(&data).is_ok() {
+                    fs::write(&data, "").map_err(StageError::failed)?;
+                }
+            }
+        }
         if !settings.needs.as_os_str().is_empty() && fs::read(&settings.needs).is_err() {
             let all: Vec<usize> = (0..batch.num_rows()).collect();
             out.of(partition);

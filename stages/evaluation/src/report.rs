@@ -127,7 +127,7 @@ pub struct EvaluationReport;
 
 impl Kind for EvaluationReport {
     const NAME: &'static str = "evaluation.report";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole(
             "transcripts",

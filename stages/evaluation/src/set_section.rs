@@ -7,7 +7,7 @@ use crate::chart::count;
 use crate::figures::{Confusion, SetFigures, confusion};
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::percent;
-use crate::wer::{Score, words};
+use crate::wer::{Score, split_tag, words};
 
 /// Sources that have a line in the page, those with the most words; `scores.json` has them all.
 const SOURCES: usize = 40;
@@ -182,14 +182,22 @@ enum Mark {
 }
 
 /// Reference and hypothesis, with the words marked in which they differ. Long texts are cut, and very long ones have no marks.
-fn compared(reference: &str, hypothesis: &str) -> Markup {
-    let Some(edits) = align(&words(reference), &words(hypothesis)) else {
+fn compared<'t>(reference: &'t str, hypothesis: &'t str) -> Markup {
+    // The tags are compared apart: errors of words are counted without them.
+    let ((_, said_text), (_, heard_text)) = (split_tag(reference), split_tag(hypothesis));
+    let Some(edits) = align(&words(said_text), &words(heard_text)) else {
         return html! {
             div dir="auto" { (clipped(reference)) }
             div.heard dir="auto" { (clipped(hypothesis)) }
         };
     };
-    let (mut said, mut heard) = (Vec::new(), Vec::new());
+    let tag = |text: &'t str, rest: &str| {
+        words(&text[..text.len() - rest.len()])
+            .into_iter()
+            .map(|tag| (tag, Mark::None))
+    };
+    let mut said: Vec<(&str, Mark)> = tag(reference, said_text).collect();
+    let mut heard: Vec<(&str, Mark)> = tag(hypothesis, heard_text).collect();
     for edit in edits {
         match edit {
             Edit::Match(word) => {
@@ -213,15 +221,20 @@ fn compared(reference: &str, hypothesis: &str) -> Markup {
 /// Words that stand together and have the same mark are in one element. No more characters than of a text that is cut.
 fn marked(words: &[(&str, Mark)]) -> Markup {
     let mut left = CLIPPED;
-    let mut shown = 0;
-    for (word, _) in words {
-        let Some(rest) = left.checked_sub(word.chars().count() + 1) else {
+    let mut shown: Vec<(&str, Mark)> = Vec::new();
+    let mut cut = false;
+    for (word, mark) in words {
+        let end = word.char_indices().nth(left).map_or(word.len(), |(end, _)| end);
+        cut = end < word.len();
+        if end > 0 {
+            shown.push((&word[..end], *mark));
+        }
+        if cut {
             break;
-        };
-        left = rest;
-        shown += 1;
+        }
+        left = left.saturating_sub(word.chars().count() + 1);
     }
-    let runs = words[..shown].chunk_by(|a, b| a.1 == b.1);
+    let runs = shown.chunk_by(|a, b| a.1 == b.1);
     let texts = runs.map(|run| {
         let text: Vec<&str> = run.iter().map(|(word, _)| *word).collect();
         (run[0].1, text.join(" "))
@@ -236,7 +249,7 @@ fn marked(words: &[(&str, Mark)]) -> Markup {
                 Mark::Substituted => span.sub { (text) },
             }
         }
-        @if shown < words.len() { " …" }
+        @if cut { " …" }
     }
 }
 
@@ -271,6 +284,27 @@ mod tests {
         let long = vec!["word"; 200].join(" ");
         let shown = compared(&long, "word").into_string();
         assert!(shown.contains(" …") && shown.len() < 1000, "{shown}");
+    }
+
+    #[test]
+    fn a_long_word_is_cut() {
+        let shown = compared(&"ä".repeat(1000), &format!("a {}", "b".repeat(1000))).into_string();
+        assert!(shown.contains(&format!("{}</span> …", "ä".repeat(400))), "{shown}");
+        assert!(!shown.contains(&"ä".repeat(401)), "{shown}");
+        assert!(
+            shown.contains(&format!("{}</", "b".repeat(398))) && !shown.contains(&"b".repeat(399)),
+            "{shown}"
+        );
+        // As long as may be: not cut.
+        let shown = compared(&"a".repeat(400), "b").into_string();
+        assert!(shown.contains(&"a".repeat(400)) && !shown.contains('…'), "{shown}");
+    }
+
+    #[test]
+    fn tags_are_no_words() {
+        let shown = compared("<|hi|> a b", "<|en|> a c").into_string();
+        assert!(shown.contains("&lt;|hi|&gt; a <span class=\"sub\">b</span>"), "{shown}");
+        assert!(shown.contains("&lt;|en|&gt; a <span class=\"sub\">c</span>"), "{shown}");
     }
 
     /// The examples of RFC 4648, section 10.

@@ -186,7 +186,7 @@ pub struct Table;
 
 impl Kind for Table {
     const NAME: &'static str = "manifest.table";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [flow_runtime::InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of the file, in its order")];
     type Settings = TableSettings;

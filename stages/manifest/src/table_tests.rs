@@ -1,6 +1,8 @@
 use std::fs;
 
-use arrow::array::{ArrayRef, AsArray, Decimal128Array, Float32Array, Int32Array, RecordBatch, StringArray};
+use arrow::array::{
+    ArrayRef, AsArray, Decimal128Array, Float32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
+};
 use arrow::datatypes::{Float64Type, Int64Type, UInt32Type};
 use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::ArrowWriter;
@@ -165,6 +167,71 @@ fn parquet_has_its_own_types() {
     );
     let damaged = harness(&folder, "b.parquet", &bytes[..bytes.len() - 3], "").shape();
     assert!(damaged.is_err());
+}
+
+#[test]
+fn a_value_of_parquet_is_kept_only_where_it_is_the_same_in_the_declared_type() {
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("f", Arc::new(Float64Array::from(vec![3.0, 3.7, f64::NAN, 1e300]))),
+        ("i", Arc::new(Int64Array::from(vec![1, 7, 0, (1 << 53) + 1]))),
+        ("t", Arc::new(StringArray::from(vec!["true", "yes", " ", "1"]))),
+        (
+            "n",
+            Arc::new(StringArray::from(vec![Some(" 5 "), Some("5.5"), None, Some("x")])),
+        ),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for (column, cell, kept) in [
+        ("f", "int64", vec![("0", "3")]),
+        ("i", "bool", vec![("0", "true"), ("2", "false")]),
+        ("i", "float64", vec![("0", "1.0"), ("1", "7.0"), ("2", "0.0")]),
+        (
+            "i",
+            "text",
+            vec![("0", "1"), ("1", "7"), ("2", "0"), ("3", "9007199254740993")],
+        ),
+        // As in tables of text: white space is no value, and only two words are of type bool.
+        ("t", "bool", vec![("0", "true"), ("2", "-")]),
+        ("n", "int64", vec![("0", "5"), ("2", "-")]),
+    ] {
+        let declared = format!("columns: {{{column}: {cell}}}");
+        let output = harness(&folder, "a.parquet", &bytes, &declared).run().unwrap();
+        let kept: Vec<Vec<String>> = kept
+            .iter()
+            .map(|(row, value)| vec![row.to_string(), value.to_string()])
+            .collect();
+        assert_eq!(shown(&output), kept, "{declared}");
+        let refused = rejects(&output);
+        assert_eq!(refused.len(), 4 - kept.len(), "{declared}");
+        let said = format!("bad_value: column `{column}`: ");
+        assert!(
+            refused.iter().all(|(_, reject)| reject.starts_with(&said)),
+            "{refused:?}"
+        );
+    }
+}
+
+/// The character that stands for what is not UTF-8 may stand in a text itself.
+#[test]
+fn lines_are_refused_for_their_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = b"{\"a\": \"\xef\xbf\xbd\"}\r\n\n{\"a\": \"\xff\"}\n{\"a\": \"b\"}";
+    let table = b"a\n\xef\xbf\xbd\n\n\"\xff\n\"\nb\n";
+    for (name, bytes) in [
+        ("a.jsonl", &lines[..]),
+        ("a.csv", &table[..]),
+        ("b.tsv", b"a\n\xef\xbf\xbd\n\xff\nb\n"),
+    ] {
+        let output = harness(&folder, name, bytes, "").run().unwrap();
+        assert_eq!(shown(&output), [["0", "\u{fffd}"], ["2", "b"]], "{name}");
+        let not_utf8 = "not_utf8: the line is not UTF-8".to_string();
+        assert_eq!(rejects(&output), [(1, not_utf8)], "{name}");
+    }
 }
 
 #[test]

@@ -164,7 +164,7 @@ impl Resolver<'_> {
         };
         match text {
             Ok(substitute::SecretText::Reference(value)) => Some(value),
-            Ok(substitute::SecretText::Text(text)) if text.chars().count() < SHORTEST => {
+            Ok(substitute::SecretText::Text(text)) if text.trim().chars().count() < SHORTEST => {
                 let message = format!("a secret of less than {SHORTEST} characters cannot be kept out of messages");
                 self.found.push(wrong(message, None));
                 None

@@ -1,6 +1,7 @@
 //! Comma- and tab-separated tables.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// One line of a table (several lines, where a quoted field holds line breaks).
 #[derive(Clone, Debug, PartialEq)]
@@ -18,16 +19,37 @@ pub struct Records<'t> {
     text: &'t str,
     at: usize,
     quoted: bool,
+    replaced: Option<&'t [usize]>,
 }
 
 /// Reads a table, its heading included. `quoted`: fields are separated by commas, and one in double quotes may hold
 /// commas, line breaks and doubled quotes (RFC 4180). Otherwise by tabs, and quotes are letters like others. Blank
 /// lines are stepped over.
 pub fn records(text: &str, quoted: bool) -> Records<'_> {
-    Records { text, at: 0, quoted }
+    Records {
+        text,
+        at: 0,
+        quoted,
+        replaced: None,
+    }
 }
 
-impl Records<'_> {
+/// Whether one of the places, which are in order, lies in the range.
+pub fn holds(places: &[usize], range: Range<usize>) -> bool {
+    let first = places.partition_point(|place| *place < range.start);
+    places.get(first).is_some_and(|place| *place < range.end)
+}
+
+impl<'t> Records<'t> {
+    /// Says where in the text something stands for bytes that were not UTF-8, in order. Without it, wherever the character
+    /// is that is put for such.
+    pub fn with_replaced(self, replaced: &'t [usize]) -> Self {
+        Records {
+            replaced: Some(replaced),
+            ..self
+        }
+    }
+
     /// Where in the text the next record begins, in bytes.
     pub fn at(&self) -> usize {
         self.at
@@ -43,13 +65,21 @@ impl<'t> Iterator for Records<'t> {
             if rest.is_empty() {
                 return None;
             }
-            let (record, length) = if self.quoted {
+            let (mut record, length) = if self.quoted {
                 comma_record(rest)
             } else {
                 tab_record(rest)
             };
-            self.at += length;
+            let range = self.at..self.at + length;
+            self.at = range.end;
             if !record.line.trim().is_empty() {
+                let is_replaced = match self.replaced {
+                    Some(replaced) => holds(replaced, range),
+                    None => record.line.contains(char::REPLACEMENT_CHARACTER),
+                };
+                if is_replaced && record.broken.is_none() {
+                    record.broken = Some(("not_utf8", "the line is not UTF-8"));
+                }
                 return Some(record);
             }
         }
@@ -57,13 +87,10 @@ impl<'t> Iterator for Records<'t> {
 }
 
 fn record<'t>(fields: Vec<Cow<'t, str>>, line: &'t str, broken: Option<&'static str>) -> Record<'t> {
-    let not_utf8 = line
-        .contains(char::REPLACEMENT_CHARACTER)
-        .then_some(("not_utf8", "the line is not UTF-8"));
     Record {
         fields,
         line: line.trim_end_matches(['\n', '\r']),
-        broken: broken.map(|why| ("bad_line", why)).or(not_utf8),
+        broken: broken.map(|why| ("bad_line", why)),
     }
 }
 

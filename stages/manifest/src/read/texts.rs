@@ -21,7 +21,7 @@ const BATCH_ROWS: usize = 1024;
 const LONGEST_LINE: u64 = 1 << 20;
 
 /// Hands on the texts of a manifest, in its order: of a Parquet file (told by its ending), or of one JSON object to a line,
-/// as NeMo has it. Texts are those of the first of the columns or keys `text, transcription, transcript, sentence,
+/// as NeMo has it, with or without a byte-order mark. Texts are those of the first of the columns or keys `text, transcription, transcript, sentence,
 /// normalized_text` that is there. Returns how many rows have none.
 ///
 /// # Errors
@@ -83,6 +83,7 @@ fn of_lines(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestErro
     let io = |error| ManifestError::io(path, error);
     let mut reader = BufReader::new(File::open(path).map_err(io)?);
     let (mut line, mut number, mut without) = (Vec::new(), 0u64, 0);
+    let mut mark = "\u{feff}".as_bytes();
     loop {
         line.clear();
         number += 1;
@@ -97,13 +98,19 @@ fn of_lines(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestErro
         if read as u64 > LONGEST_LINE {
             return Err(wrong(path, format!("line {number} is longer than 1 MiB")));
         }
-        if line.trim_ascii().is_empty() {
+        let object = line.strip_prefix(mark).unwrap_or(&line);
+        mark = b"";
+        if object.trim_ascii().is_empty() {
             continue;
         }
-        let values: Map<String, Value> = serde_json::from_slice(&line)
+        let values: Map<String, Value> = serde_json::from_slice(object)
             .map_err(|error| wrong(path, format!("line {number} is no JSON object: {error}")))?;
-        let text = TEXT_COLUMNS.iter().find_map(|name| values.get(*name)?.as_str());
-        match text.map(str::trim).filter(|text| !text.is_empty()) {
+        let text = TEXT_COLUMNS.iter().find_map(|name| values.get(*name));
+        match text
+            .and_then(Value::as_str)
+            .map(str::trim)
+            .filter(|text| !text.is_empty())
+        {
             Some(text) => each(text),
             None => without += 1,
         }
@@ -149,6 +156,18 @@ mod tests {
         writer.write(&batch).unwrap();
         writer.close().unwrap();
         assert_eq!(texts(&table).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_first_key_that_is_there_has_the_text_and_a_byte_order_mark_is_none_of_it() {
+        let place = tempfile::tempdir().unwrap();
+        let lines = place.path().join("a.jsonl");
+        std::fs::write(
+            &lines,
+            "\u{feff}{\"text\": \"one\"}\n{\"text\": null, \"transcript\": \"two\"}\n{\"text\": 3, \"sentence\": \"three\"}\n",
+        )
+        .unwrap();
+        assert_eq!(texts(&lines).unwrap(), (vec!["one".to_owned()], 2));
     }
 
     #[test]

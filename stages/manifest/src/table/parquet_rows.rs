@@ -3,14 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array};
+use arrow::compute::kernels::cmp::distinct;
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, SchemaRef};
+use arrow::error::ArrowError;
 use flow_runtime::store::ForeignParquet;
 use flow_runtime::{Out, RejectClass, StageError};
 use parquet::arrow::ProjectionMask;
 
-use super::{CellType, Columns, lacks, send, too_many_rows};
+use super::cells::{Cell, Rows, of_text};
+use super::{CellType, Columns, lacks, schema_of, send, too_many_rows};
 use crate::error::ManifestError;
 use crate::read::tables::sheltered;
 
@@ -72,38 +75,63 @@ pub(super) fn read(path: &Path, columns: &Columns, schema: &SchemaRef, out: &mut
         let next = first.checked_add(rows).ok_or_else(|| too_many_rows(path))?;
         let numbers: ArrayRef = Arc::new(UInt32Array::from_iter_values(first..next));
         out.read(u64::from(rows));
-        // By column, where a value is lost by taking it for one of the column's type.
-        let mut good = vec![true; batch.num_rows()];
+        // By row, the first column with a value that is none of the column's type.
+        let mut bad: Vec<Option<&str>> = vec![None; batch.num_rows()];
         let mut cells: Vec<ArrayRef> = vec![numbers];
         for (column, cell) in columns {
             let found = batch.column_by_name(column);
             let found = found.ok_or_else(|| lacks(path, column, &[]))?;
-            let made = cast(found, &cell.data_type())?;
-            for (row, good) in good.iter_mut().enumerate() {
-                *good &= made.is_valid(row) || found.is_null(row);
+            let (made, kept) = of_type(found, *cell)?;
+            for (bad, _) in bad.iter_mut().zip(kept).filter(|(_, kept)| !kept) {
+                bad.get_or_insert(column);
             }
             cells.push(made);
         }
         let made = RecordBatch::try_new(SchemaRef::clone(schema), cells)?;
-        if good.contains(&false) {
-            refuse(&batch, &made, &good, first, out)?;
-        }
-        send(out, filter_record_batch(&made, &BooleanArray::from(good))?);
+        refuse(&batch, &bad, first, out)?;
+        let good: BooleanArray = bad.iter().map(|bad| Some(bad.is_none())).collect();
+        send(out, filter_record_batch(&made, &good)?);
         first = next;
     }
     Ok(())
 }
 
-/// Refuses the rows that are not good. They are named by the numbers of `made`, with the values that the file has.
-fn refuse(found: &RecordBatch, made: &RecordBatch, good: &[bool], first: u32, out: &mut Out) -> Result<(), StageError> {
-    for (row, _) in good.iter().enumerate().filter(|(_, good)| !**good) {
-        let lost = made.schema().fields().iter().skip(1).find_map(|field| {
-            let before = found.column_by_name(field.name())?;
-            let after = made.column_by_name(field.name())?;
-            (before.is_valid(row) && after.is_null(row)).then(|| field.name().clone())
-        });
-        let column = lost.unwrap_or_default();
-        let value = match found.column_by_name(&column) {
+/// The values as those of another type, and of each whether it is kept: text is read as in tables of text, and other values
+/// are kept where they are the same in both types.
+fn of_type(found: &ArrayRef, cell: CellType) -> Result<(ArrayRef, Vec<bool>), ArrowError> {
+    let found = match found.data_type() {
+        DataType::Dictionary(_, values) => cast(found, values)?,
+        _ => ArrayRef::clone(found),
+    };
+    if cell != CellType::Text && cell_type(found.data_type()) == Some(CellType::Text) {
+        let columns = vec![(String::new(), cell)];
+        let mut rows = Rows::new(&columns, &schema_of(&columns));
+        let mut kept = Vec::with_capacity(found.len());
+        for text in cast(&found, &DataType::Utf8)?.as_string::<i32>() {
+            let value = text.map_or(Some(Cell::Null), |text| of_text(cell, text));
+            kept.push(value.is_some());
+            rows.push(0, vec![value.unwrap_or(Cell::Null)]);
+        }
+        return Ok((ArrayRef::clone(rows.take()?.column(1)), kept));
+    }
+    let made = cast(&found, &cell.data_type())?;
+    let mut kept: Vec<bool> = (0..found.len())
+        .map(|row| made.is_valid(row) || found.is_null(row))
+        .collect();
+    if cell != CellType::Text && made.data_type() != found.data_type() {
+        let differs = distinct(&cast(&made, found.data_type())?, &found)?;
+        for (kept, differs) in kept.iter_mut().zip(differs.values()) {
+            *kept &= !differs;
+        }
+    }
+    Ok((made, kept))
+}
+
+/// Refuses the rows that have a bad column, with the values that the file has.
+fn refuse(found: &RecordBatch, bad: &[Option<&str>], first: u32, out: &mut Out) -> Result<(), StageError> {
+    for (row, column) in bad.iter().enumerate() {
+        let Some(column) = *column else { continue };
+        let value = match found.column_by_name(column) {
             Some(values) => arrow::util::display::array_value_to_string(values, row)?,
             None => String::new(),
         };

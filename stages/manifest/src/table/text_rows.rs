@@ -12,8 +12,10 @@ use super::cells::{Cell, Rows, of_json, of_text, type_of};
 use super::{CellType, Columns, TableFormat, lacks, send, too_many_rows, wrong};
 use crate::error::ManifestError;
 use crate::read::rows::line_values;
-use crate::read::table_text::{Record, records};
+use crate::read::table_text::{Record, holds, records};
 
+/// What a file of UTF-8 may begin with.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Most bytes of a file.
 const LARGEST: u64 = 1 << 30;
 /// Most bytes of the beginning that columns are looked for in.
@@ -22,8 +24,17 @@ const LARGEST_HEAD: u64 = 1 << 20;
 /// Why a line is no row: a reason, and more about it.
 type Refusal = (&'static str, String);
 
+/// What a file holds, less a byte-order mark.
+struct Decoded {
+    text: String,
+    /// Where in the text something stands for bytes that were not UTF-8, in order.
+    replaced: Vec<usize>,
+    /// Bytes of the file, or of the part of it that was read.
+    bytes: u64,
+}
+
 /// At most so many bytes of a file from its beginning. What is not UTF-8 is replaced, and refused line by line.
-fn text_of(path: &Path, most: u64) -> Result<String, ManifestError> {
+fn text_of(path: &Path, most: u64) -> Result<Decoded, ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
     // Before it is opened, which waits for ever at a pipe that nobody writes to.
     if !std::fs::metadata(path).map_err(of_path)?.is_file() {
@@ -35,11 +46,27 @@ fn text_of(path: &Path, most: u64) -> Result<String, ManifestError> {
     Ok(decoded(bytes))
 }
 
-fn decoded(bytes: Vec<u8>) -> String {
-    let text = String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
-    match text.strip_prefix('\u{feff}') {
-        Some(rest) => rest.to_string(),
-        None => text,
+fn decoded(mut bytes: Vec<u8>) -> Decoded {
+    let size = bytes.len() as u64;
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
+    }
+    let mut replaced = Vec::new();
+    let text = String::from_utf8(bytes).unwrap_or_else(|error| {
+        let mut text = String::with_capacity(error.as_bytes().len());
+        for chunk in error.as_bytes().utf8_chunks() {
+            text.push_str(chunk.valid());
+            if !chunk.invalid().is_empty() {
+                replaced.push(text.len());
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+        text
+    });
+    Decoded {
+        text,
+        replaced,
+        bytes: size,
     }
 }
 
@@ -55,7 +82,7 @@ fn first_line(path: &Path) -> Result<String, ManifestError> {
         if reader.read_until(b'\n', &mut line).map_err(of_path)? == 0 {
             return Err(wrong(path, "it has no rows from which its columns could be told"));
         }
-        let line = decoded(line);
+        let line = decoded(line).text;
         if !line.trim().is_empty() {
             return Ok(line);
         }
@@ -79,7 +106,7 @@ pub(super) fn columns(path: &Path, format: TableFormat) -> Result<Columns, Manif
         columns.sort_by(|a, b| a.0.cmp(&b.0));
         return Ok(columns);
     }
-    let head = text_of(path, LARGEST_HEAD)?;
+    let head = text_of(path, LARGEST_HEAD)?.text;
     let names = heading(path, records(&head, format == TableFormat::Csv).next())?;
     Ok(names.into_iter().map(|name| (name, CellType::Text)).collect())
 }
@@ -109,8 +136,8 @@ pub(super) fn read(
     schema: &SchemaRef,
     out: &mut Out,
 ) -> Result<(), StageError> {
-    let text = text_of(path, LARGEST + 1)?;
-    if text.len() as u64 > LARGEST {
+    let Decoded { text, replaced, bytes } = text_of(path, LARGEST + 1)?;
+    if bytes > LARGEST {
         return Err(wrong(path, "it has more than 1 GiB; write it as parquet").into());
     }
     let mut rows = Rows::new(columns, schema);
@@ -135,11 +162,22 @@ pub(super) fn read(
         Ok::<(), StageError>(())
     };
     if format == TableFormat::Jsonl {
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            push(line, of_line(columns, line))?;
+        let mut at = 0;
+        for line in text.split_inclusive('\n') {
+            let from = at;
+            at += line.len();
+            if line.trim().is_empty() {
+                continue;
+            }
+            let line = line.lines().next().unwrap_or_default();
+            let cells = match holds(&replaced, from..at) {
+                true => Err(("not_utf8", "the line is not UTF-8".into())),
+                false => of_line(columns, line),
+            };
+            push(line, cells)?;
         }
     } else {
-        let mut records = records(&text, format == TableFormat::Csv);
+        let mut records = records(&text, format == TableFormat::Csv).with_replaced(&replaced);
         let names = heading(path, records.next())?;
         let mut places = Vec::with_capacity(columns.len());
         for (column, cell) in columns {
@@ -186,9 +224,6 @@ fn of_record(places: &[(usize, &str, CellType)], fields: usize, record: &Record<
 }
 
 fn of_line(columns: &Columns, line: &str) -> Result<Vec<Cell>, Refusal> {
-    if line.contains(char::REPLACEMENT_CHARACTER) {
-        return Err(("not_utf8", "the line is not UTF-8".into()));
-    }
     let object: Map<String, Value> = match serde_json::from_str(line) {
         Ok(Value::Object(object)) => object,
         Ok(_) => return Err(("bad_line", "it is no JSON object".into())),
