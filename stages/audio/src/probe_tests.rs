@@ -310,7 +310,7 @@ fn version_guards_the_output() {
     let digest = hex::encode(sha2::Sha256::digest(rows));
     assert_eq!(
         (Probe::VERSION, digest.as_str()),
-        (2, "0aa7dcf72d879f3a31d0893741875a4d4b242856920ec05576b9f00a5a6e0b7d")
+        (3, "0aa7dcf72d879f3a31d0893741875a4d4b242856920ec05576b9f00a5a6e0b7d")
     );
 }
 
