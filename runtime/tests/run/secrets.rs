@@ -216,7 +216,7 @@ fn a_secret_that_looks_like_a_path_is_not_rewritten() {
     check_with(&place, &[format!("site.password={given}")], None).unwrap();
     fs::write(
         place.path("overlay.yaml"),
-        format!("params: {{site: {{password: \"{given}\"}}}}\n"),
+        format!("flow: 1\nparams: {{site: {{password: \"{given}\"}}}}\n"),
     )
     .unwrap();
     let set = ["shards", "out"].map(|name| format!("{name}={}", place.path(name).display()));
