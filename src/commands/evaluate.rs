@@ -1,22 +1,31 @@
-//! `flow evaluate diarization`: error rates of turns against a reference.
+//! `flow evaluate diarization`: error rates of turns, and of words with speakers, against a reference.
+
+mod audio;
+mod files;
+mod words;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use flow_evaluation::normalize::{Normalization, Normalizer};
+use flow_evaluation::timeline::RecordingTimeline;
+use flow_evaluation::timeline_page::{TimelinePage, page};
 use flow_runtime::escape::escape_line;
+use flow_runtime::store::write_atomically;
 use flow_speakers::error_rate::{Errors, Scoring, errors};
-use flow_speakers::rttm::{read_rttm, read_uem};
-use flow_speakers::turns::Turn;
+use flow_speakers::error_stretches::error_stretches;
+use flow_speakers::rttm::read_uem;
 use serde_json::{Value, json};
 
-use crate::arguments::{EvaluateCommand, EvaluateDiarizationArguments};
+use self::files::{Recordings, Side, read};
+use self::words::WordErrors;
+use crate::arguments::{EvaluateCommand, EvaluateDiarizationArguments, Normalize};
 use crate::failure::{Exit, Failure};
-use crate::table::{lines, plural};
+use crate::table::{count, lines, plural};
 
-/// Turns of recordings, by their names.
-type Recordings = BTreeMap<String, Vec<Turn>>;
+/// The parts of recordings that are scored, by their names.
+type Uem = BTreeMap<String, Vec<(f64, f64)>>;
 
 pub fn evaluate(command: &EvaluateCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
@@ -29,15 +38,16 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         let message = format!("--collar is {}", arguments.collar);
         return Err(Failure::usage(message, "give a number of seconds, 0 or more"));
     }
-    let reference = read(&arguments.reference, read_rttm)?;
-    let hypothesis = read(&arguments.hypothesis, read_rttm)?;
+    let normalizer = normalizer(arguments)?;
+    let reference = Side::read(&arguments.reference)?;
+    let hypothesis = Side::read(&arguments.hypothesis)?;
     let uem = arguments.uem.as_deref().map(|path| read(path, read_uem)).transpose()?;
     let scoring = Scoring {
         collar: arguments.collar,
         skip_overlap: arguments.skip_overlap,
         uem: None,
     };
-    let (scores, left_out) = scores(&reference, &hypothesis, uem.as_ref(), &scoring)?;
+    let (scores, left_out) = scores(&reference.turns, &hypothesis.turns, uem.as_ref(), &scoring)?;
     if !left_out.is_empty() {
         writeln!(
             io::stderr(),
@@ -52,30 +62,48 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
             escape_line(&left_out.join(", "))
         )?;
     }
-    let mut all = Errors::default();
-    for (_, found) in &scores {
-        all += *found;
+    let mut all = Score::default();
+    let mut recordings = Vec::new();
+    for (name, found) in scores {
+        let words = match (reference.words(name), hypothesis.words(name)) {
+            (Some(said), Some(heard)) => {
+                let parts = uem.as_ref().and_then(|uem| uem.get(name)).map(Vec::as_slice);
+                Some(words::score(name, [said, heard], parts, &normalizer)?)
+            }
+            _ => None,
+        };
+        let score = Score { turns: found, words };
+        all.add(&score);
+        recordings.push((name, score));
+    }
+    if let Some(path) = &arguments.page {
+        let data = PageData {
+            all: &all,
+            recordings: &recordings,
+            sides: [&reference, &hypothesis],
+            uem: uem.as_ref(),
+            scoring: &scoring,
+        };
+        write_page(path, arguments.audio.as_deref(), &data)?;
     }
     if arguments.json {
-        let mut document = figures(&all);
-        let recordings = scores.iter().map(|(name, found)| ((*name).to_owned(), figures(found)));
+        let mut document = all.figures();
+        let recordings = recordings
+            .iter()
+            .map(|(name, found)| ((*name).to_owned(), found.figures()));
         document["recordings"] = Value::Object(recordings.collect());
         writeln!(out, "{document}")?;
         return Ok(Exit::Done);
     }
-    let head = [
-        "recording",
-        "DER",
-        "missed",
-        "false alarm",
-        "confusion",
-        "JER",
-        "speech s",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(scores.iter().map(|(name, found)| row(name, found)));
-    if scores.len() > 1 {
-        rows.push(row(&plural(scores.len() as u64, "recording"), &all));
+    let mut head = HEAD.to_vec();
+    if all.words.is_some() {
+        head.extend(HEAD_OF_WORDS);
+    }
+    let mut rows = vec![head.into_iter().map(str::to_owned).collect()];
+    let row = |name: &str, score: &Score| [vec![name.to_owned()], score.cells(all.words.is_some())].concat();
+    rows.extend(recordings.iter().map(|(name, score)| row(name, score)));
+    if recordings.len() > 1 {
+        rows.push(row(&plural(recordings.len() as u64, "recording"), &all));
     }
     for line in lines(&rows) {
         writeln!(out, "{line}")?;
@@ -83,17 +111,146 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
     Ok(Exit::Done)
 }
 
-/// Reads a file. What is wrong in it is said with its name.
-fn read<T>(path: &Path, parse: fn(&str) -> flow_speakers::Result<T>) -> Result<T, Failure> {
-    let wrong = |error: &dyn std::fmt::Display| {
-        Failure::usage(
-            format!("{}: {error}", path.display()),
-            "see docs/speakers.md for the forms of files",
-        )
+/// What the options ask to be done to words.
+fn normalizer(arguments: &EvaluateDiarizationArguments) -> Result<Normalizer, Failure> {
+    let normalization = match arguments.normalize {
+        Normalize::None => Normalization::None,
+        Normalize::WhisperBasic => Normalization::WhisperBasic,
+        Normalize::KeepMarks => Normalization::KeepMarks,
     };
-    let bytes = fs::read(path).map_err(|error| wrong(&error))?;
-    let text = String::from_utf8(bytes).map_err(|error| wrong(&error))?;
-    parse(&text).map_err(|error| wrong(&error))
+    if arguments.remove_diacritics && normalization != Normalization::WhisperBasic {
+        return Err(Failure::usage(
+            "`--remove-diacritics` belongs to `--normalize whisper_basic`",
+            "add it, or leave the other out",
+        ));
+    }
+    if arguments.split_letters && normalization == Normalization::None {
+        return Err(Failure::usage(
+            "`--split-letters` needs `--normalize whisper_basic` or `keep_marks`",
+            "add it, or leave the other out",
+        ));
+    }
+    Ok(Normalizer {
+        normalization,
+        remove_diacritics: arguments.remove_diacritics,
+        split_letters: arguments.split_letters,
+    })
+}
+
+/// Heads of the table, and those of the columns about words.
+const HEAD: [&str; 7] = [
+    "recording",
+    "DER",
+    "missed",
+    "false alarm",
+    "confusion",
+    "JER",
+    "speech s",
+];
+const HEAD_OF_WORDS: [&str; 3] = ["cpWER", "WDER", "words"];
+
+/// Errors of a recording, or of all: of turns, and where both sides have words, of these.
+#[derive(Clone, Default)]
+struct Score {
+    turns: Errors,
+    words: Option<WordErrors>,
+}
+
+impl Score {
+    fn add(&mut self, other: &Score) {
+        self.turns += other.turns;
+        if let Some(words) = other.words {
+            *self.words.get_or_insert_default() += words;
+        }
+    }
+
+    fn figures(&self) -> Value {
+        let mut figures = figures(&self.turns);
+        if let (Some(words), Value::Object(figures)) = (&self.words, &mut figures) {
+            figures.extend(words.figures());
+        }
+        figures
+    }
+
+    /// What stands in the table after the name.
+    fn cells(&self, with_words: bool) -> Vec<String> {
+        let mut cells = cells(&self.turns);
+        if with_words {
+            let of_words = |words: &WordErrors| {
+                let rates = [words.cpwer(), words.wder()];
+                let [cpwer, wder] = rates.map(|rate| rate.map_or("-".to_owned(), percent));
+                [cpwer, wder, count(words.cp.words.units)]
+            };
+            cells.extend(self.words.as_ref().map_or(["-"; 3].map(str::to_owned), of_words));
+        }
+        cells
+    }
+}
+
+/// What a page is made of.
+struct PageData<'a> {
+    all: &'a Score,
+    recordings: &'a [(&'a str, Score)],
+    /// Reference and hypothesis.
+    sides: [&'a Side; 2],
+    uem: Option<&'a Uem>,
+    scoring: &'a Scoring,
+}
+
+/// Writes the page. Recordings that are not in the folder of `audio` are told on standard error.
+fn write_page(path: &Path, audio: Option<&Path>, data: &PageData) -> Result<(), Failure> {
+    let names: Vec<&str> = data.recordings.iter().map(|(name, _)| *name).collect();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let found = audio.map(|audio| audio::recordings(audio, &names)).transpose()?;
+    if let (Some(audio), Some(found)) = (audio, &found) {
+        let missing: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| !found.contains_key(*name))
+            .collect();
+        if !missing.is_empty() {
+            let missing = escape_line(&missing.join(", ")).into_owned();
+            writeln!(
+                io::stderr(),
+                "warning: {} holds no recording of the name {missing}",
+                audio.display()
+            )?;
+        }
+    }
+    let with_words = data.all.words.is_some();
+    let figures = |score: &Score| -> Vec<(String, String)> {
+        let heads = HEAD[1..].iter().chain(&HEAD_OF_WORDS).map(|head| (*head).to_owned());
+        heads.zip(score.cells(with_words)).collect()
+    };
+    let mut recordings = Vec::new();
+    for (name, score) in data.recordings {
+        let scoring = Scoring {
+            uem: data.uem.and_then(|uem| uem.get(*name)).cloned(),
+            ..data.scoring.clone()
+        };
+        let [reference, hypothesis] = data
+            .sides
+            .map(|side| side.turns.get(*name).map_or(&[][..], Vec::as_slice));
+        let wrong = |error: flow_speakers::Error| Failure::usage(format!("{name}: {error}"), "see docs/speakers.md");
+        let (_, mapping) = errors(reference, hypothesis, &scoring).map_err(wrong)?;
+        let stretches = error_stretches(reference, hypothesis, &scoring, &mapping).map_err(wrong)?;
+        let [reference, hypothesis] = data.sides.map(|side| side.shown(name));
+        let file = found.as_ref().and_then(|found| found.get(*name));
+        recordings.push(RecordingTimeline {
+            name: (*name).to_owned(),
+            figures: figures(score),
+            reference,
+            hypothesis,
+            mapping,
+            errors: stretches,
+            audio: file.map(|file| audio::address(folder, file)).transpose()?,
+        });
+    }
+    let all = figures(data.all);
+    write_atomically(path, page(&TimelinePage { all, recordings }).as_bytes())?;
+    Ok(())
 }
 
 /// Errors of each recording by its name, and the recordings that are not scored.
@@ -104,7 +261,7 @@ type Scores<'a> = (Vec<(&'a str, Errors)>, Vec<&'a str>);
 fn scores<'a>(
     reference: &'a Recordings,
     hypothesis: &'a Recordings,
-    uem: Option<&'a BTreeMap<String, Vec<(f64, f64)>>>,
+    uem: Option<&'a Uem>,
     scoring: &Scoring,
 ) -> Result<Scores<'a>, Failure> {
     let scored: Vec<&str> = match uem {
@@ -158,14 +315,18 @@ fn figures(errors: &Errors) -> Value {
     })
 }
 
-fn row(name: &str, errors: &Errors) -> Vec<String> {
-    let percent = |share: f64| format!("{:.2} %", share * 100.0);
+/// A share as a percentage with two digits.
+fn percent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
+}
+
+/// What stands in the table about turns.
+fn cells(errors: &Errors) -> Vec<String> {
     let of_speech = |seconds: f64| match errors.total > 0.0 {
         true => percent(seconds / errors.total),
         false => "-".to_owned(),
     };
     vec![
-        name.to_owned(),
         percent(errors.der()),
         of_speech(errors.missed),
         of_speech(errors.false_alarm),
@@ -177,6 +338,8 @@ fn row(name: &str, errors: &Errors) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use flow_speakers::turns::Turn;
+
     use super::*;
 
     fn recordings(turns: &[(&str, f64, f64, &str)]) -> Recordings {

@@ -24,6 +24,7 @@ mod rejects;
 mod reuse;
 mod sampling;
 mod secrets;
+mod speaker_words;
 mod speakers;
 mod synthesize;
 mod tokenizer;

@@ -12,7 +12,7 @@ pub enum Edit<'t> {
     Deletion(&'t str),
 }
 
-/// More cells than this are not computed: texts of some two thousand words each.
+/// More cells than this are not computed at once: texts of some two thousand words each.
 const CELLS: usize = 4 << 20;
 
 /// The way a cell was reached from.
@@ -26,6 +26,82 @@ enum Step {
 /// The edits of a shortest way from `reference` to `hypothesis`, in order: that way which [`crate::wer::edits`] counts. None
 /// for long texts.
 pub fn align<'t>(reference: &[&'t str], hypothesis: &[&'t str]) -> Option<Vec<Edit<'t>>> {
+    let (mut row, mut column) = (0, 0);
+    let edit = |step| match step {
+        Step::Diagonal => {
+            (row, column) = (row + 1, column + 1);
+            match (reference[row - 1], hypothesis[column - 1]) {
+                (said, heard) if said == heard => Edit::Match(said),
+                (said, heard) => Edit::Substitution(said, heard),
+            }
+        }
+        Step::Insertion => {
+            column += 1;
+            Edit::Insertion(hypothesis[column - 1])
+        }
+        Step::Deletion => {
+            row += 1;
+            Edit::Deletion(reference[row - 1])
+        }
+    };
+    Some(steps(reference, hypothesis)?.into_iter().map(edit).collect())
+}
+
+/// The places (in `reference`, in `hypothesis`) of the units that match or are substituted on a shortest way, in order, for
+/// texts of any length. Short texts go the way that [`crate::wer::edits`] counts. Long ones are cut in two where the two
+/// parts together have the fewest edits (Hirschberg 1975), until the parts are short: the number of edits is the same.
+pub fn aligned<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> Vec<(usize, usize)> {
+    if let Some(steps) = steps(reference, hypothesis) {
+        let (mut row, mut column) = (0, 0);
+        let mut pairs = Vec::new();
+        for step in steps {
+            if step == Step::Diagonal {
+                pairs.push((row, column));
+            }
+            row += usize::from(step != Step::Insertion);
+            column += usize::from(step != Step::Deletion);
+        }
+        return pairs;
+    }
+    // The longer one is cut in its middle; it has two units or more.
+    if reference.len() < hypothesis.len() {
+        let pairs = aligned(hypothesis, reference).into_iter();
+        return pairs.map(|(column, row)| (row, column)).collect();
+    }
+    let middle = reference.len() / 2;
+    let before = distances(reference[..middle].iter(), || hypothesis.iter());
+    let mut after = distances(reference[middle..].iter().rev(), || hypothesis.iter().rev());
+    after.reverse();
+    let sums = before.iter().zip(&after).map(|(before, after)| before + after);
+    let cut = sums.enumerate().min_by_key(|(_, sum)| *sum).map_or(0, |(cut, _)| cut);
+    let mut pairs = aligned(&reference[..middle], &hypothesis[..cut]);
+    let rest = aligned(&reference[middle..], &hypothesis[cut..]).into_iter();
+    pairs.extend(rest.map(|(row, column)| (row + middle, column + cut)));
+    pairs
+}
+
+/// The edit distances of all of `reference` to each beginning of `hypothesis`, from the empty one to the whole.
+pub(crate) fn distances<'t, T: PartialEq + 't, H: Iterator<Item = &'t T>>(
+    reference: impl Iterator<Item = &'t T>,
+    hypothesis: impl Fn() -> H,
+) -> Vec<u32> {
+    let mut errors: Vec<u32> = (0..=hypothesis().count() as u32).collect();
+    for said in reference {
+        let mut diagonal = errors[0];
+        errors[0] += 1;
+        let mut last = errors[0];
+        for (cell, heard) in errors[1..].iter_mut().zip(hypothesis()) {
+            let kept = diagonal + u32::from(said != heard);
+            diagonal = *cell;
+            last = kept.min(last.min(diagonal) + 1);
+            *cell = last;
+        }
+    }
+    errors
+}
+
+/// The steps of a shortest way, in order: that way which [`crate::wer::edits`] counts. None for long texts.
+fn steps<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> Option<Vec<Step>> {
     let height = reference.len() + 1;
     let cells = height
         .checked_mul(hypothesis.len() + 1)
@@ -52,29 +128,16 @@ pub fn align<'t>(reference: &[&'t str], hypothesis: &[&'t str]) -> Option<Vec<Ed
             };
         }
     }
-    let mut edits = Vec::with_capacity(height.max(hypothesis.len()));
+    let mut way = Vec::with_capacity(height.max(hypothesis.len()));
     let (mut row, mut column) = (reference.len(), hypothesis.len());
     while row > 0 || column > 0 {
-        edits.push(match steps[column * height + row] {
-            Step::Diagonal => {
-                (row, column) = (row - 1, column - 1);
-                match (reference[row], hypothesis[column]) {
-                    (said, heard) if said == heard => Edit::Match(said),
-                    (said, heard) => Edit::Substitution(said, heard),
-                }
-            }
-            Step::Insertion => {
-                column -= 1;
-                Edit::Insertion(hypothesis[column])
-            }
-            Step::Deletion => {
-                row -= 1;
-                Edit::Deletion(reference[row])
-            }
-        });
+        let step = steps[column * height + row];
+        row -= usize::from(step != Step::Insertion);
+        column -= usize::from(step != Step::Deletion);
+        way.push(step);
     }
-    edits.reverse();
-    Some(edits)
+    way.reverse();
+    Some(way)
 }
 
 #[cfg(test)]
@@ -108,7 +171,56 @@ mod tests {
         assert_eq!(super::align(&long, &long), None);
     }
 
+    /// Errors, matches and substitutions included, that a list of aligned places leaves.
+    fn errors_of(pairs: &[(usize, usize)], reference: &[u32], hypothesis: &[u32]) -> usize {
+        assert!(pairs.windows(2).all(|two| two[0].0 < two[1].0 && two[0].1 < two[1].1));
+        let changed = pairs
+            .iter()
+            .filter(|(row, column)| reference[*row] != hypothesis[*column]);
+        reference.len() + hypothesis.len() - 2 * pairs.len() + changed.count()
+    }
+
+    #[test]
+    fn long_texts_are_aligned_in_parts() {
+        // Some 4500 words against 4000: over the limit of one table by four times.
+        let mut state = 3u64;
+        let mut next = |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let reference: Vec<u32> = (0..4500).map(|_| next(50) as u32).collect();
+        let mut hypothesis = Vec::new();
+        for &word in &reference {
+            match next(10) {
+                0 => {}
+                1 => hypothesis.push(next(50) as u32),
+                _ => hypothesis.push(word),
+            }
+        }
+        for (a, b) in [(&reference, &hypothesis), (&hypothesis, &reference)] {
+            assert!(steps(a, b).is_none());
+            assert_eq!(errors_of(&aligned(a, b), a, b) as u64, edits(a, b).errors());
+        }
+        assert_eq!(aligned(&reference, &[]), []);
+    }
+
     proptest! {
+        #[test]
+        fn aligned_places_leave_the_fewest_errors(
+            reference in prop::collection::vec(0..4u32, 0..14),
+            hypothesis in prop::collection::vec(0..4u32, 0..14),
+        ) {
+            let errors = edits(&reference, &hypothesis).errors();
+            prop_assert_eq!(errors_of(&aligned(&reference, &hypothesis), &reference, &hypothesis) as u64, errors);
+            let distance = distances(reference.iter(), || hypothesis.iter());
+            prop_assert_eq!(u64::from(*distance.last().unwrap()), errors);
+            for (length, &distance) in distance.iter().enumerate() {
+                prop_assert_eq!(u64::from(distance), edits(&reference, &hypothesis[..length]).errors());
+            }
+        }
+
         /// As many of each as are counted, and both texts come out whole.
         #[test]
         fn edits_are_those_that_are_counted(

@@ -127,6 +127,7 @@ pub fn errors(
         duration,
         reference,
         hypothesis,
+        ..
     } in &intervals
     {
         let count = |active: &[(usize, usize)]| active.iter().map(|(_, times)| times).sum::<usize>();
@@ -170,7 +171,7 @@ pub fn errors(
     Ok((sum, names.collect()))
 }
 
-fn check(reference: &[Turn], hypothesis: &[Turn], scoring: &Scoring) -> Result<()> {
+pub(crate) fn check(reference: &[Turn], hypothesis: &[Turn], scoring: &Scoring) -> Result<()> {
     let parts = scoring.uem.iter().flatten().map(|&(start, end)| ("UEM", start, end));
     let turns = |what: &'static str, turns: &[Turn]| -> Vec<(&'static str, f64, f64)> {
         turns.iter().map(|turn| (what, turn.start, turn.end)).collect()
@@ -195,13 +196,13 @@ fn check(reference: &[Turn], hypothesis: &[Turn], scoring: &Scoring) -> Result<(
 }
 
 /// Turns with their speakers as numbers.
-struct Numbered {
-    names: Vec<String>,
+pub(crate) struct Numbered {
+    pub names: Vec<String>,
     turns: Vec<(f64, f64, usize)>,
 }
 
 /// Without turns that are empty. Speakers are numbered by their names in order.
-fn numbered(turns: &[Turn]) -> Numbered {
+pub(crate) fn numbered(turns: &[Turn]) -> Numbered {
     let turns: Vec<&Turn> = turns.iter().filter(|turn| turn.duration() > PRECISION).collect();
     let mut names: Vec<String> = turns.iter().map(|turn| turn.speaker.clone()).collect();
     names.sort_unstable();
@@ -215,10 +216,11 @@ fn numbered(turns: &[Turn]) -> Numbered {
 }
 
 /// A stretch of what is scored in which nobody begins or ends: who speaks, and in how many turns at once.
-struct Interval {
-    duration: f64,
-    reference: Vec<(usize, usize)>,
-    hypothesis: Vec<(usize, usize)>,
+pub(crate) struct Interval {
+    pub start: f64,
+    pub duration: f64,
+    pub reference: Vec<(usize, usize)>,
+    pub hypothesis: Vec<(usize, usize)>,
 }
 
 /// What begins or ends.
@@ -230,7 +232,7 @@ enum Change {
     Hypothesis(usize),
 }
 
-fn intervals(reference: &Numbered, hypothesis: &Numbered, scoring: &Scoring) -> Vec<Interval> {
+pub(crate) fn intervals(reference: &Numbered, hypothesis: &Numbered, scoring: &Scoring) -> Vec<Interval> {
     // Each with its time and what it adds.
     let mut changes: Vec<(f64, i64, Change)> = Vec::new();
     let mut stretch = |start: f64, end: f64, what: Change| {
@@ -294,6 +296,7 @@ fn intervals(reference: &Numbered, hypothesis: &Numbered, scoring: &Scoring) -> 
                     .collect()
             });
             intervals.push(Interval {
+                start: time,
                 duration: next - time,
                 reference,
                 hypothesis,

@@ -9,6 +9,7 @@ pub mod clustering;
 pub mod diarizer;
 pub mod error;
 pub mod error_rate;
+pub mod error_stretches;
 pub mod fbank;
 #[cfg(test)]
 mod formula;

@@ -6,4 +6,4 @@ pub mod rows;
 pub mod write;
 
 pub use diarize::Diarize;
-pub use write::{Format, Write};
+pub use write::{Format, Write, recording_name};

@@ -208,8 +208,13 @@ pub(super) fn field(name: &str) -> String {
     if name.is_empty() { "_".to_owned() } else { name }
 }
 
-fn rttm(recording: &str, turns: &[Turn]) -> Result<String> {
+/// What RTTM calls a recording: its name without folder and ending, `_` for white space.
+pub fn recording_name(recording: &str) -> String {
     let stem = Path::new(recording).file_stem().unwrap_or_default();
+    field(&stem.to_string_lossy())
+}
+
+fn rttm(recording: &str, turns: &[Turn]) -> Result<String> {
     let turns: Vec<Turn> = turns
         .iter()
         .map(|turn| Turn {
@@ -217,7 +222,7 @@ fn rttm(recording: &str, turns: &[Turn]) -> Result<String> {
             ..turn.clone()
         })
         .collect();
-    write_rttm(&field(&stem.to_string_lossy()), &turns)
+    write_rttm(&recording_name(recording), &turns)
 }
 
 /// Seconds to the millisecond.
