@@ -7,6 +7,7 @@ mod clips;
 pub mod decode;
 pub mod error;
 pub mod figures;
+pub mod hub_token;
 pub mod normalize;
 pub mod page;
 mod recordings;
@@ -15,6 +16,7 @@ mod screen;
 mod set_section;
 pub mod transcribe;
 mod transcript_lines;
+pub mod validation;
 pub mod wer;
 
 pub use error::EvaluationError;

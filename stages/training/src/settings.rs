@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use flow_kernels::device::DeviceChoice;
-use flow_runtime::ReadOnce;
+use flow_runtime::{ReadOnce, Secret};
 
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
@@ -70,6 +70,9 @@ pub struct TrainSettings {
     /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model
     /// of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`: of that its `.nemo` archive, else its safetensors.
     pub init: String,
+    /// A token for the hub, from a parameter with `secret: true`; as its other programs find it (`HF_TOKEN`, or what `hf
+    /// auth login` kept) if not given.
+    pub hub_token: Option<Secret>,
     /// Path of a SentencePiece `.model`, BPE or unigram. Needed with an `init` that holds none (a `.ckpt`). Empty: that of
     /// `init`, and with `init: none` the one that `model.tokenizer` names. Where it has other pieces than that of `init`,
     /// the vocabulary is changed: encoder, LSTM, durations and the rows of all pieces that both have stay, others begin
@@ -195,6 +198,7 @@ impl Default for TrainSettings {
         TrainSettings {
             checkpoints: String::new(),
             init: "none".into(),
+            hub_token: None,
             tokenizer: String::new(),
             new_pieces: NewPieces::Mean,
             model: ModelSettings::default(),

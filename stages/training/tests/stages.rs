@@ -202,7 +202,7 @@ fn a_model_is_trained_decoded_and_reported() {
             .iter()
             .any(|event| matches!(event, Event::StageFigures { figures, .. } if !figures[name].is_null()))
     };
-    assert!(figures("loss") && figures("memory_mib") && figures("validation_wer"));
+    assert!(figures("loss") && figures("memory_mib") && figures("validation_wer") && figures("validation_loss"));
 
     // Finished: nothing is trained again, and the result is the same.
     let again = train(settings(folder.path(), 4), 0..0).expect("standing");
