@@ -548,6 +548,8 @@ impl Params {
             }
         });
         let fitted = match &param.default {
+            // One that need not be given, of an including pipeline that was not given it either.
+            Some(Value::Null) if param.secret && value.is_null() => Ok(value),
             _ if param.secret && !value.is_string() && !substitute::is_secret(&value) => {
                 Err(format!("a secret is text, found {}", yaml::describe(&value)))
             }
