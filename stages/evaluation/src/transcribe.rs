@@ -98,14 +98,17 @@ pub fn transcribe_with_losses(
     Ok((outcomes, found))
 }
 
-/// Runs `recognize` on groups of utterances (their indices and signals), and scores the hypotheses that it gives.
+/// Gives the hypotheses of a group of utterances, whose indices and signals it takes.
+type Recognize<'a> = dyn FnMut(&[usize], &[&[f32]]) -> Result<Vec<Hypothesis>, EvaluationError> + 'a;
+
+/// Runs `recognize` on groups of utterances, and scores the hypotheses that it gives.
 fn in_groups(
     model: &TdtModel,
     utterances: &[Utterance],
     batch_seconds: f64,
     load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
     cancelled: &dyn Fn() -> bool,
-    recognize: &mut dyn FnMut(&[usize], &[&[f32]]) -> Result<Vec<Hypothesis>, EvaluationError>,
+    recognize: &mut Recognize,
 ) -> Result<Vec<Outcome>, EvaluationError> {
     let mut outcomes: Vec<Option<Outcome>> = vec![None; utterances.len()];
     for group in groups(utterances, batch_seconds) {

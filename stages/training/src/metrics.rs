@@ -3,8 +3,8 @@
 //! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}`, `{"kind": "skipped", ...}` and
 //! `{"kind": "left_out", ...}` (recordings that could not be loaded) when they happen. `step` is the number of optimizer
 //! steps done, `time` when the line was written, in seconds since 1970. Figures that other programs have too stand under their
-//! usual names beside ours: `train_loss` and `learning_rate` in lines of training, `val_loss`, `val_wer` and `val_cer` in evaluations. The
-//! same figures go to TensorBoard's event files in the folder `tensorboard`.
+//! usual names beside ours: `train_loss` and `learning_rate` in lines of training, `val_loss`, `val_wer` and `val_cer` in
+//! evaluations. The same figures go to TensorBoard's event files in the folder `tensorboard`.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};

@@ -23,10 +23,11 @@ use crate::trainer::TrainerConfig;
 /// # What it does
 ///
 /// `batches` is the stream of `sampling.load`: partition `step-000000012` holds the micro-batches of
-/// optimizer step 12. On a sample of the rows of `validation` the model is evaluated while it trains. The digest of `train`,
-/// the train rows, stands in each checkpoint, so that changed data is noticed. In `members`, the port of an `audio.probe`, the
-/// audio of the validation rows is looked up where they say only `tar_member_name`. `tokenizer` comes in place of the
-/// setting.
+/// optimizer step 12. On a sample of the rows of `validation` the model is evaluated while it trains: error rates, and the
+/// TDT loss without dropout and SpecAugment (`val_loss`), both from one pass of the encoder; texts of more than `max_tokens`
+/// tokens have no part in the loss. The digest of `train`, the train rows, stands in each checkpoint, so that changed data is
+/// noticed. In `members`, the port of an `audio.probe`, the audio of the validation rows is looked up where they say only
+/// `tar_member_name`. `tokenizer` comes in place of the setting.
 ///
 /// A model of the hub is downloaded into the hub's own cache when training begins, if no stage before it did; a download that
 /// breaks off goes on where it was. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,
