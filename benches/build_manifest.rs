@@ -8,17 +8,19 @@
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
 use std::fs::File;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use flow_random::SplitMix64;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
+
+mod measured;
+
+use measured::{Measured, measure};
 
 /// Languages with their share of the rows, and the range of code points that their words are made of.
 const LANGUAGES: [(&str, u32, u32, u32); 13] = [
@@ -178,40 +180,6 @@ fn corpus(folder: &Path, rows: usize, shards: usize) {
         }
     });
     File::create(folder.join("whole")).expect("the mark of a whole corpus");
-}
-
-struct Measured {
-    wall: f64,
-    cpu: f64,
-    mebibytes: f64,
-    said: String,
-}
-
-/// Runs a process to its end; none if it fails.
-fn measure(mut command: Command) -> Option<Measured> {
-    let begun = Instant::now();
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().ok()?;
-    let id = child.id() as i32;
-    let mut output = child.stdout?;
-    let mut said = String::new();
-    std::io::Read::read_to_string(&mut output, &mut said).ok()?;
-    let mut status = 0;
-    // SAFETY: `rusage` is plain numbers, for which zeros are values; wait4 writes to the two places that it is given,
-    // which live until it returns, and the child is waited for by nobody else (its handle is gone).
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        if libc::wait4(id, &mut status, 0, &mut usage) != id {
-            return None;
-        }
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    std::process::ExitStatus::from_raw(status).success().then(|| Measured {
-        wall: begun.elapsed().as_secs_f64(),
-        cpu: seconds(usage.ru_utime) + seconds(usage.ru_stime),
-        mebibytes: usage.ru_maxrss as f64 / 1024.0,
-        said: said.trim().lines().last().unwrap_or_default().to_string(),
-    })
 }
 
 fn rows_of(path: &Path) -> i64 {

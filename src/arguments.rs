@@ -80,7 +80,7 @@ const DIARIZE_EXIT_CODES: &str = TRANSCRIBE_EXIT_CODES;
 pub struct TranscribeArguments {
     #[command(flatten)]
     pub recordings: RecordingsArguments,
-    /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl, and with --diarize rttm
+    /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl, parquet, and with --diarize rttm
     #[arg(long, value_name = "FORMATS", default_value = "txt")]
     pub format: Vec<String>,
     /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME; the bundled small model if

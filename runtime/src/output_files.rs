@@ -20,7 +20,7 @@ pub struct OutputFile {
     /// The name of its format, for the rows.
     pub format: &'static str,
     pub path: PathBuf,
-    pub text: String,
+    pub bytes: Vec<u8>,
 }
 
 /// Columns of the rows: `_row, format, path, bytes, digest`.
@@ -40,14 +40,14 @@ pub fn schema() -> SchemaRef {
 /// When a file or a folder above it cannot be written.
 pub fn write(files: &[OutputFile]) -> Result<RecordBatch, StageError> {
     for file in files {
-        write_file(&file.path, &file.text)?;
+        write_file(&file.path, &file.bytes)?;
     }
     let rows = UInt32Array::from_iter_values((0..).take(files.len()));
     let formats = files.iter().map(|file| file.format);
     let paths = files.iter().map(|file| file.path.to_string_lossy());
-    // Lengths of texts in memory are below 2^63.
-    let sizes = files.iter().map(|file| file.text.len() as i64);
-    let digests = files.iter().map(|file| Digest::of(file.text.as_bytes()).to_hex());
+    // Lengths of what is in memory are below 2^63.
+    let sizes = files.iter().map(|file| file.bytes.len() as i64);
+    let digests = files.iter().map(|file| Digest::of(&file.bytes).to_hex());
     Ok(RecordBatch::try_new(
         schema(),
         vec![
@@ -60,14 +60,14 @@ pub fn write(files: &[OutputFile]) -> Result<RecordBatch, StageError> {
     )?)
 }
 
-fn write_file(path: &Path, text: &str) -> Result<(), StageError> {
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
     let help = "check the space and the permissions of the folder; a rerun goes on here";
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(|error| {
             StageError::failed(format!("cannot make the folder {}: {error}", folder.display())).with_help(help)
         })?;
     }
-    write_atomically(path, text.as_bytes()).map_err(|error| StageError::failed(error).with_help(help))
+    write_atomically(path, bytes).map_err(|error| StageError::failed(error).with_help(help))
 }
 
 /// The partitions of which a file is gone or changed, with the reason: what a kind's `missing_outputs` gives.
@@ -118,7 +118,7 @@ mod tests {
         let file = |name: &str| OutputFile {
             format: "txt",
             path: place.path().join(name),
-            text: "hello\n".to_owned(),
+            bytes: b"hello\n".to_vec(),
         };
         let rows = write(&[file("below/a.txt"), file("b.txt")]).unwrap();
         assert_eq!((rows.num_rows(), rows.schema()), (2, schema()));

@@ -48,6 +48,16 @@ const RTTM: WrittenFormat = WrittenFormat {
 pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let speaks = arguments.recordings.progress != Progress::None;
     let formats = transcript_formats(&arguments.format, arguments.diarize)?;
+    if arguments.recordings.stdout
+        && formats
+            .first()
+            .is_some_and(|format| format.name == Format::Parquet.name())
+    {
+        return Err(Failure::usage(
+            "`parquet` is no text, so it is not printed",
+            "leave out --stdout, or name another format first",
+        ));
+    }
     let speakers = speakers(&arguments.speakers)?;
     let split = arguments.channels == ChannelUse::Split;
     if split && arguments.diarize {

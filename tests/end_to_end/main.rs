@@ -20,6 +20,7 @@ mod models;
 mod pipeline_tests;
 mod planted;
 mod presets;
+mod pseudo_labels;
 mod rejects;
 mod reuse;
 mod sampling;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
-use crate::binary::{expect_code, program, stderr};
+use crate::binary::{Workplace, expect_code, program, stderr};
+use crate::training::finetune;
 
 const TOKEN: &str = "hf_0123456789abcdef";
 
@@ -141,4 +142,44 @@ fn a_token_is_sent_to_the_hub_and_found_nowhere() {
     assert_eq!(files_with(folder.path(), TOKEN), Vec::<PathBuf>::new());
     // The search finds the name, which stands in its place.
     assert!(!files_with(&path("state"), "${token}").is_empty() || !files_with(&path("state"), "$secret").is_empty());
+}
+
+/// The token that is given is that of the request, of training and of the stage that reads the tokenizer of `init`.
+#[test]
+fn a_token_for_the_model_that_training_begins_with_is_sent_to_the_hub() {
+    // With a tokenizer of its own, it is training that asks.
+    for tokenizer in ["", "configs/tokenizers/mini.model"] {
+        let place = Workplace::bundled("micro");
+        let asked = Arc::default();
+        let endpoint = hub(&asked);
+        let tokenizer = format!("tokenizer={tokenizer}");
+        let mut command = finetune(
+            &place,
+            &[
+                "init=hf://nobody/nothing",
+                &tokenizer,
+                "hub_token=${env:SITE_TOKEN}",
+                "train.max_steps=2",
+            ],
+        );
+        let ran = command
+            .env("SITE_TOKEN", TOKEN)
+            .env("HF_ENDPOINT", &endpoint)
+            .env("HF_HOME", place.path("hf"))
+            .env("NO_PROXY", "127.0.0.1")
+            .env_remove("HF_TOKEN")
+            .env_remove("HF_HUB_OFFLINE")
+            .env_remove("HF_HUB_CACHE")
+            .output()
+            .unwrap();
+        expect_code(&ran, 1);
+        let told = stderr(&ran);
+        assert!(
+            told.contains("parameter `hub_token`") && !told.contains(TOKEN),
+            "{told}"
+        );
+        let asked = asked.lock().unwrap().to_ascii_lowercase();
+        assert!(asked.contains(&format!("authorization: bearer {TOKEN}")), "{asked}");
+        assert_eq!(files_with(place.folder.path(), TOKEN), Vec::<PathBuf>::new());
+    }
 }

@@ -26,7 +26,7 @@ const SMALL: [&str; 14] = [
 ];
 
 /// The main job with settings, its folders at this place.
-fn main_job(place: &Workplace, settings: &[&str]) -> Command {
+pub fn main_job(place: &Workplace, settings: &[&str]) -> Command {
     let folders = ["checkpoints", "report", "audio", "model_out"];
     let folders = folders.map(|name| format!("{name}={}", place.path(name).display()));
     let all: Vec<&str> = (folders.iter().map(String::as_str))

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::SystemTime;
 
+use arrow::array::AsArray;
 use serde_json::Value;
 
-use crate::binary::{expect_code, program, stderr};
+use crate::binary::{expect_code, program, read_parquet, stderr};
 
 /// A Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
-fn recording(name: &str) -> Vec<u8> {
+pub fn recording(name: &str) -> Vec<u8> {
     let shard = "tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar";
     let tar = std::fs::File::open(Path::new(env!("CARGO_MANIFEST_DIR")).join(shard)).unwrap();
     let mut archive = tar::Archive::new(tar);
@@ -24,7 +25,12 @@ fn recording(name: &str) -> Vec<u8> {
 
 /// A mono WAV file of 16 kHz and 16 bits, of silence.
 fn silence(seconds: u32) -> Vec<u8> {
-    let data = seconds * 32_000;
+    wav(&vec![0; seconds as usize * 16_000])
+}
+
+/// A mono WAV file of 16 kHz and 16 bits.
+fn wav(samples: &[i16]) -> Vec<u8> {
+    let data = 2 * samples.len() as u32;
     let mut file = b"RIFF".to_vec();
     file.extend((36 + data).to_le_bytes());
     file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
@@ -32,8 +38,14 @@ fn silence(seconds: u32) -> Vec<u8> {
     file.extend(32_000u32.to_le_bytes());
     file.extend(b"\x02\0\x10\0data");
     file.extend(data.to_le_bytes());
-    file.resize(file.len() + data as usize, 0);
+    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
     file
+}
+
+/// A recording of the tests of `flow-audio`: one second of a rising tone.
+fn rising_tone(name: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("stages/audio/tests/data");
+    std::fs::read(folder.join(name)).unwrap()
 }
 
 struct Place {
@@ -207,6 +219,107 @@ fn what_cannot_be_read_is_named_and_silence_is_no_error() {
     let mut none = place.command();
     none.args(["in/empty.wav", "--out", "out"]);
     expect_code(&none.output().unwrap(), 1);
+}
+
+/// Whatever lies in a stranger's folder: each file has a transcript or is named with its reason.
+#[test]
+fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "talks/good.flac");
+    // Videos and voice messages of a phone.
+    place.write("phone.mov", &rising_tone("tone.mov"));
+    place.write("voice.m4a", &rising_tone("tone.m4a"));
+    // A song without words, a pause, a file that is larger than what was spoken into it.
+    let dial: Vec<i16> = (0..48_000)
+        .map(|i| (8_000.0 * (std::f64::consts::TAU * 425.0 * f64::from(i) / 16_000.0).sin()) as i16)
+        .collect();
+    place.write("dial.wav", &wav(&dial));
+    place.write("silence.wav", &silence(2));
+    // Downloads that broke off: late, and soon.
+    let long = recording("rec_hi_0002_000.flac");
+    place.write("late.flac", &long[..long.len() * 4 / 5]);
+    place.write("soon.flac", &long[..4_000]);
+    let mp3 = rising_tone("tone.mp3");
+    place.write("soon.mp3", &mp3[..mp3.len() / 2]);
+    // No recordings at all.
+    place.write("empty.mp3", b"");
+    place.write("letter.wav", b"Dear all,\nthis is a letter that was named wrongly.\n");
+    place.write("notes.txt", b"not looked at");
+    place.write(".hidden.wav", b"nor this");
+    // Links: to a recording, to a folder, back to where they lie, and to nothing.
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, place.path("in").join(name)).unwrap();
+    std::fs::create_dir(place.path("elsewhere")).unwrap();
+    std::fs::write(place.path("elsewhere/far.flac"), recording("rec_hi_0001_000.flac")).unwrap();
+    link("talks/good.flac", "link.flac");
+    link("../elsewhere", "linked");
+    link("..", "talks/back");
+    link("nowhere.flac", "dangling.flac");
+
+    let output = place.transcribe(&["--format", "txt,json"]);
+    expect_code(&output, 4);
+    let told = stderr(&output);
+    for (name, why) in [
+        ("soon.flac", "decode_error"),
+        ("soon.mp3", "decode_error"),
+        ("empty.mp3", "empty_file"),
+        ("letter.wav", "unsupported_format"),
+        ("dangling.flac", "missing_file"),
+    ] {
+        let named = told
+            .lines()
+            .any(|line| line.contains(&format!("{name} was not transcribed")) && line.contains(why));
+        assert!(named, "{name}: {told}");
+    }
+    assert_eq!(told.matches("was not transcribed").count(), 5, "{told}");
+    let json = |name: &str| -> Value { serde_json::from_str(&place.out(&format!("{name}.json"))).unwrap() };
+    for name in ["phone", "voice"] {
+        let seconds = json(name)["metadata"]["duration_s"].as_f64().unwrap();
+        assert!((0.9..=1.2).contains(&seconds), "{name}: {seconds} s");
+    }
+    for name in ["dial", "silence"] {
+        assert_eq!(place.out(&format!("{name}.txt")), "", "{name}");
+    }
+    let damaged = json("late")["metadata"]["damaged_at"].as_f64().unwrap();
+    assert!(damaged >= 1.0, "{damaged}");
+    assert!(told.contains("late") && told.contains("is damaged at"), "{told}");
+    // The same recording, wherever a link to it lies.
+    let good = place.out("talks/good.txt");
+    assert!(!good.trim().is_empty());
+    for link in ["link.txt", "linked/far.txt"] {
+        assert_eq!(place.out(link), good, "{link}");
+    }
+    assert!(!place.path("out/notes.txt").exists() && !place.path("out/talks/back").exists());
+
+    // What was refused is told by the next run too, until it is there.
+    std::fs::write(place.path("in/nowhere.flac"), recording("rec_hi_0001_000.flac")).unwrap();
+    let again = place.transcribe(&["--format", "txt,json"]);
+    expect_code(&again, 4);
+    assert_eq!(stderr(&again).matches("was not transcribed").count(), 4);
+    assert_eq!(
+        (place.out("dangling.txt"), place.out("talks/good.txt")),
+        (good.clone(), good)
+    );
+}
+
+/// What other programs read as a table, one file for each recording.
+#[test]
+fn transcripts_are_written_as_parquet() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    place.write("b.wav", &silence(1));
+    expect_code(&place.transcribe(&["--format", "parquet,json"]), 0);
+    let tables = ["a", "b"].map(|name| read_parquet(&place.path(&format!("out/{name}.parquet"))));
+    assert_eq!(tables[0][0].schema(), tables[1][0].schema());
+    let json: Value = serde_json::from_str(&place.out("a.json")).unwrap();
+    let text = tables[0][0].column_by_name("pred_text").unwrap();
+    assert_eq!(json["text"], text.as_string::<i32>().value(0));
+    let printed = place.transcribe(&["--format", "parquet", "--stdout"]);
+    expect_code(&printed, 2);
+    assert!(
+        stderr(&printed).contains("`parquet` is no text"),
+        "{}",
+        stderr(&printed)
+    );
 }
 
 #[test]

@@ -275,10 +275,12 @@ impl Params {
         let mut default = form.get("default").cloned();
         let reads_environment = |default: &Value| default.as_str().is_some_and(substitute::is_lone_environment);
         if let (true, Some(written)) = (secret, &default)
+            && !written.is_null()
             && !reads_environment(written)
         {
             let message = format!("parameter `{name}` is secret, so its value cannot stand in a pipeline file");
-            let help = "write `default: ${env:NAME}`, or leave out the default".to_string();
+            let help =
+                "write `default: ${env:NAME}`, `default: null` where it need not be given, or no default".to_string();
             wrong(here, Part::Key, message, Some(help));
             default = Some(Value::Null);
         }
@@ -546,6 +548,8 @@ impl Params {
             }
         });
         let fitted = match &param.default {
+            // One that need not be given, of an including pipeline that was not given it either.
+            Some(Value::Null) if param.secret && value.is_null() => Ok(value),
             _ if param.secret && !value.is_string() && !substitute::is_secret(&value) => {
                 Err(format!("a secret is text, found {}", yaml::describe(&value)))
             }

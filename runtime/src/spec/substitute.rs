@@ -83,6 +83,8 @@ pub(super) enum SecretText {
     Text(String),
     /// Another secret parameter.
     Reference(Value),
+    /// A secret parameter that has no value.
+    NotGiven,
 }
 
 /// The text of a secret parameter. Only a text that is one reference and nothing else is a reference: passwords may hold
@@ -99,6 +101,7 @@ pub(super) fn secret_text(text: &str, lookup: &mut impl Lookup) -> Result<Secret
         }
         Ok([(_, only @ Piece::Param(name))]) => match referenced(only, lookup)? {
             value if is_secret(&value) => Ok(SecretText::Reference(value)),
+            Value::Null => Ok(SecretText::NotGiven),
             _ => {
                 let message = format!("`${{{name}}}` is not secret itself");
                 Err((Some(message), Some("mark it with `secret: true` too".to_string())))

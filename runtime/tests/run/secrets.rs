@@ -144,6 +144,31 @@ fn a_secret_comes_from_the_environment_as_text() {
 }
 
 #[test]
+fn a_secret_whose_default_is_null_need_not_be_given() {
+    let place = Place::new();
+    let optional = LOGIN.replace("{secret: true,", "{default: null, secret: true,");
+    assert_ne!(optional, LOGIN);
+    place.pipeline(&optional);
+    let checked = check_with(&place, &given(), None).unwrap();
+    assert!(!checked.pipeline.frozen().contains(PASSWORD));
+    // It is null then, which this kind does not take.
+    let error = refusal(&place, &[], None);
+    assert!(error.contains("expected a parameter with `secret: true`"), "{error}");
+    assert!(!error.contains("is required"), "{error}");
+    // A group hands it on, given or not.
+    let inner = "flow: 1\nparams: {token: {default: null, secret: true}, shards: {required: true}}\nstages:\n  scan: {uses: toy.count, with: {folder: \"${shards}\"}}\n";
+    fs::write(place.path("inner.yaml"), inner).unwrap();
+    place.pipeline(
+        "flow: 1\nparams: {token: {default: null, secret: true}, shards: {required: true}, out: {required: true}}\n\
+         include: {inner: {pipeline: inner.yaml, params: [token, shards]}}\n\
+         stages: {write: {uses: toy.write, from: inner/scan, with: {folder: \"${out}\"}}}\n",
+    );
+    check_with(&place, &[], None).unwrap();
+    let checked = check_with(&place, &[format!("token={PASSWORD}")], None).unwrap();
+    assert!(!checked.pipeline.frozen().contains(PASSWORD));
+}
+
+#[test]
 fn where_a_secret_would_be_shown_it_is_refused() {
     let place = Place::new();
     for (from, to, said) in [

@@ -27,7 +27,7 @@ const ENDINGS: [&str; 23] = [
 
 /// Endings that formats of transcripts and diarizations give to files: what is written about `talk.json` is not to take
 /// its place. One list for all stages, so that a recording has the same name in each.
-pub const ENDINGS_OF_RESULTS: [&str; 8] = ["txt", "json", "srt", "vtt", "tsv", "ctm", "jsonl", "rttm"];
+pub const ENDINGS_OF_RESULTS: [&str; 9] = ["txt", "json", "srt", "vtt", "tsv", "ctm", "jsonl", "parquet", "rttm"];
 
 /// Why recordings cannot be listed: what is wrong with the setting `input`.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch,
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use candle_core::DType;
 use flow_audio::probe::MEMBER_COLUMNS;
-use flow_hub::{Hub, HubError, HubReference, HubToken};
+use flow_hub::{HubError, HubReference};
 use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
@@ -15,7 +15,7 @@ use flow_model::decoding::DecodingOptions;
 use flow_model::model::TdtModel;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    Reject, RejectClass, RejectSet, Secret, Shape, Source, SourcePartition, StageError,
+    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError,
 };
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
 use schemars::JsonSchema;
@@ -25,10 +25,10 @@ use serde_json::{Value, json};
 use crate::audio_rows::{AudioPlace, AudioRows, Origin};
 use crate::clips;
 use crate::error::{EvaluationError, nothing_to_score};
+use crate::hub_token::hub_with_token;
 use crate::recordings::Recordings;
 use crate::report::{MODEL_COLUMNS, read_model};
-use crate::transcribe::{Outcome, scores, transcribe};
-use crate::wer::{Scores, split_tag, words};
+use crate::transcribe::{Outcome, transcribe};
 
 /// The one partition of the output.
 const ALL: &str = "all";
@@ -301,13 +301,7 @@ struct DecodeBody {
 impl DecodeBody {
     /// The local path of a model of the hub.
     fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
-        let mut hub = Hub::from_environment().map_err(hub_error)?;
-        if let Some(token) = &self.settings.hub_token {
-            hub.token = Some(HubToken {
-                secret: token.reveal().trim().to_owned(),
-                from: format!("the parameter `{}`", token.name()),
-            });
-        }
+        let hub = hub_with_token(self.settings.hub_token.as_ref()).map_err(hub_error)?;
         let fetched = hub.fetch(reference, &mut |line| {
             self.context.report(json!({ "line": line }));
             !self.context.cancel.is_set()
@@ -505,72 +499,4 @@ fn transcripts(
         Arc::new(clips),
     ]);
     Ok(RecordBatch::try_new(transcript_schema(), columns)?)
-}
-
-/// A fixed sample of validation rows, for evaluation while a model trains.
-pub struct ValidationSet {
-    rows: AudioRows,
-}
-
-impl ValidationSet {
-    /// Chooses `per_language` rows of each language (0: all), always the same ones. `members` is the port of an
-    /// `audio.probe`, where rows need it.
-    pub fn read(
-        rows: &Artifact,
-        members: Option<&Artifact>,
-        shards: &str,
-        per_language: usize,
-    ) -> Result<Self, EvaluationError> {
-        Ok(ValidationSet {
-            rows: AudioRows::read(rows, members, shards, per_language)?,
-        })
-    }
-
-    /// Finds out whether the sample can be scored: it reads recordings until one can be read. `rejects` are those of the
-    /// stages before.
-    ///
-    /// # Errors
-    /// Where there are no rows, none with a word in its text, or none whose recording can be read.
-    pub fn check(&self, rejects: &RejectSet) -> Result<(), StageError> {
-        let utterances = &self.rows.utterances;
-        if utterances.is_empty() {
-            return Err(nothing_to_score("there are no rows to validate on", rejects));
-        }
-        let mut unreadable = None;
-        for (index, utterance) in utterances.iter().enumerate() {
-            if words(split_tag(&utterance.text).1).is_empty() {
-                continue;
-            }
-            match self.rows.signal(index) {
-                Ok(_) => return Ok(()),
-                Err(why) => unreadable = unreadable.or(Some((&utterance.segment_id, why))),
-            }
-        }
-        let count = utterances.len();
-        Err(match unreadable {
-            Some((segment, why)) => StageError::failed(format!(
-                "none of the {count} recordings to validate on can be read; {segment}: {why}"
-            ))
-            .with_help("check that the audio is where the rows say"),
-            None => nothing_to_score(format!("none of the {count} rows to validate on has a word"), rejects),
-        })
-    }
-
-    /// Transcribes and scores the sample, with so many seconds of padded audio in the model at once, [`BATCH_SECONDS`] at
-    /// most. What cannot be read is left out.
-    pub fn scores(
-        &self,
-        model: &TdtModel,
-        batch_seconds: f64,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Result<Scores, EvaluationError> {
-        let outcomes = transcribe(
-            model,
-            &self.rows.utterances,
-            batch_seconds.min(BATCH_SECONDS),
-            &|index| self.rows.signal(index),
-            cancelled,
-        )?;
-        Ok(scores(&self.rows.utterances, &outcomes).0)
-    }
 }

@@ -8,6 +8,7 @@ pub mod cpwer;
 pub mod decode;
 pub mod error;
 pub mod figures;
+pub mod hub_token;
 pub mod normalize;
 pub mod page;
 mod recordings;
@@ -20,6 +21,7 @@ pub mod timeline_page;
 pub mod transcribe;
 mod transcript_lines;
 pub mod utterance;
+pub mod validation;
 pub mod wder;
 pub mod wer;
 

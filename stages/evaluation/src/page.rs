@@ -59,6 +59,7 @@ pub struct ModelFigures {
 #[derive(Clone, Debug, Default)]
 pub struct Curves {
     pub loss: Points,
+    pub validation_loss: Points,
     pub rate: Points,
     pub padding: Points,
     pub wer: Points,
@@ -88,6 +89,8 @@ pub struct Evaluated {
     /// Whether the encoder was frozen in the steps before; none before the first step.
     pub frozen: Option<bool>,
     pub overall: f64,
+    /// TDT loss; none in figures of a time when it was not computed.
+    pub loss: Option<f64>,
     pub languages: BTreeMap<String, f64>,
 }
 
@@ -243,6 +246,9 @@ fn course(evaluations: &[Evaluated]) -> Markup {
                         tr { td { (lang) } @for e in &columns { td.n { (rate(e.languages.get(lang))) } } }
                     }
                     tr.total { td { "all" } @for e in &columns { td.n { (percent(e.overall)) } } }
+                    @if columns.iter().any(|e| e.loss.is_some()) {
+                        tr { td.quiet { "loss" } @for e in &columns { td.n.quiet { (e.loss.map_or(String::new(), |loss| format!("{loss:.4}"))) } } }
+                    }
                     tr { td.quiet { "encoder" } @for e in &columns { td.n.quiet { (match e.frozen { None => "", Some(true) => "frozen", Some(false) => "learned" }) } } }
                 }
             }
@@ -255,11 +261,15 @@ fn curves(curves: &Curves) -> Markup {
     if curves.loss.is_empty() && curves.wer.is_empty() {
         return html! {};
     }
+    let mut losses = vec![("loss", curves.loss.clone())];
+    if !curves.validation_loss.is_empty() {
+        losses.push(("validation", curves.validation_loss.clone()));
+    }
     html! {
         section {
             h2 { "Training" }
             div.charts {
-                (lines("Loss by optimizer step", &[("loss", curves.loss.clone())], |y| format!("{y:.4}").trim_end_matches('0').trim_end_matches('.').into()))
+                (lines("Loss by optimizer step", &losses, |y| format!("{y:.4}").trim_end_matches('0').trim_end_matches('.').into()))
                 @if !curves.wer.is_empty() {
                     (lines("Validation error rates", &[("WER", curves.wer.clone()), ("CER", curves.cer.clone())], |y| format!("{:.0} %", y * 100.0)))
                 }

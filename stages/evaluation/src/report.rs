@@ -395,6 +395,7 @@ fn read_curves(path: &Path) -> Curves {
                 frozen = value["encoder_frozen"].as_bool();
             }
             Some("evaluation") => {
+                curves.validation_loss.extend(point("loss"));
                 curves.wer.extend(point("wer"));
                 curves.cer.extend(point("cer"));
                 let languages = value["languages"].as_object().into_iter().flatten();
@@ -403,6 +404,7 @@ fn read_curves(path: &Path) -> Curves {
                     stage: value["stage_end"].as_str().map(str::to_owned),
                     frozen,
                     overall: value["wer"].as_f64().unwrap_or(f64::NAN),
+                    loss: value["loss"].as_f64(),
                     languages: languages
                         .filter_map(|(lang, score)| Some((lang.clone(), score["wer"].as_f64()?)))
                         .collect(),

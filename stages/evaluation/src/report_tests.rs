@@ -120,6 +120,29 @@ fn the_course_of_training_is_told_from_before_the_first_step() {
 }
 
 #[test]
+fn the_validation_loss_stands_in_the_chart_of_the_loss_and_in_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    let made = |loss: Value| {
+        let lines = [
+            json!({ "kind": "train", "step": 10, "loss": 1.0 }),
+            json!({ "kind": "evaluation", "step": 10, "wer": 0.5, "cer": 0.1, "loss": loss, "languages": {} }),
+        ];
+        let text: Vec<String> = lines.iter().map(Value::to_string).collect();
+        std::fs::write(&path, text.join("\n")).unwrap();
+        let curves = read_curves(&path);
+        let points = curves.validation_loss.clone();
+        let page = page(&PageData {
+            curves,
+            ..PageData::default()
+        });
+        (points, page.contains("0.8125"), page.contains("key s1\">validation<"))
+    };
+    assert_eq!(made(json!(0.8125)), (vec![(10.0, 0.8125)], true, true));
+    assert_eq!(made(Value::Null), (Vec::new(), false, false));
+}
+
+#[test]
 fn what_could_not_be_loaded_stands_in_the_tiles() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");

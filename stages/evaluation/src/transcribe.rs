@@ -2,6 +2,7 @@
 
 use flow_kernels::subnormals::kept;
 use flow_kernels::threads::install;
+use flow_model::decoding::Hypothesis;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use rayon::prelude::*;
@@ -49,6 +50,66 @@ pub fn transcribe(
     load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Vec<Outcome>, EvaluationError> {
+    let recognize = &mut |_: &[usize], signals: &[&[f32]]| Ok(install(|| model.transcribe(signals))?);
+    in_groups(model, utterances, batch_seconds, load, cancelled, recognize)
+}
+
+/// The TDT loss of one utterance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UtteranceLoss {
+    /// Negative log likelihood of the text (natural logarithm), not divided by `tokens`.
+    pub loss: f64,
+    /// Tokens of the text.
+    pub tokens: usize,
+}
+
+/// As [`transcribe`], with the loss of each utterance, from the same pass of the encoder. None: the audio could not be read,
+/// the text has more than `max_tokens` tokens, or the model has no tokenizer.
+pub fn transcribe_with_losses(
+    model: &TdtModel,
+    utterances: &[Utterance],
+    max_tokens: usize,
+    batch_seconds: f64,
+    load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
+    cancelled: &dyn Fn() -> bool,
+) -> Result<(Vec<Outcome>, Vec<Option<UtteranceLoss>>), EvaluationError> {
+    let mut found: Vec<Option<UtteranceLoss>> = vec![None; utterances.len()];
+    let target = |index: usize| {
+        let tokens = model.tokenizer.as_ref()?.encode(&utterances[index].text);
+        (tokens.len() <= max_tokens).then_some(tokens)
+    };
+    let recognize = &mut |indices: &[usize], signals: &[&[f32]]| {
+        let targets: Vec<Option<Vec<u32>>> = indices.iter().map(|&index| target(index)).collect();
+        // One that is not to be counted goes through with an empty target.
+        let counted: Vec<bool> = targets.iter().map(Option::is_some).collect();
+        let targets: Vec<Vec<u32>> = targets.into_iter().map(Option::unwrap_or_default).collect();
+        let (hypotheses, losses) = install(|| model.transcribe_with_losses(signals, &targets))?;
+        for (at, &index) in indices.iter().enumerate() {
+            if counted[at] {
+                found[index] = Some(UtteranceLoss {
+                    loss: losses[at],
+                    tokens: targets[at].len(),
+                });
+            }
+        }
+        Ok(hypotheses)
+    };
+    let outcomes = in_groups(model, utterances, batch_seconds, load, cancelled, recognize)?;
+    Ok((outcomes, found))
+}
+
+/// Gives the hypotheses of a group of utterances, whose indices and signals it takes.
+type Recognize<'a> = dyn FnMut(&[usize], &[&[f32]]) -> Result<Vec<Hypothesis>, EvaluationError> + 'a;
+
+/// Runs `recognize` on groups of utterances, and scores the hypotheses that it gives.
+fn in_groups(
+    model: &TdtModel,
+    utterances: &[Utterance],
+    batch_seconds: f64,
+    load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
+    cancelled: &dyn Fn() -> bool,
+    recognize: &mut Recognize,
+) -> Result<Vec<Outcome>, EvaluationError> {
     let mut outcomes: Vec<Option<Outcome>> = vec![None; utterances.len()];
     for group in groups(utterances, batch_seconds) {
         if cancelled() {
@@ -70,7 +131,7 @@ pub fn transcribe(
         if signals.is_empty() {
             continue;
         }
-        let hypotheses = install(|| model.transcribe(&signals))?;
+        let hypotheses = recognize(&indices, &signals)?;
         for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
             let reference = scored_reference(&utterances[index].text, model.tokenizer.as_ref());
             let score = score(&reference, &hypothesis.text);

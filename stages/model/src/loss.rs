@@ -218,6 +218,12 @@ pub fn reduction_factors(reduction: Reduction, target_lengths: &[usize]) -> Vec<
     target_lengths.iter().map(factor).collect()
 }
 
+/// The loss of a batch: those of its utterances, with so many target tokens each, after the reduction.
+pub fn reduced(reduction: Reduction, losses: &[f64], target_lengths: &[usize]) -> f64 {
+    let factors = reduction_factors(reduction, target_lengths);
+    losses.iter().zip(&factors).map(|(loss, factor)| loss * factor).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

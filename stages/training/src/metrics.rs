@@ -3,8 +3,8 @@
 //! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}`, `{"kind": "skipped", ...}` and
 //! `{"kind": "left_out", ...}` (recordings that could not be loaded) when they happen. `step` is the number of optimizer
 //! steps done, `time` when the line was written, in seconds since 1970. Figures that other programs have too stand under their
-//! usual names beside ours: `train_loss` and `learning_rate` in lines of training, `val_wer` and `val_cer` in evaluations. The
-//! same figures go to TensorBoard's event files in the folder `tensorboard`.
+//! usual names beside ours: `train_loss` and `learning_rate` in lines of training, `val_loss`, `val_wer` and `val_cer` in
+//! evaluations. The same figures go to TensorBoard's event files in the folder `tensorboard`.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -74,9 +74,10 @@ impl Metrics {
 }
 
 /// Kind of a line, our name of a figure, and the usual one.
-const USUAL: [(&str, &str, &str); 4] = [
+const USUAL: [(&str, &str, &str); 5] = [
     ("train", "loss", "train_loss"),
     ("train", "lr", "learning_rate"),
+    ("evaluation", "loss", "val_loss"),
     ("evaluation", "wer", "val_wer"),
     ("evaluation", "cer", "val_cer"),
 ];
@@ -116,7 +117,7 @@ mod tests {
         let before = seconds_since_epoch();
         for line in [
             json!({ "kind": "train", "step": 10, "loss": 2.5, "lr": 1e-3, "audio_seconds": 90.0, "seconds": 2.0 }),
-            json!({ "kind": "evaluation", "step": 10, "wer": 0.25, "cer": null, "seconds": 3.0 }),
+            json!({ "kind": "evaluation", "step": 10, "loss": 1.5, "wer": 0.25, "cer": null, "seconds": 3.0 }),
             json!({ "kind": "skipped", "step": 11, "loss": null }),
         ] {
             metrics.append(&line).unwrap();
@@ -128,6 +129,7 @@ mod tests {
         assert_eq!((&train["learning_rate"], &train["lr"]), (&json!(1e-3), &json!(1e-3)));
         assert_eq!(train["audio_seconds_per_second"], 45.0);
         assert_eq!((&lines[1]["val_wer"], &lines[1]["wer"]), (&json!(0.25), &json!(0.25)));
+        assert_eq!((&lines[1]["val_loss"], lines[1].get("train_loss")), (&json!(1.5), None));
         assert!(lines[1].get("val_cer").is_some_and(Value::is_null));
         assert!(lines[1].get("audio_seconds_per_second").is_none() && lines[2].get("train_loss").is_none());
         for line in &lines {

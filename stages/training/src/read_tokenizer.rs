@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_hub::{Hub, HubReference};
+use flow_evaluation::hub_token::hub_with_token;
+use flow_hub::HubReference;
 use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{
-    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Shape, Source, SourcePartition, StageError,
+    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Secret, Shape, Source, SourcePartition,
+    StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -44,6 +46,9 @@ pub struct ReadTokenizerSettings {
     /// Folder of the checkpoints of the training. Where one stands that began from `init`, its tokenizer is taken, and a model
     /// of the hub, or one that is gone, is not asked for.
     pub checkpoints: String,
+    /// A token for the Hugging Face hub, from a parameter with `secret: true`; as its other programs find it (`HF_TOKEN`,
+    /// or what `hf auth login` kept) if not given.
+    pub hub_token: Option<Secret>,
 }
 
 impl Default for ReadTokenizerSettings {
@@ -53,6 +58,7 @@ impl Default for ReadTokenizerSettings {
             tokenizer: String::new(),
             from_nothing: String::new(),
             checkpoints: String::new(),
+            hub_token: None,
         }
     }
 }
@@ -202,7 +208,7 @@ impl Reader {
     }
 
     fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
-        let hub = Hub::from_environment().map_err(TrainingError::from)?;
+        let hub = hub_with_token(self.settings.hub_token.as_ref()).map_err(TrainingError::from)?;
         let fetched = hub.fetch(reference, &mut |line| {
             self.context.report(serde_json::json!({ "line": line }));
             !self.context.cancel.is_set()

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device};
-use flow_evaluation::wer::Scores;
+use flow_evaluation::validation::ValidationMetrics;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
@@ -28,7 +28,7 @@ use crate::trainer::{LoadedBatch, StepReport, Trainer, panic_text};
 use crate::window::Window;
 
 /// Evaluates a model on the validation sample.
-pub type Evaluate = Box<dyn FnMut(&TdtModel) -> Result<Scores, TrainingError> + Send>;
+pub type Evaluate = Box<dyn FnMut(&TdtModel) -> Result<ValidationMetrics, TrainingError> + Send>;
 
 /// Receives figures for the screen.
 pub type Report = Box<dyn FnMut(Value) + Send>;
@@ -514,7 +514,7 @@ impl Session {
             return Ok(());
         };
         let began = Instant::now();
-        let scores = self.trainer.with_model(|model| evaluate(model))??;
+        let ValidationMetrics { scores, loss } = self.trainer.with_model(|model| evaluate(model))??;
         let languages: serde_json::Map<String, Value> = scores
             .languages
             .iter()
@@ -530,7 +530,7 @@ impl Session {
         let step = self.record.step;
         self.evaluated = wer.map(|wer| (step, wer));
         self.metrics.append(&json!({
-            "kind": "evaluation", "step": step, "wer": wer, "cer": cer, "utterances": scores.overall.utterances,
+            "kind": "evaluation", "step": step, "loss": loss, "wer": wer, "cer": cer, "utterances": scores.overall.utterances,
             "wrong_tags": scores.overall.wrong_tags, "languages": languages, "seconds": began.elapsed().as_secs_f64(),
             "stage_end": self.ended_stage(),
         }))?;
@@ -538,7 +538,12 @@ impl Session {
             .ended_stage()
             .map_or(String::new(), |stage| format!(", end of stage {stage}"));
         let rates = match (wer, cer) {
-            (Some(wer), Some(cer)) => format!("validation WER {:.1} %, CER {:.1} %", 100.0 * wer, 100.0 * cer),
+            (Some(wer), Some(cer)) => format!(
+                "validation WER {:.1} %, CER {:.1} %{}",
+                100.0 * wer,
+                100.0 * cer,
+                loss.map_or(String::new(), |loss| format!(", loss {loss:.4}"))
+            ),
             // It could when training began.
             _ => "nothing of the validation sample could be read".to_owned(),
         };
@@ -548,7 +553,7 @@ impl Session {
                     if step == 0 { "before training".to_owned() } else { format!("step {step}") },
                     ended,
                 ),
-                "step": step, "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }));
+                "step": step, "validation_loss": loss.map(|loss| round(loss, 4)), "validation_wer": wer.map(|r| round(r, 4)), "validation_cer": cer.map(|r| round(r, 4)) }));
         // Not part of the speed of training.
         let spent = began.elapsed();
         self.window.since += spent;

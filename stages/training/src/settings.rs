@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use flow_kernels::device::DeviceChoice;
-use flow_runtime::ReadOnce;
+use flow_runtime::{ReadOnce, Secret};
 
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
@@ -23,10 +23,11 @@ use crate::trainer::TrainerConfig;
 /// # What it does
 ///
 /// `batches` is the stream of `sampling.load`: partition `step-000000012` holds the micro-batches of
-/// optimizer step 12. On a sample of the rows of `validation` the model is evaluated while it trains. The digest of `train`,
-/// the train rows, stands in each checkpoint, so that changed data is noticed. In `members`, the port of an `audio.probe`, the
-/// audio of the validation rows is looked up where they say only `tar_member_name`. `tokenizer` comes in place of the
-/// setting.
+/// optimizer step 12. On a sample of the rows of `validation` the model is evaluated while it trains: error rates, and the
+/// TDT loss without dropout and SpecAugment (`val_loss`), both from one pass of the encoder; texts of more than `max_tokens`
+/// tokens have no part in the loss. The digest of `train`, the train rows, stands in each checkpoint, so that changed data is
+/// noticed. In `members`, the port of an `audio.probe`, the audio of the validation rows is looked up where they say only
+/// `tar_member_name`. `tokenizer` comes in place of the setting.
 ///
 /// A model of the hub is downloaded into the hub's own cache when training begins, if no stage before it did; a download that
 /// breaks off goes on where it was. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,
@@ -70,6 +71,9 @@ pub struct TrainSettings {
     /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model
     /// of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`: of that its `.nemo` archive, else its safetensors.
     pub init: String,
+    /// A token for the hub, from a parameter with `secret: true`; as its other programs find it (`HF_TOKEN`, or what `hf
+    /// auth login` kept) if not given.
+    pub hub_token: Option<Secret>,
     /// Path of a SentencePiece `.model`, BPE or unigram. Needed with an `init` that holds none (a `.ckpt`). Empty: that of
     /// `init`, and with `init: none` the one that `model.tokenizer` names. Where it has other pieces than that of `init`,
     /// the vocabulary is changed: encoder, LSTM, durations and the rows of all pieces that both have stay, others begin
@@ -195,6 +199,7 @@ impl Default for TrainSettings {
         TrainSettings {
             checkpoints: String::new(),
             init: "none".into(),
+            hub_token: None,
             tokenizer: String::new(),
             new_pieces: NewPieces::Mean,
             model: ModelSettings::default(),

@@ -134,9 +134,10 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
             }
         }
         Some("evaluation") => {
-            for name in ["val_wer", "val_cer"] {
+            for name in ["val_loss", "val_wer", "val_cer"] {
                 add(name.to_owned(), &line[name]);
             }
+            add("validation/loss".to_owned(), &line["loss"]);
             for name in ["wer", "cer"] {
                 add(format!("validation/{name}"), &line[name]);
                 for (language, score) in line["languages"].as_object().into_iter().flatten() {
@@ -271,6 +272,19 @@ print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag 
             "validation_wer/hi": [[310, 0.5]],
         });
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn the_validation_loss_is_a_scalar_beside_the_error_rates() {
+        let line =
+            json!({ "kind": "evaluation", "step": 310, "loss": 1.5, "val_loss": 1.5, "wer": 0.25, "val_wer": 0.25 });
+        let expected = [
+            ("val_loss", 1.5),
+            ("val_wer", 0.25),
+            ("validation/loss", 1.5),
+            ("validation/wer", 0.25),
+        ];
+        assert_eq!(scalars(&line), expected.map(|(name, value)| (name.to_owned(), value)));
     }
 
     #[test]

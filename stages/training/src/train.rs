@@ -98,11 +98,12 @@ impl Kind for TrainingTrain {
         sources
     }
 
-    /// When to warn decides nothing of what is learned.
+    /// When to warn and who may fetch the model decide nothing of what is learned.
     fn identity(settings: &TrainSettings) -> Value {
         let mut identity = serde_json::to_value(settings).unwrap_or(Value::Null);
         if let Some(settings) = identity.as_object_mut() {
             settings.remove("warn_unknown_letters");
+            settings.remove("hub_token");
         }
         identity
     }

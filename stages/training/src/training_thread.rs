@@ -7,8 +7,9 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use crossbeam_channel::{Receiver, Sender, select};
-use flow_evaluation::decode::ValidationSet;
-use flow_hub::{Hub, HubReference};
+use flow_evaluation::hub_token::hub_with_token;
+use flow_evaluation::validation::ValidationSet;
+use flow_hub::HubReference;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
@@ -175,7 +176,7 @@ fn with_init(
     if !matches!(find_start(&settings, data)?, Start::Fresh { .. }) {
         return Ok(Some(settings));
     }
-    let hub = Hub::from_environment().map_err(TrainingError::from)?;
+    let hub = hub_with_token(settings.hub_token.as_ref()).map_err(TrainingError::from)?;
     let mut stopped = false;
     let fetched = hub.fetch(&reference, &mut |line| {
         context.report(serde_json::json!({ "line": line }));
@@ -338,9 +339,9 @@ fn validation(settings: &ResolvedSettings, context: &Context) -> Result<Option<E
     )
     .map_err(TrainingError::from)?;
     set.check(&context.rejects)?;
-    let batch_seconds = settings.max_batch_seconds();
+    let (batch_seconds, max_tokens) = (settings.max_batch_seconds(), settings.max_tokens);
     let cancel = context.cancel.clone();
     Ok(Some(Box::new(move |model: &TdtModel| {
-        Ok(set.scores(model, batch_seconds, &|| cancel.is_set())?)
+        Ok(set.evaluate(model, max_tokens, batch_seconds, &|| cancel.is_set())?)
     })))
 }

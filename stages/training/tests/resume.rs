@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
+use flow_evaluation::validation::ValidationMetrics;
 use flow_evaluation::wer::Scores;
 use flow_model::checkpoint::read_safetensors;
 use flow_model::model::{MicroBatch, TdtModel};
@@ -298,7 +299,7 @@ fn checkpoints_in_the_background_are_those_of_their_step() {
             let mut scores = Scores::default();
             scores.overall.words.units = 10;
             scores.overall.words.substitutions = rates.next().expect("five evaluations");
-            Ok(scores)
+            Ok(scores.into())
         });
         let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(evaluate), Box::new(|_| {}))
             .expect("a session");
@@ -712,7 +713,7 @@ fn a_model_that_is_given_is_evaluated_before_its_first_step() {
         };
         // Twice from the beginning: what the first one wrote was kept by no checkpoint.
         for _ in 0..2 {
-            let score = Box::new(|_: &_| Ok(flow_evaluation::wer::Scores::default()));
+            let score = Box::new(|_: &_| Ok(ValidationMetrics::default()));
             let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(score), Box::new(|_| {}))
                 .expect("a session");
             for step in 0..steps {

@@ -7,9 +7,11 @@ use arrow::array::{
     ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use arrow::datatypes::{Float32Type, Int64Type};
+use candle_core::{DType, Device};
 use flow_evaluation::decode::{DecodeSettings, EvaluationDecode};
 use flow_evaluation::report::{EvaluationReport, ReportSettings};
 use flow_model::Weights;
+use flow_model::model::{MicroBatch, TdtModel};
 use flow_runtime::event::Event;
 use flow_runtime::harness::{Harness, Output};
 use flow_runtime::{Reject, RejectClass, StageError};
@@ -202,7 +204,7 @@ fn a_model_is_trained_decoded_and_reported() {
             .iter()
             .any(|event| matches!(event, Event::StageFigures { figures, .. } if !figures[name].is_null()))
     };
-    assert!(figures("loss") && figures("memory_mib") && figures("validation_wer"));
+    assert!(figures("loss") && figures("memory_mib") && figures("validation_wer") && figures("validation_loss"));
 
     // Finished: nothing is trained again, and the result is the same.
     let again = train(settings(folder.path(), 4), 0..0).expect("standing");
@@ -328,6 +330,90 @@ fn training_goes_on_where_it_stood_and_skips_what_is_done() {
             .value(0),
         6
     );
+}
+
+/// Its value is that of the loss that is trained, without noise, over all utterances that can be read and whose texts are
+/// no longer than those that are trained on. It is the same when training goes on, and changes no bit of the model.
+#[test]
+fn the_validation_loss_is_that_of_training_without_noise() {
+    let losses = |folder: &Path| -> Vec<(u64, f64)> {
+        let text = std::fs::read_to_string(folder.join("checkpoints/metrics.jsonl")).expect("metrics");
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        let evaluations = lines.filter(|line| line["kind"] == "evaluation");
+        evaluations
+            .map(|line| {
+                assert_eq!(line["loss"], line["val_loss"]);
+                (
+                    line["step"].as_u64().expect("a step"),
+                    line["val_loss"].as_f64().expect("a loss"),
+                )
+            })
+            .collect()
+    };
+    let path = |output: &Output| -> PathBuf {
+        let row = output.result.clone().expect("a result");
+        row.column_by_name("path")
+            .expect("path")
+            .as_string::<i32>()
+            .value(0)
+            .into()
+    };
+    let whole = tempfile::tempdir().expect("folder");
+    let last = path(&train(settings(whole.path(), 4), 0..4).expect("trained"));
+    let found = losses(whole.path());
+    assert_eq!(found.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [2, 4]);
+
+    let model = TdtModel::load(&last, DType::F32, &Device::Cpu).expect("the checkpoint");
+    let tokenizer = model.tokenizer.as_ref().expect("a tokenizer");
+    let texts = ["<|en|> one two", "<|hi|> ek do", "<|en|> three"];
+    let signal = |path: PathBuf| flow_audio::decode::decode(&std::fs::read(path).expect("a recording"), 60.0);
+    let batch = MicroBatch {
+        signals: audio().into_iter().map(|path| signal(path).expect("samples")).collect(),
+        tokens: texts.iter().map(|text| tokenizer.encode(text)).collect(),
+    };
+    let expected = model.evaluate_loss(&batch).expect("a loss").loss;
+    let last_loss = found[1].1;
+    assert!((last_loss - expected).abs() < 1e-6 * expected, "{last_loss} {expected}");
+
+    // Texts that are too long to be trained on have no part in it.
+    let short = tempfile::tempdir().expect("folder");
+    let lengths: Vec<usize> = batch.tokens.iter().map(Vec::len).collect();
+    let most = lengths.iter().max().expect("tokens") - 1;
+    let limited = TrainSettings {
+        max_tokens: most,
+        ..settings(short.path(), 2)
+    };
+    let limited = path(&train(limited, 0..2).expect("trained"));
+    let limited = TdtModel::load(&limited, DType::F32, &Device::Cpu).expect("the checkpoint");
+    let all = limited.evaluate_loss(&batch).expect("losses").losses;
+    let counted: Vec<f64> = (all.iter().zip(&lengths))
+        .filter_map(|(loss, length)| (*length <= most).then_some(*loss))
+        .collect();
+    assert!((1..3).contains(&counted.len()), "{lengths:?}");
+    let expected = counted.iter().sum::<f64>() / counted.len() as f64;
+    let found_limited = losses(short.path())[0].1;
+    assert!(
+        (found_limited - expected).abs() < 1e-6 * expected,
+        "{found_limited} {expected}"
+    );
+
+    let halves = tempfile::tempdir().expect("folder");
+    train(settings(halves.path(), 4), 0..2).expect("trained");
+    train(settings(halves.path(), 4), 2..4).expect("trained");
+    assert_eq!(losses(halves.path()), found);
+
+    let silent = tempfile::tempdir().expect("folder");
+    let without = TrainSettings {
+        eval_every: 0,
+        ..settings(silent.path(), 4)
+    };
+    let without = path(&train(without, 0..4).expect("trained"));
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let [a, b] = [&last, &without].map(|folder| std::fs::read(folder.join(file)).expect("a file"));
+        assert!(a == b, "{file}");
+    }
 }
 
 /// What is handed on is what `model_from` says; changing that when training is done costs no step.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::line_formats::{ctm, jsonl, tsv, txt};
 use crate::lines::LineLimits;
+use crate::parquet_format::parquet;
 use crate::subtitles::{srt, vtt};
 use crate::transcript::Transcript;
 use crate::{Result, TranscriptionError};
@@ -30,10 +31,12 @@ pub enum Format {
     Ctm,
     /// A line of a manifest as NeMo writes it.
     Jsonl,
+    /// The same as a table of one row. The only format that is no text.
+    Parquet,
 }
 
 impl Format {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Txt,
         Self::Json,
         Self::Srt,
@@ -41,6 +44,7 @@ impl Format {
         Self::Tsv,
         Self::Ctm,
         Self::Jsonl,
+        Self::Parquet,
     ];
 
     pub fn name(self) -> &'static str {
@@ -52,14 +56,15 @@ impl Format {
             Self::Tsv => "tsv",
             Self::Ctm => "ctm",
             Self::Jsonl => "jsonl",
+            Self::Parquet => "parquet",
         }
     }
 
-    /// The file's text. Only JSON and JSON lines refuse times that are no numbers; the others write 0 for them.
-    /// `limits` matter to subtitles alone; a limit of 0 is an error.
-    pub fn write(self, transcript: &Transcript, limits: &LineLimits) -> Result<String> {
+    /// The bytes of the file: text, but for Parquet. Only JSON, JSON lines and Parquet refuse times that are no numbers; the
+    /// others write 0 for them. `limits` matter to subtitles alone; a limit of 0 is an error.
+    pub fn write(self, transcript: &Transcript, limits: &LineLimits) -> Result<Vec<u8>> {
         limits.check()?;
-        Ok(match self {
+        let text = match self {
             Self::Txt => txt(transcript),
             Self::Json => transcript.to_json()?,
             Self::Srt => srt(transcript, limits),
@@ -70,7 +75,9 @@ impl Format {
                 ctm(transcript, &stem.unwrap_or_default().to_string_lossy())
             }
             Self::Jsonl => jsonl(transcript)?,
-        })
+            Self::Parquet => return parquet(transcript),
+        };
+        Ok(text.into_bytes())
     }
 }
 
@@ -105,7 +112,12 @@ mod tests {
         let transcript = Transcript::from_segments(metadata, Performance::default(), vec![segment]);
         for format in Format::ALL {
             assert_eq!(format.name().parse::<Format>().unwrap(), format);
-            let text = format.write(&transcript, &LineLimits::default()).unwrap();
+            let bytes = format.write(&transcript, &LineLimits::default()).unwrap();
+            if format == Format::Parquet {
+                assert!(bytes.starts_with(b"PAR1") && bytes.ends_with(b"PAR1"));
+                continue;
+            }
+            let text = String::from_utf8(bytes).unwrap();
             assert!(
                 text.contains("hello") && text.ends_with('\n'),
                 "{}: {text}",
@@ -113,10 +125,10 @@ mod tests {
             );
         }
         let ctm = Format::Ctm.write(&transcript, &LineLimits::default()).unwrap();
-        assert_eq!(ctm, "monday 1 0.000 1.000 hello\n");
+        assert_eq!(ctm, b"monday 1 0.000 1.000 hello\n");
         assert_eq!(
             "docx".parse::<Format>().unwrap_err().to_string(),
-            "setting `format`: `docx` is none of txt, json, srt, vtt, tsv, ctm, jsonl"
+            "setting `format`: `docx` is none of txt, json, srt, vtt, tsv, ctm, jsonl, parquet"
         );
         let none = LineLimits {
             max_line_width: None,

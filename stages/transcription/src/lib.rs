@@ -14,6 +14,7 @@ pub mod error;
 pub mod format;
 pub mod line_formats;
 mod lines;
+pub mod parquet_format;
 pub mod recognizer;
 pub mod rows;
 pub mod segments;

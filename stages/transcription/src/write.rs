@@ -27,7 +27,8 @@ use crate::{Format, LineLimits, Transcript};
 /// no longer asked for. A file that is gone, or another than the one that was written, is written again by the next run.
 ///
 /// `txt` (a segment on a line), `json` (everything), `srt` and `vtt` (subtitles), `tsv` (start and end in milliseconds, text),
-/// `ctm` (NIST's, a word on a line), `jsonl` (a line of a manifest as NeMo writes it); see docs/transcription.md.
+/// `ctm` (NIST's, a word on a line), `jsonl` (a line of a manifest as NeMo writes it), `parquet` (the same as a table of one
+/// row); see docs/transcription.md.
 ///
 /// With `assigned`, the segments of a `transcription.assign_speakers`, who speaks stands in front of each segment (`txt`, `srt`,
 /// `vtt`) and at each word (`json`). `diarized` and `diarization_timings`, of a `speakers.diarize`, give the JSON the number of
@@ -48,7 +49,7 @@ use crate::{Format, LineLimits, Transcript};
 pub struct WriteSettings {
     /// Folder that receives the files.
     pub out: PathBuf,
-    /// Formats to write: `txt`, `json`, `srt`, `vtt`, `tsv`, `ctm`, `jsonl`.
+    /// Formats to write: `txt`, `json`, `srt`, `vtt`, `tsv`, `ctm`, `jsonl`, `parquet`.
     #[serde(default = "only_text")]
     pub formats: Vec<Format>,
     /// Subtitles: characters on a line at most, the speaker's name and spaces included; 0 for no limit.
@@ -246,7 +247,7 @@ impl Operator for Writer {
             files.push(OutputFile {
                 format: format.name(),
                 path: self.settings.out.join(format!("{partition}.{}", format.name())),
-                text: format.write(&transcript, &limits)?,
+                bytes: format.write(&transcript, &limits)?,
             });
         }
         out.send(0, output_files::write(&files)?);

@@ -89,6 +89,62 @@ fn each_recording_gets_a_file_of_each_format() {
     assert_eq!(read("talks/a.txt"), "hello there\n");
 }
 
+/// As another reader has it: the values are those of the JSON line.
+#[test]
+fn a_parquet_file_is_the_json_line_as_a_table() {
+    use arrow::array::{Array, AsArray};
+    use arrow::datatypes::Float64Type;
+    use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+    let place = tempfile::tempdir().unwrap();
+    run(place.path(), &[Format::Parquet, Format::Jsonl], 0);
+    let read = |name: &str| {
+        let file = std::fs::File::open(place.path().join(name)).unwrap();
+        let mut batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
+        let batch = batches.next().unwrap().unwrap();
+        assert!(batches.next().is_none());
+        batch
+    };
+    let (spoken, silent) = (read("talks/a.parquet"), read("b.parquet"));
+    assert_eq!(spoken.schema(), silent.schema());
+    let line: Value =
+        serde_json::from_str(&std::fs::read_to_string(place.path().join("talks/a.jsonl")).unwrap()).unwrap();
+    let column = |name: &str| spoken.column_by_name(name).unwrap();
+    assert_eq!(spoken.num_rows(), 1);
+    assert_eq!(
+        line["audio_filepath"],
+        column("audio_filepath").as_string::<i32>().value(0)
+    );
+    assert_eq!(line["pred_text"], column("pred_text").as_string::<i32>().value(0));
+    assert_eq!(
+        line["duration"],
+        column("duration").as_primitive::<Float64Type>().value(0)
+    );
+    let languages = column("languages").as_list::<i32>().value(0);
+    assert_eq!(
+        languages.as_string::<i32>().iter().flatten().collect::<Vec<_>>(),
+        ["en"]
+    );
+    for name in ["word", "segment"] {
+        let rows = column(name).as_list::<i32>().value(0);
+        let rows = rows.as_struct();
+        let lines = line[name].as_array().unwrap();
+        assert_eq!((rows.len(), lines.len()), if name == "word" { (2, 2) } else { (1, 1) });
+        let numbers = |member: &str| rows.column_by_name(member).unwrap().as_primitive::<Float64Type>();
+        let texts = rows.column_by_name(name).unwrap().as_string::<i32>();
+        for (row, line) in lines.iter().enumerate() {
+            assert_eq!(line[name], texts.value(row));
+            assert_eq!(line["start"], numbers("start").value(row));
+            assert_eq!(line["end"], numbers("end").value(row));
+            assert_eq!(numbers("confidence").value(row), 0.5);
+        }
+        assert_eq!(rows.column_by_name("speaker").unwrap().null_count(), rows.len());
+    }
+    // Nothing was said.
+    let words = silent.column_by_name("word").unwrap().as_list::<i32>().value(0);
+    assert_eq!((silent.num_rows(), words.len()), (1, 0));
+}
+
 /// Segments with speakers take the place of those without; what is known of the diarization stands in the JSON.
 #[test]
 fn speakers_are_written_where_they_are_known() {

@@ -155,8 +155,8 @@ impl Resolver<'_> {
         }
         let text = match raw.as_str() {
             Some(text) => substitute::secret_text(text, self),
-            // That was said where it was given.
-            None => return None,
+            // It need not be given. What else is no text was said where it was given.
+            None => return raw.is_null().then_some(Value::Null),
         };
         let wrong = |message: String, help: Option<String>| Diagnostic {
             help,
@@ -164,6 +164,7 @@ impl Resolver<'_> {
         };
         match text {
             Ok(substitute::SecretText::Reference(value)) => Some(value),
+            Ok(substitute::SecretText::NotGiven) => Some(Value::Null),
             Ok(substitute::SecretText::Text(text)) if text.trim().chars().count() < SHORTEST => {
                 let message = format!("a secret of less than {SHORTEST} characters cannot be kept out of messages");
                 self.found.push(wrong(message, None));

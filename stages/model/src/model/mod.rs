@@ -14,7 +14,7 @@ use crate::decoding::{DecodingSettings, Hypothesis, Networks, TokenObserver, dec
 use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::joint::{Joint, JointSizes};
-use crate::loss::{TdtLoss, reduction_factors};
+use crate::loss::{TdtLoss, reduced, reduction_factors};
 use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
 use crate::prediction::Prediction;
@@ -427,23 +427,28 @@ impl TdtModel {
         check(batch)?;
         let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
         let (frames, lengths) = self.encode(&signals)?;
+        let losses = self.losses_of_encoded(&frames, &lengths, &batch.tokens)?;
         let encoded = Encoded {
             frames,
             lengths,
             saved: None,
             updates: BufferUpdates::default(),
         };
-        let (predicted, _) = self
-            .prediction
-            .forward(&self.parameters, &batch.tokens, Mode::Evaluate)?;
+        Ok(self.output(batch, &encoded, losses)?.0)
+    }
+
+    /// The TDT loss of each utterance in evaluation mode. `frames`: (batch, frames, d_model) as [`TdtModel::encode`] gives
+    /// them, of which `lengths` are valid; `targets`: token ids of each utterance.
+    fn losses_of_encoded(&self, frames: &Tensor, lengths: &[usize], targets: &[Vec<u32>]) -> Result<Vec<f64>> {
+        let (predicted, _) = self.prediction.forward(&self.parameters, targets, Mode::Evaluate)?;
         let loss = self.joint.loss(
             &self.parameters,
             &self.loss_settings(false),
-            (&encoded.frames, &encoded.lengths),
-            (&predicted, &batch.tokens),
+            (frames, lengths),
+            (&predicted, targets),
             Mode::Evaluate,
         )?;
-        Ok(self.output(batch, &encoded, loss.losses)?.0)
+        Ok(loss.losses)
     }
 
     /// Encoder output in evaluation mode, (batch, frames, d_model), and valid frames per signal. Signals are 16 kHz
@@ -464,19 +469,55 @@ impl TdtModel {
         if signals.is_empty() {
             return Ok(Vec::new());
         }
+        let (encoded, lengths) = self.encode(signals)?;
+        self.decode_encoded(&encoded, &lengths, observer)
+    }
+
+    /// Transcription of signals as [`TdtModel::transcribe`] gives it, and the loss of each as [`TdtModel::evaluate_loss`]
+    /// gives it (natural logarithm, not divided by the number of tokens), from one pass of the encoder. `targets`: token
+    /// ids of what was said in each signal.
+    ///
+    /// # Errors
+    /// Where there are not as many targets as signals, or a target holds a token that the vocabulary has not.
+    pub fn transcribe_with_losses(
+        &self,
+        signals: &[&[f32]],
+        targets: &[Vec<u32>],
+    ) -> Result<(Vec<Hypothesis>, Vec<f64>)> {
+        if signals.len() != targets.len() {
+            return Err(Error::Input(format!(
+                "there are {} signals and {} token lists",
+                signals.len(),
+                targets.len()
+            )));
+        }
+        if signals.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let (encoded, lengths) = self.encode(signals)?;
+        let losses = self.losses_of_encoded(&encoded, &lengths, targets)?;
+        Ok((self.decode_encoded(&encoded, &lengths, None)?, losses))
+    }
+
+    /// The best hypothesis of each utterance, from the output of the encoder.
+    fn decode_encoded(
+        &self,
+        encoded: &Tensor,
+        lengths: &[usize],
+        observer: Option<TokenObserver>,
+    ) -> Result<Vec<Hypothesis>> {
         if self.decoding.beam > 1 {
-            let found = self.beam_search(signals, observer)?;
+            let found = self.beam_search(encoded, lengths, observer)?;
             return Ok(found
                 .into_iter()
                 .map(|best| best.into_iter().next().unwrap_or_default())
                 .collect());
         }
-        let (encoded, lengths) = self.encode(signals)?;
         let networks = self.networks();
         let (durations, max_symbols) = (&self.config.loss.durations, self.config.decoding.max_symbols);
         let fusion = &self.decoding.fusion;
         let mut hypotheses =
-            decode_greedy_observed(&networks, fusion, durations, max_symbols, &encoded, &lengths, observer)?;
+            decode_greedy_observed(&networks, fusion, durations, max_symbols, encoded, lengths, observer)?;
         self.add_texts(&mut hypotheses)?;
         Ok(hypotheses)
     }
@@ -486,16 +527,21 @@ impl TdtModel {
         if signals.is_empty() {
             return Ok(Vec::new());
         }
-        self.beam_search(signals, None)
+        let (encoded, lengths) = self.encode(signals)?;
+        self.beam_search(&encoded, &lengths, None)
     }
 
-    fn beam_search(&self, signals: &[&[f32]], observer: Option<TokenObserver>) -> Result<Vec<Vec<Hypothesis>>> {
-        let (encoded, lengths) = self.encode(signals)?;
+    fn beam_search(
+        &self,
+        encoded: &Tensor,
+        lengths: &[usize],
+        observer: Option<TokenObserver>,
+    ) -> Result<Vec<Vec<Hypothesis>>> {
         let steps = Steps {
             durations: &self.config.loss.durations,
             max_symbols: self.config.decoding.max_symbols,
         };
-        let mut found = decode_beam(&self.networks(), &self.decoding, steps, &encoded, &lengths, observer)?;
+        let mut found = decode_beam(&self.networks(), &self.decoding, steps, encoded, lengths, observer)?;
         for hypotheses in &mut found {
             self.add_texts(hypotheses)?;
         }
@@ -534,7 +580,7 @@ impl TdtModel {
     fn output(&self, batch: &MicroBatch, encoded: &Encoded, losses: Vec<f64>) -> Result<(MicroBatchOutput, Vec<f64>)> {
         let target_lengths: Vec<usize> = batch.tokens.iter().map(Vec::len).collect();
         let factors = reduction_factors(self.config.loss.reduction, &target_lengths);
-        let loss = losses.iter().zip(&factors).map(|(loss, factor)| loss * factor).sum();
+        let loss = reduced(self.config.loss.reduction, &losses, &target_lengths);
         let (utterances, frames, _) = encoded.frames.dims3()?;
         let output = MicroBatchOutput {
             loss,

@@ -483,6 +483,33 @@ fn a_frozen_encoder_has_no_gradient_and_keeps_its_statistics() {
 }
 
 #[test]
+fn losses_beside_transcripts_are_those_of_training_without_noise() {
+    let mut model = model(DType::F32);
+    let batch = whole_batch();
+    let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
+    let (hypotheses, losses) = model.transcribe_with_losses(&signals, &batch.tokens).unwrap();
+    assert_eq!(hypotheses, model.transcribe(&signals).unwrap());
+    assert_eq!(losses, model.evaluate_loss(&batch).unwrap().losses);
+    assert!(losses.iter().all(|loss| *loss > 0.0), "{losses:?}");
+    // The same reduction as that of training.
+    let lengths: Vec<usize> = batch.tokens.iter().map(Vec::len).collect();
+    let reduced = crate::loss::reduced(model.config.loss.reduction, &losses, &lengths);
+    model.config.loss.omega = 0.0;
+    let options = TrainOptions {
+        freeze_encoder: true,
+        ..quiet(1.0)
+    };
+    let mut gradients = Gradients::new(&model.parameters);
+    let trained = model.train_micro_batch(&batch, &options, &mut gradients).unwrap();
+    assert_eq!((reduced, losses), (trained.loss, trained.losses));
+    // By beam search too, and not with targets of another number.
+    model.decoding.beam = 2;
+    let (hypotheses, _) = model.transcribe_with_losses(&signals, &batch.tokens).unwrap();
+    assert_eq!(hypotheses, model.transcribe(&signals).unwrap());
+    assert!(model.transcribe_with_losses(&signals, &batch.tokens[1..]).is_err());
+}
+
+#[test]
 fn recomputed_layers_give_the_same_gradients_and_statistics() {
     // The archive's rates are zero, and a second pass must draw the same masks.
     let (mut config, tensors) = golden::model();

@@ -194,7 +194,7 @@ impl Operator for Writer {
             files.push(OutputFile {
                 format: format.name(),
                 path: self.settings.out.join(format!("{partition}.{}", format.name())),
-                text,
+                bytes: text.into_bytes(),
             });
         }
         out.send(0, output_files::write(&files)?);

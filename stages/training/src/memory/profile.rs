@@ -219,7 +219,8 @@ fn measured_here(
 }
 
 /// The most that encoding a batch of evaluation takes, of clips of `seconds` that fill `batch_seconds`. What the search
-/// of greedy decoding needs beside is a few rows of the vocabulary's size.
+/// of greedy decoding needs beside is a few rows of the vocabulary's size; what the loss needs after the encoder is no more
+/// than in a training step of as many seconds, which counts in any case.
 fn evaluated(model: &TdtModel, batch_seconds: f64, seconds: f64) -> Result<Option<i64>, TrainingError> {
     let utterances = ((batch_seconds / seconds).floor() as usize).max(1);
     let batch = micro_batch(

@@ -1,0 +1,263 @@
+//! Transcribing an hour in one file and 500 short files with the bundled model, beside NeMo and onnx-asr with the same
+//! model, each as a process of its own on the same machine, with two threads.
+//!
+//! `cargo bench --bench transcribe -- ROUNDS` (1 if not said; the best of each counts). The recordings are made of those of
+//! the bundled corpus below `work/bench/transcribe` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their
+//! packages; onnx-asr also needs NeMo, which exports the model for it. Prints wall and CPU seconds, peak memory, seconds of
+//! audio for each second (real-time factor), and the time from the start of a process to its first text (`one file`).
+
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+mod measured;
+
+use measured::{Measured, measure};
+
+const RATE: usize = 16_000;
+const THREADS: &str = "2";
+const SHORT_FILES: usize = 500;
+/// Length of the long recording, and of the cuts of it that peers are given, in samples.
+const LONG: usize = 3600 * RATE;
+const CUT: usize = 20 * RATE;
+/// Between two clips of the long recording.
+const PAUSE: usize = RATE / 2;
+
+/// A set of recordings. Peers, which do not look for speech, are given the long one in cuts.
+struct Workload {
+    name: &'static str,
+    flow: &'static str,
+    peers: &'static str,
+    seconds: f64,
+}
+
+/// A mono WAV file of 16 bits.
+fn write_wav(path: &Path, samples: &[f32]) {
+    let mut file = BufWriter::new(File::create(path).expect("a recording can be written"));
+    let data = (2 * samples.len()) as u32;
+    let rate = RATE as u32;
+    let mut bytes = b"RIFF".to_vec();
+    bytes.extend((36 + data).to_le_bytes());
+    bytes.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    bytes.extend(rate.to_le_bytes());
+    bytes.extend((2 * rate).to_le_bytes());
+    bytes.extend(b"\x02\0\x10\0data");
+    bytes.extend(data.to_le_bytes());
+    let number = |sample: &f32| ((sample.clamp(-1.0, 1.0) * 32_767.0) as i16).to_le_bytes();
+    bytes.extend(samples.iter().flat_map(number));
+    file.write_all(&bytes).expect("a recording can be written");
+}
+
+fn tars(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the corpus can be read") {
+        let path = entry.expect("the corpus can be read").path();
+        if path.is_dir() {
+            tars(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "tar") {
+            found.push(path);
+        }
+    }
+}
+
+/// The recordings of the bundled corpus, at 16 kHz, of a second or more.
+fn clips(root: &Path) -> Vec<Vec<f32>> {
+    let mut paths = Vec::new();
+    tars(&root.join("tests/data/corpus/mini/shards"), &mut paths);
+    paths.sort();
+    let mut clips = Vec::new();
+    for path in paths {
+        let mut archive = tar::Archive::new(File::open(&path).expect("a shard"));
+        for entry in archive.entries().expect("a tar") {
+            let mut bytes = Vec::new();
+            // The corpus has members that are damaged on purpose.
+            let read = entry.is_ok_and(|mut entry| entry.read_to_end(&mut bytes).is_ok());
+            if let (true, Ok(samples)) = (read, flow_audio::decode::decode(&bytes, 60.0))
+                && samples.len() >= RATE
+            {
+                clips.push(samples);
+            }
+        }
+    }
+    assert!(!clips.is_empty(), "the bundled corpus holds no recording");
+    clips
+}
+
+/// Makes the recordings, and says how many seconds each set has.
+fn recordings(root: &Path, work: &Path) -> [Workload; 3] {
+    let clips = clips(root);
+    let short = |number: usize| &clips[number % clips.len()];
+    if !work.join("whole").exists() {
+        for folder in ["one", "short", "long", "cuts"] {
+            fs::create_dir_all(work.join(folder)).expect("the folder of the recordings");
+        }
+        write_wav(&work.join("one/0000.wav"), short(0));
+        for number in 0..SHORT_FILES {
+            write_wav(&work.join(format!("short/{number:04}.wav")), short(number));
+        }
+        let mut long = Vec::with_capacity(LONG + 60 * RATE);
+        for clip in clips.iter().cycle() {
+            if long.len() >= LONG {
+                break;
+            }
+            long.extend(clip);
+            long.resize(long.len() + PAUSE, 0.0);
+        }
+        long.truncate(LONG);
+        write_wav(&work.join("long/hour.wav"), &long);
+        for (number, cut) in long.chunks(CUT).enumerate() {
+            write_wav(&work.join(format!("cuts/{number:04}.wav")), cut);
+        }
+        File::create(work.join("whole")).expect("the mark of a whole set");
+    }
+    let seconds = |samples: usize| samples as f64 / RATE as f64;
+    let all_short: usize = (0..SHORT_FILES).map(|number| short(number).len()).sum();
+    let workload = |name, flow, peers, samples| Workload {
+        name,
+        flow,
+        peers,
+        seconds: seconds(samples),
+    };
+    [
+        workload("one file", "one", "one", short(0).len()),
+        workload("500 short files", "short", "short", all_short),
+        workload("one hour", "long", "cuts", LONG),
+    ]
+}
+
+fn flow(root: &Path, work: &Path, workload: &Workload) -> Command {
+    let out = work.join("out");
+    if out.exists() {
+        fs::remove_dir_all(&out).expect("transcripts of the last round can be removed");
+    }
+    let mut flow = Command::new(env!("CARGO_BIN_EXE_flow"));
+    flow.arg("transcribe").arg(work.join(workload.flow));
+    flow.arg("--model").arg(root.join("configs/models/small.nemo"));
+    flow.arg("--out").arg(out);
+    flow.args(["--format", "jsonl", "--progress", "none", "--workers", THREADS]);
+    flow.env("RAYON_NUM_THREADS", THREADS);
+    flow
+}
+
+/// Words in the transcripts that `flow` wrote.
+fn words(out: &Path) -> usize {
+    let entries = fs::read_dir(out)
+        .expect("the transcripts")
+        .map(|entry| entry.expect("a transcript").path());
+    let lines = entries.filter(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
+    let count = |path: PathBuf| {
+        let text = fs::read_to_string(path).expect("a transcript");
+        let line: serde_json::Value = serde_json::from_str(&text).expect("a line of JSON");
+        line["pred_text"]
+            .as_str()
+            .map_or(0, |text| text.split_whitespace().count())
+    };
+    lines.map(count).sum()
+}
+
+fn python(name: &str, root: &Path) -> Command {
+    let mut command = Command::new(std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into()));
+    command.arg(root.join("benches/peers").join(name));
+    for variable in ["OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
+        command.env(variable, THREADS);
+    }
+    command.env("CUDA_VISIBLE_DEVICES", "").stderr(Stdio::null());
+    command
+}
+
+fn installed(package: &str) -> bool {
+    let python = std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into());
+    let mut import = Command::new(&python);
+    import.args(["-c", &format!("import {package}")]);
+    let found = import
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !found {
+        println!("{package}: not installed for {python}; left out");
+    }
+    found
+}
+
+fn show(name: &str, workload: &Workload, of: &Measured, words: &str, base: Option<&Measured>) {
+    let ratio = base.map_or(String::new(), |flow| {
+        format!(
+            "; {:.2} times the wall time of flow, {:.2} times its CPU time, {:.2} times its memory",
+            of.wall / flow.wall,
+            of.cpu / flow.cpu,
+            of.mebibytes / flow.mebibytes
+        )
+    });
+    println!(
+        "{:16} {name:10} {:8.2} s wall {:8.2} s CPU {:8.0} MiB {:8.1} times real time, {words} words{ratio}",
+        workload.name,
+        of.wall,
+        of.cpu,
+        of.mebibytes,
+        workload.seconds / of.wall
+    );
+}
+
+fn better(best: Option<Measured>, now: Measured) -> Option<Measured> {
+    match best {
+        Some(best) if best.wall <= now.wall => Some(best),
+        _ => Some(now),
+    }
+}
+
+fn main() {
+    let rounds = std::env::args()
+        .find_map(|argument| argument.parse().ok())
+        .unwrap_or(1usize)
+        .max(1);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let work = root.join("work/bench/transcribe");
+    let workloads = recordings(root, &work);
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    println!("best of {rounds}; load of the machine before: {}", load.trim());
+
+    let model = root.join("configs/models/small.nemo");
+    let onnx = work.join("onnx");
+    let nemo = installed("nemo.collections.asr");
+    let mut peers: Vec<(&str, &str, &Path)> = Vec::new();
+    if nemo {
+        peers.push(("NeMo", "transcribe_nemo.py", &model));
+    }
+    if installed("onnx_asr") {
+        let exports = || {
+            let mut export = python("transcribe_nemo.py", root);
+            export.arg("--export").arg(&model).arg(&onnx).stdout(Stdio::null());
+            nemo && export.status().is_ok_and(|status| status.success())
+        };
+        if onnx.join("vocab.txt").exists() || exports() {
+            peers.push(("onnx-asr", "transcribe_onnx_asr.py", &onnx));
+        } else {
+            println!("onnx_asr: the model could not be exported, for which NeMo and onnx are needed; left out");
+        }
+    }
+    for workload in &workloads {
+        let mut best: Option<Measured> = None;
+        let mut others: Vec<Option<Measured>> = peers.iter().map(|_| None).collect();
+        for _ in 0..rounds {
+            let ran = measure(flow(root, &work, workload)).expect("flow runs");
+            best = better(best, ran);
+            for ((_, script, model), best) in peers.iter().zip(&mut others) {
+                let mut command = python(script, root);
+                command.arg(model).arg(work.join(workload.peers));
+                if let Some(ran) = measure(command) {
+                    *best = better(best.take(), ran);
+                }
+            }
+        }
+        let Some(flow) = best else { continue };
+        show("flow", workload, &flow, &words(&work.join("out")).to_string(), None);
+        for ((name, ..), best) in peers.iter().zip(&others) {
+            match best {
+                Some(best) => show(name, workload, best, &best.said, Some(&flow)),
+                None => println!("{:16} {name:10} failed", workload.name),
+            }
+        }
+    }
+}

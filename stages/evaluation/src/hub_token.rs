@@ -1,0 +1,19 @@
+//! The hub, for stages that may have a token of their own.
+
+use flow_hub::{Hub, HubError, HubToken};
+use flow_runtime::Secret;
+
+/// The hub of the environment, asked with `token` where one is given, else with that of the environment.
+///
+/// # Errors
+/// Where no variable says which folder the hub's cache is in.
+pub fn hub_with_token(token: Option<&Secret>) -> Result<Hub, HubError> {
+    let mut hub = Hub::from_environment()?;
+    if let Some(token) = token {
+        hub.token = Some(HubToken {
+            secret: token.reveal().trim().to_owned(),
+            from: format!("the parameter `{}`", token.name()),
+        });
+    }
+    Ok(hub)
+}

@@ -1,0 +1,107 @@
+//! The validation sample, on which a model is evaluated while it trains.
+
+use flow_model::loss::reduced;
+use flow_model::model::TdtModel;
+use flow_runtime::{Artifact, RejectSet, StageError};
+
+use crate::audio_rows::AudioRows;
+use crate::decode::BATCH_SECONDS;
+use crate::error::{EvaluationError, nothing_to_score};
+use crate::transcribe::{UtteranceLoss, scores, transcribe_with_losses};
+use crate::wer::{Scores, split_tag, words};
+
+/// What an evaluation of the validation sample found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ValidationMetrics {
+    pub scores: Scores,
+    /// The TDT loss of the sample, after the reduction of the model's configuration. None where it is not finite, or no
+    /// utterance has one.
+    pub loss: Option<f64>,
+}
+
+impl From<Scores> for ValidationMetrics {
+    fn from(scores: Scores) -> Self {
+        ValidationMetrics { scores, loss: None }
+    }
+}
+
+/// A fixed sample of validation rows, for evaluation while a model trains.
+pub struct ValidationSet {
+    rows: AudioRows,
+}
+
+impl ValidationSet {
+    /// Chooses `per_language` rows of each language (0: all), always the same ones. `members` is the port of an
+    /// `audio.probe`, where rows need it.
+    pub fn read(
+        rows: &Artifact,
+        members: Option<&Artifact>,
+        shards: &str,
+        per_language: usize,
+    ) -> Result<Self, EvaluationError> {
+        Ok(ValidationSet {
+            rows: AudioRows::read(rows, members, shards, per_language)?,
+        })
+    }
+
+    /// Finds out whether the sample can be scored: it reads recordings until one can be read. `rejects` are those of the
+    /// stages before.
+    ///
+    /// # Errors
+    /// Where there are no rows, none with a word in its text, or none whose recording can be read.
+    pub fn check(&self, rejects: &RejectSet) -> Result<(), StageError> {
+        let utterances = &self.rows.utterances;
+        if utterances.is_empty() {
+            return Err(nothing_to_score("there are no rows to validate on", rejects));
+        }
+        let mut unreadable = None;
+        for (index, utterance) in utterances.iter().enumerate() {
+            if words(split_tag(&utterance.text).1).is_empty() {
+                continue;
+            }
+            match self.rows.signal(index) {
+                Ok(_) => return Ok(()),
+                Err(why) => unreadable = unreadable.or(Some((&utterance.segment_id, why))),
+            }
+        }
+        let count = utterances.len();
+        Err(match unreadable {
+            Some((segment, why)) => StageError::failed(format!(
+                "none of the {count} recordings to validate on can be read; {segment}: {why}"
+            ))
+            .with_help("check that the audio is where the rows say"),
+            None => nothing_to_score(format!("none of the {count} rows to validate on has a word"), rejects),
+        })
+    }
+
+    /// Transcribes and scores the sample, with so many seconds of padded audio in the model at once, [`BATCH_SECONDS`] at
+    /// most. What cannot be read is left out.
+    ///
+    /// The loss is that of training without noise (no dropout, no SpecAugment, no dither, the statistics of batch
+    /// normalisation as stored, never the RNN-T loss that `omega` draws), reduced over the sample as if it was one batch.
+    /// NeMo's `val_loss` is the mean over its batches of that reduction, which is the same where the sample is one batch.
+    /// Texts of more than `max_tokens` tokens have no part in it.
+    pub fn evaluate(
+        &self,
+        model: &TdtModel,
+        max_tokens: usize,
+        batch_seconds: f64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<ValidationMetrics, EvaluationError> {
+        let (outcomes, losses) = transcribe_with_losses(
+            model,
+            &self.rows.utterances,
+            max_tokens,
+            batch_seconds.min(BATCH_SECONDS),
+            &|index| self.rows.signal(index),
+            cancelled,
+        )?;
+        let counted: Vec<UtteranceLoss> = losses.into_iter().flatten().collect();
+        let (losses, lengths): (Vec<f64>, Vec<usize>) = counted.iter().map(|found| (found.loss, found.tokens)).unzip();
+        let loss = reduced(model.config.loss.reduction, &losses, &lengths);
+        Ok(ValidationMetrics {
+            scores: scores(&self.rows.utterances, &outcomes).0,
+            loss: Some(loss).filter(|loss| loss.is_finite() && !losses.is_empty()),
+        })
+    }
+}
