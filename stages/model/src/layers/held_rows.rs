@@ -73,7 +73,8 @@ impl HeldRows {
             self.pieces.clear();
             self.first = self.end;
         } else if self.needed - self.first > self.end - self.needed {
-            let rest = self.get(&(self.needed..self.end))?.copy()?;
+            // A view would keep what it is part of.
+            let rest = self.get(&(self.needed..self.end))?.force_contiguous()?;
             self.pieces = vec![rest];
             self.first = self.needed;
         }
