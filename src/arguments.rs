@@ -87,6 +87,9 @@ pub struct TranscribeArguments {
     /// not given
     #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,
+    /// What goes through the model at once
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub window: WindowMethod,
     /// Keep so many hypotheses (beam search); 0 or 1 for greedy search, the default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
     pub beam: Option<u16>,
@@ -222,6 +225,19 @@ pub enum Normalize {
     WhisperBasic,
     /// The same, but marks such as vowel signs stay
     KeepMarks,
+}
+
+/// What of a recording goes through the model at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WindowMethod {
+    /// The same as vad
+    Auto,
+    /// What lies between two pauses
+    Vad,
+    /// Chunks of a fixed length, the decoder's state carried from one to the next
+    Chunked,
+    /// The whole recording in one pass
+    Full,
 }
 
 /// What becomes of the channels of a recording.

@@ -11,7 +11,7 @@ use flow_transcription::channels;
 use flow_transcription::recognizer::languages;
 
 use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
-use crate::arguments::{ChannelUse, Progress, TranscribeArguments};
+use crate::arguments::{ChannelUse, Progress, TranscribeArguments, WindowMethod};
 use crate::failure::{Exit, Failure};
 
 /// The pipeline, and its stage that transcribes.
@@ -25,6 +25,7 @@ const WRITE_TURNS: &str = "write_turns";
 const OPTIONS: &[(&str, &str)] = &[
     ("input", "INPUT..."),
     ("channels", "--channels"),
+    ("window", "--window"),
     ("out", "--out"),
     ("formats", "--format"),
     ("write_transcripts", "--format"),
@@ -82,6 +83,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         format!("write_rttm={}", formats.contains(&RTTM)),
         format!("device={}", arguments.device),
         format!("channels={}", if split { "split" } else { "mix" }),
+        format!("window={}", window(arguments.window)),
         format!("diarize={}", arguments.diarize),
     ];
     if has_transcripts {
@@ -122,6 +124,16 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         },
     };
     work(&transcription, &arguments.recordings, registry, out)
+}
+
+/// The value of the parameter `window`.
+fn window(method: WindowMethod) -> &'static str {
+    match method {
+        WindowMethod::Auto => "auto",
+        WindowMethod::Vad => "vad",
+        WindowMethod::Chunked => "chunked",
+        WindowMethod::Full => "full",
+    }
 }
 
 /// The formats that `--format` names.

@@ -392,6 +392,25 @@ fn a_folder_is_the_same_however_it_is_spelled() {
 }
 
 #[test]
+fn recordings_are_decoded_in_chunks_or_as_a_whole() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    // The last one is limited attention.
+    for how in [
+        &["--window", "chunked"][..],
+        &["--window", "full"],
+        &["--window", "full", "--set", "full_attention=1"],
+    ] {
+        expect_code(&place.transcribe(how), 0);
+        assert_eq!(ran(&place)["transcribe"], 1, "{how:?}");
+        assert!(!place.out("a.txt").trim().is_empty(), "{how:?}");
+    }
+    // What the command did before is kept under its key.
+    expect_code(&place.transcribe(&["--window", "chunked"]), 0);
+    assert_eq!(ran(&place)["transcribe"], 0);
+}
+
+#[test]
 fn mistakes_on_the_command_line_are_told() {
     let place = Place::new();
     place.copy("rec_hi_0004_003.flac", "a.flac");
@@ -400,6 +419,9 @@ fn mistakes_on_the_command_line_are_told() {
         (&["--model", "gone.nemo"], "gone.nemo"),
         (&["--set", "max_window=0"], "max_window"),
         (&["--set", "vad=loud"], "vad"),
+        (&["--window", "full", "--beam", "4"], "beam"),
+        (&["--window", "chunked", "--set", "chunk=0"], "chunk"),
+        (&["--set", "window=full"], "option of its own"),
         (&["--device", "tpu"], "device"),
     ] {
         let output = place.transcribe(arguments);

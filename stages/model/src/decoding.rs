@@ -10,10 +10,11 @@ use candle_core::{Device, Tensor};
 use flow_kernels::joint::Cell;
 use flow_kernels::{Float, dispatch, on_cpu, slice};
 
+use self::beam::Steps;
 use crate::fusion::{Fusion, FusionState};
 use crate::joint::Joint;
 use crate::parameters::Parameters;
-use crate::prediction::Prediction;
+use crate::prediction::{Prediction, PredictionState};
 use crate::{Error, Result};
 
 pub use options::{DecodingOptions, MAX_BEAM};
@@ -156,6 +157,69 @@ pub fn decode_greedy_observed(
     max_symbols: usize,
     encoded: &Tensor,
     lengths: &[usize],
+    observer: Option<TokenObserver>,
+) -> Result<Vec<Hypothesis>> {
+    let (batch, padded, _) = encoded.dims3()?;
+    check_lengths(lengths, batch, padded)?;
+    fusion.check(networks.joint.blank())?;
+    if lengths.iter().all(|&length| length == 0) {
+        return Ok(vec![Hypothesis::default(); batch]);
+    }
+    let mut state = GreedyState::start(networks, fusion, batch)?;
+    let steps = Steps { durations, max_symbols };
+    decode_greedy_on(networks, fusion, steps, encoded, lengths, &mut state, observer)
+}
+
+/// Where greedy search of a batch stands between two parts of its utterances: the prediction network's state, and how far
+/// the last durations reach into the next part.
+#[derive(Debug, Clone)]
+pub struct GreedyState {
+    prediction: PredictionState,
+    /// What the joint network makes of the prediction network's output.
+    predicted: Tensor,
+    fusion: Vec<FusionState>,
+    searches: Vec<Search>,
+}
+
+impl GreedyState {
+    /// The state before the first frame of `batch` utterances.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn start(networks: &Networks, fusion: &Fusion, batch: usize) -> Result<Self> {
+        let Networks {
+            parameters,
+            prediction,
+            joint,
+        } = *networks;
+        let mut state = prediction.start(parameters, batch)?;
+        let predicted = prediction.step(parameters, &vec![None; batch], &vec![true; batch], &mut state)?;
+        Ok(GreedyState {
+            prediction: state,
+            predicted: joint.project_prediction(parameters, &predicted)?,
+            fusion: vec![fusion.start(); batch],
+            searches: vec![Search::default(); batch],
+        })
+    }
+
+    /// Frames of the next part of each utterance that a duration has passed over already (NeMo's `time_jumps`).
+    pub fn time_jumps(&self) -> impl Iterator<Item = usize> + '_ {
+        self.searches.iter().map(|search| search.frame)
+    }
+}
+
+/// [`decode_greedy_observed`] of the next part of each utterance of a batch: what it finds has frames that count from the
+/// beginning of the part. Parts, one after the other, give the tokens of the whole.
+///
+/// # Errors
+/// If the lengths do not fit, or `state` is of another batch.
+pub fn decode_greedy_on(
+    networks: &Networks,
+    fusion: &Fusion,
+    Steps { durations, max_symbols }: Steps,
+    encoded: &Tensor,
+    lengths: &[usize],
+    state: &mut GreedyState,
     mut observer: Option<TokenObserver>,
 ) -> Result<Vec<Hypothesis>> {
     let Networks {
@@ -165,22 +229,31 @@ pub fn decode_greedy_observed(
     } = *networks;
     let (batch, padded, _) = encoded.dims3()?;
     check_lengths(lengths, batch, padded)?;
-    fusion.check(joint.blank())?;
-    let mut fusion_states: Vec<FusionState> = vec![fusion.start(); batch];
-    let mut fused = Vec::new();
+    if state.searches.len() != batch {
+        let states = state.searches.len();
+        return Err(Error::Input(format!(
+            "a state of {states} utterances is not one of {batch}"
+        )));
+    }
     let mut hypotheses = vec![Hypothesis::default(); batch];
-    let mut searches = vec![Search::default(); batch];
-    if lengths.iter().all(|&length| length == 0) {
+    if padded == 0 {
         return Ok(hypotheses);
     }
+    let GreedyState {
+        prediction: predicting,
+        predicted: g,
+        fusion: fusion_states,
+        searches,
+    } = state;
+    let mut fused = Vec::new();
     let f = joint.project_encoder(parameters, &encoded.contiguous()?.flatten_to(1)?)?;
-    let mut state = prediction.start(parameters, batch)?;
-    let predicted = prediction.step(parameters, &vec![None; batch], &vec![true; batch], &mut state)?;
-    let mut g = joint.project_prediction(parameters, &predicted)?;
     let (mut tokens, mut moves) = (vec![None; batch], vec![false; batch]);
     loop {
         let active: Vec<usize> = (0..batch).filter(|&b| searches[b].frame < lengths[b]).collect();
         if active.is_empty() {
+            for (search, length) in searches.iter_mut().zip(lengths) {
+                search.frame -= length;
+            }
             return Ok(hypotheses);
         }
         let reach = (ROWS / active.len()).max(1);
@@ -200,7 +273,7 @@ pub fn decode_greedy_observed(
                 })
             })
             .collect();
-        let logits = joint.logits(parameters, &f, &g, &cells)?.to_device(&Device::Cpu)?;
+        let logits = joint.logits(parameters, &f, g, &cells)?.to_device(&Device::Cpu)?;
         let mut first = 0;
         tokens.fill(None);
         moves.fill(false);
@@ -243,8 +316,8 @@ pub fn decode_greedy_observed(
             first += frames.len();
         }
         if moves.contains(&true) {
-            let predicted = prediction.step(parameters, &tokens, &moves, &mut state)?;
-            g = joint.project_prediction(parameters, &predicted)?;
+            let predicted = prediction.step(parameters, &tokens, &moves, predicting)?;
+            *g = joint.project_prediction(parameters, &predicted)?;
         }
     }
 }

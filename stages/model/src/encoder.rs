@@ -1,5 +1,7 @@
 //! The FastConformer encoder: sub-sampling, then Conformer layers.
 
+pub mod stream;
+
 use candle_core::Tensor;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::noise::{DropMask, Noise};

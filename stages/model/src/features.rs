@@ -1,16 +1,21 @@
 //! Log-mel features, as NeMo's `AudioToMelSpectrogramPreprocessor` makes them. Always in f32, but for the Fourier
 //! transform: in quiet bands its rounding in f32 is the whole difference between two libraries, and f64 halves it.
 
+mod stream;
+
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use rayon::prelude::*;
+use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
 
 use crate::config::PreprocessorConfig;
 use crate::error::{Error, Result};
 use crate::parameters::ParameterBuilder;
+
+pub use stream::{LogMelStream, Moments, Normalisation};
 
 /// Added before the logarithm.
 const LOG_GUARD: f32 = 1.0 / (1u32 << 24) as f32;
@@ -44,6 +49,67 @@ impl Features {
 struct Band {
     first: usize,
     weights: Vec<f32>,
+}
+
+impl Band {
+    /// The logarithm of the band's share of a power spectrum.
+    fn log_mel(&self, power: &[f32]) -> f32 {
+        let sum: f32 = self
+            .weights
+            .iter()
+            .zip(&power[self.first..])
+            .map(|(weight, power)| weight * power)
+            .sum();
+        (sum + LOG_GUARD).ln()
+    }
+}
+
+/// Buffers of the Fourier transform, which serve one frame after another.
+struct Spectrum {
+    buffer: Vec<f64>,
+    spectrum: Vec<Complex<f64>>,
+    scratch: Vec<Complex<f64>>,
+    power: Vec<f32>,
+}
+
+impl Spectrum {
+    fn new(front_end: &LogMel) -> Self {
+        let spectrum = front_end.fft.make_output_vec();
+        Spectrum {
+            buffer: vec![0.0; front_end.n_fft],
+            scratch: front_end.fft.make_scratch_vec(),
+            power: vec![0.0; spectrum.len()],
+            spectrum,
+        }
+    }
+
+    /// The power spectrum of frame `t` of a signal after pre-emphasis, of which `emphasised` is the part that begins at the
+    /// sample `from`; what is before and after it counts as 0.
+    fn power(&mut self, front_end: &LogMel, emphasised: &[f32], from: usize, t: usize) -> Result<&[f32]> {
+        let window = &front_end.window;
+        self.buffer.fill(0.0);
+        // The window stands in the middle of the FFT's input, whose middle is at sample `t * hop`.
+        let margin = (front_end.n_fft - window.len()) / 2;
+        // Index of the window's first sample, and how many of its samples lie before the signal.
+        let start = (t * front_end.hop + margin) as isize - (front_end.n_fft / 2) as isize - from as isize;
+        let skipped = start.min(0).unsigned_abs().min(window.len());
+        let first = start.max(0) as usize;
+        let samples = emphasised.get(first..).unwrap_or(&[]);
+        let inside = &mut self.buffer[margin + skipped..margin + window.len()];
+        for ((value, &sample), &weight) in inside.iter_mut().zip(samples).zip(&window[skipped..]) {
+            *value = f64::from(sample * weight);
+        }
+        front_end
+            .fft
+            .process_with_scratch(&mut self.buffer, &mut self.spectrum, &mut self.scratch)
+            .map_err(|error| Error::Input(format!("fourier transform: {error}")))?;
+        for (power, bin) in self.power.iter_mut().zip(&self.spectrum) {
+            // NeMo takes the root and squares it again.
+            let magnitude = (bin.re * bin.re + bin.im * bin.im).sqrt() as f32;
+            *power = magnitude * magnitude;
+        }
+        Ok(&self.power)
+    }
 }
 
 /// The front end: pre-emphasis, windowed power spectrum, mel bands, logarithm, normalisation per band and utterance.
@@ -143,39 +209,11 @@ impl LogMel {
     fn utterance(&self, signal: &[f32], out: &mut [f32], frames: usize, noise: Option<Noise>) -> Result<()> {
         let valid = self.frames(signal.len());
         let emphasised = self.emphasise(signal, noise);
-        let mut buffer = vec![0.0f64; self.n_fft];
-        let mut spectrum = self.fft.make_output_vec();
-        let mut scratch = self.fft.make_scratch_vec();
-        let mut power = vec![0.0f32; spectrum.len()];
-        // The window stands in the middle of the FFT's input, whose middle is at sample `t * hop`.
-        let margin = (self.n_fft - self.window.len()) / 2;
+        let mut spectrum = Spectrum::new(self);
         for t in 0..valid {
-            buffer.fill(0.0);
-            // Index of the window's first sample, and how many of its samples lie before the signal.
-            let start = (t * self.hop + margin) as isize - (self.n_fft / 2) as isize;
-            let skipped = start.min(0).unsigned_abs();
-            let first = start.max(0) as usize;
-            let samples = emphasised.get(first..).unwrap_or(&[]);
-            let inside = &mut buffer[margin + skipped..margin + self.window.len()];
-            for ((value, &sample), &weight) in inside.iter_mut().zip(samples).zip(&self.window[skipped..]) {
-                *value = f64::from(sample * weight);
-            }
-            self.fft
-                .process_with_scratch(&mut buffer, &mut spectrum, &mut scratch)
-                .map_err(|error| Error::Input(format!("fourier transform: {error}")))?;
-            for (power, bin) in power.iter_mut().zip(&spectrum) {
-                // NeMo takes the root and squares it again.
-                let magnitude = (bin.re * bin.re + bin.im * bin.im).sqrt() as f32;
-                *power = magnitude * magnitude;
-            }
+            let power = spectrum.power(self, &emphasised, 0, t)?;
             for (band, row) in self.bands.iter().zip(out.chunks_exact_mut(frames)) {
-                let sum: f32 = band
-                    .weights
-                    .iter()
-                    .zip(&power[band.first..])
-                    .map(|(weight, power)| weight * power)
-                    .sum();
-                row[t] = (sum + LOG_GUARD).ln();
+                row[t] = band.log_mel(power);
             }
         }
         for rows in out.chunks_mut(TOGETHER * frames) {

@@ -1,6 +1,6 @@
 //! Voice activity of a recording whose samples come in blocks.
 
-use flow_speakers::silero::{SileroStream, SileroVad, WINDOW};
+use flow_speakers::silero::{MAX_SAMPLE, SileroStream, SileroVad, WINDOW};
 use flow_speakers::tones::ToneDetector;
 
 use crate::energy::{frame_levels, speech_probabilities};
@@ -39,11 +39,19 @@ impl<'a> Activity<'a> {
     /// Takes samples (mono, 16 kHz, in [-1, 1]).
     ///
     /// # Errors
-    /// If the network cannot take them: one is no number, or far too large.
+    /// If one is no number, or far too large.
     pub fn feed(&mut self, samples: &[f32]) -> Result<()> {
+        let before = self.samples;
         self.samples += samples.len() as u64;
         match &mut self.method {
-            Method::Off => {}
+            Method::Off => {
+                let wrong = |sample: &f32| sample.is_nan() || sample.abs() > MAX_SAMPLE;
+                if let Some(at) = samples.iter().position(wrong) {
+                    let (at, value) = (before + at as u64, samples[at]);
+                    let why = format!("sample {at} is {value}; it must be a number of at most {MAX_SAMPLE}");
+                    return Err(TranscriptionError::Input(why));
+                }
+            }
             Method::Energy(rest) => {
                 rest.extend_from_slice(samples);
                 let whole = rest.len() / WINDOW * WINDOW;
@@ -58,6 +66,11 @@ impl<'a> Activity<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Samples that were fed.
+    pub fn samples(&self) -> u64 {
+        self.samples
     }
 
     /// The probability of each frame, the last one of which may be shorter, and the number of samples.

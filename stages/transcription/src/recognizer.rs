@@ -1,5 +1,7 @@
 //! From the samples of a recording to its segments: voice activity, windows, decoding, words.
 
+mod stateful;
+
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
@@ -20,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::activity::Activity;
 use crate::confidence::{Aggregation, ConfidenceMethod, step_confidence, word_confidences};
+use crate::long_audio::LongAudio;
 use crate::segments::{SegmentRules, segments};
 use crate::speech_frames::SpeechFrames;
 use crate::streamed::Samples;
@@ -43,6 +46,8 @@ pub enum VoiceActivity {
 /// Settings of the way from samples to segments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecognitionSettings {
+    /// What goes through the model at once. Voice activity, windows, pauses and batches are those of [`LongAudio::Vad`].
+    pub long_audio: LongAudio,
     pub voice_activity: VoiceActivity,
     /// The longest window, in seconds.
     pub max_window: f64,
@@ -147,14 +152,19 @@ impl Recognizer {
 
     /// Begins a recording that comes as a stream: its samples are to be fed, and then given to [`Recognizer::transcribe_again`].
     pub fn first_pass(&self, settings: &RecognitionSettings) -> FirstPass<'_> {
+        let voice_activity = match settings.long_audio {
+            LongAudio::Vad => settings.voice_activity,
+            LongAudio::Chunked(_) | LongAudio::Full(_) => VoiceActivity::Off,
+        };
         FirstPass {
-            activity: Activity::new(settings.voice_activity, &self.voice_activity),
+            activity: Activity::new(voice_activity, &self.voice_activity),
             kept: Some(Vec::new()),
         }
     }
 
-    /// [`Recognizer::transcribe`] of a recording that was gone through once, by the same settings. It is gone through again,
-    /// unless it was short, and no more than ten minutes of it, or one window, are in memory at once.
+    /// [`Recognizer::transcribe`] of a recording that was gone through once, by the same settings. It is gone through again
+    /// (in one pass of the encoder three times), unless it was short, and no more than ten minutes of it, or one window, are
+    /// in memory at once.
     ///
     /// # Errors
     /// As [`Recognizer::transcribe`], if the recording cannot be read, and if it has become shorter.
@@ -165,11 +175,19 @@ impl Recognizer {
         settings: &RecognitionSettings,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
-        let (probabilities, samples) = first.activity.finish();
-        let windows = windows_by(&probabilities, samples, settings)?;
-        match &first.kept {
-            Some(kept) => self.decode_windows(&windows, samples, &&kept[..], settings, cancelled),
-            None => self.decode_windows(&windows, samples, recording, settings, cancelled),
+        let kept = first.kept.as_deref();
+        let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
+        let rules = &settings.segments;
+        match &settings.long_audio {
+            LongAudio::Vad => {
+                let (probabilities, samples) = first.activity.finish();
+                let windows = windows_by(&probabilities, samples, settings)?;
+                self.decode_windows(&windows, samples, recording, settings, cancelled)
+            }
+            LongAudio::Chunked(lengths) => {
+                self.transcribe_chunks(recording, first.activity.samples(), lengths, rules, cancelled)
+            }
+            LongAudio::Full(full) => self.transcribe_whole(recording, first.activity.samples(), full, rules, cancelled),
         }
     }
 
@@ -198,12 +216,8 @@ impl Recognizer {
         if !group_by_group(windows, recording, &mut decode)? {
             return Ok(None);
         }
-        let mut languages: Vec<String> = Vec::new();
-        for language in heard.iter_mut().flat_map(|heard| std::mem::take(&mut heard.languages)) {
-            if !languages.contains(&language) {
-                languages.push(language);
-            }
-        }
+        let languages = heard.iter_mut().flat_map(|heard| std::mem::take(&mut heard.languages));
+        let languages = unique(languages);
         let words = heard.into_iter().map(|heard| heard.words).collect();
         let words = join_words_of_turns(windows, samples, SAMPLE_RATE, words)?;
         let decoded: u64 = windows.iter().map(|window| window.end - window.start).sum();
@@ -269,6 +283,17 @@ impl Recognizer {
     }
 }
 
+/// Texts in the order in which they first come.
+fn unique(texts: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for text in texts {
+        if !found.contains(&text) {
+            found.push(text);
+        }
+    }
+    found
+}
+
 #[derive(Clone, Debug, Default)]
 struct Heard {
     words: Vec<Word>,
@@ -328,6 +353,7 @@ fn windows_by(probabilities: &[f32], samples: u64, settings: &RecognitionSetting
     })?;
     windows_of_turns(&frames, &between_pauses, &shorter, settings.max_window)
 }
+
 /// Windows in groups of similar length, the longest first, each of at most so many seconds, padding included (one that is
 /// longer goes alone).
 fn batches(windows: &[Range<u64>], batch_seconds: f64) -> Vec<Vec<usize>> {

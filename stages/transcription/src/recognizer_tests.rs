@@ -3,14 +3,15 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::*;
+use crate::long_audio::WindowMethod;
 use crate::test_data;
 
-fn recognizer() -> Recognizer {
+pub(super) fn recognizer() -> Recognizer {
     let model = test_data::root().join("configs/models/small.nemo");
     Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap()
 }
 
-fn settings(voice_activity: VoiceActivity) -> RecognitionSettings {
+pub(super) fn settings(voice_activity: VoiceActivity) -> RecognitionSettings {
     RecognitionSettings {
         voice_activity,
         ..crate::transcribe::TranscribeSettings::new(Vec::new(), "").recognition()
@@ -26,7 +27,7 @@ fn heard(recognizer: &Recognizer, samples: &[f32], settings: &RecognitionSetting
 }
 
 /// Two recordings with silence around them, and where each of them is.
-fn two() -> (Vec<f32>, [Range<f64>; 2]) {
+pub(super) fn two() -> (Vec<f32>, [Range<f64>; 2]) {
     let (first, second) = (samples("rec_hi_0001_000.flac"), samples("rec_hi_0008_001.flac"));
     let silence = vec![0.0; 24_000];
     let seconds = |samples: usize| samples as f64 / 16_000.0;
@@ -117,7 +118,7 @@ fn windows_are_decoded_alike_alone_in_company_and_by_any_number_of_threads() {
 }
 
 /// Samples in blocks of 1,000.
-struct InBlocks<'a>(&'a [f32]);
+pub(super) struct InBlocks<'a>(pub(super) &'a [f32]);
 
 impl Samples for InBlocks<'_> {
     fn pass(&self, take: &mut crate::streamed::Take<'_>) -> Result<()> {
@@ -248,13 +249,23 @@ fn long_recordings_are_transcribed_nearly_as_well_as_their_parts() {
             "{name}"
         );
         let samples = flow_audio::samples::samples(&path, 1000.0).unwrap().unwrap();
-        let found = heard(&recognizer, &samples, &settings(VoiceActivity::default()));
-        let text: Vec<&str> = found
-            .segments
-            .iter()
-            .flat_map(|segment| segment.text.split_whitespace())
-            .collect();
-        let rate = word_errors(&reference, &text) as f64 / reference.len() as f64;
+        let rate_by = |window: WindowMethod, attention: f64| {
+            let mut settings = crate::transcribe::TranscribeSettings::new(Vec::new(), "");
+            (settings.window, settings.full_attention) = (window, attention);
+            let found = heard(&recognizer, &samples, &settings.recognition());
+            let words = found.segments.iter();
+            let words: Vec<&str> = words.flat_map(|segment| segment.text.split_whitespace()).collect();
+            word_errors(&reference, &words) as f64 / reference.len() as f64
+        };
+        for (method, attention) in [
+            (WindowMethod::Chunked, 0.0),
+            (WindowMethod::Full, 1000.0),
+            (WindowMethod::Full, 0.0),
+        ] {
+            let rate = 100.0 * rate_by(method, attention);
+            println!("{name}: {rate:.1} % with {method:?}, attention over {attention} s");
+        }
+        let rate = rate_by(WindowMethod::Auto, 0.0);
         let alone = rates["parts_alone"]["wer"].as_f64().unwrap();
         println!("{name}: {:.1} %, parts alone {:.1} %", 100.0 * rate, 100.0 * alone);
         let words = reference.len() as f64;

@@ -5,6 +5,8 @@ use arrow::datatypes::Float64Type;
 use flow_runtime::harness::{Harness, Output};
 
 use super::*;
+use crate::channels::ChannelUse;
+use crate::long_audio::WindowMethod;
 use crate::rows::read_segments;
 use crate::test_data::{hindi, root, wav};
 
@@ -170,6 +172,19 @@ fn settings_that_cannot_be_are_named() {
     assert!(refused(|s| s.max_gap = -1.0).contains("max_gap"));
     assert!(refused(|s| s.max_segment = f64::INFINITY).contains("max_segment"));
     assert!(refused(|s| s.beam = 65).contains("`beam` is 65"));
+    assert!(refused(|s| s.chunk = 0.01).contains("`chunk` is 0.01"));
+    assert!(refused(|s| s.chunk_left = -1.0).contains("`chunk_left`"));
+    assert!(refused(|s| s.chunk_right = f64::NAN).contains("`chunk_right`"));
+    assert!(refused(|s| s.full_attention = -1.0).contains("`full_attention`"));
+    assert!(refused(|s| s.attention_context = 0).contains("`attention_context` is 0"));
+    for window in [WindowMethod::Chunked, WindowMethod::Full] {
+        let mut settings = TranscribeSettings::new(vec!["a.wav".into()], "model.nemo");
+        (settings.window, settings.beam) = (window, 2);
+        let error = Harness::<Transcribe>::new(settings.clone()).shape().unwrap_err();
+        assert!(error.to_string().contains("beam search"), "{error}");
+        settings.beam = 1;
+        assert!(Harness::<Transcribe>::new(settings).shape().is_ok());
+    }
     assert!(refused(|s| s.lm_weight = -1.0).contains("lm_weight"));
     assert!(refused(|s| s.boost_weight = f64::NAN).contains("boost_weight"));
     assert!(refused(|s| s.device = "tpu".into()).contains("device"));
@@ -201,6 +216,48 @@ fn where_things_are_and_batches_are_no_part_of_the_key() {
         ..one.clone()
     };
     assert_ne!(Transcribe::identity(&one), Transcribe::identity(&split));
+}
+
+#[test]
+fn the_way_of_long_audio_is_part_of_the_key_with_the_settings_that_it_has() {
+    let vad = TranscribeSettings::new(vec!["a".into()], "m.nemo");
+    let with = |change: fn(&mut TranscribeSettings)| {
+        let mut settings = vad.clone();
+        change(&mut settings);
+        Transcribe::identity(&settings)
+    };
+    let identity = Transcribe::identity(&vad);
+    assert_eq!(with(|s| s.window = WindowMethod::Vad), identity);
+    assert_eq!(with(|s| (s.chunk, s.full_attention) = (3.0, 4.0)), identity);
+    for name in [
+        "channels",
+        "on_damage",
+        "vad",
+        "max_window",
+        "min_pause",
+        "max_duration",
+        "max_gap",
+        "max_segment",
+        "weights",
+    ] {
+        assert!(identity.get(name).is_some(), "{name}: keys of voice activity stay");
+    }
+    assert_eq!(identity.as_object().unwrap().len(), 9);
+    let all = [
+        identity,
+        with(|s| s.window = WindowMethod::Chunked),
+        with(|s| (s.window, s.chunk) = (WindowMethod::Chunked, 3.0)),
+        with(|s| (s.window, s.chunk_left) = (WindowMethod::Chunked, 3.0)),
+        with(|s| (s.window, s.chunk_right) = (WindowMethod::Chunked, 3.0)),
+        with(|s| s.window = WindowMethod::Full),
+        with(|s| (s.window, s.full_attention) = (WindowMethod::Full, 3.0)),
+        with(|s| (s.window, s.attention_context) = (WindowMethod::Full, 3)),
+    ];
+    for (index, one) in all.iter().enumerate() {
+        assert!(all[index + 1..].iter().all(|other| other != one), "{one}");
+    }
+    let chunked = with(|s| (s.window, s.max_window) = (WindowMethod::Chunked, 7.0));
+    assert_eq!(chunked, all[1], "windows between pauses are not those of chunks");
 }
 
 #[test]

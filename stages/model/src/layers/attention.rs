@@ -1,5 +1,7 @@
 //! Multi-head self-attention with relative positions (Transformer-XL's, as NeMo has it).
 
+pub mod stream;
+
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -142,8 +144,7 @@ impl Attention {
             heads,
             scale: 1.0 / ((d / heads) as f64).sqrt(),
             band,
-            // As many keys beside the queries as queries: the matrix products are large, and half of them is used.
-            block: band.unwrap_or(0).saturating_mul(2).clamp(16, 512),
+            block: queries_together(band),
             dropout: config.dropout_att,
         })
     }
@@ -163,7 +164,7 @@ impl Attention {
         let d = x.dims2()?.1;
         let (heads, k) = (self.heads, d / self.heads);
         let (batch, time) = (frames.batch, frames.time);
-        let reach = self.reach(time);
+        let reach = reach(self.band, time);
         let positions = positions.narrow(0, positions.dim(0)? / 2 - reach, 2 * reach + 1)?;
         let query = self.query.forward(parameters, x)?;
         let query_u = split_heads(&query, heads, Some(parameters.get(self.bias_u)))?;
@@ -172,19 +173,13 @@ impl Attention {
         let values = split_heads(&self.value.forward(parameters, x)?, heads, None)?;
         let projected = split_heads(&self.position.forward(parameters, &positions)?, heads, None)?;
         let (mut blocks, mut contexts) = (Vec::new(), Vec::new());
-        for (q, s) in self.blocks(time) {
+        for (q, s) in query_blocks(self.band, self.block, time) {
             let part = |x: &Tensor, range: &Range<usize>| -> Result<Tensor> {
                 Ok(rows_of(x, batch, range)?.reshape((heads * batch, range.len(), k))?)
             };
-            let content =
-                product(&part(&query_u, &q)?, &part(&keys, &s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
-            let position = product(&rows_of(&query_v, batch, &q)?, &projected.t()?)?.reshape((
-                heads,
-                batch,
-                q.len(),
-                2 * reach + 1,
-            ))?;
-            let weights = weights(&content, &position, &self.scores(frames, &q, &s))?;
+            let query = (&part(&query_u, &q)?, &rows_of(&query_v, batch, &q)?);
+            let scores = self.scores(self.band, frames, &q, &s);
+            let weights = block_weights(query, &part(&keys, &s)?, &projected, &scores)?;
             let mask = dropout::draw(self.dropout, mode);
             let context = drop_scaled(&weights, 1.0, mask)?.reshape((heads * batch, q.len(), s.len()))?;
             let context = product(&context, &part(&values, &s)?)?;
@@ -212,35 +207,20 @@ impl Attention {
         Ok((y, saved))
     }
 
-    /// Frames to either side that a query may see.
-    fn reach(&self, time: usize) -> usize {
-        let all = time.saturating_sub(1);
-        self.band.map_or(all, |width| width.min(all))
-    }
-
-    /// Queries that are computed together, with the keys that one of them may see.
-    fn blocks(&self, time: usize) -> Vec<(Range<usize>, Range<usize>)> {
-        match self.band {
-            Some(width) if self.block.saturating_add(width) < time => (0..time)
-                .step_by(self.block)
-                .map(|first| {
-                    let queries = first..time.min(first + self.block);
-                    let keys = first.saturating_sub(width)..time.min(queries.end.saturating_add(width));
-                    (queries, keys)
-                })
-                .collect(),
-            _ => vec![(0..time, 0..time)],
-        }
-    }
-
-    fn scores<'a>(&self, frames: &'a Frames, queries: &Range<usize>, keys: &Range<usize>) -> Scores<'a> {
+    fn scores<'a>(
+        &self,
+        band: Option<usize>,
+        frames: &'a Frames,
+        queries: &Range<usize>,
+        keys: &Range<usize>,
+    ) -> Scores<'a> {
         Scores {
             lengths: &frames.lengths,
             scale: self.scale,
-            band: self.band,
+            band,
             queries: queries.clone(),
             keys: keys.clone(),
-            reach: self.reach(frames.time),
+            reach: reach(band, frames.time),
         }
     }
 
@@ -271,7 +251,8 @@ impl Attention {
             let d_weights =
                 product(&d_context, &part(&saved.values, s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
             let d_weights = drop_scaled(&d_weights, 1.0, block.mask)?;
-            let (d_content, d_position) = weights_backward(&block.weights, &d_weights, &self.scores(frames, q, s))?;
+            let (d_content, d_position) =
+                weights_backward(&block.weights, &d_weights, &self.scores(self.band, frames, q, s))?;
             let d_content = d_content.reshape(square)?;
             let d_position = d_position.reshape((heads, batch * q.len(), ()))?;
             let from_keys = product(&d_content.t()?, &part(&saved.query_u, q)?)?;
@@ -314,6 +295,44 @@ impl Attention {
         }
         Ok(dx)
     }
+}
+
+/// Frames to either side that a query may see, of so many.
+fn reach(band: Option<usize>, time: usize) -> usize {
+    let all = time.saturating_sub(1);
+    band.map_or(all, |width| width.min(all))
+}
+
+/// Queries that are computed together where the context is limited.
+fn queries_together(band: Option<usize>) -> usize {
+    // As many keys beside the queries as queries: the matrix products are large, and half of them is used.
+    band.unwrap_or(0).saturating_mul(2).clamp(16, 512)
+}
+
+/// Queries that are computed together, with the keys that one of them may see.
+fn query_blocks(band: Option<usize>, block: usize, time: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    match band {
+        Some(width) if block.saturating_add(width) < time => (0..time)
+            .step_by(block)
+            .map(|first| {
+                let queries = first..time.min(first + block);
+                let keys = first.saturating_sub(width)..time.min(queries.end.saturating_add(width));
+                (queries, keys)
+            })
+            .collect(),
+        _ => vec![(0..time, 0..time)],
+    }
+}
+
+/// Attention weights (H, B, Q, K) of queries with the biases u, (H * B, Q, k), and v, (H, B * Q, k), for keys (H * B, K, k)
+/// and projected positions (H, 2 * reach + 1, k).
+fn block_weights(query: (&Tensor, &Tensor), keys: &Tensor, projected: &Tensor, scores: &Scores) -> Result<Tensor> {
+    let (query_u, query_v) = query;
+    let (heads, batch) = (query_v.dim(0)?, scores.lengths.len());
+    let (queries, width) = (scores.queries.len(), scores.keys.len());
+    let content = product(query_u, &keys.t()?)?.reshape((heads, batch, queries, width))?;
+    let position = product(query_v, &projected.t()?)?.reshape((heads, batch, queries, 2 * scores.reach + 1))?;
+    Ok(weights(&content, &position, scores)?)
 }
 
 /// Blocks of queries, (H, B, Q, k), behind each other.

@@ -1,6 +1,8 @@
 //! One Conformer layer: half a feed-forward, attention, convolution, half a feed-forward, each on a normalised input
 //! and added to its residual; then a norm.
 
+pub mod stream;
+
 use candle_core::Tensor;
 use flow_kernels::elementwise::{drop_scaled, residual};
 use flow_kernels::noise::DropMask;

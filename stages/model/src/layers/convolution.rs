@@ -1,5 +1,7 @@
 //! Convolution module: pointwise to twice the width, GLU, depthwise over time, batch norm, SiLU, pointwise.
 
+use std::ops::Range;
+
 use candle_core::{DType, Tensor};
 use flow_kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
 use flow_kernels::bias::column_sum;
@@ -134,6 +136,37 @@ impl Convolution {
             activated,
         };
         Ok((y, saved))
+    }
+
+    /// What the depthwise convolution of [`Convolution::forward`] is over: (rows, d) -> (rows, d). Rows from `valid` on are 0.
+    pub fn gate(&self, parameters: &Parameters, x: &Tensor, valid: usize) -> Result<Tensor> {
+        let (rows, d) = x.dims2()?;
+        let doubled = self.pointwise1.forward(parameters, x)?.reshape((1, rows, 2 * d))?;
+        Ok(glu(&doubled, &[valid.min(rows)])?.reshape((rows, d))?)
+    }
+
+    /// The rest of [`Convolution::forward`], when evaluating, for some of the rows of `gated`.
+    pub fn convolve(&self, parameters: &Parameters, gated: &Tensor, rows: Range<usize>) -> Result<Tensor> {
+        let (all, d) = gated.dims2()?;
+        let bias = self.depthwise_bias.map(|id| parameters.get(id));
+        let convolved = depthwise(
+            &gated.reshape((1, all, d))?,
+            parameters.get(self.depthwise_weight),
+            bias,
+        )?;
+        let convolved = convolved.narrow(1, rows.start, rows.len())?.contiguous()?;
+        let convolved = convolved.reshape((rows.len(), d))?;
+        let mean = wide(parameters.get(self.running_mean))?;
+        let variance = wide(parameters.get(self.running_variance))?;
+        let inverse = variance.iter().map(|v| 1.0 / (v + EPSILON).sqrt()).collect();
+        let (mean, inverse) = (like(mean, gated)?, like(inverse, gated)?);
+        let activated = normalise_silu(&convolved, &self.normaliser(parameters, &mean, &inverse))?;
+        self.pointwise2.forward(parameters, &activated)
+    }
+
+    /// Rows to either side that a row of the depthwise convolution is made of.
+    pub fn reach(&self) -> usize {
+        self.kernel / 2
     }
 
     fn normaliser<'a>(&self, parameters: &'a Parameters, mean: &'a Tensor, inverse: &'a Tensor) -> Normaliser<'a> {

@@ -8,6 +8,7 @@ pub mod conformer_layer;
 pub mod convolution;
 pub mod dropout;
 pub mod feed_forward;
+pub mod held_rows;
 pub mod linear;
 pub mod norm;
 pub mod subsampling;

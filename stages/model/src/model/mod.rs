@@ -1,5 +1,7 @@
 //! The whole model: signals and tokens in, loss and gradients out, or text out.
 
+mod stream;
+
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};

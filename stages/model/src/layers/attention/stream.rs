@@ -1,0 +1,118 @@
+//! Self-attention over frames that come in blocks.
+
+use std::ops::Range;
+
+use candle_core::Tensor;
+use flow_kernels::attention::{merge_heads, split_heads};
+use flow_kernels::product::product;
+
+use super::{Attention, PositionTable, block_weights, queries_together, query_blocks, reach};
+use crate::error::Result;
+use crate::layers::Frames;
+use crate::layers::held_rows::HeldRows;
+use crate::parameters::Parameters;
+
+/// Queries that are computed together where the context is not limited.
+pub const QUERIES: usize = 512;
+
+/// Self-attention over one utterance whose frames come in blocks. A block of queries is computed once all keys that it sees
+/// are there; with limited context, no more keys than these are held.
+#[derive(Debug)]
+pub struct AttentionStream {
+    band: Option<usize>,
+    frames: Frames,
+    /// Blocks of queries and the keys that they see, from the last to the first.
+    blocks: Vec<(Range<usize>, Range<usize>)>,
+    /// (H, 2 * reach + 1, k)
+    projected: Tensor,
+    /// (H, rows, k)
+    query_u: HeldRows,
+    query_v: HeldRows,
+    keys: HeldRows,
+    values: HeldRows,
+}
+
+#[cfg(test)]
+impl AttentionStream {
+    /// Rows that are held.
+    pub fn held(&self) -> usize {
+        let rows = [&self.query_u, &self.query_v, &self.keys, &self.values].map(HeldRows::held);
+        rows.into_iter().max().unwrap_or(0)
+    }
+}
+
+impl Attention {
+    /// Begins an utterance of `frames`. `band`: how many frames a query sees to either side, if limited; a model that was
+    /// made with limited context keeps its own.
+    pub fn stream(
+        &self,
+        parameters: &Parameters,
+        table: &PositionTable,
+        band: Option<usize>,
+        frames: Frames,
+    ) -> Result<AttentionStream> {
+        let band = self.band.or(band);
+        let reach = reach(band, frames.time);
+        let positions = table.rows(reach + 1, parameters.dtype(), parameters.device())?;
+        let projected = split_heads(&self.position.forward(parameters, &positions)?, self.heads, None)?;
+        let block = queries_together(band);
+        let mut blocks = match band {
+            Some(_) => query_blocks(band, block, frames.time),
+            // Each query sees all keys. Taken in parts, memory does not grow with the square of the frames.
+            None => (0..frames.time)
+                .step_by(QUERIES)
+                .map(|first| (first..frames.time.min(first + QUERIES), 0..frames.time))
+                .collect(),
+        };
+        blocks.reverse();
+        Ok(AttentionStream {
+            band,
+            frames,
+            blocks,
+            projected,
+            query_u: HeldRows::new(1),
+            query_v: HeldRows::new(1),
+            keys: HeldRows::new(1),
+            values: HeldRows::new(1),
+        })
+    }
+
+    /// Takes the next frames, (rows, d).
+    pub fn feed(&self, parameters: &Parameters, stream: &mut AttentionStream, x: &Tensor) -> Result<()> {
+        let query = self.query.forward(parameters, x)?;
+        for (held, bias) in [(&mut stream.query_u, self.bias_u), (&mut stream.query_v, self.bias_v)] {
+            held.push(split_heads(&query, self.heads, Some(parameters.get(bias)))?)?;
+        }
+        for (held, linear) in [(&mut stream.keys, &self.key), (&mut stream.values, &self.value)] {
+            held.push(split_heads(&linear.forward(parameters, x)?, self.heads, None)?)?;
+        }
+        Ok(())
+    }
+
+    /// The output for the next frames, (rows, d); none if these need frames that are still to come, or there are none left.
+    pub fn next(&self, parameters: &Parameters, stream: &mut AttentionStream) -> Result<Option<Tensor>> {
+        match stream.blocks.last() {
+            Some((_, keys)) if keys.end <= stream.keys.end() => {}
+            _ => return Ok(None),
+        }
+        let Some((q, s)) = stream.blocks.pop() else {
+            return Ok(None);
+        };
+        let query = (&stream.query_u.get(&q)?, &stream.query_v.get(&q)?);
+        let scores = self.scores(stream.band, &stream.frames, &q, &s);
+        let weights = block_weights(query, &stream.keys.get(&s)?, &stream.projected, &scores)?;
+        let context = product(
+            &weights.reshape((self.heads, q.len(), s.len()))?,
+            &stream.values.get(&s)?,
+        )?;
+        let y = self.output.forward(parameters, &merge_heads(&context, None)?)?;
+        for held in [&mut stream.query_u, &mut stream.query_v] {
+            held.drop_before(q.end)?;
+        }
+        let needed = stream.blocks.last().map_or(stream.frames.time, |(_, keys)| keys.start);
+        for held in [&mut stream.keys, &mut stream.values] {
+            held.drop_before(needed)?;
+        }
+        Ok(Some(y))
+    }
+}

@@ -1,0 +1,276 @@
+//! Recordings that are decoded from beginning to end with one state of the decoder: in chunks, or in one pass.
+
+use candle_core::Tensor;
+use flow_kernels::is_gpu;
+use flow_kernels::threads::install;
+use flow_model::decoding::{GreedyState, Hypothesis};
+use flow_runtime::available_memory;
+use flow_speakers::silero::SAMPLE_RATE;
+
+use super::{Heard, Recognized, Recognizer, unique};
+use crate::confidence::step_confidence;
+use crate::long_audio::{ChunkSettings, ChunkWindow, FullSettings, chunk_windows};
+use crate::segments::{SegmentRules, segments};
+use crate::streamed::Samples;
+use crate::windows::join_words_of_turns;
+use crate::{Result, TranscriptionError};
+
+/// Samples whose features are made at once: ten seconds.
+const AT_ONCE: usize = 10 * SAMPLE_RATE as usize;
+
+/// What was found in a recording so far, and the decoder's state behind it.
+struct Decoded {
+    state: GreedyState,
+    hypothesis: Hypothesis,
+    confidences: Vec<f64>,
+    /// Frames that were decoded.
+    frames: usize,
+}
+
+impl Recognizer {
+    /// Transcribes a recording of so many samples in chunks.
+    pub(super) fn transcribe_chunks(
+        &self,
+        recording: &dyn Samples,
+        samples: u64,
+        lengths: &ChunkSettings,
+        rules: &SegmentRules,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Recognized>> {
+        let frame_seconds = self.model.frame_seconds();
+        let frame = (frame_seconds * f64::from(SAMPLE_RATE)).round() as u64;
+        let windows = chunk_windows(samples, frame, lengths.frames(frame_seconds)?);
+        let found = self.decode_chunks(recording, &windows, cancelled)?;
+        found
+            .map(|found| self.recognized(found, samples, windows.len(), rules))
+            .transpose()
+    }
+
+    /// What is found in the chunks of these windows, which are in order.
+    fn decode_chunks(
+        &self,
+        recording: &dyn Samples,
+        windows: &[ChunkWindow],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Decoded>> {
+        let mut found = self.nothing_yet()?;
+        let mut left = windows.iter().peekable();
+        // Samples that a window still needs, and the number of the first.
+        let (mut held, mut first): (Vec<f32>, u64) = (Vec::new(), 0);
+        let mut stopped = false;
+        recording.pass(&mut |block| {
+            held.extend_from_slice(block);
+            while let Some(window) = left.next_if(|window| window.samples.end <= first + held.len() as u64) {
+                if cancelled() {
+                    stopped = true;
+                    return Ok(false);
+                }
+                let signal = &held[(window.samples.start - first) as usize..(window.samples.end - first) as usize];
+                self.computing(|| self.decode_chunk(signal, window, &mut found))?;
+            }
+            let needed = left
+                .peek()
+                .map_or(first + held.len() as u64, |window| window.samples.start);
+            let unused = ((needed - first) as usize).min(held.len());
+            held.drain(..unused);
+            first += unused as u64;
+            Ok(left.peek().is_some())
+        })?;
+        if stopped {
+            return Ok(None);
+        }
+        if left.peek().is_some() {
+            return Err(shorter(first + held.len() as u64));
+        }
+        Ok(Some(found))
+    }
+
+    fn decode_chunk(&self, signal: &[f32], window: &ChunkWindow, found: &mut Decoded) -> Result<()> {
+        let chunk = self.model.encode_frames(signal, window.left, window.frames)?;
+        self.decode_next(&chunk, found)
+    }
+
+    /// Transcribes a recording of so many samples in one pass of the encoder, which is computed in blocks.
+    pub(super) fn transcribe_whole(
+        &self,
+        recording: &dyn Samples,
+        samples: u64,
+        settings: &FullSettings,
+        rules: &SegmentRules,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Recognized>> {
+        let seconds = samples as f64 / f64::from(SAMPLE_RATE);
+        let limited = seconds > settings.full_attention;
+        let context = limited.then_some(settings.attention_context);
+        if !limited {
+            self.check_memory(samples, seconds)?;
+        }
+        let found = self.decode_whole(recording, samples, context, cancelled)?;
+        found.map(|found| self.recognized(found, samples, 1, rules)).transpose()
+    }
+
+    /// What is found in one pass. The recording is gone through three times: for the mean of its features, for their
+    /// deviation, and for the encoder; so features are those of the whole to the bit.
+    fn decode_whole(
+        &self,
+        recording: &dyn Samples,
+        samples: u64,
+        context: Option<usize>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Decoded>> {
+        let mut found = self.nothing_yet()?;
+        let frames = self.model.feature_frames(samples as usize);
+        if frames == 0 {
+            return Ok(Some(found));
+        }
+        let mut moments = self.model.feature_moments();
+        for pass in 0..2 {
+            if pass == 1 {
+                moments.begin_again();
+            }
+            let mut add = |features: &mut [f32]| {
+                moments.add(features);
+                Ok(())
+            };
+            if !self.features(recording, samples, cancelled, &mut add)? {
+                return Ok(None);
+            }
+        }
+        let normalisation = moments.finish()?;
+        let mut encoder = self.computing(|| Ok(self.model.encoder_stream(frames, context)?))?;
+        let mut decode = |features: &mut [f32]| {
+            normalisation.apply(features);
+            for encoded in encoder.feed(features)? {
+                self.decode_next(&encoded, &mut found)?;
+            }
+            Ok(())
+        };
+        let whole = self.features(recording, samples, cancelled, &mut decode)?;
+        Ok(whole.then_some(found))
+    }
+
+    /// Gives the features of the first `samples` samples of a recording, not normalised, to `take`, on the threads that compute.
+    /// False: it was cancelled.
+    fn features(
+        &self,
+        recording: &dyn Samples,
+        samples: u64,
+        cancelled: &dyn Fn() -> bool,
+        take: &mut (dyn FnMut(&mut [f32]) -> Result<()> + Send),
+    ) -> Result<bool> {
+        let mut stream = self.model.feature_stream();
+        let mut features = Vec::new();
+        let (mut at, mut stopped) = (0, false);
+        recording.pass(&mut |block| {
+            let block = &block[..block.len().min((samples - at) as usize)];
+            for part in block.chunks(AT_ONCE) {
+                if cancelled() {
+                    stopped = true;
+                    return Ok(false);
+                }
+                self.computing(|| {
+                    features.clear();
+                    stream.feed(part, &mut features)?;
+                    take(&mut features)
+                })?;
+            }
+            at += block.len() as u64;
+            Ok(at < samples)
+        })?;
+        if stopped {
+            return Ok(false);
+        }
+        if at < samples {
+            return Err(shorter(at));
+        }
+        self.computing(|| {
+            features.clear();
+            stream.finish(&mut features)?;
+            take(&mut features)
+        })?;
+        Ok(true)
+    }
+
+    /// An error if attention over all of a recording needs more memory than there is.
+    fn check_memory(&self, samples: u64, seconds: f64) -> Result<()> {
+        let frames = self.model.encoded_frames(samples as usize);
+        let needed = self.model.encoder_stream_bytes(frames, None);
+        if is_gpu(self.model.parameters.device()) {
+            return Ok(());
+        }
+        match available_memory() {
+            Some(available) if needed > available => {
+                let why = format!(
+                    "attention over all of {seconds:.0} s of audio needs about {} MB of memory, and {} MB are available: with \
+                     `full_attention` below {seconds:.0} the recording is decoded with limited attention",
+                    needed >> 20,
+                    available >> 20
+                );
+                Err(TranscriptionError::setting("full_attention", why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn nothing_yet(&self) -> Result<Decoded> {
+        Ok(Decoded {
+            state: self.computing(|| Ok(self.model.greedy_state()?))?,
+            hypothesis: Hypothesis::default(),
+            confidences: Vec::new(),
+            frames: 0,
+        })
+    }
+
+    /// Decodes the next frames of a recording, (frames, d).
+    fn decode_next(&self, encoded: &Tensor, found: &mut Decoded) -> Result<()> {
+        let mut failure = None;
+        let confidences = &mut found.confidences;
+        let mut observe =
+            |_: usize, logits: &[f32]| match step_confidence(&self.confidence, logits, logits.len(), 0, false) {
+                Ok(step) => confidences.push(step.token),
+                Err(error) => failure = Some(error),
+            };
+        let next = self.model.decode_on(encoded, &mut found.state, Some(&mut observe))?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        let hypothesis = &mut found.hypothesis;
+        hypothesis.ids.extend(next.ids);
+        hypothesis.durations.extend(next.durations);
+        hypothesis.score += next.score;
+        let begin = found.frames as u32;
+        hypothesis
+            .frames
+            .extend(next.frames.into_iter().map(|frame| begin + frame));
+        found.frames += encoded.dims()[0];
+        Ok(())
+    }
+
+    /// Work on the threads that compute; on a device, one piece at a time.
+    fn computing<R: Send>(&self, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+        let _alone = is_gpu(self.model.parameters.device())
+            .then(|| self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        install(work)
+    }
+
+    fn recognized(&self, found: Decoded, samples: u64, windows: usize, rules: &SegmentRules) -> Result<Recognized> {
+        let Heard { words, languages } = self.words(&found.hypothesis, &found.confidences)?;
+        let words = join_words_of_turns(std::slice::from_ref(&(0..samples)), samples, SAMPLE_RATE, vec![words])?;
+        Ok(Recognized {
+            segments: segments(words, rules)?,
+            languages: unique(languages),
+            windows: if samples == 0 { 0 } else { windows },
+            decoded_seconds: samples as f64 / f64::from(SAMPLE_RATE),
+        })
+    }
+}
+
+fn shorter(samples: u64) -> TranscriptionError {
+    TranscriptionError::Input(format!(
+        "the recording ends at {samples} samples, and had more when it was read before"
+    ))
+}
+
+#[cfg(test)]
+#[path = "stateful_tests.rs"]
+mod tests;

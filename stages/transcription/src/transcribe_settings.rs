@@ -1,0 +1,339 @@
+//! Settings of the kind `transcription.transcribe`.
+
+use std::path::PathBuf;
+
+use flow_kernels::device::DeviceChoice;
+use flow_model::Weights;
+use flow_model::decoding::DecodingOptions;
+use flow_runtime::StageError;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::channels::ChannelUse;
+use crate::long_audio::{ChunkSettings, FullSettings, LongAudio, WindowMethod};
+use crate::recognizer::{RecognitionSettings, VoiceActivity};
+use crate::segments::SegmentRules;
+use crate::transcribe::OnDamage;
+
+/// Transcribes recordings: what was said, when, and how sure the model is.
+///
+/// # What it does
+///
+/// Each recording is a partition, named by its path below the folder that was named in `input`, without its ending (unless
+/// two would then have one name). A recording whose bytes, and those of the model, are as they were is not decoded again;
+/// one that is new or changed is, alone.
+///
+/// A recording is decoded to 16 kHz mono, block by block, so that memory does not grow with its length; one of more than ten
+/// minutes is decoded twice. Voice activity says where speech is; what lies between two pauses is a window, which goes through the model by itself, together with others of its length (`window` has other ways). Words get the
+/// times at which they were spoken and a confidence (NeMo's default: Tsallis entropy, the least sure of a word's tokens), and
+/// are put together to segments. Tags such as `<|hi|>` are taken out of the text and listed as languages. In silence nothing
+/// is said: that is a transcript without segments, and no error.
+///
+/// Port `segments`, one row per segment: `_row, start, end, text, confidence, words`; times are seconds from the beginning of
+/// the recording, `words` is a list of `word, start, end, confidence`. Port `recordings`, one row per partition: `_row,
+/// recording` (its path with its ending), `duration` and `decoded` in seconds (all of it, and what went through the model, in
+/// `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row per partition: `_row, processed_at, transcription_s,
+/// total_s`; it alone differs from run to run.
+///
+/// With `channels: split`, each channel of a recording is a partition of its own, `NAME.ch1`, `NAME.ch2` and so on; recordings
+/// of one channel keep their name.
+///
+/// Recordings that cannot be transcribed are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
+/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`.
+///
+/// # Example
+///
+/// ```yaml
+/// transcribe:
+///   uses: transcription.transcribe
+///   with: {input: [talks], model: configs/models/small.nemo}
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TranscribeSettings {
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, the audio of MP4, QuickTime, Matroska and WebM, told by
+    /// content): files, folders, of which all files with an ending of audio are taken, and patterns with `*`, `?`, and `**` for
+    /// folders.
+    pub input: Vec<String>,
+    /// What becomes of several channels: `mix` (their mean is transcribed) or `split` (each by itself).
+    #[serde(default)]
+    pub channels: ChannelUse,
+    /// What becomes of a recording that is damaged or cut off: `keep` (what is before the damage is transcribed, if it is a second
+    /// or more, and `damaged_at` says where it ends, in seconds) or `refuse` (it is a reject, `decode_error`).
+    #[serde(default)]
+    pub on_damage: OnDamage,
+    /// The model: a `.nemo` archive, a model folder such as a checkpoint, or a Hugging Face folder.
+    pub model: PathBuf,
+    /// What goes through the model at once: `vad` (what lies between two pauses, each part by itself), `chunked` (chunks of a
+    /// fixed length in some context, with the decoder's state carried from one to the next, as NeMo's streaming inference
+    /// does it) or `full` (the whole recording in one pass); the last two for models that were trained on long recordings,
+    /// with greedy search alone. `auto` is `vad`.
+    #[serde(default)]
+    pub window: WindowMethod,
+    /// With `chunked`: the length of a chunk, in seconds, of which whole frames of the encoder (0.08 s) are taken.
+    #[serde(default = "chunk")]
+    pub chunk: f64,
+    /// With `chunked`: what the encoder hears before a chunk, in seconds.
+    #[serde(default = "chunk_left")]
+    pub chunk_left: f64,
+    /// With `chunked`: what the encoder hears after a chunk, in seconds.
+    #[serde(default = "chunk_right")]
+    pub chunk_right: f64,
+    /// With `full`: in longer recordings, in seconds, a frame of the encoder sees `attention_context` frames to either side;
+    /// in others all frames, whose time grows with the square of the length.
+    #[serde(default = "full_attention")]
+    pub full_attention: f64,
+    /// With `full`: frames of 0.08 s that a frame sees to either side in recordings that are longer than `full_attention`. A
+    /// model that was made with limited attention keeps its own.
+    #[serde(default = "attention_context")]
+    pub attention_context: usize,
+    /// With `vad`: how it is found where speech is: `neural` (silero-vad), `energy` (how loud it is), or `off`, where everything is decoded.
+    #[serde(default)]
+    pub vad: VoiceActivity,
+    /// The longest window that goes through the model, in seconds. Longer speech is cut at its longest pause, or where it is
+    /// least likely to be speech.
+    #[serde(default = "max_window")]
+    pub max_window: f64,
+    /// A pause as long as this ends a window, in seconds, by the probabilities of voice activity: these lag, so that 0.06 is
+    /// a pause of some 0.15 s. For models that were trained on long recordings, 0.5 lets them hear more at once.
+    #[serde(default = "min_pause")]
+    pub min_pause: f64,
+    /// Most seconds of audio, padding included, in the model at once; changes nothing but speed and memory.
+    #[serde(default = "batch_seconds")]
+    pub batch_seconds: f64,
+    /// Longer recordings are refused, in seconds; 12 hours at most.
+    #[serde(default = "max_duration")]
+    pub max_duration: f64,
+    /// The longest pause within a segment, in seconds.
+    #[serde(default = "max_gap")]
+    pub max_gap: f64,
+    /// The longest segment, in seconds.
+    #[serde(default = "max_segment")]
+    pub max_segment: f64,
+    /// The number type in which the matrices of linear layers are kept in memory. `bf16` and `f16` halve it; all is
+    /// computed in 32 bits.
+    #[serde(default)]
+    pub weights: Weights,
+    /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search. 4 costs some times the time of decoding, which is
+    /// a small part of all.
+    #[serde(default)]
+    pub beam: usize,
+    /// An n-gram language model over the model's tokens, in the ARPA format, such as `flow lm build` writes; empty for none.
+    #[serde(default)]
+    pub lm: PathBuf,
+    /// What its scores count, from 0 to 100.
+    #[serde(default = "lm_weight")]
+    pub lm_weight: f64,
+    /// A file of phrases that are to be heard more readily, one a line (a score of a phrase of its own after a tab; 1 is usual);
+    /// empty for none.
+    #[serde(default)]
+    pub boost: PathBuf,
+    /// What their scores count, from 0 to 100.
+    #[serde(default = "boost_weight")]
+    pub boost_weight: f64,
+    /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
+    #[serde(default = "cpu")]
+    pub device: String,
+}
+
+fn chunk() -> f64 {
+    10.0
+}
+
+fn chunk_left() -> f64 {
+    10.0
+}
+
+fn chunk_right() -> f64 {
+    5.0
+}
+
+fn full_attention() -> f64 {
+    480.0
+}
+
+fn attention_context() -> usize {
+    128
+}
+
+fn max_window() -> f64 {
+    20.0
+}
+
+fn min_pause() -> f64 {
+    0.06
+}
+
+fn batch_seconds() -> f64 {
+    120.0
+}
+
+fn max_duration() -> f64 {
+    43_200.0
+}
+
+fn max_gap() -> f64 {
+    SegmentRules::default().max_gap
+}
+
+fn max_segment() -> f64 {
+    SegmentRules::default().max_duration
+}
+
+fn lm_weight() -> f64 {
+    DecodingOptions::default().lm_weight
+}
+
+fn boost_weight() -> f64 {
+    DecodingOptions::default().boost_weight
+}
+
+fn cpu() -> String {
+    "cpu".into()
+}
+
+impl TranscribeSettings {
+    /// With the defaults of all but these.
+    pub fn new(input: Vec<String>, model: impl Into<PathBuf>) -> Self {
+        TranscribeSettings {
+            input,
+            channels: ChannelUse::default(),
+            on_damage: OnDamage::default(),
+            model: model.into(),
+            window: WindowMethod::default(),
+            chunk: chunk(),
+            chunk_left: chunk_left(),
+            chunk_right: chunk_right(),
+            full_attention: full_attention(),
+            attention_context: attention_context(),
+            vad: VoiceActivity::default(),
+            max_window: max_window(),
+            min_pause: min_pause(),
+            batch_seconds: batch_seconds(),
+            max_duration: max_duration(),
+            max_gap: max_gap(),
+            max_segment: max_segment(),
+            weights: Weights::default(),
+            beam: 0,
+            lm: PathBuf::new(),
+            lm_weight: lm_weight(),
+            boost: PathBuf::new(),
+            boost_weight: boost_weight(),
+            device: cpu(),
+        }
+    }
+
+    /// What the way from samples to segments needs.
+    pub fn recognition(&self) -> RecognitionSettings {
+        RecognitionSettings {
+            long_audio: self.long_audio(),
+            voice_activity: self.vad,
+            max_window: self.max_window,
+            min_pause: self.min_pause,
+            batch_seconds: self.batch_seconds,
+            segments: SegmentRules {
+                max_gap: self.max_gap,
+                max_duration: self.max_segment,
+            },
+        }
+    }
+
+    /// What goes through the model at once.
+    pub(crate) fn long_audio(&self) -> LongAudio {
+        match self.window {
+            WindowMethod::Auto | WindowMethod::Vad => LongAudio::Vad,
+            WindowMethod::Chunked => LongAudio::Chunked(ChunkSettings {
+                left: self.chunk_left,
+                chunk: self.chunk,
+                right: self.chunk_right,
+            }),
+            WindowMethod::Full => LongAudio::Full(FullSettings {
+                full_attention: self.full_attention,
+                attention_context: self.attention_context,
+            }),
+        }
+    }
+
+    /// How the model is decoded.
+    pub fn decoding(&self) -> DecodingOptions {
+        let file = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
+        DecodingOptions {
+            beam: self.beam,
+            lm: file(&self.lm),
+            lm_weight: self.lm_weight,
+            boost: file(&self.boost),
+            boost_weight: self.boost_weight,
+        }
+    }
+
+    pub(crate) fn device(&self) -> Result<DeviceChoice, StageError> {
+        self.device
+            .parse()
+            .map_err(|error| StageError::setting("device", error))
+    }
+
+    pub(crate) fn check(&self) -> Result<(), StageError> {
+        let wrong = |name: &str, value: f64, rule: &str| {
+            Err(StageError::setting(
+                name,
+                format!("`{name}` is {value}; it must be {rule}"),
+            ))
+        };
+        if !(1.0..=3600.0).contains(&self.max_window) {
+            return wrong("max_window", self.max_window, "from 1 to 3600 seconds");
+        }
+        if !(0.0..=self.max_window).contains(&self.min_pause) {
+            return wrong("min_pause", self.min_pause, "from 0 to `max_window` seconds");
+        }
+        // Twelve hours: times and samples are counted in 32 bits further down.
+        if !(1.0..=43_200.0).contains(&self.max_duration) {
+            return wrong("max_duration", self.max_duration, "from 1 to 43200 seconds");
+        }
+        for (name, value) in [
+            ("batch_seconds", self.batch_seconds),
+            ("max_gap", self.max_gap),
+            ("max_segment", self.max_segment),
+        ] {
+            if !(value > 0.0 && value.is_finite()) {
+                return wrong(name, value, "a number of seconds above 0");
+            }
+        }
+        if !(0.08..=600.0).contains(&self.chunk) {
+            return wrong("chunk", self.chunk, "from 0.08 to 600 seconds");
+        }
+        for (name, value) in [("chunk_left", self.chunk_left), ("chunk_right", self.chunk_right)] {
+            if !(0.0..=600.0).contains(&value) {
+                return wrong(name, value, "from 0 to 600 seconds");
+            }
+        }
+        if !(0.0..=43_200.0).contains(&self.full_attention) {
+            return wrong("full_attention", self.full_attention, "from 0 to 43200 seconds");
+        }
+        if !(1..=10_000).contains(&self.attention_context) {
+            let context = self.attention_context as f64;
+            return wrong("attention_context", context, "from 1 to 10000 frames");
+        }
+        if self.beam > 1 && self.long_audio() != LongAudio::Vad {
+            let error = StageError::setting(
+                "beam",
+                "beam search cannot go on from one part of a recording to the next",
+            );
+            return Err(error.with_help("use `window: vad`, or `beam: 0`"));
+        }
+        if self.model.as_os_str().is_empty() {
+            return Err(StageError::setting("model", "`model` names no model"));
+        }
+        if self.model.to_string_lossy().starts_with("hf://") {
+            let error = StageError::setting("model", "models of the hub are fetched by commands, not by pipelines");
+            return Err(error.with_help(
+                "`flow transcribe --model hf://OWNER/NAME` fetches it; a pipeline names the file in the hub's cache",
+            ));
+        }
+        if self.input.is_empty() {
+            return Err(StageError::setting("input", "`input` names no recording"));
+        }
+        let decoding = self.decoding().check();
+        decoding.map_err(|(name, why)| StageError::setting(name, why))?;
+        self.device().map(|_| ())
+    }
+}
