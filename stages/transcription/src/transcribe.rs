@@ -1,6 +1,5 @@
 //! The kind `transcription.transcribe`: recordings to segments of words.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -22,7 +21,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::channels::{ChannelUse, Listed, listed};
+use crate::channels::{ChannelUse, Listed, shared_listed};
 use crate::recognizer::{RecognitionSettings, Recognizer, VoiceActivity};
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
@@ -357,23 +356,18 @@ impl Kind for Transcribe {
 struct Transcriber {
     settings: TranscribeSettings,
     context: Context,
-    /// By partition.
-    listed: Option<BTreeMap<Partition, Listed>>,
+    /// Sorted by name, which is that of the partition.
+    listed: Option<Arc<Vec<Listed>>>,
     recognizer: Option<Arc<Recognizer>>,
 }
 
 impl Transcriber {
-    fn listed(&mut self) -> Result<&BTreeMap<Partition, Listed>, StageError> {
+    fn listed(&mut self) -> Result<Arc<Vec<Listed>>, StageError> {
         let listed = match self.listed.take() {
             Some(listed) => listed,
-            None => {
-                let found = listed(&self.settings.input, self.settings.channels)?.into_iter();
-                found
-                    .map(|listed| (Partition::new(&listed.recording.name), listed))
-                    .collect()
-            }
+            None => shared_listed(&self.settings.input, self.settings.channels)?,
         };
-        Ok(self.listed.insert(listed))
+        Ok(Arc::clone(self.listed.insert(listed)))
     }
 
     fn recognizer(&mut self) -> Result<Arc<Recognizer>, StageError> {
@@ -404,9 +398,8 @@ impl Source for Transcriber {
             .collect();
         let model_name = self.settings.model.file_name().unwrap_or_default();
         let model_name = model_name.to_string_lossy().into_owned();
-        let listed = self.listed()?.iter();
-        let partition = |(name, listed): (&Partition, &Listed)| SourcePartition {
-            name: name.clone(),
+        let partition = |listed: &Listed| SourcePartition {
+            name: Partition::new(&listed.recording.name),
             files: std::iter::once(&listed.recording.path).chain(&read).cloned().collect(),
             // Both names are columns.
             extra: match listed.channels {
@@ -414,13 +407,17 @@ impl Source for Transcriber {
                 Channels::One(channel) => format!("{}\0{model_name}\0{channel}", listed.recording.file),
             },
         };
-        Ok(listed.map(partition).collect())
+        Ok(self.listed()?.iter().map(partition).collect())
     }
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let begun = Instant::now();
-        let listed = self.listed()?.get(partition).cloned();
-        let listed = listed.ok_or_else(|| StageError::failed(format!("there is no recording `{partition}`")))?;
+        let listed = self.listed()?;
+        let place = listed.binary_search_by(|listed| listed.recording.name.as_str().cmp(partition.as_str()));
+        let listed = match place {
+            Ok(place) => listed[place].clone(),
+            Err(_) => return Err(StageError::failed(format!("there is no recording `{partition}`"))),
+        };
         let stopped = || StageError::failed("stopped");
         let cancel = self.context.cancel.clone();
         if cancel.is_set() {

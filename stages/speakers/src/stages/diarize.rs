@@ -1,11 +1,10 @@
 //! The kind `speakers.diarize`: recordings to turns of speakers.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use flow_audio::listing::{Recording, recordings};
+use flow_audio::listing::{Recording, shared_recordings};
 use flow_audio::samples::{Refusal, lock_if_long, samples};
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
@@ -260,8 +259,8 @@ impl Kind for Diarize {
 struct Diarizing {
     settings: DiarizeSettings,
     context: Context,
-    /// By partition.
-    listed: Option<BTreeMap<Partition, Recording>>,
+    /// Sorted by name, which is that of the partition.
+    listed: Option<Arc<Vec<Recording>>>,
     diarizer: Option<Arc<Diarizer>>,
     known: Option<Arc<KnownSpeakers>>,
 }
@@ -271,17 +270,12 @@ fn stopped() -> StageError {
 }
 
 impl Diarizing {
-    fn listed(&mut self) -> Result<&BTreeMap<Partition, Recording>, StageError> {
+    fn listed(&mut self) -> Result<Arc<Vec<Recording>>, StageError> {
         let listed = match self.listed.take() {
             Some(listed) => listed,
-            None => {
-                let found = recordings(&self.settings.input)?.into_iter();
-                found
-                    .map(|recording| (Partition::new(&recording.name), recording))
-                    .collect()
-            }
+            None => shared_recordings(&self.settings.input)?,
         };
-        Ok(self.listed.insert(listed))
+        Ok(Arc::clone(self.listed.insert(listed)))
     }
 
     fn diarizer(&mut self) -> Result<Arc<Diarizer>, StageError> {
@@ -314,8 +308,8 @@ impl Source for Diarizing {
                 Voice::Embedding(_) => None,
             }));
         }
-        let partition = |(name, recording): (&Partition, &Recording)| SourcePartition {
-            name: name.clone(),
+        let partition = |recording: &Recording| SourcePartition {
+            name: Partition::new(&recording.name),
             files: std::iter::once(&recording.path).chain(&known).cloned().collect(),
             // It is a column.
             extra: recording.file.clone(),
@@ -325,8 +319,12 @@ impl Source for Diarizing {
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let begun = Instant::now();
-        let recording = self.listed()?.get(partition).cloned();
-        let recording = recording.ok_or_else(|| StageError::failed(format!("there is no recording `{partition}`")))?;
+        let listed = self.listed()?;
+        let place = listed.binary_search_by(|recording| recording.name.as_str().cmp(partition.as_str()));
+        let recording = match place {
+            Ok(place) => listed[place].clone(),
+            Err(_) => return Err(StageError::failed(format!("there is no recording `{partition}`"))),
+        };
         let _alone = lock_if_long(&recording.path);
         // Somebody may have waited here for long.
         let cancel = self.context.cancel.clone();
