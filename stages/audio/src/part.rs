@@ -1,12 +1,12 @@
 //! Part of a recording, decoded without the rest of it where the format lets us.
 //!
 //! Frames of FLAC and PCM say where they stand and need nothing of those before them, so that decoding begins at the
-//! frame in which the part begins. Lossy formats carry something over from block to block, and are decoded whole, as are
-//! containers in which places are not counted in frames.
+//! frame in which the part begins. Lossy formats carry something over from block to block, and are decoded from the beginning
+//! to the end of the part, as are containers in which places are not counted in frames.
 //!
-//! The samples are those that decoding the whole recording gives. What is promised of the recording is less: it must begin
-//! and end as its header says, and the frames that are decoded must be whole, but damage in others, and with it another
-//! MD5 than that of `STREAMINFO`, goes unnoticed.
+//! The samples are those that decoding the whole recording gives. What is promised of the recording is less: it must begin,
+//! and FLAC and PCM end, as the header says, and the frames that are decoded must be whole, but damage in others, and with it
+//! another MD5 than that of `STREAMINFO`, goes unnoticed.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +17,7 @@ use crate::error::AudioError;
 use crate::flac::Fault;
 use crate::format::{Format, recognise};
 use crate::recording::{Blocks, broken};
+use crate::recording_reader::{Channels, Progress, RecordingReader};
 use crate::resample::{NeededInput, needed_input, resample};
 use crate::stored_bytes::{StoredBytes, flac_info, open};
 
@@ -25,14 +26,14 @@ use crate::stored_bytes::{StoredBytes, flac_info, open};
 pub struct Part {
     /// 16 kHz, mono, in [-1, 1].
     pub signal: Vec<f32>,
-    /// How many frames of the recording were decoded for it; none where it was decoded whole.
+    /// How many frames of the recording were decoded for it; none where it was decoded from the beginning.
     pub decoded_frames: Option<u64>,
 }
 
 /// Decodes a part of a recording of any format that [`crate::recording`] knows: the samples that [`decode`] gives of the
 /// whole, from `start` on for `seconds`, or to its end where that comes first. The recording is the file, or the `range`
-/// (offset and size in bytes) of it. Longer than `max_seconds` is an error; of a recording that has to be decoded whole,
-/// that is the length of the recording.
+/// (offset and size in bytes) of it. Longer than `max_seconds` is an error; of a recording that has to be decoded from the
+/// beginning, that is the length that it says it has, and what is decoded of it.
 ///
 /// # Errors
 /// If the file cannot be read, the recording is no audio or damaged where it is decoded, or it ends before `start`.
@@ -81,7 +82,7 @@ pub fn decode_row(
     let decoded = around(&bytes, path, &wanted, max_seconds)?;
     let end = decoded.first + decoded.signal.len() as u64;
     let end_seconds = end as f64 / f64::from(SAMPLE_RATE);
-    if decoded.decoded_frames.is_none() && is_all(end_seconds) {
+    if decoded.first == 0 && decoded.ends && is_all(end_seconds) {
         return Ok(decoded.signal);
     }
     let signal = decoded.cut(&wanted, start)?;
@@ -136,6 +137,8 @@ struct Around {
     first: u64,
     /// As in [`Part`].
     decoded_frames: Option<u64>,
+    /// Whether the recording is known to end with the last one.
+    ends: bool,
 }
 
 fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f64) -> Result<Around, AudioError> {
@@ -151,16 +154,72 @@ fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f6
             signal: resample(mono.samples, mono.rate, SAMPLE_RATE)?,
             first: mono.first_output,
             decoded_frames: Some(mono.decoded_frames),
+            ends: false,
         },
+        None if is_streamed(bytes) => from_the_beginning(bytes, path, wanted, max_seconds)?,
         None => {
             let whole = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
             Around {
                 signal: decode(&whole, max_seconds)?,
                 first: 0,
                 decoded_frames: None,
+                ends: true,
             }
         }
     })
+}
+
+/// Whether a recording is of a format that is decoded block by block where its parts cannot be decoded alone. FLAC and WAV of
+/// which that cannot be done either are decoded and checked whole.
+fn is_streamed(bytes: &StoredBytes) -> bool {
+    let found = bytes.recognise();
+    // Whoever reads next is told again that the file cannot be read.
+    bytes.take_failure();
+    matches!(found, Ok(Ok(format)) if !matches!(format, Format::Flac | Format::Wav))
+}
+
+/// The samples of a part and [`TOLERANCE_SECONDS`] after it; what comes before it is decoded and dropped.
+fn from_the_beginning(
+    bytes: &StoredBytes,
+    path: &Path,
+    wanted: &Range<u64>,
+    max_seconds: f64,
+) -> Result<Around, AudioError> {
+    let too_long = || AudioError::TooLong {
+        limit_seconds: max_seconds,
+    };
+    let mut reader = RecordingReader::of(path, bytes.clone(), Channels::Mix)?;
+    if reader.stated_seconds().is_some_and(|seconds| seconds > max_seconds) {
+        return Err(too_long());
+    }
+    let needed = wanted.end.saturating_add(sample_at(TOLERANCE_SECONDS));
+    let most = sample_at(max_seconds);
+    let mut around = Around {
+        signal: Vec::new(),
+        first: 0,
+        decoded_frames: None,
+        ends: false,
+    };
+    while around.first + around.signal.len() as u64 <= needed {
+        let progress = reader.read(&mut around.signal)?;
+        let end = around.first + around.signal.len() as u64;
+        if end > most {
+            return Err(too_long());
+        }
+        match progress {
+            Progress::More if end <= wanted.start => {
+                around.signal.clear();
+                around.first = end;
+            }
+            Progress::More => {}
+            Progress::End => {
+                around.ends = true;
+                break;
+            }
+            Progress::Damaged(why) => return Err(AudioError::Decode(broken(why).to_string())),
+        }
+    }
+    Ok(around)
 }
 
 impl Around {
