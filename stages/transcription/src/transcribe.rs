@@ -1,12 +1,13 @@
 //! The kind `transcription.transcribe`: recordings to segments of words.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use chrono::{SecondsFormat, Utc};
 use flow_audio::recording_reader::Channels;
+pub use flow_audio::samples::OnDamage;
 use flow_audio::samples::Refusal;
 use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
@@ -27,22 +28,8 @@ use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
 use crate::segments::SegmentRules;
-use crate::streamed::{Extent, StreamedRecording};
+use crate::streamed::StreamedRecording;
 use crate::{Metadata, Performance};
-
-/// What becomes of a recording that cannot be decoded to its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OnDamage {
-    /// What is before the damage is transcribed.
-    #[default]
-    Keep,
-    /// It is refused.
-    Refuse,
-}
-
-/// Less than this before the damage is refused in any case, in samples: one second.
-const LEAST_KEPT: u64 = SAMPLE_RATE as u64;
 
 /// Transcribes recordings: what was said, when, and how sure the model is.
 ///
@@ -436,7 +423,13 @@ impl Source for Transcriber {
             return Err(stopped());
         }
         let path = &listed.recording.path;
-        let extent = match extent.and_then(|extent| self.settings.on_damage.accept(path, extent)) {
+        let accepted = extent.and_then(|extent| {
+            if let Some(why) = &extent.damage {
+                self.settings.on_damage.accept(path, extent.samples, why)?;
+            }
+            Ok(extent)
+        });
+        let extent = match accepted {
             Ok(extent) => extent,
             Err(Refusal { reason, detail }) => {
                 out.reject_partition(reason, RejectClass::Fault, detail);
@@ -466,19 +459,6 @@ impl Source for Transcriber {
         );
         out.send(2, timings_batch(&now, &performance)?);
         Ok(())
-    }
-}
-
-impl OnDamage {
-    /// What there is of a recording, if it is to be transcribed.
-    fn accept(self, path: &Path, extent: Extent) -> Result<Extent, Refusal> {
-        match &extent.damage {
-            Some(why) if self == OnDamage::Refuse || extent.samples < LEAST_KEPT => Err(Refusal {
-                reason: "decode_error",
-                detail: format!("{} is damaged at {} s: {why}", path.display(), seconds(extent.samples)),
-            }),
-            _ => Ok(extent),
-        }
     }
 }
 

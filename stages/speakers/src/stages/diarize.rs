@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use flow_audio::listing::{Recording, shared_recordings};
-use flow_audio::samples::{Refusal, lock_if_long, samples};
+use flow_audio::samples::{OnDamage, RecordingSamples, Refusal, lock_if_long, samples_or_damage};
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
     SourcePartition, StageError,
@@ -39,7 +39,7 @@ use crate::silero::SAMPLE_RATE;
 /// Port `turns`, one row per turn: `_row, start, end, speaker`; times are seconds from the beginning of the recording, and turns
 /// overlap where several people speak at once. Port `exclusive`: the same columns, with one speaker at a time, for words. Port
 /// `speakers`, one row per speaker: `_row, name, seconds, embedding`. Port `recordings`, one row per partition: `_row, recording`
-/// (its path with its ending), `duration` in seconds, `num_speakers`. Port `timings`, one row per partition: `_row,
+/// (its path with its ending), `duration` in seconds, `num_speakers`, `damaged_at` (see `on_damage`). Port `timings`, one row per partition: `_row,
 /// diarization_s, total_s`; it alone differs from run to run.
 ///
 /// Recordings that cannot be diarized are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
@@ -80,6 +80,10 @@ pub struct DiarizeSettings {
     /// Longer recordings are refused, in seconds.
     #[serde(default = "max_duration")]
     pub max_duration: f64,
+    /// What becomes of a recording that is damaged or cut off: `keep` (what is before the damage is diarized, if it is a second or
+    /// more, and `damaged_at` says where it ends, in seconds) or `refuse` (it is a reject, `decode_error`).
+    #[serde(default)]
+    pub on_damage: OnDamage,
     /// A JSON file of speakers whose names are known: `{"Ann": "ann.wav", "Bob": [0.1, ...]}`, each with a recording of nobody else
     /// (its path is relative to the file's folder) or with an embedding as `speakers.write` writes it. Empty for none.
     #[serde(default)]
@@ -113,6 +117,7 @@ impl DiarizeSettings {
             min_duration_on: 0.0,
             min_duration_off: 0.0,
             max_duration: max_duration(),
+            on_damage: OnDamage::default(),
             known_speakers: PathBuf::new(),
             known_threshold: known_threshold(),
         }
@@ -184,7 +189,7 @@ pub struct Diarize;
 
 impl Kind for Diarize {
     const NAME: &'static str = "speakers.diarize";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -246,6 +251,7 @@ impl Kind for Diarize {
             "min_duration_on": settings.min_duration_on,
             "min_duration_off": settings.min_duration_off,
             "max_duration": settings.max_duration,
+            "on_damage": settings.on_damage,
             "known_threshold": settings.known().map(|_| settings.known_threshold),
         })
     }
@@ -331,8 +337,9 @@ impl Source for Diarizing {
         if cancel.is_set() {
             return Err(stopped());
         }
-        let samples = match samples(&recording.path, self.settings.max_duration)? {
-            Ok(samples) => samples,
+        let found = samples_or_damage(&recording.path, self.settings.max_duration, self.settings.on_damage)?;
+        let RecordingSamples { samples, damaged } = match found {
+            Ok(found) => found,
             Err(Refusal { reason, detail }) => {
                 out.reject_partition(reason, RejectClass::Fault, detail);
                 return Ok(());
@@ -366,7 +373,11 @@ impl Source for Diarizing {
         out.send(0, turns_batch(&diarized.turns)?);
         out.send(1, turns_batch(&diarized.exclusive)?);
         out.send(2, speakers_batch(&diarized.speakers)?);
-        out.send(3, recordings_batch(&recording.file, duration, diarized.speakers.len())?);
+        let damaged_at = damaged.then_some(duration);
+        out.send(
+            3,
+            recordings_batch(&recording.file, duration, diarized.speakers.len(), damaged_at)?,
+        );
         out.send(4, timings_batch(diarization, begun.elapsed().as_secs_f64())?);
         Ok(())
     }
