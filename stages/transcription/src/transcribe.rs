@@ -206,14 +206,7 @@ impl TranscribeSettings {
 
     /// How the model is decoded.
     pub fn decoding(&self) -> DecodingOptions {
-        let file = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
-        DecodingOptions {
-            beam: self.beam,
-            lm: file(&self.lm),
-            lm_weight: self.lm_weight,
-            boost: file(&self.boost),
-            boost_weight: self.boost_weight,
-        }
+        DecodingOptions::of(self.beam, (&self.lm, self.lm_weight), (&self.boost, self.boost_weight))
     }
 
     fn device(&self) -> Result<DeviceChoice, StageError> {
