@@ -299,3 +299,43 @@ fn of_a_lossy_recording_no_more_is_decoded_than_up_to_the_end_of_the_row() {
         }
     }
 }
+
+#[test]
+fn rows_of_one_recording_are_the_same_together_and_alone() {
+    for name in ["tone.mp3", "tone.m4a", "tone.ogg", "tone.opus", "tone.webm", "flac"] {
+        let is_flac = name == "flac";
+        let bytes = if is_flac {
+            flac(16_000, 1, &sound(16_000, 1, 1.0))
+        } else {
+            tone(name)
+        };
+        let seconds = decode(&bytes, 1e6).unwrap().len() as f64 / 16_000.0;
+        let stored = Stored::new(&bytes);
+        // In no order, two that overlap, all of it, one that is too long, and one behind the end.
+        let rows = [
+            (0.6, 0.2),
+            (0.1, 0.3),
+            (0.3, 0.4),
+            (0.0, seconds),
+            (0.5, seconds),
+            (seconds + 1.0, 0.2),
+            (0.0, 0.1),
+        ];
+        for (file, range) in [("alone", None), ("within", Some((700, bytes.len() as u64)))] {
+            let path = stored.0.path().join(file);
+            assert_eq!(is_decoded_from_the_beginning(&path, range), !is_flac, "{name}");
+            let together = decode_rows(&path, range, &rows, 3600.0);
+            assert_eq!(together.iter().filter(|row| row.is_ok()).count(), 5, "{name}");
+            for (together, (start, seconds)) in together.into_iter().zip(rows) {
+                let alone = decode_row(&path, range, start, seconds, 3600.0);
+                assert_eq!(
+                    together.map_err(|error| error.to_string()),
+                    alone.map_err(|error| error.to_string()),
+                    "{name} {start}"
+                );
+            }
+        }
+    }
+    let gone = decode_rows(Path::new("no such file"), None, &[(0.0, 1.0), (1.0, 1.0)], 10.0);
+    assert!(gone.len() == 2 && gone.iter().all(Result::is_err));
+}

@@ -94,10 +94,10 @@ pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<
             return Err(AudioError::Read { path, source });
         }
     }
-    if stated_seconds(path, None).is_some_and(|seconds| seconds > max_seconds) {
-        return Ok(Err(Refusal::too_long(path, max_seconds)));
-    }
     match RecordingReader::open(path, None, channels) {
+        Ok(reader) if reader.stated_seconds().is_some_and(|seconds| seconds > max_seconds) => {
+            Ok(Err(Refusal::too_long(path, max_seconds)))
+        }
         Ok(reader) => Ok(Ok(reader)),
         Err(error @ AudioError::Read { .. }) => Err(error),
         Err(AudioError::Unsupported(what)) => refused("unsupported_format", format!(": {what}")),
@@ -188,6 +188,10 @@ mod tests {
         let second = wav(16_000, &[0; 16_000]);
         assert_eq!(reason("a.wav", &second, 10.0), "ok");
         assert_eq!(reason("a.wav", &second, 0.5), "too_long");
+        // What lossy recordings say of their length counts as well.
+        for name in ["tone.m4a", "tone.ogg", "tone.opus"] {
+            assert_eq!(reason(name, &test_data::tone(name), 0.5), "too_long", "{name}");
+        }
         assert_eq!(reason("a.wav", b"", 10.0), "empty_file");
         assert_eq!(reason("a.wav", b"this is a text", 10.0), "unsupported_format");
         // No `fmt ` chunk: `audio.probe` says the same of it.

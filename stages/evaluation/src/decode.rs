@@ -393,7 +393,7 @@ impl Source for DecodeBody {
             &model,
             &rows.utterances,
             BATCH_SECONDS,
-            &|index| rows.signal(index),
+            &|indices| rows.signals(indices),
             &|| cancel.is_set(),
         )?;
         out.read(rows.utterances.len() as u64);
@@ -561,7 +561,7 @@ impl ValidationSet {
             model,
             &self.rows.utterances,
             batch_seconds.min(BATCH_SECONDS),
-            &|index| self.rows.signal(index),
+            &|indices| self.rows.signals(indices),
             cancelled,
         )?;
         Ok(scores(&self.rows.utterances, &outcomes).0)

@@ -1,10 +1,8 @@
 //! Runs a model over many utterances: grouped by length, loaded in parallel, scored.
 
-use flow_kernels::subnormals::kept;
 use flow_kernels::threads::install;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
-use rayon::prelude::*;
 
 use crate::error::EvaluationError;
 use crate::wer::{Scores, UtteranceScore, score};
@@ -37,8 +35,10 @@ pub enum Outcome {
     Unreadable { why: String },
 }
 
-/// Transcribes utterances. `load` gives the signal of the utterance at an index (16 kHz mono), or says why
-/// there is none. Outcomes stand in the order of the utterances and do not depend on the number of threads.
+/// Gives the signals of the utterances at some indices (16 kHz mono), or says why there is none.
+pub type Load<'a> = dyn Fn(&[usize]) -> Vec<Result<Vec<f32>, String>> + Sync + 'a;
+
+/// Transcribes utterances. Outcomes stand in the order of the utterances and do not depend on the number of threads.
 ///
 /// At most `batch_seconds` of audio, padding included, are in memory and in the model at once (one longer
 /// utterance goes alone).
@@ -46,7 +46,7 @@ pub fn transcribe(
     model: &TdtModel,
     utterances: &[Utterance],
     batch_seconds: f64,
-    load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
+    load: &Load<'_>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Vec<Outcome>, EvaluationError> {
     let mut outcomes: Vec<Option<Outcome>> = vec![None; utterances.len()];
@@ -54,17 +54,16 @@ pub fn transcribe(
         if cancelled() {
             return Err(EvaluationError::Cancelled);
         }
-        let load = |index| (index, kept(|| load(index)));
-        let loaded: Vec<(usize, Result<Vec<f32>, String>)> = install(|| group.into_par_iter().map(load).collect());
+        let loaded = install(|| load(&group));
         let mut signals = Vec::with_capacity(loaded.len());
         let mut indices = Vec::with_capacity(loaded.len());
-        for (index, signal) in &loaded {
+        for (&index, signal) in group.iter().zip(&loaded) {
             match signal {
                 Ok(signal) => {
-                    indices.push(*index);
+                    indices.push(index);
                     signals.push(signal.as_slice());
                 }
-                Err(why) => outcomes[*index] = Some(Outcome::Unreadable { why: why.clone() }),
+                Err(why) => outcomes[index] = Some(Outcome::Unreadable { why: why.clone() }),
             }
         }
         if signals.is_empty() {
