@@ -1,6 +1,7 @@
 //! What `flow transcribe` and `flow diarize` have in common: recordings that the command line names go through a pipeline that
 //! the program carries, which writes files about each of them.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -281,10 +282,11 @@ fn leave_unwritten(stage: &str, state: &Path, files: &mut BTreeMap<PathBuf, Stri
             continue;
         };
         let Some(snapshot) = snapshots.of(stage) else { continue };
-        if !records.contains_key(&snapshot.recipe) {
-            records.insert(snapshot.recipe, store.records(&snapshot.recipe)?);
-        }
-        for record in snapshot.among(&records[&snapshot.recipe]) {
+        let records = match records.entry(snapshot.recipe) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(store.records(&snapshot.recipe)?),
+        };
+        for record in snapshot.among(records) {
             if !seen.insert((snapshot.recipe, record.partition.clone(), record.key)) {
                 continue;
             }

@@ -269,7 +269,7 @@ fn files_of_others_are_left_alone_and_settings_may_go_back_and_forth() {
 fn a_run_that_was_killed_while_it_wrote_is_gone_on_with() {
     let mut left = 0;
     // Which data file is that of the writing stage is not said.
-    for pass in 1..=4 {
+    for pass in 1..=6 {
         let place = Place::new();
         place.copy("rec_hi_0004_003.flac", "a.flac");
         let mut flow = place.command();

@@ -89,7 +89,8 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
 /// # Errors
 /// As [`recordings`].
 pub fn shared_recordings(input: &[String]) -> Result<Arc<Vec<Recording>>> {
-    static SHARED: Mutex<Vec<(Vec<String>, Weak<Vec<Recording>>)>> = Mutex::new(Vec::new());
+    type Shared = (Vec<String>, Weak<Vec<Recording>>);
+    static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.retain(|(_, listed)| listed.strong_count() > 0);
     let same = shared.iter().find(|(of, _)| of == input);
