@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_evaluation::page::STYLE;
-use flow_runtime::event::{Event, Events};
+use flow_runtime::event::{Event, Events, StageFailure, StageOutcome};
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::spec::SwitchedOff;
 use flow_runtime::store::{StoreError, write_atomically};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
+use crate::screen::sentence::failure;
 use crate::table::count;
 
 /// Name of the page in the run's folder.
@@ -55,6 +56,9 @@ struct StageLine {
     rows_in: u64,
     rows_out: u64,
     rejects: Vec<ReasonCount>,
+    /// None where it did not end.
+    outcome: Option<StageOutcome>,
+    failures: Vec<StageFailure>,
 }
 
 impl Report {
@@ -94,12 +98,14 @@ impl Report {
         let stages = seen.stages.iter().map(|stage| {
             json!({
                 "stage": stage.name,
-                "kind": stage.kind,
+                "kind": text(&stage.kind),
                 "ran": stage.ran,
                 "reused": stage.reused,
                 "rows_in": stage.rows_in,
                 "rows_out": stage.rows_out,
                 "rejects": stage.rejects,
+                "outcome": stage.outcome,
+                "failures": stage.failures,
             })
         });
         let exports = seen.exports.iter();
@@ -176,10 +182,14 @@ impl Seen {
                 rows_in,
                 rows_out,
                 rejects,
+                outcome,
+                failures,
             } => {
                 let line = self.stage(stage);
                 (line.rows_in, line.rows_out) = (*rows_in, *rows_out);
                 line.rejects.clone_from(rejects);
+                line.outcome = Some(*outcome);
+                line.failures.clone_from(failures);
             }
             Event::StageFigures { figures, .. } => self.tables.extend(figures.get("table").cloned()),
             Event::Exported { stage, folder, files } => {
@@ -189,7 +199,23 @@ impl Seen {
                 self.warnings.push((stage.clone().unwrap_or_default(), message.clone()));
             }
             // A run that goes on after failures tells of each.
-            Event::RunFailed { message, .. } => {
+            Event::RunFailed {
+                stage,
+                partition,
+                message,
+                ..
+            } => {
+                if let Some(stage) = stage {
+                    let failure = StageFailure {
+                        partition: partition.clone(),
+                        message: message.clone(),
+                    };
+                    let line = self.stage(stage);
+                    line.outcome = Some(StageOutcome::Failed);
+                    if !line.failures.contains(&failure) {
+                        line.failures.push(failure);
+                    }
+                }
                 self.failure = Some(match self.failure.take() {
                     Some(before) => format!("{before}\n{message}"),
                     None => message.clone(),
@@ -253,10 +279,11 @@ impl Seen {
         html! { section {
             h2 { "Stages" }
             table {
-                thead { tr { th { "Stage" } th { "Kind" } th.n { "Ran" } th.n { "Reused" } th.n { "Rows in" } th.n { "Rows out" } th.n { "Rejects" } } }
+                thead { tr { th { "Stage" } th { "Kind" } th { "Outcome" } th.n { "Ran" } th.n { "Reused" } th.n { "Rows in" } th.n { "Rows out" } th.n { "Rejects" } } }
                 tbody { @for stage in &self.stages { tr {
                     td { (stage.name) }
                     td { code { (stage.kind) } }
+                    td { (stage.outcome.map_or("not finished", StageOutcome::as_str)) @for failed in &stage.failures { br; (failure(failed)) } }
                     td.n { (count(stage.ran)) }
                     td.n { (count(stage.reused)) }
                     td.n { (count(stage.rows_in)) }
@@ -445,6 +472,14 @@ mod tests {
                     class: RejectClass::Rule,
                     rows: 34,
                 }],
+                outcome: StageOutcome::Done,
+                failures: vec![],
+            },
+            Event::RunFailed {
+                stage: Some(stage("broken")),
+                partition: Some(stage("s7")),
+                row: None,
+                message: stage("no space"),
             },
             Event::StageFigures {
                 stage: stage("unique"),
@@ -478,6 +513,7 @@ mod tests {
             "a &lt;script&gt; here",
             "1 h 02 min",
             "does not hold",
+            "failed<br>partition s7: no space",
         ] {
             assert!(page.contains(part), "{part}");
         }

@@ -324,6 +324,46 @@ fn rejects_status_and_log_of_a_run() {
 }
 
 #[test]
+fn stages_that_fail_are_told_as_failed() {
+    let place = Workplace::new();
+    place.write("in/c", "1\n13\n");
+    let state_of = |stage: &str| {
+        let status = place.done("status");
+        let line = status.lines().find(|line| line.starts_with(stage)).map(str::to_owned);
+        (line.unwrap_or_default(), status)
+    };
+    let bad = place.path("bad");
+    let hook = format!("--on-failure=cat > '{}'", bad.display());
+    for options in ["", " --keep-going"] {
+        let run = place.flow_with(&format!("run p.yaml{options}"), &[hook.as_str()]);
+        assert!(run.0.is_err());
+        let (line, status) = state_of("positive");
+        assert!(line.ends_with("failed"), "{status}");
+        assert_eq!(status.matches("partition c").count(), 1, "{status}");
+        assert!(status.contains("thirteen"), "{status}");
+        assert_eq!(state_of("sum").0.split_whitespace().nth(1), Some("-"), "{status}");
+        let said: serde_json::Value = serde_json::from_str(&read(&bad)).unwrap();
+        let mut stages = said["stages"].as_array().unwrap().iter();
+        let positive = stages.find(|stage| stage["stage"] == "positive").unwrap();
+        assert_eq!(positive["outcome"], "failed", "{said}");
+        assert_eq!(
+            positive["failures"],
+            serde_json::json!([{"partition": "c", "message": "thirteen"}])
+        );
+    }
+    let log = place.done("log");
+    assert!(log.contains("positive failed (partition c: thirteen): "), "{log}");
+    assert!(!log.contains("positive done"), "{log}");
+    // Past its limit of rejects.
+    place.write("in/c", "1\n");
+    let text = read(&place.path("p.yaml")).replace("max_rejects_action: warn", "max_rejects_action: fail");
+    place.write("p.yaml", &text);
+    assert!(place.flow("run p.yaml --set limit=0").0.is_err());
+    let (line, status) = state_of("positive");
+    assert!(line.ends_with("failed"), "{status}");
+}
+
+#[test]
 fn how_runs_end_is_in_the_exit_code() {
     let place = Workplace::new();
     assert!(matches!(place.flow("run p.yaml --set limit=0").0, Ok(Exit::Noted)));

@@ -12,6 +12,40 @@ use crate::switched_off::SwitchedOff;
 /// Version of the event format; stands in every `run_started`.
 pub const EVENT_VERSION: u32 = 1;
 
+/// How a stage came out of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StageOutcome {
+    #[default]
+    Done,
+    /// It failed, at some partitions or as a whole.
+    Failed,
+    /// Some of its partitions were left out, as they depend on what failed before it.
+    Incomplete,
+    /// All of it was left out, as it depends on what failed before it.
+    LeftOut,
+}
+
+impl StageOutcome {
+    /// As users read it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StageOutcome::Done => "done",
+            StageOutcome::Failed => "failed",
+            StageOutcome::Incomplete => "incomplete",
+            StageOutcome::LeftOut => "left out",
+        }
+    }
+}
+
+/// What failed of a stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageFailure {
+    /// None where no partition is to blame.
+    pub partition: Option<String>,
+    pub message: String,
+}
+
 /// One event. Serialised as a JSON object with the field `event`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -49,6 +83,11 @@ pub enum Event {
         rows_in: u64,
         rows_out: u64,
         rejects: Vec<ReasonCount>,
+        #[serde(default)]
+        outcome: StageOutcome,
+        /// What failed, where the stage did.
+        #[serde(default)]
+        failures: Vec<StageFailure>,
     },
     Exported {
         stage: String,

@@ -1,7 +1,9 @@
 //! Files that a local stage writes into a folder of the user's, some for each partition: written, told as rows, and looked
 //! after when the next run is planned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +14,13 @@ use crate::digest::Digest;
 use crate::error::StageError;
 use crate::partition::Partition;
 use crate::row_number::ROW;
-use crate::store::{Artifact, write_atomically};
+use crate::store::{Artifact, on_threads, write_atomically};
+
+/// The file of notes in a stage's scratch folder.
+const NOTES: &str = "output_files.jsonl";
+
+/// Notes of more bytes are dropped: those that count are of the few files that no record names yet.
+const MOST_NOTES: u64 = 1 << 20;
 
 /// A file to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,30 +42,94 @@ pub fn schema() -> SchemaRef {
     ]))
 }
 
-/// Writes the files of a partition, each as a whole, and gives a row for each.
+/// Writes the files of a partition, each as a whole, and gives a row for each. They are noted in `scratch`, the stage's
+/// [scratch folder](crate::Context::scratch), before: [`Notes`] tells them from files of others when the process is killed
+/// before the rows are committed.
 ///
 /// # Errors
-/// When a file or a folder above it cannot be written.
-pub fn write(files: &[OutputFile]) -> Result<RecordBatch, StageError> {
+/// When a path is not UTF-8, or a file or a folder above it cannot be written.
+pub fn write(files: &[OutputFile], scratch: &Path) -> Result<RecordBatch, StageError> {
+    let mut paths = Vec::with_capacity(files.len());
+    for file in files {
+        let path = file.path.to_str().ok_or_else(|| {
+            let message = format!(
+                "{} is not UTF-8, as names of files in tables must be",
+                file.path.display()
+            );
+            StageError::failed(message).with_help("give the folder another name")
+        })?;
+        paths.push(path);
+    }
+    let digests: Vec<String> = files
+        .iter()
+        .map(|file| Digest::of(&file.bytes).to_hex())
+        .collect();
+    // Without the note the files would be taken for those of others, which costs a question, no file.
+    let _ = note(scratch, paths.iter().copied().zip(digests.iter().map(String::as_str)));
     for file in files {
         write_file(&file.path, &file.bytes)?;
     }
     let rows = UInt32Array::from_iter_values((0..).take(files.len()));
     let formats = files.iter().map(|file| file.format);
-    let paths = files.iter().map(|file| file.path.to_string_lossy());
     // Lengths of what is in memory are below 2^63.
     let sizes = files.iter().map(|file| file.bytes.len() as i64);
-    let digests = files.iter().map(|file| Digest::of(&file.bytes).to_hex());
     Ok(RecordBatch::try_new(
         schema(),
         vec![
             Arc::new(rows),
             Arc::new(StringArray::from_iter_values(formats)),
-            Arc::new(StringArray::from_iter_values(paths)),
+            Arc::new(StringArray::from(paths)),
             Arc::new(Int64Array::from_iter_values(sizes)),
-            Arc::new(StringArray::from_iter_values(digests)),
+            Arc::new(StringArray::from(digests)),
         ],
     )?)
+}
+
+/// Appends paths and digests of files to the notes, if the folder is there.
+fn note<'a>(scratch: &Path, files: impl Iterator<Item = (&'a str, &'a str)>) -> std::io::Result<()> {
+    if !scratch.is_dir() {
+        return Ok(());
+    }
+    let mut text = String::new();
+    for file in files {
+        // A last line that was cut short does not spoil this one.
+        text.push('\n');
+        text.push_str(&serde_json::to_string(&file)?);
+    }
+    text.push('\n');
+    let path = scratch.join(NOTES);
+    let mut notes = OpenOptions::new().create(true).append(true).open(path)?;
+    if notes.metadata()?.len() > MOST_NOTES {
+        notes.set_len(0)?;
+    }
+    notes.write_all(text.as_bytes())?;
+    notes.sync_data()
+}
+
+/// Files that a stage was about to write, as its scratch folder has them noted.
+#[derive(Debug, Default)]
+pub struct Notes(BTreeSet<(PathBuf, String)>);
+
+impl Notes {
+    /// Those in a stage's scratch folder; none where there are no notes or they cannot be read.
+    pub fn read(scratch: &Path) -> Notes {
+        let text = std::fs::read(scratch.join(NOTES)).unwrap_or_default();
+        let lines = text.split(|byte| *byte == b'\n');
+        Notes(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    }
+
+    /// Whether the file at a path, spelled as it was written, is one of them, byte for byte.
+    pub fn hold(&self, path: &Path) -> bool {
+        let known = self.0.range((path.to_owned(), String::new())..);
+        let known: Vec<&str> = known
+            .take_while(|(noted, _)| noted == path)
+            .map(|(_, digest)| digest.as_str())
+            .collect();
+        if known.is_empty() {
+            return false;
+        }
+        std::fs::read(path).is_ok_and(|bytes| known.contains(&Digest::of(&bytes).to_hex().as_str()))
+    }
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
@@ -70,20 +142,22 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
     write_atomically(path, bytes).map_err(|error| StageError::failed(error).with_help(help))
 }
 
-/// The partitions of which a file is gone or changed, with the reason: what a kind's `missing_outputs` gives.
+/// The partitions of which a file is gone or changed, with the reason: what a kind's `missing_outputs` gives. The files are
+/// read by up to `threads` threads.
 ///
 /// # Errors
 /// When the rows cannot be read.
-pub fn missing(committed: &Artifact) -> Result<BTreeMap<Partition, String>, StageError> {
-    let mut missing = BTreeMap::new();
-    for partition in committed.partitions() {
+pub fn missing(committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+    let partitions: Vec<&Partition> = committed.partitions().collect();
+    let why = on_threads(&partitions, threads, |partition| {
         for batch in committed.read(partition, Some(&["path", "digest"]))? {
             if let Some(why) = missing_file(&batch?)? {
-                missing.entry(partition.clone()).or_insert(why);
+                return Ok(Some(((*partition).clone(), why)));
             }
         }
-    }
-    Ok(missing)
+        Ok(None)
+    });
+    why.into_iter().filter_map(Result::transpose).collect()
 }
 
 /// What is wrong with the first file that is not as it was written: it may have been written anew by a run with other
@@ -120,7 +194,7 @@ mod tests {
             path: place.path().join(name),
             bytes: b"hello\n".to_vec(),
         };
-        let rows = write(&[file("below/a.txt"), file("b.txt")]).unwrap();
+        let rows = write(&[file("below/a.txt"), file("b.txt")], place.path()).unwrap();
         assert_eq!((rows.num_rows(), rows.schema()), (2, schema()));
         assert_eq!(
             std::fs::read_to_string(place.path().join("below/a.txt")).unwrap(),
@@ -136,7 +210,73 @@ mod tests {
         assert!(missing_file(&rows.project(&[0]).unwrap()).is_err());
         // A file stands where a folder should be.
         std::fs::write(place.path().join("file"), "").unwrap();
-        let error = write(&[file("file/c.txt")]).unwrap_err().to_string();
+        let error = write(&[file("file/c.txt")], place.path()).unwrap_err().to_string();
         assert!(error.contains("cannot make the folder"), "{error}");
+    }
+
+    #[test]
+    fn partitions_of_missing_files_are_named_by_any_number_of_threads() {
+        let place = tempfile::tempdir().unwrap();
+        let mut partitions = Vec::new();
+        for number in 0..20 {
+            let name = format!("{number:02}");
+            let file = OutputFile {
+                format: "txt",
+                path: place.path().join(&name),
+                bytes: name.clone().into_bytes(),
+            };
+            let rows = write(&[file], Path::new("")).unwrap();
+            partitions.push((Partition::new(&name), vec![rows]));
+        }
+        let committed = Artifact::in_memory(schema(), partitions).unwrap();
+        std::fs::remove_file(place.path().join("07")).unwrap();
+        std::fs::write(place.path().join("11"), "12").unwrap();
+        for threads in [1, 4] {
+            let missing = missing(&committed, threads).unwrap();
+            let named: Vec<&str> = missing.keys().map(Partition::as_str).collect();
+            assert_eq!(named, ["07", "11"]);
+            assert!(missing[&Partition::new("07")].ends_with("is gone"));
+        }
+    }
+
+    #[test]
+    fn files_are_noted_before_they_are_written() {
+        let (place, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = |name: &str, text: &str| OutputFile {
+            format: "txt",
+            path: place.path().join(name),
+            bytes: text.as_bytes().to_vec(),
+        };
+        assert!(!Notes::read(scratch.path()).hold(&place.path().join("a")));
+        // The second cannot be written.
+        std::fs::create_dir(place.path().join("b")).unwrap();
+        write(&[file("a", "one"), file("b", "two")], scratch.path()).unwrap_err();
+        let holds = |name: &str| Notes::read(scratch.path()).hold(&place.path().join(name));
+        assert!(holds("a") && !holds("b") && !holds("c"));
+        // Whoever writes there later.
+        std::fs::write(place.path().join("a"), "other").unwrap();
+        assert!(!holds("a"));
+        // A line that was cut short, and many lines.
+        let notes = scratch.path().join(NOTES);
+        std::fs::write(&notes, b"\n[\"x\", \"").unwrap();
+        write(&[file("a", "three")], scratch.path()).unwrap();
+        assert!(holds("a"));
+        std::fs::write(&notes, vec![b'\n'; MOST_NOTES as usize + 1]).unwrap();
+        write(&[file("a", "four")], scratch.path()).unwrap();
+        assert!(holds("a") && std::fs::metadata(&notes).unwrap().len() < 1000);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_path_that_is_no_text_is_refused() {
+        use std::os::unix::ffi::OsStrExt;
+        let place = tempfile::tempdir().unwrap();
+        let file = OutputFile {
+            format: "txt",
+            path: place.path().join(std::ffi::OsStr::from_bytes(b"\xff")).join("a"),
+            bytes: Vec::new(),
+        };
+        let error = write(&[file], place.path()).unwrap_err().to_string();
+        assert!(error.contains("is not UTF-8"), "{error}");
     }
 }

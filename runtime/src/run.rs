@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use crate::dataflow::job::Signals;
 use crate::error::StageError;
-use crate::event::{EVENT_VERSION, Event, Events};
+use crate::event::{EVENT_VERSION, Event, Events, StageFailure, StageOutcome};
 use crate::partition::Partition;
 use crate::plan::state::PlanState;
 use crate::plan::{Options, Plan, StagePlan};
@@ -240,6 +240,18 @@ fn tell_left_out(events: &Events, plan: &Plan) {
     }
 }
 
+/// Says how a stage came out.
+fn tell_stage(state: &PlanState, summary: &StageSummary, (outcome, failures): (StageOutcome, Vec<StageFailure>)) {
+    state.events.send(Event::StageFinished {
+        stage: summary.stage.clone(),
+        rows_in: summary.rows_in,
+        rows_out: summary.rows_out,
+        rejects: summary.rejects.clone(),
+        outcome,
+        failures,
+    });
+}
+
 fn run_all(
     state: &mut PlanState,
     id: &str,
@@ -260,24 +272,31 @@ fn run_all(
         // A shortcut for the next run, and no more.
         let _ = state.store.append_sources();
         for node in state.graph.regions[region].nodes.clone() {
+            let Some(summary) = limits::summarise(state, node, run_counts) else {
+                continue;
+            };
             if state.failures.misses_all(node) {
+                let (outcome, failures) = state.outcome(node);
+                if outcome == StageOutcome::Failed || run_counts.knows(node) {
+                    tell_stage(state, &summary, (outcome, failures));
+                }
                 continue;
             }
-            if let Some(summary) = limits::summarise(state, node, run_counts) {
-                state.events.send(Event::StageFinished {
-                    stage: summary.stage.clone(),
-                    rows_in: summary.rows_in,
-                    rows_out: summary.rows_out,
-                    rejects: summary.rejects.clone(),
-                });
-                match limits::check(state, node, &summary) {
-                    Ok(false) => {}
-                    Ok(true) => past.push(summary.stage.clone()),
-                    Err(error) if state.options.keep_going => state.note_unusable(node, error),
-                    Err(error) => return Err(error),
+            match limits::check(state, node, &summary) {
+                Ok(false) => {}
+                Ok(true) => past.push(summary.stage.clone()),
+                Err(error) if state.options.keep_going => state.note_unusable(node, error),
+                Err(error) => {
+                    tell_stage(
+                        state,
+                        &summary,
+                        (StageOutcome::Failed, vec![StageFailure::from(&error)]),
+                    );
+                    return Err(error);
                 }
-                stages.push(summary);
             }
+            tell_stage(state, &summary, state.outcome(node));
+            stages.push(summary);
         }
     }
     Ok((stages, past))

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::error::StageError;
+use crate::event::StageFailure;
 use crate::partition::Partition;
 use crate::secret::Secrets;
 use crate::store::StoreError;
@@ -95,6 +96,21 @@ fn at(partition: &Option<Partition>, error: &StageError) -> String {
         text.push_str(&format!(", row {row}"));
     }
     text
+}
+
+impl From<&RunError> for StageFailure {
+    fn from(error: &RunError) -> Self {
+        match error {
+            RunError::Stage { partition, error, .. } => StageFailure {
+                partition: partition.as_ref().map(Partition::to_string),
+                message: error.to_string(),
+            },
+            error => StageFailure {
+                partition: None,
+                message: error.to_string(),
+            },
+        }
+    }
 }
 
 impl RunError {

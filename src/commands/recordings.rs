@@ -1,17 +1,20 @@
 //! What `flow transcribe` and `flow diarize` have in common: recordings that the command line names go through a pipeline that
 //! the program carries, which writes files about each of them.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flow_audio::listing::Recording;
-use flow_runtime::StageError;
 use flow_runtime::escape::escape_line;
+use flow_runtime::output_files::Notes;
 use flow_runtime::registry::Registry;
-use flow_runtime::store::{Access, Store};
-use flow_transcription::channels::{ChannelUse, listed};
+use flow_runtime::store::{Access, Records, Store};
+use flow_runtime::{Digest, StageError};
+use flow_transcription::channels::{ChannelUse, Listed, shared_listed};
 use tempfile::TempDir;
 
 use super::past_run::PastRun;
@@ -103,7 +106,11 @@ pub fn work(
         let message = format!("{} is not UTF-8", folder.display());
         return Err(Failure::usage(message, "give --out another name"));
     };
-    refuse_files_of_others(work, arguments, &input, &folder, &real)?;
+    // Held until the end, so that the run lists nothing again. What cannot be listed is told by the run.
+    let listed = names(work, &input);
+    if let Ok(listed) = &listed {
+        refuse_files_of_others(work, arguments, listed, &folder, &real)?;
+    }
     let mut set = vec![
         format!("input={}", json(&input)),
         format!("out={}", json(&[out_folder.to_owned()])[0]),
@@ -119,7 +126,8 @@ pub fn work(
         return Ok(outcome);
     }
 
-    let listed = names(work, &input).map_err(Failure::unreadable)?;
+    let listed = listed.map_err(Failure::unreadable)?;
+    let listed: Vec<&Recording> = listed.iter().map(|listed| &listed.recording).collect();
     let mut refused: Vec<Refused> = Vec::new();
     let run = last_run(work.pipeline, &state)?;
     for (stage, done) in &work.stages {
@@ -183,9 +191,8 @@ pub fn work(
 }
 
 /// What is written about, with the names of the files.
-fn names(work: &Work, input: &[String]) -> Result<Vec<Recording>, StageError> {
-    let listed = listed(input, work.channels)?;
-    Ok(listed.into_iter().map(|listed| listed.recording).collect())
+fn names(work: &Work, input: &[String]) -> Result<Arc<Vec<Listed>>, StageError> {
+    shared_listed(input, work.channels)
 }
 
 /// Names of files as the value of a parameter: as they are, whatever stands in them.
@@ -223,25 +230,30 @@ fn state(arguments: &RecordingsArguments, folder: &Path) -> StateArguments {
 fn refuse_files_of_others(
     work: &Work,
     arguments: &RecordingsArguments,
-    input: &[String],
+    listed: &[Listed],
     folder: &Path,
     real: &Path,
 ) -> Result<(), Failure> {
-    // What cannot be listed is told by the run.
-    let Ok(listed) = names(work, input) else { return Ok(()) };
     let stages: BTreeSet<&str> = work.formats.iter().map(|format| format.stage).collect();
     for stage in stages {
         let own = || work.formats.iter().filter(|format| format.stage == stage);
-        let paths = listed.iter().flat_map(|recording| {
-            let file = |format: &WrittenFormat| format!("{}.{}", recording.name, format.name);
+        let files = listed.iter().flat_map(|listed| {
+            let file = |format: &WrittenFormat| format!("{}.{}", listed.recording.name, format.name);
             own().map(file)
         });
-        let standing: Vec<String> = paths.filter(|file| real.join(file).exists()).collect();
+        let standing = files.map(|file| (real.join(&file), file));
+        let mut standing: BTreeMap<PathBuf, String> = standing.filter(|(path, _)| path.exists()).collect();
         if standing.is_empty() {
             continue;
         }
-        let written = written(stage, state(arguments, folder))?;
-        if let Some(file) = standing.iter().find(|file| !written.contains(&real.join(file))) {
+        let state = state(arguments, folder).state;
+        leave_unwritten(stage, &state, &mut standing)?;
+        // A run that was killed wrote some that no record names.
+        if !standing.is_empty() {
+            let notes = Notes::read(&state.join("scratch").join(stage));
+            standing.retain(|path, _| !notes.hold(path));
+        }
+        if let Some(file) = standing.values().next() {
             return Err(Failure::usage(
                 format!(
                     "{} is there already, and no {} of an earlier run",
@@ -255,28 +267,47 @@ fn refuse_files_of_others(
     Ok(())
 }
 
-/// The files that a stage wrote in the runs of a state directory, as far as it is known and they are there.
-fn written(stage: &str, state: StateArguments) -> Result<BTreeSet<PathBuf>, Failure> {
-    let mut written = BTreeSet::new();
-    if !state.state.join("FORMAT").is_file() {
-        return Ok(written);
+/// Leaves of files those that a stage did not write in any run of a state directory, as far as that is known. Runs are looked
+/// at from the last one back, until no file is left: mostly the last one has them all.
+fn leave_unwritten(stage: &str, state: &Path, files: &mut BTreeMap<PathBuf, String>) -> Result<(), Failure> {
+    if !state.join("FORMAT").is_file() {
+        return Ok(());
     }
-    let store = Store::open(&state.state, Access::Read)?;
-    for id in store.runs()? {
-        let Some(snapshots) = store.run_snapshots(&id)? else {
+    let store = Store::open(state, Access::Read)?;
+    let mut records: BTreeMap<Digest, Records> = BTreeMap::new();
+    // Runs have most records in common.
+    let mut seen = BTreeSet::new();
+    for id in store.runs()?.iter().rev() {
+        let Some(snapshots) = store.run_snapshots(id)? else {
             continue;
         };
         let Some(snapshot) = snapshots.of(stage) else { continue };
-        for record in snapshot.among(&store.records(&snapshot.recipe)?) {
+        let records = match records.entry(snapshot.recipe) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(store.records(&snapshot.recipe)?),
+        };
+        for record in snapshot.among(records) {
+            if !seen.insert((snapshot.recipe, record.partition.clone(), record.key)) {
+                continue;
+            }
             let rows = store.first_rows(&snapshot.recipe, &record, "files", usize::MAX);
             for row in rows.map_err(Failure::unreadable)? {
                 let path = row.iter().find(|(name, _)| name == "path");
-                let path = path.and_then(|(_, value)| serde_json::from_str::<PathBuf>(value).ok());
-                written.extend(path.and_then(|path| path.canonicalize().ok()));
+                let Some(path) = path.and_then(|(_, value)| serde_json::from_str::<PathBuf>(value).ok()) else {
+                    continue;
+                };
+                if files.remove(&path).is_none()
+                    && let Ok(path) = path.canonicalize()
+                {
+                    files.remove(&path);
+                }
+            }
+            if files.is_empty() {
+                return Ok(());
             }
         }
     }
-    Ok(written)
+    Ok(())
 }
 
 /// The recordings that are meant, with standard input as a file in `folder`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use flow_runtime::event::Event;
+use flow_runtime::event::{Event, StageFailure, StageOutcome};
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::store::Store;
 
@@ -22,7 +22,10 @@ struct Reached {
     reused: u64,
     rows_out: u64,
     rejects: u64,
-    finished: bool,
+    /// None while it is in work.
+    outcome: Option<StageOutcome>,
+    /// What failed, as the stage told it.
+    failures: Vec<StageFailure>,
 }
 
 pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
@@ -38,9 +41,24 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
                 writeln!(out, "run {} of {pipeline}, started {}", run.id, logged.at)?;
                 order = stages.clone();
             }
-            Event::RunFailed { .. } => writeln!(out, "{}", sentence(&event))?,
+            Event::RunFailed { .. } => {
+                writeln!(out, "{}", sentence(&event))?;
+                take(&mut reached, &event);
+            }
             Event::RunFinished { .. } => ended = Some(sentence(&event)),
             event => take(&mut reached, event),
+        }
+    }
+    // The run tells of failures at its end.
+    for (stage, at) in &reached {
+        for StageFailure { partition, message } in &at.failures {
+            let failed = Event::RunFailed {
+                stage: Some(stage.clone()),
+                partition: partition.clone(),
+                row: None,
+                message: message.clone(),
+            };
+            writeln!(out, "{}", sentence(&failed))?;
         }
     }
     match (&ended, &holder) {
@@ -68,7 +86,11 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
             );
             continue;
         };
-        let state = if at.finished { "done" } else { "in work" };
+        let state = match (at.outcome, &ended) {
+            (Some(outcome), _) => outcome.as_str(),
+            (None, None) => "in work",
+            (None, Some(_)) => "not finished",
+        };
         let numbers = [at.done, at.run, at.reused, at.rows_out, at.rejects].map(table::count);
         rows.push(
             [stage.clone()]
@@ -115,15 +137,31 @@ fn take(reached: &mut BTreeMap<String, Reached>, event: &Event) {
             stage,
             rows_out,
             rejects,
+            outcome,
+            failures,
             ..
         } => {
             let at = of_stage(reached, stage);
-            // Exports, and the decisions of global stages, are told by their end alone.
-            at.done = at.done.max(at.run);
+            if *outcome == StageOutcome::Done {
+                // Exports, and the decisions of global stages, are told by their end alone.
+                at.done = at.done.max(at.run);
+            }
             // From here on with the partitions that were reused.
             at.rows_out = *rows_out;
             at.rejects = rejects.iter().map(|ReasonCount { rows, .. }| rows).sum();
-            at.finished = true;
+            at.outcome = Some(*outcome);
+            at.failures.clone_from(failures);
+        }
+        Event::RunFailed {
+            stage: Some(stage),
+            partition,
+            message,
+            ..
+        } => {
+            let at = of_stage(reached, stage);
+            at.outcome = Some(StageOutcome::Failed);
+            at.failures
+                .retain(|failure| failure.partition != *partition || failure.message != *message);
         }
         _ => {}
     }
@@ -153,6 +191,8 @@ mod tests {
             rows_in: 0,
             rows_out: 1,
             rejects: Vec::new(),
+            outcome: StageOutcome::Done,
+            failures: Vec::new(),
         };
         let stepped = |step: u64| Event::StageFigures {
             stage: "train".into(),
@@ -160,7 +200,7 @@ mod tests {
         };
         let done = |reached: &BTreeMap<String, Reached>, stage: &str| {
             let at = &reached[stage];
-            (at.done, at.run, at.finished)
+            (at.done, at.run, at.outcome == Some(StageOutcome::Done))
         };
         // Of 40 steps ten were done by a run before.
         take(&mut reached, &started("train", 30, 10));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use flow_runtime::RejectClass;
 use flow_runtime::escape::escape_line;
-use flow_runtime::event::Event;
+use flow_runtime::event::{Event, StageFailure};
 use flow_runtime::reject::ReasonCount;
 
 use super::figures;
@@ -71,13 +71,16 @@ fn in_words(event: &Event) -> String {
             rows_in,
             rows_out,
             rejects,
+            outcome,
+            failures,
         } => {
             let rows = match (rows_in, rows_out) {
                 (0, 0) => String::new(),
                 (0, rows_out) => format!(": {}", plural(*rows_out, "row")),
                 (rows_in, rows_out) => format!(": {} in, {} out", plural(*rows_in, "row"), count(*rows_out)),
             };
-            format!("{stage} done{rows}{}", reasons(rejects))
+            let why = first_of(failures).map_or_else(String::new, |failure| format!(" ({failure})"));
+            format!("{stage} {}{why}{rows}{}", outcome.as_str(), reasons(rejects))
         }
         Event::Exported { stage, folder, files } => {
             format!("{stage}: {} in {folder}", plural(files.len() as u64, "file"))
@@ -134,6 +137,23 @@ fn in_words(event: &Event) -> String {
             )
         }
     }
+}
+
+/// A failure, with its partition.
+pub fn failure(failure: &StageFailure) -> String {
+    match &failure.partition {
+        Some(partition) => format!("partition {partition}: {}", failure.message),
+        None => failure.message.clone(),
+    }
+}
+
+/// The first of what failed, and how much more there is.
+fn first_of(failures: &[StageFailure]) -> Option<String> {
+    let first = failure(failures.first()?);
+    Some(match failures.len() - 1 {
+        0 => first,
+        more => format!("{first}; and {}", plural(more as u64, "other failure")),
+    })
 }
 
 /// `, 34 rejects: too_short 30, corrupt_audio 4 (fault)`, commonest first.
@@ -212,6 +232,8 @@ impl Plain {
 
 #[cfg(test)]
 mod tests {
+    use flow_runtime::event::StageOutcome;
+
     use super::*;
 
     #[test]
@@ -227,10 +249,34 @@ mod tests {
             rows_in: 5000,
             rows_out: 3796,
             rejects,
+            outcome: StageOutcome::Done,
+            failures: Vec::new(),
         };
         assert_eq!(
             sentence(&event),
             "clean done: 5,000 rows in, 3,796 out, 1,204 rejects: a 1,200, b 4 (fault)"
+        );
+        let failed = |partitions: &[&str]| {
+            let failure = |partition: &&str| StageFailure {
+                partition: Some(partition.to_string()),
+                message: "no\nspace".into(),
+            };
+            sentence(&Event::StageFinished {
+                stage: "clean".into(),
+                rows_in: 2,
+                rows_out: 2,
+                rejects: Vec::new(),
+                outcome: StageOutcome::Failed,
+                failures: partitions.iter().map(failure).collect(),
+            })
+        };
+        assert_eq!(
+            failed(&["a"]),
+            "clean failed (partition a: no\\nspace): 2 rows in, 2 out"
+        );
+        assert_eq!(
+            failed(&["a", "b", "c"]),
+            "clean failed (partition a: no\\nspace; and 2 other failures): 2 rows in, 2 out"
         );
         let event = Event::StageStarted {
             stage: "scan".into(),

@@ -138,6 +138,48 @@ fn speakers_are_joined_with_the_rows_of_all_shards() {
 }
 
 #[test]
+fn some_shards_are_joined_with_all_of_the_table() {
+    let place = Workplace::bundled("micro");
+    let segments = segments(&place);
+    fs::remove_dir_all(place.path("state")).unwrap();
+    let lines: String = segments.iter().map(|segment| format!("{segment},7\n")).collect();
+    fs::write(place.path("speakers.csv"), format!("segment,age\n{lines}")).unwrap();
+    let output = run(&place, &["--partition", "bn/*"]);
+    expect_code(&output, 0);
+    assert!(!stderr(&output).contains("left out"), "{}", stderr(&output));
+    let found = ages(&place.path("state"));
+    let (joined, table): (Vec<_>, Vec<_>) = found.iter().partition(|(id, _)| !id.is_empty());
+    assert!(table.len() <= 1, "{table:?}");
+    assert!(!joined.is_empty() && joined.len() < segments.len(), "{joined:?}");
+    assert!(joined.iter().all(|(_, age)| **age == Some(7)), "{joined:?}");
+    // The run of all shards makes the others alone.
+    let plan = place
+        .command(
+            "plan",
+            pipeline(&place).to_str().unwrap(),
+            &[&format!("speakers={}", place.path("speakers.csv").display())],
+        )
+        .arg("--json")
+        .output()
+        .unwrap();
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let mut reused = BTreeMap::new();
+    for stage in plan["stages"].as_array().unwrap() {
+        reused.insert(
+            stage["stage"].as_str().unwrap().to_owned(),
+            stage["reuse"].as_u64().unwrap(),
+        );
+    }
+    assert!(reused["named"] > 0 && reused["named"] == reused["scan"], "{reused:?}");
+    assert_eq!(reused["speakers"], 1);
+    expect_code(&run(&place, &[]), 0);
+    assert_eq!(ages(&place.path("state")).values().flatten().count(), segments.len());
+    // The table itself has no partition of such a name.
+    let unknown = run(&place, &["--partition", "speakers*"]);
+    expect_code(&unknown, 2);
+}
+
+#[test]
 fn some_shards_are_manifests_of_nothing() {
     let place = Workplace::bundled("micro");
     let command = |command: &str, partitions: &[&str]| {

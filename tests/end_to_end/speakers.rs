@@ -383,3 +383,32 @@ fn turns_are_scored_against_a_reference() {
     }
     expect_code(&evaluate(&["--collar", "-1"]), 2);
 }
+
+/// As of a broken download: what is before the damage has words with speakers.
+#[test]
+fn what_is_before_the_damage_is_told_with_speakers() {
+    let place = Place::new();
+    let whole = std::fs::read(bundled("conv2.flac")).unwrap();
+    std::fs::write(place.path("in/talks/conv2.flac"), &whole[..whole.len() / 2]).unwrap();
+    let output = place.flow("transcribe", &["--diarize", "--format", "json,rttm"]);
+    expect_code(&output, 0);
+    let told = stderr(&output);
+    assert_eq!(told.matches("is damaged at").count(), 1, "{told}");
+    let transcript = place.json("talks/conv2.json");
+    let at = transcript["metadata"]["damaged_at"].as_f64().unwrap();
+    assert!((5.0..40.0).contains(&at), "{at}");
+    let segments = transcript["segments"].as_array().unwrap();
+    let words = segments.iter().flat_map(|segment| segment["words"].as_array().unwrap());
+    let speakers: Vec<&str> = words.filter_map(|word| word["speaker"].as_str()).collect();
+    assert!(
+        speakers.iter().any(|speaker| speaker.starts_with("SPEAKER_")),
+        "{speakers:?}"
+    );
+    assert!(!place.out("talks/conv2.rttm").is_empty());
+    let refused = place.flow("transcribe", &["--diarize", "--set", "on_damage=refuse"]);
+    expect_code(&refused, 1);
+    // The turns alone.
+    let output = place.flow("diarize", &[]);
+    expect_code(&output, 0);
+    assert!(stderr(&output).contains("is damaged at"), "{}", stderr(&output));
+}

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use arrow::array::AsArray;
 use serde_json::Value;
 
-use crate::binary::{expect_code, program, read_parquet, stderr};
+use crate::binary::{expect_code, program, read_parquet, stderr, with_failpoints};
 
 /// A Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
 pub fn recording(name: &str) -> Vec<u8> {
@@ -376,6 +376,46 @@ fn files_of_others_are_left_alone_and_settings_may_go_back_and_forth() {
         expect_code(&output, 2);
         assert!(stderr(&output).contains("option of its own"), "{}", stderr(&output));
     }
+}
+
+#[test]
+fn a_run_that_was_killed_while_it_wrote_is_gone_on_with() {
+    let mut left = 0;
+    // Which data file is that of the writing stage is not said.
+    for pass in 1..=6 {
+        let place = Place::new();
+        place.copy("rec_hi_0004_003.flac", "a.flac");
+        let mut flow = place.command();
+        flow.arg("in").args(["--out", "out", "--format", "txt,json"]);
+        let mut killed = with_failpoints(&flow);
+        killed.current_dir(place.folder.path());
+        killed.env("FLOW_KILL_AT", format!("data-written:{pass}"));
+        if killed.output().unwrap().status.success() {
+            continue;
+        }
+        if !place.path("out/a.txt").exists() {
+            expect_code(&flow.output().unwrap(), 0);
+            continue;
+        }
+        left += 1;
+        // As if it had been killed between the two.
+        std::fs::remove_file(place.path("out/a.json")).unwrap();
+        let text = place.out("a.txt");
+        // Files of others are told from it.
+        std::fs::write(place.path("out/a.txt"), "what was really said").unwrap();
+        let refused = flow.output().unwrap();
+        expect_code(&refused, 2);
+        assert!(
+            stderr(&refused).contains("a.txt is there already"),
+            "{}",
+            stderr(&refused)
+        );
+        std::fs::write(place.path("out/a.txt"), &text).unwrap();
+        expect_code(&flow.output().unwrap(), 0);
+        assert_eq!(place.out("a.txt"), text);
+        assert!(place.out("a.json").starts_with('{'));
+    }
+    assert!(left > 0, "no run was killed between its files and their record");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::graph::{Flow, NodeInput, RegionKind};
 use super::keys::key_of;
 use super::state::PlanState;
 use crate::digest::Digest;
+use crate::event::{StageFailure, StageOutcome};
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::run_error::{LeftOut, RunError};
@@ -228,6 +229,36 @@ impl PlanState {
             runnable.verdicts.push(one);
         }
         runnable
+    }
+
+    /// How the stage of a node came out, and what failed of it: of all its nodes, where it has several.
+    pub fn outcome(&self, node: usize) -> (StageOutcome, Vec<StageFailure>) {
+        if self.failures.is_empty() {
+            return (StageOutcome::Done, Vec::new());
+        }
+        let stage = self.graph.nodes[node].stage;
+        let of_stage = |other: &usize| self.graph.nodes[*other].stage == stage;
+        let own: Vec<usize> = (0..self.graph.nodes.len()).filter(of_stage).collect();
+        let is_named = |name: &str| {
+            let named = |own: &usize| self.graph.nodes[*own].name == name;
+            self.stage(node).name == name || own.iter().any(named)
+        };
+        let failures = self.failures.errors.iter().filter_map(|error| match error {
+            RunError::Stage { stage, .. } if is_named(stage) => Some(StageFailure::from(error)),
+            _ => None,
+        });
+        let failures: Vec<StageFailure> = failures.collect();
+        let missing = || own.iter().map(|own| &self.failures.missing[*own]);
+        let outcome = if !failures.is_empty() {
+            StageOutcome::Failed
+        } else if missing().any(|missing| missing.whole) {
+            StageOutcome::LeftOut
+        } else if missing().any(|missing| !missing.is_empty()) {
+            StageOutcome::Incomplete
+        } else {
+            StageOutcome::Done
+        };
+        (outcome, failures)
     }
 
     /// What was left out for failures, beside what failed itself.

@@ -4,6 +4,9 @@
 //! partitions (it decides over them, writes one set of all, or reads a whole artifact) is left out, and so is what
 //! follows it: a set made of some partitions never takes the place of a whole one. For the same reason such a run notes no
 //! stage as complete.
+//!
+//! A table beside the rows, in which values are looked up, is no reason to leave a stage out: where it comes of other sources
+//! than the rows, all partitions of these are taken.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,18 +20,44 @@ use crate::run_error::RunError;
 use crate::spec::Checked;
 use crate::suggest::did_you_mean;
 
-/// By node, why it cannot take part; none where it can.
-pub(super) fn left_out(checked: &Checked, graph: &Graph) -> Vec<Option<String>> {
-    let mut left_out: Vec<Option<String>> = Vec::with_capacity(graph.nodes.len());
-    for node in &graph.nodes {
+/// Which nodes take part, and with which partitions.
+pub(super) struct Parts {
+    /// By node, why it cannot take part; none where it can.
+    pub left_out: Vec<Option<String>>,
+    /// By node, the nodes whose artifacts it reads whole as tables beside its rows.
+    tables: Vec<Vec<usize>>,
+}
+
+pub(super) fn parts(checked: &Checked, graph: &Graph) -> Parts {
+    let mut parts = Parts {
+        left_out: Vec::with_capacity(graph.nodes.len()),
+        tables: Vec::with_capacity(graph.nodes.len()),
+    };
+    // By node, the sources before it.
+    let mut sources: Vec<BTreeSet<usize>> = Vec::with_capacity(graph.nodes.len());
+    for (index, node) in graph.nodes.iter().enumerate() {
         let name = |index: usize| &graph.nodes[index].name;
+        let of_inputs = |is_meant: &dyn Fn(Flow) -> bool| -> BTreeSet<usize> {
+            let inputs = node.inputs.iter().filter(|input| is_meant(input.flow));
+            inputs.flat_map(|input| &sources[input.node]).copied().collect()
+        };
+        let of_rows = of_inputs(&|flow| matches!(flow, Flow::Stream | Flow::Replay));
+        let is_table = |producer: usize| {
+            node.part == StagePart::Whole
+                && !of_rows.is_empty()
+                && parts.left_out[producer].is_none()
+                && sources[producer].is_disjoint(&of_rows)
+        };
+        let is_left_out = |producer: usize| {
+            let why = || format!("it reads `{}`, which is left out", name(producer));
+            parts.left_out[producer].as_ref().map(|_| why())
+        };
         let of_input = || {
             node.inputs.iter().find_map(|input| match input.flow {
+                Flow::Whole if is_table(input.node) => None,
                 Flow::Whole | Flow::SemiJoin => Some(format!("it reads all of `{}`", name(input.node))),
                 Flow::Decisions => Some(format!("`{}` decides over all partitions", name(input.node))),
-                Flow::Stream | Flow::Replay => left_out[input.node]
-                    .as_ref()
-                    .map(|_| format!("it reads `{}`, which is left out", name(input.node))),
+                Flow::Stream | Flow::Replay => is_left_out(input.node),
             })
         };
         let why = match graph.regions[node.region].kind {
@@ -40,9 +69,35 @@ pub(super) fn left_out(checked: &Checked, graph: &Graph) -> Vec<Option<String>> 
             }
             _ => of_input(),
         };
-        left_out.push(why);
+        let whole = node.inputs.iter().filter(|input| input.flow == Flow::Whole);
+        let tables = match why {
+            None => whole.map(|input| input.node).collect(),
+            Some(_) => Vec::new(),
+        };
+        let mut own = of_inputs(&|_| true);
+        if node.role == Role::Source {
+            own.insert(index);
+        }
+        parts.left_out.push(why);
+        parts.tables.push(tables);
+        sources.push(own);
     }
-    left_out
+    parts
+}
+
+impl Parts {
+    /// By node, whether all of its partitions are taken: tables of those that are `selected`, and what these come of.
+    pub fn taken_whole(&self, graph: &Graph, selected: &[bool]) -> Vec<bool> {
+        let mut whole = vec![false; graph.nodes.len()];
+        let readers = self.tables.iter().zip(selected).filter(|(_, selected)| **selected);
+        for table in readers.flat_map(|(tables, _)| tables) {
+            whole[*table] = true;
+            for before in graph.upstream(*table) {
+                whole[before] = true;
+            }
+        }
+        whole
+    }
 }
 
 impl PlanState {
@@ -63,7 +118,8 @@ impl PlanState {
         let mut found = vec![false; wanted.len()];
         let mut names: BTreeSet<Partition> = BTreeSet::new();
         for node in 0..self.graph.nodes.len() {
-            if self.graph.nodes[node].role != Role::Source || !self.selection.selected[node] {
+            let (is_source, whole) = (self.graph.nodes[node].role == Role::Source, self.selection.whole[node]);
+            if !is_source || whole || !self.selection.selected[node] {
                 continue;
             }
             let Some(space) = self.space(node)? else { continue };

@@ -14,6 +14,8 @@ pub(crate) struct StageSelection {
     pub forced: Vec<bool>,
     /// Why it is not selected, where the run is about some partitions alone.
     pub left_out: Vec<Option<String>>,
+    /// All its partitions are taken, where the run is about some partitions alone: others look up values in it.
+    pub whole: Vec<bool>,
 }
 
 /// A stage name that is not there: message and help.
@@ -61,15 +63,17 @@ impl StageSelection {
             let kept: Vec<bool> = graph.nodes.iter().map(|node| only.contains(&node.stage)).collect();
             retain(&mut selected, &kept);
         }
-        let mut left_out = vec![None; selected.len()];
+        let (mut left_out, mut whole) = (vec![None; selected.len()], vec![false; selected.len()]);
         if is_partial {
-            left_out = partitions::left_out(checked, graph);
-            for (selected, left_out) in selected.iter_mut().zip(&mut left_out) {
+            let mut parts = partitions::parts(checked, graph);
+            for (selected, left_out) in selected.iter_mut().zip(&mut parts.left_out) {
                 if !*selected {
                     *left_out = None;
                 }
                 *selected &= left_out.is_none();
             }
+            whole = parts.taken_whole(graph, &selected);
+            left_out = parts.left_out;
         }
         let all = options.force.iter().any(|name| name == "all");
         let forced = options
@@ -87,6 +91,7 @@ impl StageSelection {
             selected,
             forced,
             left_out,
+            whole,
         })
     }
 }

@@ -27,6 +27,11 @@ impl RunCounts {
         entry.1 = reused;
     }
 
+    /// Whether the node was begun.
+    pub fn knows(&self, node: usize) -> bool {
+        self.by_node.contains_key(&node)
+    }
+
     pub fn of(&self, node: usize) -> (u64, u64) {
         self.by_node.get(&node).copied().unwrap_or_default()
     }

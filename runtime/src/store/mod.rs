@@ -61,6 +61,7 @@ pub use record::{Counts, LostRecord, PortRecord, Record, Records, RejectRecord, 
 pub use rejects::{RejectSet, add_up};
 pub(crate) use snapshot::SnapshotWriter;
 pub use snapshot::{RunSnapshots, StageSnapshot};
+pub(crate) use sources::on_threads;
 pub use sources::{FileRange, SourceDigests, is_fault_of_the_file};
 pub use tombstone::{TOMBSTONE_SUFFIX, has_tombstone, remove_source};
 pub use writer::{ArtifactWriter, Pending, PortRows};

@@ -372,7 +372,7 @@ impl SourceDigests {
 }
 
 /// What `work` gives for each item, in their order: done by up to `threads` threads, which take one item after the other.
-fn on_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn on_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let take = || {
         let mut done = Vec::new();

@@ -88,6 +88,25 @@ fn other_partitions_go_on_and_what_needs_all_is_left_out() {
             _ => None,
         });
         assert_eq!(outcome, Some("failed"));
+        // The last word on each stage.
+        let mut ended = BTreeMap::new();
+        for event in seen.iter() {
+            if let Event::StageFinished {
+                stage,
+                outcome,
+                failures,
+                ..
+            } = event
+            {
+                let failed: BTreeSet<_> = failures.iter().map(|one| one.partition.clone().unwrap()).collect();
+                assert!(failures.iter().all(|one| one.message.contains("777")), "{failures:?}");
+                ended.insert(stage.clone(), (*outcome, failed.into_iter().collect::<Vec<_>>()));
+            }
+        }
+        assert_eq!(ended["clean"], (StageOutcome::Failed, both.clone()));
+        assert_eq!(ended["both"], (StageOutcome::Incomplete, Vec::new()));
+        assert_eq!(ended["scan"], (StageOutcome::Done, Vec::new()));
+        assert!(!ended.contains_key("out"));
         let worked = place.worked();
         assert!(!worked.contains_key("apply") && !place.path("out").exists());
         assert_eq!(worked["keys"].len(), 9);

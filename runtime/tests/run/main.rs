@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use flow_runtime::event::{Event, Events};
+use flow_runtime::event::{Event, Events, StageOutcome};
 use flow_runtime::plan::{Action, Options, Plan};
 use flow_runtime::registry::Registry;
 use flow_runtime::run::{RunError, RunSummary, plan, run};

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use flow_runtime::StageError;
 use flow_runtime::glob::path_fits;
@@ -81,6 +82,24 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
         }
     }
     Ok(named(found))
+}
+
+/// The same, listed once for as long as somebody holds what was found: the workers of a run share it.
+///
+/// # Errors
+/// As [`recordings`].
+pub fn shared_recordings(input: &[String]) -> Result<Arc<Vec<Recording>>> {
+    type Shared = (Vec<String>, Weak<Vec<Recording>>);
+    static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.retain(|(_, listed)| listed.strong_count() > 0);
+    let same = shared.iter().find(|(of, _)| of == input);
+    if let Some(listed) = same.and_then(|(_, listed)| listed.upgrade()) {
+        return Ok(listed);
+    }
+    let listed = Arc::new(recordings(input)?);
+    shared.push((input.to_owned(), Arc::downgrade(&listed)));
+    Ok(listed)
 }
 
 type Found = BTreeMap<String, PathBuf>;
@@ -265,6 +284,19 @@ mod tests {
         let error = names(root, &["empty"]).unwrap_err().to_string();
         assert!(error.contains("holds no recording"), "{error}");
         assert!(recordings(&[String::new()]).is_err());
+    }
+
+    #[test]
+    fn what_is_shared_is_listed_once_while_it_is_held() {
+        let place = tree(&["a.wav"]);
+        let input = [place.path().to_string_lossy().into_owned()];
+        let first = shared_recordings(&input).unwrap();
+        fs::write(place.path().join("b.wav"), b"x").unwrap();
+        let second = shared_recordings(&input).unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        drop((first, second));
+        assert_eq!(shared_recordings(&input).unwrap().len(), 2);
+        assert!(shared_recordings(&["gone/*.wav".to_owned()]).is_err());
     }
 
     #[test]

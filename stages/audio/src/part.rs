@@ -1,12 +1,12 @@
 //! Part of a recording, decoded without the rest of it where the format lets us.
 //!
 //! Frames of FLAC and PCM say where they stand and need nothing of those before them, so that decoding begins at the
-//! frame in which the part begins. Lossy formats carry something over from block to block, and are decoded whole, as are
-//! containers in which places are not counted in frames.
+//! frame in which the part begins. Lossy formats carry something over from block to block, and are decoded from the beginning
+//! to the end of the part, as are containers in which places are not counted in frames.
 //!
-//! The samples are those that decoding the whole recording gives. What is promised of the recording is less: it must begin
-//! and end as its header says, and the frames that are decoded must be whole, but damage in others, and with it another
-//! MD5 than that of `STREAMINFO`, goes unnoticed.
+//! The samples are those that decoding the whole recording gives. What is promised of the recording is less: it must begin,
+//! and FLAC and PCM end, as the header says, and the frames that are decoded must be whole, but damage in others, and with it
+//! another MD5 than that of `STREAMINFO`, goes unnoticed.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +17,7 @@ use crate::error::AudioError;
 use crate::flac::Fault;
 use crate::format::{Format, recognise};
 use crate::recording::{Blocks, broken};
+use crate::recording_reader::{Channels, Progress, RecordingReader};
 use crate::resample::{NeededInput, needed_input, resample};
 use crate::stored_bytes::{StoredBytes, flac_info, open};
 
@@ -25,14 +26,14 @@ use crate::stored_bytes::{StoredBytes, flac_info, open};
 pub struct Part {
     /// 16 kHz, mono, in [-1, 1].
     pub signal: Vec<f32>,
-    /// How many frames of the recording were decoded for it; none where it was decoded whole.
+    /// How many frames of the recording were decoded for it; none where it was decoded from the beginning.
     pub decoded_frames: Option<u64>,
 }
 
 /// Decodes a part of a recording of any format that [`crate::recording`] knows: the samples that [`decode`] gives of the
 /// whole, from `start` on for `seconds`, or to its end where that comes first. The recording is the file, or the `range`
-/// (offset and size in bytes) of it. Longer than `max_seconds` is an error; of a recording that has to be decoded whole,
-/// that is the length of the recording.
+/// (offset and size in bytes) of it. Longer than `max_seconds` is an error; of a recording that has to be decoded from the
+/// beginning, that is the length that it says it has, and what is decoded of it.
 ///
 /// # Errors
 /// If the file cannot be read, the recording is no audio or damaged where it is decoded, or it ends before `start`.
@@ -78,20 +79,44 @@ pub fn decode_row(
         return decode(&whole, seconds * 2.0 + 30.0);
     }
     let wanted = sample_at(start)..sample_at(start + seconds);
-    let decoded = around(&bytes, path, &wanted, max_seconds)?;
-    let end = decoded.first + decoded.signal.len() as u64;
-    let end_seconds = end as f64 / f64::from(SAMPLE_RATE);
-    if decoded.decoded_frames.is_none() && is_all(end_seconds) {
-        return Ok(decoded.signal);
+    around(&bytes, path, &wanted, max_seconds)?.row(start, seconds)
+}
+
+/// [`decode_row`] of several rows of one recording, each with its `start` and `seconds`, in their order. Where
+/// [`is_decoded_from_the_beginning`] holds, the recording is decoded once for all of them.
+pub fn decode_rows(
+    path: &Path,
+    range: Option<(u64, u64)>,
+    rows: &[(f64, f64)],
+    max_seconds: f64,
+) -> Vec<Result<Vec<f32>, AudioError>> {
+    let mut decoded: Vec<Option<Vec<f32>>> = vec![None; rows.len()];
+    if rows.len() > 1
+        && let Ok(bytes) = StoredBytes::open(path, range)
+        && is_streamed(&bytes)
+        && let Ok(mut pass) = Pass::open(&bytes, path, max_seconds)
+    {
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|row| sample_at(rows[*row].0));
+        for row in order {
+            let (start, seconds) = rows[row];
+            if pass.read(&(sample_at(start)..sample_at(start + seconds))).is_err() {
+                break;
+            }
+            decoded[row] = pass.around.clone().row(start, seconds).ok();
+        }
     }
-    let signal = decoded.cut(&wanted, start)?;
-    if wanted.end > end.saturating_add(sample_at(TOLERANCE_SECONDS)) {
-        return Err(AudioError::Decode(format!(
-            "the row ends at {} s, the recording at {end_seconds} s",
-            start + seconds
-        )));
-    }
-    Ok(signal)
+    // What is wrong is told as of a row alone.
+    let alone = |&(start, seconds): &(f64, f64)| decode_row(path, range, start, seconds, max_seconds);
+    let rows = decoded.into_iter().zip(rows);
+    rows.map(|(signal, row)| signal.map_or_else(|| alone(row), Ok))
+        .collect()
+}
+
+/// Whether parts of a recording, which is the file or the `range` (offset and size in bytes) of it, cannot be decoded without
+/// what comes before them. False where it cannot be read.
+pub fn is_decoded_from_the_beginning(path: &Path, range: Option<(u64, u64)>) -> bool {
+    StoredBytes::open(path, range).is_ok_and(|bytes| is_streamed(&bytes))
 }
 
 /// The length in seconds that the header of a FLAC or WAV recording gives, which is the file or the `range` (offset and size
@@ -130,12 +155,15 @@ fn sample_at(seconds: f64) -> u64 {
 }
 
 /// Samples at 16 kHz that hold a part, or all of it up to the end of the recording.
+#[derive(Clone)]
 struct Around {
     signal: Vec<f32>,
     /// Which sample of the recording the first one is.
     first: u64,
     /// As in [`Part`].
     decoded_frames: Option<u64>,
+    /// Whether the recording is known to end with the last one.
+    ends: bool,
 }
 
 fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f64) -> Result<Around, AudioError> {
@@ -151,19 +179,120 @@ fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f6
             signal: resample(mono.samples, mono.rate, SAMPLE_RATE)?,
             first: mono.first_output,
             decoded_frames: Some(mono.decoded_frames),
+            ends: false,
         },
+        None if is_streamed(bytes) => {
+            let mut pass = Pass::open(bytes, path, max_seconds)?;
+            pass.read(wanted)?;
+            pass.around
+        }
         None => {
             let whole = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
             Around {
                 signal: decode(&whole, max_seconds)?,
                 first: 0,
                 decoded_frames: None,
+                ends: true,
             }
         }
     })
 }
 
+/// Whether a recording is of a format that is decoded block by block where its parts cannot be decoded alone. FLAC and WAV of
+/// which that cannot be done either are decoded and checked whole.
+fn is_streamed(bytes: &StoredBytes) -> bool {
+    let found = bytes.recognise();
+    // Whoever reads next is told again that the file cannot be read.
+    bytes.take_failure();
+    matches!(found, Ok(Ok(format)) if !matches!(format, Format::Flac | Format::Wav))
+}
+
+/// A recording that is decoded from its beginning, part after part.
+struct Pass {
+    reader: RecordingReader,
+    /// What was decoded and is still needed.
+    around: Around,
+    max_seconds: f64,
+}
+
+impl Pass {
+    fn open(bytes: &StoredBytes, path: &Path, max_seconds: f64) -> Result<Pass, AudioError> {
+        let pass = Pass {
+            reader: RecordingReader::of(path, bytes.clone(), Channels::Mix)?,
+            around: Around {
+                signal: Vec::new(),
+                first: 0,
+                decoded_frames: None,
+                ends: false,
+            },
+            max_seconds,
+        };
+        match pass.reader.stated_seconds() {
+            Some(seconds) if seconds > max_seconds => Err(pass.too_long()),
+            _ => Ok(pass),
+        }
+    }
+
+    fn too_long(&self) -> AudioError {
+        AudioError::TooLong {
+            limit_seconds: self.max_seconds,
+        }
+    }
+
+    /// Decodes on to [`TOLERANCE_SECONDS`] after a part, and drops what comes before it: the next part begins no earlier. There
+    /// are no more parts after an error.
+    fn read(&mut self, wanted: &Range<u64>) -> Result<(), AudioError> {
+        let Around { signal, first, .. } = &mut self.around;
+        let before = usize::try_from(wanted.start.saturating_sub(*first)).unwrap_or(usize::MAX);
+        let before = before.min(signal.len());
+        signal.drain(..before);
+        *first += before as u64;
+        let needed = wanted.end.saturating_add(sample_at(TOLERANCE_SECONDS));
+        while !self.around.ends && self.around.end() <= needed {
+            let progress = self.reader.read(&mut self.around.signal)?;
+            let end = self.around.end();
+            if end > sample_at(self.max_seconds) {
+                return Err(self.too_long());
+            }
+            match progress {
+                Progress::More if end <= wanted.start => {
+                    self.around.signal.clear();
+                    self.around.first = end;
+                }
+                Progress::More => {}
+                Progress::End => self.around.ends = true,
+                Progress::Damaged(why) => return Err(AudioError::Decode(broken(why).to_string())),
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Around {
+    /// Behind its last sample.
+    fn end(&self) -> u64 {
+        self.first + self.signal.len() as u64
+    }
+
+    /// A row of the recording: see [`decode_row`].
+    fn row(self, start: f64, seconds: f64) -> Result<Vec<f32>, AudioError> {
+        let wanted = sample_at(start)..sample_at(start + seconds);
+        let end = self.end();
+        let end_seconds = end as f64 / f64::from(SAMPLE_RATE);
+        let is_whole = self.first == 0 && self.ends;
+        if is_whole && start == 0.0 && (seconds - end_seconds).abs() <= TOLERANCE_SECONDS {
+            return Ok(self.signal);
+        }
+        let signal = self.cut(&wanted, start)?;
+        if wanted.end > end.saturating_add(sample_at(TOLERANCE_SECONDS)) {
+            return Err(AudioError::Decode(format!(
+                "the row ends at {} s, the recording at {end_seconds} s",
+                start + seconds
+            )));
+        }
+        Ok(signal)
+    }
+
     /// The part itself, which ends with the recording where that comes first.
     fn cut(self, wanted: &Range<u64>, start: f64) -> Result<Vec<f32>, AudioError> {
         let Around { mut signal, first, .. } = self;

@@ -268,3 +268,74 @@ fn a_row_that_is_a_whole_recording_is_checked_as_one() {
     assert_eq!(row(1.0).unwrap().len(), 16_000);
     assert_eq!(row(2.004).is_err(), decode(&bytes, 60.0).is_err());
 }
+
+/// A row of a lossy recording needs what comes before it, and nothing of what comes after.
+#[test]
+fn of_a_lossy_recording_no_more_is_decoded_than_up_to_the_end_of_the_row() {
+    let whole = tone("tone.mp3");
+    let samples = decode(&whole, 1e6).unwrap();
+    let seconds = samples.len() as f64 / 16_000.0;
+    let mut damaged = whole.clone();
+    let late = damaged.len() * 9 / 10;
+    damaged[late..].fill(0);
+    let stored = Stored::new(&damaged);
+    let path = stored.0.path().join("alone");
+    let half = (seconds / 2.0 * 16_000.0).round() as usize;
+    let row = |start, seconds, most| decode_row(&path, None, start, seconds, most);
+    assert_eq!(row(0.25, seconds / 2.0 - 0.25, 3600.0).unwrap(), samples[4_000..half]);
+    assert!(row(0.25, seconds - 0.25, 3600.0).is_err(), "its end is damaged");
+    // The limit is that of what is decoded, or of the length that the recording states.
+    assert!(matches!(
+        row(0.25, seconds / 2.0 - 0.25, seconds / 4.0),
+        Err(AudioError::TooLong { .. })
+    ));
+    for name in ["tone.m4a", "tone.ogg"] {
+        let stored = Stored::new(&tone(name));
+        let path = stored.0.path().join("alone");
+        let reader = RecordingReader::open(&path, None, Channels::Mix).unwrap();
+        if let Some(stated) = reader.stated_seconds() {
+            let refused = decode_row(&path, None, 0.0, 0.1, stated - 0.01);
+            assert!(matches!(refused, Err(AudioError::TooLong { .. })), "{name}");
+        }
+    }
+}
+
+#[test]
+fn rows_of_one_recording_are_the_same_together_and_alone() {
+    for name in ["tone.mp3", "tone.m4a", "tone.ogg", "tone.opus", "tone.webm", "flac"] {
+        let is_flac = name == "flac";
+        let bytes = if is_flac {
+            flac(16_000, 1, &sound(16_000, 1, 1.0))
+        } else {
+            tone(name)
+        };
+        let seconds = decode(&bytes, 1e6).unwrap().len() as f64 / 16_000.0;
+        let stored = Stored::new(&bytes);
+        // In no order, two that overlap, all of it, one that is too long, and one behind the end.
+        let rows = [
+            (0.6, 0.2),
+            (0.1, 0.3),
+            (0.3, 0.4),
+            (0.0, seconds),
+            (0.5, seconds),
+            (seconds + 1.0, 0.2),
+            (0.0, 0.1),
+        ];
+        for (file, range) in [("alone", None), ("within", Some((700, bytes.len() as u64)))] {
+            let path = stored.0.path().join(file);
+            assert_eq!(is_decoded_from_the_beginning(&path, range), !is_flac, "{name}");
+            let together = decode_rows(&path, range, &rows, 3600.0);
+            assert_eq!(together.iter().filter(|row| row.is_ok()).count(), 5, "{name}");
+            for (together, (start, seconds)) in together.into_iter().zip(rows) {
+                let alone = decode_row(&path, range, start, seconds, 3600.0);
+                assert_eq!(
+                    together.map_err(|error| error.to_string()),
+                    alone.map_err(|error| error.to_string()),
+                    "{name} {start}"
+                );
+            }
+        }
+    }
+    let gone = decode_rows(Path::new("no such file"), None, &[(0.0, 1.0), (1.0, 1.0)], 10.0);
+    assert!(gone.len() == 2 && gone.iter().all(Result::is_err));
+}

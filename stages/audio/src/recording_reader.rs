@@ -62,7 +62,11 @@ impl RecordingReader {
     /// [`AudioError::Read`] if the file cannot be read, [`AudioError::Unsupported`] where the format is not known, and others
     /// where nothing can be decoded of the recording, or it has not that channel.
     pub fn open(path: &Path, range: Option<(u64, u64)>, channels: Channels) -> Result<RecordingReader, AudioError> {
-        let bytes = StoredBytes::open(path, range)?;
+        RecordingReader::of(path, StoredBytes::open(path, range)?, channels)
+    }
+
+    /// The same of a file that is open; `path` is for messages.
+    pub(crate) fn of(path: &Path, bytes: StoredBytes, channels: Channels) -> Result<RecordingReader, AudioError> {
         let failed = |source| AudioError::Read {
             path: path.to_owned(),
             source,
@@ -113,6 +117,12 @@ impl RecordingReader {
         // The first block is there already.
         reader.take_block().map_err(|fault| AudioError::Decode(fault.detail))?;
         Ok(reader)
+    }
+
+    /// The length in seconds that the recording says it has, if it does and its end was not reached.
+    pub fn stated_seconds(&self) -> Option<f64> {
+        let frames = self.blocks.as_ref()?.promised.filter(|frames| *frames > 0)?;
+        Some(frames as f64 / f64::from(self.layout.sample_rate))
     }
 
     /// Appends samples at 16 kHz; perhaps none, though there are more. At the end and where the recording is damaged, what is

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flow_runtime::StageError;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::AudioError;
 use crate::decode::SAMPLE_RATE;
@@ -33,6 +35,46 @@ impl Refusal {
     }
 }
 
+/// What becomes of a recording that cannot be decoded to its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDamage {
+    /// What is before the damage is taken.
+    #[default]
+    Keep,
+    /// It is refused.
+    Refuse,
+}
+
+/// Less than this before the damage is refused in any case, in samples: one second.
+const LEAST_KEPT: u64 = SAMPLE_RATE as u64;
+
+impl OnDamage {
+    /// Says whether a recording is taken that is damaged behind so many samples at 16 kHz, for the reason `why`.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub fn accept(self, path: &Path, samples: u64, why: &str) -> Result<(), Refusal> {
+        if self == OnDamage::Keep && samples >= LEAST_KEPT {
+            return Ok(());
+        }
+        let at = samples as f64 / f64::from(SAMPLE_RATE);
+        Err(Refusal::new(
+            "decode_error",
+            path,
+            format!(" is damaged at {at} s: {why}"),
+        ))
+    }
+}
+
+/// The samples of a recording: 16 kHz, mono, in [-1, 1].
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordingSamples {
+    pub samples: Vec<f32>,
+    /// Whether these are what is before its damage.
+    pub damaged: bool,
+}
+
 /// Opens a recording. One that is not there, is empty, is no audio, or says itself that it is longer than `max_seconds` is a
 /// [`Refusal`].
 ///
@@ -52,10 +94,10 @@ pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<
             return Err(AudioError::Read { path, source });
         }
     }
-    if stated_seconds(path, None).is_some_and(|seconds| seconds > max_seconds) {
-        return Ok(Err(Refusal::too_long(path, max_seconds)));
-    }
     match RecordingReader::open(path, None, channels) {
+        Ok(reader) if reader.stated_seconds().is_some_and(|seconds| seconds > max_seconds) => {
+            Ok(Err(Refusal::too_long(path, max_seconds)))
+        }
         Ok(reader) => Ok(Ok(reader)),
         Err(error @ AudioError::Read { .. }) => Err(error),
         Err(AudioError::Unsupported(what)) => refused("unsupported_format", format!(": {what}")),
@@ -69,12 +111,25 @@ pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<
 /// # Errors
 /// If the file is there and cannot be read.
 pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal>, StageError> {
+    let whole = samples_or_damage(path, max_seconds, OnDamage::Refuse)?;
+    Ok(whole.map(|whole| whole.samples))
+}
+
+/// The same, where `on_damage` says what becomes of a recording that is damaged.
+///
+/// # Errors
+/// As [`samples`].
+pub fn samples_or_damage(
+    path: &Path,
+    max_seconds: f64,
+    on_damage: OnDamage,
+) -> Result<Result<RecordingSamples, Refusal>, StageError> {
     let mut reader = match open(path, max_seconds, Channels::Mix).map_err(StageError::failed)? {
         Ok(reader) => reader,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let most = (max_seconds * f64::from(SAMPLE_RATE)) as usize;
-    let mut samples = Vec::new();
+    let (mut samples, mut damaged) = (Vec::new(), false);
     loop {
         let progress = reader.read(&mut samples).map_err(StageError::failed)?;
         if samples.len() > most {
@@ -82,7 +137,13 @@ pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal
         }
         match progress {
             Progress::More => {}
-            Progress::Damaged(why) => return Ok(Err(Refusal::new("decode_error", path, format!(": {why}")))),
+            Progress::Damaged(why) => {
+                if let Err(refusal) = on_damage.accept(path, samples.len() as u64, &why) {
+                    return Ok(Err(refusal));
+                }
+                damaged = true;
+                break;
+            }
             Progress::End => break,
         }
     }
@@ -90,7 +151,7 @@ pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal
         let why = " holds samples that are no numbers";
         return Ok(Err(Refusal::new("decode_error", path, why)));
     }
-    Ok(Ok(samples))
+    Ok(Ok(RecordingSamples { samples, damaged }))
 }
 
 /// Held while a long recording is worked on (more than ten minutes, or 20 MB where its header does not say how long it is):
@@ -127,6 +188,10 @@ mod tests {
         let second = wav(16_000, &[0; 16_000]);
         assert_eq!(reason("a.wav", &second, 10.0), "ok");
         assert_eq!(reason("a.wav", &second, 0.5), "too_long");
+        // What lossy recordings say of their length counts as well.
+        for name in ["tone.m4a", "tone.ogg", "tone.opus"] {
+            assert_eq!(reason(name, &test_data::tone(name), 0.5), "too_long", "{name}");
+        }
         assert_eq!(reason("a.wav", b"", 10.0), "empty_file");
         assert_eq!(reason("a.wav", b"this is a text", 10.0), "unsupported_format");
         // No `fmt ` chunk: `audio.probe` says the same of it.
@@ -136,6 +201,31 @@ mod tests {
         let refused = |path: &Path| samples(path, 10.0).unwrap().unwrap_err().reason;
         assert_eq!(refused(&folder.path().join("gone.wav")), "missing_file");
         assert_eq!(refused(folder.path()), "missing_file");
+    }
+
+    #[test]
+    fn what_is_before_the_damage_is_kept_or_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.wav");
+        let whole = wav(16_000, &[7; 48_000]);
+        let read = |bytes: &[u8], on_damage| {
+            std::fs::write(&path, bytes).unwrap();
+            samples_or_damage(&path, 10.0, on_damage).unwrap()
+        };
+        let (cut, stump) = (&whole[..44 + 64_000], &whole[..44 + 20_000]);
+        for on_damage in [OnDamage::Keep, OnDamage::Refuse] {
+            let all = read(&whole, on_damage).unwrap();
+            assert!(!all.damaged && all.samples.len() == 48_000);
+            let refused = read(stump, on_damage).unwrap_err();
+            assert!(
+                refused.reason == "decode_error" && refused.detail.contains("is damaged at"),
+                "{refused:?}"
+            );
+        }
+        let kept = read(cut, OnDamage::Keep).unwrap();
+        assert!(kept.damaged && (30_000..=32_000).contains(&kept.samples.len()));
+        assert_eq!(read(cut, OnDamage::Refuse).unwrap_err().reason, "decode_error");
+        assert_eq!(samples(&path, 10.0).unwrap().unwrap_err().reason, "decode_error");
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! Manifest rows chosen for transcription, with the place of their audio.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
+use flow_audio::AudioError;
+use flow_kernels::subnormals::kept;
 use flow_runtime::{Artifact, FileRange, StageError};
-use flow_sampling::dataset::{AudioColumns, Dataset, Place};
+use flow_sampling::dataset::{AudioColumns, Dataset, Place, signals_of_one_recording};
 use flow_sampling::manifest_rows::manifest_order;
+use rayon::prelude::*;
 
 use crate::transcribe::{Utterance, sample};
 
@@ -127,7 +131,7 @@ impl AudioRows {
 
     /// Where the audio of the utterance at `index` is.
     pub fn place(&self, index: usize) -> AudioPlace {
-        let Some(utterance) = self.rows.get(index).and_then(|&row| self.data.utterance(row)) else {
+        let Some(utterance) = self.row(index) else {
             return AudioPlace::default();
         };
         let mut place = AudioPlace {
@@ -170,15 +174,55 @@ impl AudioRows {
 
     /// The signal of the utterance at `index`: 16 kHz mono.
     pub fn signal(&self, index: usize) -> Result<Vec<f32>, String> {
-        let utterance = self
-            .rows
-            .get(index)
-            .and_then(|&row| self.data.utterance(row))
-            .ok_or("there is no such row")?;
-        let signal = utterance.signal().map_err(|e| e.to_string())?;
-        if signal.iter().any(|sample| !sample.is_finite()) {
-            return Err("the audio holds samples that are no numbers".into());
-        }
-        Ok(signal)
+        let utterance = self.row(index).ok_or("there is no such row")?;
+        finite(utterance.signal())
     }
+
+    /// The signals of some utterances, by the threads of the current pool. Those that lie in one recording, of which parts
+    /// cannot be decoded alone, are decoded together.
+    pub fn signals(&self, indices: &[usize]) -> Vec<Result<Vec<f32>, String>> {
+        let mut of_place: HashMap<Place, Vec<usize>> = HashMap::new();
+        // Places among `indices`.
+        let mut together: Vec<Vec<usize>> = Vec::new();
+        for (at, &index) in indices.iter().enumerate() {
+            match self.row(index).filter(|row| row.by_duration).and_then(|row| row.place) {
+                Some(place) => of_place.entry(place).or_default().push(at),
+                None => together.push(vec![at]),
+            }
+        }
+        for (place, all) in of_place {
+            if all.len() > 1 && place.is_decoded_from_the_beginning() {
+                together.push(all);
+            } else {
+                together.extend(all.into_iter().map(|at| vec![at]));
+            }
+        }
+        let load = |all: Vec<usize>| -> Vec<(usize, Result<Vec<f32>, String>)> {
+            // Samples are not numbers of the model's: subnormal ones stay.
+            kept(|| match &all[..] {
+                [at] => vec![(*at, self.signal(indices[*at]))],
+                _ => {
+                    let rows: Vec<_> = all.iter().filter_map(|at| self.row(indices[*at])).collect();
+                    let signals = signals_of_one_recording(&rows).into_iter().map(finite);
+                    all.iter().copied().zip(signals).collect()
+                }
+            })
+        };
+        let mut loaded: Vec<(usize, Result<Vec<f32>, String>)> = together.into_par_iter().flat_map_iter(load).collect();
+        loaded.sort_unstable_by_key(|(at, _)| *at);
+        loaded.into_iter().map(|(_, signal)| signal).collect()
+    }
+
+    fn row(&self, index: usize) -> Option<flow_sampling::dataset::Utterance<'_>> {
+        self.data.utterance(*self.rows.get(index)?)
+    }
+}
+
+/// The samples, if all are finite, or in words what is wrong.
+fn finite(signal: Result<Vec<f32>, AudioError>) -> Result<Vec<f32>, String> {
+    let signal = signal.map_err(|error| error.to_string())?;
+    if signal.iter().any(|sample| !sample.is_finite()) {
+        return Err("the audio holds samples that are no numbers".into());
+    }
+    Ok(signal)
 }

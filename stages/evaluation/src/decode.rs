@@ -132,14 +132,7 @@ impl DecodeSettings {
 
     /// How the model is decoded.
     fn decoding(&self) -> DecodingOptions {
-        let file = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
-        DecodingOptions {
-            beam: self.beam,
-            lm: file(&self.lm),
-            lm_weight: self.lm_weight,
-            boost: file(&self.boost),
-            boost_weight: self.boost_weight,
-        }
+        DecodingOptions::of(self.beam, (&self.lm, self.lm_weight), (&self.boost, self.boost_weight))
     }
 
     /// The model of the hub that is named, if one is.
@@ -394,7 +387,7 @@ impl Source for DecodeBody {
             &model,
             &rows.utterances,
             BATCH_SECONDS,
-            &|index| rows.signal(index),
+            &|indices| rows.signals(indices),
             &|| cancel.is_set(),
         )?;
         out.read(rows.utterances.len() as u64);

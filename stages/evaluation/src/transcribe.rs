@@ -1,11 +1,9 @@
 //! Runs a model over many utterances: grouped by length, loaded in parallel, scored.
 
-use flow_kernels::subnormals::kept;
 use flow_kernels::threads::install;
 use flow_model::decoding::Hypothesis;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
-use rayon::prelude::*;
 
 use crate::error::EvaluationError;
 use crate::wer::{Scores, UtteranceScore, score};
@@ -38,8 +36,10 @@ pub enum Outcome {
     Unreadable { why: String },
 }
 
-/// Transcribes utterances. `load` gives the signal of the utterance at an index (16 kHz mono), or says why
-/// there is none. Outcomes stand in the order of the utterances and do not depend on the number of threads.
+/// Gives the signals of the utterances at some indices (16 kHz mono), or says why there is none.
+pub type Load<'a> = dyn Fn(&[usize]) -> Vec<Result<Vec<f32>, String>> + Sync + 'a;
+
+/// Transcribes utterances. Outcomes stand in the order of the utterances and do not depend on the number of threads.
 ///
 /// At most `batch_seconds` of audio, padding included, are in memory and in the model at once (one longer
 /// utterance goes alone).
@@ -47,7 +47,7 @@ pub fn transcribe(
     model: &TdtModel,
     utterances: &[Utterance],
     batch_seconds: f64,
-    load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
+    load: &Load<'_>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Vec<Outcome>, EvaluationError> {
     let recognize = &mut |_: &[usize], signals: &[&[f32]]| Ok(install(|| model.transcribe(signals))?);
@@ -70,7 +70,7 @@ pub fn transcribe_with_losses(
     utterances: &[Utterance],
     max_tokens: usize,
     batch_seconds: f64,
-    load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
+    load: &Load<'_>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<(Vec<Outcome>, Vec<Option<UtteranceLoss>>), EvaluationError> {
     let mut found: Vec<Option<UtteranceLoss>> = vec![None; utterances.len()];
@@ -106,7 +106,7 @@ fn in_groups(
     model: &TdtModel,
     utterances: &[Utterance],
     batch_seconds: f64,
-    load: &(dyn Fn(usize) -> Result<Vec<f32>, String> + Sync),
+    load: &Load<'_>,
     cancelled: &dyn Fn() -> bool,
     recognize: &mut Recognize,
 ) -> Result<Vec<Outcome>, EvaluationError> {
@@ -115,17 +115,16 @@ fn in_groups(
         if cancelled() {
             return Err(EvaluationError::Cancelled);
         }
-        let load = |index| (index, kept(|| load(index)));
-        let loaded: Vec<(usize, Result<Vec<f32>, String>)> = install(|| group.into_par_iter().map(load).collect());
+        let loaded = install(|| load(&group));
         let mut signals = Vec::with_capacity(loaded.len());
         let mut indices = Vec::with_capacity(loaded.len());
-        for (index, signal) in &loaded {
+        for (&index, signal) in group.iter().zip(&loaded) {
             match signal {
                 Ok(signal) => {
-                    indices.push(*index);
+                    indices.push(index);
                     signals.push(signal.as_slice());
                 }
-                Err(why) => outcomes[*index] = Some(Outcome::Unreadable { why: why.clone() }),
+                Err(why) => outcomes[index] = Some(Outcome::Unreadable { why: why.clone() }),
             }
         }
         if signals.is_empty() {

@@ -93,7 +93,7 @@ impl ValidationSet {
             &self.rows.utterances,
             max_tokens,
             batch_seconds.min(BATCH_SECONDS),
-            &|index| self.rows.signal(index),
+            &|indices| self.rows.signals(indices),
             cancelled,
         )?;
         let counted: Vec<UtteranceLoss> = losses.into_iter().flatten().collect();

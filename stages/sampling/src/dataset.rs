@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Float64Type, Int64Type, Schema};
 use flow_audio::AudioError;
 use flow_audio::decode::{decode, read_file, read_range};
 use flow_audio::member_name::{safe_components, strip_dot_slash};
-use flow_audio::part::decode_row;
+use flow_audio::part::{decode_row, decode_rows, is_decoded_from_the_beginning};
 use flow_audio::shards::Shard;
 use flow_runtime::{Artifact, ColumnType, Input, Partition, StageError};
 
@@ -124,21 +124,49 @@ pub struct Utterance<'a> {
 const LONGEST_CUT_SECONDS: f64 = 4.0 * 3600.0;
 
 /// Where a recording is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     File(PathBuf),
     Range { file: PathBuf, offset: u64, size: u64 },
+}
+
+impl Place {
+    /// The file, and the part of it, by offset and size in bytes.
+    fn file_and_range(&self) -> (&Path, Option<(u64, u64)>) {
+        match self {
+            Place::File(path) => (path, None),
+            Place::Range { file, offset, size } => (file, Some((*offset, *size))),
+        }
+    }
+
+    /// Whether parts of the recording cannot be decoded without what comes before them: then
+    /// [`signals_of_one_recording`] of several is faster than each by itself.
+    pub fn is_decoded_from_the_beginning(&self) -> bool {
+        let (path, range) = self.file_and_range();
+        is_decoded_from_the_beginning(path, range)
+    }
+}
+
+/// The signals of utterances that are parts of one recording (`by_duration`), at the place of the first, in their order: each
+/// as [`Utterance::signal`] gives it.
+pub fn signals_of_one_recording(utterances: &[Utterance<'_>]) -> Vec<Result<Vec<f32>, AudioError>> {
+    let Some(place) = utterances.first().and_then(|first| first.place.as_ref()) else {
+        return utterances.iter().map(Utterance::signal).collect();
+    };
+    let (path, range) = place.file_and_range();
+    let row = |utterance: &Utterance<'_>| (utterance.start.unwrap_or(0.0), utterance.duration);
+    let rows: Vec<(f64, f64)> = utterances.iter().map(row).collect();
+    decode_rows(path, range, &rows, LONGEST_CUT_SECONDS)
 }
 
 impl Utterance<'_> {
     /// Reads and decodes the recording: 16 kHz, mono. What is far longer than the row says is refused. Where the row is a part
     /// of a recording, only that part is read if the format lets us.
     pub fn signal(&self) -> Result<Vec<f32>, AudioError> {
-        let (path, range) = match &self.place {
-            Some(Place::File(path)) => (path, None),
-            Some(Place::Range { file, offset, size }) => (file, Some((*offset, *size))),
-            None => return Err(AudioError::Decode("the row's member is not in the tar".into())),
+        let Some(place) = &self.place else {
+            return Err(AudioError::Decode("the row's member is not in the tar".into()));
         };
+        let (path, range) = place.file_and_range();
         if self.by_duration {
             let start = self.start.unwrap_or(0.0);
             return decode_row(path, range, start, self.duration, LONGEST_CUT_SECONDS);

@@ -1,5 +1,5 @@
-//! Recordings in chunks that overlap: where the frames of a chunk lie, and what is made of the frames of several chunks.
-//! As pyannote.audio 4 does it (`Inference.aggregate`, `SpeakerDiarizationMixin.speaker_count`).
+//! Recordings in chunks that overlap: where the frames of a chunk lie, and how many speakers the frames of several chunks
+//! have. As pyannote.audio 4 does it (`SpeakerDiarizationMixin.speaker_count`).
 
 use crate::error::{Error, Result};
 
@@ -138,73 +138,6 @@ fn whole_chunks(values: usize, frames: usize, classes: usize) -> Result<usize> {
     }
 }
 
-/// How frames of several chunks become one.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Aggregation {
-    /// Weighs the frames of a chunk by a symmetric Hamming window.
-    pub hamming: bool,
-    /// Seconds at the begin and the end of a chunk that count where no other chunk has something to say.
-    pub warm_up: (f64, f64),
-    /// What a frame gets that no chunk covers with a number.
-    pub missing: f32,
-    /// The sum instead of the average.
-    pub sum: bool,
-}
-
-/// Weight of a frame in the warm-up.
-const WARM_UP: f64 = 1e-12;
-
-/// Overlap-add of scores (chunks, `frames`, `classes`), NaN where there is none, to (total frames, classes).
-pub fn aggregate(
-    scores: &[f32],
-    frames: usize,
-    classes: usize,
-    geometry: &Geometry,
-    how: &Aggregation,
-) -> Result<Vec<f32>> {
-    geometry.check()?;
-    let chunks = whole_chunks(scores.len(), frames, classes)?;
-    let total = geometry.total_frames(chunks);
-    let weights = weights(frames, geometry, how);
-    // Sum of weighted scores, and of weights.
-    let mut sums = vec![(0.0f64, 0.0f64); total * classes];
-    for (chunk, scores) in scores.chunks_exact(frames * classes).enumerate() {
-        let start = geometry.start_frame(chunk).min(total) * classes;
-        let values = scores.chunks_exact(classes).zip(&weights);
-        for (sums, (scores, weight)) in sums[start..].chunks_exact_mut(classes).zip(values) {
-            for (sum, &score) in sums.iter_mut().zip(scores) {
-                if !score.is_nan() {
-                    sum.0 += f64::from(score) * weight;
-                    sum.1 += weight;
-                }
-            }
-        }
-    }
-    let result = |&(sum, weight): &(f64, f64)| match (weight > 0.0, how.sum) {
-        (false, _) => how.missing,
-        (true, true) => sum as f32,
-        (true, false) => (sum / weight.max(WARM_UP)) as f32,
-    };
-    Ok(sums.iter().map(result).collect())
-}
-
-/// Weight of each frame of a chunk.
-fn weights(frames: usize, geometry: &Geometry, how: &Aggregation) -> Vec<f64> {
-    let of_chunk = |seconds: f64| (seconds / geometry.chunk_duration * frames as f64).round_ties_even() as usize;
-    let (left, right) = (of_chunk(how.warm_up.0), of_chunk(how.warm_up.1));
-    let weight = |frame: usize| {
-        let angle = 2.0 * std::f64::consts::PI * frame as f64 / (frames.max(2) - 1) as f64;
-        let window = if how.hamming && frames > 1 {
-            0.54 - 0.46 * angle.cos()
-        } else {
-            1.0
-        };
-        let warm = frame >= left && frame < frames.saturating_sub(right);
-        window * if warm { 1.0 } else { WARM_UP }
-    };
-    (0..frames).map(weight).collect()
-}
-
 /// Number of speakers at each frame of the recording: the average over chunks, rounded, of two the even one.
 pub fn speaker_count(segmentations: &Segmentations, geometry: &Geometry) -> Result<Vec<u8>> {
     geometry.check()?;
@@ -239,39 +172,6 @@ mod tests {
             let (_, expected) = tensors.integers(name);
             for (chunk, expected) in expected.iter().enumerate() {
                 assert_eq!(geometry.start_frame(chunk) as i64, *expected, "{name} {chunk}");
-            }
-        }
-    }
-
-    #[test]
-    fn overlap_add_is_that_of_the_original() {
-        let tensors = golden::Tensors::load("f_aggregate.safetensors");
-        let cases = golden::json("f_aggregate.json");
-        for (index, case) in cases.as_array().unwrap().iter().enumerate() {
-            let number = |name: &str| case[name].as_f64().unwrap();
-            let geometry = Geometry {
-                chunk_duration: number("duration"),
-                chunk_step: number("step"),
-                ..Geometry::SEGMENTATION
-            };
-            let warm_up = &case["warm_up_seconds"];
-            let how = Aggregation {
-                hamming: case["hamming"].as_bool().unwrap(),
-                warm_up: (warm_up[0].as_f64().unwrap(), warm_up[1].as_f64().unwrap()),
-                missing: case["missing"].as_f64().map_or(f32::NAN, |missing| missing as f32),
-                sum: case["skip_average"].as_bool().unwrap(),
-            };
-            let (shape, scores) = tensors.floats(&format!("agg{index}.in"));
-            let (total, expected) = tensors.floats(&format!("agg{index}.out"));
-            let found = aggregate(&scores, shape[1], shape[2], &geometry, &how).unwrap();
-            assert_eq!(found.len(), total[0] * total[1], "agg{index}");
-            for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                // Sums of a few f32.
-                let same = (found - expected).abs() <= 1e-6 * expected.abs().max(1.0);
-                assert!(
-                    same || (found.is_nan() && expected.is_nan()),
-                    "agg{index} {at}: {found}, not {expected}"
-                );
             }
         }
     }
@@ -315,10 +215,8 @@ mod tests {
             frame_step: 0.0,
             ..Geometry::SEGMENTATION
         };
-        assert!(aggregate(&[0.0; 6], 2, 3, &none, &Aggregation::default()).is_err());
-        assert_eq!(
-            aggregate(&[], 2, 3, &Geometry::SEGMENTATION, &Aggregation::default()),
-            Ok(Vec::new())
-        );
+        let empty = Segmentations::new(&[], 2, 3).unwrap();
+        assert!(speaker_count(&empty, &none).is_err());
+        assert_eq!(speaker_count(&empty, &Geometry::SEGMENTATION), Ok(Vec::new()));
     }
 }

@@ -1,5 +1,5 @@
 //! Turns: who speaks from when to when. From scores of frames by thresholds with hysteresis, as pyannote.audio's
-//! `binarize` and `Binarize`.
+//! `Binarize`.
 
 use crate::chunks::Geometry;
 use crate::error::{Error, Result};
@@ -54,21 +54,6 @@ impl Default for Thresholds {
 /// NaN counts as 0, as in the original.
 fn number(score: f32) -> f32 {
     if score.is_nan() { 0.0 } else { score }
-}
-
-/// Hysteresis over the scores of one class: on above `onset`, off below `offset`, else as before. Begins with `initial`,
-/// or with whether the first score reaches the middle of both. NaN counts as 0.
-pub fn hysteresis(scores: &[f32], onset: f32, offset: f32, initial: Option<bool>) -> Vec<bool> {
-    let first = scores
-        .first()
-        .is_some_and(|&score| number(score) >= 0.5 * (onset + offset));
-    let mut on = initial.unwrap_or(first);
-    let mut state = |&score: &f32| {
-        let score = number(score);
-        on = score > onset || (on && score >= offset);
-        on
-    };
-    scores.iter().map(&mut state).collect()
 }
 
 /// Turns of scores (frames, `classes`), in order of start, end and class. A turn begins at the middle of its first frame
@@ -171,39 +156,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn hysteresis_is_that_of_the_original() {
-        let tensors = golden::Tensors::load("f_binarize.safetensors");
-        let (shape, scores) = tensors.floats("scores");
-        let mut compared = 0;
-        for name in tensors.names() {
-            let Some(arguments) = name.strip_prefix("hysteresis_") else {
-                continue;
-            };
-            let arguments: Vec<&str> = arguments.split('_').collect();
-            let onset: f32 = arguments[0].parse().unwrap();
-            let offset = arguments[1].parse().unwrap_or(onset);
-            let initial = match arguments[2] {
-                "True" => Some(true),
-                "False" => Some(false),
-                _ => None,
-            };
-            let (_, expected) = tensors.bytes(&name);
-            for (scores, expected) in scores.chunks_exact(shape[1]).zip(expected.chunks_exact(shape[1])) {
-                let found = hysteresis(scores, onset, offset, initial);
-                assert!(
-                    found
-                        .iter()
-                        .zip(expected)
-                        .all(|(&found, &expected)| u8::from(found) == expected),
-                    "{name}"
-                );
-            }
-            compared += 1;
-        }
-        assert!(compared > 0);
-    }
-
-    #[test]
     fn turns_are_those_of_the_original() {
         let tensors = golden::Tensors::load("f_binarize.safetensors");
         let (shape, by_class) = tensors.floats("scores");
@@ -235,6 +187,5 @@ pub(crate) mod tests {
         assert_eq!(found(&[], 1), Ok(Vec::new()));
         assert!(found(&[1.0], 2).is_err());
         assert!(found(&[1.0], 0).is_err());
-        assert!(hysteresis(&[], 0.5, 0.5, None).is_empty());
     }
 }

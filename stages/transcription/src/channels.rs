@@ -1,8 +1,9 @@
 //! Which channels of which recordings are transcribed.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use flow_audio::listing::{Recording, recordings};
+use flow_audio::listing::{Recording, shared_recordings};
 use flow_audio::recording_reader::{Channels, channel_count};
 use flow_runtime::StageError;
 use schemars::JsonSchema;
@@ -27,13 +28,14 @@ pub struct Listed {
     pub channels: Channels,
 }
 
-/// What `input` names ([`recordings`]), sorted by name. With [`ChannelUse::Split`], a recording of several channels stands
+/// What `input` names ([`flow_audio::listing::recordings`]), sorted by name. With [`ChannelUse::Split`], a recording of several channels stands
 /// there once for each of them; one that cannot be opened stands there as a whole.
 ///
 /// # Errors
-/// As [`recordings`], and if a channel would have the name of another recording.
+/// As [`flow_audio::listing::recordings`], and if a channel would have the name of another recording.
 pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, StageError> {
-    let found = recordings(input)?.into_iter();
+    let shared = shared_recordings(input)?;
+    let found = shared.iter().cloned();
     let whole = |recording| Listed {
         recording,
         channels: Channels::Mix,
@@ -71,6 +73,25 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
     Ok(listed)
 }
 
+/// The same, listed once for as long as somebody holds it: the workers of a run share it, and files are opened once to count
+/// their channels.
+///
+/// # Errors
+/// As [`listed`].
+pub fn shared_listed(input: &[String], channels: ChannelUse) -> Result<Arc<Vec<Listed>>, StageError> {
+    type Shared = (Vec<String>, ChannelUse, Weak<Vec<Listed>>);
+    static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.retain(|(.., listed)| listed.strong_count() > 0);
+    let same = shared.iter().find(|(of, used, _)| of == input && *used == channels);
+    if let Some(listed) = same.and_then(|(.., listed)| listed.upgrade()) {
+        return Ok(listed);
+    }
+    let found = Arc::new(listed(input, channels)?);
+    shared.push((input.to_owned(), channels, Arc::downgrade(&found)));
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,5 +124,20 @@ mod tests {
         let error = names(ChannelUse::Split).unwrap_err().to_string();
         assert!(error.contains("`call.ch2`"), "{error}");
         assert_eq!(names(ChannelUse::Mix).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn workers_share_one_listing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("talk.wav");
+        std::fs::write(&path, wav(16_000, &[1; 80])).unwrap();
+        let input = [folder.path().to_string_lossy().into_owned()];
+        let split = shared_listed(&input, ChannelUse::Split).unwrap();
+        let mix = shared_listed(&input, ChannelUse::Mix).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(Arc::ptr_eq(&split, &shared_listed(&input, ChannelUse::Split).unwrap()));
+        assert!(!Arc::ptr_eq(&split, &mix));
+        drop((split, mix));
+        assert!(shared_listed(&input, ChannelUse::Mix).is_err());
     }
 }

@@ -1,13 +1,13 @@
 //! The kind `transcription.transcribe`: recordings to segments of words.
 
-use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use chrono::{SecondsFormat, Utc};
 use flow_audio::recording_reader::Channels;
+pub use flow_audio::samples::OnDamage;
 use flow_audio::samples::Refusal;
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
@@ -21,30 +21,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::channels::{Listed, listed};
+use crate::channels::{Listed, shared_listed};
 use crate::long_audio::{ChunkSettings, LongAudio};
 use crate::recognizer::Recognizer;
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
-use crate::streamed::{Extent, StreamedRecording};
+use crate::streamed::StreamedRecording;
 use crate::{Metadata, Performance};
 
 pub use crate::transcribe_settings::TranscribeSettings;
-
-/// What becomes of a recording that cannot be decoded to its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OnDamage {
-    /// What is before the damage is transcribed.
-    #[default]
-    Keep,
-    /// It is refused.
-    Refuse,
-}
-
-/// Less than this before the damage is refused in any case, in samples: one second.
-const LEAST_KEPT: u64 = SAMPLE_RATE as u64;
 
 /// The kind `transcription.transcribe`.
 pub struct Transcribe;
@@ -136,23 +122,18 @@ impl Kind for Transcribe {
 struct Transcriber {
     settings: TranscribeSettings,
     context: Context,
-    /// By partition.
-    listed: Option<BTreeMap<Partition, Listed>>,
+    /// Sorted by name, which is that of the partition.
+    listed: Option<Arc<Vec<Listed>>>,
     recognizer: Option<Arc<Recognizer>>,
 }
 
 impl Transcriber {
-    fn listed(&mut self) -> Result<&BTreeMap<Partition, Listed>, StageError> {
+    fn listed(&mut self) -> Result<Arc<Vec<Listed>>, StageError> {
         let listed = match self.listed.take() {
             Some(listed) => listed,
-            None => {
-                let found = listed(&self.settings.input, self.settings.channels)?.into_iter();
-                found
-                    .map(|listed| (Partition::new(&listed.recording.name), listed))
-                    .collect()
-            }
+            None => shared_listed(&self.settings.input, self.settings.channels)?,
         };
-        Ok(self.listed.insert(listed))
+        Ok(Arc::clone(self.listed.insert(listed)))
     }
 
     fn recognizer(&mut self) -> Result<Arc<Recognizer>, StageError> {
@@ -183,9 +164,8 @@ impl Source for Transcriber {
             .collect();
         let model_name = self.settings.model.file_name().unwrap_or_default();
         let model_name = model_name.to_string_lossy().into_owned();
-        let listed = self.listed()?.iter();
-        let partition = |(name, listed): (&Partition, &Listed)| SourcePartition {
-            name: name.clone(),
+        let partition = |listed: &Listed| SourcePartition {
+            name: Partition::new(&listed.recording.name),
             files: std::iter::once(&listed.recording.path).chain(&read).cloned().collect(),
             // Both names are columns.
             extra: match listed.channels {
@@ -193,13 +173,17 @@ impl Source for Transcriber {
                 Channels::One(channel) => format!("{}\0{model_name}\0{channel}", listed.recording.file),
             },
         };
-        Ok(listed.map(partition).collect())
+        Ok(self.listed()?.iter().map(partition).collect())
     }
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let begun = Instant::now();
-        let listed = self.listed()?.get(partition).cloned();
-        let listed = listed.ok_or_else(|| StageError::failed(format!("there is no recording `{partition}`")))?;
+        let listed = self.listed()?;
+        let place = listed.binary_search_by(|listed| listed.recording.name.as_str().cmp(partition.as_str()));
+        let listed = match place {
+            Ok(place) => listed[place].clone(),
+            Err(_) => return Err(StageError::failed(format!("there is no recording `{partition}`"))),
+        };
         let stopped = || StageError::failed("stopped");
         let cancel = self.context.cancel.clone();
         if cancel.is_set() {
@@ -218,7 +202,13 @@ impl Source for Transcriber {
             return Err(stopped());
         }
         let path = &listed.recording.path;
-        let extent = match extent.and_then(|extent| self.settings.on_damage.accept(path, extent)) {
+        let accepted = extent.and_then(|extent| {
+            if let Some(why) = &extent.damage {
+                self.settings.on_damage.accept(path, extent.samples, why)?;
+            }
+            Ok(extent)
+        });
+        let extent = match accepted {
             Ok(extent) => extent,
             Err(Refusal { reason, detail }) => {
                 out.reject_partition(reason, RejectClass::Fault, detail);
@@ -248,19 +238,6 @@ impl Source for Transcriber {
         );
         out.send(2, timings_batch(&now, &performance)?);
         Ok(())
-    }
-}
-
-impl OnDamage {
-    /// What there is of a recording, if it is to be transcribed.
-    fn accept(self, path: &Path, extent: Extent) -> Result<Extent, Refusal> {
-        match &extent.damage {
-            Some(why) if self == OnDamage::Refuse || extent.samples < LEAST_KEPT => Err(Refusal {
-                reason: "decode_error",
-                detail: format!("{} is damaged at {} s: {why}", path.display(), seconds(extent.samples)),
-            }),
-            _ => Ok(extent),
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use flow_audio::samples::OnDamage;
 use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
 use flow_model::decoding::DecodingOptions;
@@ -13,7 +14,6 @@ use crate::channels::ChannelUse;
 use crate::long_audio::{ChunkSettings, FullSettings, LongAudio, WindowMethod};
 use crate::recognizer::{RecognitionSettings, VoiceActivity};
 use crate::segments::SegmentRules;
-use crate::transcribe::OnDamage;
 
 /// Transcribes recordings: what was said, when, and how sure the model is.
 ///
@@ -256,14 +256,7 @@ impl TranscribeSettings {
 
     /// How the model is decoded.
     pub fn decoding(&self) -> DecodingOptions {
-        let file = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
-        DecodingOptions {
-            beam: self.beam,
-            lm: file(&self.lm),
-            lm_weight: self.lm_weight,
-            boost: file(&self.boost),
-            boost_weight: self.boost_weight,
-        }
+        DecodingOptions::of(self.beam, (&self.lm, self.lm_weight), (&self.boost, self.boost_weight))
     }
 
     pub(crate) fn device(&self) -> Result<DeviceChoice, StageError> {

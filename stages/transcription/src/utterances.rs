@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_audio::listing::{Recording, recordings};
+use flow_audio::listing::{Recording, shared_recordings};
 use flow_runtime::{
     Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
@@ -70,7 +70,7 @@ impl UtterancesSettings {
             let path = path.map_err(|error| StageError::setting("input", format!("{error}")))?;
             Ok((recording.name, path))
         };
-        recordings(&self.input)?.into_iter().map(absolute).collect()
+        shared_recordings(&self.input)?.iter().cloned().map(absolute).collect()
     }
 }
 

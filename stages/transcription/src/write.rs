@@ -159,6 +159,7 @@ impl Kind for Write {
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Writer {
             settings: settings.clone(),
+            scratch: context.scratch.clone(),
             has_speakers: context.inputs.has("assigned"),
             waiting: HashMap::new(),
         })))
@@ -176,9 +177,9 @@ impl Kind for Write {
     fn missing_outputs(
         _: &WriteSettings,
         committed: &Artifact,
-        _: usize,
+        threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing(committed)
+        output_files::missing(committed, threads)
     }
 }
 
@@ -195,6 +196,7 @@ struct Waiting {
 
 struct Writer {
     settings: WriteSettings,
+    scratch: PathBuf,
     /// Whether segments come with their speakers.
     has_speakers: bool,
     waiting: HashMap<Partition, Waiting>,
@@ -250,7 +252,7 @@ impl Operator for Writer {
                 bytes: format.write(&transcript, &limits)?,
             });
         }
-        out.send(0, output_files::write(&files)?);
+        out.send(0, output_files::write(&files, &self.scratch)?);
         Ok(Progress::Done)
     }
 }

@@ -186,7 +186,11 @@ fn speakers_are_written_where_they_are_known() {
         .feed("recordings", "a", recording.clone())
         .feed("timings", "a", timing.clone())
         .feed("assigned", "a", segments_batch(&assigned, Speakers::Named).unwrap())
-        .feed("diarized", "a", diarization::recordings_batch("a.wav", 2.0, 3).unwrap())
+        .feed(
+            "diarized",
+            "a",
+            diarization::recordings_batch("a.wav", 2.0, 3, None).unwrap(),
+        )
         .feed(
             "diarization_timings",
             "a",

@@ -125,6 +125,14 @@ fn librispeech_has_its_texts_in_lists() {
     let damaged = run(with_lang(folder.path(), "en"));
     assert_eq!(column(&damaged, "text"), ["TWO", "FOUR", "THREE"]);
     assert_eq!(reasons(&damaged), ["not_utf8"]);
+    // The letter that is put for such is one like others.
+    fs::write(
+        &list,
+        "84-121123-0000 \u{fffd}\n84-121123-0001 TWO\n84-121123-0003 FOUR",
+    )
+    .unwrap();
+    let whole = run(with_lang(folder.path(), "en"));
+    assert_eq!(column(&whole, "text"), ["\u{fffd}", "TWO", "FOUR", "THREE"]);
 }
 
 #[test]
@@ -254,6 +262,9 @@ fn tables_name_their_columns() {
         (column(&output, "text"), reasons(&output)),
         (vec!["good".to_string()], vec!["not_utf8"])
     );
+    fs::write(&table, "file,text\nwavs/a.wav,\u{fffd}\nwavs/b.wav,good\n").unwrap();
+    let output = run(with_lang(&table, "en"));
+    assert_eq!(column(&output, "text"), ["\u{fffd}", "good"]);
 
     for (heading, message) in [
         ("sound,text\nx,y\n", "no column for the recording's file"),

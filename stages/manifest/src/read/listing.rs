@@ -161,7 +161,7 @@ impl Contents {
                 continue;
             }
             let path: Arc<Path> = folder.join(name).into();
-            for line in lines_of(&path)?.lines() {
+            for (line, _) in lines_of(&path)?.lines() {
                 if let Some((utterance, _)) = split_line(line) {
                     // The first list that has it counts.
                     let list = || Arc::clone(&path);

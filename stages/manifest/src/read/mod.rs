@@ -1,5 +1,6 @@
 //! The kind `manifest.read`.
 
+pub(crate) mod decoded_text;
 mod files;
 mod folder;
 mod grouped;

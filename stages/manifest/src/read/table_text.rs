@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use super::decoded_text::DecodedText;
+
 /// One line of a table (several lines, where a quoted field holds line breaks).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record<'t> {
@@ -16,10 +18,11 @@ pub struct Record<'t> {
 /// The records of a table one after the other.
 #[derive(Clone, Debug)]
 pub struct Records<'t> {
+    /// Ends where the table does.
     text: &'t str,
     at: usize,
     quoted: bool,
-    replaced: Option<&'t [usize]>,
+    decoded: Option<&'t DecodedText>,
 }
 
 /// Reads a table, its heading included. `quoted`: fields are separated by commas, and one in double quotes may hold
@@ -30,23 +33,18 @@ pub fn records(text: &str, quoted: bool) -> Records<'_> {
         text,
         at: 0,
         quoted,
-        replaced: None,
+        decoded: None,
     }
 }
 
-/// Whether one of the places, which are in order, lies in the range.
-pub fn holds(places: &[usize], range: Range<usize>) -> bool {
-    let first = places.partition_point(|place| *place < range.start);
-    places.get(first).is_some_and(|place| *place < range.end)
-}
-
 impl<'t> Records<'t> {
-    /// Says where in the text something stands for bytes that were not UTF-8, in order. Without it, wherever the character
-    /// is that is put for such.
-    pub fn with_replaced(self, replaced: &'t [usize]) -> Self {
+    /// The records in a range of a text, in bytes. Those in which something was replaced are broken.
+    pub(super) fn of(decoded: &'t DecodedText, range: Range<usize>, quoted: bool) -> Self {
         Records {
-            replaced: Some(replaced),
-            ..self
+            text: &decoded.text[..range.end],
+            at: range.start,
+            quoted,
+            decoded: Some(decoded),
         }
     }
 
@@ -73,11 +71,7 @@ impl<'t> Iterator for Records<'t> {
             let range = self.at..self.at + length;
             self.at = range.end;
             if !record.line.trim().is_empty() {
-                let is_replaced = match self.replaced {
-                    Some(replaced) => holds(replaced, range),
-                    None => record.line.contains(char::REPLACEMENT_CHARACTER),
-                };
-                if is_replaced && record.broken.is_none() {
+                if self.decoded.is_some_and(|decoded| decoded.is_replaced(range)) && record.broken.is_none() {
                     record.broken = Some(("not_utf8", "the line is not UTF-8"));
                 }
                 return Some(record);

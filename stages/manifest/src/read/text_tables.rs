@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use flow_runtime::{Partition, SourcePartition, StageError};
 use rayon::prelude::*;
 
+use super::decoded_text::DecodedText;
 use super::files::label;
 use super::looks::{Chain, Eyes, FileLook};
 use super::naming::{language, named};
 use super::places::Places;
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
-use super::table_text::{Record, records};
+use super::table_text::Record;
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
@@ -62,7 +63,7 @@ struct Table {
     path: PathBuf,
     /// How the file looked before it was read.
     look: FileLook,
-    text: String,
+    text: DecodedText,
     quoted: bool,
     columns: Columns,
     places: Places,
@@ -122,7 +123,7 @@ impl TextTables {
         let partition = |(name, block): &(Partition, Block)| {
             let table = &self.tables[block.table];
             let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
-            for record in records(&table.text[block.range.clone()], table.quoted) {
+            for record in table.text.records(block.range.clone(), table.quoted) {
                 // The length of a recording that is measured belongs to its row.
                 let row = table.row(&record, self).ok();
                 if let Some(row) = row.filter(|row| self.look || row.duration.is_none()) {
@@ -143,7 +144,7 @@ impl TextTables {
         let (_, block) = found.ok_or_else(|| StageError::failed(format!("the manifest has no part {partition}")))?;
         let table = &self.tables[block.table];
         table.look.still(&table.path)?;
-        for record in records(&table.text[block.range.clone()], table.quoted) {
+        for record in table.text.records(block.range.clone(), table.quoted) {
             rows.push(table.row(&record, self), || line_values(record.line))?;
         }
         Ok(())
@@ -162,7 +163,7 @@ impl Table {
         let quoted = path
             .extension()
             .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
-        let mut walk = records(&text, quoted);
+        let mut walk = text.records(0..text.text.len(), quoted);
         let heading = walk.next().map(|record| record.fields).unwrap_or_default();
         let columns = Columns::of(&heading).map_err(|why| ManifestError::Manifest {
             path: path.clone(),
@@ -320,7 +321,7 @@ impl Columns {
 }
 
 /// What is not UTF-8 is replaced, and refused line by line.
-fn read_text(path: &Path) -> Result<String, ManifestError> {
+fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
@@ -330,12 +331,5 @@ fn read_text(path: &Path) -> Result<String, ManifestError> {
             why: "it has more than 4 GiB; write it as JSON lines instead".into(),
         });
     }
-    let mut text = match String::from_utf8(bytes) {
-        Ok(text) => text,
-        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
-    };
-    if text.starts_with('\u{feff}') {
-        text.drain(..'\u{feff}'.len_utf8());
-    }
-    Ok(text)
+    Ok(DecodedText::of(bytes))
 }

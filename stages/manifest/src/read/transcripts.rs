@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
+use super::decoded_text::DecodedText;
 use super::rows::{Refusal, refuse};
 use crate::error::ManifestError;
 
@@ -47,7 +48,7 @@ fn spaced(text: &str) -> String {
 ///
 /// # Errors
 /// Where it cannot be read or is too large.
-pub fn lines_of(path: &Path) -> Result<String, ManifestError> {
+pub fn lines_of(path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
@@ -57,11 +58,7 @@ pub fn lines_of(path: &Path) -> Result<String, ManifestError> {
             why: "it has more than 1 GiB; a list of transcripts is one of a folder".into(),
         });
     }
-    let text = match String::from_utf8(bytes) {
-        Ok(text) => text,
-        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
-    };
-    Ok(text.trim_start_matches('\u{feff}').to_string())
+    Ok(DecodedText::of(bytes))
 }
 
 /// The utterance and the text of a line; none where it is blank.
@@ -80,12 +77,12 @@ pub fn transcripts_of<'u>(
     utterances: impl Iterator<Item = &'u str>,
 ) -> Result<HashMap<&'u str, Result<String, Refusal>>, ManifestError> {
     let mut found: HashMap<&str, Option<Result<String, Refusal>>> = utterances.map(|name| (name, None)).collect();
-    for line in lines_of(path)?.lines() {
+    for (line, is_replaced) in lines_of(path)?.lines() {
         if let Some((utterance, text)) = split_line(line)
             && let Some(place) = found.get_mut(utterance)
             && place.is_none()
         {
-            *place = Some(if line.contains(char::REPLACEMENT_CHARACTER) {
+            *place = Some(if is_replaced {
                 Err(refuse("not_utf8", format!("its line in {}", path.display())))
             } else if line.len() as u64 > LONGEST_TRANSCRIPT {
                 let why = format!("its line in {} has more than 1 MiB", path.display());

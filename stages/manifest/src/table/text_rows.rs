@@ -11,11 +11,10 @@ use serde_json::{Map, Value};
 use super::cells::{Cell, Rows, of_json, of_text, type_of};
 use super::{CellType, Columns, TableFormat, lacks, send, too_many_rows, wrong};
 use crate::error::ManifestError;
+use crate::read::decoded_text::DecodedText;
 use crate::read::rows::line_values;
-use crate::read::table_text::{Record, holds, records};
+use crate::read::table_text::{Record, records};
 
-/// What a file of UTF-8 may begin with.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Most bytes of a file.
 const LARGEST: u64 = 1 << 30;
 /// Most bytes of the beginning that columns are looked for in.
@@ -24,17 +23,9 @@ const LARGEST_HEAD: u64 = 1 << 20;
 /// Why a line is no row: a reason, and more about it.
 type Refusal = (&'static str, String);
 
-/// What a file holds, less a byte-order mark.
-struct Decoded {
-    text: String,
-    /// Where in the text something stands for bytes that were not UTF-8, in order.
-    replaced: Vec<usize>,
-    /// Bytes of the file, or of the part of it that was read.
-    bytes: u64,
-}
-
-/// At most so many bytes of a file from its beginning. What is not UTF-8 is replaced, and refused line by line.
-fn text_of(path: &Path, most: u64) -> Result<Decoded, ManifestError> {
+/// At most so many bytes of a file from its beginning, and how many these are. What is not UTF-8 is replaced, and refused line
+/// by line.
+fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
     // Before it is opened, which waits for ever at a pipe that nobody writes to.
     if !std::fs::metadata(path).map_err(of_path)?.is_file() {
@@ -43,31 +34,8 @@ fn text_of(path: &Path, most: u64) -> Result<Decoded, ManifestError> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(of_path)?;
     file.take(most).read_to_end(&mut bytes).map_err(of_path)?;
-    Ok(decoded(bytes))
-}
-
-fn decoded(mut bytes: Vec<u8>) -> Decoded {
     let size = bytes.len() as u64;
-    if bytes.starts_with(BYTE_ORDER_MARK) {
-        bytes.drain(..BYTE_ORDER_MARK.len());
-    }
-    let mut replaced = Vec::new();
-    let text = String::from_utf8(bytes).unwrap_or_else(|error| {
-        let mut text = String::with_capacity(error.as_bytes().len());
-        for chunk in error.as_bytes().utf8_chunks() {
-            text.push_str(chunk.valid());
-            if !chunk.invalid().is_empty() {
-                replaced.push(text.len());
-                text.push(char::REPLACEMENT_CHARACTER);
-            }
-        }
-        text
-    });
-    Decoded {
-        text,
-        replaced,
-        bytes: size,
-    }
+    Ok((DecodedText::of(bytes), size))
 }
 
 /// The first line of a file that is not blank.
@@ -82,7 +50,7 @@ fn first_line(path: &Path) -> Result<String, ManifestError> {
         if reader.read_until(b'\n', &mut line).map_err(of_path)? == 0 {
             return Err(wrong(path, "it has no rows from which its columns could be told"));
         }
-        let line = decoded(line).text;
+        let line = DecodedText::of(line).text;
         if !line.trim().is_empty() {
             return Ok(line);
         }
@@ -106,7 +74,7 @@ pub(super) fn columns(path: &Path, format: TableFormat) -> Result<Columns, Manif
         columns.sort_by(|a, b| a.0.cmp(&b.0));
         return Ok(columns);
     }
-    let head = text_of(path, LARGEST_HEAD)?.text;
+    let head = text_of(path, LARGEST_HEAD)?.0.text;
     let names = heading(path, records(&head, format == TableFormat::Csv).next())?;
     Ok(names.into_iter().map(|name| (name, CellType::Text)).collect())
 }
@@ -136,7 +104,7 @@ pub(super) fn read(
     schema: &SchemaRef,
     out: &mut Out,
 ) -> Result<(), StageError> {
-    let Decoded { text, replaced, bytes } = text_of(path, LARGEST + 1)?;
+    let (text, bytes) = text_of(path, LARGEST + 1)?;
     if bytes > LARGEST {
         return Err(wrong(path, "it has more than 1 GiB; write it as parquet").into());
     }
@@ -162,22 +130,18 @@ pub(super) fn read(
         Ok::<(), StageError>(())
     };
     if format == TableFormat::Jsonl {
-        let mut at = 0;
-        for line in text.split_inclusive('\n') {
-            let from = at;
-            at += line.len();
+        for (line, is_replaced) in text.lines() {
             if line.trim().is_empty() {
                 continue;
             }
-            let line = line.lines().next().unwrap_or_default();
-            let cells = match holds(&replaced, from..at) {
+            let cells = match is_replaced {
                 true => Err(("not_utf8", "the line is not UTF-8".into())),
                 false => of_line(columns, line),
             };
             push(line, cells)?;
         }
     } else {
-        let mut records = records(&text, format == TableFormat::Csv).with_replaced(&replaced);
+        let mut records = text.records(0..text.text.len(), format == TableFormat::Csv);
         let names = heading(path, records.next())?;
         let mut places = Vec::with_capacity(columns.len());
         for (column, cell) in columns {

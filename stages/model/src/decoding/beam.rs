@@ -9,10 +9,9 @@ use candle_core::{Device, Tensor};
 use flow_kernels::joint::Cell;
 use flow_kernels::{Float, dispatch, on_cpu, slice};
 
-use super::expansion::{Candidate, Expansion};
+use super::expansion::{Candidate, Expansion, ScoredState};
 use super::{DecodingSettings, Hypothesis, Networks, TokenObserver};
 use crate::Result;
-use crate::fusion::FusionState;
 use crate::prediction::select_rows;
 
 /// The model's durations, and after how many tokens of duration 0 on one frame a blank is forced.
@@ -53,7 +52,7 @@ struct Live {
     sequence: u32,
     tokens: usize,
     path: Option<Rc<Path>>,
-    fusion: FusionState,
+    fusion: ScoredState,
     /// Its row in the prediction network's states.
     row: usize,
     /// The token it was just extended by.
@@ -129,7 +128,7 @@ pub fn decode_beam(
                 sequence: 0,
                 tokens: 0,
                 path: None,
-                fusion: settings.fusion.start(),
+                fusion: ScoredState::start(&settings.fusion),
                 row,
                 token: None,
             }],
@@ -265,7 +264,7 @@ fn extend<'a>(
             }));
             live.token = Some(token as u32);
             live.tokens += 1;
-            live.fusion = settings.fusion.step(&parent.fusion, token as u32);
+            live.fusion = parent.fusion.step(&settings.fusion, token as u32);
             let number = utterance.sequences.len() as u32 + 1;
             let sequence = utterance.sequences.entry((parent.sequence, token as u32));
             live.sequence = *sequence.or_insert(number);
@@ -349,7 +348,7 @@ mod tests {
             sequence,
             tokens: 1,
             path: None,
-            fusion: FusionState::new(),
+            fusion: ScoredState::default(),
             row: 0,
             token: None,
         }

@@ -1,8 +1,12 @@
 //! What a hypothesis can be extended by: scores of tokens and durations, with fusion.
 
+use std::cell::OnceCell;
+use std::rc::Rc;
+
 use flow_kernels::Float;
 
 use super::{BlankScore, DecodingSettings, Pruning};
+use crate::fusion::{Fusion, FusionState};
 
 /// The largest probability of blank that leaves others something, as in NeMo.
 const MOST_BLANK: f32 = 0.99;
@@ -15,6 +19,44 @@ pub struct Candidate {
     pub score: f32,
 }
 
+/// The state of a hypothesis in the models of fusion, with the scores of all tokens in it, which stay the same from blank to
+/// blank.
+#[derive(Debug, Clone, Default)]
+pub struct ScoredState {
+    state: FusionState,
+    /// Computed when they are first needed.
+    scores: OnceCell<Rc<[f32]>>,
+}
+
+impl ScoredState {
+    /// The state before the first token.
+    pub fn start(fusion: &Fusion) -> Self {
+        fusion.start().into()
+    }
+
+    /// The state after a token.
+    pub fn step(&self, fusion: &Fusion, token: u32) -> Self {
+        fusion.step(&self.state, token).into()
+    }
+
+    fn scores(&self, fusion: &Fusion) -> &Rc<[f32]> {
+        self.scores.get_or_init(|| {
+            let mut scores = Vec::new();
+            fusion.scores(&self.state, &mut scores);
+            scores.into()
+        })
+    }
+}
+
+impl From<FusionState> for ScoredState {
+    fn from(state: FusionState) -> Self {
+        ScoredState {
+            state,
+            scores: OnceCell::new(),
+        }
+    }
+}
+
 /// Finds the best candidates of a row of logits; its buffers serve one row after another.
 pub struct Expansion<'a> {
     settings: &'a DecodingSettings,
@@ -23,7 +65,6 @@ pub struct Expansion<'a> {
     tokens: usize,
     log_probabilities: Vec<f32>,
     duration_log_probabilities: Vec<f32>,
-    fused: Vec<f32>,
     best: Vec<Candidate>,
 }
 
@@ -35,7 +76,6 @@ impl<'a> Expansion<'a> {
             tokens,
             log_probabilities: Vec::new(),
             duration_log_probabilities: Vec::new(),
-            fused: Vec::new(),
             best: Vec::new(),
         }
     }
@@ -50,7 +90,7 @@ impl<'a> Expansion<'a> {
     }
 
     /// Finds the candidates of a row: logits of the tokens, of blank, and of the durations.
-    pub fn expand(&mut self, row: &[f32], fusion: &[u32]) {
+    pub fn expand(&mut self, row: &[f32], fusion: &ScoredState) {
         let (tokens, durations) = row.split_at(self.tokens);
         log_softmax(tokens, &mut self.log_probabilities);
         log_softmax(durations, &mut self.duration_log_probabilities);
@@ -62,8 +102,7 @@ impl<'a> Expansion<'a> {
         let labels = if self.settings.fusion.is_empty() {
             best_of(&self.log_probabilities, beam)
         } else {
-            self.settings.fusion.scores(fusion, &mut self.fused);
-            self.fuse(beam, blank)
+            self.fuse(beam, blank, fusion.scores(&self.settings.fusion))
         };
         self.best.clear();
         for &(token, score) in &labels {
@@ -81,7 +120,7 @@ impl<'a> Expansion<'a> {
     }
 
     /// The best labels with the scores of fusion.
-    fn fuse(&mut self, beam: usize, blank: usize) -> Vec<(usize, f32)> {
+    fn fuse(&mut self, beam: usize, blank: usize, fused: &[f32]) -> Vec<(usize, f32)> {
         let settings = self.settings;
         let weight = settings.fusion.weight();
         // What a token has added besides its own score, and what blank is multiplied by.
@@ -94,7 +133,7 @@ impl<'a> Expansion<'a> {
         };
         match settings.pruning {
             Pruning::Late => {
-                for (score, fused) in self.log_probabilities.iter_mut().zip(&self.fused) {
+                for (score, fused) in self.log_probabilities.iter_mut().zip(fused) {
                     *score += common + fused;
                 }
                 self.log_probabilities[blank] *= blank_factor;
@@ -103,7 +142,7 @@ impl<'a> Expansion<'a> {
             Pruning::Early => {
                 let mut labels = best_of(&self.log_probabilities, beam);
                 for (token, score) in &mut labels {
-                    *score = match self.fused.get(*token) {
+                    *score = match fused.get(*token) {
                         Some(fused) => *score + common + fused,
                         None => *score * blank_factor,
                     };

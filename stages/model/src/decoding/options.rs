@@ -1,6 +1,6 @@
 //! Files and weights that decoding is told of by settings.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -39,6 +39,18 @@ impl Default for DecodingOptions {
 }
 
 impl DecodingOptions {
+    /// As settings give them, in which an empty path names no file.
+    pub fn of(beam: usize, lm: (&Path, f64), boost: (&Path, f64)) -> Self {
+        let file = |path: &Path| (!path.as_os_str().is_empty()).then(|| path.to_owned());
+        DecodingOptions {
+            beam,
+            lm: file(lm.0),
+            lm_weight: lm.1,
+            boost: file(boost.0),
+            boost_weight: boost.1,
+        }
+    }
+
     /// What is wrong with a value, and the name of its setting.
     pub fn check(&self) -> std::result::Result<(), (&'static str, String)> {
         if self.beam > MAX_BEAM {

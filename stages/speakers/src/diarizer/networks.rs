@@ -2,10 +2,10 @@
 
 use super::{CHUNK, CHUNK_STEP};
 use crate::campplus::CamPlusPlus;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fbank::{BANDS, Fbank};
 use crate::powerset::Powerset;
-use crate::pyannet::{Output, PyanNet};
+use crate::pyannet::PyanNet;
 use crate::wespeaker::WeSpeakerResNet34;
 
 /// Chunk after chunk who is active, (frames, speakers), 0 or 1.
@@ -55,11 +55,6 @@ impl SegmentationNetwork for PyanNet {
     }
 
     fn recording<'a>(&'a self, samples: &'a [f32]) -> Result<Activities<'a>> {
-        if self.output() != Output::SpeakerSets {
-            return Err(Error::Input(
-                "diarization needs a segmentation network whose classes are sets of speakers".into(),
-            ));
-        }
         let powerset = Powerset::new(SPEAKERS, LARGEST_SET)?;
         let chunks = PyanNet::recording(self, samples, CHUNK, CHUNK_STEP)?;
         Ok(Box::new(chunks.map(move |chunk| powerset.decode(&chunk?))))

@@ -2,7 +2,7 @@
 //!
 //! SincNet over the wave, bidirectional LSTM layers, two linear layers with leaky ReLU and a classifier.
 //! Made for pyannote/segmentation-3.0 (MIT), which the bundled weights are from, and other networks of this form
-//! (`pyannote.audio.models.segmentation.PyanNet` with its default sizes), such as pyannote/segmentation of 2022.
+//! (`pyannote.audio.models.segmentation.PyanNet` with its default sizes and the classes of that one).
 
 use std::fmt;
 
@@ -34,6 +34,9 @@ pub const FRAME_STEP: usize = 270;
 /// Largest size of a sample. Speech lies in [-1, 1].
 pub const MAX_SAMPLE: f32 = 1e9;
 
+/// Classes of a frame: the sets of at most two of three speakers, as [`Powerset`](crate::powerset::Powerset) orders them.
+pub const CLASSES: usize = 7;
+
 /// Values of the linear layers.
 const LINEAR: usize = 128;
 /// Chunks that go through the LSTM together: its weights are read once for all of them.
@@ -42,30 +45,18 @@ const BATCH: usize = 24;
 /// The weights that the crate carries; `THIRD_PARTY.md` says where they are from.
 const BUNDLED: &[u8] = include_bytes!("../../weights/segmentation-3.0.safetensors.zst");
 
-/// What the classes of a network are, and what comes out for them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Output {
-    /// 7 classes: the sets of at most two of three speakers, as [`Powerset`](crate::powerset::Powerset) orders them.
-    /// Logarithms of probabilities whose sum is 1 (log-softmax).
-    SpeakerSets,
-    /// 3 classes: one for each speaker. Probabilities (sigmoid), each for itself.
-    Speakers,
-}
-
 /// The network.
 pub struct PyanNet {
     sincnet: SincNet,
     lstm: Lstm,
     linear: [Linear; 2],
     classifier: Linear,
-    output: Output,
 }
 
 impl fmt::Debug for PyanNet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PyanNet")
             .field("lstm_layers", &self.lstm.layers())
-            .field("output", &self.output)
             .finish_non_exhaustive()
     }
 }
@@ -78,23 +69,12 @@ impl PyanNet {
 
     /// With the weights of a safetensors file, under the names of pyannote: `sincnet.wav_norm1d`,
     /// `sincnet.conv1d.0.filterbank.{low_hz_,band_hz_}` (40, 1), `sincnet.conv1d.{1,2}`, `sincnet.norm1d.{0,1,2}`, `lstm` of
-    /// any number of bidirectional layers of 128, `linear.{0,1}` of 128 and `classifier`, whose number of classes tells the
-    /// [output](Output).
+    /// any number of bidirectional layers of 128, `linear.{0,1}` of 128 and `classifier` of [`CLASSES`].
     ///
     /// # Errors
     /// [`Error::Weights`] if one is missing or of another shape.
     pub fn from_safetensors(bytes: &[u8]) -> Result<Self> {
         let weights = Weights::open(bytes)?;
-        let classes = weights.shape("classifier.weight")?.first().copied().unwrap_or(0);
-        let output = match classes {
-            7 => Output::SpeakerSets,
-            3 => Output::Speakers,
-            _ => {
-                return Err(Error::Weights(format!(
-                    "classifier.weight has {classes} classes; 7 (sets of three speakers) or 3 (speakers) are known"
-                )));
-            }
-        };
         let linear = |name: &str, inputs: usize, outputs: usize| -> Result<Linear> {
             let weight = weights.floats(&format!("{name}.weight"), &[outputs, inputs])?;
             Ok(Linear {
@@ -107,19 +87,8 @@ impl PyanNet {
             sincnet: SincNet::new(&weights)?,
             lstm: Lstm::new(&weights, CHANNELS)?,
             linear: [linear("linear.0", WIDTH, LINEAR)?, linear("linear.1", LINEAR, LINEAR)?],
-            classifier: linear("classifier", LINEAR, classes)?,
-            output,
+            classifier: linear("classifier", LINEAR, CLASSES)?,
         })
-    }
-
-    /// Classes of a frame.
-    pub fn classes(&self) -> usize {
-        self.classifier.bias.len()
-    }
-
-    /// What the classes are.
-    pub fn output(&self) -> Output {
-        self.output
     }
 
     /// Frames of a chunk of so many samples: 589 of 10 s, 0 below [`RECEPTIVE_FIELD`].
@@ -127,8 +96,8 @@ impl PyanNet {
         sincnet::output_frames(samples)
     }
 
-    /// Of each chunk (mono, 16 kHz, in [-1, 1], any length from [`RECEPTIVE_FIELD`]) what the [output](Self::output) is, by
-    /// frame and class: (frames, classes), row-major. A chunk gives the same bits alone and among others, for any number
+    /// Of each chunk (mono, 16 kHz, in [-1, 1], any length from [`RECEPTIVE_FIELD`]) the logarithms of probabilities, by
+    /// frame and class: (frames, [`CLASSES`]), row-major. A chunk gives the same bits alone and among others, for any number
     /// of threads.
     ///
     /// # Errors
@@ -188,35 +157,27 @@ impl PyanNet {
             x.iter_mut().for_each(|value| *value = leaky_relu(*value));
         }
         let mut scores = self.classifier.apply(&x)?;
-        self.activate(&mut scores);
+        log_softmax(&mut scores);
         if scores.iter().any(|score| !score.is_finite()) {
             return Err(Error::Weights(
                 "the network's results are not finite: its weights are too large".into(),
             ));
         }
-        let classes = self.classes();
         let of_chunk = |chunk: usize| {
-            let rows = scores.chunks_exact(classes).skip(chunk).step_by(chunks);
+            let rows = scores.chunks_exact(CLASSES).skip(chunk).step_by(chunks);
             rows.flatten().copied().collect()
         };
         Ok((0..chunks).map(of_chunk).collect())
     }
+}
 
-    /// The classifier's sums to what is given out.
-    fn activate(&self, scores: &mut [f32]) {
-        match self.output {
-            Output::SpeakerSets => {
-                for frame in scores.chunks_exact_mut(self.classes()) {
-                    let largest = frame.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    let sum: f32 = frame.iter().map(|score| (score - largest).exp()).sum();
-                    let logarithm = sum.ln();
-                    frame.iter_mut().for_each(|score| *score = *score - largest - logarithm);
-                }
-            }
-            Output::Speakers => scores
-                .iter_mut()
-                .for_each(|score| *score = 1.0 / (1.0 + (-*score).exp())),
-        }
+/// Sums of the classifier to logarithms of probabilities (log-softmax).
+fn log_softmax(scores: &mut [f32]) {
+    for frame in scores.chunks_exact_mut(CLASSES) {
+        let largest = frame.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f32 = frame.iter().map(|score| (score - largest).exp()).sum();
+        let logarithm = sum.ln();
+        frame.iter_mut().for_each(|score| *score = *score - largest - logarithm);
     }
 }
 

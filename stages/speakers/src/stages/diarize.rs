@@ -1,12 +1,11 @@
 //! The kind `speakers.diarize`: recordings to turns of speakers.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use flow_audio::listing::{Recording, recordings};
-use flow_audio::samples::{Refusal, lock_if_long, samples};
+use flow_audio::listing::{Recording, shared_recordings};
+use flow_audio::samples::{OnDamage, RecordingSamples, Refusal, lock_if_long, samples_or_damage};
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
     SourcePartition, StageError,
@@ -40,7 +39,7 @@ use crate::silero::SAMPLE_RATE;
 /// Port `turns`, one row per turn: `_row, start, end, speaker`; times are seconds from the beginning of the recording, and turns
 /// overlap where several people speak at once. Port `exclusive`: the same columns, with one speaker at a time, for words. Port
 /// `speakers`, one row per speaker: `_row, name, seconds, embedding`. Port `recordings`, one row per partition: `_row, recording`
-/// (its path with its ending), `duration` in seconds, `num_speakers`. Port `timings`, one row per partition: `_row,
+/// (its path with its ending), `duration` in seconds, `num_speakers`, `damaged_at` (see `on_damage`). Port `timings`, one row per partition: `_row,
 /// diarization_s, total_s`; it alone differs from run to run.
 ///
 /// Recordings that cannot be diarized are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
@@ -81,6 +80,10 @@ pub struct DiarizeSettings {
     /// Longer recordings are refused, in seconds.
     #[serde(default = "max_duration")]
     pub max_duration: f64,
+    /// What becomes of a recording that is damaged or cut off: `keep` (what is before the damage is diarized, if it is a second or
+    /// more, and `damaged_at` says where it ends, in seconds) or `refuse` (it is a reject, `decode_error`).
+    #[serde(default)]
+    pub on_damage: OnDamage,
     /// A JSON file of speakers whose names are known: `{"Ann": "ann.wav", "Bob": [0.1, ...]}`, each with a recording of nobody else
     /// (its path is relative to the file's folder) or with an embedding as `speakers.write` writes it. Empty for none.
     #[serde(default)]
@@ -114,6 +117,7 @@ impl DiarizeSettings {
             min_duration_on: 0.0,
             min_duration_off: 0.0,
             max_duration: max_duration(),
+            on_damage: OnDamage::default(),
             known_speakers: PathBuf::new(),
             known_threshold: known_threshold(),
         }
@@ -185,7 +189,7 @@ pub struct Diarize;
 
 impl Kind for Diarize {
     const NAME: &'static str = "speakers.diarize";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -247,6 +251,7 @@ impl Kind for Diarize {
             "min_duration_on": settings.min_duration_on,
             "min_duration_off": settings.min_duration_off,
             "max_duration": settings.max_duration,
+            "on_damage": settings.on_damage,
             "known_threshold": settings.known().map(|_| settings.known_threshold),
         })
     }
@@ -260,8 +265,8 @@ impl Kind for Diarize {
 struct Diarizing {
     settings: DiarizeSettings,
     context: Context,
-    /// By partition.
-    listed: Option<BTreeMap<Partition, Recording>>,
+    /// Sorted by name, which is that of the partition.
+    listed: Option<Arc<Vec<Recording>>>,
     diarizer: Option<Arc<Diarizer>>,
     known: Option<Arc<KnownSpeakers>>,
 }
@@ -271,17 +276,12 @@ fn stopped() -> StageError {
 }
 
 impl Diarizing {
-    fn listed(&mut self) -> Result<&BTreeMap<Partition, Recording>, StageError> {
+    fn listed(&mut self) -> Result<Arc<Vec<Recording>>, StageError> {
         let listed = match self.listed.take() {
             Some(listed) => listed,
-            None => {
-                let found = recordings(&self.settings.input)?.into_iter();
-                found
-                    .map(|recording| (Partition::new(&recording.name), recording))
-                    .collect()
-            }
+            None => shared_recordings(&self.settings.input)?,
         };
-        Ok(self.listed.insert(listed))
+        Ok(Arc::clone(self.listed.insert(listed)))
     }
 
     fn diarizer(&mut self) -> Result<Arc<Diarizer>, StageError> {
@@ -314,8 +314,8 @@ impl Source for Diarizing {
                 Voice::Embedding(_) => None,
             }));
         }
-        let partition = |(name, recording): (&Partition, &Recording)| SourcePartition {
-            name: name.clone(),
+        let partition = |recording: &Recording| SourcePartition {
+            name: Partition::new(&recording.name),
             files: std::iter::once(&recording.path).chain(&known).cloned().collect(),
             // It is a column.
             extra: recording.file.clone(),
@@ -325,16 +325,21 @@ impl Source for Diarizing {
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let begun = Instant::now();
-        let recording = self.listed()?.get(partition).cloned();
-        let recording = recording.ok_or_else(|| StageError::failed(format!("there is no recording `{partition}`")))?;
+        let listed = self.listed()?;
+        let place = listed.binary_search_by(|recording| recording.name.as_str().cmp(partition.as_str()));
+        let recording = match place {
+            Ok(place) => listed[place].clone(),
+            Err(_) => return Err(StageError::failed(format!("there is no recording `{partition}`"))),
+        };
         let _alone = lock_if_long(&recording.path);
         // Somebody may have waited here for long.
         let cancel = self.context.cancel.clone();
         if cancel.is_set() {
             return Err(stopped());
         }
-        let samples = match samples(&recording.path, self.settings.max_duration)? {
-            Ok(samples) => samples,
+        let found = samples_or_damage(&recording.path, self.settings.max_duration, self.settings.on_damage)?;
+        let RecordingSamples { samples, damaged } = match found {
+            Ok(found) => found,
             Err(Refusal { reason, detail }) => {
                 out.reject_partition(reason, RejectClass::Fault, detail);
                 return Ok(());
@@ -368,7 +373,11 @@ impl Source for Diarizing {
         out.send(0, turns_batch(&diarized.turns)?);
         out.send(1, turns_batch(&diarized.exclusive)?);
         out.send(2, speakers_batch(&diarized.speakers)?);
-        out.send(3, recordings_batch(&recording.file, duration, diarized.speakers.len())?);
+        let damaged_at = damaged.then_some(duration);
+        out.send(
+            3,
+            recordings_batch(&recording.file, duration, diarized.speakers.len(), damaged_at)?,
+        );
         out.send(4, timings_batch(diarization, begun.elapsed().as_secs_f64())?);
         Ok(())
     }

@@ -86,6 +86,39 @@ fn recordings_become_turns_and_what_is_no_recording_a_reject() {
     assert_eq!(turns[0].speaker, "SPEAKER_00");
 }
 
+#[test]
+fn what_is_before_the_damage_is_diarized_or_refused() {
+    let (conversation, reference) = conversation();
+    let place = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
+    write("cut.flac", &conversation[..conversation.len() / 2]);
+    write("stump.wav", &silence(2)[..44 + 20_000]);
+    write("whole.wav", &silence(2));
+    let kept = run(settings(place.path()));
+    let seconds = |name: &str, column: &str| {
+        let recording = kept.rows("recordings", name);
+        let column = recording.column_by_name(column).unwrap().clone();
+        column.as_primitive::<Float64Type>().iter().next().unwrap()
+    };
+    assert_eq!(seconds("whole", "damaged_at"), None);
+    let at = seconds("cut", "damaged_at").unwrap();
+    assert_eq!(seconds("cut", "duration"), Some(at));
+    let turns = read_turns(&kept.rows("turns", "cut")).unwrap();
+    assert!(
+        !turns.is_empty() && turns.iter().all(|turn| turn.end <= at + 0.5),
+        "{turns:?}"
+    );
+    assert!(at < reference.iter().map(|turn| turn.end).fold(0.0, f64::max), "{at}");
+    assert_eq!(kept.reasons("stump"), [(None, "decode_error")]);
+    let refused = run(DiarizeSettings {
+        on_damage: OnDamage::Refuse,
+        ..settings(place.path())
+    });
+    for name in ["cut", "stump"] {
+        assert_eq!(refused.reasons(name), [(None, "decode_error")], "{name}");
+    }
+}
+
 /// The embeddings of one run are the known speakers of the next: whoever is known keeps the name that is given.
 #[test]
 fn known_speakers_have_their_names() {

@@ -49,6 +49,7 @@ pub fn recordings_schema() -> SchemaRef {
         Field::new("recording", DataType::Utf8, false),
         Field::new("duration", DataType::Float64, false),
         Field::new("num_speakers", DataType::Int64, false),
+        Field::new("damaged_at", DataType::Float64, true),
     ])
 }
 
@@ -98,13 +99,20 @@ pub fn speakers_batch(speakers: &[Speaker]) -> Result<RecordBatch, StageError> {
     Ok(RecordBatch::try_new(speakers_schema(), columns)?)
 }
 
-/// The row of a recording, named by its path with its ending; its length is in seconds.
-pub fn recordings_batch(recording: &str, duration: f64, speakers: usize) -> Result<RecordBatch, StageError> {
+/// The row of a recording, named by its path with its ending; its length, and the place behind which it is damaged, are in
+/// seconds.
+pub fn recordings_batch(
+    recording: &str,
+    duration: f64,
+    speakers: usize,
+    damaged_at: Option<f64>,
+) -> Result<RecordBatch, StageError> {
     let columns: Vec<ArrayRef> = vec![
         rows(1)?,
         Arc::new(StringArray::from(vec![recording])),
         Arc::new(Float64Array::from(vec![duration])),
         Arc::new(Int64Array::from(vec![i64::try_from(speakers).unwrap_or(i64::MAX)])),
+        Arc::new(Float64Array::from(vec![damaged_at])),
     ];
     Ok(RecordBatch::try_new(recordings_schema(), columns)?)
 }
@@ -206,7 +214,7 @@ mod tests {
         assert_eq!(read_speakers(&batch).unwrap(), speakers);
         assert_eq!(read_speakers(&batch.slice(2, 1)).unwrap(), speakers[2..]);
 
-        let recording = recordings_batch("a/b.wav", 3.0, 2).unwrap();
+        let recording = recordings_batch("a/b.wav", 3.0, 2, Some(3.0)).unwrap();
         assert_eq!(read_recording(&recording).unwrap().as_deref(), Some("a/b.wav"));
         assert_eq!(read_recording(&recording.slice(0, 0)).unwrap(), None);
         assert!(read_turns(&recording).is_err() && read_speakers(&recording).is_err());

@@ -133,9 +133,10 @@ impl Kind for Write {
         })
     }
 
-    fn open(settings: &WriteSettings, _: &Context) -> Result<Body, StageError> {
+    fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Writer {
             settings: settings.clone(),
+            scratch: context.scratch.clone(),
             waiting: HashMap::new(),
         })))
     }
@@ -147,9 +148,9 @@ impl Kind for Write {
     fn missing_outputs(
         _: &WriteSettings,
         committed: &Artifact,
-        _: usize,
+        threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing(committed)
+        output_files::missing(committed, threads)
     }
 }
 
@@ -164,6 +165,7 @@ struct Waiting {
 
 struct Writer {
     settings: WriteSettings,
+    scratch: PathBuf,
     waiting: HashMap<Partition, Waiting>,
 }
 
@@ -197,7 +199,7 @@ impl Operator for Writer {
                 bytes: text.into_bytes(),
             });
         }
-        out.send(0, output_files::write(&files)?);
+        out.send(0, output_files::write(&files, &self.scratch)?);
         Ok(Progress::Done)
     }
 }

@@ -43,12 +43,12 @@ fn run(out: &Path, formats: &[Format]) -> Output {
         .feed(
             "recordings",
             "talks/a",
-            recordings_batch("talks/a b.wav", 2.0, 2).unwrap(),
+            recordings_batch("talks/a b.wav", 2.0, 2, None).unwrap(),
         )
         .feed(
             "recordings",
             "silence",
-            recordings_batch("silence.wav", 2.0, 0).unwrap(),
+            recordings_batch("silence.wav", 2.0, 0, None).unwrap(),
         )
         .empty_partition("recordings", "refused")
         .run()
