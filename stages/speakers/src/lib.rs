@@ -18,6 +18,7 @@ mod layers;
 mod linear;
 pub mod powerset;
 pub mod pyannet;
+pub mod pyannote;
 pub mod reconstruct;
 #[cfg(test)]
 mod reference;

@@ -84,7 +84,11 @@ impl PyanNet {
     /// # Errors
     /// [`Error::Weights`] if one is missing or of another shape.
     pub fn from_safetensors(bytes: &[u8]) -> Result<Self> {
-        let weights = Weights::open(bytes)?;
+        Self::from_weights(&Weights::open(bytes)?)
+    }
+
+    /// The same with weights from elsewhere.
+    pub(crate) fn from_weights(weights: &Weights) -> Result<Self> {
         let classes = weights.shape("classifier.weight")?.first().copied().unwrap_or(0);
         let output = match classes {
             7 => Output::SpeakerSets,
@@ -104,8 +108,8 @@ impl PyanNet {
             })
         };
         Ok(Self {
-            sincnet: SincNet::new(&weights)?,
-            lstm: Lstm::new(&weights, CHANNELS)?,
+            sincnet: SincNet::new(weights)?,
+            lstm: Lstm::new(weights, CHANNELS)?,
             linear: [linear("linear.0", WIDTH, LINEAR)?, linear("linear.1", LINEAR, LINEAR)?],
             classifier: linear("classifier", LINEAR, classes)?,
             output,
