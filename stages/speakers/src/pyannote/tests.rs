@@ -8,8 +8,10 @@ use super::written::{CONFIG_COMMUNITY_1, checkpoint, community_1, config_3_1, np
 use super::*;
 use crate::clustering::Clusters;
 use crate::diarizer::{Diarized, SAMPLE_RATE};
+use crate::error_rate::{Scoring, errors};
 use crate::formula::{self, Tensors};
 use crate::golden;
+use crate::turns::Turn;
 use crate::weights::unpack;
 
 const NEVER: &dyn Fn() -> bool = &|| false;
@@ -190,24 +192,15 @@ fn turns_are_pyannotes_from_the_samples_on() {
             (&found.turns, &case["turns"]),
             (&found.exclusive, &case["exclusive_turns"]),
         ] {
-            let expected = expected.as_array().unwrap();
-            assert_eq!(found.len(), expected.len(), "{key}: {found:?}");
-            // Names of ours are in order of first turns.
-            let mut names: Vec<(String, &serde_json::Value)> = Vec::new();
-            for (found, expected) in found.iter().zip(expected) {
-                let close = |a: f64, b: &serde_json::Value| (a - b.as_f64().unwrap()).abs() < 1e-6;
-                assert!(
-                    close(found.start, &expected[0]) && close(found.end, &expected[1]),
-                    "{key}: {found:?}, not {expected}"
-                );
-                let pair = (found.speaker.clone(), &expected[2]);
-                let other = names.iter().find(|(ours, theirs)| *ours == pair.0 || *theirs == pair.1);
-                assert!(
-                    other.is_none_or(|other| *other == pair),
-                    "{key}: {found:?}, not {expected}"
-                );
-                names.push(pair);
-            }
+            let turn = |turn: &serde_json::Value| Turn {
+                start: turn[0].as_f64().unwrap(),
+                end: turn[1].as_f64().unwrap(),
+                speaker: turn[2].as_str().unwrap().to_owned(),
+            };
+            let expected: Vec<Turn> = expected.as_array().unwrap().iter().map(turn).collect();
+            let (errors, _) = errors(&expected, found, &Scoring::default()).unwrap();
+            // Rounding may put a frame in a thousand on the other side of a threshold.
+            assert!(errors.der() < 1e-3, "{key}: {errors:?}");
         }
         compared += 1;
     }
