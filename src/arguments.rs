@@ -156,6 +156,10 @@ pub struct RecordingsArguments {
 /// Who may speak.
 #[derive(Args, Debug)]
 pub struct SpeakersArguments {
+    /// A pyannote pipeline in place of the bundled networks: hf://pyannote/speaker-diarization-3.1,
+    /// hf://pyannote/speaker-diarization-community-1, or a folder with config.yaml; see docs/speakers.md
+    #[arg(long, value_name = "MODEL")]
+    pub diarization_model: Option<String>,
     /// How many speakers each recording has
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub num_speakers: Option<u16>,

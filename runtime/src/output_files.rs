@@ -60,10 +60,7 @@ pub fn write(files: &[OutputFile], scratch: &Path) -> Result<RecordBatch, StageE
         })?;
         paths.push(path);
     }
-    let digests: Vec<String> = files
-        .iter()
-        .map(|file| Digest::of(&file.bytes).to_hex())
-        .collect();
+    let digests: Vec<String> = files.iter().map(|file| Digest::of(&file.bytes).to_hex()).collect();
     // Without the note the files would be taken for those of others, which costs a question, no file.
     let _ = note(scratch, paths.iter().copied().zip(digests.iter().map(String::as_str)));
     for file in files {

@@ -6,7 +6,7 @@ use flow_runtime::registry::Registry;
 use flow_speakers::stages::Format;
 use flow_transcription::channels::ChannelUse;
 
-use super::recordings::{Work, WrittenFormat, formats, names_of, speakers, work};
+use super::recordings::{Work, WrittenFormat, fetch_diarization_model, formats, names_of, speakers, work};
 use crate::arguments::DiarizeArguments;
 use crate::failure::{Exit, Failure};
 
@@ -19,6 +19,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("input", "INPUT..."),
     ("out", "--out"),
     ("formats", "--format"),
+    ("diarization_model", "--diarization-model"),
     ("num_speakers", "--num-speakers"),
     ("min_speakers", "--min-speakers"),
     ("max_speakers", "--max-speakers"),
@@ -33,6 +34,7 @@ pub fn diarize(arguments: &DiarizeArguments, registry: &Registry, out: &mut dyn 
     let formats = formats(&arguments.format, &known)?;
     let mut set = vec![format!("formats={}", names_of(&formats, WRITE))];
     set.extend(speakers(&arguments.speakers)?);
+    fetch_diarization_model(&arguments.speakers, &arguments.recordings)?;
     let diarization = Work {
         pipeline: DIARIZE,
         result: "diarization",

@@ -10,7 +10,9 @@ use flow_transcription::Format;
 use flow_transcription::channels;
 use flow_transcription::recognizer::languages;
 
-use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
+use super::recordings::{
+    Work, WrittenFormat, carried, fetch_diarization_model, formats, given, json, names_of, speakers, work,
+};
 use crate::arguments::{ChannelUse, Progress, TranscribeArguments, WindowMethod};
 use crate::failure::{Exit, Failure};
 
@@ -35,6 +37,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("boost", "--boost"),
     ("device", "--device"),
     ("diarize", "--diarize"),
+    ("diarization_model", "--diarization-model"),
     ("num_speakers", "--num-speakers"),
     ("min_speakers", "--min-speakers"),
     ("max_speakers", "--max-speakers"),
@@ -76,6 +79,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
             "add --diarize",
         ));
     }
+    fetch_diarization_model(&arguments.speakers, &arguments.recordings)?;
     let transcripts = names_of(&formats, WRITE);
     let has_transcripts = formats.iter().any(|format| format.stage == WRITE);
     let mut set = vec![

@@ -19,6 +19,7 @@ mod layers;
 mod linear;
 pub mod powerset;
 pub mod pyannet;
+pub mod pyannote;
 pub mod reconstruct;
 #[cfg(test)]
 mod reference;

@@ -40,7 +40,11 @@ impl WeSpeakerResNet34 {
     /// # Errors
     /// If a tensor is missing, has another shape, or values that cannot be.
     pub fn from_safetensors(bytes: &[u8]) -> Result<Self> {
-        let weights = &Weights::open(bytes)?;
+        Self::from_weights(&Weights::open(bytes)?)
+    }
+
+    /// The same with weights from elsewhere.
+    pub(crate) fn from_weights(weights: &Weights) -> Result<Self> {
         let prefix = if weights.has("resnet.conv1.weight") {
             "resnet."
         } else {

@@ -8,11 +8,13 @@ mod hf_tokenizer;
 mod huggingface;
 mod lightning;
 mod nemo;
+mod npz;
 mod one_width;
 mod open_model;
 mod pickle;
 mod safetensors;
 mod tensor_entry;
+mod tensor_file;
 mod torch;
 mod zip;
 mod zip_write;
@@ -25,9 +27,11 @@ use crate::Error;
 
 pub use candle_core::DType;
 pub use folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model_folder};
+pub use npz::read_npz;
 pub use open_model::{Format, OpenModel};
 pub use safetensors::{read_safetensors, write_safetensors};
 pub use tensor_entry::{TensorEntry, dtype_name};
+pub use tensor_file::open_tensors;
 
 /// What a model on disk consists of.
 pub struct StoredModel {

@@ -1,8 +1,12 @@
-//! The zip container of PyTorch checkpoints: members are stored, never compressed.
+//! The zip container of PyTorch checkpoints, whose members are stored as they are, and of NumPy's `.npz`, where they may be
+//! compressed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
+
+use flate2::read::DeflateDecoder;
 
 /// Part of an open file: a whole file, or a member of an uncompressed archive.
 pub(super) struct Region<'a> {
@@ -57,19 +61,71 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u32_at(bytes, at)? | u32_at(bytes, at + 4)? << 32)
 }
 
-/// Lists the stored members of a zip file by name.
+/// Lists the members of a zip file by name, all of which must be stored.
 pub(super) fn members(region: &Region) -> Result<BTreeMap<String, Member>, String> {
+    let members = packed_members(region)?;
+    let stored = |(name, member): (String, PackedMember)| match member.deflated {
+        None => Ok((name, member.member)),
+        Some(_) => Err(format!(
+            "has a compressed member `{name}`, which PyTorch does not write"
+        )),
+    };
+    members.into_iter().map(stored).collect()
+}
+
+/// A member that may be compressed.
+#[derive(Clone, Copy)]
+pub(super) struct PackedMember {
+    /// Its length is that of what it holds.
+    member: Member,
+    /// The length that it takes in the file, if it is compressed (DEFLATE).
+    deflated: Option<u64>,
+}
+
+impl PackedMember {
+    /// What it holds. More than `most` bytes are an error.
+    pub fn read(&self, region: &Region, most: u64) -> Result<Vec<u8>, String> {
+        let Member { offset, length } = self.member;
+        if length > most {
+            return Err(format!("has {length} bytes, where at most {most} are expected"));
+        }
+        let Some(packed) = self.deflated else {
+            return region.read(offset, length);
+        };
+        if packed > most {
+            return Err(format!("takes {packed} bytes, where at most {most} are expected"));
+        }
+        let packed = region.read(offset, packed)?;
+        let mut bytes = Vec::new();
+        let read = DeflateDecoder::new(&packed[..])
+            .take(length + 1)
+            .read_to_end(&mut bytes);
+        match read {
+            Ok(_) if bytes.len() as u64 == length => Ok(bytes),
+            Ok(_) => Err(format!("is damaged: it does not hold {length} bytes")),
+            Err(error) => Err(format!("is damaged: {error}")),
+        }
+    }
+}
+
+/// Lists the members of a zip file by name.
+pub(super) fn packed_members(region: &Region) -> Result<BTreeMap<String, PackedMember>, String> {
     let directory = read_directory(region)?;
     let mut members = BTreeMap::new();
     let mut rest = &directory[..];
     while u32_at(rest, 0) == Some(0x0201_4b50) {
         let (name, member, size) = read_entry(rest).ok_or("has a damaged zip directory")?;
-        let Entry { header, length, stored } = member;
-        if !stored {
-            return Err(format!(
-                "has a compressed member `{name}`, which PyTorch does not write"
-            ));
-        }
+        let Entry {
+            header,
+            length,
+            packed,
+            method,
+        } = member;
+        let deflated = match method {
+            STORED => None,
+            DEFLATED => Some(packed),
+            other => return Err(format!("has a member `{name}` compressed by method {other}")),
+        };
         let local = region.read(header, LOCAL_HEADER)?;
         if u32_at(&local, 0) != Some(0x0403_4b50) {
             return Err(format!("has a damaged header at member `{name}`"));
@@ -77,9 +133,12 @@ pub(super) fn members(region: &Region) -> Result<BTreeMap<String, Member>, Strin
         let names = u16_at(&local, 26).unwrap_or(0) + u16_at(&local, 28).unwrap_or(0);
         members.insert(
             name,
-            Member {
-                offset: header + LOCAL_HEADER + names,
-                length,
+            PackedMember {
+                member: Member {
+                    offset: header + LOCAL_HEADER + names,
+                    length,
+                },
+                deflated,
             },
         );
         rest = rest.get(size..).ok_or("has a damaged zip directory")?;
@@ -114,16 +173,22 @@ fn read_directory(region: &Region) -> Result<Vec<u8>, String> {
     region.read(offset, size)
 }
 
+/// How a member lies in the file.
+const STORED: u64 = 0;
+const DEFLATED: u64 = 8;
+
 struct Entry {
     header: u64,
     length: u64,
-    stored: bool,
+    /// The length that it takes in the file.
+    packed: u64,
+    method: u64,
 }
 
 /// Name, place and directory bytes of the first entry of `bytes`.
 fn read_entry(bytes: &[u8]) -> Option<(String, Entry, usize)> {
     let method = u16_at(bytes, 10)?;
-    let packed = u32_at(bytes, 20)?;
+    let mut packed = u32_at(bytes, 20)?;
     let mut length = u32_at(bytes, 24)?;
     let name_length = u16_at(bytes, 28)? as usize;
     let extra_length = u16_at(bytes, 30)? as usize;
@@ -139,9 +204,8 @@ fn read_entry(bytes: &[u8]) -> Option<(String, Entry, usize)> {
         let field = extra.get(4..4 + size)?;
         if kind == 1 {
             // Zip64: 64-bit values of just those fields that hold the mark 0xffffffff, in this order.
-            let mut ignored = packed;
             let mut at = 0;
-            for value in [&mut length, &mut ignored, &mut header] {
+            for value in [&mut length, &mut packed, &mut header] {
                 if *value == 0xffff_ffff {
                     *value = u64_at(field, at)?;
                     at += 8;
@@ -156,7 +220,8 @@ fn read_entry(bytes: &[u8]) -> Option<(String, Entry, usize)> {
         Entry {
             header,
             length,
-            stored: method == 0,
+            packed,
+            method,
         },
         size,
     ))

@@ -5,7 +5,7 @@ use flow_kernels::product::PackedRhs;
 
 use super::kernel_error;
 use super::recurrent::Recurrent;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::weights::Weights;
 
 /// Values of the state of one direction.
@@ -13,6 +13,8 @@ pub const HIDDEN: usize = 128;
 /// Values that a layer gives: forward, then backward.
 pub const WIDTH: usize = 2 * HIDDEN;
 pub const GATES: usize = 4 * HIDDEN;
+/// More layers than this are refused: a hostile file can name the same bytes as the weights of any number of them.
+const MOST_LAYERS: usize = 16;
 /// Rows whose products with the input weight are computed together: they stay in the second cache until they are used.
 const ROWS: usize = 192;
 
@@ -42,6 +44,9 @@ impl Lstm {
         };
         let mut layers = vec![layer(0)?];
         while weights.has(&format!("lstm.weight_ih_l{}", layers.len())) {
+            if layers.len() == MOST_LAYERS {
+                return Err(Error::Weights(format!("lstm has more than {MOST_LAYERS} layers")));
+            }
             layers.push(layer(layers.len())?);
         }
         Ok(Self(layers))

@@ -74,7 +74,11 @@ impl PyanNet {
     /// # Errors
     /// [`Error::Weights`] if one is missing or of another shape.
     pub fn from_safetensors(bytes: &[u8]) -> Result<Self> {
-        let weights = Weights::open(bytes)?;
+        Self::from_weights(&Weights::open(bytes)?)
+    }
+
+    /// The same with weights from elsewhere.
+    pub(crate) fn from_weights(weights: &Weights) -> Result<Self> {
         let linear = |name: &str, inputs: usize, outputs: usize| -> Result<Linear> {
             let weight = weights.floats(&format!("{name}.weight"), &[outputs, inputs])?;
             Ok(Linear {
@@ -84,8 +88,8 @@ impl PyanNet {
             })
         };
         Ok(Self {
-            sincnet: SincNet::new(&weights)?,
-            lstm: Lstm::new(&weights, CHANNELS)?,
+            sincnet: SincNet::new(weights)?,
+            lstm: Lstm::new(weights, CHANNELS)?,
             linear: [linear("linear.0", WIDTH, LINEAR)?, linear("linear.1", LINEAR, LINEAR)?],
             classifier: linear("classifier", LINEAR, CLASSES)?,
         })

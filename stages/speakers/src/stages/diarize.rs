@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use flow_audio::listing::{Recording, shared_recordings};
 use flow_audio::samples::{OnDamage, RecordingSamples, Refusal, lock_if_long, samples_or_damage};
+use flow_hub::HubReference;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
     SourcePartition, StageError,
@@ -15,13 +16,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::known::{self, Voice};
+use super::networks::{LoadedDiarizer, found, loaded};
 use super::rows::{
     recordings_batch, recordings_schema, speakers_batch, speakers_schema, timings_batch, timings_schema, turns_batch,
     turns_schema,
 };
 use crate::clustering::Clusters;
-use crate::diarizer::{DiarizationSettings, Diarizer, KnownSpeakers};
+use crate::diarizer::{DiarizationSettings, KnownSpeakers};
 use crate::error::Error;
+use crate::pyannote::Pipeline;
 use crate::silero::SAMPLE_RATE;
 
 /// Diarizes recordings: who speaks when.
@@ -34,7 +37,8 @@ use crate::silero::SAMPLE_RATE;
 /// A recording is decoded to 16 kHz mono and held in memory as a whole. A network (pyannote's segmentation 3.0) says for each
 /// 10 seconds, one second apart, when up to three people speak; another one (CAM++) gives each of them an embedding; these
 /// are clustered to the speakers of the recording, named `SPEAKER_00`, `SPEAKER_01` and so on in the order in which they begin to
-/// speak. Where nobody speaks there are no turns, and no error.
+/// speak. Where nobody speaks there are no turns, and no error. With `model` the networks and steps are those of a pyannote
+/// pipeline; what its files hold is then part of the key, wherever they are.
 ///
 /// Port `turns`, one row per turn: `_row, start, end, speaker`; times are seconds from the beginning of the recording, and turns
 /// overlap where several people speak at once. Port `exclusive`: the same columns, with one speaker at a time, for words. Port
@@ -58,6 +62,11 @@ pub struct DiarizeSettings {
     /// Recordings (FLAC, WAV, AIFF, CAF, MP3, MP4, QuickTime, Ogg with Vorbis or Opus, Matroska, WebM, told by content): files, folders, of which all files with an ending of audio
     /// are taken, and patterns with `*`, `?`, and `**` for folders.
     pub input: Vec<String>,
+    /// A pyannote pipeline in place of the bundled networks: a folder with `config.yaml`, or `hf://OWNER/NAME[@REVISION]`, which is
+    /// fetched into the hub's cache when the run is planned. Known are pyannote/speaker-diarization-3.1 and
+    /// pyannote/speaker-diarization-community-1, and others of their classes and networks. Empty for the bundled networks.
+    #[serde(default)]
+    pub model: String,
     /// How many speakers each recording has; 0 where that is not known.
     #[serde(default)]
     pub num_speakers: usize,
@@ -68,15 +77,15 @@ pub struct DiarizeSettings {
     #[serde(default)]
     pub max_speakers: usize,
     /// How far apart the embeddings of one speaker may be (centroids of normalised embeddings, Euclidean, above 0 to 2): with more
-    /// there are fewer speakers.
-    #[serde(default = "clustering_threshold")]
-    pub clustering_threshold: f64,
-    /// Shorter turns are left out, in seconds.
+    /// there are fewer speakers. If not given 0.7, or what the model's configuration says.
+    #[serde(default)]
+    pub clustering_threshold: Option<f64>,
+    /// Shorter turns are left out, in seconds. Not with `model`: pyannote's pipelines have no such setting.
     #[serde(default)]
     pub min_duration_on: f64,
-    /// Shorter pauses of a speaker are filled, in seconds.
+    /// Shorter pauses of a speaker are filled, in seconds. If not given 0, or what the model's configuration says.
     #[serde(default)]
-    pub min_duration_off: f64,
+    pub min_duration_off: Option<f64>,
     /// Longer recordings are refused, in seconds.
     #[serde(default = "max_duration")]
     pub max_duration: f64,
@@ -93,10 +102,6 @@ pub struct DiarizeSettings {
     pub known_threshold: f64,
 }
 
-fn clustering_threshold() -> f64 {
-    DiarizationSettings::default().clustering_threshold
-}
-
 fn max_duration() -> f64 {
     10_800.0
 }
@@ -110,12 +115,13 @@ impl DiarizeSettings {
     pub fn new(input: Vec<String>) -> Self {
         DiarizeSettings {
             input,
+            model: String::new(),
             num_speakers: 0,
             min_speakers: 0,
             max_speakers: 0,
-            clustering_threshold: clustering_threshold(),
+            clustering_threshold: None,
             min_duration_on: 0.0,
-            min_duration_off: 0.0,
+            min_duration_off: None,
             max_duration: max_duration(),
             on_damage: OnDamage::default(),
             known_speakers: PathBuf::new(),
@@ -123,8 +129,8 @@ impl DiarizeSettings {
         }
     }
 
-    /// What the way from samples to turns needs.
-    pub fn diarization(&self) -> DiarizationSettings {
+    /// What the way from samples to turns needs; `defaults` are those of the networks.
+    pub fn diarization(&self, defaults: &DiarizationSettings) -> DiarizationSettings {
         let given = |number: usize| Some(number).filter(|&number| number > 0);
         DiarizationSettings {
             clusters: Clusters {
@@ -132,10 +138,15 @@ impl DiarizeSettings {
                 least: given(self.min_speakers),
                 most: given(self.max_speakers),
             },
-            clustering_threshold: self.clustering_threshold,
+            clustering_threshold: self.clustering_threshold.unwrap_or(defaults.clustering_threshold),
             min_duration_on: self.min_duration_on,
-            min_duration_off: self.min_duration_off,
+            min_duration_off: self.min_duration_off.unwrap_or(defaults.min_duration_off),
         }
+    }
+
+    /// The pyannote pipeline that is named, if one is.
+    fn model(&self) -> Option<&str> {
+        Some(self.model.trim()).filter(|model| !model.is_empty())
     }
 
     /// The file of known speakers, if there is one.
@@ -155,19 +166,17 @@ impl DiarizeSettings {
         if number > 0 && (number < least || (most > 0 && number > most)) {
             return wrong("num_speakers", &number, "between `min_speakers` and `max_speakers`");
         }
-        if !(self.clustering_threshold > 0.0 && self.clustering_threshold <= 2.0) {
-            return wrong(
-                "clustering_threshold",
-                &self.clustering_threshold,
-                "above 0 and at most 2",
-            );
+        if let Some(threshold) = self.clustering_threshold
+            && !(threshold > 0.0 && threshold <= 2.0)
+        {
+            return wrong("clustering_threshold", &threshold, "above 0 and at most 2");
         }
         if !(0.0..=1.0).contains(&self.known_threshold) {
             return wrong("known_threshold", &self.known_threshold, "from 0 to 1");
         }
         for (name, value) in [
             ("min_duration_on", self.min_duration_on),
-            ("min_duration_off", self.min_duration_off),
+            ("min_duration_off", self.min_duration_off.unwrap_or(0.0)),
         ] {
             if !(0.0..=3600.0).contains(&value) {
                 return wrong(name, &value, "from 0 to 3600 seconds");
@@ -179,6 +188,14 @@ impl DiarizeSettings {
         }
         if self.input.is_empty() {
             return Err(StageError::setting("input", "`input` names no recording"));
+        }
+        let Some(model) = self.model() else { return Ok(()) };
+        if self.min_duration_on > 0.0 {
+            let error = StageError::setting("min_duration_on", "pyannote's pipelines have no `min_duration_on`");
+            return Err(error.with_help("leave it out, or leave `model` out"));
+        }
+        if let Some(Err(error)) = HubReference::parse(model) {
+            return Err(StageError::setting("model", error));
         }
         Ok(())
     }
@@ -236,29 +253,41 @@ impl Kind for Diarize {
             settings: settings.clone(),
             context: context.clone(),
             listed: None,
+            pipeline: None,
             diarizer: None,
             known: None,
         })))
     }
 
-    /// Where recordings and the file of known speakers are does not matter.
+    /// Where recordings, the file of known speakers and the files of a model are does not matter.
     fn identity(settings: &DiarizeSettings) -> Value {
-        json!({
+        // The defaults of a model are those of its configuration, which is among its files.
+        let bundled = settings.model().is_none();
+        let or = |given: Option<f64>, default: f64| given.or(bundled.then_some(default));
+        let defaults = DiarizationSettings::default();
+        let mut identity = json!({
             "num_speakers": settings.num_speakers,
             "min_speakers": settings.min_speakers,
             "max_speakers": settings.max_speakers,
-            "clustering_threshold": settings.clustering_threshold,
+            "clustering_threshold": or(settings.clustering_threshold, defaults.clustering_threshold),
             "min_duration_on": settings.min_duration_on,
-            "min_duration_off": settings.min_duration_off,
+            "min_duration_off": or(settings.min_duration_off, defaults.min_duration_off),
             "max_duration": settings.max_duration,
             "on_damage": settings.on_damage,
             "known_threshold": settings.known().map(|_| settings.known_threshold),
-        })
+        });
+        if !bundled {
+            identity["model"] = json!(true);
+        }
+        identity
     }
 
     fn sources(settings: &DiarizeSettings) -> Vec<(&'static str, PathBuf)> {
         let known = settings.known().map(|path| ("known_speakers", path.clone()));
-        known.into_iter().collect()
+        let of_hub = |model: &&str| HubReference::parse(model).is_some();
+        let model = settings.model().filter(|model| !of_hub(model));
+        let model = model.map(|model| ("model", PathBuf::from(model)));
+        known.into_iter().chain(model).collect()
     }
 }
 
@@ -267,7 +296,9 @@ struct Diarizing {
     context: Context,
     /// Sorted by name, which is that of the partition.
     listed: Option<Arc<Vec<Recording>>>,
-    diarizer: Option<Arc<Diarizer>>,
+    /// The model, once it is found.
+    pipeline: Option<Arc<Pipeline>>,
+    diarizer: Option<Arc<LoadedDiarizer>>,
     known: Option<Arc<KnownSpeakers>>,
 }
 
@@ -284,16 +315,29 @@ impl Diarizing {
         Ok(Arc::clone(self.listed.insert(listed)))
     }
 
-    fn diarizer(&mut self) -> Result<Arc<Diarizer>, StageError> {
+    /// The model that is named, if one is; `again` where the hub is to be asked also if it was before.
+    fn pipeline(&mut self, again: bool) -> Result<Option<Arc<Pipeline>>, StageError> {
+        if let (None, Some(model)) = (&self.pipeline, self.settings.model()) {
+            let context = &self.context;
+            let pipeline = found(model, again, &mut |line| {
+                context.report(json!({ "line": line }));
+                !context.cancel.is_set()
+            })?;
+            self.pipeline = Some(pipeline.ok_or_else(stopped)?);
+        }
+        Ok(self.pipeline.clone())
+    }
+
+    fn diarizer(&mut self) -> Result<Arc<LoadedDiarizer>, StageError> {
         let diarizer = match self.diarizer.take() {
             Some(diarizer) => diarizer,
-            None => shared_diarizer()?,
+            None => loaded(self.pipeline(false)?)?,
         };
         Ok(Arc::clone(self.diarizer.insert(diarizer)))
     }
 
     /// The known speakers, if any are named.
-    fn known(&mut self, diarizer: &Diarizer) -> Result<Option<Arc<KnownSpeakers>>, StageError> {
+    fn known(&mut self, diarizer: &Arc<LoadedDiarizer>) -> Result<Option<Arc<KnownSpeakers>>, StageError> {
         if let (None, Some(path)) = (&self.known, self.settings.known()) {
             let cancel = &self.context.cancel;
             let known = shared_known(path, self.settings.known_threshold, diarizer, &|| cancel.is_set())?;
@@ -305,7 +349,7 @@ impl Diarizing {
 
 impl Source for Diarizing {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        // What decides about names: the file, and the recordings that it names.
+        // What decides about names: the file, and the recordings that it names. And what a model is made of.
         let mut known = Vec::new();
         if let Some(path) = self.settings.known() {
             known.push(path.clone());
@@ -314,9 +358,13 @@ impl Source for Diarizing {
                 Voice::Embedding(_) => None,
             }));
         }
+        let model = self
+            .pipeline(true)?
+            .map_or_else(Vec::new, |pipeline| pipeline.files.all());
+        let others = || known.iter().chain(&model);
         let partition = |recording: &Recording| SourcePartition {
             name: Partition::new(&recording.name),
-            files: std::iter::once(&recording.path).chain(&known).cloned().collect(),
+            files: std::iter::once(&recording.path).chain(others()).cloned().collect(),
             // It is a column.
             extra: recording.file.clone(),
         };
@@ -352,8 +400,8 @@ impl Source for Diarizing {
         // First, as a mistake in it is told before much is done.
         let known = self.known(&diarizer)?;
         let diarizing = Instant::now();
-        let settings = self.settings.diarization();
-        let mut diarized = match diarizer.diarize(&samples, &settings, &|| cancel.is_set()) {
+        let settings = self.settings.diarization(&diarizer.defaults);
+        let mut diarized = match diarizer.diarizer.diarize(&samples, &settings, &|| cancel.is_set()) {
             // None: the run is being given up, and so is this partition.
             Ok(diarized) => diarized.ok_or_else(stopped)?,
             Err(error @ Error::Sample { .. }) => {
@@ -388,35 +436,26 @@ impl Source for Diarizing {
 fn shared_known(
     path: &Path,
     threshold: f64,
-    diarizer: &Diarizer,
+    diarizer: &Arc<LoadedDiarizer>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Option<Arc<KnownSpeakers>>, StageError> {
-    type Loaded = (PathBuf, u64, Weak<KnownSpeakers>);
+    // The embeddings are those of one diarizer.
+    type Loaded = (PathBuf, u64, Weak<LoadedDiarizer>, Weak<KnownSpeakers>);
     static SHARED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.retain(|(_, _, known)| known.strong_count() > 0);
-    let same = |(of, at, _): &&Loaded| of == path && *at == threshold.to_bits();
-    if let Some(known) = shared.iter().find(same).and_then(|(_, _, known)| known.upgrade()) {
+    shared.retain(|(.., known)| known.strong_count() > 0);
+    let same =
+        |(of, at, by, _): &&Loaded| of == path && *at == threshold.to_bits() && by.as_ptr() == Arc::as_ptr(diarizer);
+    if let Some(known) = shared.iter().find(same).and_then(|(.., known)| known.upgrade()) {
         return Ok(Some(known));
     }
-    let Some(known) = known::load(path, threshold, diarizer, cancelled)? else {
+    let Some(known) = known::load(path, threshold, &diarizer.diarizer, cancelled)? else {
         return Ok(None);
     };
     let known = Arc::new(known);
-    shared.push((path.to_owned(), threshold.to_bits(), Arc::downgrade(&known)));
+    let by = Arc::downgrade(diarizer);
+    shared.push((path.to_owned(), threshold.to_bits(), by, Arc::downgrade(&known)));
     Ok(Some(known))
-}
-
-/// The diarizer that all workers of a run share: it is unpacked by the first that needs it.
-fn shared_diarizer() -> Result<Arc<Diarizer>, StageError> {
-    static SHARED: Mutex<Weak<Diarizer>> = Mutex::new(Weak::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(diarizer) = shared.upgrade() {
-        return Ok(diarizer);
-    }
-    let diarizer = Arc::new(Diarizer::bundled().map_err(StageError::failed)?);
-    *shared = Arc::downgrade(&diarizer);
-    Ok(diarizer)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use flow_runtime::harness::{Harness, Output};
 
 use super::*;
 use crate::error_rate::{Scoring, errors};
+use crate::pyannote::written::{CONFIG_COMMUNITY_1, config_3_1, put};
 use crate::rttm::read_rttm;
 use crate::stages::rows::{read_speakers, read_turns};
 use crate::turns::Turn;
@@ -156,10 +157,10 @@ fn settings_that_cannot_be_are_named() {
     assert!(refused(|s| (s.min_speakers, s.max_speakers) = (3, 2)).contains("`min_speakers` is 3"));
     assert!(refused(|s| (s.num_speakers, s.max_speakers) = (3, 2)).contains("`num_speakers` is 3"));
     assert!(refused(|s| (s.num_speakers, s.min_speakers) = (1, 2)).contains("`num_speakers` is 1"));
-    assert!(refused(|s| s.clustering_threshold = 0.0).contains("clustering_threshold"));
-    assert!(refused(|s| s.clustering_threshold = f64::NAN).contains("clustering_threshold"));
+    assert!(refused(|s| s.clustering_threshold = Some(0.0)).contains("clustering_threshold"));
+    assert!(refused(|s| s.clustering_threshold = Some(f64::NAN)).contains("clustering_threshold"));
     assert!(refused(|s| s.min_duration_on = -1.0).contains("min_duration_on"));
-    assert!(refused(|s| s.min_duration_off = f64::INFINITY).contains("min_duration_off"));
+    assert!(refused(|s| s.min_duration_off = Some(f64::INFINITY)).contains("min_duration_off"));
     assert!(refused(|s| s.max_duration = 1e9).contains("max_duration"));
     assert!(refused(|s| s.known_threshold = 2.0).contains("known_threshold"));
     assert!(refused(|s| s.input.clear()).contains("names no recording"));
@@ -187,4 +188,120 @@ fn where_things_are_is_no_part_of_the_key() {
         ..one.clone()
     };
     assert_ne!(Diarize::identity(&one), Diarize::identity(&fewer));
+}
+
+/// A network of voices whose weights are those of a formula: it runs, and tells no one apart.
+fn written_pipeline(folder: &Path) {
+    let segmentation = crate::weights::unpack(include_bytes!("../../weights/segmentation-3.0.safetensors.zst"), 4);
+    let segmentation = segmentation.unwrap();
+    let embedding = crate::formula::file(&crate::formula::tensors("wespeaker_formula.json"));
+    put(&folder.join("config.yaml"), config_3_1("segmentation", "embedding"));
+    put(&folder.join("segmentation/model.safetensors"), segmentation);
+    put(&folder.join("embedding/model.safetensors"), embedding);
+}
+
+#[test]
+fn a_pyannote_pipeline_takes_the_place_of_the_bundled_networks() {
+    let place = tempfile::tempdir().unwrap();
+    let model = place.path().join("model");
+    written_pipeline(&model);
+    let talks = place.path().join("talks");
+    // The beginning of the conversation, and nothing.
+    let bytes = conversation().0;
+    let samples = flow_audio::decode::decode(&bytes, 1e5).unwrap();
+    put(&talks.join("two.wav"), wave(&samples[..12 * 16_000]));
+    put(&talks.join("silence.wav"), silence(2));
+    let with = |change: &dyn Fn(&mut DiarizeSettings)| {
+        let mut settings = DiarizeSettings {
+            model: model.to_str().unwrap().to_owned(),
+            ..settings(&talks)
+        };
+        change(&mut settings);
+        Harness::<Diarize>::new(settings).run()
+    };
+    let output = with(&|_| ()).unwrap();
+    assert_eq!(output.rows("turns", "silence").num_rows(), 0);
+    assert!(output.rejects().is_empty());
+    let speakers = read_speakers(&output.rows("speakers", "two")).unwrap();
+    assert!(!speakers.is_empty() && speakers.iter().all(|speaker| speaker.embedding.len() == 256));
+    let one = with(&|settings| settings.num_speakers = 1).unwrap();
+    assert_eq!(read_speakers(&one.rows("speakers", "two")).unwrap().len(), 1);
+
+    let refused = |change: &dyn Fn(&mut DiarizeSettings)| with(change).err().unwrap().to_string();
+    assert!(refused(&|settings| settings.min_duration_on = 0.5).contains("min_duration_on"));
+    assert!(refused(&|settings| settings.model = "hf://only-one-part".into()).contains("hf://only-one-part"));
+    assert!(refused(&|settings| settings.model.push('x')).contains("config.yaml is not there"));
+    // Voices that other networks know are none of these.
+    let known = place.path().join("known.json");
+    put(&known, json!({"Ann": vec![0.5; 192]}).to_string());
+    let error = refused(&|settings| settings.known_speakers.clone_from(&known));
+    assert!(error.contains("192 values") && error.contains("256"), "{error}");
+    put(&model.join("segmentation/model.safetensors"), "no weights");
+    assert!(refused(&|_| ()).contains("segmentation/model.safetensors"));
+}
+
+/// A mono WAV file of 16 kHz and 16 bits.
+fn wave(samples: &[f32]) -> Vec<u8> {
+    let data = samples
+        .iter()
+        .flat_map(|sample| ((sample * 32_767.0) as i16).to_le_bytes());
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + 2 * samples.len() as u32).to_le_bytes());
+    file.extend(&silence(0)[8..40]);
+    file.extend((2 * samples.len() as u32).to_le_bytes());
+    file.extend(data);
+    file
+}
+
+/// The runtime digests the files of a partition for its key.
+#[test]
+fn what_a_model_is_made_of_belongs_to_the_key() {
+    let place = tempfile::tempdir().unwrap();
+    let model = place.path().join("model");
+    put(&model.join("config.yaml"), CONFIG_COMMUNITY_1);
+    let parts = [
+        "config.yaml",
+        "segmentation/pytorch_model.bin",
+        "embedding/pytorch_model.bin",
+        "plda/xvec_transform.npz",
+        "plda/plda.npz",
+    ];
+    for part in &parts[1..] {
+        put(&model.join(part), "");
+    }
+    let with_model = DiarizeSettings {
+        model: model.to_str().unwrap().to_owned(),
+        ..settings(place.path())
+    };
+    let pipeline = found(&with_model.model, true, &mut |_| true).unwrap().unwrap();
+    assert_eq!(pipeline.files.all(), parts.map(|part| model.join(part)));
+    assert_eq!(Diarize::sources(&with_model), [("model", model.clone())]);
+
+    let bundled = settings(place.path());
+    assert_ne!(Diarize::identity(&with_model), Diarize::identity(&bundled));
+    // Not where it is; and where nothing is given, its configuration says it.
+    let elsewhere = DiarizeSettings {
+        model: "hf://pyannote/speaker-diarization-community-1".into(),
+        ..bundled.clone()
+    };
+    assert_eq!(Diarize::identity(&with_model), Diarize::identity(&elsewhere));
+    assert!(Diarize::sources(&elsewhere).is_empty());
+    let given = DiarizeSettings {
+        clustering_threshold: Some(0.7),
+        ..elsewhere.clone()
+    };
+    assert_ne!(Diarize::identity(&given), Diarize::identity(&elsewhere));
+    // The keys of the bundled networks are what they were, however their defaults are given.
+    let spelled = DiarizeSettings {
+        clustering_threshold: Some(0.7),
+        min_duration_off: Some(0.0),
+        ..bundled.clone()
+    };
+    assert_eq!(Diarize::identity(&spelled), Diarize::identity(&bundled));
+    let identity = Diarize::identity(&bundled);
+    assert_eq!(
+        (&identity["clustering_threshold"], &identity["min_duration_off"]),
+        (&json!(0.7), &json!(0.0))
+    );
+    assert!(identity.get("model").is_none());
 }

@@ -2,6 +2,7 @@
 
 pub mod diarize;
 mod known;
+mod networks;
 pub mod rows;
 pub mod write;
 
