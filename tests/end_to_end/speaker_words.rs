@@ -176,6 +176,7 @@ fn clips(wanted: &[&str]) -> BTreeMap<String, Vec<Clip>> {
         for entry in tar::Archive::new(tar).entries().unwrap() {
             let mut entry = entry.unwrap();
             let name = entry.path().unwrap().to_string_lossy().into_owned();
+            let name = name.trim_start_matches("./").to_owned();
             let mut bytes = Vec::new();
             entry.read_to_end(&mut bytes).unwrap();
             members.insert(name, bytes);
@@ -256,13 +257,12 @@ struct Sentence {
 fn conversation(clips: BTreeMap<String, Vec<Clip>>, rounds: usize) -> (Vec<f32>, Vec<Sentence>) {
     let mut turns: BTreeMap<String, Vec<Vec<Clip>>> = BTreeMap::new();
     for (speaker, clips) in clips {
-        let turns = turns.entry(speaker).or_default();
+        let mut by_recording: BTreeMap<String, Vec<Clip>> = BTreeMap::new();
         for clip in clips {
-            match turns.last_mut() {
-                Some(turn) if turn[0].recording == clip.recording => turn.push(clip),
-                _ => turns.push(vec![clip]),
-            }
+            by_recording.entry(clip.recording.clone()).or_default().push(clip);
         }
+        let turns = turns.entry(speaker).or_default();
+        turns.extend(by_recording.into_values());
         let seconds = |turn: &Vec<Clip>| turn.iter().map(|clip| clip.samples.len()).sum::<usize>() as f64 / RATE as f64;
         turns.retain(|turn| seconds(turn) >= 3.0);
         assert!(turns.len() >= rounds, "{} turns", turns.len());
@@ -393,7 +393,7 @@ fn a_conversation_has_its_words_from_the_right_speakers() {
     let page = std::fs::read_to_string(folder.join("out/page.html")).unwrap();
     assert!(page.contains("src=\"../in/talk.wav\"") && page.contains("= spk_hi_00"));
 
-    // Each sentence that nobody talks over has most of its words from the voice that said it.
+    // Each sentence that nobody talks over has at least half of its words from the voice that said it.
     let heard = transcript("talk.json");
     let words: Vec<(f64, &str)> = heard["segments"]
         .as_array()
@@ -440,13 +440,14 @@ fn a_conversation_has_its_words_from_the_right_speakers() {
     );
     assert!(by_sentence.len() > sentences.len() / 2);
     for (sentence, counts) in &by_sentence {
-        let voice = most(counts);
+        let right = counts
+            .get(voice_of[sentence.speaker.as_str()].as_str())
+            .copied()
+            .unwrap_or(0);
         let (start, text) = (sentence.start, &sentence.text);
         // Of a sentence in which no word was heard, nobody can say who said it: cpWER counts it.
         assert!(
-            voice
-                .as_ref()
-                .is_none_or(|voice| *voice == voice_of[sentence.speaker.as_str()]),
+            2 * right >= counts.values().sum::<usize>(),
             "{start} s, {}: {text}: {counts:?}",
             sentence.speaker
         );
