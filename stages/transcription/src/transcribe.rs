@@ -17,8 +17,6 @@ use flow_runtime::{
     SourcePartition, StageError,
 };
 use flow_speakers::silero::SAMPLE_RATE;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::channels::{Listed, shared_listed};
