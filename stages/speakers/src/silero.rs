@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::linear::Linear;
-use crate::weights::Weights;
+use crate::weights::{Weights, unpack};
 
 /// Samples per second of what the network hears.
 pub const SAMPLE_RATE: u32 = 16_000;
@@ -36,7 +36,7 @@ const GATES: usize = 4 * WIDE;
 const BLOCK: usize = 8;
 
 /// The weights that the crate carries; `THIRD_PARTY.md` says where they are from.
-const BUNDLED: &[u8] = include_bytes!("../weights/silero-vad-16k.safetensors");
+const BUNDLED: &[u8] = include_bytes!("../weights/silero-vad-16k.safetensors.zst");
 
 /// The network.
 #[derive(Debug, Clone)]
@@ -52,7 +52,7 @@ pub struct SileroVad {
 impl SileroVad {
     /// With the bundled weights.
     pub fn bundled() -> Result<Self> {
-        Self::from_safetensors(BUNDLED)
+        Self::from_safetensors(&unpack(BUNDLED, 4)?)
     }
 
     /// With the weights of a safetensors file, under the names of the bundled ones: `stft_conv.weight` (258, 1, 256),
@@ -457,11 +457,12 @@ mod tests {
         assert_eq!(loud[1], Ok(Vec::new()));
         assert!(loud[2].is_err());
 
+        let bundled = unpack(BUNDLED, 4).unwrap();
         assert!(matches!(
-            SileroVad::from_safetensors(&BUNDLED[..1000]),
+            SileroVad::from_safetensors(&bundled[..1000]),
             Err(Error::Weights(_))
         ));
-        let mut renamed = BUNDLED.to_vec();
+        let mut renamed = bundled.clone();
         let at = renamed.windows(10).position(|bytes| bytes == b"conv4.bias").unwrap();
         renamed[at + 4] = b'5';
         let error = SileroVad::from_safetensors(&renamed).unwrap_err();
