@@ -139,7 +139,7 @@ impl Secrets {
     }
 
     /// Lets settings that `read` reads on this thread have the values.
-    pub(crate) fn while_reading<T>(&self, read: impl FnOnce() -> T) -> T {
+    pub fn while_reading<T>(&self, read: impl FnOnce() -> T) -> T {
         struct Before(Option<Secrets>);
         impl Drop for Before {
             fn drop(&mut self) {

@@ -249,7 +249,10 @@ fn settings(checked: &Checked, arguments: &MemoryArguments) -> Result<ResolvedSe
     };
     // Both were read once before, by the check.
     let unreadable = |error: String| Failure::unreadable(format!("stage {}: {error}", stage.name));
-    let settings: TrainSettings = yaml::typed(&written.with).map_err(|error| unreadable(error.message))?;
+    let secrets = &checked.pipeline.secrets;
+    let settings: TrainSettings = secrets
+        .while_reading(|| yaml::typed(&written.with))
+        .map_err(|error| unreadable(error.message))?;
     let batches = stage.inputs.iter().find(|input| input.name == "batches");
     let schema = batches.ok_or_else(|| unreadable("it has no input `batches`".into()))?;
     ResolvedSettings::new(settings, &schema.schema).map_err(|error| unreadable(error.to_string()))

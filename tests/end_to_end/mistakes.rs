@@ -70,9 +70,12 @@ fn memory_is_told_before_anything_runs() {
             "model.heads=2",
             "model.pred_hidden=24",
             "init=none",
+            // A secret is read where settings are read once more.
+            "hub_token=${env:FLOW_TEST_TOKEN}",
         ] {
             command.args(["--set", setting]);
         }
+        command.env("FLOW_TEST_TOKEN", "hf_0123456789abcdef");
         command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap()
     };
     let fits = memory("8GB");

@@ -64,7 +64,8 @@ fn manifests(place: &Workplace, train: &Path) -> Vec<String> {
     ]
 }
 
-/// The way of docs/transcription.md: training on one half, labels of the other, training on both.
+/// The way of docs/transcription.md: training on one half, labels of the other, training on both; the bundled model labels,
+/// as two steps of training make none that hears words.
 #[test]
 fn what_a_model_heard_is_trained_on_with_what_somebody_wrote() {
     let place = Workplace::bundled("micro");

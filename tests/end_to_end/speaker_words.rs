@@ -320,7 +320,9 @@ const MARGIN: f64 = 0.13 + 2.0 * WRONG_SPEAKER;
 fn a_conversation_has_its_words_from_the_right_speakers() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path();
-    let (samples, sentences) = conversation(clips(&SPEAKERS), 3);
+    let speakers = std::env::var("FLOW_TRY").unwrap_or_default();
+    let speakers: Vec<&str> = if speakers.is_empty() { SPEAKERS.to_vec() } else { speakers.split(',').collect() };
+    let (samples, sentences) = conversation(clips(&speakers), 3);
     std::fs::create_dir_all(folder.join("in")).unwrap();
     std::fs::create_dir_all(folder.join("alone")).unwrap();
     std::fs::write(folder.join("in/talk.wav"), wav(&samples)).unwrap();

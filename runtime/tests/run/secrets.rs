@@ -164,6 +164,8 @@ fn a_secret_whose_default_is_null_need_not_be_given() {
          stages: {write: {uses: toy.write, from: inner/scan, with: {folder: \"${out}\"}}}\n",
     );
     check_with(&place, &[], None).unwrap();
+    // So does a variable that is empty or not there.
+    check_with(&place, &["token=${env:FLOW_TEST_NO_SUCH_VARIABLE:-}".to_string()], None).unwrap();
     let checked = check_with(&place, &[format!("token={PASSWORD}")], None).unwrap();
     assert!(!checked.pipeline.frozen().contains(PASSWORD));
 }

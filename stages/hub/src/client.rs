@@ -305,7 +305,10 @@ impl HttpClient {
         let page = format!("{}/{repository}", self.endpoint);
         let code = text(headers, "x-error-code").unwrap_or_default();
         let token = self.token.as_ref().map(|token| token.from.as_str());
-        let login = "make a token at https://huggingface.co/settings/tokens and set HF_TOKEN to it";
+        let login = match token {
+            Some(from) => format!("make a token at https://huggingface.co/settings/tokens and give it by {from}"),
+            None => "make a token at https://huggingface.co/settings/tokens and set HF_TOKEN to it".to_owned(),
+        };
         let (message, help) = match (status, code, token) {
             (401 | 403, "GatedRepo", None) => (
                 format!(

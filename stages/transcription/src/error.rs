@@ -27,6 +27,17 @@ impl TranscriptionError {
         }
     }
 
+    /// The same about a recording, where it names only a setting.
+    pub(crate) fn of(self, recording: &str) -> Self {
+        match self {
+            TranscriptionError::Setting { setting, why } => TranscriptionError::Setting {
+                setting,
+                why: format!("{recording}: {why}"),
+            },
+            other => other,
+        }
+    }
+
     pub(crate) fn setting(setting: &'static str, why: impl Into<String>) -> Self {
         TranscriptionError::Setting {
             setting,

@@ -213,7 +213,9 @@ impl Source for Transcriber {
                 return Ok(());
             }
         };
-        let recognized = recognizer.transcribe_again(first, &recording, &settings, &|| cancel.is_set())?;
+        let recognized = recognizer
+            .transcribe_again(first, &recording, &settings, &|| cancel.is_set())
+            .map_err(|error| error.of(&listed.recording.file))?;
         // None: the run is being given up, and so is this partition.
         let recognized = recognized.ok_or_else(stopped)?;
         let metadata = Metadata {

@@ -23,9 +23,10 @@ use crate::segments::SegmentRules;
 /// two would then have one name). A recording whose bytes, and those of the model, are as they were is not decoded again;
 /// one that is new or changed is, alone.
 ///
-/// A recording is decoded to 16 kHz mono, block by block, so that memory does not grow with its length; one of more than ten
-/// minutes is decoded twice. Voice activity says where speech is; what lies between two pauses is a window, which goes through the model by itself, together with others of its length (`window` has other ways). Words get the
-/// times at which they were spoken and a confidence (NeMo's default: Tsallis entropy, the least sure of a word's tokens), and
+/// A recording is decoded to 16 kHz mono, block by block. Voice activity says where speech is; what lies between two pauses
+/// is a window, which goes through the model by itself, together with others of its length. Memory does not grow with the
+/// length of a recording, and one of more than ten minutes is decoded twice. `window` has other ways; of these, `full` decodes
+/// such a recording four times and holds rows for all frames up to `full_attention`. Words get the times at which they were spoken and a confidence (NeMo's default: Tsallis entropy, the least sure of a word's tokens), and
 /// are put together to segments. Tags such as `<|hi|>` are taken out of the text and listed as languages. In silence nothing
 /// is said: that is a transcript without segments, and no error.
 ///
@@ -298,6 +299,11 @@ impl TranscribeSettings {
             if !(0.0..=600.0).contains(&value) {
                 return wrong(name, value, "from 0 to 600 seconds");
             }
+        }
+        let window = self.chunk_left + self.chunk + self.chunk_right;
+        if window > 300.0 {
+            let why = "with `chunk_left` and `chunk_right` at most 300 seconds: the encoder hears them at once";
+            return wrong("chunk", self.chunk, why);
         }
         if !(0.0..=43_200.0).contains(&self.full_attention) {
             return wrong("full_attention", self.full_attention, "from 0 to 43200 seconds");

@@ -21,7 +21,7 @@ use crate::{Format, LineLimits, Transcript};
 ///
 /// # What it does
 ///
-/// For each recording of a `transcription.transcribe`, `out` receives a file of its name for each format, as soon as it is
+/// For each recording of a `transcription.transcribe`, `out` receives a file of its name for each format, once all are
 /// transcribed: `talks/monday.wav` below the folder that was transcribed becomes `OUT/talks/monday.txt`. Another format decodes
 /// nothing again. Files are replaced as a whole; others in the folder are left alone, also those of recordings and formats that are
 /// no longer asked for. A file that is gone, or another than the one that was written, is written again by the next run.

@@ -165,6 +165,10 @@ impl Resolver<'_> {
         match text {
             Ok(substitute::SecretText::Reference(value)) => Some(value),
             Ok(substitute::SecretText::NotGiven) => Some(Value::Null),
+            // A variable without a value, of a parameter that need not be given.
+            Ok(substitute::SecretText::Text(text)) if text.trim().is_empty() && param.default == Some(Value::Null) => {
+                Some(Value::Null)
+            }
             Ok(substitute::SecretText::Text(text)) if text.trim().chars().count() < SHORTEST => {
                 let message = format!("a secret of less than {SHORTEST} characters cannot be kept out of messages");
                 self.found.push(wrong(message, None));

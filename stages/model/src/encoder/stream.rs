@@ -73,14 +73,16 @@ impl Encoder {
     }
 
     /// Bytes that [`Encoder::stream`] holds for an utterance of so many frames after sub-sampling, about: rows of two layers
-    /// (one is fed by the other), and the scores of a block of queries. Weights and sub-sampling come on top.
+    /// (one is fed by the other; of all layers where attention is limited), the projected positions of all layers with the
+    /// table that they are from, and the scores of a block of queries. Weights and sub-sampling come on top.
     pub fn stream_bytes(&self, frames: usize, context: Option<usize>, dtype: DType) -> u64 {
         let own = match self.config.attention_context {
             AttentionContext::Band(width) => Some(width),
             AttentionContext::Full => None,
         };
         let (width, heads) = (self.config.d_model, self.config.n_heads);
-        let (layers, rows, queries, keys) = match own.or(context) {
+        let context = own.or(context);
+        let (layers, rows, queries, keys) = match context {
             Some(context) => {
                 let rows = frames.min(context.saturating_mul(4).saturating_add(BLOCK));
                 (self.layers.len(), rows, rows.min(QUERIES), rows)
@@ -91,7 +93,11 @@ impl Encoder {
         let elements = |factors: [usize; 3]| factors.iter().map(|&factor| factor as u64).fold(1, u64::saturating_mul);
         let rows = elements([8 * layers, rows, width]);
         let scores = elements([4 * heads, queries, keys]);
-        (rows.saturating_add(scores)).saturating_mul(dtype.size_in_bytes() as u64)
+        // Positions from one end of what is seen to the other, in each layer, and twice as many in the table.
+        let seen = context.unwrap_or(frames).min(frames);
+        let positions = elements([2 * self.layers.len() + 4, seen, width]);
+        let elements = rows.saturating_add(scores).saturating_add(positions);
+        elements.saturating_mul(dtype.size_in_bytes() as u64)
     }
 }
 

@@ -370,7 +370,7 @@ fn bad_chunks_recordings_and_weights_are_refused() {
         &|weights| {
             weights.insert("classifier.weight".into(), (vec![5, LINEAR], vec![0.0; 5 * LINEAR]));
         },
-        "5 classes",
+        "classifier.weight is F32 of shape [5, 128]",
     );
     refused(
         &|weights| weights.get_mut("sincnet.conv1d.0.filterbank.low_hz_").unwrap().1[3] = 7_950.0,

@@ -102,9 +102,7 @@ impl Recognizer {
         let seconds = samples as f64 / f64::from(SAMPLE_RATE);
         let limited = seconds > settings.full_attention;
         let context = limited.then_some(settings.attention_context);
-        if !limited {
-            self.check_memory(samples, seconds)?;
-        }
+        self.check_memory(samples, context)?;
         let found = self.decode_whole(recording, samples, context, cancelled)?;
         found.map(|found| self.recognized(found, samples, 1, rules)).transpose()
     }
@@ -191,25 +189,35 @@ impl Recognizer {
         Ok(true)
     }
 
-    /// An error if attention over all of a recording needs more memory than there is.
-    fn check_memory(&self, samples: u64, seconds: f64) -> Result<()> {
-        let frames = self.model.encoded_frames(samples as usize);
-        let needed = self.model.encoder_stream_bytes(frames, None);
+    /// An error if one pass over so many samples, with attention to so many frames on either side or to all, needs more
+    /// memory than there is. What other workers are about to take is not counted.
+    fn check_memory(&self, samples: u64, context: Option<usize>) -> Result<()> {
         if is_gpu(self.model.parameters.device()) {
             return Ok(());
         }
-        match available_memory() {
-            Some(available) if needed > available => {
-                let why = format!(
-                    "attention over all of {seconds:.0} s of audio needs about {} MB of memory, and {} MB are available: with \
-                     `full_attention` below {seconds:.0} the recording is decoded with limited attention",
-                    needed >> 20,
-                    available >> 20
-                );
-                Err(TranscriptionError::setting("full_attention", why))
-            }
-            _ => Ok(()),
-        }
+        let frames = self.model.encoded_frames(samples as usize);
+        let needed = self.model.encoder_stream_bytes(frames, context);
+        let Some(available) = available_memory().filter(|&available| needed > available) else {
+            return Ok(());
+        };
+        let seconds = samples as f64 / f64::from(SAMPLE_RATE);
+        let (needed, available) = (needed >> 20, available >> 20);
+        Err(match context {
+            None => TranscriptionError::setting(
+                "full_attention",
+                format!(
+                    "attention over all of {seconds:.0} s of audio needs about {needed} MB of memory, and {available} MB are \
+                     available: with `full_attention` below {seconds:.0} the recording is decoded with limited attention"
+                ),
+            ),
+            Some(context) => TranscriptionError::setting(
+                "attention_context",
+                format!(
+                    "attention to {context} frames on either side needs about {needed} MB of memory, and {available} MB are \
+                     available: a smaller `attention_context` needs less"
+                ),
+            ),
+        })
     }
 
     fn nothing_yet(&self) -> Result<Decoded> {

@@ -1,4 +1,7 @@
 use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::PathBuf;
 
 use serde_json::Value;
 
@@ -143,19 +146,32 @@ fn what_is_too_short_changed_or_given_up_is_told() {
             assert!(error.to_string().contains("sample 1"), "{error}");
         }
     }
-    let error = recognizer.check_memory(u64::MAX / 4, 1e9).unwrap_err().to_string();
+    let error = recognizer.check_memory(u64::MAX / 4, None).unwrap_err().to_string();
     assert!(error.contains("`full_attention`") && error.contains("MB"), "{error}");
-    recognizer.check_memory(16_000, 1.0).unwrap();
+    let error = recognizer
+        .check_memory(u64::MAX / 4, Some(usize::MAX))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("`attention_context`") && error.contains("MB"), "{error}");
+    for context in [None, Some(128)] {
+        recognizer.check_memory(16_000, context).unwrap();
+    }
 }
 
 /// A file of NeMo's golden folder with long recordings, which are too large for the repository; none without that folder.
-fn golden(name: &str) -> Option<Value> {
+fn golden_file(name: &str) -> Option<PathBuf> {
     let path = test_data::transcription(name);
     if path.is_file() {
-        return Some(test_data::json(&path));
+        return Some(path);
     }
-    println!("skipped: FLOW_TEST_GOLDEN_TRANSCRIPTION names no folder with {name}");
+    let folder = std::env::var_os("FLOW_TEST_GOLDEN_TRANSCRIPTION");
+    assert!(folder.is_none(), "{} is not there", path.display());
+    println!("skipped: FLOW_TEST_GOLDEN_TRANSCRIPTION names no folder");
     None
+}
+
+fn golden(name: &str) -> Option<Value> {
+    golden_file(name).map(|path| test_data::json(&path))
 }
 
 fn numbers(value: &Value) -> Vec<u32> {
@@ -211,14 +227,9 @@ fn limited_attention_is_nemos() {
 /// Encoder output at some frames of a recording; NeMo's own in 32 bits differ by 3.4e-6 from those in 64.
 #[test]
 fn encoded_frames_with_limited_attention_are_nemos() {
-    let path = test_data::transcription("local_encoder.safetensors");
-    if !path.is_file() {
-        println!(
-            "skipped: FLOW_TEST_GOLDEN_TRANSCRIPTION names no folder with {}",
-            path.display()
-        );
+    let Some(path) = golden_file("local_encoder.safetensors") else {
         return;
-    }
+    };
     let recognizer = recognizer();
     let samples = samples_of("long_3.flac");
     let bytes = std::fs::read(&path).unwrap();
@@ -271,6 +282,10 @@ fn features(recognizer: &Recognizer, samples: &[f32]) -> Vec<f32> {
     all
 }
 
+/// Where two tokens are as good as each other but for rounding: recording, lengths, frames of the chunk. The test asserts that
+/// noise of half a unit of 24 bits moves them.
+const TIES: &[(&str, &str, Range<u32>)] = &[("long_3.flac", "5/2/2", 1575..1600)];
+
 /// With NeMo's windows all is NeMo's; ours differ in the last, which begins on a frame.
 #[test]
 fn chunks_are_nemos() {
@@ -304,13 +319,42 @@ fn chunks_are_nemos() {
                     }
                 })
                 .collect();
-            let decode = |windows: &[ChunkWindow]| {
-                let found = recognizer.decode_chunks(&&samples[..], windows, &|| false);
+            let decode_samples = |samples: &[f32], windows: &[ChunkWindow]| {
+                let found = recognizer.decode_chunks(&samples, windows, &|| false);
                 found.unwrap().unwrap().hypothesis
             };
+            let decode = |windows: &[ChunkWindow]| decode_samples(&samples, windows);
             let [ids, frames_of, durations] = ["ids", "frames", "durations"].map(|key| numbers(&file[key]));
             let case = format!("{name} {lengths}");
-            assert_found(&decode(&theirs), &ids, &frames_of, &durations, &case);
+            let ties = TIES
+                .iter()
+                .find(|(tied, at, _)| *tied == name.as_str() && *at == lengths.as_str());
+            let tokens = |ids: &[u32], frames: &[u32], durations: &[u32]| -> Vec<(u32, u32, u32)> {
+                let tokens = ids.iter().zip(frames).zip(durations);
+                let tokens = tokens.map(|((&id, &frame), &duration)| (id, frame, duration));
+                let tied = |frame: u32| ties.is_some_and(|(_, _, frames)| frames.contains(&frame));
+                tokens.filter(|&(_, frame, _)| !tied(frame)).collect()
+            };
+            let of = |found: &Hypothesis| tokens(&found.ids, &found.frames, &found.durations);
+            assert_eq!(of(&decode(&theirs)), tokens(&ids, &frames_of, &durations), "{case}");
+
+            if let Some((_, _, tied)) = ties {
+                let found: BTreeSet<Vec<u32>> = (0..8)
+                    .map(|draw| {
+                        let unit = f32::exp2(-24.0);
+                        let noise = |(at, sample): (usize, &f32)| {
+                            let bits = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                            sample + if bits >> (40 + draw) & 1 == 0 { unit } else { -unit }
+                        };
+                        let noisy: Vec<f32> = samples.iter().enumerate().map(noise).collect();
+                        let found = decode_samples(&noisy, &theirs);
+                        let tokens = found.frames.iter().zip(&found.ids);
+                        let tokens = tokens.filter(|(frame, _)| tied.contains(frame));
+                        tokens.map(|(_, id)| *id).collect()
+                    })
+                    .collect();
+                assert!(found.len() > 1, "{case}: no tie");
+            }
 
             let ours = chunk_windows(samples.len() as u64, 1280, frames);
             let all_but_last = theirs.len() - 1;
@@ -322,20 +366,16 @@ fn chunks_are_nemos() {
             assert_eq!(ours[all_but_last].left, theirs[all_but_last].left, "{case}");
             let before = numbers(&file["windows"]["tokens"])[..all_but_last].iter().sum::<u32>() as usize;
             let found = decode(&ours);
-            assert_found(
-                &Hypothesis {
-                    ids: found.ids[..before].to_vec(),
-                    frames: found.frames[..before].to_vec(),
-                    durations: found.durations[..before].to_vec(),
-                    ..Hypothesis::default()
-                },
-                &ids[..before],
-                &frames_of[..before],
-                &durations[..before],
-                &case,
+            let chunk_frames = numbers(&file["windows"]["chunk_frames"]);
+            let last = chunk_frames[..all_but_last].iter().sum::<u32>();
+            let first = found.frames.partition_point(|frame| *frame < last);
+            assert_eq!(
+                tokens(&found.ids[..first], &found.frames[..first], &found.durations[..first]),
+                tokens(&ids[..before], &frames_of[..before], &durations[..before]),
+                "{case}"
             );
             let end = recognizer.model.encoded_frames(samples.len()) as u32;
-            assert!(found.frames[before..].iter().all(|frame| *frame < end), "{case}");
+            assert!(found.frames[first..].iter().all(|frame| *frame < end), "{case}");
         }
     }
 }
