@@ -2,23 +2,20 @@
 
 mod audio;
 mod files;
+mod page;
 mod words;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::Path;
 
 use flow_evaluation::normalize::{Normalization, Normalizer};
-use flow_evaluation::timeline::RecordingTimeline;
-use flow_evaluation::timeline_page::{TimelinePage, page};
 use flow_runtime::escape::escape_line;
-use flow_runtime::store::write_atomically;
 use flow_speakers::error_rate::{Errors, Scoring, errors};
-use flow_speakers::error_stretches::error_stretches;
 use flow_speakers::rttm::read_uem;
 use serde_json::{Value, json};
 
 use self::files::{Recordings, Side, read};
+use self::page::{PageData, check_page, write_page};
 use self::words::WordErrors;
 use crate::arguments::{EvaluateCommand, EvaluateDiarizationArguments, Normalize};
 use crate::failure::{Exit, Failure};
@@ -39,6 +36,9 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         return Err(Failure::usage(message, "give a number of seconds, 0 or more"));
     }
     let normalizer = normalizer(arguments)?;
+    if let Some(page) = &arguments.page {
+        check_page(page, arguments)?;
+    }
     let reference = Side::read(&arguments.reference)?;
     let hypothesis = Side::read(&arguments.hypothesis)?;
     let uem = arguments.uem.as_deref().map(|path| read(path, read_uem)).transpose()?;
@@ -62,6 +62,14 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
             escape_line(&left_out.join(", "))
         )?;
     }
+    let missing = missing(&scores, &reference.turns, &hypothesis.turns);
+    if !missing.is_empty() {
+        writeln!(
+            io::stderr(),
+            "warning: the hypothesis has no {}; all of it counts as missed",
+            escape_line(&missing.join(", "))
+        )?;
+    }
     let mut all = Score::default();
     let mut recordings = Vec::new();
     for (name, found) in scores {
@@ -75,6 +83,14 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         let score = Score { turns: found, words };
         all.add(&score);
         recordings.push((name, score));
+    }
+    let wordless = wordless(&recordings);
+    if all.words.is_some() && !wordless.is_empty() {
+        writeln!(
+            io::stderr(),
+            "warning: words of {} are not scored: not both sides have them",
+            escape_line(&wordless.join(", "))
+        )?;
     }
     if let Some(path) = &arguments.page {
         let data = PageData {
@@ -187,72 +203,6 @@ impl Score {
     }
 }
 
-/// What a page is made of.
-struct PageData<'a> {
-    all: &'a Score,
-    recordings: &'a [(&'a str, Score)],
-    /// Reference and hypothesis.
-    sides: [&'a Side; 2],
-    uem: Option<&'a Uem>,
-    scoring: &'a Scoring,
-}
-
-/// Writes the page. Recordings that are not in the folder of `audio` are told on standard error.
-fn write_page(path: &Path, audio: Option<&Path>, data: &PageData) -> Result<(), Failure> {
-    let names: Vec<&str> = data.recordings.iter().map(|(name, _)| *name).collect();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let found = audio.map(|audio| audio::recordings(audio, &names)).transpose()?;
-    if let (Some(audio), Some(found)) = (audio, &found) {
-        let missing: Vec<&str> = names
-            .iter()
-            .copied()
-            .filter(|name| !found.contains_key(*name))
-            .collect();
-        if !missing.is_empty() {
-            let missing = escape_line(&missing.join(", ")).into_owned();
-            writeln!(
-                io::stderr(),
-                "warning: {} holds no recording of the name {missing}",
-                audio.display()
-            )?;
-        }
-    }
-    let with_words = data.all.words.is_some();
-    let figures = |score: &Score| -> Vec<(String, String)> {
-        let heads = HEAD[1..].iter().chain(&HEAD_OF_WORDS).map(|head| (*head).to_owned());
-        heads.zip(score.cells(with_words)).collect()
-    };
-    let mut recordings = Vec::new();
-    for (name, score) in data.recordings {
-        let scoring = Scoring {
-            uem: data.uem.and_then(|uem| uem.get(*name)).cloned(),
-            ..data.scoring.clone()
-        };
-        let [reference, hypothesis] = data
-            .sides
-            .map(|side| side.turns.get(*name).map_or(&[][..], Vec::as_slice));
-        let wrong = |error: flow_speakers::Error| Failure::usage(format!("{name}: {error}"), "see docs/speakers.md");
-        let (_, mapping) = errors(reference, hypothesis, &scoring).map_err(wrong)?;
-        let stretches = error_stretches(reference, hypothesis, &scoring, &mapping).map_err(wrong)?;
-        let [reference, hypothesis] = data.sides.map(|side| side.shown(name));
-        let file = found.as_ref().and_then(|found| found.get(*name));
-        recordings.push(RecordingTimeline {
-            name: (*name).to_owned(),
-            figures: figures(score),
-            reference,
-            hypothesis,
-            mapping,
-            errors: stretches,
-            audio: file.map(|file| audio::address(folder, file)).transpose()?,
-        });
-    }
-    let all = figures(data.all);
-    write_atomically(path, page(&TimelinePage { all, recordings }).as_bytes())?;
-    Ok(())
-}
-
 /// Errors of each recording by its name, and the recordings that are not scored.
 type Scores<'a> = (Vec<(&'a str, Errors)>, Vec<&'a str>);
 
@@ -301,6 +251,20 @@ fn scores<'a>(
     left_out.dedup();
     left_out.retain(|name| !scored.contains(name));
     Ok((found, left_out))
+}
+
+/// The scored recordings of the reference that the hypothesis does not have.
+fn missing<'a>(scores: &[(&'a str, Errors)], reference: &Recordings, hypothesis: &Recordings) -> Vec<&'a str> {
+    let names = scores.iter().map(|(name, _)| *name);
+    names
+        .filter(|name| reference.contains_key(*name) && !hypothesis.contains_key(*name))
+        .collect()
+}
+
+/// The recordings whose words are not scored.
+fn wordless<'a>(recordings: &[(&'a str, Score)]) -> Vec<&'a str> {
+    let without = recordings.iter().filter(|(_, score)| score.words.is_none());
+    without.map(|(name, _)| *name).collect()
 }
 
 /// Rates as shares, times in seconds of speech of each speaker.
@@ -364,6 +328,7 @@ mod tests {
         let ders: Vec<(&str, f64)> = found.iter().map(|(name, errors)| (*name, errors.der())).collect();
         assert_eq!(ders, [("a", 0.2), ("b", 1.0)]);
         assert_eq!(left_out, ["c"]);
+        assert_eq!(missing(&found, &reference, &hypothesis), ["b"]);
         let figures = figures(&found[0].1);
         assert_eq!((&figures["missed"], &figures["total"]), (&json!(2.0), &json!(10.0)));
 
@@ -372,6 +337,7 @@ mod tests {
         let ders: Vec<(&str, f64)> = found.iter().map(|(name, errors)| (*name, errors.der())).collect();
         assert_eq!(ders, [("a", 0.0), ("c", 1.0)]);
         assert_eq!(left_out, ["b"]);
+        assert!(missing(&found, &reference, &hypothesis).is_empty());
     }
 
     #[test]

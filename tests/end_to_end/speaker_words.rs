@@ -88,13 +88,21 @@ fn words_with_speakers_are_scored() {
         (&json!(0.0), &json!(0.0), &json!(0.0))
     );
 
-    // In the part that is scored, by their middles: `how are you today` against `how are you`.
-    write("u.uem", "a 1 0 4\n");
+    // What has time in common with the part that is scored: `how are you today` against `how are you` of one speaker and
+    // `today Fine thanks` of another. A byte order mark is passed over.
+    write("u.uem", "\u{feff}a 1 0 4\n");
     let part = scores(folder, &[&files[..], &["--uem", "u.uem"]].concat());
-    assert_eq!((&part["cpwer"], &part["words"]["total"]), (&json!(0.25), &json!(4)));
+    assert_eq!((&part["cpwer"], &part["words"]["total"]), (&json!(1.0), &json!(4)));
+    assert_eq!(
+        (&part["words"]["deletions"], &part["words"]["insertions"]),
+        (&json!(1), &json!(3))
+    );
 
     let output = evaluate(folder, &files);
     expect_code(&output, 0);
+    let warning = "the hypothesis has no b; all of it counts as missed";
+    assert!(stderr(&output).contains(warning), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("words of"), "{}", stderr(&output));
     let table = String::from_utf8(output.stdout).unwrap();
     for text in ["cpWER", "WDER", "66.67 %", "16.67 %", "50.00 %", "2 recordings"] {
         assert!(table.contains(text), "{text}: {table}");
@@ -138,6 +146,68 @@ fn words_with_speakers_are_scored() {
         assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
     }
     assert!(!folder.join("x.html").exists());
+
+    // Of `a` the hypothesis has turns alone, of `b` words.
+    write("hb.stm", "b 1 Ann 0 2 good morning all\n");
+    let mixed = ["--reference", "r.stm", "--hypothesis", "h.rttm", "hb.stm"];
+    let output = evaluate(folder, &mixed);
+    expect_code(&output, 0);
+    assert!(
+        stderr(&output).contains("words of a are not scored") && !stderr(&output).contains("has no"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_page_replaces_nothing_but_a_page() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let turn = "SPEAKER a 1 0 3 <NA> <NA> 1 <NA> <NA>\n";
+    for (name, text) in [
+        ("r.rttm", turn),
+        ("h.rttm", turn),
+        ("u.uem", "a 1 0 3\n"),
+        ("notes.html", "<p>mine</p>"),
+        ("old.html", "<!doctype HTML><p>old</p>"),
+    ] {
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+    std::fs::create_dir(folder.join("in")).unwrap();
+    let run = |page: &str| {
+        let files = ["--reference", "r.rttm", "--hypothesis", "h.rttm", "--uem", "u.uem"];
+        evaluate(folder, &[&files[..], &["--page", page]].concat())
+    };
+    for (page, code, said) in [
+        ("r.rttm", 2, "r.rttm: this is one of the files"),
+        ("in/../h.rttm", 2, "h.rttm: this is one of the files"),
+        ("u.uem", 2, "u.uem: this is one of the files"),
+        ("notes.html", 2, "notes.html: what is there is no HTML page"),
+        ("in", 2, "in: what is there is no HTML page"),
+        // A folder cannot be made where a file is.
+        ("notes.html/new/page.html", 1, "notes.html/new: "),
+    ] {
+        let output = run(page);
+        expect_code(&output, code);
+        assert!(stderr(&output).contains(said), "{page}: {}", stderr(&output));
+    }
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    assert_eq!((read("r.rttm").as_str(), read("h.rttm").as_str()), (turn, turn));
+    assert_eq!(read("notes.html"), "<p>mine</p>");
+
+    // It is refused before anything is read.
+    let output = evaluate(
+        folder,
+        &["--reference", "gone", "--hypothesis", "gone", "--page", "notes.html"],
+    );
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("notes.html"), "{}", stderr(&output));
+
+    // A page is replaced, also one that this program wrote.
+    for page in ["old.html", "old.html"] {
+        expect_code(&run(page), 0);
+        assert!(read(page).contains("Who speaks when"));
+    }
 }
 
 /// The rate of all samples here, in Hz.

@@ -37,8 +37,12 @@ pub fn recordings(folder: &Path, wanted: &[&str]) -> Result<BTreeMap<String, Pat
 }
 
 /// The address of a file for a page in `folder`: relative, with `%` for what addresses cannot hold.
-pub fn address(folder: &Path, file: &Path) -> std::io::Result<String> {
-    let (folder, file) = (folder.canonicalize()?, file.canonicalize()?);
+pub fn address(folder: &Path, file: &Path) -> Result<String, Failure> {
+    let real = |path: &Path| {
+        let wrong = |error| Failure::unreadable(format!("{}: {error}", path.display()));
+        path.canonicalize().map_err(wrong)
+    };
+    let (folder, file) = (real(folder)?, real(file)?);
     let parts = |path: &Path| -> Vec<Vec<u8>> {
         let normal = path.components().filter_map(|part| match part {
             Component::Normal(name) => Some(name.as_encoded_bytes().to_vec()),
@@ -72,6 +76,15 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn a_file_without_an_address_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        let error = address(place.path(), &place.path().join("gone.wav")).unwrap_err();
+        assert!(error.to_string().contains("gone.wav"), "{error}");
+        let error = address(Path::new("gone"), place.path()).unwrap_err();
+        assert!(error.to_string().starts_with("gone: "), "{error}");
+    }
 
     #[test]
     fn recordings_are_found_and_named_from_where_the_page_is() {

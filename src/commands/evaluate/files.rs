@@ -85,7 +85,7 @@ enum Content {
     Utterances(BTreeMap<String, Vec<Utterance>>),
 }
 
-/// Reads a file. What is wrong in it is said with its name.
+/// Reads a file; a byte order mark at its beginning is passed over. What is wrong in it is said with its name.
 pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>) -> Result<T, Failure> {
     let wrong = |error: &dyn Display| {
         Failure::usage(
@@ -95,7 +95,8 @@ pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>
     };
     let bytes = fs::read(path).map_err(|error| wrong(&error))?;
     let text = String::from_utf8(bytes).map_err(|error| wrong(&error))?;
-    parse(&text).map_err(|error| wrong(&error))
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    parse(text).map_err(|error| wrong(&error))
 }
 
 /// STM goes by the ending of its name, JSON by that or by its first character, all else is RTTM.
@@ -236,6 +237,21 @@ mod tests {
     }
 
     #[test]
+    fn a_byte_order_mark_is_passed_over() {
+        let json = transcript([Some("A"), Some("A"), None]);
+        for (name, text, recording) in [
+            ("x.rttm", "SPEAKER a 1 0 1 <NA> <NA> x <NA> <NA>\n", "a"),
+            ("x.stm", "a 1 x 0 1 one", "a"),
+            ("x.json", json.as_str(), "my_talk"),
+            ("x.txt", json.as_str(), "my_talk"),
+        ] {
+            let (_folder, paths) = written(&[(name, &format!("\u{feff}{text}"))]);
+            let side = Side::read(&paths).unwrap();
+            assert_eq!(side.turns.keys().collect::<Vec<_>>(), [recording], "{name}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_with_a_file_is_told() {
         let anonymous = transcript([None, None, None]);
         for (name, text, said) in [
@@ -246,6 +262,7 @@ mod tests {
             ("x.json", "[{}]", "[0]: `start_time` is missing"),
             ("x.stm", "a 1", "line 1"),
             ("x.txt", "[1", "x.txt"),
+            ("x.txt", "a 1 x 0 1 one", "x.txt: no SPEAKER line of RTTM"),
         ] {
             let (_folder, paths) = written(&[(name, text)]);
             let error = Side::read(&paths).unwrap_err().to_string();

@@ -61,7 +61,8 @@ impl WordErrors {
     }
 }
 
-/// Scores the utterances of a recording: reference, then hypothesis. With `parts`, those whose middle lies in one of them.
+/// Scores the utterances of a recording: reference, then hypothesis. With `parts`, those that have time in common
+/// with one of them.
 pub fn score(
     name: &str,
     sides: [&[Utterance]; 2],

@@ -69,11 +69,11 @@ pub fn read_stm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>> {
     Ok(recordings)
 }
 
-/// A label is one field in angle brackets. The tag of a language, `<|hi|>`, is none.
+/// A label is one field in angle brackets with a comma in it. The tag of a language, `<|hi|>`, is none, nor is `<unk>`.
 fn without_label(text: &str) -> &str {
     let end = text.find(char::is_whitespace).unwrap_or(text.len());
     let first = &text[..end];
-    let is_label = first.starts_with('<') && first.ends_with('>') && !first.starts_with("<|");
+    let is_label = first.starts_with('<') && first.ends_with('>') && first.contains(',') && !first.starts_with("<|");
     if is_label { text[end..].trim_start() } else { text }
 }
 
@@ -135,6 +135,10 @@ mod tests {
             [utterance(0.0, 2.0, "Bob", ""), utterance(2.0, 4.0, "Bob", "<|hi|> ek")]
         );
         assert_eq!(found.len(), 2);
+        for text in ["<unk> yes", "<noise>", "<|en,x|> yes", "a,b yes"] {
+            let found = read_stm(&format!("a 1 Ann 0 1 {text}")).unwrap();
+            assert_eq!(found["a"], [utterance(0.0, 1.0, "Ann", text)]);
+        }
         let error = |text: &str| read_stm(text).unwrap_err().to_string();
         assert_eq!(
             error("\na 1 Ann 3"),

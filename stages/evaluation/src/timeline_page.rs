@@ -6,7 +6,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::timeline::{Lane, RecordingTimeline, lanes};
 
 /// Recordings that have a timeline; the table has them all.
-const TIMELINES: usize = 100;
+pub const TIMELINES: usize = 100;
 /// Boxes of all timelines, and the fewest and most that a lane has.
 const BOXES: usize = 60_000;
 const LANE_BOXES: (usize, usize) = (150, 4000);

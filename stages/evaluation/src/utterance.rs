@@ -30,11 +30,14 @@ pub fn turns(utterances: &[Utterance]) -> Vec<Turn> {
     all
 }
 
-/// The utterances that count where parts of a recording are scored: those whose middle lies in one of them.
+/// The utterances that count where parts of a recording are scored: those that have time in common with one of them, whole,
+/// as meeteval has it.
 pub fn within(utterances: &[Utterance], parts: &[(f64, f64)]) -> Vec<Utterance> {
     let counts = |utterance: &&Utterance| {
-        let middle = 0.5 * (utterance.turn.start + utterance.turn.end);
-        parts.iter().any(|&(start, end)| (start..=end).contains(&middle))
+        let Turn { start, end, .. } = utterance.turn;
+        parts
+            .iter()
+            .any(|&(part_start, part_end)| start < part_end && end > part_start)
     };
     utterances.iter().filter(counts).cloned().collect()
 }
@@ -169,6 +172,9 @@ pub(crate) mod tests {
             within(&utterances, &[(0.0, 2.0), (6.5, 9.0)]),
             [utterances[1].clone(), utterances[3].clone()]
         );
+        // Middles outside of a part count as well; where utterances only touch it, they do not.
+        assert_eq!(within(&utterances, &[(2.5, 2.75)]), utterances[..2]);
+        assert!(within(&utterances, &[(5.0, 6.0)]).is_empty());
     }
 
     #[test]

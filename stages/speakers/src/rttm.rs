@@ -7,13 +7,33 @@ use std::fmt::Write;
 use crate::error::{Error, Result};
 use crate::turns::Turn;
 
+/// The types of RTTM's lines that are not `SPEAKER`.
+const OTHER_TYPES: [&str; 13] = [
+    "SEGMENT",
+    "NOSCORE",
+    "NO_RT_METADATA",
+    "LEXEME",
+    "NON-LEX",
+    "NON-SPEECH",
+    "FILLER",
+    "EDIT",
+    "IP",
+    "SU",
+    "CB",
+    "A/P",
+    "SPKR-INFO",
+];
+
 /// The turns of each recording, by its name, in the order of the file. Only `SPEAKER` lines are read: field 2 is the
 /// recording, 4 and 5 start and duration in seconds, 8 the speaker. Empty lines and comments (`;;`) are passed over; a
-/// line with fewer fields, or without numbers in their places, is an error that names it.
+/// line with fewer fields, or without numbers in their places, is an error that names it. A text without a `SPEAKER` line
+/// is an error, too, where it has lines of a type that RTTM does not know: it is of another format.
 pub fn read_rttm(text: &str) -> Result<BTreeMap<String, Vec<Turn>>> {
     let mut recordings: BTreeMap<String, Vec<Turn>> = BTreeMap::new();
+    let mut is_rttm = true;
     for (line, fields) in lines(text) {
         if fields[0] != "SPEAKER" {
+            is_rttm &= OTHER_TYPES.contains(&fields[0]);
             continue;
         }
         let [_, recording, _, start, duration, _, _, speaker, ..] = fields[..] else {
@@ -28,6 +48,11 @@ pub fn read_rttm(text: &str) -> Result<BTreeMap<String, Vec<Turn>>> {
             speaker: speaker.to_owned(),
         };
         recordings.entry(recording.to_owned()).or_default().push(turn);
+    }
+    if recordings.is_empty() && !is_rttm {
+        return Err(Error::Input(
+            "no SPEAKER line of RTTM; STM is told by the ending .stm".to_owned(),
+        ));
     }
     Ok(recordings)
 }
@@ -145,6 +170,25 @@ mod tests {
         let uem = read_uem("b 1 0 10.5\n;; c\nb 1 20 30\na NA 1 2\n").unwrap();
         assert_eq!(uem["b"], [(0.0, 10.5), (20.0, 30.0)]);
         assert_eq!(uem["a"], [(1.0, 2.0)]);
+    }
+
+    #[test]
+    fn a_text_of_another_format_is_refused() {
+        for text in [
+            "a 1 x 0 1 one two",
+            "SPKR-INFO a 1 <NA> <NA> <NA> unknown x <NA>\nspeaker a 1 0 1",
+        ] {
+            let error = read_rttm(text).unwrap_err().to_string();
+            assert!(error.contains("no SPEAKER line of RTTM"), "{error}");
+        }
+        for text in [
+            "",
+            "\n;; nothing was found\n",
+            "SPKR-INFO a 1 <NA> <NA> <NA> unknown x <NA>\nLEXEME a 1 0 1 one lex x <NA>",
+        ] {
+            assert!(read_rttm(text).unwrap().is_empty(), "{text}");
+        }
+        assert_eq!(read_rttm("one\nSPEAKER a 1 0 1 <NA> <NA> x").unwrap().len(), 1);
     }
 
     #[test]

@@ -1,0 +1,167 @@
+//! The page of timelines: where it may be written, and what it shows.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use flow_evaluation::timeline::RecordingTimeline;
+use flow_evaluation::timeline_page::{TIMELINES, TimelinePage, page};
+use flow_runtime::escape::escape_line;
+use flow_runtime::store::write_atomically;
+use flow_speakers::error_rate::{Scoring, errors};
+use flow_speakers::error_stretches::error_stretches;
+
+use super::files::Side;
+use super::{HEAD, HEAD_OF_WORDS, Score, Uem, audio};
+use crate::arguments::EvaluateDiarizationArguments;
+use crate::failure::Failure;
+
+/// With what a page begins, whatever the case.
+const DOCTYPE: &[u8] = b"<!DOCTYPE html>";
+
+/// An error where the page would replace one of the inputs, or a file that is no page.
+pub fn check_page(path: &Path, arguments: &EvaluateDiarizationArguments) -> Result<(), Failure> {
+    let Ok(metadata) = fs::metadata(path) else {
+        return Ok(());
+    };
+    let refused = |why: &str| {
+        let message = format!("--page {}: {why}", path.display());
+        Failure::usage(message, "give the name of a new file, or of a page")
+    };
+    let wrong = |error: io::Error| refused(&error.to_string());
+    let real = path.canonicalize().map_err(wrong)?;
+    let inputs = arguments.reference.iter().chain(&arguments.hypothesis);
+    let mut inputs = inputs.chain(&arguments.uem);
+    if inputs.any(|input| input.canonicalize().is_ok_and(|input| input == real)) {
+        return Err(refused("this is one of the files that are read"));
+    }
+    let mut start = Vec::new();
+    if metadata.is_file() {
+        let file = fs::File::open(path).map_err(wrong)?;
+        file.take(DOCTYPE.len() as u64).read_to_end(&mut start).map_err(wrong)?;
+    }
+    match start.eq_ignore_ascii_case(DOCTYPE) {
+        true => Ok(()),
+        false => Err(refused("what is there is no HTML page, and is not replaced")),
+    }
+}
+
+/// What a page is made of.
+pub struct PageData<'a> {
+    pub all: &'a Score,
+    pub recordings: &'a [(&'a str, Score)],
+    /// Reference and hypothesis.
+    pub sides: [&'a Side; 2],
+    pub uem: Option<&'a Uem>,
+    pub scoring: &'a Scoring,
+}
+
+/// Writes the page. Recordings that are not in the folder of `audio` are told on standard error.
+pub fn write_page(path: &Path, audio: Option<&Path>, data: &PageData) -> Result<(), Failure> {
+    let names: Vec<&str> = data.recordings.iter().map(|(name, _)| *name).collect();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))?;
+    let found = audio.map(|audio| audio::recordings(audio, &names)).transpose()?;
+    if let (Some(audio), Some(found)) = (audio, &found) {
+        let missing: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| !found.contains_key(*name))
+            .collect();
+        if !missing.is_empty() {
+            let missing = escape_line(&missing.join(", ")).into_owned();
+            writeln!(
+                io::stderr(),
+                "warning: {} holds no recording of the name {missing}",
+                audio.display()
+            )?;
+        }
+    }
+    let recordings = timelines(data, folder, found.as_ref())?;
+    let all = figures(data.all, data);
+    write_atomically(path, page(&TimelinePage { all, recordings }).as_bytes())?;
+    Ok(())
+}
+
+/// What was measured: names and values.
+fn figures(score: &Score, data: &PageData) -> Vec<(String, String)> {
+    let heads = HEAD[1..].iter().chain(&HEAD_OF_WORDS).map(|head| (*head).to_owned());
+    heads.zip(score.cells(data.all.words.is_some())).collect()
+}
+
+/// The recordings as the page shows them; those that it does not draw have figures alone.
+fn timelines(
+    data: &PageData,
+    folder: &Path,
+    found: Option<&BTreeMap<String, PathBuf>>,
+) -> Result<Vec<RecordingTimeline>, Failure> {
+    let mut recordings: Vec<RecordingTimeline> = data
+        .recordings
+        .iter()
+        .map(|(name, score)| RecordingTimeline {
+            name: (*name).to_owned(),
+            figures: figures(score, data),
+            ..RecordingTimeline::default()
+        })
+        .collect();
+    for (recording, (name, _)) in recordings.iter_mut().zip(data.recordings).take(TIMELINES) {
+        let scoring = Scoring {
+            uem: data.uem.and_then(|uem| uem.get(*name)).cloned(),
+            ..data.scoring.clone()
+        };
+        let [reference, hypothesis] = data
+            .sides
+            .map(|side| side.turns.get(*name).map_or(&[][..], Vec::as_slice));
+        let wrong = |error: flow_speakers::Error| Failure::usage(format!("{name}: {error}"), "see docs/speakers.md");
+        let (_, mapping) = errors(reference, hypothesis, &scoring).map_err(wrong)?;
+        let stretches = error_stretches(reference, hypothesis, &scoring, &mapping).map_err(wrong)?;
+        [recording.reference, recording.hypothesis] = data.sides.map(|side| side.shown(name));
+        let file = found.and_then(|found| found.get(*name));
+        recording.mapping = mapping;
+        recording.errors = stretches;
+        recording.audio = file.map(|file| audio::address(folder, file)).transpose()?;
+    }
+    Ok(recordings)
+}
+
+#[cfg(test)]
+mod tests {
+    use flow_speakers::turns::Turn;
+
+    use super::*;
+
+    #[test]
+    fn only_recordings_that_are_drawn_are_compared() {
+        let names: Vec<String> = (0..TIMELINES + 2).map(|number| format!("{number:03}")).collect();
+        let mut reference = Side::default();
+        for name in &names {
+            let turn = Turn {
+                start: 0.0,
+                end: 1.0,
+                speaker: "x".to_owned(),
+            };
+            reference.turns.insert(name.clone(), vec![turn]);
+        }
+        let recordings: Vec<(&str, Score)> = names.iter().map(|name| (name.as_str(), Score::default())).collect();
+        let data = PageData {
+            all: &Score::default(),
+            recordings: &recordings,
+            sides: [&reference, &Side::default()],
+            uem: None,
+            scoring: &Scoring::default(),
+        };
+        let found = timelines(&data, Path::new("."), None).unwrap();
+        assert_eq!(found.len(), names.len());
+        assert!(found.iter().all(|recording| recording.figures.len() == HEAD.len() - 1));
+        let (drawn, others) = found.split_at(TIMELINES);
+        assert!(drawn.iter().all(|recording| recording.errors.len() == 1));
+        assert!(
+            others
+                .iter()
+                .all(|recording| recording.errors.is_empty() && recording.reference.is_empty())
+        );
+    }
+}
