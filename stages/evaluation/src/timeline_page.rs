@@ -143,7 +143,7 @@ fn timeline(recording: &RecordingTimeline, limit: usize) -> Markup {
             p.figures { @for (name, value) in &recording.figures { span { (name) " " b { (value) } } } }
             @if let Some(audio) = &recording.audio { audio controls preload="none" src=(audio) {} }
             div.timeline {
-                svg.labels width="190" height=(height) aria-hidden="true" {
+                svg.labels width="290" height=(height) aria-hidden="true" {
                     @for ((lane, top), (title, palette)) in lanes.iter().zip(&tops).zip(LANES) {
                         text.lane x="0" y=(at(top + 13.0)) { (title) }
                         @for (row, place) in lane.rows.iter().zip(0..) {
@@ -209,8 +209,8 @@ fn clock(seconds: f64, digits: usize) -> String {
 
 /// What there is room for beside a timeline.
 fn short(label: &str) -> String {
-    match label.char_indices().nth(14) {
-        Some((end, _)) if label.chars().count() > 15 => format!("{}…", &label[..end]),
+    match label.char_indices().nth(26) {
+        Some((end, _)) if label.chars().count() > 27 => format!("{}…", &label[..end]),
         _ => label.to_owned(),
     }
 }
