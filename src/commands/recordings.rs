@@ -231,7 +231,7 @@ pub fn fetch_diarization_model(speakers: &SpeakersArguments, recordings: &Record
         return Ok(());
     };
     let mut tell = |line: &str| {
-        if recordings.progress != Progress::None {
+        if !matches!(recordings.progress, Progress::None | Progress::Json) {
             // A screen that cannot be written must not end the download.
             let _ = writeln!(io::stderr(), "{}", escape_line(line));
         }

@@ -50,7 +50,7 @@ const RTTM: WrittenFormat = WrittenFormat {
 };
 
 pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let speaks = arguments.recordings.progress != Progress::None;
+    let speaks = !matches!(arguments.recordings.progress, Progress::None | Progress::Json);
     let formats = transcript_formats(&arguments.format, arguments.diarize)?;
     if arguments.recordings.stdout
         && formats

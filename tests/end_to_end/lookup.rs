@@ -179,6 +179,29 @@ fn some_shards_are_joined_with_all_of_the_table() {
     expect_code(&unknown, 2);
 }
 
+/// Rows of the table go elsewhere, too: taken whole, they would be made for a stage that nobody asked all partitions of.
+#[test]
+fn a_table_whose_rows_go_elsewhere_is_not_taken_whole() {
+    let place = Workplace::bundled("micro");
+    fs::write(place.path("speakers.csv"), "segment,age\na,7\n").unwrap();
+    let path = pipeline(&place);
+    let mut text = fs::read_to_string(&path).unwrap();
+    text.push_str("  old: {uses: sql, from: speakers, with: {query: SELECT * FROM speakers WHERE age > 60}}\n");
+    fs::write(&path, text).unwrap();
+    let speakers = format!("speakers={}", place.path("speakers.csv").display());
+    let mut plan = place.command("plan", path.to_str().unwrap(), &[&speakers]);
+    let plan = plan.args(["--json", "--partition", "bn/*"]).output().unwrap();
+    expect_code(&plan, 0);
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let runs = |name: &str| {
+        let stages = plan["stages"].as_array().unwrap();
+        let stage = stages.iter().find(|stage| stage["stage"] == name);
+        stage.map_or(0, |stage| stage["run"].as_u64().unwrap())
+    };
+    assert!(runs("scan") > 0);
+    assert_eq!([runs("speakers"), runs("old"), runs("named")], [0, 0, 0], "{plan}");
+}
+
 #[test]
 fn some_shards_are_manifests_of_nothing() {
     let place = Workplace::bundled("micro");

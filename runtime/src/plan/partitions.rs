@@ -5,8 +5,8 @@
 //! follows it: a set made of some partitions never takes the place of a whole one. For the same reason such a run notes no
 //! stage as complete.
 //!
-//! A table beside the rows, in which values are looked up, is no reason to leave a stage out: where it comes of other sources
-//! than the rows, all partitions of these are taken.
+//! A table beside the rows, in which values are looked up, is no reason to leave a stage out: where it comes of sources whose
+//! rows go nowhere else, all partitions of these are taken.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,6 +29,33 @@ pub(super) struct Parts {
 }
 
 pub(super) fn parts(checked: &Checked, graph: &Graph) -> Parts {
+    let mut no_tables = BTreeSet::new();
+    loop {
+        let (parts, sources, row_sources) = parts_with(checked, graph, &no_tables);
+        let tables: BTreeSet<usize> = parts.tables.iter().flatten().copied().collect();
+        let mut before_tables = tables.clone();
+        before_tables.extend(tables.iter().flat_map(|&table| graph.upstream(table)));
+        // Sources of rows that are not, or not only, those of a table.
+        let elsewhere = (0..graph.nodes.len()).filter(|node| !before_tables.contains(node));
+        let elsewhere: BTreeSet<usize> = elsewhere.flat_map(|node| &row_sources[node]).copied().collect();
+        let found = tables
+            .into_iter()
+            .filter(|&table| !sources[table].is_disjoint(&elsewhere));
+        let known = no_tables.len();
+        no_tables.extend(found);
+        if no_tables.len() == known {
+            return parts;
+        }
+    }
+}
+
+/// With the sources before each node, and those whose rows it streams. The producers `no_tables` are no tables.
+fn parts_with(
+    checked: &Checked,
+    graph: &Graph,
+    no_tables: &BTreeSet<usize>,
+) -> (Parts, Vec<BTreeSet<usize>>, Vec<BTreeSet<usize>>) {
+    let mut row_sources: Vec<BTreeSet<usize>> = Vec::with_capacity(graph.nodes.len());
     let mut parts = Parts {
         left_out: Vec::with_capacity(graph.nodes.len()),
         tables: Vec::with_capacity(graph.nodes.len()),
@@ -44,6 +71,7 @@ pub(super) fn parts(checked: &Checked, graph: &Graph) -> Parts {
         let of_rows = of_inputs(&|flow| matches!(flow, Flow::Stream | Flow::Replay));
         let is_table = |producer: usize| {
             node.part == StagePart::Whole
+                && !no_tables.contains(&producer)
                 && !of_rows.is_empty()
                 && parts.left_out[producer].is_none()
                 && sources[producer].is_disjoint(&of_rows)
@@ -81,8 +109,9 @@ pub(super) fn parts(checked: &Checked, graph: &Graph) -> Parts {
         parts.left_out.push(why);
         parts.tables.push(tables);
         sources.push(own);
+        row_sources.push(of_rows);
     }
-    parts
+    (parts, sources, row_sources)
 }
 
 impl Parts {

@@ -50,6 +50,11 @@ pub(super) struct Pickle<'a> {
 const MAX_VALUES: usize = 1_000_000;
 const MAX_DEPTH: usize = 64;
 
+/// So can it say a long name or a long shape again and again, each time copied: longer ones than these (bytes, dimensions) are
+/// refused.
+const MAX_NAME: usize = 1000;
+const MAX_DIMENSIONS: usize = 8;
+
 impl<'a> Pickle<'a> {
     /// Reads `data.pkl`.
     pub fn read(bytes: &'a [u8]) -> Result<Self, String> {
@@ -75,7 +80,9 @@ impl<'a> Pickle<'a> {
         }
         let mut tensors = Vec::with_capacity(entries.len());
         for &(key, value) in entries {
-            let name = self.text(key).ok_or("has a tensor without a name")?;
+            let name = self
+                .name(key)
+                .ok_or("has a tensor without a name, or with one of more than 1000 bytes")?;
             let tensor = self
                 .tensor(value)
                 .ok_or_else(|| format!("holds `{name}`, which is not a plain tensor"))?;
@@ -104,7 +111,13 @@ impl<'a> Pickle<'a> {
             Node::Boolean(value) => Value::from(*value),
             Node::Number(value) => Value::from(*value),
             Node::Real(value) => Value::from(*value),
-            Node::Text(text) => Value::from(text.as_str()),
+            Node::Text(text) => {
+                // Texts are copied.
+                *left = left
+                    .checked_sub(text.len() / 16)
+                    .ok_or("has hyper-parameters that are too long")?;
+                Value::from(text.as_str())
+            }
             Node::Sequence(items) => Value::Sequence(
                 items
                     .iter()
@@ -189,7 +202,7 @@ impl<'a> Pickle<'a> {
                 }
                 0x93 => {
                     let (name, module) = (self.pop()?, self.pop()?);
-                    let part = |node| self.text(node).ok_or(DAMAGED);
+                    let part = |node| self.name(node).ok_or(DAMAGED);
                     let name = format!("{}.{}", part(module)?, part(name)?);
                     self.push(Node::Global(name));
                 }
@@ -381,6 +394,11 @@ impl<'a> Pickle<'a> {
         }
     }
 
+    /// A text that is short enough for a name.
+    fn name(&self, node: NodeId) -> Option<&str> {
+        self.text(node).filter(|text| text.len() <= MAX_NAME)
+    }
+
     fn sequence(&self, node: NodeId) -> Option<&[NodeId]> {
         match &self.nodes[node] {
             Node::Sequence(items) => Some(items),
@@ -396,7 +414,8 @@ impl<'a> Pickle<'a> {
     }
 
     fn sizes(&self, node: NodeId) -> Option<Vec<usize>> {
-        self.sequence(node)?.iter().map(|&item| self.size(item)).collect()
+        let items = self.sequence(node).filter(|items| items.len() <= MAX_DIMENSIONS)?;
+        items.iter().map(|&item| self.size(item)).collect()
     }
 
     /// `_rebuild_tensor_v2(storage, offset, shape, strides, ...)`, possibly wrapped in `_rebuild_parameter`.
@@ -438,9 +457,12 @@ impl<'a> Pickle<'a> {
         let Node::Global(class) = &self.nodes[class] else {
             return None;
         };
+        if class.len() > MAX_NAME {
+            return None;
+        }
         Some(StoredTensor {
             storage: class.strip_prefix("torch.").unwrap_or(class).to_string(),
-            key: self.text(key)?.to_string(),
+            key: self.name(key)?.to_string(),
             offset: self.size(offset)? as u64,
             shape: self.sizes(shape)?,
             strides: self.sizes(strides)?,
@@ -449,3 +471,67 @@ impl<'a> Pickle<'a> {
 }
 
 const DAMAGED: &str = "has a damaged data.pkl";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Vec<u8> {
+        [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+    }
+
+    /// A state dictionary of one tensor of so many dimensions, with names of these lengths for it, its storage and its class.
+    fn dictionary(dimensions: usize, name: usize, key: usize, class: usize) -> Vec<u8> {
+        [
+            &b"\x80\x02}("[..],
+            &text(&"n".repeat(name)),
+            b"ctorch._utils\n_rebuild_tensor_v2\n((",
+            &text("storage"),
+            b"ctorch\n",
+            "F".repeat(class).as_bytes(),
+            b"\n",
+            &text(&"0".repeat(key)),
+            &text("cpu"),
+            b"K\x01tQK\x00(",
+            &b"K\x01".repeat(dimensions),
+            b"t(",
+            &b"K\x01".repeat(dimensions),
+            b"t\x89NtRu.",
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn what_is_long_cannot_be_said_again_and_again() {
+        let tensors = |bytes: &[u8]| Pickle::read(bytes).unwrap().state_dict();
+        let found = tensors(&dictionary(3, 5, 1, 12)).unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].0.as_str(), &found[0].1.shape), ("nnnnn", &vec![1, 1, 1]));
+        for hostile in [
+            dictionary(100_000, 5, 1, 12),
+            dictionary(3, 2000, 1, 12),
+            dictionary(3, 5, 2000, 12),
+            dictionary(3, 5, 1, 2000),
+        ] {
+            assert!(tensors(&hostile).is_err());
+        }
+        // One text, named as a module again and again.
+        let mut global = [&b"\x80\x04"[..], &text(&"m".repeat(500_000)), b"q\x00"].concat();
+        for _ in 0..40_000 {
+            global.extend(b"h\x00h\x00\x93");
+        }
+        assert!(Pickle::read(&global).is_err());
+        // One long value of hyper-parameters.
+        let mut value = [
+            &b"\x80\x02}("[..],
+            &text("hyper_parameters"),
+            b"(",
+            &text(&"v".repeat(500_000)),
+            b"q\x00",
+        ]
+        .concat();
+        value.extend(b"h\x00".repeat(40_000));
+        value.extend(b"lu.");
+        assert!(Pickle::read(&value).unwrap().hyper_parameters().is_err());
+    }
+}

@@ -171,6 +171,16 @@ impl Diarizer {
         settings: &DiarizationSettings,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Diarized>> {
+        self.diarize_by(&self.steps, samples, settings, cancelled)
+    }
+
+    fn diarize_by(
+        &self,
+        steps: &Steps,
+        samples: &[f32],
+        settings: &DiarizationSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Diarized>> {
         settings.check()?;
         let Some((activities, embeddings)) = self.networks(samples, cancelled)? else {
             return Ok(None);
@@ -178,7 +188,7 @@ impl Diarizer {
         let (frames, speakers) = (self.segmentation.frames(), self.segmentation.speakers());
         let segmentations = Segmentations::new(&activities, frames, speakers)?;
         let embeddings = Embeddings::new(&embeddings, speakers, self.embedding.dimension())?;
-        let mut found = install(|| self.steps.apply(&segmentations, &embeddings, settings))?;
+        let mut found = install(|| steps.apply(&segmentations, &embeddings, settings))?;
         if cancelled() {
             return Ok(None);
         }
@@ -204,7 +214,13 @@ impl Diarizer {
             },
             ..DiarizationSettings::default()
         };
-        let Some(diarized) = self.diarize(samples, &settings, cancelled)? else {
+        // pyannote's steps want long stretches of clean speech before they give an embedding; knowing a voice is no step of
+        // pyannote's.
+        let steps = Steps {
+            as_pyannote: false,
+            ..self.steps.clone()
+        };
+        let Some(diarized) = self.diarize_by(&steps, samples, &settings, cancelled)? else {
             return Ok(None);
         };
         let voice = diarized.speakers.into_iter().next().map(|speaker| speaker.embedding);
