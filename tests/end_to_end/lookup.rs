@@ -186,7 +186,7 @@ fn a_table_whose_rows_go_elsewhere_is_not_taken_whole() {
     fs::write(place.path("speakers.csv"), "segment,age\na,7\n").unwrap();
     let path = pipeline(&place);
     let mut text = fs::read_to_string(&path).unwrap();
-    text.push_str("  old: {uses: sql, from: speakers, with: {query: SELECT * FROM speakers WHERE age > 60}}\n");
+    text.push_str("  old: {uses: sql, from: speakers, with: {query: 'SELECT *, age + 1 AS next FROM speakers'}}\n");
     fs::write(&path, text).unwrap();
     let speakers = format!("speakers={}", place.path("speakers.csv").display());
     let mut plan = place.command("plan", path.to_str().unwrap(), &[&speakers]);
