@@ -344,7 +344,7 @@ fn chunks_are_nemos() {
                         let unit = f32::exp2(-24.0);
                         let noise = |(at, sample): (usize, &f32)| {
                             let bits = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-                            sample + if bits >> (40 + draw) & 1 == 0 { unit } else { -unit }
+                            sample + if (bits >> (40 + draw)) & 1 == 0 { unit } else { -unit }
                         };
                         let noisy: Vec<f32> = samples.iter().enumerate().map(noise).collect();
                         let found = decode_samples(&noisy, &theirs);
