@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use safetensors::{Dtype, SafeTensors};
 
+use crate::weights::unpack;
+
 /// A file of the golden data: of the folder `FLOW_TEST_GOLDEN_SPEAKERS`, or the bundled one.
 pub fn file(name: &str) -> PathBuf {
     std::env::var_os("FLOW_TEST_GOLDEN_SPEAKERS")
@@ -14,19 +16,19 @@ pub fn file(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The bytes of a file, which may be compressed as `NAME.zst`.
-fn read(name: &str) -> Vec<u8> {
+/// The bytes of a file, which may be packed as `NAME.zst` (`weights::unpack`), in elements of `size` bytes.
+fn read(name: &str, size: usize) -> Vec<u8> {
     let path = file(name);
-    let compressed = file(&format!("{name}.zst"));
-    let bytes = match compressed.exists() {
-        true => std::fs::File::open(&compressed).and_then(zstd::decode_all),
-        false => std::fs::read(&path),
-    };
-    bytes.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    if path.exists() {
+        return std::fs::read(path).unwrap();
+    }
+    let packed = file(&format!("{name}.zst"));
+    let packed = std::fs::read(&packed).unwrap_or_else(|error| panic!("{}: {error}", packed.display()));
+    unpack(&packed, size).unwrap()
 }
 
 pub fn json(name: &str) -> serde_json::Value {
-    serde_json::from_slice(&read(name)).unwrap()
+    serde_json::from_slice(&read(name, 1)).unwrap()
 }
 
 /// The recordings (`*.flac`) by name, decoded, at least one.
@@ -53,7 +55,7 @@ pub struct Tensors(Vec<u8>);
 
 impl Tensors {
     pub fn load(name: &str) -> Self {
-        Self(read(name))
+        Self(read(name, 4))
     }
 
     fn all(&self) -> SafeTensors<'_> {

@@ -10,18 +10,9 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::error::{Error, Result};
 
-/// A file that the program carries: zstd over the bytes shuffled as by Blosc and HDF5, first those at multiples of `size`
-/// (that of an element), then those one behind them, and so on. Signs and exponents, which repeat, then lie together.
+/// The bytes of a file that the program carries, in elements of `size` bytes.
 pub fn unpack(packed: &[u8], size: usize) -> Result<Vec<u8>> {
-    let shuffled = zstd::decode_all(packed).map_err(|error| Error::Weights(error.to_string()))?;
-    let mut bytes = vec![0; shuffled.len()];
-    let mut from = shuffled.into_iter();
-    for first in 0..size {
-        for (to, byte) in bytes.iter_mut().skip(first).step_by(size).zip(&mut from) {
-            *to = byte;
-        }
-    }
-    Ok(bytes)
+    flow_model::checkpoint::unpack(packed, size).map_err(|error| Error::Weights(error.to_string()))
 }
 
 /// The tensors of a file.
@@ -128,14 +119,6 @@ fn in_file<'e>(entries: &'e BTreeMap<String, TensorEntry>, name: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_carried_is_unshuffled() {
-        // 7 bytes in elements of 2: those at 0, 2, 4, 6, then those at 1, 3, 5.
-        let packed = zstd::encode_all(&[0u8, 2, 4, 6, 1, 3, 5][..], 1).unwrap();
-        assert_eq!(unpack(&packed, 2).unwrap(), [0, 1, 2, 3, 4, 5, 6]);
-        assert!(unpack(&packed[..8], 2).is_err());
-    }
 
     #[test]
     fn half_precision_is_read() {

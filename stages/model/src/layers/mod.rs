@@ -40,6 +40,7 @@ pub(crate) mod golden {
 
     use candle_core::{DType, Device, Tensor};
 
+    use crate::checkpoint::unpack;
     use crate::config::ModelConfig;
 
     /// A file of the golden model data.
@@ -52,14 +53,18 @@ pub(crate) mod golden {
             .join(name)
     }
 
-    /// All tensors of a golden safetensors file, which may be compressed as `NAME.zst`.
+    /// All tensors of a golden safetensors file, which may be packed as `NAME.zst` (`checkpoint::unpack`, by four bytes).
     pub fn tensors(name: &str) -> HashMap<String, Tensor> {
         let path = file(name);
         if path.exists() {
             return candle_core::safetensors::load(path, &Device::Cpu).unwrap();
         }
-        let compressed = std::fs::File::open(file(&format!("{name}.zst"))).unwrap();
-        let bytes = zstd::decode_all(compressed).unwrap();
+        packed_tensors(&file(&format!("{name}.zst")))
+    }
+
+    /// All tensors of a packed file.
+    pub fn packed_tensors(path: &Path) -> HashMap<String, Tensor> {
+        let bytes = unpack(&std::fs::read(path).unwrap(), 4).unwrap();
         candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).unwrap()
     }
 
