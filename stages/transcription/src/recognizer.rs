@@ -180,8 +180,7 @@ impl Recognizer {
         let rules = &settings.segments;
         match &settings.long_audio {
             LongAudio::Vad => {
-                let (probabilities, samples) = first.activity.finish();
-                let windows = windows_by(&probabilities, samples, settings)?;
+                let (windows, samples) = windows_of(first.activity, settings)?;
                 self.decode_windows(&windows, samples, recording, settings, cancelled)
             }
             LongAudio::Chunked(lengths) => {
@@ -216,20 +215,15 @@ impl Recognizer {
         if !group_by_group(windows, recording, &mut decode)? {
             return Ok(None);
         }
-        let languages = heard.iter_mut().flat_map(|heard| std::mem::take(&mut heard.languages));
-        let languages = unique(languages);
-        let words = heard.into_iter().map(|heard| heard.words).collect();
-        let words = join_words_of_turns(windows, samples, SAMPLE_RATE, words)?;
-        let decoded: u64 = windows.iter().map(|window| window.end - window.start).sum();
-        Ok(Some(Recognized {
-            segments: segments(words, &settings.segments)?,
-            languages,
-            windows: windows.len(),
-            decoded_seconds: decoded as f64 / f64::from(SAMPLE_RATE),
-        }))
+        recognized(windows, samples, heard, &settings.segments).map(Some)
     }
 
-    fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
+    /// Transcribes windows (mono, 16 kHz, in [-1, 1]), one by one or of different recordings: what is heard in a window does
+    /// not depend on the others, where an element of a matrix product does not depend on the other rows (on CPUs with AVX2).
+    ///
+    /// # Errors
+    /// If a sample is no number, or the model fails.
+    pub fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
         let mut confidences: Vec<Vec<f64>> = vec![Vec::new(); signals.len()];
         let mut failure = None;
         let mut observe = |utterance: usize, logits: &[f32]| {
@@ -294,10 +288,29 @@ fn unique(texts: impl IntoIterator<Item = String>) -> Vec<String> {
     found
 }
 
-#[derive(Clone, Debug, Default)]
-struct Heard {
-    words: Vec<Word>,
-    languages: Vec<String>,
+/// What was heard in a window.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Heard {
+    /// With times from the beginning of the window.
+    pub words: Vec<Word>,
+    /// Of language tags, in order.
+    pub languages: Vec<String>,
+}
+
+/// Puts together what was heard in the windows of a recording of so many samples.
+///
+/// # Errors
+/// If there are not as many as windows, if the windows are not in order within the recording, or if a time is no number.
+pub fn recognized(windows: &[Range<u64>], samples: u64, heard: Vec<Heard>, rules: &SegmentRules) -> Result<Recognized> {
+    let (words, languages): (Vec<_>, Vec<_>) = heard.into_iter().map(|heard| (heard.words, heard.languages)).unzip();
+    let words = join_words_of_turns(windows, samples, SAMPLE_RATE, words)?;
+    let decoded: u64 = windows.iter().map(|window| window.end - window.start).sum();
+    Ok(Recognized {
+        segments: segments(words, rules)?,
+        languages: unique(languages.into_iter().flatten()),
+        windows: windows.len(),
+        decoded_seconds: decoded as f64 / f64::from(SAMPLE_RATE),
+    })
 }
 
 /// What was learned of a recording by going through it once.
@@ -320,6 +333,21 @@ impl FirstPass<'_> {
         }
         Ok(())
     }
+
+    /// Which parts of the recording are decoded one by one, in order, and how many samples it has: of [`LongAudio::Vad`], for
+    /// who decodes them by [`Recognizer::decode`], and joins them by [`recognized`].
+    ///
+    /// # Errors
+    /// If `max_window` or `min_pause` is out of its range.
+    pub fn windows(self, settings: &RecognitionSettings) -> Result<(Vec<Range<u64>>, u64)> {
+        windows_of(self.activity, settings)
+    }
+}
+
+/// The windows of a recording, and its length in samples.
+fn windows_of(activity: Activity<'_>, settings: &RecognitionSettings) -> Result<(Vec<Range<u64>>, u64)> {
+    let (probabilities, samples) = activity.finish();
+    Ok((windows_by(&probabilities, samples, settings)?, samples))
 }
 
 /// Which parts of a recording are decoded, in order, by how likely each of its frames is to hold speech.
