@@ -74,7 +74,7 @@ pub fn score(
         None => SpeakerWords::new(utterances, normalizer),
     });
     let wrong = |error: flow_speakers::Error| Failure::usage(format!("{name}: {error}"), "see docs/speakers.md");
-    let (cp, _) = cp_errors(&reference, &hypothesis).map_err(wrong)?;
+    let cp = cp_errors(&reference, &hypothesis).map_err(wrong)?;
     let speakers = word_speaker_errors(&reference, &hypothesis).map_err(wrong)?;
     Ok(WordErrors { cp, speakers })
 }
