@@ -11,8 +11,8 @@ use std::path::Path;
 use flow_hub::{Hub, Progress};
 use flow_model::checkpoint::read_npz;
 
-pub use config::{PipelineClustering, PipelineConfig};
-pub use files::{PipelineFiles, PldaFiles};
+use config::{PipelineClustering, PipelineConfig};
+use files::{PipelineFiles, PldaFiles};
 
 use crate::clustering::assign::Assignment;
 use crate::clustering::plda::{Plda, PldaParts};
@@ -28,8 +28,8 @@ const REDUCED: usize = 128;
 /// A pipeline whose configuration is read and whose files are there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pipeline {
-    pub config: PipelineConfig,
-    pub files: PipelineFiles,
+    pub(crate) config: PipelineConfig,
+    pub(crate) files: PipelineFiles,
 }
 
 impl Pipeline {
@@ -48,7 +48,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// If a file is damaged or has tensors of another network; it is named.
-    pub fn diarizer(&self) -> Result<Diarizer> {
+    pub(crate) fn diarizer(&self) -> Result<Diarizer> {
         let files = &self.files;
         let segmentation = network(&files.segmentation, PyanNet::from_weights)?;
         let embedding = network(&files.embedding, WeSpeakerResNet34::from_weights)?;
@@ -74,7 +74,7 @@ impl Pipeline {
     }
 
     /// The settings that the configuration gives.
-    pub fn settings(&self) -> DiarizationSettings {
+    pub(crate) fn settings(&self) -> DiarizationSettings {
         DiarizationSettings {
             clustering_threshold: self.config.threshold(),
             min_duration_off: self.config.min_duration_off,
