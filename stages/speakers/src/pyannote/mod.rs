@@ -11,7 +11,7 @@ use std::path::Path;
 use flow_hub::{Hub, Progress};
 use flow_model::checkpoint::read_npz;
 
-use config::{PipelineClustering, PipelineConfig};
+use config::PipelineClustering;
 use files::{PipelineFiles, PldaFiles};
 
 use crate::clustering::assign::Assignment;
@@ -28,7 +28,7 @@ const REDUCED: usize = 128;
 /// A pipeline whose configuration is read and whose files are there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pipeline {
-    pub(crate) config: PipelineConfig,
+    settings: DiarizationSettings,
     pub(crate) files: PipelineFiles,
 }
 
@@ -41,7 +41,7 @@ impl Pipeline {
     /// If the pipeline or a file of it is not there or not given, or its configuration is not one of those that are known.
     pub fn find(model: &str, hub: Option<Hub>, progress: Progress<'_>) -> Result<Option<Self>> {
         let finder = files::Finder { hub, progress, model };
-        Ok(finder.find()?.map(|(config, files)| Self { config, files }))
+        finder.find()
     }
 
     /// Loads the networks. All is done as pyannote does it: see [`Steps::as_pyannote`].
@@ -52,19 +52,16 @@ impl Pipeline {
         let files = &self.files;
         let segmentation = network(&files.segmentation, PyanNet::from_weights)?;
         let embedding = network(&files.embedding, WeSpeakerResNet34::from_weights)?;
-        let method = match (&self.config.clustering, &files.plda) {
-            (PipelineClustering::AgglomerativeClustering { min_cluster_size, .. }, _) => Method::Agglomerative {
+        let method = match &files.clustering {
+            PipelineClustering::AgglomerativeClustering { min_cluster_size } => Method::Agglomerative {
                 min_cluster_size: *min_cluster_size,
                 assignment: Assignment::Nearest,
             },
-            (PipelineClustering::VBxClustering { fa, fb, .. }, Some(plda)) => Method::Vbx {
+            PipelineClustering::VBxClustering { fa, fb, plda } => Method::Vbx {
                 fa: *fa,
                 fb: *fb,
                 plda: Box::new(read_plda(plda)?),
             },
-            (PipelineClustering::VBxClustering { .. }, None) => {
-                return Err(Error::Input("VBxClustering needs a PLDA".into()));
-            }
         };
         let steps = Steps {
             method,
@@ -75,11 +72,7 @@ impl Pipeline {
 
     /// The settings that the configuration gives.
     pub(crate) fn settings(&self) -> DiarizationSettings {
-        DiarizationSettings {
-            clustering_threshold: self.config.threshold(),
-            min_duration_off: self.config.min_duration_off,
-            ..DiarizationSettings::default()
-        }
+        self.settings
     }
 }
 
