@@ -128,23 +128,19 @@ fn normalizer(arguments: &EvaluateDiarizationArguments) -> Result<Normalizer, Fa
         Normalize::WhisperBasic => Normalization::WhisperBasic,
         Normalize::KeepMarks => Normalization::KeepMarks,
     };
-    if arguments.remove_diacritics && normalization != Normalization::WhisperBasic {
-        return Err(Failure::usage(
-            "`--remove-diacritics` belongs to `--normalize whisper_basic`",
-            "add it, or leave the other out",
-        ));
-    }
-    if arguments.split_letters && normalization == Normalization::None {
-        return Err(Failure::usage(
-            "`--split-letters` needs `--normalize whisper_basic` or `keep_marks`",
-            "add it, or leave the other out",
-        ));
-    }
-    Ok(Normalizer {
+    let normalizer = Normalizer {
         normalization,
         remove_diacritics: arguments.remove_diacritics,
         split_letters: arguments.split_letters,
-    })
+    };
+    normalizer.check().map_err(|(option, needed)| {
+        let option = option.replace('_', "-");
+        Failure::usage(
+            format!("`--{option}` needs {needed} as `--normalize`"),
+            "add it, or leave the other out",
+        )
+    })?;
+    Ok(normalizer)
 }
 
 /// Heads of the table, and those of the columns about words.

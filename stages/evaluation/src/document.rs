@@ -2,8 +2,7 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-/// A whole page: `main` under this title, with a style sheet of its own. `style` and `script` stand as they are, so they come
-/// from the program and from nowhere else.
+/// A whole page. `style` and `script` stand in it as they are: they must come from the program, not from its input.
 pub fn document(title: &str, style: &str, main: &Markup, script: Option<&str>) -> String {
     let markup = html! {
         (DOCTYPE)
