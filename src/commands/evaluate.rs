@@ -156,7 +156,7 @@ const HEAD: [&str; 7] = [
 const HEAD_OF_WORDS: [&str; 3] = ["cpWER", "WDER", "words"];
 
 /// Errors of a recording, or of all: of turns, and where both sides have words, of these.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 struct Score {
     turns: Errors,
     /// The speaker of the reference that each of the hypothesis is mapped to. Empty for all recordings.
