@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flow_evaluation::document::document;
 use flow_evaluation::page::STYLE;
 use flow_runtime::event::{Event, Events, StageFailure, StageOutcome};
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::spec::SwitchedOff;
 use flow_runtime::store::{StoreError, write_atomically};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
 use crate::screen::sentence::failure;
@@ -243,36 +244,25 @@ impl Seen {
             .map(|r| r.rows)
             .sum();
         let (ran, reused) = self.stages.iter().fold((0, 0), |(a, b), s| (a + s.ran, b + s.reused));
-        let markup = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    title { (self.pipeline) " – run " (self.run) }
-                    style { (PreEscaped(STYLE)) }
-                }
-                body { main {
-                    h1 { (self.pipeline) }
-                    p.quiet { "Run " code { (self.run) } ", " (self.outcome.replace('_', " ")) }
-                    @if let Some(failure) = &self.failure { section { h2 { "What ended it" } p { (failure) } } }
-                    div.tiles {
-                        div.tile { b { (duration(self.seconds)) } span { "from start to end" } }
-                        div.tile { b { (count(ran)) } span { "partitions ran" } }
-                        div.tile { b { (count(reused)) } span { "partitions reused" } }
-                        div.tile { b { (count(rejects)) } span { "rows rejected" } }
-                    }
-                    (self.stage_table())
-                    (self.switched_off())
-                    (self.rejects())
-                    @for table in &self.tables { (reported_table(table)) }
-                    (self.export_list())
-                    (self.warning_list())
-                    @for inset in self.insets() { (PreEscaped(inset)) }
-                } }
+        let main = html! {
+            h1 { (self.pipeline) }
+            p.quiet { "Run " code { (self.run) } ", " (self.outcome.replace('_', " ")) }
+            @if let Some(failure) = &self.failure { section { h2 { "What ended it" } p { (failure) } } }
+            div.tiles {
+                div.tile { b { (duration(self.seconds)) } span { "from start to end" } }
+                div.tile { b { (count(ran)) } span { "partitions ran" } }
+                div.tile { b { (count(reused)) } span { "partitions reused" } }
+                div.tile { b { (count(rejects)) } span { "rows rejected" } }
             }
+            (self.stage_table())
+            (self.switched_off())
+            (self.rejects())
+            @for table in &self.tables { (reported_table(table)) }
+            (self.export_list())
+            (self.warning_list())
+            @for inset in self.insets() { (PreEscaped(inset)) }
         };
-        markup.into_string()
+        document(&format!("{} – run {}", self.pipeline, self.run), STYLE, &main, None)
     }
 
     fn stage_table(&self) -> Markup {

@@ -47,7 +47,7 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         skip_overlap: arguments.skip_overlap,
         uem: None,
     };
-    let (scores, left_out) = scores(&reference.turns, &hypothesis.turns, uem.as_ref(), &scoring)?;
+    let (mut recordings, left_out) = scores(&reference.turns, &hypothesis.turns, uem.as_ref(), &scoring)?;
     if !left_out.is_empty() {
         writeln!(
             io::stderr(),
@@ -62,7 +62,7 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
             escape_line(&left_out.join(", "))
         )?;
     }
-    let missing = missing(&scores, &reference.turns, &hypothesis.turns);
+    let missing = missing(&recordings, &reference.turns, &hypothesis.turns);
     if !missing.is_empty() {
         writeln!(
             io::stderr(),
@@ -71,18 +71,12 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         )?;
     }
     let mut all = Score::default();
-    let mut recordings = Vec::new();
-    for (name, found) in scores {
-        let words = match (reference.words(name), hypothesis.words(name)) {
-            (Some(said), Some(heard)) => {
-                let parts = uem.as_ref().and_then(|uem| uem.get(name)).map(Vec::as_slice);
-                Some(words::score(name, [said, heard], parts, &normalizer)?)
-            }
-            _ => None,
-        };
-        let score = Score { turns: found, words };
-        all.add(&score);
-        recordings.push((name, score));
+    for (name, score) in &mut recordings {
+        if let (Some(said), Some(heard)) = (reference.words(name), hypothesis.words(name)) {
+            let parts = uem.as_ref().and_then(|uem| uem.get(*name)).map(Vec::as_slice);
+            score.words = Some(words::score(name, [said, heard], parts, &normalizer)?);
+        }
+        all.add(score);
     }
     let wordless = wordless(&recordings);
     if all.words.is_some() && !wordless.is_empty() {
@@ -134,23 +128,19 @@ fn normalizer(arguments: &EvaluateDiarizationArguments) -> Result<Normalizer, Fa
         Normalize::WhisperBasic => Normalization::WhisperBasic,
         Normalize::KeepMarks => Normalization::KeepMarks,
     };
-    if arguments.remove_diacritics && normalization != Normalization::WhisperBasic {
-        return Err(Failure::usage(
-            "`--remove-diacritics` belongs to `--normalize whisper_basic`",
-            "add it, or leave the other out",
-        ));
-    }
-    if arguments.split_letters && normalization == Normalization::None {
-        return Err(Failure::usage(
-            "`--split-letters` needs `--normalize whisper_basic` or `keep_marks`",
-            "add it, or leave the other out",
-        ));
-    }
-    Ok(Normalizer {
+    let normalizer = Normalizer {
         normalization,
         remove_diacritics: arguments.remove_diacritics,
         split_letters: arguments.split_letters,
-    })
+    };
+    normalizer.check().map_err(|(option, needed)| {
+        let option = option.replace('_', "-");
+        Failure::usage(
+            format!("`--{option}` needs {needed} as `--normalize`"),
+            "add it, or leave the other out",
+        )
+    })?;
+    Ok(normalizer)
 }
 
 /// Heads of the table, and those of the columns about words.
@@ -166,9 +156,11 @@ const HEAD: [&str; 7] = [
 const HEAD_OF_WORDS: [&str; 3] = ["cpWER", "WDER", "words"];
 
 /// Errors of a recording, or of all: of turns, and where both sides have words, of these.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 struct Score {
     turns: Errors,
+    /// The speaker of the reference that each of the hypothesis is mapped to. Empty for all recordings.
+    mapping: BTreeMap<String, String>,
     words: Option<WordErrors>,
 }
 
@@ -203,8 +195,8 @@ impl Score {
     }
 }
 
-/// Errors of each recording by its name, and the recordings that are not scored.
-type Scores<'a> = (Vec<(&'a str, Errors)>, Vec<&'a str>);
+/// The score of each recording by its name, still without words, and the recordings that are not scored.
+type Scores<'a> = (Vec<(&'a str, Score)>, Vec<&'a str>);
 
 /// The recordings that the UEM names are scored, or without it those of the reference. A recording without turns in one of both
 /// has none there.
@@ -242,9 +234,14 @@ fn scores<'a>(
             uem: uem.and_then(|uem| uem.get(name)).cloned(),
             ..scoring.clone()
         };
-        let (errors, _) = errors(of(reference, name), of(hypothesis, name), &scoring)
-            .map_err(|error| Failure::usage(format!("{name}: {error}"), "see docs/speakers.md"))?;
-        found.push((name, errors));
+        let (turns, mapping) = errors(of(reference, name), of(hypothesis, name), &scoring)
+            .map_err(|error| cannot_be_scored(name, &error))?;
+        let score = Score {
+            turns,
+            mapping,
+            words: None,
+        };
+        found.push((name, score));
     }
     let mut left_out: Vec<&str> = reference.keys().chain(hypothesis.keys()).map(String::as_str).collect();
     left_out.sort_unstable();
@@ -253,8 +250,13 @@ fn scores<'a>(
     Ok((found, left_out))
 }
 
+/// What is wrong with a recording.
+fn cannot_be_scored(name: &str, error: &flow_speakers::Error) -> Failure {
+    Failure::usage(format!("{name}: {error}"), "see docs/speakers.md")
+}
+
 /// The scored recordings of the reference that the hypothesis does not have.
-fn missing<'a>(scores: &[(&'a str, Errors)], reference: &Recordings, hypothesis: &Recordings) -> Vec<&'a str> {
+fn missing<'a>(scores: &[(&'a str, Score)], reference: &Recordings, hypothesis: &Recordings) -> Vec<&'a str> {
     let names = scores.iter().map(|(name, _)| *name);
     names
         .filter(|name| reference.contains_key(*name) && !hypothesis.contains_key(*name))
@@ -325,17 +327,19 @@ mod tests {
         let plain = Scoring::default();
         let (found, left_out) = scores(&reference, &hypothesis, None, &plain).unwrap();
         // Of `b` nothing was found.
-        let ders: Vec<(&str, f64)> = found.iter().map(|(name, errors)| (*name, errors.der())).collect();
-        assert_eq!(ders, [("a", 0.2), ("b", 1.0)]);
+        fn ders<'a>(found: &[(&'a str, Score)]) -> Vec<(&'a str, f64)> {
+            found.iter().map(|(name, score)| (*name, score.turns.der())).collect()
+        }
+        assert_eq!(ders(&found), [("a", 0.2), ("b", 1.0)]);
         assert_eq!(left_out, ["c"]);
         assert_eq!(missing(&found, &reference, &hypothesis), ["b"]);
-        let figures = figures(&found[0].1);
+        assert_eq!(found[0].1.mapping, BTreeMap::from([("1".to_owned(), "x".to_owned())]));
+        let figures = figures(&found[0].1.turns);
         assert_eq!((&figures["missed"], &figures["total"]), (&json!(2.0), &json!(10.0)));
 
         let uem = BTreeMap::from([("a".to_owned(), vec![(0.0, 8.0)]), ("c".to_owned(), vec![(0.0, 2.0)])]);
         let (found, left_out) = scores(&reference, &hypothesis, Some(&uem), &plain).unwrap();
-        let ders: Vec<(&str, f64)> = found.iter().map(|(name, errors)| (*name, errors.der())).collect();
-        assert_eq!(ders, [("a", 0.0), ("c", 1.0)]);
+        assert_eq!(ders(&found), [("a", 0.0), ("c", 1.0)]);
         assert_eq!(left_out, ["b"]);
         assert!(missing(&found, &reference, &hypothesis).is_empty());
     }
@@ -349,6 +353,6 @@ mod tests {
         let error = scores(&some, &other, None, &plain).unwrap_err().to_string();
         assert!(error.contains("(b)") && error.contains("(a)"), "{error}");
         // Nothing was found: all of it is missed.
-        assert_eq!(scores(&some, &none, None, &plain).unwrap().0[0].1.der(), 1.0);
+        assert_eq!(scores(&some, &none, None, &plain).unwrap().0[0].1.turns.der(), 1.0);
     }
 }

@@ -140,13 +140,17 @@ pub fn work(
             }
         }
     }
+    // The file that a recording is, as it is shown.
+    let file_of = |name: &str| {
+        let file = listed.iter().find(|recording| recording.name == name);
+        let shown = file.map_or(name, |recording| recording.file.as_str());
+        escape_line(shown).into_owned()
+    };
     for Refused { name, done, why } in &refused {
-        let file = listed.iter().find(|recording| recording.name == *name);
-        let shown = file.map_or(name.as_str(), |recording| recording.file.as_str());
         writeln!(
             io::stderr(),
             "warning: {} was not {done}: {}",
-            escape_line(shown),
+            file_of(name),
             escape_line(why)
         )?;
     }
@@ -154,7 +158,7 @@ pub fn work(
         writeln!(
             io::stderr(),
             "warning: {} is damaged at {at} s; what comes after is not {}",
-            escape_line(&name),
+            file_of(&name),
             work.stages[0].1
         )?;
     }

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::Float64Type;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// A corpus or a golden folder: the bundled one, or where the environment says.
@@ -139,6 +140,37 @@ pub fn expect_code(output: &Output, code: i32) {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What the last run did, by its state directory: partitions that ran of each stage.
+pub fn ran(state: &Path) -> BTreeMap<String, u64> {
+    let mut flow = program();
+    flow.args(["log", "--json", "--state"]).arg(state);
+    let output = flow.output().unwrap();
+    expect_code(&output, 0);
+    let mut ran = BTreeMap::new();
+    for line in String::from_utf8(output.stdout).unwrap().lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        if event["event"] == "stage_started" {
+            let stage = event["stage"].as_str().unwrap().to_owned();
+            ran.insert(stage, event["run"].as_u64().unwrap());
+        }
+    }
+    ran
+}
+
+/// A mono WAV file of 16 kHz and 16 bits.
+pub fn wav(samples: &[i16]) -> Vec<u8> {
+    let data = 2 * samples.len() as u32;
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + data).to_le_bytes());
+    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    file.extend(16_000u32.to_le_bytes());
+    file.extend(32_000u32.to_le_bytes());
+    file.extend(b"\x02\0\x10\0data");
+    file.extend(data.to_le_bytes());
+    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
+    file
 }
 
 pub fn folder_bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {

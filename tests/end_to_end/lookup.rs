@@ -6,6 +6,7 @@ use std::path::Path;
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::Int64Type;
+use serde_json::Value;
 
 use crate::binary::{Workplace, expect_code, program, read_parquet, stderr};
 
@@ -61,11 +62,26 @@ stages:
     path
 }
 
+/// The setting that names the table.
+fn speakers_table(place: &Workplace) -> String {
+    format!("speakers={}", place.path("speakers.csv").display())
+}
+
 fn run(place: &Workplace, more: &[&str]) -> std::process::Output {
     let pipeline = pipeline(place);
-    let speakers = format!("speakers={}", place.path("speakers.csv").display());
-    let mut command = place.command("run", pipeline.to_str().unwrap(), &[&speakers]);
+    let mut command = place.command("run", pipeline.to_str().unwrap(), &[&speakers_table(place)]);
     command.args(more).output().unwrap()
+}
+
+/// The stages that `flow plan --json` names, with what it says of each.
+fn planned(place: &Workplace, pipeline: &Path, settings: &[&str], more: &[&str]) -> BTreeMap<String, Value> {
+    let mut command = place.command("plan", pipeline.to_str().unwrap(), settings);
+    let output = command.arg("--json").args(more).output().unwrap();
+    expect_code(&output, 0);
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let stages = plan["stages"].as_array().unwrap();
+    let named = |stage: &Value| (stage["stage"].as_str().unwrap().to_owned(), stage.clone());
+    stages.iter().map(named).collect()
 }
 
 /// Some segments of the corpus, by a run without any speaker.
@@ -115,25 +131,12 @@ fn speakers_are_joined_with_the_rows_of_all_shards() {
     expect_code(&again, 0);
     assert!(stderr(&again).contains("nothing to do"), "{}", stderr(&again));
     fs::write(place.path("speakers.csv"), format!("segment,age\n{last},42\n")).unwrap();
-    let plan = place
-        .command(
-            "plan",
-            pipeline(&place).to_str().unwrap(),
-            &[&format!("speakers={}", place.path("speakers.csv").display())],
-        )
-        .arg("--json")
-        .output()
-        .unwrap();
-    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
-    let stage = |name: &str| {
-        let stages = plan["stages"].as_array().unwrap();
-        stages.iter().find(|stage| stage["stage"] == name).unwrap().clone()
-    };
+    let plan = planned(&place, &pipeline(&place), &[&speakers_table(&place)], &[]);
     assert_eq!(
-        (stage("scan")["run"].as_u64(), stage("speakers")["run"].as_u64()),
+        (plan["scan"]["run"].as_u64(), plan["speakers"]["run"].as_u64()),
         (Some(0), Some(1))
     );
-    assert!(stage("named")["if_changed"].as_u64().unwrap() > 1);
+    assert!(plan["named"]["if_changed"].as_u64().unwrap() > 1);
     expect_code(&run(&place, &[]), 0);
 }
 
@@ -153,23 +156,11 @@ fn some_shards_are_joined_with_all_of_the_table() {
     assert!(!joined.is_empty() && joined.len() < segments.len(), "{joined:?}");
     assert!(joined.iter().all(|(_, age)| **age == Some(7)), "{joined:?}");
     // The run of all shards makes the others alone.
-    let plan = place
-        .command(
-            "plan",
-            pipeline(&place).to_str().unwrap(),
-            &[&format!("speakers={}", place.path("speakers.csv").display())],
-        )
-        .arg("--json")
-        .output()
-        .unwrap();
-    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
-    let mut reused = BTreeMap::new();
-    for stage in plan["stages"].as_array().unwrap() {
-        reused.insert(
-            stage["stage"].as_str().unwrap().to_owned(),
-            stage["reuse"].as_u64().unwrap(),
-        );
-    }
+    let plan = planned(&place, &pipeline(&place), &[&speakers_table(&place)], &[]);
+    let reused = plan
+        .into_iter()
+        .map(|(name, stage)| (name, stage["reuse"].as_u64().unwrap()));
+    let reused: BTreeMap<String, u64> = reused.collect();
     assert!(reused["named"] > 0 && reused["named"] == reused["scan"], "{reused:?}");
     assert_eq!(reused["speakers"], 1);
     expect_code(&run(&place, &[]), 0);
@@ -188,18 +179,10 @@ fn a_table_whose_rows_go_elsewhere_is_not_taken_whole() {
     let mut text = fs::read_to_string(&path).unwrap();
     text.push_str("  old: {uses: sql, from: speakers, with: {query: 'SELECT *, age + 1 AS next FROM speakers'}}\n");
     fs::write(&path, text).unwrap();
-    let speakers = format!("speakers={}", place.path("speakers.csv").display());
-    let mut plan = place.command("plan", path.to_str().unwrap(), &[&speakers]);
-    let plan = plan.args(["--json", "--partition", "bn/*"]).output().unwrap();
-    expect_code(&plan, 0);
-    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
-    let runs = |name: &str| {
-        let stages = plan["stages"].as_array().unwrap();
-        let stage = stages.iter().find(|stage| stage["stage"] == name);
-        stage.map_or(0, |stage| stage["run"].as_u64().unwrap())
-    };
+    let plan = planned(&place, &path, &[&speakers_table(&place)], &["--partition", "bn/*"]);
+    let runs = |name: &str| plan.get(name).map_or(0, |stage| stage["run"].as_u64().unwrap());
     assert!(runs("scan") > 0);
-    assert_eq!([runs("speakers"), runs("old"), runs("named")], [0, 0, 0], "{plan}");
+    assert_eq!([runs("speakers"), runs("old"), runs("named")], [0, 0, 0], "{plan:?}");
 }
 
 #[test]
@@ -271,14 +254,10 @@ stages:
     );
     // The metadata of bn_0001 are damaged, so that no row of it comes to be cast.
     assert!(said.contains("stage `bad`, partition bn/bn_0002"), "{said}");
-    let plan = place
-        .command("plan", path.to_str().unwrap(), &[])
-        .args(["--json", "--partition", "bn/*"])
-        .output()
-        .unwrap();
-    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
-    for stage in plan["stages"].as_array().unwrap() {
+    let plan = planned(&place, &path, &[], &["--partition", "bn/*"]);
+    assert!(plan.contains_key("bad"), "{plan:?}");
+    for (name, stage) in plan {
         let left = stage["run"].as_u64().unwrap();
-        assert_eq!(left > 0, stage["stage"] == "bad", "{stage}");
+        assert_eq!(left > 0, name == "bad", "{stage}");
     }
 }

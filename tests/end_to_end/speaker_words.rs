@@ -10,7 +10,7 @@ use std::process::Output;
 use arrow::array::AsArray;
 use serde_json::{Value, json};
 
-use crate::binary::{expect_code, program, read_parquet, stderr};
+use crate::binary::{expect_code, program, read_parquet, stderr, wav};
 
 /// `flow evaluate diarization` in a folder.
 fn evaluate(folder: &Path, arguments: &[&str]) -> Output {
@@ -298,19 +298,10 @@ fn music(seconds: usize) -> Vec<f32> {
     (0..seconds * RATE).map(sample).collect()
 }
 
-/// A mono WAV file of 16 bits.
-fn wav(samples: &[f32]) -> Vec<u8> {
-    let data = samples.len() as u32 * 2;
-    let mut file = b"RIFF".to_vec();
-    file.extend((36 + data).to_le_bytes());
-    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
-    file.extend((RATE as u32).to_le_bytes());
-    file.extend((RATE as u32 * 2).to_le_bytes());
-    file.extend(b"\x02\0\x10\0data");
-    file.extend(data.to_le_bytes());
+/// Samples of 16 bits.
+fn quantized(samples: &[f32]) -> Vec<i16> {
     let number = |sample: &f32| (sample * 32767.0).round().clamp(-32768.0, 32767.0) as i16;
-    file.extend(samples.iter().flat_map(|sample| number(sample).to_le_bytes()));
-    file
+    samples.iter().map(number).collect()
 }
 
 /// A sentence in the conversation.
@@ -394,7 +385,7 @@ fn a_conversation_has_its_words_from_the_right_speakers() {
     let (samples, sentences) = conversation(clips(&SPEAKERS), 3);
     std::fs::create_dir_all(folder.join("in")).unwrap();
     std::fs::create_dir_all(folder.join("alone")).unwrap();
-    std::fs::write(folder.join("in/talk.wav"), wav(&samples)).unwrap();
+    std::fs::write(folder.join("in/talk.wav"), wav(&quantized(&samples))).unwrap();
     let mut reference = String::new();
     for (number, sentence) in sentences.iter().enumerate() {
         let Sentence {

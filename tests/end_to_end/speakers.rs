@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::binary::{expect_code, program, stderr};
+use crate::binary::{self, expect_code, program, stderr};
 
 fn bundled(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -51,19 +51,7 @@ impl Place {
 
     /// What the last run did: partitions that ran of each stage.
     fn ran(&self) -> BTreeMap<String, u64> {
-        let mut flow = program();
-        flow.args(["log", "--json", "--state"]).arg(self.path("out/.flow"));
-        let output = flow.output().unwrap();
-        expect_code(&output, 0);
-        let mut ran = BTreeMap::new();
-        for line in String::from_utf8(output.stdout).unwrap().lines() {
-            let event: Value = serde_json::from_str(line).unwrap();
-            if event["event"] == "stage_started" {
-                let stage = event["stage"].as_str().unwrap().to_owned();
-                ran.insert(stage, event["run"].as_u64().unwrap());
-            }
-        }
-        ran
+        binary::ran(&self.path("out/.flow"))
     }
 }
 

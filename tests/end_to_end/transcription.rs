@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use arrow::array::AsArray;
 use serde_json::Value;
 
-use crate::binary::{expect_code, program, read_parquet, stderr, with_failpoints};
+use crate::binary::{self, expect_code, program, read_parquet, stderr, wav, with_failpoints};
 
 /// A Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
 pub fn recording(name: &str) -> Vec<u8> {
@@ -26,20 +26,6 @@ pub fn recording(name: &str) -> Vec<u8> {
 /// A mono WAV file of 16 kHz and 16 bits, of silence.
 fn silence(seconds: u32) -> Vec<u8> {
     wav(&vec![0; seconds as usize * 16_000])
-}
-
-/// A mono WAV file of 16 kHz and 16 bits.
-fn wav(samples: &[i16]) -> Vec<u8> {
-    let data = 2 * samples.len() as u32;
-    let mut file = b"RIFF".to_vec();
-    file.extend((36 + data).to_le_bytes());
-    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
-    file.extend(16_000u32.to_le_bytes());
-    file.extend(32_000u32.to_le_bytes());
-    file.extend(b"\x02\0\x10\0data");
-    file.extend(data.to_le_bytes());
-    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
-    file
 }
 
 /// A recording of the tests of `flow-audio`: one second of a rising tone.
@@ -104,23 +90,7 @@ impl Place {
 
 /// What the last run did: partitions that ran of each stage.
 fn ran(place: &Place) -> BTreeMap<String, u64> {
-    let mut flow = program();
-    flow.arg("log")
-        .arg("--json")
-        .arg("--state")
-        .arg(place.path("out/.flow"));
-    let output = flow.output().unwrap();
-    expect_code(&output, 0);
-    let mut ran = BTreeMap::new();
-    for line in String::from_utf8(output.stdout).unwrap().lines() {
-        let event: Value = serde_json::from_str(line).unwrap();
-        if event["event"] == "stage_started" {
-            ran.insert(
-                event["stage"].as_str().unwrap().to_owned(),
-                event["run"].as_u64().unwrap(),
-            );
-        }
-    }
+    let ran = binary::ran(&place.path("out/.flow"));
     assert!(ran.contains_key("transcribe") && ran.contains_key("write"), "{ran:?}");
     ran
 }

@@ -9,11 +9,11 @@ use flow_evaluation::timeline::RecordingTimeline;
 use flow_evaluation::timeline_page::{TIMELINES, TimelinePage, page};
 use flow_runtime::escape::escape_line;
 use flow_runtime::store::write_atomically;
-use flow_speakers::error_rate::{Scoring, errors};
+use flow_speakers::error_rate::Scoring;
 use flow_speakers::error_stretches::error_stretches;
 
 use super::files::Side;
-use super::{HEAD, HEAD_OF_WORDS, Score, Uem, audio};
+use super::{HEAD, HEAD_OF_WORDS, Score, Uem, audio, cannot_be_scored};
 use crate::arguments::EvaluateDiarizationArguments;
 use crate::failure::Failure;
 
@@ -107,7 +107,7 @@ fn timelines(
             ..RecordingTimeline::default()
         })
         .collect();
-    for (recording, (name, _)) in recordings.iter_mut().zip(data.recordings).take(TIMELINES) {
+    for (recording, (name, score)) in recordings.iter_mut().zip(data.recordings).take(TIMELINES) {
         let scoring = Scoring {
             uem: data.uem.and_then(|uem| uem.get(*name)).cloned(),
             ..data.scoring.clone()
@@ -115,12 +115,11 @@ fn timelines(
         let [reference, hypothesis] = data
             .sides
             .map(|side| side.turns.get(*name).map_or(&[][..], Vec::as_slice));
-        let wrong = |error: flow_speakers::Error| Failure::usage(format!("{name}: {error}"), "see docs/speakers.md");
-        let (_, mapping) = errors(reference, hypothesis, &scoring).map_err(wrong)?;
-        let stretches = error_stretches(reference, hypothesis, &scoring, &mapping).map_err(wrong)?;
+        let stretches = error_stretches(reference, hypothesis, &scoring, &score.mapping)
+            .map_err(|error| cannot_be_scored(name, &error))?;
         [recording.reference, recording.hypothesis] = data.sides.map(|side| side.shown(name));
         let file = found.and_then(|found| found.get(*name));
-        recording.mapping = mapping;
+        recording.mapping.clone_from(&score.mapping);
         recording.errors = stretches;
         recording.audio = file.map(|file| audio::address(folder, file)).transpose()?;
     }

@@ -8,6 +8,7 @@ use flow_evaluation::utterance::{SpeakerWords, Utterance, within};
 use flow_evaluation::wder::{WordSpeakerErrors, word_speaker_errors};
 use serde_json::{Map, Value, json};
 
+use super::cannot_be_scored;
 use crate::failure::Failure;
 
 /// Those of a recording, or of several.
@@ -73,8 +74,8 @@ pub fn score(
         Some(parts) => SpeakerWords::new(&within(utterances, parts), normalizer),
         None => SpeakerWords::new(utterances, normalizer),
     });
-    let wrong = |error: flow_speakers::Error| Failure::usage(format!("{name}: {error}"), "see docs/speakers.md");
-    let (cp, _) = cp_errors(&reference, &hypothesis).map_err(wrong)?;
+    let wrong = |error| cannot_be_scored(name, &error);
+    let cp = cp_errors(&reference, &hypothesis).map_err(wrong)?;
     let speakers = word_speaker_errors(&reference, &hypothesis).map_err(wrong)?;
     Ok(WordErrors { cp, speakers })
 }

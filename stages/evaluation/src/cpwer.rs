@@ -36,19 +36,9 @@ impl AddAssign for CpErrors {
     }
 }
 
-/// A speaker of the reference and the one of the hypothesis who is assigned to it, by their places among the speakers.
-/// One of both is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AssignedSpeakers {
-    pub reference: Option<usize>,
-    pub hypothesis: Option<usize>,
-    pub words: EditCounts,
-}
-
-/// The errors, and who is assigned to whom: speakers of the reference in order, then those of the hypothesis that are left
-/// over. Where several assignments have as few errors, it is one of them; how the errors fall apart into kinds depends on
-/// it. Too many speakers or words are an error.
-pub fn cp_errors(reference: &SpeakerWords, hypothesis: &SpeakerWords) -> Result<(CpErrors, Vec<AssignedSpeakers>)> {
+/// The errors of the assignment with the fewest. Where several assignments have as few, it is one of them; how the errors
+/// fall apart into kinds depends on it. Too many speakers or words are an error.
+pub fn cp_errors(reference: &SpeakerWords, hypothesis: &SpeakerWords) -> Result<CpErrors> {
     let (rows, columns) = (reference.speakers.len(), hypothesis.speakers.len());
     if rows.max(columns) > MOST_SPEAKERS {
         return Err(Error::Input(format!(
@@ -71,38 +61,24 @@ pub fn cp_errors(reference: &SpeakerWords, hypothesis: &SpeakerWords) -> Result<
         }
         assigned = least_cost(&costs, columns)?;
     }
-    let mut left = vec![true; columns];
-    let mut pairs = Vec::with_capacity(rows.max(columns));
-    for (ours, theirs) in assigned.into_iter().enumerate() {
-        let words = match theirs {
-            Some(theirs) => {
-                left[theirs] = false;
-                edits(&said[ours], &heard[theirs])
-            }
-            None => edits(&said[ours], &[]),
-        };
-        pairs.push(AssignedSpeakers {
-            reference: Some(ours),
-            hypothesis: theirs,
-            words,
-        });
-    }
-    let left = (0..columns).filter(|&theirs| left[theirs]);
-    pairs.extend(left.map(|theirs| AssignedSpeakers {
-        reference: None,
-        hypothesis: Some(theirs),
-        words: edits(&[], &heard[theirs]),
-    }));
     let mut errors = CpErrors {
         missed_speakers: rows.saturating_sub(columns) as u64,
         extra_speakers: columns.saturating_sub(rows) as u64,
         speakers: rows as u64,
         ..CpErrors::default()
     };
-    for pair in &pairs {
-        errors.words.add(&pair.words);
+    let mut left = vec![true; columns];
+    for (ours, theirs) in said.iter().zip(assigned) {
+        let theirs = theirs.map_or(&[][..], |theirs| {
+            left[theirs] = false;
+            &heard[theirs][..]
+        });
+        errors.words.add(&edits(ours, theirs));
     }
-    Ok((errors, pairs))
+    for (theirs, _) in heard.iter().zip(left).filter(|(_, left)| *left) {
+        errors.words.add(&edits(&[], theirs));
+    }
+    Ok(errors)
 }
 
 fn by_speaker(side: &SpeakerWords, numbers: &[u32]) -> Vec<Vec<u32>> {
@@ -122,12 +98,7 @@ mod tests {
 
     /// Substitutions, insertions, deletions, words, speakers missed and extra.
     fn counts(reference: &[(&str, &str)], hypothesis: &[(&str, &str)]) -> [u64; 6] {
-        let (errors, pairs) = cp_errors(&spoken(reference), &spoken(hypothesis)).unwrap();
-        let mut sum = EditCounts::default();
-        for pair in &pairs {
-            sum.add(&pair.words);
-        }
-        assert_eq!(sum, errors.words);
+        let errors = cp_errors(&spoken(reference), &spoken(hypothesis)).unwrap();
         let words = errors.words;
         [
             words.substitutions,
@@ -182,7 +153,7 @@ mod tests {
         assert_eq!(counts(&[], &[]), [0; 6]);
         assert_eq!(counts(&[("A", "a b")], &[]), [0, 0, 2, 2, 1, 0]);
         assert_eq!(counts(&[], &[("1", "a b"), ("2", "c")]), [0, 3, 0, 0, 0, 2]);
-        let (errors, _) = cp_errors(&spoken(&[]), &spoken(&[("1", "a")])).unwrap();
+        let errors = cp_errors(&spoken(&[]), &spoken(&[("1", "a")])).unwrap();
         assert_eq!(errors.words.rate(), f64::INFINITY);
     }
 
@@ -227,15 +198,18 @@ mod tests {
                 let utterances: Vec<(&str, &str)> = names.iter().copied().zip(texts.iter().map(String::as_str)).collect();
                 spoken(&utterances)
             };
-            let (errors, pairs) = cp_errors(&side(&reference), &side(&hypothesis)).unwrap();
+            let errors = cp_errors(&side(&reference), &side(&hypothesis)).unwrap();
             let least = fewest(&reference, &hypothesis, &mut vec![false; hypothesis.len()]);
             prop_assert_eq!(errors.words.errors(), least);
-            prop_assert_eq!(pairs.len(), reference.len().max(hypothesis.len()));
-            let mut heard: Vec<usize> = pairs.iter().filter_map(|pair| pair.hypothesis).collect();
-            heard.sort_unstable();
-            prop_assert_eq!(heard, (0..hypothesis.len()).collect::<Vec<_>>());
+            // Each word of either side is counted once.
+            let [said, heard] = [&reference, &hypothesis].map(|side| side.concat().len() as u64);
+            let words = errors.words;
+            prop_assert_eq!((words.units, words.units - words.deletions), (said, heard - words.insertions));
+            prop_assert_eq!(errors.speakers, reference.len() as u64);
+            prop_assert_eq!(errors.speakers + errors.extra_speakers, hypothesis.len() as u64 + errors.missed_speakers);
+            prop_assert!(errors.missed_speakers == 0 || errors.extra_speakers == 0);
             // Who is named how does not matter.
-            let (turned, _) = cp_errors(&side(&hypothesis), &side(&reference)).unwrap();
+            let turned = cp_errors(&side(&hypothesis), &side(&reference)).unwrap();
             prop_assert_eq!(turned.words.errors(), least);
             prop_assert_eq!(turned.missed_speakers, errors.extra_speakers);
         }

@@ -208,7 +208,7 @@ impl Kind for EvaluationDecode {
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
         "transcripts",
-        "one row for each recording: reference, hypothesis, confidence, times",
+        "one row for each recording: reference, hypothesis, their words and characters with the errors, where the audio is",
     )];
     type Settings = DecodeSettings;
 

@@ -6,6 +6,7 @@ pub mod chart;
 mod clips;
 pub mod cpwer;
 pub mod decode;
+pub mod document;
 pub mod error;
 pub mod figures;
 pub mod hub_token;

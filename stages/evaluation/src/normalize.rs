@@ -74,6 +74,17 @@ fn replaced<'t>(pattern: &Option<Regex>, text: &'t str, by: &str) -> Cow<'t, str
 }
 
 impl Normalizer {
+    /// The name of an option that `normalization` does not have, and those that have it.
+    pub fn check(&self) -> Result<(), (&'static str, &'static str)> {
+        if self.remove_diacritics && self.normalization != Normalization::WhisperBasic {
+            return Err(("remove_diacritics", "`whisper_basic`"));
+        }
+        if self.split_letters && self.normalization == Normalization::None {
+            return Err(("split_letters", "`whisper_basic` or `keep_marks`"));
+        }
+        Ok(())
+    }
+
     /// The text made alike, or the text itself with [`Normalization::None`]. One space may stand at either end, as
     /// Whisper leaves it.
     pub fn apply<'t>(&self, text: &'t str) -> Cow<'t, str> {
@@ -184,6 +195,34 @@ mod tests {
         assert_eq!(of(Normalization::KeepMarks, "Don't (ever) STOP"), "don t stop");
         for pattern in [&*BRACKETS, &*PARENTHESES, &*MARKS, &*SYMBOLS, &*NON_SPACING] {
             assert!(pattern.is_some());
+        }
+    }
+
+    #[test]
+    fn options_need_a_normalization_that_has_them() {
+        let of = |normalization, remove_diacritics, split_letters| {
+            let normalizer = Normalizer {
+                normalization,
+                remove_diacritics,
+                split_letters,
+            };
+            normalizer.check().err().map(|(option, _)| option)
+        };
+        for normalization in [
+            Normalization::None,
+            Normalization::KeepMarks,
+            Normalization::WhisperBasic,
+        ] {
+            let (none, whisper) = (
+                normalization == Normalization::None,
+                normalization == Normalization::WhisperBasic,
+            );
+            assert_eq!(of(normalization, false, false), None);
+            assert_eq!(
+                of(normalization, true, false),
+                (!whisper).then_some("remove_diacritics")
+            );
+            assert_eq!(of(normalization, false, true), none.then_some("split_letters"));
         }
     }
 

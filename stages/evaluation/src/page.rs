@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 
 use crate::chart::{Points, columns, count, lines, pairs};
+use crate::document::document;
 use crate::figures::SetFigures;
 use crate::normalize::Normalizer;
 use crate::set_section::set_section;
@@ -132,36 +133,23 @@ pub fn page(data: &PageData) -> String {
     } else {
         "Training report"
     };
-    let markup = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { (title) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                main {
-                    h1 { (title) }
-                    @if let Some(model) = &data.model {
-                        p.quiet { code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", model " code { (model.digest.chars().take(16).collect::<String>()) }
-                            @if !model.which.is_empty() { ": the " (model.which) }
-                        }
-                    }
-                    @if let Some(vocabulary) = &data.curves.vocabulary { (vocabulary_section(vocabulary)) }
-                    (tiles(data))
-                    (course(&data.curves.evaluations))
-                    @for set in &data.sets { (set_section(set, &data.normalizer)) }
-                    (curves(&data.curves))
-                    (corpus(data))
-                    @if let Some(mixture) = &data.mixture { (mixture_section(mixture)) }
-                    (rejects(data))
-                }
+    let main = html! {
+        h1 { (title) }
+        @if let Some(model) = &data.model {
+            p.quiet { code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", model " code { (model.digest.chars().take(16).collect::<String>()) }
+                @if !model.which.is_empty() { ": the " (model.which) }
             }
         }
+        @if let Some(vocabulary) = &data.curves.vocabulary { (vocabulary_section(vocabulary)) }
+        (tiles(data))
+        (course(&data.curves.evaluations))
+        @for set in &data.sets { (set_section(set, &data.normalizer)) }
+        (curves(&data.curves))
+        (corpus(data))
+        @if let Some(mixture) = &data.mixture { (mixture_section(mixture)) }
+        (rejects(data))
     };
-    markup.into_string()
+    document(title, STYLE, &main, None)
 }
 
 fn tiles(data: &PageData) -> Markup {

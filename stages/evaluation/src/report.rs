@@ -109,13 +109,17 @@ fn default_bounds() -> Vec<f64> {
 }
 
 impl ReportSettings {
+    fn normalizer(&self) -> Normalizer {
+        Normalizer {
+            normalization: self.normalize,
+            remove_diacritics: self.remove_diacritics,
+            split_letters: self.split_letters,
+        }
+    }
+
     fn measure(&self) -> Measure {
         Measure {
-            normalizer: Normalizer {
-                normalization: self.normalize,
-                remove_diacritics: self.remove_diacritics,
-                split_letters: self.split_letters,
-            },
+            normalizer: self.normalizer(),
             duration_bounds: self.duration_bounds.clone(),
             worst: self.worst,
         }
@@ -168,13 +172,9 @@ impl Kind for EvaluationReport {
         if settings.out.trim().is_empty() {
             return Err(StageError::setting("out", "name a folder for the report"));
         }
-        if settings.remove_diacritics && settings.normalize != Normalization::WhisperBasic {
-            let why = "`remove_diacritics` belongs to `normalize: whisper_basic`";
-            return Err(StageError::setting("remove_diacritics", why));
-        }
-        if settings.split_letters && settings.normalize == Normalization::None {
-            let why = "`split_letters` needs `normalize: whisper_basic` or `keep_marks`";
-            return Err(StageError::setting("split_letters", why));
+        if let Err((option, needed)) = settings.normalizer().check() {
+            let why = format!("`{option}` needs {needed} as `normalize`");
+            return Err(StageError::setting(option, why));
         }
         let bounds = &settings.duration_bounds;
         if !bounds.iter().all(|edge| edge.is_finite()) || !bounds.is_sorted() {

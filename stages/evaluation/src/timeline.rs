@@ -9,6 +9,8 @@ use crate::utterance::Utterance;
 
 /// Speakers of a lane that have a row of their own; all others share one more.
 const ROWS: usize = 12;
+/// Whose a box is that was made of boxes of several speakers.
+const SEVERAL: &str = "several";
 /// Characters of a text that are shown.
 const SHOWN: usize = 300;
 
@@ -58,7 +60,7 @@ pub struct Lane {
 }
 
 /// The lanes of reference, hypothesis and errors, with at most `limit` boxes each (or one for each row). A mapped speaker
-/// has the row and the colour of the speaker of the reference.
+/// has the colour of the speaker of the reference; the rows of mapped speakers are in the order of those, all others below.
 pub fn lanes(recording: &RecordingTimeline, limit: usize) -> [Lane; 3] {
     let said = in_order(&recording.reference);
     let heard = in_order(&recording.hypothesis);
@@ -186,6 +188,7 @@ fn who_is_wrong(stretch: &ErrorStretch) -> String {
 }
 
 /// No more boxes than `limit`, if there are so few rows: boxes of a row become one where the gaps between them are smallest.
+/// One of several speakers, who share a row, is [`SEVERAL`]'s; its text is the first one.
 fn joined(mut boxes: Vec<TimelineBox>, limit: usize) -> Vec<TimelineBox> {
     boxes.sort_by(|a, b| a.row.cmp(&b.row).then(a.start.total_cmp(&b.start)));
     let mut gaps: Vec<(f64, usize)> = Vec::new();
@@ -205,6 +208,9 @@ fn joined(mut boxes: Vec<TimelineBox>, limit: usize) -> Vec<TimelineBox> {
     for (place, next) in boxes.into_iter().enumerate() {
         match fewer.last_mut() {
             Some(last) if filled.contains(&place) => {
+                if last.who != next.who {
+                    SEVERAL.clone_into(&mut last.who);
+                }
                 last.end = last.end.max(next.end);
                 last.count += next.count;
             }
@@ -292,5 +298,32 @@ mod tests {
         assert_eq!(lane.boxes.len(), ROWS + 1);
         let [lane, ..] = lanes(&recording, 100_000);
         assert_eq!(lane.boxes.len(), reference.len());
+    }
+
+    #[test]
+    fn a_box_of_several_speakers_has_the_name_of_none() {
+        let mut reference: Vec<Utterance> = (0..ROWS)
+            .map(|n| utterance(n as f64, n as f64 + 0.5, &format!("s{n}"), ""))
+            .collect();
+        reference.extend([
+            utterance(20.0, 21.0, "Ann", "well"),
+            utterance(21.5, 22.0, "Bob", "yes"),
+            utterance(30.0, 31.0, "Bob", "no"),
+            utterance(31.25, 32.0, "Bob", "maybe"),
+        ]);
+        let recording = RecordingTimeline {
+            reference,
+            ..RecordingTimeline::default()
+        };
+        let shared = |limit: usize| -> Vec<(String, f64, usize)> {
+            let [lane, ..] = lanes(&recording, limit);
+            let shared = lane.boxes.into_iter().filter(|b| b.row == ROWS);
+            shared.map(|b| (b.who, b.end, b.count)).collect()
+        };
+        let of = |who: &str, end, count| (who.to_owned(), end, count);
+        let bobs = of("Bob", 32.0, 2);
+        assert_eq!(shared(ROWS + 3), [of("Ann", 21.0, 1), of("Bob", 22.0, 1), bobs.clone()]);
+        assert_eq!(shared(ROWS + 2), [of("several", 22.0, 2), bobs]);
+        assert_eq!(shared(ROWS + 1), [of("several", 32.0, 4)]);
     }
 }

@@ -1,10 +1,12 @@
 //! The page of `flow evaluate diarization`: one HTML file with the timelines of recordings, without other files but the
 //! recordings themselves. It is read without scripts; the one it has plays a recording from where one clicks.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 
+use crate::document::document;
 use crate::timeline::{Lane, RecordingTimeline, lanes};
 
+const TITLE: &str = "Who speaks when";
 /// Recordings that have a timeline; the table has them all.
 pub const TIMELINES: usize = 100;
 /// Boxes of all timelines, and the fewest and most that a lane has.
@@ -31,34 +33,20 @@ pub fn page(data: &TimelinePage) -> String {
     let drawn = &data.recordings[..data.recordings.len().min(TIMELINES)];
     let limit = (BOXES / (3 * drawn.len().max(1))).clamp(LANE_BOXES.0, LANE_BOXES.1);
     let plays = drawn.iter().any(|recording| recording.audio.is_some());
-    let markup = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "Who speaks when" }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                main {
-                    h1 { "Who speaks when" }
-                    (table(data))
-                    p.quiet {
-                        "Below, the reference stands over the hypothesis. Speakers who are mapped to each other have the same colour. "
-                        "Errors are speech that was missed, false alarms, and speech of a wrong speaker. Times and words show where the pointer rests. "
-                        @if plays { "A click plays the recording from there." }
-                    }
-                    @for recording in drawn { (timeline(recording, limit)) }
-                    @if data.recordings.len() > drawn.len() {
-                        p.quiet { "The timelines of " (data.recordings.len() - drawn.len()) " more recordings are not drawn." }
-                    }
-                }
-                @if plays { script { (PreEscaped(SCRIPT)) } }
-            }
+    let main = html! {
+        h1 { (TITLE) }
+        (table(data))
+        p.quiet {
+            "Below, the reference stands over the hypothesis. Speakers who are mapped to each other have the same colour. "
+            "Errors are speech that was missed, false alarms, and speech of a wrong speaker. Times and words show where the pointer rests. "
+            @if plays { "A click plays the recording from there." }
+        }
+        @for recording in drawn { (timeline(recording, limit)) }
+        @if data.recordings.len() > drawn.len() {
+            p.quiet { "The timelines of " (data.recordings.len() - drawn.len()) " more recordings are not drawn." }
         }
     };
-    markup.into_string()
+    document(TITLE, STYLE, &main, plays.then_some(SCRIPT))
 }
 
 fn table(data: &TimelinePage) -> Markup {

@@ -19,12 +19,6 @@ pub struct ValidationMetrics {
     pub loss: Option<f64>,
 }
 
-impl From<Scores> for ValidationMetrics {
-    fn from(scores: Scores) -> Self {
-        ValidationMetrics { scores, loss: None }
-    }
-}
-
 /// A fixed sample of validation rows, for evaluation while a model trains.
 pub struct ValidationSet {
     rows: AudioRows,

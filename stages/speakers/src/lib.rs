@@ -29,7 +29,7 @@ pub mod speech;
 pub mod stages;
 pub mod tones;
 pub mod turns;
-pub mod weights;
+mod weights;
 pub mod wespeaker;
 
 pub use error::{Error, Result};

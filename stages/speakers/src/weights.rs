@@ -54,14 +54,6 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Shape of a tensor.
-    pub fn shape(&self, name: &str) -> Result<Vec<usize>> {
-        match &self.0 {
-            Tensors::InMemory(tensors) => Ok(in_memory(tensors, name)?.shape().to_vec()),
-            Tensors::InFile(entries) => Ok(in_file(entries, name)?.shape().to_vec()),
-        }
-    }
-
     /// A tensor of f32 or f16, row-major. Another shape, type, or a value that is not finite is an error.
     pub fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let wrong = |dtype: &dyn std::fmt::Debug, found: &[usize]| {

@@ -299,7 +299,7 @@ fn checkpoints_in_the_background_are_those_of_their_step() {
             let mut scores = Scores::default();
             scores.overall.words.units = 10;
             scores.overall.words.substitutions = rates.next().expect("five evaluations");
-            Ok(scores.into())
+            Ok(ValidationMetrics { scores, loss: None })
         });
         let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(evaluate), Box::new(|_| {}))
             .expect("a session");

@@ -36,7 +36,7 @@ pub struct Plda {
 
 impl Plda {
     /// The first `features` of L, those of the greatest covariance between speakers. Parts that do not fit each other, or
-    /// are not finite, are an error.
+    /// are not finite, are an error, and so is a `tr` without inverse.
     ///
     /// The original solves the generalised eigenproblem of B = (trᵀ diag(1/psi) tr)⁻¹ and W = (trᵀ tr)⁻¹. Since
     /// B trᵀ = tr⁻¹ diag(psi) = W trᵀ diag(psi), its values are psi and its vectors, of length 1 under W, the rows of tr;
@@ -65,6 +65,9 @@ impl Plda {
                 "a PLDA from {embedding} to {reduced} values, {features} features, needs some of each, no more features \
                  than values, and psi above 0"
             )));
+        }
+        if singular(&parts.tr, reduced) {
+            return Err(Error::Weights("tr is singular; it must have an inverse".into()));
         }
         let mut order: Vec<usize> = (0..reduced).collect();
         order.sort_by(|&a, &b| parts.psi[b].total_cmp(&parts.psi[a]));
@@ -107,5 +110,58 @@ impl Plda {
         let centred = scaled(&less(embedding, &self.mean1));
         let reduced = scaled(&less(&product(&self.lda, &centred), &self.mean2));
         Ok(product(&self.transform, &less(&reduced, &self.mu)))
+    }
+}
+
+/// Whether Gaussian elimination with partial pivoting finds a square matrix, (`size`, `size`) and finite, to be singular: after
+/// each row is divided by its largest value, a pivot is no larger than what rounding may leave of zero.
+fn singular(matrix: &[f64], size: usize) -> bool {
+    let scaled = |row: &[f64]| -> Vec<f64> {
+        let largest = row.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+        // Zeros stay zeros.
+        let largest = if largest > 0.0 { largest } else { 1.0 };
+        row.iter().map(|value| value / largest).collect()
+    };
+    let mut rows: Vec<Vec<f64>> = matrix.chunks_exact(size).map(scaled).collect();
+    for column in 0..size {
+        let largest = (column..size).max_by(|&a, &b| rows[a][column].abs().total_cmp(&rows[b][column].abs()));
+        rows.swap(column, largest.unwrap_or(column));
+        let (above, below) = rows.split_at_mut(column + 1);
+        let pivot = &above[column][column..];
+        if pivot[0].abs() <= size as f64 * f64::EPSILON {
+            return true;
+        }
+        for row in below {
+            let factor = row[column] / pivot[0];
+            let pairs = row[column..].iter_mut().zip(pivot);
+            pairs.for_each(|(value, pivot)| *value -= factor * pivot);
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn singular_matrices_are_told_from_invertible_ones() {
+        let cases: [(&[f64], bool); 9] = [
+            (&[0.0, 0.0, 0.0, 0.0], true),
+            (&[1.0, 2.0, 0.0, 0.0], true),
+            (&[1.0, 2.0, 2.0, 4.0], true),
+            // Of rank 2: elimination leaves what rounding makes of zero.
+            (&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], true),
+            (&[0.1, 0.2, 0.3, 0.7, 0.5, 0.3, 0.8, 0.7, 0.6], true),
+            (&[0.0, 1.0, 1.0, 0.0], false),
+            (&[1.0, 1.0, 1.0, 1.001], false),
+            // Rows of any size.
+            (&[1e-200, 0.0, 0.0, 1e200], false),
+            (&[1e300, -1e300, 1e300, 1e300], false),
+        ];
+        for (matrix, expected) in cases {
+            let size = matrix.len().isqrt();
+            assert_eq!(singular(matrix, size), expected, "{matrix:?}");
+        }
     }
 }

@@ -98,7 +98,7 @@ impl Vbx {
     }
 
     /// Speakers of `features` with the variances `phi` between speakers, from the clusters `first`, one for each row of
-    /// features.
+    /// features. Values so large that the bound is not finite are an error.
     pub fn infer(&self, features: &[Vec<f64>], phi: &[f64], first: &[usize]) -> Result<Inference> {
         let (fa, fb) = (self.fa, self.fb);
         if !(fa > 0.0 && fa.is_finite() && fb > 0.0 && fb.is_finite()) {
@@ -164,6 +164,9 @@ impl Vbx {
                     *gamma = (*gamma - total).exp();
                     *sum += *gamma;
                 }
+            }
+            if !bound.is_finite() {
+                return Err(Error::Weights("the PLDA gives values that are not finite".into()));
             }
             let all: f64 = sums.iter().sum();
             pi = sums.iter().map(|sum| sum / all).collect();
@@ -327,6 +330,10 @@ mod tests {
         assert!(plda.features(&[1.0; 2]).is_err());
         assert!(plda.features(&[0.0; 3]).unwrap().iter().all(|value| value.is_finite()));
         assert!(Plda::new(&parts, 3).is_err());
+        let mut zeros = parts.clone();
+        zeros.tr.fill(0.0);
+        let error = Plda::new(&zeros, 2).unwrap_err().to_string();
+        assert!(error.contains("tr is singular"), "{error}");
         let mut short = parts.clone();
         short.tr.pop();
         assert!(
@@ -342,5 +349,28 @@ mod tests {
             ..Vbx::COMMUNITY_1
         };
         assert!(none.infer(&features, plda.phi(), &[0, 1]).is_err());
+    }
+
+    #[test]
+    fn values_that_are_too_large_are_an_error() {
+        let parts = |lda: f64, mu: f64| PldaParts {
+            mean1: vec![0.0; 3],
+            lda: vec![lda; 6],
+            mean2: vec![0.0; 2],
+            mu: vec![0.0, mu],
+            tr: vec![1.0, 0.0, 0.0, 1.0],
+            psi: vec![1.0; 2],
+        };
+        let vectors = [[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]];
+        let found = |parts: &PldaParts| {
+            let plda = Plda::new(parts, 2).unwrap();
+            let features: Vec<Vec<f64>> = vectors.iter().map(|vector| plda.features(vector).unwrap()).collect();
+            Vbx::COMMUNITY_1.infer(&features, plda.phi(), &[0, 1])
+        };
+        assert!(found(&parts(0.5, 0.25)).is_ok());
+        for parts in [parts(f64::MAX, 0.25), parts(0.5, 1e200)] {
+            let error = found(&parts).unwrap_err().to_string();
+            assert!(error.contains("the PLDA gives values that are not finite"), "{error}");
+        }
     }
 }

@@ -90,8 +90,8 @@ impl DiarizationSettings {
 pub struct Speaker {
     /// `SPEAKER_00`, `SPEAKER_01`, ... in order of their first turns, or a name of [`KnownSpeakers`].
     pub name: String,
-    /// Mean of the embeddings of its chunks: [`EmbeddingNetwork::dimension`] values of any length, zeros if too little was
-    /// heard.
+    /// Mean of the embeddings of its chunks: [`EmbeddingNetwork::dimension`] values of any length. Zeros if too little was
+    /// heard, which for pyannote's steps is if no one speaks alone for two seconds of a chunk.
     pub embedding: Vec<f32>,
     /// How long it speaks, in all its turns.
     pub seconds: f64,
@@ -227,7 +227,7 @@ impl Diarizer {
         match voice.filter(|voice| voice.iter().any(|value| *value != 0.0)) {
             Some(voice) => Ok(Some(voice)),
             None => Err(Error::Input(
-                "no speech, or too little, is found in the recording".into(),
+                "no speech, or too little, is found in the recording; give 2 s or more of one voice".into(),
             )),
         }
     }

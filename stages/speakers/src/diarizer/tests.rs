@@ -366,6 +366,52 @@ fn short_and_silent_recordings_have_the_speakers_they_have() {
 }
 
 #[test]
+fn pyannotes_models_know_voices_of_less_than_two_seconds() {
+    let parts = PldaParts {
+        mean1: vec![0.0; BANDS],
+        lda: (0..2 * BANDS).map(|at| if at % 3 == 0 { 1.0 } else { -0.5 }).collect(),
+        mean2: vec![0.0; 2],
+        mu: vec![0.0; 2],
+        tr: vec![1.0, 0.0, 0.0, 1.0],
+        psi: vec![1.0, 0.5],
+    };
+    let methods = [
+        Method::Agglomerative {
+            min_cluster_size: 12,
+            assignment: Assignment::Nearest,
+        },
+        Method::Vbx {
+            fa: 0.07,
+            fb: 0.8,
+            plda: Box::new(Plda::new(&parts, 2).unwrap()),
+        },
+    ];
+    for method in methods {
+        let steps = Steps {
+            method,
+            as_pyannote: true,
+        };
+        let diarizer = Diarizer::new(Box::new(Tones), Box::new(Tones), steps).unwrap();
+        // In one chunk, and in three.
+        for (seconds, start) in [(3.0, 0.2), (11.5, 9.0)] {
+            let samples = recording(seconds, &[(start, start + 1.3, 1)]);
+            // pyannote's steps make no embedding of it.
+            let found = diarizer
+                .diarize(&samples, &DiarizationSettings::default(), NEVER)
+                .unwrap()
+                .unwrap();
+            assert_eq!(found.speakers.len(), 1);
+            assert!(found.speakers[0].embedding.iter().all(|value| *value == 0.0));
+            let voice = diarizer.voice(&samples, NEVER).unwrap().unwrap();
+            assert!(voice.iter().any(|value| *value != 0.0));
+            assert_eq!(voice, tones().voice(&samples, NEVER).unwrap().unwrap());
+        }
+        let short = diarizer.voice(&recording(4.0, &[(0.2, 0.4, 0)]), NEVER);
+        assert!(short.unwrap_err().to_string().contains("give 2 s or more of one voice"));
+    }
+}
+
+#[test]
 fn it_stops_when_asked_and_refuses_settings_by_name() {
     let diarizer = tones();
     let samples = recording(60.0, &[(0.5, 50.0, 1)]);

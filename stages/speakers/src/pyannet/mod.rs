@@ -69,7 +69,7 @@ impl PyanNet {
 
     /// With the weights of a safetensors file, under the names of pyannote: `sincnet.wav_norm1d`,
     /// `sincnet.conv1d.0.filterbank.{low_hz_,band_hz_}` (40, 1), `sincnet.conv1d.{1,2}`, `sincnet.norm1d.{0,1,2}`, `lstm` of
-    /// any number of bidirectional layers of 128, `linear.{0,1}` of 128 and `classifier` of [`CLASSES`].
+    /// 1 to 16 bidirectional layers of 128, `linear.{0,1}` of 128 and `classifier` of [`CLASSES`].
     ///
     /// # Errors
     /// [`Error::Weights`] if one is missing or of another shape.

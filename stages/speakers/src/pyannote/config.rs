@@ -23,23 +23,21 @@ pub struct PipelineConfig {
     pub segmentation: String,
     /// That of the embedding network.
     pub embedding: String,
-    pub clustering: PipelineClustering,
+    /// The distance of clusters, as [`DiarizationSettings`](crate::diarizer::DiarizationSettings) has it.
+    pub threshold: f64,
+    pub clustering: PipelineClustering<String>,
     /// Shorter pauses of a speaker are filled, in seconds.
     pub min_duration_off: f64,
 }
 
-/// How embeddings are clustered, by pyannote's names.
+/// How embeddings are clustered, by pyannote's names. `P` says where the transforms of a PLDA are: as `config.yaml` names
+/// them, or as the files that were found.
 #[derive(Debug, Clone, PartialEq)]
-pub enum PipelineClustering {
+pub enum PipelineClustering<P> {
     /// Of speaker-diarization-3.1.
-    AgglomerativeClustering { threshold: f64, min_cluster_size: usize },
-    /// Of speaker-diarization-community-1; `plda` is where its transforms are.
-    VBxClustering {
-        threshold: f64,
-        fa: f64,
-        fb: f64,
-        plda: String,
-    },
+    AgglomerativeClustering { min_cluster_size: usize },
+    /// Of speaker-diarization-community-1.
+    VBxClustering { fa: f64, fb: f64, plda: P },
 }
 
 impl PipelineConfig {
@@ -114,12 +112,10 @@ impl PipelineConfig {
                     return Err(clustering.wrong("min_cluster_size", "is no whole number"));
                 }
                 PipelineClustering::AgglomerativeClustering {
-                    threshold,
                     min_cluster_size: size as usize,
                 }
             }
             "VBxClustering" => PipelineClustering::VBxClustering {
-                threshold,
                 fa: clustering.number("Fa", 1e3)?,
                 fb: clustering.number("Fb", 1e3)?,
                 plda: networks.text("plda")?,
@@ -140,19 +136,12 @@ impl PipelineConfig {
         let config = Self {
             segmentation: networks.text("segmentation")?,
             embedding: networks.text("embedding")?,
+            threshold,
             clustering: found,
             min_duration_off,
         };
         networks.end()?;
         Ok(config)
-    }
-
-    /// The distance of clusters, as [`DiarizationSettings`](crate::diarizer::DiarizationSettings) has it.
-    pub fn threshold(&self) -> f64 {
-        match self.clustering {
-            PipelineClustering::AgglomerativeClustering { threshold, .. }
-            | PipelineClustering::VBxClustering { threshold, .. } => threshold,
-        }
     }
 }
 

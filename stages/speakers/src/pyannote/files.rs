@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use flow_hub::{Hub, HubError, HubReference, Progress};
 
+use super::Pipeline;
 use super::config::{PipelineClustering, PipelineConfig};
+use crate::diarizer::DiarizationSettings;
 use crate::error::{Error, Result};
 
 /// The configuration of a pipeline.
@@ -28,21 +30,23 @@ pub struct PldaFiles {
 }
 
 /// The files of a pipeline, all on this machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PipelineFiles {
     pub config: PathBuf,
     pub segmentation: PathBuf,
     pub embedding: PathBuf,
-    /// Of pipelines with VBx.
-    pub plda: Option<PldaFiles>,
+    /// How embeddings are clustered: with VBx, by these files.
+    pub clustering: PipelineClustering<PldaFiles>,
 }
 
 impl PipelineFiles {
     /// All files, in a fixed order.
     pub fn all(&self) -> Vec<PathBuf> {
-        let plda = self.plda.iter().flat_map(|files| [&files.transform, &files.plda]);
-        let files = [&self.config, &self.segmentation, &self.embedding];
-        files.into_iter().chain(plda).cloned().collect()
+        let mut files = vec![&self.config, &self.segmentation, &self.embedding];
+        if let PipelineClustering::VBxClustering { plda, .. } = &self.clustering {
+            files.extend([&plda.transform, &plda.plda]);
+        }
+        files.into_iter().cloned().collect()
     }
 }
 
@@ -62,8 +66,8 @@ pub(super) struct Finder<'a, 'b> {
 }
 
 impl Finder<'_, '_> {
-    /// The configuration of the pipeline, and its files. None if `progress` cancelled it.
-    pub fn find(mut self) -> Result<Option<(PipelineConfig, PipelineFiles)>> {
+    /// The pipeline. None if `progress` cancelled it.
+    pub fn find(mut self) -> Result<Option<Pipeline>> {
         let model = self.model;
         let (place, config) = match HubReference::parse(model).transpose().map_err(hub_error)? {
             Some(HubReference { file: Some(_), .. }) => {
@@ -111,23 +115,33 @@ impl Finder<'_, '_> {
         let Some(embedding) = of(&mut self, "embedding", &read.embedding, &weights)? else {
             return Ok(None);
         };
-        let mut plda = None;
-        if let PipelineClustering::VBxClustering { plda: text, .. } = &read.clustering {
-            let Some(transform) = of(&mut self, "plda", text, &[TRANSFORM])? else {
-                return Ok(None);
-            };
-            let Some(file) = of(&mut self, "plda", text, &[PLDA])? else {
-                return Ok(None);
-            };
-            plda = Some(PldaFiles { transform, plda: file });
-        }
+        let clustering = match read.clustering {
+            PipelineClustering::AgglomerativeClustering { min_cluster_size } => {
+                PipelineClustering::AgglomerativeClustering { min_cluster_size }
+            }
+            PipelineClustering::VBxClustering { fa, fb, plda: text } => {
+                let Some(transform) = of(&mut self, "plda", &text, &[TRANSFORM])? else {
+                    return Ok(None);
+                };
+                let Some(plda) = of(&mut self, "plda", &text, &[PLDA])? else {
+                    return Ok(None);
+                };
+                let plda = PldaFiles { transform, plda };
+                PipelineClustering::VBxClustering { fa, fb, plda }
+            }
+        };
+        let settings = DiarizationSettings {
+            clustering_threshold: read.threshold,
+            min_duration_off: read.min_duration_off,
+            ..DiarizationSettings::default()
+        };
         let files = PipelineFiles {
             config,
             segmentation,
             embedding,
-            plda,
+            clustering,
         };
-        Ok(Some((read, files)))
+        Ok(Some(Pipeline { settings, files }))
     }
 
     /// The first of these files that is there; of the hub, the first.

@@ -11,8 +11,8 @@ use std::path::Path;
 use flow_hub::{Hub, Progress};
 use flow_model::checkpoint::read_npz;
 
-pub use config::{PipelineClustering, PipelineConfig};
-pub use files::{PipelineFiles, PldaFiles};
+use config::PipelineClustering;
+use files::{PipelineFiles, PldaFiles};
 
 use crate::clustering::assign::Assignment;
 use crate::clustering::plda::{Plda, PldaParts};
@@ -28,8 +28,8 @@ const REDUCED: usize = 128;
 /// A pipeline whose configuration is read and whose files are there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pipeline {
-    pub config: PipelineConfig,
-    pub files: PipelineFiles,
+    settings: DiarizationSettings,
+    pub(crate) files: PipelineFiles,
 }
 
 impl Pipeline {
@@ -41,30 +41,27 @@ impl Pipeline {
     /// If the pipeline or a file of it is not there or not given, or its configuration is not one of those that are known.
     pub fn find(model: &str, hub: Option<Hub>, progress: Progress<'_>) -> Result<Option<Self>> {
         let finder = files::Finder { hub, progress, model };
-        Ok(finder.find()?.map(|(config, files)| Self { config, files }))
+        finder.find()
     }
 
     /// Loads the networks. All is done as pyannote does it: see [`Steps::as_pyannote`].
     ///
     /// # Errors
     /// If a file is damaged or has tensors of another network; it is named.
-    pub fn diarizer(&self) -> Result<Diarizer> {
+    pub(crate) fn diarizer(&self) -> Result<Diarizer> {
         let files = &self.files;
         let segmentation = network(&files.segmentation, PyanNet::from_weights)?;
         let embedding = network(&files.embedding, WeSpeakerResNet34::from_weights)?;
-        let method = match (&self.config.clustering, &files.plda) {
-            (PipelineClustering::AgglomerativeClustering { min_cluster_size, .. }, _) => Method::Agglomerative {
+        let method = match &files.clustering {
+            PipelineClustering::AgglomerativeClustering { min_cluster_size } => Method::Agglomerative {
                 min_cluster_size: *min_cluster_size,
                 assignment: Assignment::Nearest,
             },
-            (PipelineClustering::VBxClustering { fa, fb, .. }, Some(plda)) => Method::Vbx {
+            PipelineClustering::VBxClustering { fa, fb, plda } => Method::Vbx {
                 fa: *fa,
                 fb: *fb,
                 plda: Box::new(read_plda(plda)?),
             },
-            (PipelineClustering::VBxClustering { .. }, None) => {
-                return Err(Error::Input("VBxClustering needs a PLDA".into()));
-            }
         };
         let steps = Steps {
             method,
@@ -74,12 +71,8 @@ impl Pipeline {
     }
 
     /// The settings that the configuration gives.
-    pub fn settings(&self) -> DiarizationSettings {
-        DiarizationSettings {
-            clustering_threshold: self.config.threshold(),
-            min_duration_off: self.config.min_duration_off,
-            ..DiarizationSettings::default()
-        }
+    pub(crate) fn settings(&self) -> DiarizationSettings {
+        self.settings
     }
 }
 

@@ -410,6 +410,14 @@ fn files_that_are_damaged_or_of_other_networks_are_named() {
     assert!(wrong("plda/plda.npz", &parts(array("psi", &[64], &[1.0; 64]))).contains("psi"));
     assert!(wrong("plda/plda.npz", &parts(array("psi", &[128], &[-1.0; 128]))).contains("psi"));
     assert!(wrong("plda/plda.npz", &parts(array("psi", &[128], &[f32::INFINITY; 128]))).contains("psi"));
+    let (psi, zeros) = (&plda["psi"], vec![0.0; tr.1.len()]);
+    let singular = [
+        ("mu", mu.1.as_slice()),
+        ("tr", zeros.as_slice()),
+        ("psi", psi.1.as_slice()),
+    ];
+    let singular = singular.map(|(name, values)| array(name, &plda[name].0, values));
+    assert!(wrong("plda/plda.npz", &zip(&singular)).contains("tr is singular"));
 }
 
 /// A hub of which only the cache is used.

@@ -177,10 +177,23 @@ pub fn read_speakers(batch: &RecordBatch) -> Result<Vec<Speaker>, StageError> {
     (0..batch.num_rows()).map(speaker).collect()
 }
 
-/// The path of the recording, with its ending, that [`recordings_batch`] was given; none where it was refused.
-pub fn read_recording(batch: &RecordBatch) -> Result<Option<String>, StageError> {
-    let names = texts(batch, "recording")?;
-    Ok(names.iter().flatten().next().map(str::to_owned))
+/// What files say of a recording.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WrittenRecording {
+    /// Its path with its ending.
+    pub file: String,
+    /// Where it is damaged, in seconds.
+    pub damaged_at: Option<f64>,
+}
+
+/// The recording that [`recordings_batch`] was given; none where it was refused.
+pub fn read_recording(batch: &RecordBatch) -> Result<Option<WrittenRecording>, StageError> {
+    let (names, damaged) = (texts(batch, "recording")?, numbers(batch, "damaged_at")?);
+    let first = names.iter().zip(damaged).next();
+    Ok(first.and_then(|(file, damaged_at)| {
+        let file = file?.to_owned();
+        Some(WrittenRecording { file, damaged_at })
+    }))
 }
 
 #[cfg(test)]
@@ -215,7 +228,10 @@ mod tests {
         assert_eq!(read_speakers(&batch.slice(2, 1)).unwrap(), speakers[2..]);
 
         let recording = recordings_batch("a/b.wav", 3.0, 2, Some(3.0)).unwrap();
-        assert_eq!(read_recording(&recording).unwrap().as_deref(), Some("a/b.wav"));
+        let read = read_recording(&recording).unwrap().unwrap();
+        assert_eq!((read.file.as_str(), read.damaged_at), ("a/b.wav", Some(3.0)));
+        let whole = recordings_batch("a/b.wav", 3.0, 2, None).unwrap();
+        assert_eq!(read_recording(&whole).unwrap().unwrap().damaged_at, None);
         assert_eq!(read_recording(&recording.slice(0, 0)).unwrap(), None);
         assert!(read_turns(&recording).is_err() && read_speakers(&recording).is_err());
         assert_eq!(timings_batch(0.5, 1.0).unwrap().num_rows(), 1);

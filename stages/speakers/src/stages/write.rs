@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::rows::{read_recording, read_speakers, read_turns};
+use super::rows::{WrittenRecording, read_recording, read_speakers, read_turns};
 use crate::diarizer::Speaker;
 use crate::error::Result;
 use crate::rttm::write_rttm;
@@ -51,8 +51,8 @@ impl Format {
 ///
 /// `rttm`: the turns, in NIST's format, which scoring tools read; the recording goes by its name without folder and ending, and
 /// white space in names becomes `_`. `json`: `diarization` and `exclusive_diarization`, lists of `start`, `end`, `speaker`, as
-/// pyannote writes them, and `speakers`, a list of `speaker`, `seconds`, `embedding`, which `known_speakers` takes. Times are
-/// seconds to the millisecond.
+/// pyannote writes them, and `speakers`, a list of `speaker`, `seconds`, `embedding`, which `known_speakers` takes; of a recording
+/// that is damaged also `damaged_at`, where that begins. Times are seconds to the millisecond.
 ///
 /// The port `files` has one row per file: `_row, format, path, bytes, digest`.
 ///
@@ -99,7 +99,7 @@ const TURN: &[(&str, ColumnType)] = &[
 
 impl Kind for Write {
     const NAME: &'static str = "speakers.write";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
         InputPort::streamed("turns", "the port `turns` of a speakers.diarize").columns(TURN),
         InputPort::streamed("exclusive", "the port `exclusive` of the same stage").columns(TURN),
@@ -109,7 +109,7 @@ impl Kind for Write {
             ("embedding", ColumnType::Any),
         ]),
         InputPort::streamed("recordings", "the port `recordings` of the same stage")
-            .columns(&[("recording", ColumnType::Text)]),
+            .columns(&[("recording", ColumnType::Text), ("damaged_at", ColumnType::Float64)]),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("files", "one row for each file that was written")];
     type Settings = WriteSettings;
@@ -160,7 +160,7 @@ struct Waiting {
     turns: Vec<Turn>,
     exclusive: Vec<Turn>,
     speakers: Vec<Speaker>,
-    recording: Option<String>,
+    recording: Option<WrittenRecording>,
 }
 
 struct Writer {
@@ -190,8 +190,8 @@ impl Operator for Writer {
         let mut files = Vec::new();
         for format in self.settings.formats() {
             let text = match format {
-                Format::Rttm => rttm(recording, &found.turns).map_err(StageError::failed)?,
-                Format::Json => json(&found),
+                Format::Rttm => rttm(&recording.file, &found.turns).map_err(StageError::failed)?,
+                Format::Json => json(&found, recording.damaged_at),
             };
             files.push(OutputFile {
                 format: format.name(),
@@ -232,7 +232,8 @@ fn milliseconds(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
 }
 
-fn json(found: &Waiting) -> String {
+/// pyannote's layout; a recording that is damaged from `damaged_at` on, in seconds, says so.
+fn json(found: &Waiting, damaged_at: Option<f64>) -> String {
     let turns = |turns: &[Turn]| -> Value {
         turns
             .iter()
@@ -249,11 +250,14 @@ fn json(found: &Waiting) -> String {
             "embedding": speaker.embedding,
         })
     });
-    let document = json!({
+    let mut document = json!({
         "diarization": turns(&found.turns),
         "exclusive_diarization": turns(&found.exclusive),
         "speakers": speakers.collect::<Value>(),
     });
+    if let Some(at) = damaged_at {
+        document["damaged_at"] = json!(milliseconds(at));
+    }
     format!("{document}\n")
 }
 

@@ -50,6 +50,11 @@ fn run(out: &Path, formats: &[Format]) -> Output {
             "silence",
             recordings_batch("silence.wav", 2.0, 0, None).unwrap(),
         )
+        .feed(
+            "recordings",
+            "cut",
+            recordings_batch("cut.wav", 2.250_4, 0, Some(2.250_4)).unwrap(),
+        )
         .empty_partition("recordings", "refused")
         .run()
         .unwrap()
@@ -92,6 +97,12 @@ fn each_recording_gets_a_file_of_each_format() {
         silent,
         json!({"diarization": [], "exclusive_diarization": [], "speakers": []})
     );
+    let cut: Value = serde_json::from_str(&read("cut.json")).unwrap();
+    assert_eq!(
+        cut,
+        json!({"diarization": [], "exclusive_diarization": [], "speakers": [], "damaged_at": 2.25})
+    );
+    assert_eq!(read("cut.rttm"), "");
     assert!(!out.join("refused.rttm").exists());
     let files = output.rows("files", "talks/a");
     assert_eq!(files.num_rows(), 2);
