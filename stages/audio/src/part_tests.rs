@@ -397,7 +397,8 @@ fn rows_around_damage_are_decoded_once() {
         };
         let (together, frames) = counted(&|| decode_rows(&path, None, &rows, most));
         let (alone, frames_of_one) = counted(&|| vec![decode_row(&path, None, reaching.0, reaching.1, most)]);
-        assert!(alone[0].is_err(), "{name}");
+        let why = alone[0].as_ref().unwrap_err().to_string();
+        assert!(!why.contains("the row ends at"), "{name}: {why}");
         assert_eq!(frames, frames_of_one, "{name}");
         assert!(frames > 0, "{name}");
         for ((start, seconds), together) in rows.into_iter().zip(together) {
