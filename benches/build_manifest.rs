@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray};
@@ -20,7 +20,7 @@ use parquet::file::properties::WriterProperties;
 
 mod measured;
 
-use measured::{Measured, measure};
+use measured::{Measured, installed, measure, python};
 
 /// Languages with their share of the rows, and the range of code points that their words are made of.
 const LANGUAGES: [(&str, u32, u32, u32); 13] = [
@@ -272,17 +272,11 @@ fn main() {
     );
     let kept = rows_of(&out.join("train_manifest_v2.parquet")) + rows_of(&out.join("val_manifest_v2.parquet"));
 
-    let python = std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into());
     for peer in ["polars", "duckdb", "pandas"] {
-        let installed = Command::new(&python)
-            .args(["-c", &format!("import {peer}")])
-            .stderr(Stdio::null())
-            .status();
-        if !installed.is_ok_and(|status| status.success()) {
-            println!("{peer}: not installed for {python}; left out");
+        if !installed(peer) {
             continue;
         }
-        let mut command = Command::new(&python);
+        let mut command = Command::new(python());
         command.current_dir(root).env("POLARS_MAX_THREADS", "2");
         command
             .arg(format!("benches/peers/build_{peer}.py"))

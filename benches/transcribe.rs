@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 
 mod measured;
 
-use measured::{Measured, measure};
+use measured::{Measured, installed, measure, python};
 
 const RATE: usize = 16_000;
 const THREADS: &str = "2";
@@ -157,28 +157,14 @@ fn words(out: &Path) -> usize {
     lines.map(count).sum()
 }
 
-fn python(name: &str, root: &Path) -> Command {
-    let mut command = Command::new(std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into()));
+fn peer(name: &str, root: &Path) -> Command {
+    let mut command = Command::new(python());
     command.arg(root.join("benches/peers").join(name));
     for variable in ["OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
         command.env(variable, THREADS);
     }
     command.env("CUDA_VISIBLE_DEVICES", "").stderr(Stdio::null());
     command
-}
-
-fn installed(package: &str) -> bool {
-    let python = std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into());
-    let mut import = Command::new(&python);
-    import.args(["-c", &format!("import {package}")]);
-    let found = import
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success());
-    if !found {
-        println!("{package}: not installed for {python}; left out");
-    }
-    found
 }
 
 fn show(name: &str, workload: &Workload, of: &Measured, words: &str, base: Option<&Measured>) {
@@ -227,7 +213,7 @@ fn main() {
     }
     if installed("onnx_asr") {
         let exports = || {
-            let mut export = python("transcribe_nemo.py", root);
+            let mut export = peer("transcribe_nemo.py", root);
             export.arg("--export").arg(&model).arg(&onnx).stdout(Stdio::null());
             nemo && export.status().is_ok_and(|status| status.success())
         };
@@ -244,7 +230,7 @@ fn main() {
             let ran = measure(flow(root, &work, workload)).expect("flow runs");
             best = better(best, ran);
             for ((_, script, model), best) in peers.iter().zip(&mut others) {
-                let mut command = python(script, root);
+                let mut command = peer(script, root);
                 command.arg(model).arg(work.join(workload.peers));
                 if let Some(ran) = measure(command) {
                     *best = better(best.take(), ran);

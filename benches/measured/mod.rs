@@ -42,3 +42,23 @@ pub fn measure(mut command: Command) -> Option<Measured> {
         said: said.trim().lines().last().unwrap_or_default().to_string(),
     })
 }
+
+/// The Python that has the packages of peers: `FLOW_BENCH_PYTHON`, or `python3`.
+pub fn python() -> String {
+    std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into())
+}
+
+/// Whether that Python has a package; says so if not.
+pub fn installed(package: &str) -> bool {
+    let python = python();
+    let mut import = Command::new(&python);
+    import.args(["-c", &format!("import {package}")]);
+    let found = import
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !found {
+        println!("{package}: not installed for {python}; left out");
+    }
+    found
+}

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
-use flow_runtime::StageError;
 use flow_runtime::glob::path_fits;
+use flow_runtime::{Shared, StageError};
 
 /// A recording, and what files about it are called.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,17 +89,8 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
 /// # Errors
 /// As [`recordings`].
 pub fn shared_recordings(input: &[String]) -> Result<Arc<Vec<Recording>>> {
-    type Shared = (Vec<String>, Weak<Vec<Recording>>);
-    static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.retain(|(_, listed)| listed.strong_count() > 0);
-    let same = shared.iter().find(|(of, _)| of == input);
-    if let Some(listed) = same.and_then(|(_, listed)| listed.upgrade()) {
-        return Ok(listed);
-    }
-    let listed = Arc::new(recordings(input)?);
-    shared.push((input.to_owned(), Arc::downgrade(&listed)));
-    Ok(listed)
+    static LISTED: Shared<Vec<String>, Vec<Recording>> = Shared::new();
+    LISTED.get(input.to_owned(), || recordings(input))
 }
 
 type Found = BTreeMap<String, PathBuf>;

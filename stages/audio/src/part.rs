@@ -8,6 +8,7 @@
 //! and FLAC and PCM end, as the header says, and the frames that are decoded must be whole, but damage in others, and with it
 //! another MD5 than that of `STREAMINFO`, goes unnoticed.
 
+use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -21,49 +22,19 @@ use crate::recording_reader::{Channels, Progress, RecordingReader};
 use crate::resample::{NeededInput, needed_input, resample};
 use crate::stored_bytes::{StoredBytes, flac_info, open};
 
-/// A decoded part.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Part {
-    /// 16 kHz, mono, in [-1, 1].
-    pub signal: Vec<f32>,
-    /// How many frames of the recording were decoded for it; none where it was decoded from the beginning.
-    pub decoded_frames: Option<u64>,
-}
-
-/// Decodes a part of a recording of any format that [`crate::recording`] knows: the samples that [`decode`] gives of the
-/// whole, from `start` on for `seconds`, or to its end where that comes first. The recording is the file, or the `range`
-/// (offset and size in bytes) of it. Longer than `max_seconds` is an error; of a recording that has to be decoded from the
-/// beginning, that is the length that it says it has, and what is decoded of it.
-///
-/// # Errors
-/// If the file cannot be read, the recording is no audio or damaged where it is decoded, or it ends before `start`.
-pub fn decode_part(
-    path: &Path,
-    range: Option<(u64, u64)>,
-    start: f64,
-    seconds: f64,
-    max_seconds: f64,
-) -> Result<Part, AudioError> {
-    let bytes = StoredBytes::open(path, range)?;
-    let wanted = sample_at(start)..sample_at(start + seconds);
-    let decoded = around(&bytes, path, &wanted, max_seconds)?;
-    let decoded_frames = decoded.decoded_frames;
-    Ok(Part {
-        signal: decoded.cut(&wanted, start)?,
-        decoded_frames,
-    })
-}
-
 /// How far the duration that a manifest gives may be from that of the recording and still mean the same, in seconds:
 /// durations are rounded. `pipelines/build_manifest_v2.yaml` lets metadata be off by as much.
 pub const TOLERANCE_SECONDS: f64 = 0.1;
 
-/// The samples of a manifest's row, `seconds` of a recording from `start` on: those of [`decode_part`], but a row from the
-/// beginning that is as long as the recording, give or take [`TOLERANCE_SECONDS`], is all of it, decoded and checked as a
-/// whole, and one that ends later than that after the recording is an error.
+/// The samples of a manifest's row: those that [`decode`] gives of the whole recording, of any format that
+/// [`crate::recording`] knows, from `start` on for `seconds`. A row from the beginning that is as long as the recording, give
+/// or take [`TOLERANCE_SECONDS`], is all of it, decoded and checked as a whole; one that ends no more than that after the
+/// recording ends with it. The recording is the file, or the `range` (offset and size in bytes) of it. Longer than
+/// `max_seconds` is an error; of a recording that has to be decoded from the beginning, that is the length that it says it
+/// has, and what is decoded of it.
 ///
 /// # Errors
-/// As [`decode_part`], and where the row reaches past the end of the recording.
+/// If the file cannot be read, the recording is no audio or damaged where it is decoded, or the row reaches past its end.
 pub fn decode_row(
     path: &Path,
     range: Option<(u64, u64)>,
@@ -83,34 +54,27 @@ pub fn decode_row(
 }
 
 /// [`decode_row`] of several rows of one recording, each with its `start` and `seconds`, in their order. Where
-/// [`is_decoded_from_the_beginning`] holds, the recording is decoded once for all of them.
+/// [`is_decoded_from_the_beginning`] holds, the recording is decoded once for all of them, as far as the last one needs it
+/// or to the first damage.
 pub fn decode_rows(
     path: &Path,
     range: Option<(u64, u64)>,
     rows: &[(f64, f64)],
     max_seconds: f64,
 ) -> Vec<Result<Vec<f32>, AudioError>> {
-    let mut decoded: Vec<Option<Vec<f32>>> = vec![None; rows.len()];
     if rows.len() > 1
         && let Ok(bytes) = StoredBytes::open(path, range)
         && is_streamed(&bytes)
         && let Ok(mut pass) = Pass::open(&bytes, path, max_seconds)
     {
         let mut order: Vec<usize> = (0..rows.len()).collect();
-        order.sort_by_key(|row| sample_at(rows[*row].0));
-        for row in order {
-            let (start, seconds) = rows[row];
-            if pass.read(&(sample_at(start)..sample_at(start + seconds))).is_err() {
-                break;
-            }
-            decoded[row] = pass.around.clone().row(start, seconds).ok();
-        }
+        order.sort_by_key(|&row| sample_at(rows[row].0));
+        let mut decoded: Vec<_> = order.into_iter().map(|row| (row, pass.row(rows[row]))).collect();
+        decoded.sort_by_key(|(row, _)| *row);
+        return decoded.into_iter().map(|(_, signal)| signal).collect();
     }
-    // What is wrong is told as of a row alone.
     let alone = |&(start, seconds): &(f64, f64)| decode_row(path, range, start, seconds, max_seconds);
-    let rows = decoded.into_iter().zip(rows);
-    rows.map(|(signal, row)| signal.map_or_else(|| alone(row), Ok))
-        .collect()
+    rows.iter().map(alone).collect()
 }
 
 /// Whether parts of a recording, which is the file or the `range` (offset and size in bytes) of it, cannot be decoded without
@@ -155,12 +119,15 @@ fn sample_at(seconds: f64) -> u64 {
 }
 
 /// Samples at 16 kHz that hold a part, or all of it up to the end of the recording.
-#[derive(Clone)]
 struct Around {
     signal: Vec<f32>,
     /// Which sample of the recording the first one is.
     first: u64,
-    /// As in [`Part`].
+    /// How many frames of the recording were decoded for the part; none where it was decoded from the beginning.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "tests see by it that no more than a part is decoded")
+    )]
     decoded_frames: Option<u64>,
     /// Whether the recording is known to end with the last one.
     ends: bool,
@@ -213,6 +180,8 @@ struct Pass {
     /// What was decoded and is still needed.
     around: Around,
     max_seconds: f64,
+    /// Why no more can be decoded, and where what was decoded before that ended.
+    failed: Option<(u64, AudioError)>,
 }
 
 impl Pass {
@@ -226,6 +195,7 @@ impl Pass {
                 ends: false,
             },
             max_seconds,
+            failed: None,
         };
         match pass.reader.stated_seconds() {
             Some(seconds) if seconds > max_seconds => Err(pass.too_long()),
@@ -239,8 +209,15 @@ impl Pass {
         }
     }
 
-    /// Decodes on to [`TOLERANCE_SECONDS`] after a part, and drops what comes before it: the next part begins no earlier. There
-    /// are no more parts after an error.
+    /// A row of the recording, which begins no earlier than the one before: see [`decode_row`].
+    fn row(&mut self, (start, seconds): (f64, f64)) -> Result<Vec<f32>, AudioError> {
+        self.read(&(sample_at(start)..sample_at(start + seconds)))?;
+        self.around.row(start, seconds)
+    }
+
+    /// Decodes on to [`TOLERANCE_SECONDS`] after a part, and drops what comes before it: the next part begins no earlier.
+    /// After an error, parts for which no more than what was decoded before it is needed are still there; others get the
+    /// same error, as they would by themselves.
     fn read(&mut self, wanted: &Range<u64>) -> Result<(), AudioError> {
         let Around { signal, first, .. } = &mut self.around;
         let before = usize::try_from(wanted.start.saturating_sub(*first)).unwrap_or(usize::MAX);
@@ -248,23 +225,57 @@ impl Pass {
         signal.drain(..before);
         *first += before as u64;
         let needed = wanted.end.saturating_add(sample_at(TOLERANCE_SECONDS));
+        if let Some((end, why)) = &self.failed
+            && needed >= *end
+        {
+            return Err(same_error(why));
+        }
         while !self.around.ends && self.around.end() <= needed {
-            let progress = self.reader.read(&mut self.around.signal)?;
             let end = self.around.end();
-            if end > sample_at(self.max_seconds) {
-                return Err(self.too_long());
-            }
-            match progress {
-                Progress::More if end <= wanted.start => {
-                    self.around.signal.clear();
-                    self.around.first = end;
-                }
-                Progress::More => {}
-                Progress::End => self.around.ends = true,
-                Progress::Damaged(why) => return Err(AudioError::Decode(broken(why).to_string())),
+            if let Err(why) = self.read_block(wanted.start) {
+                let told = same_error(&why);
+                self.failed = Some((end, why));
+                return Err(told);
             }
         }
         Ok(())
+    }
+
+    /// Decodes the next block, and drops what ends before `start`.
+    fn read_block(&mut self, start: u64) -> Result<(), AudioError> {
+        let progress = self.reader.read(&mut self.around.signal)?;
+        let end = self.around.end();
+        if end > sample_at(self.max_seconds) {
+            return Err(self.too_long());
+        }
+        match progress {
+            Progress::More if end <= start => {
+                self.around.signal.clear();
+                self.around.first = end;
+            }
+            Progress::More => {}
+            Progress::End => self.around.ends = true,
+            Progress::Damaged(why) => return Err(AudioError::Decode(broken(why).to_string())),
+        }
+        Ok(())
+    }
+}
+
+/// An error of decoding a block, for another row.
+fn same_error(error: &AudioError) -> AudioError {
+    match error {
+        AudioError::TooLong { limit_seconds } => AudioError::TooLong {
+            limit_seconds: *limit_seconds,
+        },
+        AudioError::Read { path, source } => AudioError::Read {
+            path: path.clone(),
+            source: match source.raw_os_error() {
+                Some(code) => io::Error::from_raw_os_error(code),
+                None => io::Error::new(source.kind(), source.to_string()),
+            },
+        },
+        AudioError::Decode(why) => AudioError::Decode(why.clone()),
+        other => AudioError::Decode(other.to_string()),
     }
 }
 
@@ -275,33 +286,33 @@ impl Around {
     }
 
     /// A row of the recording: see [`decode_row`].
-    fn row(self, start: f64, seconds: f64) -> Result<Vec<f32>, AudioError> {
+    fn row(&self, start: f64, seconds: f64) -> Result<Vec<f32>, AudioError> {
         let wanted = sample_at(start)..sample_at(start + seconds);
         let end = self.end();
         let end_seconds = end as f64 / f64::from(SAMPLE_RATE);
         let is_whole = self.first == 0 && self.ends;
         if is_whole && start == 0.0 && (seconds - end_seconds).abs() <= TOLERANCE_SECONDS {
-            return Ok(self.signal);
+            return Ok(self.signal.clone());
         }
-        let signal = self.cut(&wanted, start)?;
+        let part = self.cut(&wanted, start)?;
         if wanted.end > end.saturating_add(sample_at(TOLERANCE_SECONDS)) {
             return Err(AudioError::Decode(format!(
                 "the row ends at {} s, the recording at {end_seconds} s",
                 start + seconds
             )));
         }
-        Ok(signal)
+        Ok(part.to_vec())
     }
 
     /// The part itself, which ends with the recording where that comes first.
-    fn cut(self, wanted: &Range<u64>, start: f64) -> Result<Vec<f32>, AudioError> {
-        let Around { mut signal, first, .. } = self;
-        let place = |sample: u64| usize::try_from(sample.saturating_sub(first)).unwrap_or(usize::MAX);
-        signal.truncate(place(wanted.end));
-        if place(wanted.start) >= signal.len() {
-            return Err(AudioError::Decode(format!("the recording ends before {start} s")));
-        }
-        Ok(signal.split_off(place(wanted.start)))
+    fn cut(&self, wanted: &Range<u64>, start: f64) -> Result<&[f32], AudioError> {
+        let place = |sample: u64| {
+            let place = usize::try_from(sample.saturating_sub(self.first)).unwrap_or(usize::MAX);
+            place.min(self.signal.len())
+        };
+        let part = self.signal.get(place(wanted.start)..place(wanted.end));
+        part.filter(|part| !part.is_empty())
+            .ok_or_else(|| AudioError::Decode(format!("the recording ends before {start} s")))
     }
 }
 
@@ -387,4 +398,4 @@ pub(crate) fn mixed(interleaved: &[i32], channels: usize) -> impl Iterator<Item 
 
 #[cfg(test)]
 #[path = "part_tests.rs"]
-mod tests;
+pub(crate) mod tests;

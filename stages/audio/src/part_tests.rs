@@ -4,7 +4,34 @@ use super::*;
 use crate::decode::decode;
 use crate::flac::{self, Samples, StreamInfo};
 use crate::flac_encode;
+use crate::recording_reader::DECODED_FRAMES;
 use crate::test_data::{good_members, raw_wav, tone, wav};
+
+/// A decoded part.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Part {
+    /// 16 kHz, mono, in [-1, 1].
+    pub signal: Vec<f32>,
+    /// How many frames of the recording were decoded for it; none where it was decoded from the beginning.
+    pub decoded_frames: Option<u64>,
+}
+
+/// As [`decode_row`], but what ends with the recording may end before it should.
+pub(crate) fn decode_part(
+    path: &Path,
+    range: Option<(u64, u64)>,
+    start: f64,
+    seconds: f64,
+    max_seconds: f64,
+) -> Result<Part, AudioError> {
+    let bytes = StoredBytes::open(path, range)?;
+    let wanted = sample_at(start)..sample_at(start + seconds);
+    let decoded = around(&bytes, path, &wanted, max_seconds)?;
+    Ok(Part {
+        signal: decoded.cut(&wanted, start)?.to_vec(),
+        decoded_frames: decoded.decoded_frames,
+    })
+}
 
 /// As it was done before parts could be decoded alone.
 fn from_the_whole(bytes: &[u8], start: f64, seconds: f64) -> Option<Vec<f32>> {
@@ -338,4 +365,50 @@ fn rows_of_one_recording_are_the_same_together_and_alone() {
     }
     let gone = decode_rows(Path::new("no such file"), None, &[(0.0, 1.0), (1.0, 1.0)], 10.0);
     assert!(gone.len() == 2 && gone.iter().all(Result::is_err));
+}
+
+/// Where no more can be decoded, rows that lie before it are there, also those that begin behind others which reach it; and
+/// these have the error that they have alone, without being decoded again.
+#[test]
+fn rows_around_damage_are_decoded_once() {
+    let mut damaged = tone("tone.mp3");
+    let from = damaged.len() * 9 / 10;
+    damaged[from..].fill(0);
+    // A second each. Matroska does not say how many frames of Opus there are, so that the limit is met on the way.
+    for (name, bytes, most) in [("damaged", damaged, 3600.0), ("too long", tone("tone.webm"), 0.75)] {
+        let stored = Stored::new(&bytes);
+        let path = stored.0.path().join("alone");
+        let reaching = (0.2, 0.8);
+        let rows = [
+            (0.4, 0.1),
+            (0.1, 0.3),
+            reaching,
+            (0.0, 0.2),
+            (0.3, 2.0),
+            (0.25, 0.2),
+            (0.96, 0.02),
+            (0.35, 0.2),
+            (5.0, 0.1),
+            (0.0, 1.0),
+        ];
+        let counted = |work: &dyn Fn() -> Vec<Result<Vec<f32>, AudioError>>| {
+            let before = DECODED_FRAMES.get();
+            (work(), DECODED_FRAMES.get() - before)
+        };
+        let (together, frames) = counted(&|| decode_rows(&path, None, &rows, most));
+        let (alone, frames_of_one) = counted(&|| vec![decode_row(&path, None, reaching.0, reaching.1, most)]);
+        let why = alone[0].as_ref().unwrap_err().to_string();
+        assert!(!why.contains("the row ends at"), "{name}: {why}");
+        assert_eq!(frames, frames_of_one, "{name}");
+        assert!(frames > 0, "{name}");
+        for ((start, seconds), together) in rows.into_iter().zip(together) {
+            assert_eq!(together.is_ok(), start + seconds < 0.6, "{name} {start}");
+            let alone = decode_row(&path, None, start, seconds, most);
+            assert_eq!(
+                together.map_err(|error| error.to_string()),
+                alone.map_err(|error| error.to_string()),
+                "{name} {start}"
+            );
+        }
+    }
 }

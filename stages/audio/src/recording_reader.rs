@@ -197,8 +197,16 @@ impl RecordingReader {
             }
         }
         self.frames += block.frames;
+        #[cfg(test)]
+        DECODED_FRAMES.set(DECODED_FRAMES.get() + block.frames);
         Ok(())
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many frames the readers of this thread decoded.
+    pub(crate) static DECODED_FRAMES: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// Runs a decoder, whose panic is a fault of what it decodes.

@@ -147,10 +147,6 @@ pub fn samples_or_damage(
             Progress::End => break,
         }
     }
-    if samples.iter().any(|sample| !sample.is_finite()) {
-        let why = " holds samples that are no numbers";
-        return Ok(Err(Refusal::new("decode_error", path, why)));
-    }
     Ok(Ok(RecordingSamples { samples, damaged }))
 }
 

@@ -46,7 +46,8 @@ mod tests {
     use super::*;
     use crate::decode::decode;
     use crate::format::Format;
-    use crate::part::{decode_part, stated_seconds};
+    use crate::part::stated_seconds;
+    use crate::part::tests::decode_part;
     use crate::recording::probe;
     use crate::test_data::wav;
 

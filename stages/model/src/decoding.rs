@@ -125,8 +125,8 @@ pub fn decode_greedy(
         prediction,
         joint,
     };
-    let fusion = Fusion::default();
-    decode_greedy_observed(&networks, &fusion, durations, max_symbols, encoded, lengths, None)
+    let steps = Steps { durations, max_symbols };
+    decode_greedy_observed(&networks, &Fusion::default(), steps, encoded, lengths, None)
 }
 
 /// The parts of a model that decoding needs.
@@ -153,8 +153,7 @@ fn check_lengths(lengths: &[usize], batch: usize, padded: usize) -> Result<()> {
 pub fn decode_greedy_observed(
     networks: &Networks,
     fusion: &Fusion,
-    durations: &[usize],
-    max_symbols: usize,
+    steps: Steps,
     encoded: &Tensor,
     lengths: &[usize],
     observer: Option<TokenObserver>,
@@ -166,7 +165,6 @@ pub fn decode_greedy_observed(
         return Ok(vec![Hypothesis::default(); batch]);
     }
     let mut state = GreedyState::start(networks, fusion, batch)?;
-    let steps = Steps { durations, max_symbols };
     decode_greedy_on(networks, fusion, steps, encoded, lengths, &mut state, observer)
 }
 
@@ -200,11 +198,6 @@ impl GreedyState {
             fusion: vec![fusion.start(); batch],
             searches: vec![Search::default(); batch],
         })
-    }
-
-    /// Frames of the next part of each utterance that a duration has passed over already (NeMo's `time_jumps`).
-    pub fn time_jumps(&self) -> impl Iterator<Item = usize> + '_ {
-        self.searches.iter().map(|search| search.frame)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The kind `sampling.load`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
@@ -10,8 +10,8 @@ use flow_audio::probe::MEMBER_COLUMNS;
 use flow_audio::resample::resample;
 use flow_runtime::event::Event;
 use flow_runtime::{
-    Body, Context, Digest, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Shape, Source, SourcePartition,
-    StageError,
+    Body, Context, Digest, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Shape, Shared, Source,
+    SourcePartition, StageError,
 };
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -255,7 +255,7 @@ struct Loader {
 }
 
 /// The loaders in use, by what they are made of.
-static LOADERS: Mutex<Vec<(Digest, Weak<Loader>)>> = Mutex::new(Vec::new());
+static LOADERS: Shared<Digest, Loader> = Shared::new();
 
 /// What can end the making of a curriculum.
 enum Stopped {
@@ -293,42 +293,30 @@ impl LoadBody {
         };
         let history = format!("{plans:?}");
         let key = Digest::of_parts([data_digest.as_str(), &members_digest, &settings, &scratch, &history]);
-        // Held while the rows are read: the other workers need the same ones.
-        let mut loaders = LOADERS.lock().unwrap_or_else(PoisonError::into_inner);
-        loaders.retain(|(_, loader)| loader.strong_count() > 0);
-        let standing = loaders
-            .iter()
-            .find(|(of, _)| *of == key)
-            .and_then(|(_, loader)| loader.upgrade());
-        let loader = match standing {
-            Some(loader) => loader,
-            None => {
-                let data = Dataset::read(rows, members, &self.settings.shards, self.settings.max_samples)?;
-                let settings = &self.settings;
-                let wanted = Wanted {
-                    sizes: &settings.curriculum,
-                    stage_steps: &settings.curriculum_steps,
-                    steps: settings.steps,
-                    packing: &settings.packing(),
-                    plans: &plans,
-                    data: &format!("{data_digest} {:?}", settings.max_samples),
-                    notes: Some(&self.context.scratch),
-                };
-                let hashes = || hashes_of_kept(rows, settings.max_samples).map_err(Stopped::Stage);
-                let made = self.pool.install(|| Curriculum::new(&data.rows, hashes, &wanted));
-                let curriculum = made.map_err(|stopped| match stopped {
-                    Stopped::Stage(error) => error,
-                    Stopped::Sampling(error) => refused(error, &self.context.rejects),
-                })?;
-                let loader = Arc::new(Loader {
-                    data,
-                    curriculum,
-                    left_out: AtomicU64::new(0),
-                });
-                loaders.push((key, Arc::downgrade(&loader)));
-                loader
-            }
-        };
+        let loader = LOADERS.get(key, || -> Result<Loader, StageError> {
+            let settings = &self.settings;
+            let data = Dataset::read(rows, members, &settings.shards, settings.max_samples)?;
+            let wanted = Wanted {
+                sizes: &settings.curriculum,
+                stage_steps: &settings.curriculum_steps,
+                steps: settings.steps,
+                packing: &settings.packing(),
+                plans: &plans,
+                data: &format!("{data_digest} {:?}", settings.max_samples),
+                notes: Some(&self.context.scratch),
+            };
+            let hashes = || hashes_of_kept(rows, settings.max_samples).map_err(Stopped::Stage);
+            let made = self.pool.install(|| Curriculum::new(&data.rows, hashes, &wanted));
+            let curriculum = made.map_err(|stopped| match stopped {
+                Stopped::Stage(error) => error,
+                Stopped::Sampling(error) => refused(error, &self.context.rejects),
+            })?;
+            Ok(Loader {
+                data,
+                curriculum,
+                left_out: AtomicU64::new(0),
+            })
+        })?;
         Ok(self.loader.insert(loader).clone())
     }
 }

@@ -1,11 +1,11 @@
 //! Which channels of which recordings are transcribed.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use flow_audio::listing::{Recording, shared_recordings};
 use flow_audio::recording_reader::{Channels, channel_count};
-use flow_runtime::StageError;
+use flow_runtime::{Shared, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -28,8 +28,8 @@ pub struct Listed {
     pub channels: Channels,
 }
 
-/// What `input` names ([`flow_audio::listing::recordings`]), sorted by name. With [`ChannelUse::Split`], a recording of several channels stands
-/// there once for each of them; one that cannot be opened stands there as a whole.
+/// What `input` names ([`flow_audio::listing::recordings`]), sorted by name. With [`ChannelUse::Split`], a recording of several
+/// channels stands there once for each of them; one that cannot be opened stands there as a whole.
 ///
 /// # Errors
 /// As [`flow_audio::listing::recordings`], and if a channel would have the name of another recording.
@@ -79,17 +79,8 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
 /// # Errors
 /// As [`listed`].
 pub fn shared_listed(input: &[String], channels: ChannelUse) -> Result<Arc<Vec<Listed>>, StageError> {
-    type Shared = (Vec<String>, ChannelUse, Weak<Vec<Listed>>);
-    static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.retain(|(.., listed)| listed.strong_count() > 0);
-    let same = shared.iter().find(|(of, used, _)| of == input && *used == channels);
-    if let Some(listed) = same.and_then(|(.., listed)| listed.upgrade()) {
-        return Ok(listed);
-    }
-    let found = Arc::new(listed(input, channels)?);
-    shared.push((input.to_owned(), channels, Arc::downgrade(&found)));
-    Ok(found)
+    static LISTED: Shared<(Vec<String>, ChannelUse), Vec<Listed>> = Shared::new();
+    LISTED.get((input.to_owned(), channels), || listed(input, channels))
 }
 
 #[cfg(test)]

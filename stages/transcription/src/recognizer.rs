@@ -5,13 +5,13 @@ mod stateful;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device};
 use flow_kernels::is_gpu;
 use flow_kernels::threads::install;
 use flow_model::checkpoint::OpenModel;
-use flow_model::decoding::{DecodingOptions, Hypothesis};
+use flow_model::decoding::{DecodingOptions, Hypothesis, TokenObserver};
 use flow_model::model::TdtModel;
 use flow_model::timestamps::time_stamps;
 use flow_model::tokenizer::Tokenizer;
@@ -224,7 +224,30 @@ impl Recognizer {
     /// # Errors
     /// If a sample is no number, or the model fails.
     pub fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
-        let mut confidences: Vec<Vec<f64>> = vec![Vec::new(); signals.len()];
+        let (hypotheses, confidences) = self.observed(signals.len(), |observer| {
+            self.computing(|| Ok(self.model.transcribe_observed(signals, Some(observer))?))
+        })?;
+        let heard = hypotheses
+            .iter()
+            .zip(&confidences)
+            .map(|(hypothesis, confidences)| self.words(hypothesis, confidences));
+        heard.collect()
+    }
+
+    /// Work on the threads that compute; on a device, one piece at a time.
+    fn computing<R: Send>(&self, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+        let _alone =
+            is_gpu(self.model.parameters.device()).then(|| self.turn.lock().unwrap_or_else(PoisonError::into_inner));
+        install(work)
+    }
+
+    /// Decoding of so many utterances by `decode`, and the confidences of the tokens of each.
+    fn observed<R>(
+        &self,
+        utterances: usize,
+        decode: impl FnOnce(TokenObserver<'_>) -> Result<R>,
+    ) -> Result<(R, Vec<Vec<f64>>)> {
+        let mut confidences = vec![Vec::new(); utterances];
         let mut failure = None;
         let mut observe = |utterance: usize, logits: &[f32]| {
             // Which token it is does not matter, only that it is not blank.
@@ -233,18 +256,11 @@ impl Recognizer {
                 Err(error) => failure = Some(error),
             }
         };
-        let alone = is_gpu(self.model.parameters.device())
-            .then(|| self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        let hypotheses = install(|| self.model.transcribe_observed(signals, Some(&mut observe)))?;
-        drop(alone);
-        if let Some(failure) = failure {
-            return Err(failure);
+        let decoded = decode(&mut observe)?;
+        match failure {
+            Some(failure) => Err(failure),
+            None => Ok((decoded, confidences)),
         }
-        let heard = hypotheses
-            .iter()
-            .zip(&confidences)
-            .map(|(hypothesis, confidences)| self.words(hypothesis, confidences));
-        heard.collect()
     }
 
     /// The words of a window, with times from its beginning, and its languages.

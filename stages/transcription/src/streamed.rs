@@ -6,7 +6,7 @@ use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
 use flow_audio::samples::{Refusal, open};
 
-use crate::Result;
+use crate::{Result, TranscriptionError};
 
 /// Takes the next samples (mono, 16 kHz, in [-1, 1]), of which there may be none. False: no more are wanted.
 pub type Take<'a> = dyn FnMut(&[f32]) -> Result<bool> + 'a;
@@ -18,6 +18,13 @@ pub trait Samples {
     /// # Errors
     /// Those of `take`, and if the samples cannot be read.
     fn pass(&self, take: &mut Take<'_>) -> Result<()>;
+}
+
+/// The error of a recording that ends at so many samples, before its end of an earlier pass.
+pub(crate) fn shorter(samples: u64) -> TranscriptionError {
+    TranscriptionError::Input(format!(
+        "the recording ends at {samples} samples, and had more when it was read before"
+    ))
 }
 
 impl Samples for &[f32] {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use chrono::{SecondsFormat, Utc};
@@ -13,7 +13,7 @@ use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_runtime::{
-    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
+    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
     SourcePartition, StageError,
 };
 use flow_speakers::silero::SAMPLE_RATE;
@@ -250,28 +250,22 @@ type Loaded = (PathBuf, Weights, String, DecodingOptions);
 
 /// The recognizer of these settings, which all workers of a run share: it is loaded by the first that needs it.
 fn shared_recognizer(settings: &TranscribeSettings) -> Result<Arc<Recognizer>, StageError> {
-    static SHARED: Mutex<Vec<(Loaded, Weak<Recognizer>)>> = Mutex::new(Vec::new());
+    static LOADED: Shared<Loaded, Recognizer> = Shared::new();
     let decoding = settings.decoding();
-    let wanted = (
+    let key = (
         settings.model.clone(),
         settings.weights,
         settings.device.clone(),
         decoding.clone(),
     );
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.retain(|(_, recognizer)| recognizer.strong_count() > 0);
-    let standing = shared.iter().find(|(loaded, _)| *loaded == wanted);
-    if let Some(recognizer) = standing.and_then(|(_, recognizer)| recognizer.upgrade()) {
-        return Ok(recognizer);
-    }
-    let device = settings
-        .device()?
-        .open(0)
-        .map_err(|error| StageError::setting("device", error))?;
-    let recognizer = Recognizer::load(&settings.model, settings.weights.into(), &device)?;
-    let recognizer = Arc::new(recognizer.with_decoding(&decoding)?);
-    shared.push((wanted, Arc::downgrade(&recognizer)));
-    Ok(recognizer)
+    LOADED.get(key, || {
+        let device = settings
+            .device()?
+            .open(0)
+            .map_err(|error| StageError::setting("device", error))?;
+        let recognizer = Recognizer::load(&settings.model, settings.weights.into(), &device)?;
+        Ok(recognizer.with_decoding(&decoding)?)
+    })
 }
 
 #[cfg(test)]

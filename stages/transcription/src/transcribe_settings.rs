@@ -26,15 +26,16 @@ use crate::segments::SegmentRules;
 /// A recording is decoded to 16 kHz mono, block by block. Voice activity says where speech is; what lies between two pauses
 /// is a window, which goes through the model by itself, together with others of its length. Memory does not grow with the
 /// length of a recording, and one of more than ten minutes is decoded twice. `window` has other ways; of these, `full` decodes
-/// such a recording four times and holds rows for all frames up to `full_attention`. Words get the times at which they were spoken and a confidence (NeMo's default: Tsallis entropy, the least sure of a word's tokens), and
-/// are put together to segments. Tags such as `<|hi|>` are taken out of the text and listed as languages. In silence nothing
-/// is said: that is a transcript without segments, and no error.
+/// such a recording four times and holds rows for all frames up to `full_attention`. Words get the times at which they were
+/// spoken and a confidence (NeMo's default: Tsallis entropy, the least sure of a word's tokens), and are put together to
+/// segments. Tags such as `<|hi|>` are taken out of the text and listed as languages. In silence nothing is said: that is a
+/// transcript without segments, and no error.
 ///
 /// Port `segments`, one row per segment: `_row, start, end, text, confidence, words`; times are seconds from the beginning of
 /// the recording, `words` is a list of `word, start, end, confidence`. Port `recordings`, one row per partition: `_row,
 /// recording` (its path with its ending), `duration` and `decoded` in seconds (all of it, and what went through the model, in
-/// `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row per partition: `_row, processed_at, transcription_s,
-/// total_s`; it alone differs from run to run.
+/// `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row per partition: `_row,
+/// processed_at, transcription_s, total_s`; it alone differs from run to run.
 ///
 /// With `channels: split`, each channel of a recording is a partition of its own, `NAME.ch1`, `NAME.ch2` and so on; recordings
 /// of one channel keep their name.
@@ -88,7 +89,8 @@ pub struct TranscribeSettings {
     /// model that was made with limited attention keeps its own.
     #[serde(default = "attention_context")]
     pub attention_context: usize,
-    /// With `vad`: how it is found where speech is: `neural` (silero-vad), `energy` (how loud it is), or `off`, where everything is decoded.
+    /// With `vad`: how it is found where speech is: `neural` (silero-vad), `energy` (how loud it is), or `off`, where
+    /// everything is decoded.
     #[serde(default)]
     pub vad: VoiceActivity,
     /// The longest window that goes through the model, in seconds. Longer speech is cut at its longest pause, or where it is
@@ -292,12 +294,12 @@ impl TranscribeSettings {
                 return wrong(name, value, "a number of seconds above 0");
             }
         }
-        if !(0.08..=600.0).contains(&self.chunk) {
-            return wrong("chunk", self.chunk, "from 0.08 to 600 seconds");
+        if !(0.08..=300.0).contains(&self.chunk) {
+            return wrong("chunk", self.chunk, "from 0.08 to 300 seconds");
         }
         for (name, value) in [("chunk_left", self.chunk_left), ("chunk_right", self.chunk_right)] {
-            if !(0.0..=600.0).contains(&value) {
-                return wrong(name, value, "from 0 to 600 seconds");
+            if !(0.0..=300.0).contains(&value) {
+                return wrong(name, value, "from 0 to 300 seconds");
             }
         }
         let window = self.chunk_left + self.chunk + self.chunk_right;

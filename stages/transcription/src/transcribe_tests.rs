@@ -174,6 +174,8 @@ fn settings_that_cannot_be_are_named() {
     assert!(refused(|s| s.beam = 65).contains("`beam` is 65"));
     assert!(refused(|s| s.chunk = 0.01).contains("`chunk` is 0.01"));
     assert!(refused(|s| s.chunk_left = -1.0).contains("`chunk_left`"));
+    assert!(refused(|s| s.chunk = 301.0).contains("from 0.08 to 300 seconds"));
+    assert!(refused(|s| s.chunk_left = 301.0).contains("`chunk_left` is 301"));
     assert!(refused(|s| s.chunk_right = f64::NAN).contains("`chunk_right`"));
     assert!(refused(|s| s.full_attention = -1.0).contains("`full_attention`"));
     assert!(refused(|s| s.attention_context = 0).contains("`attention_context` is 0"));

@@ -65,13 +65,15 @@ fn padding() -> f64 {
 impl UtterancesSettings {
     /// The recordings by their names, with absolute paths, which the rows have.
     fn paths(&self) -> Result<BTreeMap<String, PathBuf>, StageError> {
-        let absolute = |recording: Recording| {
-            let path = std::path::absolute(&recording.path);
-            let path = path.map_err(|error| StageError::setting("input", format!("{error}")))?;
-            Ok((recording.name, path))
-        };
-        shared_recordings(&self.input)?.iter().cloned().map(absolute).collect()
+        let recordings = shared_recordings(&self.input)?;
+        let named = |recording: &Recording| Ok((recording.name.clone(), absolute(recording)?));
+        recordings.iter().map(named).collect()
     }
+}
+
+/// Where a recording is, wherever the process runs.
+fn absolute(recording: &Recording) -> Result<PathBuf, StageError> {
+    std::path::absolute(&recording.path).map_err(|error| StageError::setting("input", error))
 }
 
 /// The kind `transcription.utterances`.
@@ -124,12 +126,13 @@ impl Kind for Utterances {
     fn open(settings: &UtterancesSettings, _: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Maker {
             settings: settings.clone(),
-            paths: settings.paths()?,
+            recordings: shared_recordings(&settings.input)?,
             waiting: HashMap::new(),
         })))
     }
 
-    /// The rows hold paths: they are made anew where a recording lies elsewhere.
+    /// The names and paths of all recordings are in it: rows hold paths, and the key of each partition has this one identity.
+    /// So the rows of all are made anew, which is cheap, where a recording lies elsewhere, is new or is gone.
     fn identity(settings: &UtterancesSettings) -> Value {
         json!({
             "input": settings.paths().unwrap_or_default(),
@@ -171,8 +174,8 @@ struct Waiting {
 
 struct Maker {
     settings: UtterancesSettings,
-    /// By the name of the recording, which is its partition.
-    paths: BTreeMap<String, PathBuf>,
+    /// Sorted by name, which is that of the partition. All workers hold one list.
+    recordings: Arc<Vec<Recording>>,
     waiting: HashMap<Partition, Waiting>,
 }
 
@@ -202,13 +205,15 @@ impl Operator for Maker {
             segments.extend(read_segments(batch)?);
         }
         let name = partition.to_string();
-        let path = self.paths.get(&name).ok_or_else(|| {
+        let place = self.recordings.binary_search_by(|recording| recording.name.cmp(&name));
+        let place = place.map_err(|_| {
             StageError::setting(
                 "input",
                 format!("`input` has no recording `{name}`, of which there are segments"),
             )
             .with_help("give it the recordings that were transcribed; channels by themselves (`channels: split`) can be no rows")
         })?;
+        let path = absolute(&self.recordings[place])?;
         let lang = match &metadata.languages[..] {
             [language] => language,
             _ => &self.settings.lang,

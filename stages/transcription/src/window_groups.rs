@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use flow_speakers::silero::SAMPLE_RATE;
 
-use crate::streamed::Samples;
-use crate::{Result, TranscriptionError};
+use crate::Result;
+use crate::streamed::{Samples, shorter};
 
 /// Most samples of a group: ten minutes of speech, in 38 MB. A recording with less is one group, whose windows are decoded
 /// together with those of their length; a longer one is decoded group by group.
@@ -62,8 +62,7 @@ pub(crate) fn group_by_group(
         Ok(next < windows.len())
     })?;
     if next < windows.len() && !stopped {
-        let why = format!("the recording ends at {at} samples, and had more when it was read before");
-        return Err(TranscriptionError::Input(why));
+        return Err(shorter(at));
     }
     Ok(!stopped)
 }

@@ -1,5 +1,7 @@
 //! NumPy's `.npz`: a zip file with an array as `NAME.npy` for each name. The form of an array is that of NumPy's NEP 1: a
 //! header in Python's notation, and then the values.
+//!
+//! Not read by candle, which knows no arrays in Fortran's order and allocates what a header claims.
 
 use std::fs::File;
 use std::path::Path;

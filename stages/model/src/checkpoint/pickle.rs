@@ -1,20 +1,23 @@
 //! Pickles as PyTorch and Lightning write them. Nothing is executed: a call of anything but the known constructors
 //! stays an inert node, and is an error where a tensor is expected.
+//!
+//! Texts are borrowed from the bytes of the pickle: a small hostile file can refer to a long one again and again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde_yaml::{Mapping, Value};
 
 /// Nodes refer to each other by index, so that nesting of any depth or shape costs no stack and no copies.
 type NodeId = usize;
 
-enum Node {
+enum Node<'a> {
     None,
     Boolean(bool),
     Number(i64),
     Real(f64),
-    Text(String),
-    Global(String),
+    Text(&'a str),
+    /// Module and name.
+    Global(&'a str, &'a str),
     Sequence(Vec<NodeId>),
     Dictionary(Vec<(NodeId, NodeId)>),
     Persistent(NodeId),
@@ -25,11 +28,11 @@ enum Node {
 
 /// Where a tensor of a state dictionary lies.
 #[derive(Debug, PartialEq)]
-pub(super) struct StoredTensor {
+pub(super) struct StoredTensor<'a> {
     /// PyTorch's storage class, such as `FloatStorage`.
-    pub storage: String,
+    pub storage: &'a str,
     /// Name of the storage, the last part of the member `<root>/data/<key>`.
-    pub key: String,
+    pub key: &'a str,
     /// Offset in elements.
     pub offset: u64,
     pub shape: Vec<usize>,
@@ -39,7 +42,7 @@ pub(super) struct StoredTensor {
 /// A pickle that was read.
 pub(super) struct Pickle<'a> {
     bytes: &'a [u8],
-    nodes: Vec<Node>,
+    nodes: Vec<Node<'a>>,
     stack: Vec<NodeId>,
     memo: BTreeMap<u32, NodeId>,
     root: NodeId,
@@ -50,9 +53,7 @@ pub(super) struct Pickle<'a> {
 const MAX_VALUES: usize = 1_000_000;
 const MAX_DEPTH: usize = 64;
 
-/// So can it say a long name or a long shape again and again, each time copied: longer ones than these (bytes, dimensions) are
-/// refused.
-const MAX_NAME: usize = 1000;
+/// Shapes of more dimensions are refused: they are copied for each tensor.
 const MAX_DIMENSIONS: usize = 8;
 
 impl<'a> Pickle<'a> {
@@ -69,8 +70,8 @@ impl<'a> Pickle<'a> {
         Ok(pickle)
     }
 
-    /// The tensors of a dictionary of tensors, or of a dictionary with such a one under `state_dict`.
-    pub fn state_dict(&self) -> Result<Vec<(String, StoredTensor)>, String> {
+    /// The tensors of a dictionary of tensors, or of a dictionary with such a one under `state_dict`, each name once.
+    pub fn state_dict(&self) -> Result<Vec<(&'a str, StoredTensor<'a>)>, String> {
         let mut entries = self.dictionary(self.root).ok_or("holds no dictionary of tensors")?;
         if let Some(inner) = self
             .entry(self.root, "state_dict")
@@ -78,15 +79,17 @@ impl<'a> Pickle<'a> {
         {
             entries = inner;
         }
-        let mut tensors = Vec::with_capacity(entries.len());
+        let mut tensors = Vec::new();
+        let mut names = HashSet::new();
         for &(key, value) in entries {
-            let name = self
-                .name(key)
-                .ok_or("has a tensor without a name, or with one of more than 1000 bytes")?;
+            let name = self.text(key).ok_or("has a tensor without a name")?;
+            if !names.insert(name) {
+                return Err(format!("has two tensors of the name `{name}`"));
+            }
             let tensor = self
                 .tensor(value)
                 .ok_or_else(|| format!("holds `{name}`, which is not a plain tensor"))?;
-            tensors.push((name.to_string(), tensor));
+            tensors.push((name, tensor));
         }
         Ok(tensors)
     }
@@ -107,7 +110,7 @@ impl<'a> Pickle<'a> {
         }
         *left -= 1;
         Ok(match &self.nodes[node] {
-            Node::None | Node::Global(_) | Node::Persistent(_) | Node::Mark => Value::Null,
+            Node::None | Node::Global(..) | Node::Persistent(_) | Node::Mark => Value::Null,
             Node::Boolean(value) => Value::from(*value),
             Node::Number(value) => Value::from(*value),
             Node::Real(value) => Value::from(*value),
@@ -116,7 +119,7 @@ impl<'a> Pickle<'a> {
                 *left = left
                     .checked_sub(text.len() / 16)
                     .ok_or("has hyper-parameters that are too long")?;
-                Value::from(text.as_str())
+                Value::from(*text)
             }
             Node::Sequence(items) => Value::Sequence(
                 items
@@ -175,8 +178,7 @@ impl<'a> Pickle<'a> {
                         0x8d => self.long_length()?,
                         _ => self.length()?,
                     };
-                    let text = std::str::from_utf8(self.take(length)?).map_err(|_| "has a name that is no UTF-8")?;
-                    let text = text.to_string();
+                    let text = utf8(self.take(length)?)?;
                     self.push(Node::Text(text));
                 }
                 // Byte strings: nothing that is read here is one.
@@ -197,14 +199,14 @@ impl<'a> Pickle<'a> {
                     self.memo.insert(slot, top);
                 }
                 b'c' => {
-                    let name = format!("{}.{}", self.line()?, self.line()?);
-                    self.push(Node::Global(name));
+                    let (module, name) = (self.line()?, self.line()?);
+                    self.push(Node::Global(module, name));
                 }
                 0x93 => {
                     let (name, module) = (self.pop()?, self.pop()?);
-                    let part = |node| self.name(node).ok_or(DAMAGED);
-                    let name = format!("{}.{}", part(module)?, part(name)?);
-                    self.push(Node::Global(name));
+                    let part = |node| self.text(node).ok_or(DAMAGED);
+                    let global = Node::Global(part(module)?, part(name)?);
+                    self.push(global);
                 }
                 b')' | b']' | 0x8f => self.push(Node::Sequence(Vec::new())),
                 b'}' => self.push(Node::Dictionary(Vec::new())),
@@ -248,8 +250,7 @@ impl<'a> Pickle<'a> {
                 }
                 b'R' | 0x81 => {
                     let (arguments, callable) = (self.pop()?, self.pop()?);
-                    let ordered =
-                        matches!(&self.nodes[callable], Node::Global(name) if name == "collections.OrderedDict");
+                    let ordered = matches!(self.nodes[callable], Node::Global("collections", "OrderedDict"));
                     self.push(if ordered {
                         Node::Dictionary(Vec::new())
                     } else {
@@ -291,7 +292,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    fn take(&mut self, count: usize) -> Result<&[u8], String> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], String> {
         let (taken, rest) = self.bytes.split_at_checked(count).ok_or("is cut off")?;
         self.bytes = rest;
         Ok(taken)
@@ -330,14 +331,14 @@ impl<'a> Pickle<'a> {
         Ok(Some(i64::from_le_bytes(value)))
     }
 
-    fn line(&mut self) -> Result<String, String> {
+    fn line(&mut self) -> Result<&'a str, String> {
         let end = self.bytes.iter().position(|&byte| byte == b'\n').ok_or("is cut off")?;
-        let line = String::from_utf8_lossy(self.take(end)?).into_owned();
+        let line = utf8(self.take(end)?)?;
         self.take(1)?;
         Ok(line)
     }
 
-    fn push(&mut self, node: Node) {
+    fn push(&mut self, node: Node<'a>) {
         self.stack.push(self.nodes.len());
         self.nodes.push(node);
     }
@@ -387,16 +388,11 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    fn text(&self, node: NodeId) -> Option<&str> {
-        match &self.nodes[node] {
+    fn text(&self, node: NodeId) -> Option<&'a str> {
+        match self.nodes[node] {
             Node::Text(text) => Some(text),
             _ => None,
         }
-    }
-
-    /// A text that is short enough for a name.
-    fn name(&self, node: NodeId) -> Option<&str> {
-        self.text(node).filter(|text| text.len() <= MAX_NAME)
     }
 
     fn sequence(&self, node: NodeId) -> Option<&[NodeId]> {
@@ -419,32 +415,32 @@ impl<'a> Pickle<'a> {
     }
 
     /// `_rebuild_tensor_v2(storage, offset, shape, strides, ...)`, possibly wrapped in `_rebuild_parameter`.
-    fn tensor(&self, node: NodeId) -> Option<StoredTensor> {
+    fn tensor(&self, node: NodeId) -> Option<StoredTensor<'a>> {
+        let (name, arguments) = self.rebuilt(node)?;
+        match name {
+            "_rebuild_tensor_v2" => self.stored(arguments),
+            // One level only: the inner node of a hostile file could be the node itself.
+            "_rebuild_parameter" => match self.rebuilt(*arguments.first()?)? {
+                ("_rebuild_tensor_v2", arguments) => self.stored(arguments),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Name and arguments of a function of `torch._utils` that is called.
+    fn rebuilt(&self, node: NodeId) -> Option<(&'a str, &[NodeId])> {
         let Node::Call(callable, arguments, _) = self.nodes[node] else {
             return None;
         };
-        let Node::Global(name) = &self.nodes[callable] else {
-            return None;
-        };
-        let arguments = self.sequence(arguments)?;
-        if name == "torch._utils._rebuild_parameter" {
-            let &inner = arguments.first()?;
-            // One level only: the inner node of a hostile file could be the node itself.
-            let Node::Call(callable, _, _) = self.nodes[inner] else {
-                return None;
-            };
-            let Node::Global(name) = &self.nodes[callable] else {
-                return None;
-            };
-            return if name == "torch._utils._rebuild_tensor_v2" {
-                self.tensor(inner)
-            } else {
-                None
-            };
+        match self.nodes[callable] {
+            Node::Global("torch._utils", name) => Some((name, self.sequence(arguments)?)),
+            _ => None,
         }
-        if name != "torch._utils._rebuild_tensor_v2" {
-            return None;
-        }
+    }
+
+    /// The tensor of `storage, offset, shape, strides, ...`, where the storage is `("storage", class, key, ...)`.
+    fn stored(&self, arguments: &[NodeId]) -> Option<StoredTensor<'a>> {
         let &[storage, offset, shape, strides, ..] = arguments else {
             return None;
         };
@@ -454,15 +450,12 @@ impl<'a> Pickle<'a> {
         let &[_, class, key, ..] = self.sequence(storage)? else {
             return None;
         };
-        let Node::Global(class) = &self.nodes[class] else {
+        let Node::Global("torch", class) = self.nodes[class] else {
             return None;
         };
-        if class.len() > MAX_NAME {
-            return None;
-        }
         Some(StoredTensor {
-            storage: class.strip_prefix("torch.").unwrap_or(class).to_string(),
-            key: self.name(key)?.to_string(),
+            storage: class,
+            key: self.text(key)?,
             offset: self.size(offset)? as u64,
             shape: self.sizes(shape)?,
             strides: self.sizes(strides)?,
@@ -472,66 +465,10 @@ impl<'a> Pickle<'a> {
 
 const DAMAGED: &str = "has a damaged data.pkl";
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(text: &str) -> Vec<u8> {
-        [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
-    }
-
-    /// A state dictionary of one tensor of so many dimensions, with names of these lengths for it, its storage and its class.
-    fn dictionary(dimensions: usize, name: usize, key: usize, class: usize) -> Vec<u8> {
-        [
-            &b"\x80\x02}("[..],
-            &text(&"n".repeat(name)),
-            b"ctorch._utils\n_rebuild_tensor_v2\n((",
-            &text("storage"),
-            b"ctorch\n",
-            "F".repeat(class).as_bytes(),
-            b"\n",
-            &text(&"0".repeat(key)),
-            &text("cpu"),
-            b"K\x01tQK\x00(",
-            &b"K\x01".repeat(dimensions),
-            b"t(",
-            &b"K\x01".repeat(dimensions),
-            b"t\x89NtRu.",
-        ]
-        .concat()
-    }
-
-    #[test]
-    fn what_is_long_cannot_be_said_again_and_again() {
-        let tensors = |bytes: &[u8]| Pickle::read(bytes).unwrap().state_dict();
-        let found = tensors(&dictionary(3, 5, 1, 12)).unwrap();
-        assert_eq!(found.len(), 1);
-        assert_eq!((found[0].0.as_str(), &found[0].1.shape), ("nnnnn", &vec![1, 1, 1]));
-        for hostile in [
-            dictionary(100_000, 5, 1, 12),
-            dictionary(3, 2000, 1, 12),
-            dictionary(3, 5, 2000, 12),
-            dictionary(3, 5, 1, 2000),
-        ] {
-            assert!(tensors(&hostile).is_err());
-        }
-        // One text, named as a module again and again.
-        let mut global = [&b"\x80\x04"[..], &text(&"m".repeat(500_000)), b"q\x00"].concat();
-        for _ in 0..40_000 {
-            global.extend(b"h\x00h\x00\x93");
-        }
-        assert!(Pickle::read(&global).is_err());
-        // One long value of hyper-parameters.
-        let mut value = [
-            &b"\x80\x02}("[..],
-            &text("hyper_parameters"),
-            b"(",
-            &text(&"v".repeat(500_000)),
-            b"q\x00",
-        ]
-        .concat();
-        value.extend(b"h\x00".repeat(40_000));
-        value.extend(b"lu.");
-        assert!(Pickle::read(&value).unwrap().hyper_parameters().is_err());
-    }
+fn utf8(bytes: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(bytes).map_err(|_| "has a name that is no UTF-8".into())
 }
+
+#[cfg(test)]
+#[path = "pickle_tests.rs"]
+mod tests;

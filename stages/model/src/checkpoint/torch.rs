@@ -47,14 +47,20 @@ pub(super) fn open_torch<T>(
             .get(&format!("{root}data/{}", stored.key))
             .ok_or_else(|| format!("lacks the data of tensor `{name}`"))?;
         let (dtype, offset) = place(&region, member, &stored).map_err(|what| format!("tensor `{name}` {what}"))?;
-        tensors.push(TensorEntry::in_file(name, dtype, stored.shape, file, start + offset));
+        tensors.push(TensorEntry::in_file(
+            name.to_string(),
+            dtype,
+            stored.shape,
+            file,
+            start + offset,
+        ));
     }
     read(&pickle, tensors)
 }
 
 /// Number type of a tensor, and where in the region it begins.
-fn place(region: &Region, member: &Member, stored: &StoredTensor) -> std::result::Result<(DType, u64), String> {
-    let dtype = storage_dtype(&stored.storage)?;
+fn place(region: &Region, member: &Member, stored: &StoredTensor<'_>) -> std::result::Result<(DType, u64), String> {
+    let dtype = storage_dtype(stored.storage)?;
     if stored.strides.len() != stored.shape.len() {
         return Err("has a damaged shape".into());
     }

@@ -23,7 +23,7 @@ use crate::parameters::Parameters;
 
 /// Frames of the encoder for which sub-sampling is computed at once: 20 s, of which the first convolution's output takes
 /// 67 MB with 256 channels and 128 mels.
-pub const BLOCK: usize = 256;
+const BLOCK: usize = 256;
 
 /// The encoder, when evaluating, over one utterance: gives, to the bit, what [`Encoder::encode`] gives for the whole, where
 /// an element of a matrix product does not depend on the other rows (`flow_kernels::product`).
@@ -103,7 +103,8 @@ impl Encoder {
 
 impl EncoderStream<'_> {
     /// Sub-sampling in blocks of so many frames, 1 at least; it changes nothing but memory and speed.
-    pub fn with_block(mut self, block: usize) -> Self {
+    #[cfg(test)]
+    fn with_block(mut self, block: usize) -> Self {
         self.block = block.max(1);
         self
     }

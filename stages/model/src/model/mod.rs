@@ -515,11 +515,8 @@ impl TdtModel {
                 .map(|best| best.into_iter().next().unwrap_or_default())
                 .collect());
         }
-        let networks = self.networks();
-        let (durations, max_symbols) = (&self.config.loss.durations, self.config.decoding.max_symbols);
-        let fusion = &self.decoding.fusion;
-        let mut hypotheses =
-            decode_greedy_observed(&networks, fusion, durations, max_symbols, encoded, lengths, observer)?;
+        let (networks, fusion) = (self.networks(), &self.decoding.fusion);
+        let mut hypotheses = decode_greedy_observed(&networks, fusion, self.steps(), encoded, lengths, observer)?;
         self.add_texts(&mut hypotheses)?;
         Ok(hypotheses)
     }
@@ -539,11 +536,8 @@ impl TdtModel {
         lengths: &[usize],
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Vec<Hypothesis>>> {
-        let steps = Steps {
-            durations: &self.config.loss.durations,
-            max_symbols: self.config.decoding.max_symbols,
-        };
-        let mut found = decode_beam(&self.networks(), &self.decoding, steps, encoded, lengths, observer)?;
+        let (networks, steps) = (self.networks(), self.steps());
+        let mut found = decode_beam(&networks, &self.decoding, steps, encoded, lengths, observer)?;
         for hypotheses in &mut found {
             self.add_texts(hypotheses)?;
         }
@@ -555,6 +549,14 @@ impl TdtModel {
             parameters: &self.parameters,
             prediction: &self.prediction,
             joint: &self.joint,
+        }
+    }
+
+    /// The model's durations, and its limit of tokens on one frame.
+    fn steps(&self) -> Steps<'_> {
+        Steps {
+            durations: &self.config.loss.durations,
+            max_symbols: self.config.decoding.max_symbols,
         }
     }
 

@@ -5,7 +5,6 @@ use candle_core::Tensor;
 
 use super::TdtModel;
 use crate::Result;
-use crate::decoding::beam::Steps;
 use crate::decoding::{GreedyState, Hypothesis, TokenObserver, decode_greedy_on};
 use crate::encoder::stream::EncoderStream;
 use crate::features::{LogMelStream, Moments};
@@ -78,15 +77,11 @@ impl TdtModel {
         state: &mut GreedyState,
         observer: Option<TokenObserver>,
     ) -> Result<Hypothesis> {
-        let steps = Steps {
-            durations: &self.config.loss.durations,
-            max_symbols: self.config.decoding.max_symbols,
-        };
         let frames = encoded.dim(0)?;
         let found = decode_greedy_on(
             &self.networks(),
             &self.decoding.fusion,
-            steps,
+            self.steps(),
             &encoded.unsqueeze(0)?,
             &[frames],
             state,

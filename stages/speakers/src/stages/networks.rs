@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use flow_hub::Progress;
-use flow_runtime::StageError;
+use flow_runtime::{Shared, StageError};
 
 use crate::diarizer::{DiarizationSettings, Diarizer};
 use crate::error::Error;
@@ -48,31 +48,24 @@ type Stamp = (PathBuf, Option<(u64, SystemTime)>);
 
 /// The diarizer of a pipeline, or the bundled one: the first that needs it loads it.
 pub fn loaded(pipeline: Option<Arc<Pipeline>>) -> Result<Arc<LoadedDiarizer>, StageError> {
-    type Shared = (Vec<Stamp>, Weak<LoadedDiarizer>);
-    static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.retain(|(_, diarizer)| diarizer.strong_count() > 0);
+    static LOADED: Shared<Vec<Stamp>, LoadedDiarizer> = Shared::new();
     let stamp = |path: PathBuf| -> Stamp {
         let metadata = std::fs::metadata(&path).ok();
         let state = metadata.and_then(|metadata| Some((metadata.len(), metadata.modified().ok()?)));
         (path, state)
     };
     let files = pipeline.as_ref().map_or_else(Vec::new, |pipeline| pipeline.files.all());
-    let files: Vec<Stamp> = files.into_iter().map(stamp).collect();
-    let same = shared.iter().find(|(of, _)| *of == files);
-    if let Some(diarizer) = same.and_then(|(_, diarizer)| diarizer.upgrade()) {
-        return Ok(diarizer);
-    }
-    let diarizer = Arc::new(match pipeline {
-        Some(pipeline) => LoadedDiarizer {
-            diarizer: pipeline.diarizer().map_err(model_error)?,
-            defaults: pipeline.settings(),
-        },
-        None => LoadedDiarizer {
-            diarizer: Diarizer::bundled().map_err(StageError::failed)?,
-            defaults: DiarizationSettings::default(),
-        },
-    });
-    shared.push((files, Arc::downgrade(&diarizer)));
-    Ok(diarizer)
+    let load = || -> Result<LoadedDiarizer, StageError> {
+        Ok(match &pipeline {
+            Some(pipeline) => LoadedDiarizer {
+                diarizer: pipeline.diarizer().map_err(model_error)?,
+                defaults: pipeline.settings(),
+            },
+            None => LoadedDiarizer {
+                diarizer: Diarizer::bundled().map_err(StageError::failed)?,
+                defaults: DiarizationSettings::default(),
+            },
+        })
+    };
+    LOADED.get(files.into_iter().map(stamp).collect(), load)
 }

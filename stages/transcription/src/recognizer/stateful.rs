@@ -2,17 +2,14 @@
 
 use candle_core::Tensor;
 use flow_kernels::is_gpu;
-use flow_kernels::threads::install;
 use flow_model::decoding::{GreedyState, Hypothesis};
 use flow_runtime::available_memory;
 use flow_speakers::silero::SAMPLE_RATE;
 
-use super::{Heard, Recognized, Recognizer, unique};
-use crate::confidence::step_confidence;
+use super::{Recognized, Recognizer, recognized};
 use crate::long_audio::{ChunkSettings, ChunkWindow, FullSettings, chunk_windows};
-use crate::segments::{SegmentRules, segments};
-use crate::streamed::Samples;
-use crate::windows::join_words_of_turns;
+use crate::segments::SegmentRules;
+use crate::streamed::{Samples, shorter};
 use crate::{Result, TranscriptionError};
 
 /// Samples whose features are made at once: ten seconds.
@@ -231,17 +228,10 @@ impl Recognizer {
 
     /// Decodes the next frames of a recording, (frames, d).
     fn decode_next(&self, encoded: &Tensor, found: &mut Decoded) -> Result<()> {
-        let mut failure = None;
-        let confidences = &mut found.confidences;
-        let mut observe =
-            |_: usize, logits: &[f32]| match step_confidence(&self.confidence, logits, logits.len(), 0, false) {
-                Ok(step) => confidences.push(step.token),
-                Err(error) => failure = Some(error),
-            };
-        let next = self.model.decode_on(encoded, &mut found.state, Some(&mut observe))?;
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
+        let (next, confidences) = self.observed(1, |observer| {
+            Ok(self.model.decode_on(encoded, &mut found.state, Some(observer))?)
+        })?;
+        found.confidences.extend(confidences.into_iter().flatten());
         let hypothesis = &mut found.hypothesis;
         hypothesis.ids.extend(next.ids);
         hypothesis.durations.extend(next.durations);
@@ -254,29 +244,14 @@ impl Recognizer {
         Ok(())
     }
 
-    /// Work on the threads that compute; on a device, one piece at a time.
-    fn computing<R: Send>(&self, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
-        let _alone = is_gpu(self.model.parameters.device())
-            .then(|| self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        install(work)
-    }
-
     fn recognized(&self, found: Decoded, samples: u64, windows: usize, rules: &SegmentRules) -> Result<Recognized> {
-        let Heard { words, languages } = self.words(&found.hypothesis, &found.confidences)?;
-        let words = join_words_of_turns(std::slice::from_ref(&(0..samples)), samples, SAMPLE_RATE, vec![words])?;
+        let heard = self.words(&found.hypothesis, &found.confidences)?;
+        let whole = recognized(std::slice::from_ref(&(0..samples)), samples, vec![heard], rules)?;
         Ok(Recognized {
-            segments: segments(words, rules)?,
-            languages: unique(languages),
             windows: if samples == 0 { 0 } else { windows },
-            decoded_seconds: samples as f64 / f64::from(SAMPLE_RATE),
+            ..whole
         })
     }
-}
-
-fn shorter(samples: u64) -> TranscriptionError {
-    TranscriptionError::Input(format!(
-        "the recording ends at {samples} samples, and had more when it was read before"
-    ))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use flow_kernels::threads::install;
 use serde_json::Value;
 
 use super::*;
