@@ -189,17 +189,36 @@ fn a_table_whose_rows_go_elsewhere_is_not_taken_whole() {
     text.push_str("  old: {uses: sql, from: speakers, with: {query: 'SELECT *, age + 1 AS next FROM speakers'}}\n");
     fs::write(&path, text).unwrap();
     let speakers = format!("speakers={}", place.path("speakers.csv").display());
-    let mut plan = place.command("plan", path.to_str().unwrap(), &[&speakers]);
-    let plan = plan.args(["--json", "--partition", "bn/*"]).output().unwrap();
-    expect_code(&plan, 0);
-    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
-    let runs = |name: &str| {
-        let stages = plan["stages"].as_array().unwrap();
-        let stage = stages.iter().find(|stage| stage["stage"] == name);
-        stage.map_or(0, |stage| stage["run"].as_u64().unwrap())
+    let planned = |more: &[&str]| -> serde_json::Value {
+        let mut plan = place.command("plan", path.to_str().unwrap(), &[&speakers]);
+        let plan = plan
+            .args(["--json", "--partition", "bn/*"])
+            .args(more)
+            .output()
+            .unwrap();
+        expect_code(&plan, 0);
+        serde_json::from_slice(&plan.stdout).unwrap()
     };
+    let stage = |plan: &serde_json::Value, name: &str| {
+        let stages = plan["stages"].as_array().unwrap();
+        stages.iter().find(|stage| stage["stage"] == name).unwrap().clone()
+    };
+    let plan = planned(&[]);
+    let runs = |name: &str| stage(&plan, name)["run"].as_u64().unwrap();
     assert!(runs("scan") > 0);
     assert_eq!([runs("speakers"), runs("old"), runs("named")], [0, 0, 0], "{plan}");
+    assert!(stage(&plan, "named")["left_out"].is_string(), "{plan}");
+    // Without the stage that reads its rows it is a table alone.
+    let plan = planned(&["--until", "named"]);
+    assert!(stage(&plan, "named")["left_out"].is_null(), "{plan}");
+    assert_eq!(stage(&plan, "named")["selected"], true, "{plan}");
+    assert_eq!(stage(&plan, "speakers")["run"], 1, "{plan}");
+    assert_eq!(stage(&plan, "old")["selected"], false, "{plan}");
+    let mut run = place.command("run", path.to_str().unwrap(), &[&speakers]);
+    let run = run.args(["--partition", "bn/*", "--until", "named"]).output().unwrap();
+    expect_code(&run, 0);
+    let ages = ages(&place.path("state"));
+    assert!(ages.keys().filter(|id| !id.is_empty()).count() > 0, "{ages:?}");
 }
 
 #[test]
