@@ -363,6 +363,28 @@ fn stages_that_fail_are_told_as_failed() {
     assert!(line.ends_with("failed"), "{status}");
 }
 
+/// Opening a pipe waits until somebody writes to it.
+#[test]
+fn a_pipeline_or_overlay_that_is_no_regular_file_is_refused() {
+    let place = Workplace::new();
+    let made = std::process::Command::new("mkfifo")
+        .arg(place.path("pipe.yaml"))
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let lines = [
+        "check pipe.yaml",
+        "plan pipe.yaml",
+        "run pipe.yaml",
+        "run p.yaml --config pipe.yaml",
+    ];
+    for line in lines {
+        let (exit, said) = place.failure(line);
+        assert_eq!(exit, Exit::Usage, "{said}");
+        assert!(said.contains("pipe.yaml: it is a pipe, not a regular file"), "{said}");
+    }
+}
+
 #[test]
 fn partitions_that_are_tried_again_are_counted_once() {
     let place = Workplace::new();
