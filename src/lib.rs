@@ -18,6 +18,7 @@ mod hook;
 pub mod kinds;
 mod launch;
 mod report;
+mod run_progress;
 mod screen;
 mod table;
 #[cfg(test)]

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_evaluation::document::document;
 use flow_evaluation::page::STYLE;
-use flow_runtime::event::{Event, Events, StageFailure, StageOutcome};
+use flow_runtime::event::{Event, Events, StageOutcome};
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::spec::SwitchedOff;
 use flow_runtime::store::{StoreError, write_atomically};
 use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
+use crate::run_progress::RunProgress;
 use crate::screen::sentence::failure;
 use crate::table::count;
 
@@ -39,27 +40,13 @@ struct Seen {
     /// Partitions, as the end of the run counted them.
     ran: u64,
     reused: u64,
-    stages: Vec<StageLine>,
+    progress: RunProgress,
     switched_off: Vec<SwitchedOff>,
     warnings: Vec<(String, String)>,
     failure: Option<String>,
     tables: Vec<Value>,
     /// Stage, folder, files.
     exports: Vec<(String, String, Vec<String>)>,
-}
-
-#[derive(Default)]
-struct StageLine {
-    name: String,
-    kind: String,
-    ran: u64,
-    reused: u64,
-    rows_in: u64,
-    rows_out: u64,
-    rejects: Vec<ReasonCount>,
-    /// None where it did not end.
-    outcome: Option<StageOutcome>,
-    failures: Vec<StageFailure>,
 }
 
 impl Report {
@@ -96,12 +83,12 @@ impl Report {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let began = !seen.run.is_empty();
         let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        let stages = seen.stages.iter().map(|stage| {
+        let stages = seen.progress.stages.iter().map(|stage| {
             json!({
                 "stage": stage.name,
                 "kind": text(&stage.kind),
-                "ran": stage.ran,
-                "reused": stage.reused,
+                "ran": stage.done(),
+                "reused": stage.reused(),
                 "rows_in": stage.rows_in,
                 "rows_out": stage.rows_out,
                 "rejects": stage.rejects,
@@ -138,24 +125,8 @@ fn page_path(state: &Path, run: &str) -> PathBuf {
 }
 
 impl Seen {
-    fn stage(&mut self, name: &str) -> &mut StageLine {
-        // `dedup:keys` and `dedup:apply` are parts of one stage.
-        let name = name.split(':').next().unwrap_or(name);
-        let at = self
-            .stages
-            .iter()
-            .position(|stage| stage.name == name)
-            .unwrap_or_else(|| {
-                self.stages.push(StageLine {
-                    name: name.to_string(),
-                    ..StageLine::default()
-                });
-                self.stages.len() - 1
-            });
-        &mut self.stages[at]
-    }
-
     fn take(&mut self, event: &Event) {
+        self.progress.take(event);
         match event {
             Event::RunStarted {
                 run,
@@ -167,31 +138,6 @@ impl Seen {
                 self.pipeline.clone_from(pipeline);
                 self.switched_off.clone_from(switched_off);
             }
-            Event::StageStarted {
-                stage,
-                kind,
-                run,
-                reused,
-            } => {
-                let line = self.stage(stage);
-                line.kind.clone_from(kind);
-                line.ran = line.ran.max(*run);
-                line.reused = line.reused.max(*reused);
-            }
-            Event::StageFinished {
-                stage,
-                rows_in,
-                rows_out,
-                rejects,
-                outcome,
-                failures,
-            } => {
-                let line = self.stage(stage);
-                (line.rows_in, line.rows_out) = (*rows_in, *rows_out);
-                line.rejects.clone_from(rejects);
-                line.outcome = Some(*outcome);
-                line.failures.clone_from(failures);
-            }
             Event::StageFigures { figures, .. } => self.tables.extend(figures.get("table").cloned()),
             Event::Exported { stage, folder, files } => {
                 self.exports.push((stage.clone(), folder.clone(), files.clone()));
@@ -200,23 +146,7 @@ impl Seen {
                 self.warnings.push((stage.clone().unwrap_or_default(), message.clone()));
             }
             // A run that goes on after failures tells of each.
-            Event::RunFailed {
-                stage,
-                partition,
-                message,
-                ..
-            } => {
-                if let Some(stage) = stage {
-                    let failure = StageFailure {
-                        partition: partition.clone(),
-                        message: message.clone(),
-                    };
-                    let line = self.stage(stage);
-                    line.outcome = Some(StageOutcome::Failed);
-                    if !line.failures.contains(&failure) {
-                        line.failures.push(failure);
-                    }
-                }
+            Event::RunFailed { message, .. } => {
                 self.failure = Some(match self.failure.take() {
                     Some(before) => format!("{before}\n{message}"),
                     None => message.clone(),
@@ -232,18 +162,16 @@ impl Seen {
                 self.seconds = *seconds;
                 (self.ran, self.reused) = (*ran, *reused);
             }
-            Event::Committed { .. } | Event::Note { .. } => {}
+            Event::StageStarted { .. } | Event::Committed { .. } | Event::StageFinished { .. } | Event::Note { .. } => {
+            }
         }
     }
 
     fn page(&self) -> String {
-        let rejects: u64 = self
-            .stages
-            .iter()
-            .flat_map(|stage| &stage.rejects)
-            .map(|r| r.rows)
-            .sum();
-        let (ran, reused) = self.stages.iter().fold((0, 0), |(a, b), s| (a + s.ran, b + s.reused));
+        let stages = &self.progress.stages;
+        let rejects: u64 = stages.iter().map(|stage| stage.rejected).sum();
+        let ran: u64 = stages.iter().map(|stage| stage.done()).sum();
+        let reused: u64 = stages.iter().map(|stage| stage.reused()).sum();
         let main = html! {
             h1 { (self.pipeline) }
             p.quiet { "Run " code { (self.run) } ", " (self.outcome.replace('_', " ")) }
@@ -270,15 +198,15 @@ impl Seen {
             h2 { "Stages" }
             table {
                 thead { tr { th { "Stage" } th { "Kind" } th { "Outcome" } th.n { "Ran" } th.n { "Reused" } th.n { "Rows in" } th.n { "Rows out" } th.n { "Rejects" } } }
-                tbody { @for stage in &self.stages { tr {
+                tbody { @for stage in &self.progress.stages { tr {
                     td { (stage.name) }
                     td { code { (stage.kind) } }
                     td { (stage.outcome.map_or("not finished", StageOutcome::as_str)) @for failed in &stage.failures { br; (failure(failed)) } }
-                    td.n { (count(stage.ran)) }
-                    td.n { (count(stage.reused)) }
+                    td.n { (count(stage.done())) }
+                    td.n { (count(stage.reused())) }
                     td.n { (count(stage.rows_in)) }
                     td.n { (count(stage.rows_out)) }
-                    td.n { (count(stage.rejects.iter().map(|r| r.rows).sum())) }
+                    td.n { (count(stage.rejected)) }
                 } } }
             }
         } }
@@ -300,6 +228,7 @@ impl Seen {
 
     fn rejects(&self) -> Markup {
         let mut lines: Vec<(&str, &ReasonCount)> = self
+            .progress
             .stages
             .iter()
             .flat_map(|stage| stage.rejects.iter().map(|reject| (stage.name.as_str(), reject)))

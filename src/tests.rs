@@ -363,6 +363,79 @@ fn stages_that_fail_are_told_as_failed() {
     assert!(line.ends_with("failed"), "{status}");
 }
 
+/// Opening a pipe waits until somebody writes to it.
+#[test]
+fn a_pipeline_or_overlay_that_is_no_regular_file_is_refused() {
+    let place = Workplace::new();
+    let made = std::process::Command::new("mkfifo")
+        .arg(place.path("pipe.yaml"))
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let lines = [
+        "check pipe.yaml",
+        "plan pipe.yaml",
+        "run pipe.yaml",
+        "run p.yaml --config pipe.yaml",
+    ];
+    for line in lines {
+        let (exit, said) = place.failure(line);
+        assert_eq!(exit, Exit::Usage, "{said}");
+        assert!(said.contains("pipe.yaml: it is a pipe, not a regular file"), "{said}");
+    }
+}
+
+#[test]
+fn partitions_that_are_tried_again_are_counted_once() {
+    let place = Workplace::new();
+    place.write("in/c", "1\n13\n");
+    place.write("in/d", "13\n");
+    let summary = place.path("summary");
+    let hook = format!("--on-failure=cat > '{}'", summary.display());
+    assert!(place.flow_with("run p.yaml --keep-going", &[hook.as_str()]).0.is_err());
+    let status = place.done("status");
+    let positive = status.lines().find(|line| line.starts_with("positive")).unwrap();
+    let numbers: Vec<&str> = positive.split_whitespace().skip(1).take(5).collect();
+    // Done, of how many, reused, rows, rejects.
+    assert_eq!(numbers, ["2", "4", "0", "3", "1"], "{status}");
+    let said: serde_json::Value = serde_json::from_str(&read(&summary)).unwrap();
+    let mut stages = said["stages"].as_array().unwrap().iter();
+    let positive = stages.find(|stage| stage["stage"] == "positive").unwrap();
+    assert_eq!(
+        (&positive["ran"], &positive["reused"]),
+        (&2.into(), &0.into()),
+        "{said}"
+    );
+}
+
+/// A count is a limit that ends a stage in the middle.
+#[test]
+fn what_was_committed_before_the_limit_of_rejects_is_shown() {
+    let place = Workplace::new();
+    let text = read(&place.path("p.yaml")).replace("max_rejects_action: warn", "max_rejects_action: fail");
+    place.write("p.yaml", &text);
+    let summary = place.path("summary");
+    let hook = format!("--on-failure=cat > '{}'", summary.display());
+    let run = place.flow_with("run p.yaml --set limit=0", &[hook.as_str()]);
+    assert!(run.0.is_err_and(|failure| failure.exit() == Exit::Failed));
+    let said: serde_json::Value = serde_json::from_str(&read(&summary)).unwrap();
+    assert!(said["error"].as_str().unwrap().contains("max_rejects is 0"), "{said}");
+    let mut stages = said["stages"].as_array().unwrap().iter();
+    let positive = stages.find(|stage| stage["stage"] == "positive").unwrap();
+    assert_eq!(
+        positive["rejects"],
+        serde_json::json!([{"reason": "negative", "class": "fault", "rows": 1}]),
+        "{said}"
+    );
+    // With the other file, if that was committed before.
+    let (rows_in, rows_out) = (&positive["rows_in"], &positive["rows_out"]);
+    let (rows_in, rows_out) = (rows_in.as_u64().unwrap(), rows_out.as_u64().unwrap());
+    assert!(rows_in >= 3 && rows_out == rows_in - 1, "{said}");
+    assert!(positive["ran"].as_u64().unwrap() >= 1, "{said}");
+    let page = read(Path::new(said["report"].as_str().unwrap()));
+    assert!(page.contains("<td>negative</td><td>positive</td>"), "{page}");
+}
+
 #[test]
 fn how_runs_end_is_in_the_exit_code() {
     let place = Workplace::new();

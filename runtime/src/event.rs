@@ -59,7 +59,8 @@ pub enum Event {
         #[serde(default)]
         switched_off: Vec<SwitchedOff>,
     },
-    /// A stage begins: how many partitions will run and how many are reused.
+    /// A stage begins: how many partitions will run and how many are reused. After a failure it begins again, where the run
+    /// goes on: then it runs what is left, and what this run has made is not reused.
     StageStarted {
         stage: String,
         kind: String,
@@ -73,6 +74,9 @@ pub enum Event {
         rows_in: u64,
         rows_out: u64,
         rejects: u64,
+        /// The rejects by reason.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        reasons: Vec<ReasonCount>,
         done: u64,
         total: u64,
     },

@@ -55,8 +55,9 @@ pub trait Kind: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Whether this program can run the stage at all (that it was built for a device which the settings name, say). Asked
-    /// when a run begins, of the stages that it will run; `flow check` and `flow plan` do not ask.
+    /// Whether the stage can be run at all, as far as its settings tell: that the program was built for a device which they
+    /// name, say, or that what stands of the stage's own log allows them. Asked when a run begins, before any stage runs, of
+    /// the stages that it will run; `flow check` and `flow plan` do not ask.
     fn ready(_settings: &Self::Settings) -> Result<(), StageError> {
         Ok(())
     }

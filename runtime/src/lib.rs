@@ -24,6 +24,7 @@ pub mod plan;
 pub mod processes;
 mod read_once;
 pub mod registry;
+mod regular_file;
 pub mod reject;
 mod row_json;
 pub mod row_number;
@@ -50,6 +51,7 @@ pub use kind::{
 pub use out::Out;
 pub use partition::Partition;
 pub use read_once::ReadOnce;
+pub use regular_file::{open_regular_file, read_regular_file};
 pub use reject::{Reject, RejectClass, UNREADABLE};
 pub use row_number::ROW;
 pub use run_error::RunError;

@@ -6,7 +6,8 @@ use flow_runtime::registry::Registry;
 use flow_speakers::stages::Format;
 use flow_transcription::channels::ChannelUse;
 
-use super::recordings::{Work, WrittenFormat, fetch_diarization_model, formats, names_of, speakers, work};
+use super::fetch::fetch_diarization_model;
+use super::recordings::{Work, WrittenFormat, formats, names_of, speakers, work};
 use crate::arguments::DiarizeArguments;
 use crate::failure::{Exit, Failure};
 

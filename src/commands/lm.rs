@@ -9,8 +9,8 @@ use flow_model::fusion::{Corpus, write_witten_bell};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::escape::escape_line;
 use flow_runtime::store::write_atomically;
-use flow_training::init::local_model;
 
+use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{LmBuildArguments, LmCommand};
 use crate::failure::{Exit, Failure};
 use crate::table::plural;
@@ -76,16 +76,12 @@ fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Fail
 
 fn tokenizer(arguments: &LmBuildArguments) -> Result<Tokenizer, Failure> {
     if let Some(path) = &arguments.tokenizer {
-        return Tokenizer::load(path).map_err(Failure::unreadable);
+        return tokenizer_of_file(path);
     }
     let Some(model) = &arguments.model else {
         return Err(Failure::usage("no tokenizer is named", "give --model or --tokenizer"));
     };
-    let mut tell = |line: &str| {
-        // A screen that is gone is no reason to stop.
-        let _ = writeln!(std::io::stderr(), "{}", escape_line(line));
-    };
-    let path = local_model(model, &mut tell).map_err(Failure::unreadable)?;
+    let path = local_model(model, true)?;
     let opened = OpenModel::open(&path).map_err(Failure::unreadable)?;
     let Some(bytes) = &opened.tokenizer else {
         let message = format!("{} holds no tokenizer", path.display());

@@ -22,6 +22,7 @@ pub mod status;
 pub mod test;
 pub mod transcribe;
 
+mod fetch;
 mod kind_page;
 mod pipeline_schema;
 mod record;

@@ -9,9 +9,8 @@ use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::AttentionContext;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary;
-use flow_runtime::escape::escape_line;
-use flow_training::init::local_model;
 
+use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{
     ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat, ModelInfoArguments, NewPieces,
 };
@@ -27,13 +26,8 @@ pub fn model(command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failur
 }
 
 fn open(model: &str) -> Result<OpenModel, Failure> {
-    let path = local_model(model, &mut tell).map_err(Failure::unreadable)?;
+    let path = local_model(model, true)?;
     OpenModel::open(&path).map_err(Failure::unreadable)
-}
-
-/// Tells what takes its time. A screen that is gone is no reason to stop.
-fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", escape_line(line));
 }
 
 fn configuration(model: &OpenModel) -> Result<ModelConfig, Failure> {
@@ -198,7 +192,7 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
         writeln!(out, "note: {note}")?;
     }
     if let Some(path) = &arguments.tokenizer {
-        let tokenizer = Tokenizer::load(path).map_err(Failure::unreadable)?;
+        let tokenizer = tokenizer_of_file(path)?;
         let how = match arguments.new_pieces {
             NewPieces::Mean => vocabulary::NewPieces::Mean,
             NewPieces::Random => vocabulary::NewPieces::Random,

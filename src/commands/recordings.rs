@@ -14,8 +14,6 @@ use flow_runtime::output_files::Notes;
 use flow_runtime::registry::Registry;
 use flow_runtime::store::{Access, Records, Store};
 use flow_runtime::{Digest, StageError};
-use flow_speakers::Error;
-use flow_speakers::pyannote::Pipeline;
 use flow_transcription::channels::{ChannelUse, Listed, shared_listed};
 use tempfile::TempDir;
 
@@ -226,26 +224,6 @@ pub fn speakers(arguments: &SpeakersArguments) -> Result<Vec<String>, Failure> {
         set.push(format!("known_speakers={}", json(&[text.to_owned()])[0]));
     }
     Ok(set)
-}
-
-/// Fetches the pyannote pipeline that is named, where it is one of the hub, and says so: the run that comes after finds it in the
-/// hub's cache.
-pub fn fetch_diarization_model(speakers: &SpeakersArguments, recordings: &RecordingsArguments) -> Result<(), Failure> {
-    let Some(model) = &speakers.diarization_model else {
-        return Ok(());
-    };
-    let mut tell = |line: &str| {
-        if !matches!(recordings.progress, Progress::None | Progress::Json) {
-            // A screen that cannot be written must not end the download.
-            let _ = writeln!(io::stderr(), "{}", escape_line(line));
-        }
-        true
-    };
-    match Pipeline::find(model, None, &mut tell) {
-        Err(Error::Hub { message, help }) => Err(Failure::usage(message, help)),
-        // What else is wrong with it the run says, as of any parameter.
-        Ok(_) | Err(_) => Ok(()),
-    }
 }
 
 /// The state directory: where it is known what was done.

@@ -10,9 +10,8 @@ use flow_transcription::Format;
 use flow_transcription::channels;
 use flow_transcription::recognizer::languages;
 
-use super::recordings::{
-    Work, WrittenFormat, carried, fetch_diarization_model, formats, given, json, names_of, speakers, work,
-};
+use super::fetch::{fetch_diarization_model, local_model};
+use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
 use crate::arguments::{ChannelUse, Progress, TranscribeArguments, WindowMethod};
 use crate::failure::{Exit, Failure};
 
@@ -107,7 +106,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         }
     }
     match &arguments.model {
-        Some(model) => set.push(format!("model={}", local_model(model, speaks)?)),
+        Some(model) => set.push(format!("model={}", local_model(model, speaks)?.to_string_lossy())),
         None if speaks && !given(&arguments.recordings.set, "model") => tell_languages(&carried(TRANSCRIBE)?),
         None => {}
     }
@@ -155,18 +154,6 @@ fn transcript_formats(given: &[String], diarize: bool) -> Result<Vec<WrittenForm
         ));
     }
     Ok(formats)
-}
-
-/// The path of a model, which is fetched first where it is one of the hub.
-fn local_model(model: &str, speaks: bool) -> Result<String, Failure> {
-    let mut tell = |line: &str| {
-        if speaks {
-            // A screen that cannot be written must not end the download.
-            let _ = writeln!(io::stderr(), "{line}");
-        }
-    };
-    let path = flow_training::init::local_model(model, &mut tell).map_err(Failure::unreadable)?;
-    Ok(path.to_string_lossy().into_owned())
 }
 
 /// Says what the bundled model is good for.
@@ -223,9 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_no_reference_is_a_path() {
-        assert_eq!(local_model("models/a.nemo", false).unwrap(), "models/a.nemo");
-        assert!(local_model("hf://only-one-part", false).is_err());
+    fn a_parameter_that_is_set_is_known_by_its_name() {
         assert!(given(&["model=x".to_owned()], "model") && !given(&["model_x=1".to_owned()], "model"));
     }
 }

@@ -33,19 +33,13 @@ impl Bars {
                 bar.set_style(style());
                 bar.set_prefix(escape_line(stage).into_owned());
                 bar.enable_steady_tick(Duration::from_millis(200));
-                let begun = stages.insert(
-                    stage.clone(),
-                    Bar {
-                        bar,
-                        rows: 0,
-                        rejects: 0,
-                    },
-                );
                 // A stage begins again after a failure, where the run goes on.
-                if let Some(begun) = begun {
+                let (rows, rejects) = stages.remove(stage).map_or((0, 0), |begun| {
                     begun.bar.finish_and_clear();
                     self.screen.remove(&begun.bar);
-                }
+                    (begun.rows, begun.rejects)
+                });
+                stages.insert(stage.clone(), Bar { bar, rows, rejects });
             }
             Event::Committed {
                 stage,

@@ -179,10 +179,24 @@ fn a_table_whose_rows_go_elsewhere_is_not_taken_whole() {
     let mut text = fs::read_to_string(&path).unwrap();
     text.push_str("  old: {uses: sql, from: speakers, with: {query: 'SELECT *, age + 1 AS next FROM speakers'}}\n");
     fs::write(&path, text).unwrap();
-    let plan = planned(&place, &path, &[&speakers_table(&place)], &["--partition", "bn/*"]);
+    let speakers = speakers_table(&place);
+    let planned = |more: &[&str]| planned(&place, &path, &[&speakers], &[&["--partition", "bn/*"], more].concat());
+    let plan = planned(&[]);
     let runs = |name: &str| plan.get(name).map_or(0, |stage| stage["run"].as_u64().unwrap());
     assert!(runs("scan") > 0);
     assert_eq!([runs("speakers"), runs("old"), runs("named")], [0, 0, 0], "{plan:?}");
+    assert!(plan["named"]["left_out"].is_string(), "{plan:?}");
+    // Without the stage that reads its rows it is a table alone.
+    let plan = planned(&["--until", "named"]);
+    assert!(plan["named"]["left_out"].is_null(), "{plan:?}");
+    assert_eq!(plan["named"]["selected"], true, "{plan:?}");
+    assert_eq!(plan["speakers"]["run"], 1, "{plan:?}");
+    assert_eq!(plan["old"]["selected"], false, "{plan:?}");
+    let mut run = place.command("run", path.to_str().unwrap(), &[&speakers]);
+    let run = run.args(["--partition", "bn/*", "--until", "named"]).output().unwrap();
+    expect_code(&run, 0);
+    let ages = ages(&place.path("state"));
+    assert!(ages.keys().filter(|id| !id.is_empty()).count() > 0, "{ages:?}");
 }
 
 #[test]

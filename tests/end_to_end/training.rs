@@ -203,6 +203,20 @@ fn a_changed_rate_is_refused_until_the_user_decides() {
     expect_code(&output, 0);
 }
 
+/// Other rows would be exported before training could look at them.
+#[test]
+fn a_changed_rate_is_refused_before_manifests_are_replaced() {
+    let place = Workplace::new("micro");
+    expect_code(&finetune(&place, &["train.max_steps=4"]).output().unwrap(), 0);
+    let before = place.out_bytes();
+    let changed = ["train.max_steps=6", "train.phase2_lr=1e-4", "min_quality=0.8"];
+    let output = finetune(&place, &changed).output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("phase2_lr"), "{}", stderr(&output));
+    assert!(place.out_bytes() == before);
+    assert!(!stderr(&output).contains("to run"), "{}", stderr(&output));
+}
+
 /// Which checkpoint is handed on may be changed when training is done; a mean that is gone is made again.
 #[test]
 fn a_finished_training_hands_on_another_checkpoint() {

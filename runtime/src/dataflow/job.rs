@@ -413,6 +413,7 @@ impl RegionState {
             let records = writer.commit(group).map_err(failed)?;
             let sum = |of: fn(&Record) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
             let (rows_in, rows_out, rejects) = (sum(|r| r.rows_in), sum(|r| r.rows_out), sum(|r| r.rejects.rows));
+            let reasons = add_up(records.iter().flat_map(|record| &record.rejects.by_reason));
             let partitions = records.len() as u64;
             self.job
                 .snapshots
@@ -432,6 +433,7 @@ impl RegionState {
                 rows_in,
                 rows_out,
                 rejects,
+                reasons,
                 done,
                 total: described.total,
             });

@@ -6,7 +6,7 @@
 //! stage as complete.
 //!
 //! A table beside the rows, in which values are looked up, is no reason to leave a stage out: where it comes of sources whose
-//! rows go nowhere else, all partitions of these are taken.
+//! rows go to no other stage that was selected, all partitions of these are taken.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,15 +28,17 @@ pub(super) struct Parts {
     tables: Vec<Vec<usize>>,
 }
 
-pub(super) fn parts(checked: &Checked, graph: &Graph) -> Parts {
+/// Of the nodes that are `selected` by name. Where one of them is, so is all that it reads.
+pub(super) fn parts(checked: &Checked, graph: &Graph, selected: &[bool]) -> Parts {
     let mut no_tables = BTreeSet::new();
     loop {
         let (parts, sources, row_sources) = parts_with(checked, graph, &no_tables);
-        let tables: BTreeSet<usize> = parts.tables.iter().flatten().copied().collect();
+        let tables = parts.tables.iter().zip(selected).filter(|(_, selected)| **selected);
+        let tables: BTreeSet<usize> = tables.flat_map(|(tables, _)| tables).copied().collect();
         let mut before_tables = tables.clone();
         before_tables.extend(tables.iter().flat_map(|&table| graph.upstream(table)));
         // Sources of rows that are not, or not only, those of a table.
-        let elsewhere = (0..graph.nodes.len()).filter(|node| !before_tables.contains(node));
+        let elsewhere = (0..graph.nodes.len()).filter(|node| selected[*node] && !before_tables.contains(node));
         let elsewhere: BTreeSet<usize> = elsewhere.flat_map(|node| &row_sources[node]).copied().collect();
         let found = tables
             .into_iter()

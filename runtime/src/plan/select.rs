@@ -65,7 +65,7 @@ impl StageSelection {
         }
         let (mut left_out, mut whole) = (vec![None; selected.len()], vec![false; selected.len()]);
         if is_partial {
-            let mut parts = partitions::parts(checked, graph);
+            let mut parts = partitions::parts(checked, graph, &selected);
             for (selected, left_out) in selected.iter_mut().zip(&mut parts.left_out) {
                 if !*selected {
                     *left_out = None;

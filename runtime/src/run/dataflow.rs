@@ -61,8 +61,12 @@ pub(super) fn run(
         let reused = decided[own].len() as u64 - run;
         to_run.push((run, reused));
         if state.selection.selected[*node] {
-            started(state, *node, run, reused);
+            let begun = run_counts.knows(*node);
             run_counts.set_reused(*node, reused);
+            // After a failure there may be nothing left to begin again.
+            if run > 0 || !begun {
+                started(state, *node, run, run_counts.of(*node).1);
+            }
         }
     }
     if schedule.partitions().is_empty() {

@@ -9,6 +9,7 @@ mod fit;
 mod resolve;
 mod unknown;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -99,6 +100,20 @@ pub(super) struct Params {
     file_dir: String,
     usual_names: UsualNames,
     secrets: Secrets,
+    /// Files in which values of secrets stand as text.
+    files_with_secrets: BTreeSet<PathBuf>,
+}
+
+/// A map of values that an overlay, a test or an include gives.
+pub(super) struct GivenMap<'a> {
+    pub map: &'a Mapping,
+    pub source: &'a Arc<SourceFile>,
+    /// Where the map stands in its file.
+    pub steps: Steps,
+    /// What gives the values, in words.
+    pub by: String,
+    /// Of an include, the head of its file before references were put in.
+    pub written: Option<&'a Mapping>,
 }
 
 /// Stands for the folder of the file that it is written in.
@@ -282,6 +297,7 @@ impl Params {
             let help =
                 "write `default: ${env:NAME}`, `default: null` where it need not be given, or no default".to_string();
             wrong(here, Part::Key, message, Some(help));
+            self.files_with_secrets.insert(source.path.clone());
             default = Some(Value::Null);
         }
         match (&default, required) {
@@ -346,26 +362,20 @@ impl Params {
     }
 
     /// Gives values from an overlay or an include: a map of values, nested like the declaration.
-    pub fn give_map(
-        &mut self,
-        source: &Arc<SourceFile>,
-        steps: &Steps,
-        map: &Mapping,
-        by: &str,
-        found: &mut Vec<Diagnostic>,
-    ) {
-        self.give_below("", source, steps, map, by, found);
+    pub fn give_map(&mut self, given: &GivenMap<'_>, found: &mut Vec<Diagnostic>) {
+        self.give_below("", given, given.map, &given.steps, found);
     }
 
+    /// Gives the values of a map within a map, at `steps` in the file.
     fn give_below(
         &mut self,
         prefix: &str,
-        source: &Arc<SourceFile>,
-        steps: &Steps,
+        all: &GivenMap<'_>,
         map: &Mapping,
-        by: &str,
+        steps: &Steps,
         found: &mut Vec<Diagnostic>,
     ) {
+        let source = all.source;
         for (key, value) in map {
             let Some(key) = key.as_str() else {
                 found.push(Diagnostic::new("names of parameters must be text").at(Place::of(
@@ -378,7 +388,7 @@ impl Params {
             let (name, here) = (format!("{prefix}{key}"), steps.key(key));
             if self.is_group(&name) {
                 match value {
-                    Value::Mapping(inner) => self.give_below(&format!("{name}."), source, &here, inner, by, found),
+                    Value::Mapping(inner) => self.give_below(&format!("{name}."), all, inner, &here, found),
                     other => found.push(self.group_needs_members(&name, other).at(Place::of(
                         source,
                         &here,
@@ -390,10 +400,36 @@ impl Params {
             // A message would show the line.
             let shown = !self.is_secret(&name);
             let given = Given {
-                by: by.to_string(),
+                by: all.by.clone(),
                 place: shown.then(|| Place::of(source, &here, Part::Value)),
             };
-            match self.give(&name, value.clone(), given) {
+            let mut value = value.clone();
+            if !shown && !value.is_null() && !substitute::is_secret(&value) {
+                let from_environment = all.written.and_then(|root| lone_environment_at(root, &here));
+                match (from_environment, all.written) {
+                    // As text, also where it looks like a number.
+                    (Some(reference), _) => value = Value::from(reference),
+                    (None, None) => {
+                        self.files_with_secrets.insert(source.path.clone());
+                    }
+                    (None, Some(_)) => {
+                        self.files_with_secrets.insert(source.path.clone());
+                        let message =
+                            format!("parameter `{name}` is secret, so its value cannot stand in a pipeline file");
+                        found.push(
+                            given
+                                .wrong(message)
+                                .help("give it `${env:NAME}`, or a parameter that is secret, too"),
+                        );
+                        // So that nothing more is said of it.
+                        if let Some((index, _)) = self.find(&name) {
+                            self.params[index].raw = Some(Value::Null);
+                        }
+                        continue;
+                    }
+                }
+            }
+            match self.give(&name, value, given) {
                 Ok(()) => {}
                 Err(Refusal::Unknown(help)) => {
                     found.push(
@@ -494,7 +530,44 @@ impl Params {
     /// misspelt one of a secret.
     fn may_be_secret(&self, name: &str) -> bool {
         let unknown = self.find(name).is_none();
-        self.is_secret(name) || (unknown && self.params.iter().any(|param| param.secret))
+        self.is_secret(name) || (unknown && self.has_secrets())
+    }
+
+    /// Files in which values of secrets stand as text.
+    pub fn files_with_secrets(&self) -> &BTreeSet<PathBuf> {
+        &self.files_with_secrets
+    }
+
+    pub fn has_secrets(&self) -> bool {
+        self.params.iter().any(|param| param.secret)
+    }
+
+    /// Whether the value of a secret may stand in an overlay: under its name, or under one that is unknown.
+    pub fn may_hold_secret(&self, overlay: &Mapping) -> bool {
+        let may_hold = |(key, value): (&Value, &Value)| match key.as_str() {
+            Some("params") => self.may_give_secret("", value),
+            Some("flow" | "description") => false,
+            _ => true,
+        };
+        self.has_secrets() && overlay.iter().any(may_hold)
+    }
+
+    fn may_give_secret(&self, prefix: &str, values: &Value) -> bool {
+        let map = match values {
+            Value::Null => return false,
+            Value::Mapping(map) => map,
+            _ => return true,
+        };
+        map.iter().any(|(key, value)| match key.as_str() {
+            None => true,
+            Some(key) => {
+                let name = format!("{prefix}{key}");
+                match self.is_group(&name) {
+                    true => self.may_give_secret(&format!("{name}."), value),
+                    false => self.may_be_secret(&name),
+                }
+            }
+        })
     }
 
     fn is_group(&self, name: &str) -> bool {
@@ -569,6 +642,14 @@ impl Params {
             Err(message) => Err(Refusal::Wrong(given.wrong(format!("parameter `{name}`: {message}")))),
         }
     }
+}
+
+/// The text at `steps` below the head of a file, where it is one reference to an environment variable and nothing else.
+fn lone_environment_at<'a>(root: &'a Mapping, steps: &Steps) -> Option<&'a str> {
+    let (first, rest) = steps.0.split_first()?;
+    let yaml::Step::Key(first) = first else { return None };
+    let text = Steps(rest.to_vec()).of(root.get(first.as_str())?)?.as_str()?;
+    substitute::is_lone_environment(text).then_some(text)
 }
 
 /// The folder of a file: relative to the current directory if it lies below, else absolute; without symbolic links, so that

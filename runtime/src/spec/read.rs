@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::params::{Environment, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir};
+use super::params::{Environment, GivenMap, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir};
 use super::pipeline::{Pipeline, Stage};
 use super::source::Place;
 use super::substitute::{self, Lookup, Problem, Taken};
@@ -47,9 +47,10 @@ pub fn load_params(path: &Path, overrides: &Overrides) -> Result<Vec<ParamValue>
         let declared = document.root.get("params").unwrap_or(&Value::Null);
         let mut params = Params::declare(&document.source, declared, reader.usual_names, &mut reader.found);
         reader.give(overrides, None, &mut params);
+        reader.unshown.extend(params.files_with_secrets().iter().cloned());
         params.resolve(&overrides.environment, &mut reader.found).values
     });
-    Diagnostics::unless_empty(reader.found, values.unwrap_or_default())
+    Diagnostics::unless_empty(reader.into_found(), values.unwrap_or_default())
 }
 
 /// Reads the tests of a pipeline file, and no more of it; not those of included files.
@@ -71,7 +72,8 @@ fn load_with(
 ) -> Result<Pipeline, Diagnostics> {
     let mut reader = Reader::new(registry, overrides);
     let read = reader.pipeline(path, None, "", |reader, params| reader.give(overrides, test, params));
-    let mut found = reader.found;
+    let secrets = reader.secrets.clone();
+    let mut found = reader.into_found();
     let Some(read) = read else {
         return Err(Diagnostics::sorted(found));
     };
@@ -89,7 +91,7 @@ fn load_with(
             params: read.scope.values,
             stages,
             switched_off: Vec::new(),
-            secrets: reader.secrets,
+            secrets,
         },
     )
 }
@@ -104,6 +106,8 @@ struct Reader<'r> {
     /// The files that are being read, from the outermost in: an include of one of them is a circle.
     open: Vec<(PathBuf, PathBuf)>,
     secrets: Secrets,
+    /// Files in which the value of a secret stands, or may stand.
+    unshown: BTreeSet<PathBuf>,
     found: Vec<Diagnostic>,
 }
 
@@ -121,8 +125,20 @@ impl<'r> Reader<'r> {
             usual_names: overrides.usual_names,
             open: Vec::new(),
             secrets: Secrets::default(),
+            unshown: BTreeSet::new(),
             found: Vec::new(),
         }
+    }
+
+    /// What was found wrong, without lines of files that hold secrets.
+    fn into_found(self) -> Vec<Diagnostic> {
+        let mut found = self.found;
+        for place in found.iter_mut().filter_map(|diagnostic| diagnostic.place.as_mut()) {
+            if self.unshown.contains(&place.source.path) {
+                Arc::make_mut(&mut place.source).is_shown = false;
+            }
+        }
+        found
     }
 }
 
@@ -135,7 +151,14 @@ impl Reader<'_> {
         if let Some(test) = test {
             let (source, steps) = (&test.origin.source, test.origin.steps.key("params"));
             let by = format!("test `{}` in {}", test.name, source.path.display());
-            params.give_map(source, &steps, &test.params, &by, &mut self.found);
+            let given = GivenMap {
+                map: &test.params,
+                source,
+                steps,
+                by,
+                written: None,
+            };
+            params.give_map(&given, &mut self.found);
         }
         for argument in &overrides.set {
             params.give_text(argument, &mut self.found);
@@ -172,6 +195,7 @@ impl Reader<'_> {
         let mut params = Params::declare(&document.source, entry("params"), self.usual_names, &mut self.found);
         params.keep_secrets_in(&self.secrets);
         give(self, &mut params);
+        self.unshown.extend(params.files_with_secrets().iter().cloned());
         let environment = Arc::clone(&self.environment);
         let scope = params.resolve(&environment, &mut self.found);
         let description = match entry("description") {
@@ -209,21 +233,30 @@ impl Reader<'_> {
 
     fn overlay(&mut self, path: &Path, params: &mut Params) {
         let Some(mut document) = self.document(path, None, "an overlay", &["description", "params"]) else {
+            if params.has_secrets() {
+                self.unshown.insert(path.to_path_buf());
+            }
             return;
         };
+        if params.may_hold_secret(&document.root) {
+            self.unshown.insert(path.to_path_buf());
+        }
         if let Some(values) = document.root.get_mut("params") {
             params.put_file_dir("", values, &file_dir(path));
         }
         let steps = Steps::default().key("params");
         match document.root.get("params") {
             None | Some(Value::Null) => {}
-            Some(Value::Mapping(map)) => params.give_map(
-                &document.source,
-                &steps,
-                map,
-                &format!("--config {}", path.display()),
-                &mut self.found,
-            ),
+            Some(Value::Mapping(map)) => {
+                let given = GivenMap {
+                    map,
+                    source: &document.source,
+                    steps,
+                    by: format!("--config {}", path.display()),
+                    written: None,
+                };
+                params.give_map(&given, &mut self.found);
+            }
             Some(other) => self.wrong(
                 &document,
                 &steps,
@@ -306,13 +339,16 @@ impl Reader<'_> {
                 &format!("{group}{name}/"),
                 |reader, params| match &given {
                     Value::Null => {}
-                    Value::Mapping(map) => params.give_map(
-                        &source,
-                        &here.key("params"),
-                        map,
-                        &format!("include `{name}` in {}", source.path.display()),
-                        &mut reader.found,
-                    ),
+                    Value::Mapping(map) => {
+                        let given = GivenMap {
+                            map,
+                            source: &source,
+                            steps: here.key("params"),
+                            by: format!("include `{name}` in {}", source.path.display()),
+                            written: Some(&document.root),
+                        };
+                        params.give_map(&given, &mut reader.found);
+                    }
                     other => {
                         let place = Place::of(&source, &here.key("params"), Part::Value);
                         reader.found.push(

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use super::yaml::{Part, Step, Steps, locate};
 
 /// A file that was read, kept so that any later error can point into it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceFile {
     /// As it was given, for the reader.
     pub path: PathBuf,
     pub text: String,
+    /// False where the value of a secret stands in it: then no message shows lines of it.
+    pub is_shown: bool,
 }
 
 /// A stretch of text in a file.
@@ -188,6 +190,7 @@ mod tests {
         Arc::new(SourceFile {
             path: "p.yaml".into(),
             text: text.into(),
+            is_shown: true,
         })
     }
 

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use super::StoreError;
 use crate::digest::Digest;
+use crate::open_regular_file;
 
 /// Bytes that are read at once of what nobody asked for.
 const PIECE: u64 = 1 << 20;
@@ -26,12 +27,8 @@ impl DigestedFile {
     /// # Errors
     /// If the file is not there or cannot be opened, or is no file (a folder, a pipe).
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Opening a pipe would wait for ever.
-        if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::other("it is not a file"));
-        }
         let opened = SystemTime::now();
-        let file = File::open(path)?;
+        let file = open_regular_file(path)?;
         let before = file.metadata()?;
         Ok(DigestedFile {
             file,

@@ -19,6 +19,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::thrift::{Fault, number_in_struct};
+use crate::open_regular_file;
 
 /// Bytes at the end of a file that say how long its metadata are: a number of four, and a mark.
 const TAIL: u64 = 8;
@@ -67,14 +68,9 @@ impl ForeignParquet {
     /// Opens a file.
     ///
     /// # Errors
-    /// When it cannot be opened, or is no plain file.
+    /// When it cannot be opened, or is no regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Before it is opened, which waits for ever at a pipe that nobody writes to.
-        let metadata = std::fs::metadata(path)?;
-        if !metadata.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no plain file"));
-        }
-        let file = File::open(path)?;
+        let file = open_regular_file(path)?;
         Ok(ForeignParquet {
             length: file.metadata()?.len(),
             file: Arc::new(Noting {

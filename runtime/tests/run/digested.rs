@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::Place;
-use crate::toys::write_aged;
+use crate::toys::once::write_aged;
 
 /// The runtime would see the files as they were before.
 const WRITTEN_WHEN_READ: &str = "before: '12'";

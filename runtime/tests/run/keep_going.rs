@@ -83,6 +83,12 @@ fn other_partitions_go_on_and_what_needs_all_is_left_out() {
         let seen = seen.lock().unwrap();
         let failed = seen.iter().filter(|event| matches!(event, Event::RunFailed { .. }));
         assert_eq!(failed.count(), 2);
+        // A stage that begins again does not count as reused what it made.
+        for event in seen.iter() {
+            if let Event::StageStarted { stage, reused, .. } = event {
+                assert_eq!(*reused, 0, "{stage}");
+            }
+        }
         let outcome = seen.iter().find_map(|event| match event {
             Event::RunFinished { outcome, .. } => Some(outcome.as_str()),
             _ => None,

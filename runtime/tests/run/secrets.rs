@@ -234,6 +234,84 @@ fn where_a_secret_would_be_shown_it_is_refused() {
     assert!(error.contains("cannot stand in a pipeline file"), "{error}");
 }
 
+/// An include writes into a pipeline file, too.
+#[test]
+fn an_include_gives_a_secret_no_text() {
+    let place = Place::new();
+    let inner = LOGIN.replace("  user: ann", "  user: ann\n  other: 1");
+    assert_ne!(inner, LOGIN);
+    fs::write(place.path("inner.yaml"), inner).unwrap();
+    let including = |params: &str| {
+        place.pipeline(&format!(
+            "flow: 1\nparams: {{word: {PASSWORD}, password: {{default: null, secret: true}}, shards: {{required: true}}, out: {{required: true}}}}\n\
+             include: {{inner: {{pipeline: inner.yaml, params: {{{params}, shards: '${{shards}}', out: '${{out}}'}}}}}}\n"
+        ));
+    };
+    for params in [
+        format!("site: {{password: {PASSWORD}}}"),
+        format!("site.password: {PASSWORD}"),
+        "site: {password: '${word}'}".to_string(),
+    ] {
+        including(&params);
+        let error = refusal(&place, &[], Some(PASSWORD));
+        assert!(
+            error.contains("`site.password` is secret, so its value cannot stand in a pipeline file"),
+            "{params}: {error}"
+        );
+        assert!(!error.contains("is required"), "{params}: {error}");
+        assert!(!error.contains(PASSWORD), "{params}: {error}");
+    }
+    // As text, whatever it looks like, and by a parameter that is secret itself.
+    including("site: {password: '${env:PASSWORD}'}");
+    let checked = check_with(&place, &[], Some("0012.500")).unwrap();
+    assert!(!checked.pipeline.frozen().contains("0012.500"));
+    including("site: {password: '${password}'}");
+    check_with(&place, &[format!("password={PASSWORD}")], None).unwrap();
+}
+
+/// Whatever is wrong with an overlay: its lines hold the value.
+#[test]
+fn messages_about_an_overlay_do_not_show_the_secrets_in_it() {
+    use flow_runtime::spec::Style;
+
+    let place = Place::new();
+    place.pipeline(LOGIN);
+    let set = ["shards", "out"].map(|name| format!("{name}={}", place.path(name).display()));
+    let registry = Registry::new(toys::kinds()).unwrap();
+    let said = |overlay: &str| {
+        fs::write(place.path("overlay.yaml"), overlay).unwrap();
+        let overrides = Overrides {
+            configs: vec![place.path("overlay.yaml")],
+            set: set.to_vec(),
+            ..Overrides::default()
+        };
+        let found = load(&place.path("pipeline.yaml"), &overrides, &registry).err().unwrap();
+        [Style::Plain, Style::Unicode, Style::Colour].map(|style| found.render(style))
+    };
+    let hidden = [
+        // On the line of another mistake, and on the line before it.
+        format!("flow: 1\nparams: {{site: {{password: {PASSWORD}}}, usr: ben}}\n"),
+        format!("flow: 1\nparams:\n  site:\n    password: {PASSWORD}\n  usr: ben\n"),
+        // Under a name that is perhaps misspelt, and where it does not belong.
+        format!("flow: 1\nparams:\n  site:\n    pasword: {PASSWORD}\n"),
+        format!("flow: 1\nparams:\n  site: {PASSWORD}\n"),
+        format!("flow: 1\nparms: {{site: {{password: {PASSWORD}}}}}\n"),
+        format!("params: {{site: {{password: {PASSWORD}}}}}\n"),
+        format!("flow: 1\nparams: {{site: {{password: [{PASSWORD}, }}}}\n"),
+    ];
+    for overlay in hidden {
+        for said in said(&overlay) {
+            assert!(!said.contains(PASSWORD), "{overlay}: {said}");
+            assert!(said.contains("overlay.yaml:"), "{overlay}: {said}");
+        }
+    }
+    // Where there is no secret, the line is shown.
+    let [plain, picture, _] = said("flow: 1\nparams: {user: [ben, ann]}\n");
+    for said in [plain, picture] {
+        assert!(said.contains("params: {user: [ben, ann]}"), "{said}");
+    }
+}
+
 #[test]
 fn a_secret_that_looks_like_a_path_is_not_rewritten() {
     let place = Place::new();

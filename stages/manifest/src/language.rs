@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
+use flow_runtime::open_regular_file;
 use flow_runtime::spec::yaml;
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +69,9 @@ impl Languages {
     /// # Errors
     /// When the file cannot be read or is no language table.
     pub fn from_file(path: &Path) -> Result<Languages, ManifestError> {
-        let text = std::fs::read_to_string(path).map_err(|e| ManifestError::io(path, e))?;
+        let mut text = String::new();
+        let read = open_regular_file(path).and_then(|mut file| file.read_to_string(&mut text));
+        read.map_err(|e| ManifestError::io(path, e))?;
         Languages::parse(&text).map_err(|e| ManifestError::Languages(format!("{}: {e}", path.display())))
     }
 

@@ -8,7 +8,7 @@ use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Secret, Shape, Source, SourcePartition,
-    StageError,
+    StageError, read_regular_file,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -160,7 +160,7 @@ impl Source for Reader {
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
         let bytes = match self.origin()? {
-            Origin::File(path, setting) => std::fs::read(&path).map_err(|error| {
+            Origin::File(path, setting) => read_regular_file(&path).map_err(|error| {
                 let message = format!("{} cannot be read: {error}", path.display());
                 StageError::setting(setting, message)
             })?,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use arrow::datatypes::Schema;
 use flow_hub::HubReference;
 use flow_kernels::device::DeviceChoice;
+use flow_runtime::read_regular_file;
 use flow_sampling::SamplingRecord;
 use flow_sampling::plan::Packing;
 use serde_json::{Value, json};
@@ -216,7 +217,10 @@ impl ResolvedSettings {
             return Ok(None);
         }
         let failed = |e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}"));
-        let read = self.tokenizer_read.get(path, || std::fs::read(path)).map_err(failed)?;
+        let read = self
+            .tokenizer_read
+            .get(path, || read_regular_file(Path::new(path)))
+            .map_err(failed)?;
         Ok(Some(read.to_vec()))
     }
 
@@ -231,12 +235,7 @@ impl ResolvedSettings {
         let tokenizer = self.tokenizer_file()?;
         let tokenizer = tokenizer.map(|bytes| blake3::hash(&bytes).to_hex().to_string());
         let model = if fresh {
-            let mut model = serde_json::to_value(&self.model).unwrap_or(Value::Null);
-            if let Some(sizes) = model.as_object_mut() {
-                // What stands in the file counts, not where it lies.
-                sizes.remove("tokenizer");
-            }
-            model
+            self.fresh_model()
         } else if tokenizer.is_some() && self.new_pieces != NewPieces::default() {
             json!({ "new_pieces": self.new_pieces })
         } else {
@@ -248,6 +247,16 @@ impl ResolvedSettings {
             init: self.init.clone(),
             seed: self.seed,
         })
+    }
+
+    /// What a model that begins from nothing is, but for its tokenizer.
+    pub fn fresh_model(&self) -> Value {
+        let mut model = serde_json::to_value(&self.model).unwrap_or(Value::Null);
+        if let Some(sizes) = model.as_object_mut() {
+            // What stands in the file counts, not where it lies.
+            sizes.remove("tokenizer");
+        }
+        model
     }
 
     /// The settings whose change is noticed. Those that never matter to the result (evaluation, logging,

@@ -6,7 +6,7 @@ use crate::checkpoint::{self, CheckpointRecord, StoredCheckpoint};
 use crate::error::TrainingError;
 use crate::init::check_init;
 use crate::resolved_settings::ResolvedSettings;
-use crate::settings::OnChange;
+use crate::settings::{OnChange, TrainSettings};
 
 /// Where training goes on.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,35 +58,78 @@ pub fn find_start(settings: &ResolvedSettings, data: Option<&str>) -> Result<Sta
     let mut others = checkpoint::identity_changes(&record.identity, &identity);
     let another_run = !others.is_empty();
     others.extend(checkpoint::changes(&record, &settings.recorded(), data));
-    if others.is_empty() {
-        return Ok(Start::Resume {
-            checkpoint: standing,
-            record: Box::new(record),
-            changes: others,
-            damaged,
+    if !others.is_empty() && settings.on_change == OnChange::Restart {
+        return Ok(Start::Fresh {
+            folder: checkpoint::next_restart(root)?,
         });
     }
-    match settings.on_change {
-        OnChange::Restart => Ok(Start::Fresh {
-            folder: checkpoint::next_restart(root)?,
+    if let Some(refusal) = refusal(settings.on_change, &folder, &others, another_run) {
+        return Err(refusal);
+    }
+    Ok(Start::Resume {
+        checkpoint: standing,
+        record: Box::new(record),
+        changes: others,
+        damaged,
+    })
+}
+
+/// Why training does not go on in a folder; none where it does, or begins anew. `another_run`: some of the changes are of what the
+/// run is.
+fn refusal(on_change: OnChange, folder: &Path, changes: &[String], another_run: bool) -> Option<TrainingError> {
+    match on_change {
+        _ if changes.is_empty() => return None,
+        OnChange::Restart => return None,
+        OnChange::Continue if !another_run => return None,
+        OnChange::Continue | OnChange::Refuse => {}
+    }
+    Some(TrainingError::Refused {
+        message: format!(
+            "training in {} cannot simply go on: {}",
+            folder.display(),
+            changes.join("; ")
+        ),
+        help: Some(if another_run {
+            "undo the change, set `train.on_change: restart` to begin anew beside it, or give another folder as `checkpoints`".into()
+        } else {
+            "undo the change, set `train.on_change: continue` to go on with it, or `restart` to begin anew beside it"
+                .into()
         }),
-        OnChange::Continue if !another_run => Ok(Start::Resume {
-            checkpoint: standing,
-            record: Box::new(record),
-            changes: others,
-            damaged,
-        }),
-        _ => Err(TrainingError::Refused {
-            message: format!(
-                "training in {} cannot simply go on: {}",
-                folder.display(),
-                others.join("; ")
-            ),
-            help: Some(if another_run {
-                "undo the change, set `train.on_change: restart` to begin anew beside it, or give another folder as `checkpoints`".into()
-            } else {
-                "undo the change, set `train.on_change: continue` to go on with it, or `restart` to begin anew beside it".into()
-            }),
-        }),
+    })
+}
+
+/// Refuses settings with which training does not go on from the checkpoint that stands, before the stages run that make its
+/// inputs. What only these tell (the tokenizer, how micro-batches are made, the train rows) [`find_start`] compares when they
+/// are there.
+///
+/// # Errors
+/// As [`find_start`].
+pub fn check_changes(settings: &TrainSettings) -> Result<(), TrainingError> {
+    let settings = ResolvedSettings::from(settings.clone());
+    let folder = checkpoint::current(Path::new(&settings.checkpoints))?;
+    let of_record = |record: &CheckpointRecord| {
+        let mut identity = record.identity.clone();
+        identity.init.clone_from(&settings.init);
+        identity.seed = settings.seed;
+        if settings.init == "none" {
+            identity.model = settings.fresh_model();
+        }
+        let mut changes = checkpoint::identity_changes(&record.identity, &identity);
+        let another_run = !changes.is_empty();
+        // As in the record where the settings alone do not tell.
+        let mut now = record.settings.clone();
+        now.extend(settings.recorded());
+        changes.extend(checkpoint::changes(record, &now, None));
+        refusal(settings.on_change, &folder, &changes, another_run)
+    };
+    // The files of a checkpoint are read only where its record is a reason to refuse.
+    match checkpoint::latest(&folder) {
+        Ok(None) => return Ok(()),
+        Ok(Some((_, record))) if of_record(&record).is_none() => return Ok(()),
+        _ => {}
+    }
+    match checkpoint::newest_sound(&folder)? {
+        Some((_, record, _)) => of_record(&record).map_or(Ok(()), Err),
+        None => Ok(()),
     }
 }

@@ -26,7 +26,7 @@ use crate::loaded_rows::BATCH_COLUMNS;
 use crate::model_from::{ModelFrom, chosen};
 use crate::resolved_settings::ResolvedSettings;
 use crate::settings::TrainSettings;
-use crate::start::{Start, find_start};
+use crate::start::{Start, check_changes, find_start};
 use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
 use crate::trainer::panic_text;
 use crate::training_thread::{CheckpointRequest, StepBatches, train};
@@ -110,7 +110,8 @@ impl Kind for TrainingTrain {
 
     fn ready(settings: &TrainSettings) -> Result<(), StageError> {
         let checked = settings.device()?.check();
-        Ok(checked.map_err(|error| TrainingError::setting("device", error))?)
+        checked.map_err(|error| TrainingError::setting("device", error))?;
+        Ok(check_changes(settings)?)
     }
 
     fn spreads(settings: &TrainSettings, processes: usize) -> Result<bool, StageError> {

@@ -13,7 +13,7 @@ use flow_model::tokenizer::{Algorithm, Tokenizer};
 use flow_runtime::event::Event;
 use flow_runtime::{
     Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    ReadOnce, Shape, Source, SourcePartition, StageError,
+    ReadOnce, Shape, Source, SourcePartition, StageError, read_regular_file,
 };
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;
@@ -132,7 +132,7 @@ impl TrainTokenizerSettings {
         let path = Path::new(&self.extend);
         let refuse = |why: String| StageError::setting("extend", why);
         if path.extension().is_some_and(|ending| ending == "model") {
-            return std::fs::read(path).map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
+            return read_regular_file(path).map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
         }
         tokenizer_of_model("extend", path)
     }

@@ -15,7 +15,7 @@ use flow_training::checkpoint;
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::{LeftOut, Session};
 use flow_training::settings::{ModelSettings, OnChange, TrainSettings};
-use flow_training::start::{Start, find_start};
+use flow_training::start::{Start, check_changes, find_start};
 use flow_training::trainer::LoadedBatch;
 
 fn settings(folder: &Path, max_steps: u64) -> TrainSettings {
@@ -424,6 +424,46 @@ fn changed_settings_are_refused_continued_or_restarted() {
     );
     // With the same settings the restarted training simply goes on.
     train(&again, 2..3);
+}
+
+/// Said before the inputs are made, and of nothing that only they tell.
+#[test]
+fn changed_settings_are_refused_without_the_inputs() {
+    let folder = tempfile::tempdir().expect("folder");
+    let before = settings(folder.path(), 8);
+    check_changes(&before).expect("no checkpoint yet");
+    train(&before, 0..4);
+    check_changes(&before).expect("no change");
+    check_changes(&TrainSettings {
+        max_steps: 9,
+        ..before.clone()
+    })
+    .expect("more steps");
+    let changed = TrainSettings {
+        phase2_lr: 5e-3,
+        ..before.clone()
+    };
+    let said = check_changes(&changed).expect_err("refused").to_string();
+    assert!(said.contains("phase2_lr: 0.002 in the checkpoint, 0.005 now"), "{said}");
+    let wider = TrainSettings {
+        model: ModelSettings {
+            d_model: 32,
+            ..before.model.clone()
+        },
+        ..before.clone()
+    };
+    for (on_change, rate, model) in [
+        (OnChange::Refuse, false, false),
+        (OnChange::Continue, true, false),
+        (OnChange::Restart, true, true),
+    ] {
+        let with = |settings: &TrainSettings| TrainSettings {
+            on_change,
+            ..settings.clone()
+        };
+        assert_eq!(check_changes(&with(&changed)).is_ok(), rate, "{on_change:?}");
+        assert_eq!(check_changes(&with(&wider)).is_ok(), model, "{on_change:?}");
+    }
 }
 
 /// Whatever decides which rows make a micro-batch is noticed, as it came with them.

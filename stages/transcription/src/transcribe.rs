@@ -1,6 +1,5 @@
 //! The kind `transcription.transcribe`: recordings to segments of words.
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +13,7 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
-    SourcePartition, StageError,
+    SourcePartition, StageError, open_regular_file,
 };
 use flow_speakers::silero::SAMPLE_RATE;
 use serde_json::{Value, json};
@@ -149,12 +148,12 @@ impl Source for Transcriber {
         for file in &model {
             // Else each recording would be refused for it.
             let unreadable = |error| StageError::setting("model", format!("cannot read {}: {error}", file.display()));
-            File::open(file).map_err(unreadable)?;
+            open_regular_file(file).map_err(unreadable)?;
         }
         let decoding = self.settings.decoding();
         for (setting, file) in decoding.files() {
             let unreadable = |error| StageError::setting(setting, format!("cannot read {}: {error}", file.display()));
-            File::open(file).map_err(unreadable)?;
+            open_regular_file(file).map_err(unreadable)?;
         }
         let read: Vec<PathBuf> = model
             .into_iter()

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Reader;
+use crate::open_regular_file;
 use crate::spec::FORMAT;
 use crate::spec::diagnostic::Diagnostic;
 use crate::spec::params::brief;
@@ -49,6 +50,7 @@ impl Reader<'_> {
         let source = Arc::new(SourceFile {
             path: path.to_path_buf(),
             text,
+            is_shown: true,
         });
         let root = match yaml::parse_text(&source.text) {
             Ok(Value::Mapping(root)) => root,
@@ -155,7 +157,7 @@ fn tagged(value: &Value, steps: &Steps) -> Option<Steps> {
 }
 
 fn read_text(path: &Path) -> Result<String, String> {
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let file = open_regular_file(path).map_err(|error| error.to_string())?;
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{Partition, SourcePartition, StageError};
+use flow_runtime::{Partition, SourcePartition, StageError, open_regular_file};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
@@ -246,7 +246,7 @@ impl LineManifest {
 
 /// Blocks of whole lines of a file.
 fn blocks_of(path: &Path) -> io::Result<Vec<Block>> {
-    let mut reader = BufReader::with_capacity(1 << 20, File::open(path)?);
+    let mut reader = BufReader::with_capacity(1 << 20, open_regular_file(path)?);
     let (mut blocks, mut start, mut at, mut lines, mut first_line) = (Vec::new(), 0, 0, 0, 1);
     loop {
         let length = reader.skip_until(b'\n')? as u64;

@@ -1,12 +1,11 @@
 //! Tables as text with a heading: CSV and TSV files, also those of a folder of recordings and of Common Voice.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{Partition, SourcePartition, StageError};
+use flow_runtime::{Partition, SourcePartition, StageError, open_regular_file};
 use rayon::prelude::*;
 
 use super::decoded_text::DecodedText;
@@ -323,7 +322,7 @@ impl Columns {
 /// What is not UTF-8 is replaced, and refused line by line.
 fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
+    let read = open_regular_file(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_TABLE {
         return Err(ManifestError::Manifest {

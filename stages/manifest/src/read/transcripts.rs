@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
+use flow_runtime::open_regular_file;
+
 use super::decoded_text::DecodedText;
 use super::rows::{Refusal, refuse};
 use crate::error::ManifestError;
@@ -50,7 +52,7 @@ fn spaced(text: &str) -> String {
 /// Where it cannot be read or is too large.
 pub fn lines_of(path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
+    let read = open_regular_file(path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_LIST {
         return Err(ManifestError::Manifest {

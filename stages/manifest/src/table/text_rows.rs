@@ -1,11 +1,10 @@
 //! Tables of text: separated by commas or tabs, or one JSON object to a line.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use arrow::datatypes::SchemaRef;
-use flow_runtime::{Out, Reject, RejectClass, StageError};
+use flow_runtime::{Out, Reject, RejectClass, StageError, open_regular_file};
 use serde_json::{Map, Value};
 
 use super::cells::{Cell, Rows, of_json, of_text, type_of};
@@ -27,12 +26,8 @@ type Refusal = (&'static str, String);
 /// by line.
 fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
-    // Before it is opened, which waits for ever at a pipe that nobody writes to.
-    if !std::fs::metadata(path).map_err(of_path)?.is_file() {
-        return Err(wrong(path, "it is no plain file"));
-    }
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(of_path)?;
+    let file = open_regular_file(path).map_err(of_path)?;
     file.take(most).read_to_end(&mut bytes).map_err(of_path)?;
     let size = bytes.len() as u64;
     Ok((DecodedText::of(bytes), size))
@@ -41,10 +36,7 @@ fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> 
 /// The first line of a file that is not blank.
 fn first_line(path: &Path) -> Result<String, ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
-    if !std::fs::metadata(path).map_err(of_path)?.is_file() {
-        return Err(wrong(path, "it is no plain file"));
-    }
-    let mut reader = BufReader::new(File::open(path).map_err(of_path)?.take(LARGEST_HEAD));
+    let mut reader = BufReader::new(open_regular_file(path).map_err(of_path)?.take(LARGEST_HEAD));
     loop {
         let mut line = Vec::new();
         if reader.read_until(b'\n', &mut line).map_err(of_path)? == 0 {

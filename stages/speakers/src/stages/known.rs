@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use flow_audio::samples::samples;
-use flow_runtime::StageError;
+use flow_runtime::{StageError, read_regular_file};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -60,7 +60,7 @@ fn wrong(path: &Path, why: impl std::fmt::Display) -> StageError {
 /// # Errors
 /// What is wrong with the file or a name, as a mistake in the setting `known_speakers`.
 pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
-    let bytes = std::fs::read(path).map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
+    let bytes = read_regular_file(path).map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
     let Members(mut voices) = serde_json::from_slice(&bytes).map_err(|error| {
         let why =
             format!("is no JSON object of names, each with the path of a recording or a list of numbers: {error}");

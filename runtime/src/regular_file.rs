@@ -1,0 +1,64 @@
+//! Files that users name are opened where they are regular files: opening a pipe waits until somebody writes to it, and a
+//! device may have no end.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+/// Opens a file to be read.
+///
+/// # Errors
+/// If it cannot be opened, or is no regular file.
+pub fn open_regular_file(path: &Path) -> io::Result<File> {
+    let found = std::fs::metadata(path)?.file_type();
+    if found.is_file() {
+        return File::open(path);
+    }
+    let found = match found {
+        found if found.is_dir() => "a folder",
+        found if found.is_fifo() => "a pipe",
+        found if found.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(io::Error::other(format!("it is {found}, not a regular file")))
+}
+
+/// All bytes of a file.
+///
+/// # Errors
+/// If it cannot be read, or is no regular file.
+pub fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular_file(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("file"), "text").unwrap();
+        std::os::unix::fs::symlink("file", path("link")).unwrap();
+        for name in ["file", "link"] {
+            assert_eq!(read_regular_file(&path(name)).unwrap(), b"text");
+        }
+        let made = std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap();
+        assert!(made.success());
+        let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
+        for (path, said) in [
+            (path("pipe"), "it is a pipe, not a regular file"),
+            (path("socket"), "it is a socket, not a regular file"),
+            (folder.path().to_path_buf(), "it is a folder, not a regular file"),
+            ("/dev/null".into(), "it is a device, not a regular file"),
+        ] {
+            assert_eq!(open_regular_file(&path).unwrap_err().to_string(), said);
+        }
+        let error = read_regular_file(&path("none")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,161 @@
+//! Pipelines of several files, and stages that are switched off.
+
+use super::*;
+
+#[test]
+fn a_pipeline_with_a_group_an_overlay_and_values_from_the_command_line() {
+    let overlay = "flow: 1\nparams: {rows: 7, train: {steps: 10}}\n";
+    let files = Files::new(&[("p.yaml", OUTER), ("inner.yaml", INNER), ("o.yaml", overlay)]);
+    let pipeline = files.load(&["o.yaml"], &["train.steps=12", "share=1"]).unwrap();
+    let values = pipeline.values();
+    let place = |name: &str| values.iter().position(|(known, _)| known == name).expect(name);
+    let of = |name: &str| values[place(name)].1.as_str();
+    assert_eq!((of("train.steps"), of("stage more: with.rows")), ("12", "12"));
+    assert_eq!(of("stage pair: from.left"), "\"inner/clean\"");
+    // What a user sets stands before what it was put into.
+    assert!(place("train.steps") < place("stage more: with.rows"));
+    let frozen = pipeline.frozen().replace(&files.0.path().display().to_string(), "DIR");
+    insta::assert_snapshot!(frozen);
+    let checked = check(pipeline, &registry()).unwrap();
+    let inputs: Vec<_> = checked
+        .stages
+        .iter()
+        .map(|stage| {
+            (
+                stage.name.as_str(),
+                stage
+                    .inputs
+                    .iter()
+                    .map(|i| (i.name.as_str(), i.stage, i.port))
+                    .collect::<Vec<_>>(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        inputs,
+        [
+            ("inner/scan", vec![]),
+            ("inner/clean", vec![("scan", 0, 0)]),
+            ("pair", vec![("left", 1, 0)]),
+            ("write", vec![("train", 2, 0), ("val", 2, 1)]),
+            ("more", vec![]),
+        ]
+    );
+    assert_eq!(
+        checked.stages[2].max_rejects,
+        Some(MaxRejects {
+            limit: RejectLimit::Share(0.05),
+            action: LimitAction::Warn
+        })
+    );
+    assert_eq!(
+        checked
+            .pipeline
+            .params
+            .iter()
+            .find(|p| p.name == "train.steps")
+            .unwrap()
+            .given_by,
+        "--set train.steps=12"
+    );
+}
+
+const SWITCHED: &str = "flow: 1
+params: {manifest: '', rows: 3, label: {default: x}, train: {rows: 5, label: y}}
+include:
+  inner: {when: \"${manifest} == ''\", pipeline: DIR/inner.yaml, params: [rows, label]}
+stages:
+  given: {when: \"${manifest} != ''\", uses: toy.count, with: {rows: 1, label: '${manifest}'}}
+  pair: {uses: toy.pair, from: {left: inner/clean}}
+  base: {uses: toy.count, with: {rows: 2}}
+  both: {uses: toy.both, from: {rows: base, built: pair.train, given: given}}
+  more: {uses: toy.count, with: {<<: '${train}', rows: 7}}
+  rest: {uses: toy.count, with: {<<: ['${train}']}}
+";
+
+#[test]
+fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
+    let files = Files::new(&[("p.yaml", SWITCHED), ("inner.yaml", INNER)]);
+    let names = |checked: &Checked| {
+        checked
+            .stages
+            .iter()
+            .map(|stage| stage.name.clone())
+            .collect::<Vec<_>>()
+    };
+    let off = |checked: &Checked| {
+        let off = checked.pipeline.switched_off.iter();
+        off.map(|off| format!("{} {}: {}", off.position, off.stage, off.reason))
+            .collect::<Vec<_>>()
+    };
+    let built = files.check(&[]).unwrap();
+    assert_eq!(
+        names(&built),
+        ["inner/scan", "inner/clean", "pair", "base", "both", "more", "rest"]
+    );
+    assert_eq!(off(&built), ["2 given: `when: ${manifest} != ''` does not hold"]);
+    // The optional input is gone, the others stay where they were.
+    let inputs = |checked: &Checked, stage: &str| {
+        let stage = &checked.stages[checked.position(stage).unwrap()];
+        let inputs = stage.inputs.iter();
+        inputs
+            .map(|input| (input.name.clone(), checked.stages[input.stage].name.clone()))
+            .collect::<Vec<_>>()
+    };
+    let pair = |a: &str, b: &str| (a.to_string(), b.to_string());
+    assert_eq!(inputs(&built, "both"), [pair("rows", "base"), pair("built", "pair")]);
+    let given = files.check(&["manifest=t.jsonl"]).unwrap();
+    assert_eq!(names(&given), ["given", "base", "both", "more", "rest"]);
+    let group = "the group `inner` is switched off: `when: ${manifest} == ''` does not hold";
+    assert_eq!(
+        off(&given),
+        [
+            format!("0 inner/scan: {group}"),
+            format!("1 inner/clean: {group}"),
+            "3 pair: its input `left` comes from `clean`, which is switched off".to_string(),
+        ]
+    );
+    assert_eq!(inputs(&given, "both"), [pair("rows", "base"), pair("given", "given")]);
+    assert!(given.pipeline.frozen().contains("switched_off"));
+    // Settings of a group that is given whole, and one of the stage's own, which comes first.
+    let all = |stage: &str| given.stages[given.position(stage).unwrap()].settings.all().to_string();
+    assert_eq!(all("more"), r#"{"label":"y","rows":7}"#);
+    assert_eq!(all("rest"), r#"{"label":"y","rows":5}"#);
+}
+
+#[test]
+fn layout_comments_and_order_of_keys_change_no_identity() {
+    let one = Files::new(&[(
+        "p.yaml",
+        "flow: 1\nstages:\n  a: {uses: toy.count, with: {rows: 1, label: x}}\n",
+    )]);
+    let two = Files::new(&[(
+        "p.yaml",
+        "stages:\n  a:   # here\n    with:\n      label: 'x'\n      rows: ${n}\n    uses: toy.count\nparams: {n: 1}\nflow: 1\n",
+    )]);
+    let identity = |files: &Files| files.check(&[]).unwrap().stages[0].settings.identity();
+    assert_eq!(identity(&one), identity(&two));
+}
+
+#[test]
+fn circles_are_shown() {
+    let said = mistakes(
+        "flow: 1\nstages:\n  d: {uses: sql, from: b}\n  a: {uses: sql, from: c}\n  b: {uses: sql, from: a}\n  c: {uses: sql, from: b}\n",
+    );
+    assert!(said.contains("in a circle: a -> b -> c -> a"), "{said}");
+    let files = Files::new(&[
+        ("p.yaml", "flow: 1\ninclude: {g: {pipeline: DIR/q.yaml}}\n"),
+        ("q.yaml", "flow: 1\ninclude: {h: {pipeline: DIR/p.yaml}}\n"),
+    ]);
+    let said = files.said(files.load(&[], &[]).unwrap_err());
+    assert!(
+        said.contains("q.yaml:2:25: error: pipelines include each other in a circle: p.yaml -> q.yaml -> p.yaml"),
+        "{said}"
+    );
+    let files = Files::new(&[(
+        "p.yaml",
+        "flow: 1\nparams: {a: '${b}', b: 'x${a}'}\nstages: {s: {uses: toy.count}}\n",
+    )]);
+    let said = files.said(files.load(&[], &[]).unwrap_err());
+    assert!(said.contains("refers to itself"), "{said}");
+}

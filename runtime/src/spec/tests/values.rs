@@ -1,0 +1,162 @@
+//! Values of parameters and settings.
+
+use super::*;
+
+#[test]
+fn values_must_fit_the_defaults() {
+    let text = "flow: 1
+params:
+  text: a
+  count: 3
+  share: 0.5
+  flag: true
+  list: [1, 2]
+  free: {default: {}}
+  map: {default: {a: 1, b: {c: x}}}
+  any: null
+  lone: '${env:NONE:-4}'
+  group: {inner: 1}
+stages: {s: {uses: toy.count, with: {rows: 1}}}
+";
+    let files = Files::new(&[("p.yaml", text)]);
+    let value = |set: &[&str], name: &str| match files.load(&[], set) {
+        Ok(pipeline) => serde_json::to_string(&pipeline.params.iter().find(|p| p.name == name).unwrap().value).unwrap(),
+        Err(diagnostics) => diagnostics.to_string(),
+    };
+    for (set, name, expected) in [
+        ("text=0042", "text", r#""0042""#),
+        ("text=", "text", r#""""#),
+        ("text='a b'", "text", r#""a b""#),
+        ("text=a: b # c", "text", r#""a: b # c""#),
+        ("text=${count}", "text", r#""3""#),
+        ("count=-7", "count", "-7"),
+        ("share=2", "share", "2.0"),
+        ("share=3e-4", "share", "0.0003"),
+        ("count=1e5", "count", "100000"),
+        ("count=-2.0", "count", "-2"),
+        ("count=100k", "count", "100000"),
+        ("count=1.5k", "count", "1500"),
+        ("count=2M", "count", "2000000"),
+        ("count=0k", "count", "0"),
+        ("list=[3, 1k]", "list", "[3,1000]"),
+        ("text=100k", "text", r#""100k""#),
+        ("flag=false", "flag", "false"),
+        ("list=[3]", "list", "[3]"),
+        ("list=3", "list", "[3]"),
+        ("free={x: 1}", "free", r#"{"x":1}"#),
+        ("free.x.y=1", "free", r#"{"x":{"y":1}}"#),
+        ("map={a: 2}", "map", r#"{"a":2,"b":{"c":"x"}}"#),
+        ("map.b.c=y", "map", r#"{"a":1,"b":{"c":"y"}}"#),
+        ("any=[1, x]", "any", r#"[1,"x"]"#),
+        ("lone=5", "lone", "5"),
+        ("group.inner=2", "group.inner", "2"),
+    ] {
+        assert_eq!(value(&[set], name), expected, "{set}");
+    }
+    for (set, expected) in [
+        (
+            "count=1.5",
+            "error: --set count=1.5: parameter `count`: expected a whole number like its default 3, found 1.5",
+        ),
+        ("count=", "found nothing"),
+        ("count=1.5e-1", "found 0.15"),
+        ("count=1e300", "expected a whole number"),
+        ("count=.inf", "expected a whole number"),
+        ("count=1.2345k", "expected a whole number"),
+        ("count=k", "expected a whole number"),
+        ("count=1.k", "expected a whole number"),
+        ("count=-1k", "expected a whole number"),
+        ("count=99999999999999999M", "expected a whole number"),
+        ("flag=1", "expected true or false like its default true, found 1"),
+        ("list=[x]", "item 1: expected a whole number"),
+        ("list=x", "expected a whole number"),
+        ("map.d=1", "unknown key `d`"),
+        ("map.b.d=1", "unknown key `d`; did you mean `c`?"),
+        (
+            "cuont=1",
+            "error: --set cuont=1: unknown parameter `cuont`\n  help: did you mean `count`?",
+        ),
+        ("count", "error: --set count: expected NAME=VALUE"),
+        ("group=1", "`group` is a group of parameters"),
+        (
+            "count.x=1",
+            "expected a whole number like its default 3, found {\"x\":1}",
+        ),
+        ("=1", "unknown parameter ``"),
+        ("share=[", "error: --set share=["),
+        ("share=${nope}", "unknown parameter `nope`"),
+        ("share=${text}", "expected a number like its default 0.5, found \"a\""),
+    ] {
+        let said = value(&[set], "text");
+        assert!(said.contains(expected), "{set}: {said}");
+    }
+    assert_eq!(value(&["free.x=1", "free.y=2"], "free"), r#"{"x":1,"y":2}"#);
+}
+
+#[test]
+fn usual_names_of_other_programs_lead_to_the_parameters_here() {
+    let text = "flow: 1
+params:
+  train: {phase1_lr: 1e-3, phase2_lr: 1e-4, max_steps: 9, warmup_steps: 1, clip: 1.0}
+  max_rows: 3
+stages: {s: {uses: toy.count, with: {rows: 1}}}
+";
+    let files = Files::new(&[("p.yaml", text), ("o.yaml", "flow: 1\nparams: {train: {epochs: 3}}\n")]);
+    for (set, expected) in [
+        (
+            "train.learning_rate=1",
+            "here that is `train.phase1_lr` and `train.phase2_lr`",
+        ),
+        (
+            "Learning-Rate=1",
+            "here that is `train.phase1_lr` and `train.phase2_lr`",
+        ),
+        ("epochs=1", "here that is `train.max_steps`"),
+        // A parameter of that name in another group, or in none.
+        ("max_steps=1", "did you mean `train.max_steps`?"),
+        ("train.max_rows=1", "did you mean `max_rows`?"),
+        ("train.max_stesp=1", "did you mean `train.max_steps`?"),
+        ("train.warmup=1", "the parameters in `train` are `train.warmup_steps`, "),
+    ] {
+        let said = files.load(&[], &[set]).map(drop).unwrap_err().to_string();
+        assert!(
+            said.contains("unknown parameter") && said.contains(expected),
+            "{set}: {said}"
+        );
+    }
+    let said = files.load(&["o.yaml"], &[]).map(drop).unwrap_err().to_string();
+    assert!(
+        said.contains("o.yaml") && said.contains("here that is `train.max_steps`"),
+        "{said}"
+    );
+}
+
+#[test]
+fn values_in_overlays_and_includes_are_checked_where_they_stand() {
+    let files = Files::new(&[
+        (
+            "p.yaml",
+            "flow: 1\nparams: {n: 1, m: {required: true}}\ninclude:\n  g: {pipeline: DIR/inner.yaml, params: {row: 1, label: [x]}}\n",
+        ),
+        ("inner.yaml", INNER),
+        ("o.yaml", "flow: 1\nparams:\n  n: many\n  nn: 2\nstages: {}\n"),
+    ]);
+    insta::assert_snapshot!(files.said(files.load(&["o.yaml"], &[]).unwrap_err()));
+    let said = files.said(files.load(&["none.yaml"], &["m=1"]).unwrap_err());
+    assert!(said.contains("cannot read an overlay from none.yaml"), "{said}");
+}
+
+#[test]
+fn sql_gets_bound_values_and_other_settings_get_types() {
+    let text = "flow: 1
+params: {min: 0.5, why: low}
+stages:
+  a: {uses: toy.count, with: {rows: 1}}
+  b: {uses: sql, from: a, with: {query: 'SELECT ${min}', rejects: [{reason: '${why}', when: '${min}'}], params: {own: '${why}'}}}
+";
+    let checked = Files::new(&[("p.yaml", text)]).check(&["min=2"]).unwrap();
+    assert_eq!(
+        checked.stages[1].settings.all().to_string(),
+        r#"{"params":{"own":"low","p_min":2.0},"query":"SELECT $p_min","rejects":[{"reason":"low","when":"$p_min"}]}"#
+    );
+}

@@ -1,0 +1,62 @@
+//! Arguments of `flow evaluate`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+#[derive(Debug, Subcommand)]
+pub enum EvaluateCommand {
+    /// Error rates of who speaks when, and of who said which word, against a reference
+    Diarization(EvaluateDiarizationArguments),
+}
+
+#[derive(Args, Debug)]
+pub struct EvaluateDiarizationArguments {
+    /// The reference, of one or several recordings: RTTM; or with words STM, SegLST (JSON) or what `flow transcribe
+    /// --diarize --format json` writes
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub reference: Vec<PathBuf>,
+    /// What is scored, in any of these formats; words are scored where both sides have them
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub hypothesis: Vec<PathBuf>,
+    /// The parts of recordings that are scored: UEM; recordings that it does not name are left out
+    #[arg(long, value_name = "UEM")]
+    pub uem: Option<PathBuf>,
+    /// Seconds around each boundary of the reference that are left out, half before it and half after it (as
+    /// pyannote.metrics; twice what md-eval is given)
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub collar: f64,
+    /// Leave out where speakers of the reference overlap
+    #[arg(long)]
+    pub skip_overlap: bool,
+    /// What is done to words before they are compared, as by evaluation.report
+    #[arg(long, value_name = "HOW", default_value = "none")]
+    pub normalize: Normalize,
+    /// With `--normalize whisper_basic`: drop diacritics
+    #[arg(long)]
+    pub remove_diacritics: bool,
+    /// With `--normalize`: a space between any two letters
+    #[arg(long)]
+    pub split_letters: bool,
+    /// Write a page that shows who speaks when, and where that is wrong
+    #[arg(long, value_name = "FILE.html")]
+    pub page: Option<PathBuf>,
+    /// Where the recordings are: the page plays them
+    #[arg(long, value_name = "FOLDER", requires = "page")]
+    pub audio: Option<PathBuf>,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How texts are made alike before they are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Normalize {
+    /// Case and punctuation count
+    None,
+    /// Whisper's BasicTextNormalizer, which takes vowel signs for punctuation
+    WhisperBasic,
+    /// The same, but marks such as vowel signs stay
+    KeepMarks,
+}

@@ -1,0 +1,209 @@
+//! The command line's arguments.
+
+mod evaluate;
+mod look;
+mod model;
+mod recordings;
+mod run;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use flow_kernels::device::DeviceChoice;
+
+pub use evaluate::{EvaluateCommand, EvaluateDiarizationArguments, Normalize};
+pub use look::{LineageArguments, LogArguments, LookArguments, RejectsArguments};
+pub use model::{
+    LmBuildArguments, LmCommand, ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat,
+    ModelInfoArguments, NewPieces,
+};
+pub use recordings::{
+    ChannelUse, DiarizeArguments, RecordingsArguments, SpeakersArguments, TranscribeArguments, WindowMethod,
+};
+pub use run::{
+    CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,
+    SelectionArguments, StateArguments, TestArguments,
+};
+
+/// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
+/// where only what changed is done again.
+#[derive(Debug, Parser)]
+#[command(name = "flow", version = VERSION, after_help = EXIT_CODES)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The version, the commit and the features that this program was built from; the build script makes it.
+pub const VERSION: &str = env!("FLOW_VERSION");
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: something fails, `test`: a test failed; 2 the pipeline, a setting or the command line is wrong; \
+3 another run holds the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
+that only warns, `memory`: training does not fit; 70 a bug of ours; 129, 130, 143 interrupted.";
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a pipeline: whatever changed since the last run, and nothing else
+    Run(RunArguments),
+    /// Show what would run, and why; changes nothing
+    Plan(PlanArguments),
+    /// Check a pipeline: settings, parameters, edges and schemas
+    Check(CheckArguments),
+    /// Run the tests that a pipeline file holds: what stages give for small inputs
+    Test(TestArguments),
+    /// Show the rows that stages refused, counted by stage and reason
+    Rejects(RejectsArguments),
+    /// Show what became of a segment: where it went on, where it was refused and why, with its values
+    Lineage(LineageArguments),
+    /// Show the stage kinds and their settings
+    Kinds(KindsArguments),
+    /// Draw a pipeline's stages and edges
+    Graph(GraphArguments),
+    /// Show who runs in the state directory, and how far the last run came
+    Status(LookArguments),
+    /// Show the events of a run
+    Log(LogArguments),
+    /// Transcribe recordings: text, subtitles, words with times; what was transcribed is not transcribed again
+    #[command(after_help = TRANSCRIBE_EXIT_CODES)]
+    Transcribe(TranscribeArguments),
+    /// Say who speaks when in recordings; what was diarized is not diarized again
+    #[command(after_help = DIARIZE_EXIT_CODES)]
+    Diarize(DiarizeArguments),
+    /// Score results against references
+    #[command(subcommand)]
+    Evaluate(EvaluateCommand),
+    /// Look at models on disk, convert and compare them
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Make n-gram language models for transcription
+    #[command(subcommand)]
+    Lm(LmCommand),
+    /// Say how much memory training will need, what each switch would change, and the largest batch that fits
+    Memory(MemoryArguments),
+    /// Make room: remove from the state directory what the last runs did not use
+    Gc(GcArguments),
+    /// Make a folder with a pipeline that runs as it is, to begin from
+    New(NewArguments),
+    /// Look whether this machine has what runs need: exit code 1 if something fails
+    Doctor(DoctorArguments),
+    /// Print a completion script for a shell
+    Completions(CompletionsArguments),
+    /// Print the manual page, or write one for each command
+    Man(ManArguments),
+}
+
+const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
+const DIARIZE_EXIT_CODES: &str = TRANSCRIBE_EXIT_CODES;
+
+#[derive(Args, Debug)]
+pub struct NewArguments {
+    /// The folder to make; it must not be there, or be empty
+    pub folder: PathBuf,
+    /// What to begin from
+    #[arg(long, value_name = "WHAT", default_value = "finetune")]
+    pub like: Start,
+    /// With `own-kind`: a clone of flow's repository, which the new program is built with
+    #[arg(long, value_name = "FOLDER", required_if_eq("like", "own-kind"))]
+    pub source: Option<PathBuf>,
+}
+
+/// What a new folder holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Start {
+    /// Shards to a fine-tuned model, with a small corpus and a small model
+    Finetune,
+    /// Shards to clean train and validation manifests, with a small corpus
+    Manifest,
+    /// A program with a stage kind of its own, and a pipeline that uses it
+    OwnKind,
+}
+
+#[derive(Args, Debug)]
+pub struct MemoryArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// Memory of a device of each rank, as 8GB or 7.5GiB: says what would be there and what in host memory. Without it
+    /// training is to fit into what this machine has available. Exit code 4 if it does not fit
+    #[arg(long, value_name = "SIZE", value_parser = crate::commands::memory::bytes)]
+    pub device_memory: Option<u64>,
+    /// The longest clip, in seconds; the stage's max_duration if not given
+    #[arg(long, value_name = "SECONDS")]
+    pub longest: Option<f64>,
+    /// Tokens per second of speech, at most
+    #[arg(long, value_name = "N", default_value_t = flow_training::memory::TOKENS_PER_SECOND)]
+    pub tokens_per_second: f64,
+    /// Pieces of the vocabulary, where the pipeline makes its tokenizer itself or `init` is a model of the hub
+    #[arg(long, value_name = "N")]
+    pub vocabulary: Option<usize>,
+    /// The training stage, where a pipeline has several
+    #[arg(long, value_name = "STAGE")]
+    pub stage: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct GcArguments {
+    /// Keep what this many of the last runs of each pipeline had, and their folders
+    #[arg(long, value_name = "RUNS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub keep: u32,
+    /// Only say what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct KindsArguments {
+    /// Show this kind with all its settings
+    pub kind: Option<String>,
+    /// The JSON schema: of the kind's settings, or of pipeline files, for editors
+    #[arg(long)]
+    pub schema: bool,
+    /// Write the pages of all kinds and the schema of pipeline files below this folder
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kind", "schema"])]
+    pub docs: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct GraphArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// In which form
+    #[arg(long, default_value = "mermaid")]
+    pub format: GraphFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GraphFormat {
+    Mermaid,
+    Dot,
+    Svg,
+}
+
+#[derive(Args, Debug)]
+pub struct DoctorArguments {
+    /// One JSON object instead of lines
+    #[arg(long)]
+    pub json: bool,
+    /// Also compute with a small model that the program carries, and compare with NeMo's numbers
+    #[arg(long)]
+    pub selftest: bool,
+    /// Where training is to run: `cpu`, `cuda` or `cuda:1`; what it needs must be there, and the self-test is computed there
+    #[arg(long, default_value = "cpu")]
+    pub device: DeviceChoice,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct CompletionsArguments {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Args, Debug)]
+pub struct ManArguments {
+    /// Write a page for each command into this folder, as flow.1, flow-run.1, ...
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}

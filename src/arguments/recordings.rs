@@ -1,0 +1,127 @@
+//! Arguments of `flow transcribe` and `flow diarize`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::Progress;
+
+#[derive(Args, Debug)]
+pub struct TranscribeArguments {
+    #[command(flatten)]
+    pub recordings: RecordingsArguments,
+    /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl, parquet, and with --diarize rttm
+    #[arg(long, value_name = "FORMATS", default_value = "txt")]
+    pub format: Vec<String>,
+    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME; the bundled small model if
+    /// not given
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// What goes through the model at once
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub window: WindowMethod,
+    /// Keep so many hypotheses (beam search); 0 or 1 for greedy search, the default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
+    pub beam: Option<u16>,
+    /// An n-gram language model in the ARPA format, such as `flow lm build` writes (its weight: --set lm_weight=0.3)
+    #[arg(long, value_name = "FILE")]
+    pub lm: Option<PathBuf>,
+    /// Phrases that are to be heard more readily, one a line (their weight: --set boost_weight=1)
+    #[arg(long, value_name = "FILE")]
+    pub boost: Option<PathBuf>,
+    /// What becomes of several channels
+    #[arg(long, value_name = "HOW", default_value = "mix")]
+    pub channels: ChannelUse,
+    /// Where the model is computed: cpu, cuda or cuda:1
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: String,
+    /// Say who speaks: of each segment and each word
+    #[arg(long)]
+    pub diarize: bool,
+    #[command(flatten)]
+    pub speakers: SpeakersArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct DiarizeArguments {
+    #[command(flatten)]
+    pub recordings: RecordingsArguments,
+    /// Formats to write, apart by commas: rttm, json
+    #[arg(long, value_name = "FORMATS", default_value = "rttm")]
+    pub format: Vec<String>,
+    #[command(flatten)]
+    pub speakers: SpeakersArguments,
+}
+
+/// What commands that take recordings have in common.
+#[derive(Args, Debug)]
+pub struct RecordingsArguments {
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, MP4 and M4A, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, or `-` for standard input
+    #[arg(required = true)]
+    pub input: Vec<String>,
+    /// The folder that receives the files; folders below an input keep their shape [default: .]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Print what is written, in the first of the formats; without --out no files are written
+    #[arg(long)]
+    pub stdout: bool,
+    /// The value of another parameter of the command's pipeline, such as max_duration: see pipelines/transcribe.yaml,
+    /// pipelines/diarize.yaml, docs/transcription.md and docs/speakers.md
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    /// The state directory, which knows what was done already [default: .flow in the folder of --out]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Worker threads; one per core if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    /// What standard error shows meanwhile
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub progress: Progress,
+    /// Write the events, one JSON object per line, to this file too
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+}
+
+/// Who may speak.
+#[derive(Args, Debug)]
+pub struct SpeakersArguments {
+    /// A pyannote pipeline in place of the bundled networks: hf://pyannote/speaker-diarization-3.1,
+    /// hf://pyannote/speaker-diarization-community-1, or a folder with config.yaml; see docs/speakers.md
+    #[arg(long, value_name = "MODEL")]
+    pub diarization_model: Option<String>,
+    /// How many speakers each recording has
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub num_speakers: Option<u16>,
+    /// Fewest speakers of a recording
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub min_speakers: Option<u16>,
+    /// Most speakers of a recording
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_speakers: Option<u16>,
+    /// Speakers whose names are known: JSON, {"NAME": "recording.wav", ...}; see docs/speakers.md
+    #[arg(long, value_name = "FILE")]
+    pub known_speakers: Option<PathBuf>,
+}
+
+/// What of a recording goes through the model at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WindowMethod {
+    /// The same as vad
+    Auto,
+    /// What lies between two pauses
+    Vad,
+    /// Chunks of a fixed length, the decoder's state carried from one to the next
+    Chunked,
+    /// The whole recording in one pass
+    Full,
+}
+
+/// What becomes of the channels of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ChannelUse {
+    /// Their mean is transcribed
+    Mix,
+    /// Each gets a transcript of its own: NAME.ch1, NAME.ch2 and so on
+    Split,
+}

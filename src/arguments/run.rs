@@ -1,0 +1,192 @@
+//! Arguments of the commands that plan, run, check and test a pipeline.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+/// Which pipeline, with which values.
+#[derive(Args, Clone, Debug)]
+pub struct PipelineArguments {
+    /// The pipeline file
+    pub pipeline: PathBuf,
+    /// An overlay with values of parameters; may be given several times, later ones win
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<PathBuf>,
+    /// The value of a parameter, after all overlays: `--set train.max_steps=100`
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// What to run of it, and where.
+#[derive(Args, Clone, Debug)]
+pub struct SelectionArguments {
+    /// Run this stage and what follows it, on what the stages before it last had (see --only)
+    #[arg(long, value_name = "STAGE")]
+    pub from: Option<String>,
+    /// Run what this stage needs, and it
+    #[arg(long, value_name = "STAGE")]
+    pub until: Option<String>,
+    /// Run this stage alone, on what the others last had in a complete run of this pipeline, even if the plan calls it stale
+    /// (stages that cannot be undone refuse that); may be given several times
+    #[arg(long, value_name = "STAGE")]
+    pub only: Vec<String>,
+    /// Run this stage (or `all`) even where nothing changed; may be given several times
+    #[arg(long, value_name = "STAGE|all")]
+    pub force: Vec<String>,
+    /// Only this partition of the sources, by its name, or those that fit a pattern: `--partition 'hi/*'` (`*` and `?` stand
+    /// for no `/`, `**` for any folders); may be given several times. Stages that need all partitions (global ones, exports,
+    /// training, what reads a whole artifact) are left out, with all that follows them
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["from", "only"])]
+    pub partition: Vec<String>,
+    /// Worker threads; one per core if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct StateArguments {
+    /// The state directory
+    #[arg(long, value_name = "DIR", default_value = ".flow")]
+    pub state: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub struct RunArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    #[command(flatten)]
+    pub selection: SelectionArguments,
+    #[command(flatten)]
+    pub processes: ProcessArguments,
+    /// Replace manifests by ones with far fewer rows than those that stand there, too (see `max_shrink`)
+    #[arg(long)]
+    pub allow_shrink: bool,
+    /// After a failure go on with the partitions and stages that do not depend on it; what does is left out and named, and
+    /// all failures are listed at the end (exit code 1). Work of the failed part of the pipeline that was in flight is done
+    /// again
+    #[arg(long)]
+    pub keep_going: bool,
+    /// What standard error shows while the run goes on
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub progress: Progress,
+    /// Write the events, one JSON object per line, to this file too
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+    /// A shell command for the end of a run that did all its work (exit code 0 or 4); its standard input is a summary of
+    /// the run, one JSON object. Its own exit code changes nothing
+    #[arg(long, value_name = "CMD")]
+    pub on_success: Option<String>,
+    /// Likewise, for a run that failed, was refused or interrupted; not where none began (a mistake in the pipeline, say)
+    #[arg(long, value_name = "CMD")]
+    pub on_failure: Option<String>,
+}
+
+/// Over the options of several processes.
+const PROCESSES: &str = "Several processes (only training ranks are spread; process 0 runs all other stages)";
+
+/// Which of several processes this is. Only training is spread over processes: process 0 runs the pipeline and feeds the
+/// training ranks of the others, which do nothing else.
+#[derive(Args, Clone, Debug)]
+pub struct ProcessArguments {
+    /// A file with one line for each process, HOST or HOST:PORT; start the same command with the same pipeline and
+    /// settings for each
+    #[arg(long, help_heading = PROCESSES, value_name = "FILE", requires = "process")]
+    pub hosts: Option<PathBuf>,
+    /// Which line of the file of hosts this process is; the first is 0
+    #[arg(long, help_heading = PROCESSES, value_name = "I", requires = "hosts")]
+    pub process: Option<u32>,
+    /// Read which process this is from the variables of what started it, which are not looked at otherwise
+    #[arg(long, help_heading = PROCESSES, value_name = "BY", conflicts_with = "hosts")]
+    pub launch: Option<Launcher>,
+    /// The port at which process 0 waits for the others, where the file of hosts names none [default: 24500; with Slurm
+    /// one that follows from the job's number, with torchrun the one after MASTER_PORT]
+    #[arg(long, help_heading = PROCESSES, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// How long the processes wait for each other when they start
+    #[arg(long, help_heading = PROCESSES, value_name = "SECONDS", default_value_t = 600.0, value_parser = seconds)]
+    pub join_timeout: f64,
+}
+
+impl ProcessArguments {
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.join_timeout)
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(seconds),
+        _ => Err("write a number of seconds above 0".into()),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Launcher {
+    /// Slurm's srun: SLURM_PROCID, SLURM_STEP_NUM_TASKS (else SLURM_NTASKS), SLURM_STEP_NODELIST (else SLURM_JOB_NODELIST)
+    Slurm,
+    /// torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    Torchrun,
+    /// torchrun where RANK is set, else Slurm
+    Auto,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Progress {
+    /// Bars on a terminal, plain lines elsewhere
+    Auto,
+    /// One bar per stage in work
+    Bars,
+    /// One line per thing that happens
+    Plain,
+    /// One JSON object per line
+    Json,
+    /// Nothing but errors
+    None,
+}
+
+#[derive(Args, Debug)]
+pub struct PlanArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    #[command(flatten)]
+    pub selection: SelectionArguments,
+    /// Name every partition that would run
+    #[arg(long)]
+    pub partitions: bool,
+    /// The plan as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 0 if nothing would run, with 4 if something would
+    #[arg(long)]
+    pub exit_code: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct CheckArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// Also look whether the files are there, by making the plan
+    #[arg(long)]
+    pub deep: bool,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct TestArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// Run this test alone; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Run nothing: print a test with the first rows that this stage (or STAGE.PORT) had for a partition in the latest run,
+    /// such as scan=hi/hi_0000; may be given several times
+    #[arg(long, value_name = "STAGE=PARTITION", conflicts_with = "only")]
+    pub record: Vec<String>,
+    /// With --record: the state directory. Tests have one of their own, which is removed
+    #[arg(long, value_name = "DIR", default_value = ".flow")]
+    pub state: PathBuf,
+}

@@ -1,0 +1,78 @@
+//! Models that commands are given: those of the hub are fetched first, and standard error tells of the download.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use flow_model::tokenizer::Tokenizer;
+use flow_runtime::escape::escape_line;
+use flow_runtime::open_regular_file;
+use flow_speakers::Error;
+use flow_speakers::pyannote::Pipeline;
+
+use crate::arguments::{Progress, RecordingsArguments, SpeakersArguments};
+use crate::failure::Failure;
+
+/// A line about what takes its time, with what a terminal would obey made visible: it may hold what the hub said.
+pub fn tell(line: &str) {
+    tell_to(&mut io::stderr(), line);
+}
+
+fn tell_to(screen: &mut dyn Write, line: &str) {
+    // A screen that cannot be written must not end the download.
+    let _ = writeln!(screen, "{}", escape_line(line));
+}
+
+/// The path of a model, which is fetched first where it is one of the hub. `speaks`: the download is told of.
+pub fn local_model(model: &str, speaks: bool) -> Result<PathBuf, Failure> {
+    let mut progress = |line: &str| {
+        if speaks {
+            tell(line);
+        }
+    };
+    flow_training::init::local_model(model, &mut progress).map_err(Failure::unreadable)
+}
+
+/// Fetches the pyannote pipeline that is named, where it is one of the hub, and says so: the run that comes after finds it in the
+/// hub's cache.
+pub fn fetch_diarization_model(speakers: &SpeakersArguments, recordings: &RecordingsArguments) -> Result<(), Failure> {
+    let Some(model) = &speakers.diarization_model else {
+        return Ok(());
+    };
+    let speaks = !matches!(recordings.progress, Progress::None | Progress::Json);
+    let mut progress = |line: &str| {
+        if speaks {
+            tell(line);
+        }
+        true
+    };
+    match Pipeline::find(model, None, &mut progress) {
+        Err(Error::Hub { message, help }) => Err(Failure::usage(message, help)),
+        // What else is wrong with it the run says, as of any parameter.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// The tokenizer in a SentencePiece `.model` file.
+pub fn tokenizer_of_file(path: &Path) -> Result<Tokenizer, Failure> {
+    open_regular_file(path).map_err(|error| Failure::unreadable(format!("{}: {error}", path.display())))?;
+    Tokenizer::load(path).map_err(Failure::unreadable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_is_no_reference_is_a_path() {
+        assert_eq!(local_model("models/a.nemo", false).unwrap(), Path::new("models/a.nemo"));
+        assert!(local_model("hf://only-one-part", false).is_err());
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown() {
+        let mut screen = Vec::new();
+        tell_to(&mut screen, "fetching hf://a/b\u{1b}]0;x\u{7}\nsecond");
+        let shown = String::from_utf8(screen).unwrap();
+        assert_eq!(shown, "fetching hf://a/b\\u{1b}]0;x\\u{7}\\nsecond\n");
+    }
+}
