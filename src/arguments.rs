@@ -1,10 +1,14 @@
 //! The command line's arguments.
 
+mod serve;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flow_kernels::device::DeviceChoice;
+
+pub use serve::ServeArguments;
 
 /// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
 /// where only what changed is done again.
@@ -50,6 +54,8 @@ pub enum Command {
     /// Say who speaks when in recordings; what was diarized is not diarized again
     #[command(after_help = DIARIZE_EXIT_CODES)]
     Diarize(DiarizeArguments),
+    /// Transcribe recordings over HTTP, as OpenAI's clients ask for it
+    Serve(Box<ServeArguments>),
     /// Score results against references
     #[command(subcommand)]
     Evaluate(EvaluateCommand),
