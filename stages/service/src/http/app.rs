@@ -1,7 +1,7 @@
 //! What all requests share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::keys::Keys;
 use super::metrics::Metrics;
 use super::origin::Callers;
+use super::server::ServeError;
 use super::settings::HttpSettings;
 use super::upload::Uploads;
 use crate::engine::Engine;
@@ -45,6 +46,8 @@ pub struct Shared {
     /// Routes that need the engine and are not of this module.
     pub live: OnceLock<Router>,
     pub phase: watch::Receiver<Phase>,
+    /// Why the service ends, where that is no good end.
+    pub failure: Mutex<Option<ServeError>>,
     /// A permit for each connection.
     pub connections: Arc<Semaphore>,
     pub requests: AtomicU64,

@@ -107,14 +107,16 @@ mod tests {
 
     #[test]
     fn keys_are_read_one_a_line() {
-        let keys = keys("# of the team\n\n  first-key \nsecond\n").unwrap();
+        let keys = keys("# of the team\n\n  first-key \nsecond\n").ok().unwrap();
         assert_eq!(keys.0, [b"first-key".to_vec(), b"second".to_vec()]);
     }
 
     #[test]
     fn files_without_good_keys_are_refused_and_no_key_is_told() {
-        assert!(keys("# none\n").unwrap_err().to_string().contains("holds no key"));
-        let error = keys("good\nse cret\n").unwrap_err().to_string();
+        // Keys are never shown, not even by a test that fails.
+        let told = |text: &str| keys(text).err().unwrap().to_string();
+        assert!(told("# none\n").contains("holds no key"));
+        let error = told("good\nse cret\n");
         assert!(error.contains("line 2") && !error.contains("cret"), "{error}");
         let absent = Keys::read(Path::new("/nowhere/keys.txt")).err().unwrap().to_string();
         assert!(absent.contains("/nowhere/keys.txt"), "{absent}");
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn requests_need_one_of_the_keys() {
-        let keys = keys("first\nsecond\n").unwrap();
+        let keys = keys("first\nsecond\n").ok().unwrap();
         let with = |name, value: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(name, HeaderValue::from_static(value));

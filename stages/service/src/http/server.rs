@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use axum::Router;
@@ -238,12 +238,13 @@ impl Server {
             engine: OnceLock::new(),
             live: OnceLock::new(),
             phase: self.phase.subscribe(),
+            failure: Mutex::new(None),
             connections: Arc::clone(&connections),
             requests: AtomicU64::new(0),
             settings: self.settings,
         });
         let router = router(&app, page);
-        let loading = tokio::spawn(load(Arc::clone(&app), self.phase.clone(), start));
+        tokio::spawn(load(Arc::clone(&app), self.phase.clone(), start));
         tokio::spawn(drain(Arc::clone(&app), self.phase.clone()));
 
         accept(&app, &listener, self.tls.as_ref(), &router).await;
@@ -251,13 +252,10 @@ impl Server {
         let all = u32::try_from(app.settings.max_connections).unwrap_or(u32::MAX);
         // Whoever takes longer is cut off.
         let _ = timeout(CLOSE_TIME, connections.acquire_many(all)).await;
-        // A service that was told to stop while its model was loaded ends well.
-        if loading.is_finished() {
-            return loading
-                .await
-                .unwrap_or_else(|error| Err(ServeError::Failed(error.to_string())));
+        match app.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(failure) => Err(failure),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -266,21 +264,21 @@ async fn load(
     app: App,
     phase: watch::Sender<Phase>,
     start: impl FnOnce(Arc<dyn Observer>) -> Result<Started, EngineError> + Send + 'static,
-) -> Result<(), ServeError> {
+) {
     let observer: Arc<dyn Observer> = Arc::clone(&app.metrics) as _;
     let started = tokio::task::spawn_blocking(move || start(observer)).await;
-    let outcome = match started {
+    let failure = match started {
         Ok(Ok(started)) => {
             // Nobody else sets them.
             let _ = app.live.set(started.live.fallback(not_found));
             let _ = app.engine.set(started.engine);
-            return Ok(());
+            return;
         }
-        Ok(Err(error)) => Err(error.into()),
-        Err(error) => Err(ServeError::Failed(format!("the model was not loaded: {error}"))),
+        Ok(Err(error)) => error.into(),
+        Err(error) => ServeError::Failed(format!("the model was not loaded: {error}")),
     };
+    *app.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
     phase.send_replace(Phase::Closing);
-    outcome
 }
 
 /// Once the service is told to stop: waits for the requests that the engine took.

@@ -100,7 +100,7 @@ impl Default for HttpSettings {
             upload_folder: None,
             upload_timeout: 600.0,
             min_upload_rate: 4096,
-            header_timeout: 15.0,
+            header_timeout: 30.0,
             write_timeout: 60.0,
             max_connections: 512,
             drain_timeout: 30.0,
