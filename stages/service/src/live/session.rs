@@ -339,9 +339,14 @@ impl Session {
         }
         let (item, silence) = (turn.item, turn.silence);
         match silence {
-            Some(from) if self.turn_detection.is_some() && now - from >= frames_of(rules.silence_duration_ms).max(1) => {
+            Some(from)
+                if self.turn_detection.is_some() && now - from >= frames_of(rules.silence_duration_ms).max(1) =>
+            {
                 let end = (from + PADDING).clamp(self.first, now);
-                self.events.push(SessionEvent::SpeechStopped { item, at: end as f64 * FRAME });
+                self.events.push(SessionEvent::SpeechStopped {
+                    item,
+                    at: end as f64 * FRAME,
+                });
                 self.end_turn(end);
             }
             _ if now - self.first >= self.longest => {

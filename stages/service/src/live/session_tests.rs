@@ -146,8 +146,15 @@ fn no_word_is_lost_or_doubled_however_samples_come_and_however_slow_the_decoder_
         let seconds = |transcript: &ItemTranscript| transcript.seconds;
         assert!(transcripts.iter().map(seconds).fold(0.0, f64::max) > settings().max_window);
         assert!(driven.finals.iter().all(|request| request.samples.len() <= 32_000));
-        for (word, expected) in transcripts.iter().flat_map(|transcript| &transcript.words).zip(&oracle.words) {
-            assert!((word.start - expected.start).abs() < 1e-6, "{word:?} is not {expected:?}");
+        for (word, expected) in transcripts
+            .iter()
+            .flat_map(|transcript| &transcript.words)
+            .zip(&oracle.words)
+        {
+            assert!(
+                (word.start - expected.start).abs() < 1e-6,
+                "{word:?} is not {expected:?}"
+            );
         }
     }
 }
@@ -169,9 +176,16 @@ fn words_are_said_while_the_speaker_speaks() {
     assert!(started < partial && partial < delta && delta < stopped);
     assert!(stopped < committed && committed < completed);
     // Speech begins after a second of silence, and lasts for some three.
-    let Some(SessionEvent::SpeechStarted { at: start, .. }) = driven.events.get(started) else { unreachable!() };
-    let Some(SessionEvent::SpeechStopped { at: end, .. }) = driven.events.get(stopped) else { unreachable!() };
-    assert!((0.6..1.6).contains(start) && (1.5..5.5).contains(end), "{start} to {end}");
+    let Some(SessionEvent::SpeechStarted { at: start, .. }) = driven.events.get(started) else {
+        unreachable!()
+    };
+    let Some(SessionEvent::SpeechStopped { at: end, .. }) = driven.events.get(stopped) else {
+        unreachable!()
+    };
+    assert!(
+        (0.6..1.6).contains(start) && (1.5..5.5).contains(end),
+        "{start} to {end}"
+    );
 }
 
 #[test]
@@ -188,7 +202,10 @@ fn without_turn_detection_an_item_is_what_is_committed() {
     assert_eq!(driven.transcripts().len(), 1);
     assert_eq!(driven.transcripts()[0].languages, ["hi"]);
     let is_speech = |event: &SessionEvent| {
-        matches!(event, SessionEvent::SpeechStarted { .. } | SessionEvent::SpeechStopped { .. })
+        matches!(
+            event,
+            SessionEvent::SpeechStarted { .. } | SessionEvent::SpeechStopped { .. }
+        )
     };
     assert!(!driven.events.iter().any(is_speech));
     // A few samples are an item, too.
@@ -221,9 +238,17 @@ fn what_is_cleared_is_never_said() {
         let words: Vec<String> = words.map(|word| word.word).collect();
         let expected: Vec<&Word> = oracle.words.iter().filter(|word| word.start > 3.1).collect();
         // A word at the cut may be there or not.
-        assert!(words.len() >= expected.len() && words.len() <= expected.len() + 2, "{words:?}");
+        assert!(
+            words.len() >= expected.len() && words.len() <= expected.len() + 2,
+            "{words:?}"
+        );
         let last = &words[words.len() - expected.len()..];
-        assert!(last.iter().zip(&expected).all(|(word, expected)| *word == expected.word), "{words:?}");
+        assert!(
+            last.iter()
+                .zip(&expected)
+                .all(|(word, expected)| *word == expected.word),
+            "{words:?}"
+        );
     }
 }
 
@@ -235,7 +260,7 @@ fn a_window_that_cannot_be_decoded_fails_its_item_alone() {
     let hear = |request: &DecodeRequest| {
         count.set(count.get() + u32::from(request.is_final));
         if !request.is_final || count.get() == 1 {
-            return Err(EngineError::Timeout);
+            return Err(EngineError::Timeout(1.0));
         }
         Ok(oracle.hear(request))
     };
@@ -243,9 +268,14 @@ fn a_window_that_cannot_be_decoded_fails_its_item_alone() {
     driven.feed(&oracle.recording, &[320]);
     let _ = driven.session.commit();
     driven.finish();
-    let failed = driven.events.iter().filter(|event| matches!(event, SessionEvent::Failed { item: 0, .. }));
+    let failed = driven
+        .events
+        .iter()
+        .filter(|event| matches!(event, SessionEvent::Failed { item: 0, .. }));
     assert_eq!(failed.count(), 1);
-    driven.events.retain(|event| !matches!(event, SessionEvent::Failed { .. } | SessionEvent::Committed { item: 0 }));
+    driven
+        .events
+        .retain(|event| !matches!(event, SessionEvent::Failed { .. } | SessionEvent::Committed { item: 0 }));
     let text = driven.text();
     assert!(!text.is_empty() && oracle.text().ends_with(&text), "{text}");
 }
@@ -356,5 +386,9 @@ fn a_model_hears_live_what_it_hears_in_whole_windows() {
     let (text, alone) = live(0.5);
     let (text, alone): (Vec<&str>, Vec<&str>) = (text.split(' ').collect(), alone.split(' ').collect());
     let distance = edit_distance(&text, &alone);
-    assert!(3 * distance <= alone.len(), "{distance} of {} words: {text:?}, {alone:?}", alone.len());
+    assert!(
+        3 * distance <= alone.len(),
+        "{distance} of {} words: {text:?}, {alone:?}",
+        alone.len()
+    );
 }

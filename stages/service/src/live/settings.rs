@@ -21,6 +21,8 @@ pub struct LiveSettings {
     pub decode_interval: f64,
     /// The longest window, in seconds, from 2 to 60.
     pub max_window: f64,
+    /// Whether names of models that are not known stand for the default one.
+    pub accept_any_model: bool,
 }
 
 impl Default for LiveSettings {
@@ -33,6 +35,7 @@ impl Default for LiveSettings {
             max_buffer: 60.0,
             decode_interval: 0.5,
             max_window: 20.0,
+            accept_any_model: false,
         }
     }
 }
@@ -59,7 +62,10 @@ impl LiveSettings {
         ];
         for (name, value, least, most) in seconds {
             if !(least..=most).contains(&value) {
-                return Err((name, format!("`{name}` is {value}; it must be from {least} to {most} seconds")));
+                return Err((
+                    name,
+                    format!("`{name}` is {value}; it must be from {least} to {most} seconds"),
+                ));
             }
         }
         Ok(())

@@ -66,7 +66,10 @@ impl Oracle {
         let mut words: Vec<Word> = Vec::new();
         let mut at = 0;
         while at + OF_SPEECH <= probabilities.len() {
-            if probabilities[at..at + OF_SPEECH].iter().any(|probability| *probability < 0.5) {
+            if probabilities[at..at + OF_SPEECH]
+                .iter()
+                .any(|probability| *probability < 0.5)
+            {
                 at += 1;
                 continue;
             }
@@ -94,7 +97,11 @@ impl Oracle {
         let alike = request.samples.iter().zip(recorded).take_while(|(a, b)| a == b).count();
         // Windows are whole frames; one that was too short is filled up to what is no whole number of them.
         let count = if request.samples.len() % WINDOW == 0 {
-            assert_eq!(alike, request.samples.len(), "samples from {from} on are not those of the recording");
+            assert_eq!(
+                alike,
+                request.samples.len(),
+                "samples from {from} on are not those of the recording"
+            );
             alike
         } else {
             alike / WINDOW * WINDOW
@@ -105,7 +112,11 @@ impl Oracle {
         let words = heard.map(|word| {
             let is_sure = request.is_final || middle(word) < end - 0.3;
             Word {
-                word: if is_sure { word.word.clone() } else { format!("{from}to{}", from + count) },
+                word: if is_sure {
+                    word.word.clone()
+                } else {
+                    format!("{from}to{}", from + count)
+                },
                 start: (word.start - start).max(0.0),
                 end: word.end - start,
                 ..word.clone()

@@ -134,14 +134,23 @@ mod tests {
     #[test]
     fn g711_is_that_of_the_standard() {
         // The ends and the middle of both laws' tables.
-        for (byte, number) in [(0xff, 0), (0x7f, 0), (0x80, 32_124), (0x00, -32_124), (0xfe, 8), (0x7e, -8), (0x8f, 16_764)] {
+        for (byte, number) in [
+            (0xff, 0),
+            (0x7f, 0),
+            (0x80, 32_124),
+            (0x00, -32_124),
+            (0xfe, 8),
+            (0x7e, -8),
+            (0x8f, 16_764),
+        ] {
             assert_eq!(ulaw(byte), number, "{byte:#x}");
         }
         for (byte, number) in [(0xd5, 8), (0x55, -8), (0xaa, 32_256), (0x2a, -32_256), (0xd4, 24)] {
             assert_eq!(alaw(byte), number, "{byte:#x}");
         }
         // Both laws go up with their positive codes.
-        let (mut up, mut across): (Vec<i16>, Vec<i16>) = (0x80..=0xffu8).map(|byte| (ulaw(byte), alaw(byte ^ 0x55))).unzip();
+        let (mut up, mut across): (Vec<i16>, Vec<i16>) =
+            (0x80..=0xffu8).map(|byte| (ulaw(byte), alaw(byte ^ 0x55))).unzip();
         up.reverse();
         assert!(up.is_sorted() && across.is_sorted(), "{up:?} {across:?}");
         across.dedup();
