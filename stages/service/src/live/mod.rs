@@ -15,6 +15,7 @@ use crate::engine::{Engine, EngineError};
 pub mod agreement;
 pub mod protocol;
 pub mod session;
+pub mod session_event;
 pub mod settings;
 pub mod socket;
 #[cfg(test)]

@@ -20,7 +20,8 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::protocol::{ClientEvent, KnownModels, Refused, SessionConfig, SessionUpdate};
-use super::session::{DecodeRequest, Session, SessionEvent};
+use super::session::Session;
+use super::session_event::{DecodeRequest, SessionEvent};
 use super::settings::LiveSettings;
 use super::wire_audio::WireAudio;
 use super::{Decoder, voice_activity};

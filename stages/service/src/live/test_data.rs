@@ -6,7 +6,7 @@ use flow_speakers::silero::WINDOW;
 use flow_transcription::Word;
 use flow_transcription::recognizer::Heard;
 
-use super::session::DecodeRequest;
+use super::session_event::DecodeRequest;
 use super::voice_activity;
 
 /// The folder of the workspace.
