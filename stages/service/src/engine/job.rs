@@ -1,15 +1,17 @@
-//! A request that was taken.
+//! A request that was taken, seen by its client.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use flow_transcription::{Segment, Transcript};
 use futures::{Stream, StreamExt};
 
 use super::EngineError;
+use super::work::Work;
 
 /// What happens to a request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum JobEvent {
     /// Segments that will not change any more, in order: all segments come this way, before `Done`. Without speakers; not sent
     /// where the request asks who speaks.
@@ -33,9 +35,15 @@ pub struct Finished {
 }
 
 /// A request that was taken: a stream of [`JobEvent`]s. Dropping it cancels the request.
-pub struct Job {}
+pub struct Job {
+    work: Arc<Work>,
+}
 
 impl Job {
+    pub(crate) fn new(work: Arc<Work>) -> Self {
+        Job { work }
+    }
+
     /// The next event; None after the last one.
     pub async fn next(&mut self) -> Option<JobEvent> {
         StreamExt::next(self).await
@@ -57,10 +65,25 @@ impl Job {
     }
 }
 
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("id", &self.work.id())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Stream for Job {
     type Item = JobEvent;
 
-    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<JobEvent>> {
-        todo!()
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<JobEvent>> {
+        self.work.poll(context)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Of one that has ended nothing is left to cancel.
+        self.work.end(Err(EngineError::Cancelled));
     }
 }
