@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::{Heard, Recognizer};
 use tokio::sync::oneshot;
 
@@ -13,10 +14,11 @@ use super::work::Work;
 use super::{EngineError, Observer};
 
 /// Most samples of windows of a job that wait: ten minutes, in 38 MB.
-const AHEAD: u64 = 600 * SAMPLE_RATE;
-/// Most samples of windows that wait; a job of which none waits may have one all the same.
+const AHEAD: u64 = 600 * SAMPLE_RATE as u64;
+/// Most samples of windows that wait, but for the next one.
 const AHEAD_TOGETHER: u64 = 2 * AHEAD;
-const SAMPLE_RATE: u64 = 16_000;
+/// So many samples of a job, a minute in 4 MB, may wait however many others do: short recordings do not queue twice.
+const ALWAYS: u64 = 60 * SAMPLE_RATE as u64;
 
 /// Who waits for a window of a live session.
 pub(crate) type LiveReply = oneshot::Sender<Result<Heard, EngineError>>;
@@ -28,6 +30,8 @@ pub(crate) struct Batcher {
     filled: Condvar,
     /// There is room for windows, or a job has ended.
     room: Condvar,
+    /// Held by the thread that decodes, where the device is one that models share.
+    turn: Option<Arc<Mutex<()>>>,
 }
 
 struct Queue {
@@ -64,8 +68,17 @@ enum Owner {
     Live(LiveReply),
 }
 
+impl Taken {
+    fn job(&self) -> Option<&Arc<Work>> {
+        match &self.of {
+            Owner::Job(work, _) => Some(work),
+            Owner::Live(_) => None,
+        }
+    }
+}
+
 impl Batcher {
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: Limits, turn: Option<Arc<Mutex<()>>>) -> Self {
         Batcher {
             queue: Mutex::new(Queue {
                 schedule: Schedule::new(limits),
@@ -77,6 +90,7 @@ impl Batcher {
             }),
             filled: Condvar::new(),
             room: Condvar::new(),
+            turn,
         }
     }
 
@@ -93,7 +107,9 @@ impl Batcher {
                 return false;
             }
             let own = queue.jobs.get(&work.id()).map_or(0, |waiting| waiting.samples);
-            if own == 0 || (own + length <= AHEAD && queue.samples + length <= AHEAD_TOGETHER) {
+            // A window that is longer than all that goes when no other one of its job waits.
+            let is_little = own == 0 || own + length <= ALWAYS;
+            if is_little || (own + length <= AHEAD && queue.samples + length <= AHEAD_TOGETHER) {
                 break;
             }
             queue = self.room.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -201,7 +217,13 @@ impl Batcher {
                 },
                 Next::Batch(batch) => {
                     patience = whole;
-                    decode(recognizer, observer, batch);
+                    let jobs: Vec<Arc<Work>> = batch.iter().filter_map(Taken::job).cloned().collect();
+                    let decoded = guarded(|| decode(recognizer, observer, self.turn.as_deref(), batch));
+                    if let Err(panic) = decoded {
+                        for work in jobs {
+                            work.end(Err(EngineError::Failed(panic.clone())));
+                        }
+                    }
                 }
             }
         }
@@ -252,24 +274,20 @@ pub(crate) fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, String> {
 
 /// Decodes a batch and gives its jobs what was heard. Where it fails, each window is tried alone, so that none fails for
 /// another one.
-fn decode(recognizer: &Recognizer, observer: &dyn Observer, mut batch: Vec<Taken>) {
-    batch.retain(|taken| match &taken.of {
-        Owner::Job(work, _) => !work.has_ended() && !work.fail_if_late(),
-        Owner::Live(_) => true,
-    });
+fn decode(recognizer: &Recognizer, observer: &dyn Observer, turn: Option<&Mutex<()>>, mut batch: Vec<Taken>) {
+    batch.retain(|taken| taken.job().is_none_or(|work| !work.has_ended() && !work.fail_if_late()));
     if batch.is_empty() {
         return;
     }
+    let alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
     let begun = Instant::now();
     let mut jobs = BTreeSet::new();
-    for taken in &batch {
-        if let Owner::Job(work, _) = &taken.of
-            && jobs.insert(work.id())
-        {
+    for work in batch.iter().filter_map(Taken::job) {
+        if jobs.insert(work.id()) {
             work.in_batch(begun);
         }
     }
-    let seconds = batch.iter().map(|taken| taken.signal.len()).sum::<usize>() as f64 / SAMPLE_RATE as f64;
+    let seconds = batch.iter().map(|taken| taken.signal.len()).sum::<usize>() as f64 / f64::from(SAMPLE_RATE);
     let windows = batch.len();
     let signals: Vec<&[f32]> = batch.iter().map(|taken| &taken.signal[..]).collect();
     let heard = decode_signals(recognizer, &signals);
@@ -281,6 +299,7 @@ fn decode(recognizer: &Recognizer, observer: &dyn Observer, mut batch: Vec<Taken
             .map(|signal| decode_signals(recognizer, &[signal])?.pop().ok_or_else(no_answer))
             .collect(),
     };
+    drop(alone);
     let elapsed = begun.elapsed().as_secs_f64();
     // Metrics that fail are no reason to end.
     let _ = guarded(|| observer.batch(windows, seconds, elapsed));

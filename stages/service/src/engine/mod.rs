@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use flow_speakers::diarizer::Diarizer;
+use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::Heard;
 use tempfile::TempPath;
 use tokio::sync::{Notify, oneshot};
@@ -143,7 +144,7 @@ impl Engine {
         };
         self.inner.shared.models.acquire(0, Box::new(waiter));
         let lease: Lease = receive.recv().map_err(|_| EngineError::Cancelled)??;
-        let silence = vec![0.0; 16_000];
+        let silence = vec![0.0; SAMPLE_RATE as usize];
         let decoded = guarded(|| lease.model().recognizer.decode(&[&silence]));
         decoded
             .map_err(EngineError::Failed)?
@@ -216,7 +217,7 @@ impl Engine {
         let shared = &self.inner.shared;
         let index = shared.models.find(model)?;
         let max_window = shared.settings.max_window;
-        if samples.len() as f64 > max_window * 16_000.0 {
+        if samples.len() as f64 > max_window * f64::from(SAMPLE_RATE) {
             return Err(EngineError::TooLong {
                 max_duration: max_window,
             });

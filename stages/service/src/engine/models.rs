@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use candle_core::Device;
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
+use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::Recognizer;
 
 use super::batcher::{Batcher, guarded};
@@ -34,6 +35,8 @@ pub(crate) struct Models {
     budget: Option<u64>,
     observer: Arc<dyn Observer>,
     stopped: AtomicBool,
+    /// Held by who computes on a device that is not the CPU: models share its one stream.
+    turn: Option<Arc<Mutex<()>>>,
 }
 
 struct Slot {
@@ -85,7 +88,7 @@ impl Models {
     pub fn new(settings: &EngineSettings, observer: Arc<dyn Observer>) -> Result<Arc<Self>, EngineError> {
         let device = settings.device.open(0);
         let device = device.map_err(|error| EngineError::setting("device", error.to_string()))?;
-        let samples = |seconds: f64| (seconds * 16_000.0) as u64;
+        let samples = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)) as u64;
         let slots = settings.models.iter().map(|model| Slot {
             name: model.name.clone(),
             path: model.path.clone(),
@@ -98,6 +101,7 @@ impl Models {
             waiters: Vec::new(),
         });
         Ok(Arc::new(Models {
+            turn: (!device.is_cpu()).then(Arc::default),
             slots: Mutex::new(slots.collect()),
             device,
             weights: settings.weights,
@@ -198,6 +202,8 @@ impl Models {
                 let bytes = needed_bytes(&path, self.weights).map_err(|error| broken(error.to_string()))?;
                 self.make_room(index, bytes, budget)?;
             }
+            let turn = self.turn.as_deref();
+            let _alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
             let recognizer = Recognizer::load(&path, self.weights.into(), &self.device);
             recognizer.map_err(|error| broken(error.to_string()))
         });
@@ -211,7 +217,7 @@ impl Models {
     fn loaded(self: &Arc<Self>, index: usize, recognizer: Recognizer) {
         let model = Arc::new(LoadedModel {
             recognizer,
-            batcher: Batcher::new(self.limits),
+            batcher: Batcher::new(self.limits, self.turn.clone()),
         });
         let thread = {
             let (models, model) = (Arc::clone(self), Arc::clone(&model));

@@ -48,7 +48,7 @@ pub struct EngineSettings {
     pub batch_share: f64,
     /// Longer recordings are refused, in seconds.
     pub max_duration: f64,
-    /// Requests that wait or run; more are refused.
+    /// Requests that wait or run, and windows of live sessions that do; more of either are refused.
     pub max_queue: usize,
     /// How long a request may take from its first window on, in seconds.
     pub decode_timeout: f64,

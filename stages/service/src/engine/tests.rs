@@ -220,7 +220,11 @@ fn transcripts_are_those_of_recordings_alone_whatever_else_is_transcribed() {
         assert_eq!(metadata.duration_s, samples.len() as f64 / 16_000.0);
         assert_eq!(metadata.damaged_at, None);
         alone.transcript.to_json().unwrap();
-        assert_eq!(found.segments.is_empty(), index == 3, "recording {index}");
+        match index {
+            0 | 1 => assert!(found.windows >= 2 && !found.segments.is_empty(), "recording {index}"),
+            3 => assert_eq!(found, Recognized::default()),
+            _ => {}
+        }
         expected.push(found);
     }
     let jobs = recordings
@@ -257,7 +261,7 @@ fn who_speaks_is_found_where_it_is_asked_for() {
     let transcript = finished.unwrap().transcript;
     assert!(segments.is_empty(), "segments come with their speakers, at the end");
     assert_eq!(transcript.metadata.num_speakers, Some(diarized.speakers.len() as u64));
-    assert!(!transcript.speakers.is_empty());
+    assert!(diarized.speakers.len() > 1);
     let said = |segments: &[Segment]| -> Vec<(Option<String>, String)> {
         let said = segments
             .iter()
@@ -296,7 +300,7 @@ fn more_requests_than_there_are_places_are_refused_until_one_goes() {
     let third = engine.submit(request(&bytes)).unwrap();
     gate.open();
     let (first, third) = wait(join(first.finish(), third.finish()));
-    assert_eq!(first.unwrap().transcript.segments, third.unwrap().transcript.segments);
+    assert_eq!(first.unwrap().transcript.text, third.unwrap().transcript.text);
     assert_eq!(engine.queued(), 0);
 }
 
@@ -339,7 +343,7 @@ fn decoding_has_a_limit_of_time() {
 #[test]
 fn what_cannot_be_transcribed_is_told() {
     let settings = EngineSettings {
-        max_duration: 20.0,
+        max_duration: 60.0,
         ..settings()
     };
     let engine = Engine::start(settings).unwrap();
@@ -366,8 +370,8 @@ fn what_cannot_be_transcribed_is_told() {
             other => panic!("{other:?}"),
         }
     }
-    let too_long = refused(&wav(&vec![0.0; 21 * 16_000]));
-    assert_eq!(too_long, EngineError::TooLong { max_duration: 20.0 });
+    let too_long = refused(&wav(&vec![0.0; 61 * 16_000]));
+    assert_eq!(too_long, EngineError::TooLong { max_duration: 60.0 });
     // What is before the damage is kept.
     let whole = wav(&two());
     let cut = &whole[..whole.len() - 40_000];
@@ -492,7 +496,7 @@ fn windows_of_live_sessions_are_decoded_beside_recordings() {
     let (engine, gate) = gated(settings());
     gate.open();
     let samples = hindi("rec_hi_0001_000.flac");
-    let samples = samples[..samples.len().min(5 * 16_000)].to_vec();
+    let samples = samples[..samples.len().min(15 * 16_000)].to_vec();
     let expected = recognizer().decode(&[&samples]).unwrap().remove(0);
     let job = engine.submit(request(&wav(&two()))).unwrap();
     let windows = (0..4).map(|_| engine.decode_window(Some("small"), samples.clone()));

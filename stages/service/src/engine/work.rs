@@ -270,20 +270,17 @@ impl Work {
     /// Whether it takes too long.
     pub fn is_late(&self) -> bool {
         let first = self.lock().first_window;
-        first.is_some_and(|first| first.elapsed() > self.limit())
+        let limit = Duration::from_secs_f64(self.shared.settings.decode_timeout);
+        first.is_some_and(|first| first.elapsed() > limit)
     }
 
     /// Ends it if it takes too long, and says whether it did.
     pub fn fail_if_late(&self) -> bool {
         let is_late = self.is_late();
         if is_late {
-            self.end(Err(EngineError::Timeout(self.limit().as_secs_f64())));
+            self.end(Err(EngineError::Timeout(self.shared.settings.decode_timeout)));
         }
         is_late
-    }
-
-    fn limit(&self) -> Duration {
-        Duration::from_secs_f64(self.shared.settings.decode_timeout)
     }
 
     /// Ends it; what comes later counts for nothing. Its place, its file and its windows are given back at once.
