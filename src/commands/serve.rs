@@ -32,16 +32,14 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
         let path = flow_training::init::local_model(reference, &mut |line| tell(line));
         model.path = path.map_err(Failure::unreadable)?;
     }
-    settings.engine.check().map_err(|error| failure(error.into()))?;
-
-    let server = Server::bind(settings.http, VERSION, Arc::new(|line| tell(line))).map_err(failure)?;
+    let server = Server::bind(settings, VERSION, Arc::new(|line| tell(line))).map_err(failure)?;
     for warning in server.warnings() {
         tell(&format!("warning: {warning}"));
     }
     stop_on_signals(server.stop_handle())?;
     writeln!(out, "listening on {}", server.url())?;
     out.flush()?;
-    server.serve(settings.engine).map_err(failure)?;
+    server.serve().map_err(failure)?;
     Ok(Exit::Done)
 }
 

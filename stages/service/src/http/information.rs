@@ -105,6 +105,7 @@ pub async fn open_api(State(app): State<App>) -> Json<Value> {
 /// All other paths: those of live sessions once the engine is there.
 pub async fn other(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     app.keys.check(request.headers())?;
+    app.check_ready()?;
     if let Some(live) = app.live.get() {
         let Ok(response) = live.clone().oneshot(request).await;
         return Ok(response);

@@ -4,15 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use axum::http::HeaderMap;
-use axum::http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use axum::http::header::{AUTHORIZATION, UPGRADE};
 use subtle::{Choice, ConstantTimeEq};
 
 use super::error::ApiError;
 use super::settings::SettingsError;
-
-/// How a browser gives its key, which can set no header of a WebSocket but this: a sub-protocol of this prefix, as OpenAI's
-/// clients send it.
-const PROTOCOL_PREFIX: &str = "openai-insecure-api-key.";
+use crate::live::socket::api_key_of_subprotocols;
 
 /// The keys that are taken. None at all: no key is needed.
 #[derive(Default)]
@@ -79,22 +76,16 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
 }
 
+/// A browser can set no header of a WebSocket: its key is among the sub-protocols.
 fn protocol(headers: &HeaderMap) -> Option<&[u8]> {
     headers.get(UPGRADE)?;
-    let all = headers.get_all(SEC_WEBSOCKET_PROTOCOL);
-    let offered = all
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','));
-    let key = offered
-        .filter_map(|name| name.trim().strip_prefix(PROTOCOL_PREFIX))
-        .next()?;
-    Some(key.as_bytes())
+    api_key_of_subprotocols(headers).map(str::as_bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;
+    use axum::http::header::SEC_WEBSOCKET_PROTOCOL;
 
     use super::*;
 

@@ -30,5 +30,5 @@ mod write_timeout;
 pub use app::Log;
 pub use endpoints::{Action, ENDPOINTS, Endpoint};
 pub use error::ApiError;
-pub use server::{ServeError, Server, Started, StopHandle};
+pub use server::{ServeError, Server, StopHandle};
 pub use settings::{HttpSettings, ServeSettings, SettingsError};

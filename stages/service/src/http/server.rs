@@ -28,11 +28,13 @@ use super::information::not_found;
 use super::keys::Keys;
 use super::metrics::Metrics;
 use super::origin::Callers;
-use super::settings::{HttpSettings, SettingsError};
+use super::settings::{ServeSettings, SettingsError};
 use super::tls;
 use super::upload::Uploads;
 use super::write_timeout::WriteTimeout;
 use crate::engine::{Engine, EngineError, EngineSettings, Observer, TempFolder};
+use crate::live::{self, LiveSettings};
+use crate::page;
 
 /// Most bytes of the head of a request.
 const MAX_HEAD: usize = 32 << 10;
@@ -71,13 +73,6 @@ pub enum ServeError {
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
-/// What a service needs once its first model is loaded.
-pub struct Started {
-    pub engine: Engine,
-    /// Routes that need the engine, such as live sessions. They need an API key where others do.
-    pub live: Router,
-}
-
 /// Ends a service.
 #[derive(Clone)]
 pub struct StopHandle(watch::Sender<Phase>);
@@ -97,7 +92,7 @@ impl StopHandle {
 
 /// A service that has its address, and serves when it is run.
 pub struct Server {
-    settings: HttpSettings,
+    settings: ServeSettings,
     version: String,
     log: Log,
     keys: Keys,
@@ -109,31 +104,30 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads keys and certificates, makes the folder for uploads and listens. Connections wait until [`Server::run`].
+    /// Checks the settings, reads keys and certificates, makes the folder for uploads and listens. Connections wait until
+    /// [`Server::serve`].
     ///
     /// # Errors
     /// If a setting is wrong, a file that it names cannot be used, or the address is not free.
-    pub fn bind(settings: HttpSettings, version: &str, log: Log) -> Result<Self, ServeError> {
+    pub fn bind(mut settings: ServeSettings, version: &str, log: Log) -> Result<Self, ServeError> {
+        settings.engine.check()?;
+        settings.align();
         settings.check()?;
-        let keys = settings
-            .keys
-            .as_deref()
-            .map(Keys::read)
-            .transpose()?
-            .unwrap_or_default();
-        let tls = match (&settings.tls_cert, &settings.tls_key) {
+        let http = &settings.http;
+        let keys = http.keys.as_deref().map(Keys::read).transpose()?.unwrap_or_default();
+        let tls = match (&http.tls_cert, &http.tls_key) {
             (Some(cert), Some(key)) => Some(tls::acceptor(cert, key)?),
             _ => None,
         };
         let listening = |error| ServeError::Listen {
-            listen: settings.listen.clone(),
+            listen: http.listen.clone(),
             error,
         };
-        let listener = TcpListener::bind(&settings.listen).map_err(listening)?;
+        let listener = TcpListener::bind(&http.listen).map_err(listening)?;
         listener.set_nonblocking(true).map_err(listening)?;
         let address = listener.local_addr().map_err(listening)?;
-        let folder = settings.upload_folder.clone().unwrap_or_else(std::env::temp_dir);
-        let uploads = TempFolder::new(&folder, settings.max_upload_space);
+        let folder = http.upload_folder.clone().unwrap_or_else(std::env::temp_dir);
+        let uploads = TempFolder::new(&folder, http.max_upload_space);
         let folder = uploads.map_err(|error| ServeError::Uploads { folder, error })?;
         Ok(Self {
             settings,
@@ -181,49 +175,30 @@ impl Server {
         StopHandle(self.phase.clone())
     }
 
-    /// Serves with these models until it is told to stop; see [`Server::run`].
+    /// Serves until it is told to stop. Models are loaded on a thread of their own; until the first one is, requests are refused.
     ///
     /// # Errors
     /// If the first model cannot be loaded, or the service cannot begin to serve.
-    pub fn serve(self, settings: EngineSettings) -> Result<(), ServeError> {
-        self.run(Router::new(), move |observer| {
-            let engine = Engine::start_observed(settings, observer)?;
-            let live = Router::new();
-            Ok(Started { engine, live })
-        })
-    }
-
-    /// Serves until it is told to stop. `start` loads the first model, on a thread of its own, and is given what takes the
-    /// engine's numbers; until it is done requests are refused. `page` are routes that need no key.
-    ///
-    /// # Errors
-    /// What `start` gives, or if the service cannot begin to serve.
-    pub fn run(
-        self,
-        page: Router,
-        start: impl FnOnce(Arc<dyn Observer>) -> Result<Started, EngineError> + Send + 'static,
-    ) -> Result<(), ServeError> {
-        let failed = |error: io::Error| ServeError::Failed(format!("cannot serve: {error}"));
+    pub fn serve(self) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("http")
             .enable_all()
             .build()
-            .map_err(failed)?;
-        let outcome = runtime.block_on(self.serve_until_closed(page, start));
+            .map_err(cannot_serve)?;
+        let outcome = runtime.block_on(self.serve_until_closed());
         // A model that is still being loaded is not waited for.
         runtime.shutdown_timeout(SHUTDOWN_TIME);
         outcome
     }
 
-    async fn serve_until_closed(
-        self,
-        page: Router,
-        start: impl FnOnce(Arc<dyn Observer>) -> Result<Started, EngineError> + Send + 'static,
-    ) -> Result<(), ServeError> {
-        let failed = |error: io::Error| ServeError::Failed(format!("cannot serve: {error}"));
-        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(failed)?;
-        let settings = &self.settings;
+    async fn serve_until_closed(self) -> Result<(), ServeError> {
+        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(cannot_serve)?;
+        let ServeSettings {
+            engine,
+            http: settings,
+            live,
+        } = self.settings;
         let is_local = self.address.ip().is_loopback();
         let callers = Callers::new(self.keys.is_open(), is_local, &settings.allowed_hosts, &settings.cors);
         let connections = Arc::new(Semaphore::new(settings.max_connections));
@@ -241,10 +216,10 @@ impl Server {
             failure: Mutex::new(None),
             connections: Arc::clone(&connections),
             requests: AtomicU64::new(0),
-            settings: self.settings,
+            settings,
         });
-        let router = router(&app, page);
-        tokio::spawn(load(Arc::clone(&app), self.phase.clone(), start));
+        let router = router(&app, page::routes());
+        tokio::spawn(load(Arc::clone(&app), self.phase.clone(), engine, live));
         tokio::spawn(drain(Arc::clone(&app), self.phase.clone()));
 
         accept(&app, &listener, self.tls.as_ref(), &router).await;
@@ -260,18 +235,15 @@ impl Server {
 }
 
 /// Loads the first model; if that fails the service ends.
-async fn load(
-    app: App,
-    phase: watch::Sender<Phase>,
-    start: impl FnOnce(Arc<dyn Observer>) -> Result<Started, EngineError> + Send + 'static,
-) {
+async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, live: LiveSettings) {
     let observer: Arc<dyn Observer> = Arc::clone(&app.metrics) as _;
-    let started = tokio::task::spawn_blocking(move || start(observer)).await;
+    let started = tokio::task::spawn_blocking(move || Engine::start_observed(engine, observer)).await;
     let failure = match started {
-        Ok(Ok(started)) => {
+        Ok(Ok(engine)) => {
+            let routes = live::routes(Arc::new(engine.clone()), live).fallback(not_found);
             // Nobody else sets them.
-            let _ = app.live.set(started.live.fallback(not_found));
-            let _ = app.engine.set(started.engine);
+            let _ = app.live.set(routes);
+            let _ = app.engine.set(engine);
             return;
         }
         Ok(Err(error)) => error.into(),
@@ -279,6 +251,10 @@ async fn load(
     };
     *app.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
     phase.send_replace(Phase::Closing);
+}
+
+fn cannot_serve(error: io::Error) -> ServeError {
+    ServeError::Failed(format!("cannot serve: {error}"))
 }
 
 /// Once the service is told to stop: waits for the requests that the engine took.

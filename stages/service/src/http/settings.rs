@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::body::BodyLimits;
 use crate::engine::EngineSettings;
+use crate::live::LiveSettings;
 
 /// Why settings cannot be used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -172,9 +173,25 @@ pub struct ServeSettings {
     /// Models, and what they do.
     pub engine: EngineSettings,
     pub http: HttpSettings,
+    /// Sessions over WebSockets.
+    pub live: LiveSettings,
 }
 
 impl ServeSettings {
+    /// Gives live sessions what holds for other requests: names of models, and the longest window.
+    pub(super) fn align(&mut self) {
+        self.live.accept_any_model |= self.http.accept_any_model;
+        self.live.max_window = self.live.max_window.min(self.engine.max_window);
+    }
+
+    /// # Errors
+    /// If a value of `http` or `live` is out of its range; the engine checks its own.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        self.http.check()?;
+        let live = self.live.check();
+        live.map_err(|(setting, why)| SettingsError::value(setting, why))
+    }
+
     /// Reads a file of settings. Files that it names are found relative to it.
     ///
     /// # Errors

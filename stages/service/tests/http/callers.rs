@@ -1,8 +1,10 @@
 //! Who may call the service.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 
-use crate::service::{Service, content_type, form, recording, settings, shared};
+use crate::service::{PATIENCE, Service, content_type, form, recording, settings, shared};
 
 #[test]
 fn keys_are_needed_where_there_are_any() {
@@ -15,7 +17,14 @@ fn keys_are_needed_where_there_are_any() {
     settings.http.accept_any_model = true;
     let service = Service::start(settings);
 
-    for open in ["/health", "/ready", "/v1/health/live", "/v1/health/ready"] {
+    for open in [
+        "/",
+        "/page.js",
+        "/health",
+        "/ready",
+        "/v1/health/live",
+        "/v1/health/ready",
+    ] {
         assert_eq!(service.get(open).status, 200, "{open}");
     }
     let body = form(Some(&recording("eval0_en-us.wav")), &[("model", "whisper-1")]);
@@ -42,6 +51,23 @@ fn keys_are_needed_where_there_are_any() {
         let answer = service.get_with(path, &[("Authorization", "Bearer sk-first")]);
         assert_ne!(answer.status, 401, "{path}");
     }
+
+    // A browser gives its key to a WebSocket in another way.
+    let upgraded = |key: &str| {
+        let mut stream = TcpStream::connect(service.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head = format!(
+            "GET /v1/realtime?intent=transcription HTTP/1.1\r\nHost: speech.example\r\nConnection: Upgrade\r\n\
+             Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+             Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.{key}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        String::from_utf8_lossy(&status).into_owned()
+    };
+    assert_eq!(upgraded("sk-first"), "HTTP/1.1 101");
+    assert_eq!(upgraded("sk-third"), "HTTP/1.1 401");
 
     // A page that is listed may call, and learns that before it sends its key; others may not.
     let asked = |origin: &str| {

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread;
 
-use flow_service::http::{ServeError, Server};
+use flow_service::http::{ServeError, ServeSettings, Server};
 
 use crate::service::{Service, content_type, form, long_recording, recording, settings, wait};
 
@@ -96,31 +96,36 @@ fn a_model_that_cannot_be_loaded_ends_the_service() {
     let mut settings = settings();
     settings.http.upload_folder = Some(uploads.path().to_owned());
     settings.engine.models[0].path = uploads.path().join("no-model.nemo");
-    let server = Server::bind(settings.http, "1", Arc::new(|_| {})).unwrap();
-    let error = server.serve(settings.engine).unwrap_err();
+    let server = Server::bind(settings, "1", Arc::new(|_| {})).unwrap();
+    let error = server.serve().unwrap_err();
     assert!(matches!(error, ServeError::Engine(_)), "{error}");
     assert!(error.to_string().contains("no-model.nemo"), "{error}");
 }
 
 #[test]
 fn settings_that_cannot_be_used_are_named() {
-    let told = |settings: flow_service::http::HttpSettings| {
-        Server::bind(settings, "1", Arc::new(|_| {})).err().unwrap().to_string()
-    };
-    let mut wrong = settings().http;
-    wrong.listen = "127.0.0.1:notaport".to_owned();
+    let told = |settings: ServeSettings| Server::bind(settings, "1", Arc::new(|_| {})).err().unwrap().to_string();
+    let mut wrong = settings();
+    wrong.http.listen = "127.0.0.1:notaport".to_owned();
     assert!(told(wrong).contains("127.0.0.1:notaport"));
-    let mut wrong = settings().http;
-    wrong.upload_folder = Some("/nowhere/at/all".into());
+    let mut wrong = settings();
+    wrong.http.upload_folder = Some("/nowhere/at/all".into());
     assert!(told(wrong).contains("/nowhere/at/all"));
-    let mut wrong = settings().http;
-    wrong.keys = Some("/nowhere/keys.txt".into());
+    let mut wrong = settings();
+    wrong.http.keys = Some("/nowhere/keys.txt".into());
     assert!(told(wrong).contains("/nowhere/keys.txt"));
 
-    let mut public = settings().http;
-    public.listen = "0.0.0.0:0".to_owned();
+    let mut wrong = settings();
+    wrong.live.max_sessions = 0;
+    assert!(told(wrong).contains("max_sessions"));
+    let mut wrong = settings();
+    wrong.engine.max_queue = 0;
+    assert!(told(wrong).contains("max_queue"));
+
+    let mut public = settings();
+    public.http.listen = "0.0.0.0:0".to_owned();
     let server = Server::bind(public, "1", Arc::new(|_| {})).unwrap();
     assert_eq!(server.warnings().len(), 2);
-    let local = Server::bind(settings().http, "1", Arc::new(|_| {})).unwrap();
+    let local = Server::bind(settings(), "1", Arc::new(|_| {})).unwrap();
     assert_eq!(local.warnings(), Vec::<String>::new());
 }

@@ -113,12 +113,12 @@ impl Service {
     pub fn start(mut settings: ServeSettings) -> Self {
         let uploads = TempDir::new().unwrap();
         settings.http.upload_folder = Some(uploads.path().to_owned());
-        let server = Server::bind(settings.http, "1.2.3", Arc::new(|_| {})).unwrap();
+        let server = Server::bind(settings, "1.2.3", Arc::new(|_| {})).unwrap();
         let service = Self {
             address: server.address(),
             url: server.url(),
             stop: server.stop_handle(),
-            thread: Some(thread::spawn(move || server.serve(settings.engine))),
+            thread: Some(thread::spawn(move || server.serve())),
             _uploads: uploads,
         };
         wait(|| service.get("/ready").status == 200);
