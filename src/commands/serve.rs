@@ -237,6 +237,7 @@ mod tests {
         assert_eq!(error.exit(), Exit::Usage);
         assert!(error.to_string().contains("lisen"), "{error}");
         arguments.config = None;
+        arguments.model = vec!["a.nemo".to_owned()];
         arguments.listen = Some("nowhere".to_owned());
         let error = serve(&arguments, &mut out).unwrap_err();
         assert_eq!(error.exit(), Exit::Usage);

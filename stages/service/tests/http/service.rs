@@ -128,7 +128,8 @@ impl Service {
     pub fn agent() -> Agent {
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            .timeout_global(Some(PATIENCE));
+            .timeout_global(Some(PATIENCE))
+            .proxy(None);
         // That of the test: it says nothing of who the other end is.
         let tls = ureq::tls::TlsConfig::builder().disable_verification(true).build();
         config.tls_config(tls).build().into()

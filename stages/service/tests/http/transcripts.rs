@@ -268,7 +268,10 @@ fn metrics_parse() {
             value.parse::<f64>().unwrap_or_else(|_| panic!("{line}"));
         }
     }
+    assert_eq!(service.get("/health").status, 200);
     for name in [
+        "flow_http_responses_total{method=\"GET\",route=\"/health\",status=\"200\"}",
+        "flow_http_responses_total{method=\"POST\",route=\"/v1/audio/transcriptions\",status=\"200\"}",
         "flow_queue_seconds_count",
         "flow_decode_seconds_count",
         "flow_request_seconds_count",
