@@ -32,7 +32,7 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
         let path = flow_training::init::local_model(reference, &mut |line| tell(line));
         model.path = path.map_err(Failure::unreadable)?;
     }
-    let server = Server::bind(settings, VERSION, Arc::new(|line| tell(line))).map_err(failure)?;
+    let server = Server::bind(settings, VERSION, Arc::new(tell)).map_err(failure)?;
     for warning in server.warnings() {
         tell(&format!("warning: {warning}"));
     }
