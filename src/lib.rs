@@ -105,6 +105,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Log(arguments) => commands::log::log(&arguments, out),
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
+        Command::Serve(arguments) => commands::serve::serve(&arguments, out),
         Command::Evaluate(command) => commands::evaluate::evaluate(&command, out),
         Command::Model(command) => commands::model::model(&command, out),
         Command::Lm(command) => commands::lm::lm(&command, out),

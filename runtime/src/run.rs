@@ -30,6 +30,7 @@ use crate::spec::Checked;
 use crate::store::{Access, SnapshotWriter, Store};
 use counts::RunCounts;
 pub use follow::follow;
+pub use signals::is_ignored;
 pub use summary::{RunSummary, StageSummary};
 
 /// What would run, and why. Changes nothing.

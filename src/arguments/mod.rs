@@ -5,6 +5,7 @@ mod look;
 mod model;
 mod recordings;
 mod run;
+mod serve;
 
 use std::path::PathBuf;
 
@@ -24,6 +25,7 @@ pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,
     SelectionArguments, StateArguments, TestArguments,
 };
+pub use serve::ServeArguments;
 
 /// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
 /// where only what changed is done again.
@@ -69,6 +71,8 @@ pub enum Command {
     /// Say who speaks when in recordings; what was diarized is not diarized again
     #[command(after_help = DIARIZE_EXIT_CODES)]
     Diarize(DiarizeArguments),
+    /// Transcribe recordings over HTTP, as OpenAI's clients ask for it
+    Serve(Box<ServeArguments>),
     /// Score results against references
     #[command(subcommand)]
     Evaluate(EvaluateCommand),

@@ -17,6 +17,7 @@ pub mod past_run;
 pub mod plan;
 pub mod rejects;
 pub mod run;
+pub mod serve;
 pub mod shell;
 pub mod status;
 pub mod test;

@@ -25,6 +25,7 @@ mod rejects;
 mod reuse;
 mod sampling;
 mod secrets;
+mod serve;
 mod speaker_words;
 mod speakers;
 mod synthesize;

@@ -46,7 +46,7 @@ impl SignalHandlers {
 }
 
 /// Whether the process was started with the signal ignored.
-fn is_ignored(signal: i32) -> bool {
+pub fn is_ignored(signal: i32) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: with no new action the call only writes the present one to the place it is given, which has room for it.
     let asked = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };

@@ -1,1 +1,7 @@
-//! Speech to text over HTTP.
+//! Speech to text over HTTP: the engine that transcribes uploads ([`engine`]), OpenAI's API around it ([`http`]), live
+//! transcription over WebSockets ([`live`]), and the page of the service ([`page`]).
+
+pub mod engine;
+pub mod http;
+pub mod live;
+pub mod page;

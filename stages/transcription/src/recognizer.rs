@@ -131,6 +131,11 @@ impl Recognizer {
         Ok(self)
     }
 
+    /// The languages that its vocabulary has tags of, sorted.
+    pub fn languages(&self) -> Vec<String> {
+        languages(&self.tokenizer)
+    }
+
     /// Transcribes samples (mono, 16 kHz, in [-1, 1]). None: `cancelled` said so between two batches.
     ///
     /// The result follows from the samples and the settings, whatever else is transcribed at the same time and by how many
@@ -348,6 +353,11 @@ impl FirstPass<'_> {
             kept => *kept = None,
         }
         Ok(())
+    }
+
+    /// All samples that were fed, where these were ten minutes at most. [`Recognizer::transcribe_again`] then reads them again.
+    pub fn take_samples(&mut self) -> Option<Vec<f32>> {
+        self.kept.take()
     }
 
     /// Which parts of the recording are decoded one by one, in order, and how many samples it has: of [`LongAudio::Vad`], for

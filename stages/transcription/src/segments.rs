@@ -42,7 +42,8 @@ const SENTENCE_ENDS: &[char] = &[
 /// Marks that may stand between the end of a sentence and the next word.
 const CLOSING: &[char] = &['"', '\'', '”', '’', '»', '›', ')', ']', '}', '」', '』', '）'];
 
-fn ends_sentence(word: &str) -> bool {
+/// Whether a sentence ends with a word: behind a full stop or the like, and marks that close.
+pub fn ends_sentence(word: &str) -> bool {
     word.trim_end().trim_end_matches(CLOSING).ends_with(SENTENCE_ENDS)
 }
 

@@ -1,0 +1,60 @@
+//! The arguments of `flow serve`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use flow_kernels::device::DeviceChoice;
+
+/// What is given here counts more than the file of `--config`.
+#[derive(Args, Debug, Default)]
+pub struct ServeArguments {
+    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME, with the name that clients call it by; may be
+    /// given several times, and the first is used where a client names none. The bundled small model if none is given
+    #[arg(long, value_name = "[NAME=]MODEL")]
+    pub model: Vec<String>,
+    /// Let clients ask who speaks
+    #[arg(long)]
+    pub diarize: bool,
+    /// Where models are computed: cpu, cuda or cuda:1 [default: cpu]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<DeviceChoice>,
+    /// Address and port; port 0 for any that is free [default: 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<String>,
+    /// A file of settings; see docs/service.md
+    #[arg(long, value_name = "serve.yaml")]
+    pub config: Option<PathBuf>,
+    /// A file with an API key on each line, one of which requests then need
+    #[arg(long, value_name = "FILE")]
+    pub keys: Option<PathBuf>,
+    /// The certificate for HTTPS, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Let pages of this origin call the service, such as https://app.example, or `*` for all; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
+    /// Answer to this name, too, while listening on a loopback address without keys; may be given several times
+    #[arg(long, value_name = "HOST")]
+    pub allowed_host: Vec<String>,
+    /// Give requests for models that are not there the first one
+    #[arg(long)]
+    pub accept_any_model: bool,
+    /// Print a line for each request on standard error
+    #[arg(long)]
+    pub log_requests: bool,
+    /// Refuse longer recordings, in seconds [default: 43200]
+    #[arg(long, value_name = "SECONDS")]
+    pub max_duration: Option<f64>,
+    /// Refuse larger requests, in MiB [default: 512]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub max_upload: Option<u64>,
+    /// Refuse requests while so many wait or run [default: 100]
+    #[arg(long, value_name = "N")]
+    pub max_queue: Option<usize>,
+    /// When stopped, give requests that were taken so long, in seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub drain_timeout: Option<f64>,
+}

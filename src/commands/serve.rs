@@ -1,0 +1,247 @@
+//! `flow serve`: speech to text over HTTP, until a signal stops it.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use flow_runtime::escape::escape_line;
+use flow_runtime::run::is_ignored;
+use flow_service::engine::{EngineError, ModelSettings};
+use flow_service::http::{ServeError, ServeSettings, Server, SettingsError, StopHandle};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag::{register, register_conditional_shutdown};
+use signal_hook::iterator::Signals;
+
+use super::recordings::carried;
+use crate::arguments::{ServeArguments, VERSION};
+use crate::failure::{Exit, Failure};
+
+/// The model that is used where none is given, below the folder of what the program carries, and its name.
+const BUNDLED: &str = "configs/models/small.nemo";
+const BUNDLED_NAME: &str = "small";
+
+pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let mut settings = settings(arguments).map_err(wrong_setting)?;
+    if settings.engine.models.is_empty() {
+        tell("no --model is given: the bundled small model, which is made for trying things out, is used");
+        settings.engine.models.push(bundled()?);
+    }
+    for model in &mut settings.engine.models {
+        let Some(reference) = model.path.to_str() else { continue };
+        let path = flow_training::init::local_model(reference, &mut |line| tell(line));
+        model.path = path.map_err(Failure::unreadable)?;
+    }
+    let server = Server::bind(settings, VERSION, Arc::new(tell)).map_err(failure)?;
+    for warning in server.warnings() {
+        tell(&format!("warning: {warning}"));
+    }
+    stop_on_signals(server.stop_handle())?;
+    writeln!(out, "listening on {}", server.url())?;
+    out.flush()?;
+    server.serve().map_err(failure)?;
+    Ok(Exit::Done)
+}
+
+/// A line on standard error. Whoever cannot read it is served as well.
+fn tell(line: &str) {
+    let _ = writeln!(io::stderr(), "{}", escape_line(line));
+}
+
+/// The settings of the file, with those of the command line in their place.
+fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> {
+    let mut settings = match &arguments.config {
+        Some(file) => ServeSettings::read(file)?,
+        None => ServeSettings::default(),
+    };
+    let engine = &mut settings.engine;
+    if !arguments.model.is_empty() {
+        engine.models = arguments.model.iter().map(|model| named_model(model)).collect();
+    }
+    engine.diarization |= arguments.diarize;
+    engine.device = arguments.device.unwrap_or(engine.device);
+    engine.max_duration = arguments.max_duration.unwrap_or(engine.max_duration);
+    engine.max_queue = arguments.max_queue.unwrap_or(engine.max_queue);
+    let http = &mut settings.http;
+    if let Some(listen) = &arguments.listen {
+        http.listen.clone_from(listen);
+    }
+    for (given, setting) in [
+        (&arguments.keys, &mut http.keys),
+        (&arguments.tls_cert, &mut http.tls_cert),
+        (&arguments.tls_key, &mut http.tls_key),
+    ] {
+        if given.is_some() {
+            setting.clone_from(given);
+        }
+    }
+    for (given, setting) in [
+        (&arguments.cors, &mut http.cors),
+        (&arguments.allowed_host, &mut http.allowed_hosts),
+    ] {
+        if !given.is_empty() {
+            setting.clone_from(given);
+        }
+    }
+    http.accept_any_model |= arguments.accept_any_model;
+    http.log_requests |= arguments.log_requests;
+    http.max_upload = arguments
+        .max_upload
+        .map_or(http.max_upload, |mebibytes| mebibytes << 20);
+    http.drain_timeout = arguments.drain_timeout.unwrap_or(http.drain_timeout);
+    Ok(settings)
+}
+
+/// Reads `NAME=MODEL` or `MODEL`. Without a name it is that of the hub, OWNER/NAME, or that of the file or folder.
+fn named_model(given: &str) -> ModelSettings {
+    let named = given.split_once('=').filter(|(name, model)| {
+        // A path may hold the sign, too.
+        !name.is_empty() && !name.contains(['/', '\\', ':']) && !model.is_empty() && !Path::new(given).exists()
+    });
+    let (name, model) = named.map_or_else(|| (model_name(given), given), |(name, model)| (name.to_owned(), model));
+    ModelSettings {
+        name,
+        path: PathBuf::from(model),
+    }
+}
+
+fn model_name(model: &str) -> String {
+    if let Some(reference) = model.strip_prefix("hf://") {
+        let parts: Vec<&str> = reference.split('/').take(2).collect();
+        return parts.join("/").split('@').next().unwrap_or_default().to_owned();
+    }
+    let path = Path::new(model);
+    let name = if path.extension().is_some_and(|extension| extension == "nemo") {
+        path.file_stem()
+    } else {
+        path.file_name()
+    };
+    name.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The small model that the program carries.
+fn bundled() -> Result<ModelSettings, Failure> {
+    let pipeline = carried("transcribe")?;
+    let folder = pipeline.parent().and_then(Path::parent).unwrap_or(&pipeline);
+    Ok(ModelSettings {
+        name: BUNDLED_NAME.to_owned(),
+        path: folder.join(BUNDLED),
+    })
+}
+
+/// The first signal stops the service gently; a second SIGINT or SIGTERM ends it at once.
+fn stop_on_signals(stop: StopHandle) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::unreadable(format!("cannot handle signals: {error}"));
+    let armed = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the first signal finds the flag unset, and arms it.
+        register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed)).map_err(failed)?;
+        register(signal, Arc::clone(&armed)).map_err(failed)?;
+    }
+    // Under nohup it stays ignored.
+    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hang_up)).map_err(failed)?;
+    let wait = move || {
+        for _ in signals.forever() {
+            tell("stopping: what was taken is finished, other requests are refused");
+            stop.stop();
+        }
+    };
+    let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(wait);
+    thread.map(|_| ()).map_err(failed)
+}
+
+fn wrong_setting(error: SettingsError) -> Failure {
+    failure(error.into())
+}
+
+fn failure(error: ServeError) -> Failure {
+    let message = error.to_string();
+    match error {
+        ServeError::Settings(_) | ServeError::Engine(EngineError::Setting { .. }) => {
+            Failure::usage(message, "`flow serve --help` and docs/service.md list the settings")
+        }
+        ServeError::Listen { .. } => {
+            Failure::usage(message, "name another address with --listen, such as 127.0.0.1:8001")
+        }
+        ServeError::Uploads { .. } => Failure::usage(message, "name another folder in serve.yaml: http.upload_folder"),
+        ServeError::Engine(_) | ServeError::Failed(_) => Failure::unreadable(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(model: &str) -> (String, String) {
+        let model = named_model(model);
+        (model.name, model.path.to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn models_have_the_name_that_is_given_or_their_own() {
+        for (argument, name, path) in [
+            ("models/small.nemo", "small", "models/small.nemo"),
+            ("work/model/", "model", "work/model/"),
+            ("english=models/en.nemo", "english", "models/en.nemo"),
+            (
+                "hf://nvidia/parakeet@main/a.nemo",
+                "nvidia/parakeet",
+                "hf://nvidia/parakeet@main/a.nemo",
+            ),
+            ("big=hf://nvidia/parakeet", "big", "hf://nvidia/parakeet"),
+            ("models/lr=3.nemo", "lr=3", "models/lr=3.nemo"),
+            ("=a.nemo", "=a", "=a.nemo"),
+        ] {
+            assert_eq!(given(argument), (name.to_owned(), path.to_owned()), "{argument}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_counts_more_than_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("serve.yaml");
+        let text = "engine: {max_queue: 7, max_duration: 60, models: [{name: a, path: a.nemo}]}\n\
+                    http: {listen: '127.0.0.1:1', log_requests: true, cors: ['https://a.example']}\n";
+        std::fs::write(&file, text).unwrap();
+        let arguments = ServeArguments {
+            config: Some(file),
+            max_queue: Some(3),
+            max_upload: Some(2),
+            listen: Some("127.0.0.1:0".to_owned()),
+            model: vec!["b.nemo".to_owned()],
+            diarize: true,
+            ..ServeArguments::default()
+        };
+        let settings = settings(&arguments).unwrap();
+        assert_eq!((settings.engine.max_queue, settings.engine.max_duration), (3, 60.0));
+        assert_eq!(settings.engine.models[0].name, "b");
+        assert!(settings.engine.diarization && settings.http.log_requests);
+        assert_eq!(settings.http.listen, "127.0.0.1:0");
+        assert_eq!(settings.http.max_upload, 2 << 20);
+        assert_eq!(settings.http.cors, ["https://a.example"]);
+        assert_eq!(settings.http.keys, None);
+    }
+
+    #[test]
+    fn mistakes_end_with_the_code_of_wrong_settings() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("serve.yaml");
+        std::fs::write(&file, "http: {lisen: a}\n").unwrap();
+        let mut arguments = ServeArguments {
+            config: Some(file),
+            ..ServeArguments::default()
+        };
+        let mut out = Vec::new();
+        let error = serve(&arguments, &mut out).unwrap_err();
+        assert_eq!(error.exit(), Exit::Usage);
+        assert!(error.to_string().contains("lisen"), "{error}");
+        arguments.config = None;
+        arguments.model = vec!["a.nemo".to_owned()];
+        arguments.listen = Some("nowhere".to_owned());
+        let error = serve(&arguments, &mut out).unwrap_err();
+        assert_eq!(error.exit(), Exit::Usage);
+        assert!(error.to_string().contains("cannot listen on nowhere"), "{error}");
+        assert!(out.is_empty());
+    }
+}

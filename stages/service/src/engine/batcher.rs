@@ -1,0 +1,351 @@
+//! Windows of all jobs of a model, and the thread that decodes them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use flow_speakers::silero::SAMPLE_RATE;
+use flow_transcription::recognizer::{Heard, Recognizer};
+use tokio::sync::oneshot;
+
+use super::schedule::{Item, Limits, Schedule};
+use super::work::Work;
+use super::{EngineError, Observer};
+
+/// Most samples of windows of a job that wait: ten minutes, in 38 MB.
+const AHEAD: u64 = 600 * SAMPLE_RATE as u64;
+/// Most samples of windows that wait, but for the next one.
+const AHEAD_TOGETHER: u64 = 2 * AHEAD;
+/// So many samples of a job, a minute in 4 MB, may wait however many others do: short recordings do not queue twice.
+const ALWAYS: u64 = 60 * SAMPLE_RATE as u64;
+
+/// Who waits for a window of a live session.
+pub(crate) type LiveReply = oneshot::Sender<Result<Heard, EngineError>>;
+
+/// The windows that wait for a model.
+pub(crate) struct Batcher {
+    queue: Mutex<Queue>,
+    /// A window has come, or all is over.
+    filled: Condvar,
+    /// There is room for windows, or a job has ended.
+    room: Condvar,
+    /// Held by the thread that decodes, where the device is one that models share.
+    turn: Option<Arc<Mutex<()>>>,
+}
+
+struct Queue {
+    schedule: Schedule,
+    jobs: HashMap<u64, JobWindows>,
+    live: HashMap<u64, (Vec<f32>, LiveReply)>,
+    next_live: u64,
+    samples: u64,
+    stopped: bool,
+}
+
+struct JobWindows {
+    work: Arc<Work>,
+    signals: HashMap<usize, Vec<f32>>,
+    samples: u64,
+}
+
+/// What the thread does next.
+enum Next {
+    Batch(Vec<Taken>),
+    /// Nothing came for as long as it waited.
+    Nothing,
+    Stop,
+}
+
+/// A window taken out of the queue.
+struct Taken {
+    signal: Vec<f32>,
+    of: Owner,
+}
+
+enum Owner {
+    Job(Arc<Work>, usize),
+    Live(LiveReply),
+}
+
+impl Taken {
+    fn job(&self) -> Option<&Arc<Work>> {
+        match &self.of {
+            Owner::Job(work, _) => Some(work),
+            Owner::Live(_) => None,
+        }
+    }
+}
+
+impl Batcher {
+    pub fn new(limits: Limits, turn: Option<Arc<Mutex<()>>>) -> Self {
+        Batcher {
+            queue: Mutex::new(Queue {
+                schedule: Schedule::new(limits),
+                jobs: HashMap::new(),
+                live: HashMap::new(),
+                next_live: 0,
+                samples: 0,
+                stopped: false,
+            }),
+            filled: Condvar::new(),
+            room: Condvar::new(),
+            turn,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a window of a job, and waits as long as too many wait. False: the job has ended.
+    pub fn push(&self, work: &Arc<Work>, index: usize, signal: Vec<f32>) -> bool {
+        let length = signal.len() as u64;
+        let mut queue = self.lock();
+        loop {
+            if queue.stopped || work.has_ended() {
+                return false;
+            }
+            let own = queue.jobs.get(&work.id()).map_or(0, |waiting| waiting.samples);
+            // A window that is longer than all that goes when no other one of its job waits.
+            let is_little = own == 0 || own + length <= ALWAYS;
+            if is_little || (own + length <= AHEAD && queue.samples + length <= AHEAD_TOGETHER) {
+                break;
+            }
+            queue = self.room.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        let waiting = queue.jobs.entry(work.id()).or_insert_with(|| JobWindows {
+            work: Arc::clone(work),
+            signals: HashMap::new(),
+            samples: 0,
+        });
+        waiting.signals.insert(index, signal);
+        waiting.samples += length;
+        queue.samples += length;
+        queue.schedule.push(work.id(), index, length);
+        drop(queue);
+        self.filled.notify_one();
+        true
+    }
+
+    /// Takes a window of a live session.
+    pub fn push_live(&self, signal: Vec<f32>, reply: LiveReply) {
+        let mut queue = self.lock();
+        if queue.stopped {
+            let _ = reply.send(Err(EngineError::Cancelled));
+            return;
+        }
+        let key = queue.next_live;
+        queue.next_live += 1;
+        queue.schedule.push_live(key, signal.len() as u64);
+        queue.live.insert(key, (signal, reply));
+        drop(queue);
+        self.filled.notify_one();
+    }
+
+    /// Forgets a job that has ended, with its windows.
+    pub fn remove(&self, job: u64) {
+        let mut queue = self.lock();
+        queue.schedule.remove(job);
+        if let Some(waiting) = queue.jobs.remove(&job) {
+            queue.samples -= waiting.samples;
+        }
+        drop(queue);
+        self.room.notify_all();
+    }
+
+    /// Ends the thread; windows that wait are dropped.
+    pub fn stop(&self) {
+        let mut queue = self.lock();
+        queue.stopped = true;
+        queue.jobs.clear();
+        queue.samples = 0;
+        let live = std::mem::take(&mut queue.live);
+        drop(queue);
+        for (_, reply) in live.into_values() {
+            let _ = reply.send(Err(EngineError::Cancelled));
+        }
+        self.filled.notify_all();
+        self.room.notify_all();
+    }
+
+    /// Samples that wait.
+    #[cfg(test)]
+    pub fn waiting(&self) -> u64 {
+        self.lock().samples
+    }
+
+    fn next(&self, patience: Option<Duration>) -> Next {
+        let mut queue = self.lock();
+        let until = patience.map(|patience| Instant::now() + patience);
+        loop {
+            if queue.stopped {
+                return Next::Stop;
+            }
+            if !queue.schedule.is_empty() {
+                let batch = queue.take();
+                drop(queue);
+                self.room.notify_all();
+                return Next::Batch(batch);
+            }
+            queue = match until.map(|until| until.saturating_duration_since(Instant::now())) {
+                None => self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                Some(left) if left.is_zero() => return Next::Nothing,
+                Some(left) => {
+                    let waited = self.filled.wait_timeout(queue, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Decodes until it is stopped. After `patience` without work, `idle` says for how long to wait on; None ends it.
+    pub fn run(
+        &self,
+        recognizer: &Recognizer,
+        observer: &dyn Observer,
+        mut patience: Option<Duration>,
+        idle: &dyn Fn() -> Option<Duration>,
+    ) {
+        let whole = patience;
+        loop {
+            match self.next(patience) {
+                Next::Stop => return,
+                Next::Nothing => match idle() {
+                    Some(longer) => patience = Some(longer),
+                    None => return,
+                },
+                Next::Batch(batch) => {
+                    patience = whole;
+                    let jobs: Vec<Arc<Work>> = batch.iter().filter_map(Taken::job).cloned().collect();
+                    let decoded = guarded(|| decode(recognizer, observer, self.turn.as_deref(), batch));
+                    if let Err(panic) = decoded {
+                        for work in jobs {
+                            work.end(Err(EngineError::Failed(panic.clone())));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Queue {
+    /// The next batch, out of the queue. It may be empty: clients of live sessions may have gone.
+    fn take(&mut self) -> Vec<Taken> {
+        let mut batch = Vec::new();
+        for item in self.schedule.next_batch() {
+            match item {
+                Item::Live(key) => {
+                    if let Some((signal, reply)) = self.live.remove(&key).filter(|(_, reply)| !reply.is_closed()) {
+                        let of = Owner::Live(reply);
+                        batch.push(Taken { signal, of });
+                    }
+                }
+                Item::Window { job, index } => {
+                    let Some(waiting) = self.jobs.get_mut(&job) else {
+                        continue;
+                    };
+                    let Some(signal) = waiting.signals.remove(&index) else {
+                        continue;
+                    };
+                    waiting.samples -= signal.len() as u64;
+                    self.samples -= signal.len() as u64;
+                    let of = Owner::Job(Arc::clone(&waiting.work), index);
+                    batch.push(Taken { signal, of });
+                }
+            }
+        }
+        batch
+    }
+}
+
+/// What `work` returns, or the message of its panic.
+pub(crate) fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        format!(
+            "a thread panicked: {}",
+            text.unwrap_or_else(|| "for an unknown reason".to_owned())
+        )
+    })
+}
+
+/// Decodes a batch and gives its jobs what was heard. Where it fails, each window is tried alone, so that none fails for
+/// another one.
+fn decode(recognizer: &Recognizer, observer: &dyn Observer, turn: Option<&Mutex<()>>, mut batch: Vec<Taken>) {
+    batch.retain(|taken| taken.job().is_none_or(|work| !work.has_ended() && !work.fail_if_late()));
+    if batch.is_empty() {
+        return;
+    }
+    let alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+    let begun = Instant::now();
+    let mut jobs = BTreeSet::new();
+    for work in batch.iter().filter_map(Taken::job) {
+        if jobs.insert(work.id()) {
+            work.in_batch(begun);
+        }
+    }
+    let seconds = batch.iter().map(|taken| taken.signal.len()).sum::<usize>() as f64 / f64::from(SAMPLE_RATE);
+    let windows = batch.len();
+    let signals: Vec<&[f32]> = batch.iter().map(|taken| &taken.signal[..]).collect();
+    let heard = decode_signals(recognizer, &signals);
+    let heard: Vec<Result<Heard, EngineError>> = match heard {
+        Ok(heard) => heard.into_iter().map(Ok).collect(),
+        Err(error) if windows == 1 => vec![Err(error)],
+        Err(_) => signals
+            .iter()
+            .map(|signal| decode_signals(recognizer, &[signal])?.pop().ok_or_else(no_answer))
+            .collect(),
+    };
+    drop(alone);
+    let elapsed = begun.elapsed().as_secs_f64();
+    // Metrics that fail are no reason to end.
+    let _ = guarded(|| observer.batch(windows, seconds, elapsed));
+    for (taken, heard) in batch.into_iter().zip(heard) {
+        drop(taken.signal);
+        match taken.of {
+            Owner::Live(reply) => {
+                let _ = reply.send(heard);
+            }
+            Owner::Job(work, index) => {
+                let delivered = guarded(|| match heard {
+                    Ok(heard) => work.heard(index, heard),
+                    Err(error) => work.end(Err(error)),
+                });
+                if let Err(panic) = delivered {
+                    work.end(Err(EngineError::Failed(panic)));
+                }
+            }
+        }
+    }
+}
+
+fn no_answer() -> EngineError {
+    EngineError::Failed("the model did not answer for all windows".to_owned())
+}
+
+fn decode_signals(recognizer: &Recognizer, signals: &[&[f32]]) -> Result<Vec<Heard>, EngineError> {
+    let heard = guarded(|| recognizer.decode(signals)).map_err(EngineError::Failed)?;
+    let heard = heard.map_err(|error| EngineError::Failed(error.to_string()))?;
+    if heard.len() == signals.len() {
+        Ok(heard)
+    } else {
+        Err(no_answer())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_become_messages() {
+        assert_eq!(guarded(|| 3), Ok(3));
+        let panic = guarded(|| -> usize { panic!("of {}", 3) }).unwrap_err();
+        assert!(panic.ends_with("of 3"), "{panic}");
+        let panic = guarded(|| -> usize { panic!("plain") }).unwrap_err();
+        assert!(panic.ends_with("plain"), "{panic}");
+    }
+}

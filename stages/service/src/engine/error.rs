@@ -1,0 +1,56 @@
+//! Why a request has no transcript.
+
+/// Error of a request, or of the engine.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum EngineError {
+    /// As many requests as may wait do.
+    #[error("too many requests wait; try again in {retry_after} s")]
+    Busy {
+        /// Seconds after which a place may be free.
+        retry_after: u64,
+    },
+    #[error("the server is being stopped and takes no more requests")]
+    Draining,
+    /// The message names the models that there are.
+    #[error("{0}")]
+    UnknownModel(String),
+    #[error("speakers are not told apart here: the server was started without diarization")]
+    NotDiarizing,
+    /// The recording cannot be transcribed: `reason` is one of `flow transcribe`'s, such as `unsupported_format`.
+    #[error("{detail}")]
+    Audio { reason: &'static str, detail: String },
+    #[error("the recording is longer than {max_duration} s, which is the most that is taken")]
+    TooLong {
+        /// In seconds.
+        max_duration: f64,
+    },
+    /// `decode_timeout` is over.
+    #[error("transcribing took longer than {0} s, which is the limit")]
+    Timeout(
+        /// In seconds.
+        f64,
+    ),
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// A model cannot be loaded.
+    #[error("{0}")]
+    Model(String),
+    /// A model has no room beside those that are in use.
+    #[error("{0}")]
+    NoMemory(String),
+    /// Wrong settings of the engine.
+    #[error("setting `{setting}`: {why}")]
+    Setting { setting: &'static str, why: String },
+    /// Something else, such as a panic.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl EngineError {
+    pub(crate) fn setting(setting: &'static str, why: impl Into<String>) -> Self {
+        EngineError::Setting {
+            setting,
+            why: why.into(),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! A request that was taken, seen by its client.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use flow_transcription::{Segment, Transcript};
+use futures::{Stream, StreamExt};
+
+use super::EngineError;
+use super::work::Work;
+
+/// What happens to a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum JobEvent {
+    /// Segments that will not change any more, in order: all segments come this way, before `Done`. Without speakers; not sent
+    /// where the request asks who speaks.
+    Segments(Vec<Segment>),
+    /// The last event.
+    Done(Box<Finished>),
+    /// The last event.
+    Failed(EngineError),
+}
+
+/// A transcript, and what it took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    pub transcript: Transcript,
+    /// Seconds from the request until its first window was decoded.
+    pub queue_seconds: f64,
+    /// Seconds from then on until its last window was decoded.
+    pub decode_seconds: f64,
+    /// In how many batches its windows were.
+    pub batches: usize,
+}
+
+/// A request that was taken: a stream of [`JobEvent`]s. Dropping it cancels the request.
+pub struct Job {
+    work: Arc<Work>,
+}
+
+impl Job {
+    pub(crate) fn new(work: Arc<Work>) -> Self {
+        Job { work }
+    }
+
+    /// The next event; None after the last one.
+    pub async fn next(&mut self) -> Option<JobEvent> {
+        StreamExt::next(self).await
+    }
+
+    /// Waits for the transcript.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn finish(mut self) -> Result<Finished, EngineError> {
+        while let Some(event) = self.next().await {
+            match event {
+                JobEvent::Segments(_) => {}
+                JobEvent::Done(finished) => return Ok(*finished),
+                JobEvent::Failed(error) => return Err(error),
+            }
+        }
+        Err(EngineError::Failed("the result was taken before".to_owned()))
+    }
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("id", &self.work.id())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Stream for Job {
+    type Item = JobEvent;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<JobEvent>> {
+        self.work.poll(context)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Of one that has ended nothing is left to cancel.
+        self.work.end(Err(EngineError::Cancelled));
+    }
+}

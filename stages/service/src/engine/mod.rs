@@ -1,0 +1,266 @@
+//! Transcribes recordings of many clients at once: windows of all of them go through the model together, in fair shares.
+
+mod batcher;
+mod error;
+mod job;
+mod models;
+mod preparation;
+mod schedule;
+mod settings;
+mod settled;
+mod shared;
+mod temp_folder;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use flow_speakers::diarizer::Diarizer;
+use flow_speakers::silero::SAMPLE_RATE;
+use flow_transcription::recognizer::Heard;
+use tempfile::TempPath;
+use tokio::sync::{Notify, oneshot};
+
+use batcher::guarded;
+use models::{Lease, Models};
+use preparation::Preparation;
+use shared::{Places, Shared};
+use work::Work;
+
+pub use error::EngineError;
+pub use job::{Finished, Job, JobEvent};
+pub use settings::{EngineSettings, ModelSettings};
+pub use temp_folder::{Reservation, TempFolder};
+
+/// Transcribes for many clients at once. Cheap to clone. Its threads end with the last clone.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.preparation.stop();
+        self.shared.cancel_all();
+        self.shared.models.stop();
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("models", &self.models())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a client wants transcribed.
+#[derive(Debug)]
+pub struct TranscriptionRequest {
+    /// None: the first one.
+    pub model: Option<String>,
+    /// A private file, deleted with the request.
+    pub audio: TempPath,
+    /// What `metadata.source_file` and messages call it.
+    pub source_name: String,
+    /// Whether to tell who speaks.
+    pub diarize: bool,
+}
+
+/// What is known of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelState {
+    pub name: String,
+    /// Whether it is in memory now.
+    pub loaded: bool,
+    /// BLAKE3 of its files, in hexadecimal digits, once it was loaded.
+    pub digest: Option<String>,
+    /// That its vocabulary has tags of, once it was loaded.
+    pub languages: Vec<String>,
+}
+
+/// Is told what the engine does, for metrics. It is called by the engine's threads and should return at once.
+pub trait Observer: Send + Sync {
+    /// A batch of so many windows, with so many seconds of audio, was decoded in `elapsed` seconds.
+    fn batch(&self, windows: usize, seconds: f64, elapsed: f64);
+    /// A request that was taken has ended.
+    fn finished(&self, finished: Result<&Finished, &EngineError>);
+}
+
+impl Engine {
+    /// Loads the first model and decodes something with it, so that the first request is as fast as others; with
+    /// `diarization`, the networks of that as well. It blocks as long as that takes.
+    ///
+    /// # Errors
+    /// If a setting is wrong or a model cannot be loaded.
+    pub fn start(settings: EngineSettings) -> Result<Engine, EngineError> {
+        struct Nobody;
+        impl Observer for Nobody {
+            fn batch(&self, _: usize, _: f64, _: f64) {}
+            fn finished(&self, _: Result<&Finished, &EngineError>) {}
+        }
+        Engine::start_observed(settings, Arc::new(Nobody))
+    }
+
+    /// [`Engine::start`] with somebody who is told what it does.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_observed(settings: EngineSettings, observer: Arc<dyn Observer>) -> Result<Engine, EngineError> {
+        settings.check()?;
+        let diarizer = settings.diarization.then(Diarizer::bundled).transpose();
+        let engine = Engine {
+            inner: Arc::new(Inner {
+                shared: Arc::new(Shared {
+                    recognition: settings.recognition(),
+                    models: Models::new(&settings, Arc::clone(&observer))?,
+                    preparation: Preparation::default(),
+                    diarizer: diarizer.map_err(|error| EngineError::Model(error.to_string()))?,
+                    observer,
+                    places: Mutex::new(Places::default()),
+                    ended: Notify::new(),
+                    settings,
+                }),
+            }),
+        };
+        preparation::start(&engine.inner.shared)?;
+        engine.warm()?;
+        Ok(engine)
+    }
+
+    /// Loads the first model and decodes a second of silence.
+    fn warm(&self) -> Result<(), EngineError> {
+        let (send, receive) = mpsc::channel();
+        let waiter = move |lease| {
+            // Nobody has gone: it is waited for.
+            let _ = send.send(lease);
+        };
+        self.inner.shared.models.acquire(0, Box::new(waiter));
+        let lease: Lease = receive.recv().map_err(|_| EngineError::Cancelled)??;
+        let silence = vec![0.0; SAMPLE_RATE as usize];
+        let decoded = guarded(|| lease.model().recognizer.decode(&[&silence]));
+        decoded
+            .map_err(EngineError::Failed)?
+            .map_err(|error| EngineError::Model(error.to_string()))?;
+        Ok(())
+    }
+
+    /// Whether requests are taken: from the start on, until [`Engine::drain`].
+    pub fn is_ready(&self) -> bool {
+        !self.inner.shared.places().draining
+    }
+
+    /// In the order of the settings.
+    pub fn models(&self) -> Vec<ModelState> {
+        self.inner.shared.models.states()
+    }
+
+    /// Requests that wait or run.
+    pub fn queued(&self) -> usize {
+        self.inner.shared.places().jobs.len()
+    }
+
+    /// Takes a request. Dropping the job cancels it.
+    ///
+    /// # Errors
+    /// [`EngineError::Busy`], [`EngineError::Draining`], [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`].
+    pub fn submit(&self, request: TranscriptionRequest) -> Result<Job, EngineError> {
+        let shared = &self.inner.shared;
+        let model = shared.models.find(request.model.as_deref())?;
+        if request.diarize && shared.diarizer.is_none() {
+            return Err(EngineError::NotDiarizing);
+        }
+        let work = {
+            let mut places = shared.places();
+            if places.draining {
+                return Err(EngineError::Draining);
+            }
+            if places.jobs.len() >= shared.settings.max_queue {
+                let retry_after = places.retry_after();
+                return Err(EngineError::Busy { retry_after });
+            }
+            let id = places.next;
+            places.next += 1;
+            let work = Arc::new(Work::new(id, request, Arc::clone(shared)));
+            places.jobs.insert(id, Arc::downgrade(&work));
+            work
+        };
+        // One that is cancelled while its model is loaded is forgotten.
+        let (waiting, of_waiter) = (Arc::downgrade(&work), Arc::clone(shared));
+        let waiter = move |lease| {
+            let Some(work) = waiting.upgrade() else { return };
+            match lease {
+                Ok(lease) => {
+                    work.set_lease(lease);
+                    of_waiter.preparation.push(work);
+                }
+                Err(error) => work.end(Err(error)),
+            }
+        };
+        shared.models.acquire(model, Box::new(waiter));
+        Ok(Job::new(work))
+    }
+
+    /// Decodes a window of at most `max_window` seconds (mono, 16 kHz, in [-1, 1]), for live sessions: it goes before windows of
+    /// recordings. While the engine drains, windows are still decoded. Times of words are those in the window.
+    ///
+    /// # Errors
+    /// If there is no such model or it cannot be loaded, the window is too long or no audio, or `max_queue` windows wait.
+    pub async fn decode_window(&self, model: Option<&str>, samples: Vec<f32>) -> Result<Heard, EngineError> {
+        let shared = &self.inner.shared;
+        let index = shared.models.find(model)?;
+        let max_window = shared.settings.max_window;
+        if samples.len() as f64 > max_window * f64::from(SAMPLE_RATE) {
+            return Err(EngineError::TooLong {
+                max_duration: max_window,
+            });
+        }
+        if !samples.iter().all(|sample| sample.is_finite()) {
+            let detail = "a sample is no number".to_owned();
+            let reason = "decode_error";
+            return Err(EngineError::Audio { reason, detail });
+        }
+        if samples.is_empty() {
+            return Ok(Heard::default());
+        }
+        let _place = shared.live_place()?;
+        let (send, receive) = oneshot::channel();
+        let waiter = move |lease| {
+            // A client that has gone needs none.
+            let _ = send.send(lease);
+        };
+        shared.models.acquire(index, Box::new(waiter));
+        let lease: Lease = receive.await.map_err(|_| EngineError::Cancelled)??;
+        let (reply, answer) = oneshot::channel();
+        lease.model().batcher.push_live(samples, reply);
+        answer.await.map_err(|_| EngineError::Cancelled)?
+    }
+
+    /// Takes no more requests; returns when those taken are done. After `limit` they are cancelled. It needs the timer of a
+    /// tokio runtime.
+    pub async fn drain(&self, limit: Duration) {
+        let shared = &self.inner.shared;
+        shared.places().draining = true;
+        let all_done = async {
+            loop {
+                let mut ended = pin!(shared.ended.notified());
+                // Before it is looked, so that nothing that ends meanwhile is missed.
+                ended.as_mut().enable();
+                if shared.places().is_empty() {
+                    break;
+                }
+                ended.await;
+            }
+        };
+        if tokio::time::timeout(limit, all_done).await.is_err() {
+            shared.cancel_all();
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! The models of the engine: loaded when somebody asks for them, unloaded when nobody does for some time or others need the
+//! memory.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use candle_core::Device;
+use flow_model::Weights;
+use flow_model::checkpoint::OpenModel;
+use flow_speakers::silero::SAMPLE_RATE;
+use flow_transcription::recognizer::Recognizer;
+
+use super::batcher::{Batcher, guarded};
+use super::schedule::Limits;
+use super::{EngineError, EngineSettings, ModelState, Observer};
+
+/// A model in memory, with a thread that decodes what is in its batcher.
+pub(crate) struct LoadedModel {
+    pub recognizer: Recognizer,
+    pub batcher: Batcher,
+}
+
+/// Who gets a model, or hears why there is none.
+type Waiter = Box<dyn FnOnce(Result<Lease, EngineError>) + Send>;
+
+pub(crate) struct Models {
+    slots: Mutex<Vec<Slot>>,
+    device: Device,
+    weights: Weights,
+    limits: Limits,
+    idle_unload: Option<Duration>,
+    budget: Option<u64>,
+    observer: Arc<dyn Observer>,
+    stopped: AtomicBool,
+    /// Held by who computes on a device that is not the CPU: models share its one stream.
+    turn: Option<Arc<Mutex<()>>>,
+}
+
+struct Slot {
+    name: String,
+    path: PathBuf,
+    loading: Loading,
+    digest: Option<String>,
+    languages: Vec<String>,
+    /// Those that have a [`Lease`].
+    users: usize,
+    last_used: Instant,
+    /// Of the tensors, where there is a budget.
+    bytes: u64,
+    waiters: Vec<Waiter>,
+}
+
+enum Loading {
+    Not,
+    Begun,
+    Done(Arc<LoadedModel>, Option<JoinHandle<()>>),
+}
+
+/// A model that is used: it stays in memory.
+pub(crate) struct Lease {
+    models: Arc<Models>,
+    index: usize,
+    model: Arc<LoadedModel>,
+}
+
+impl Lease {
+    pub fn model(&self) -> &Arc<LoadedModel> {
+        &self.model
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut slots = self.models.lock();
+        slots[self.index].users -= 1;
+        slots[self.index].last_used = Instant::now();
+    }
+}
+
+impl Models {
+    /// Loads nothing yet.
+    ///
+    /// # Errors
+    /// If the device cannot be opened.
+    pub fn new(settings: &EngineSettings, observer: Arc<dyn Observer>) -> Result<Arc<Self>, EngineError> {
+        let device = settings.device.open(0);
+        let device = device.map_err(|error| EngineError::setting("device", error.to_string()))?;
+        let samples = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)) as u64;
+        let slots = settings.models.iter().map(|model| Slot {
+            name: model.name.clone(),
+            path: model.path.clone(),
+            loading: Loading::Not,
+            digest: None,
+            languages: Vec::new(),
+            users: 0,
+            last_used: Instant::now(),
+            bytes: 0,
+            waiters: Vec::new(),
+        });
+        Ok(Arc::new(Models {
+            turn: (!device.is_cpu()).then(Arc::default),
+            slots: Mutex::new(slots.collect()),
+            device,
+            weights: settings.weights,
+            limits: Limits {
+                batch: samples(settings.batch_seconds),
+                beside_live: samples((settings.batch_seconds / 4.0).max(settings.max_window)),
+                share: settings.batch_share,
+            },
+            idle_unload: (settings.idle_unload > 0.0).then(|| Duration::from_secs_f64(settings.idle_unload)),
+            budget: settings.memory_budget,
+            observer,
+            stopped: AtomicBool::new(false),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn states(&self) -> Vec<ModelState> {
+        let state = |slot: &Slot| ModelState {
+            name: slot.name.clone(),
+            loaded: matches!(slot.loading, Loading::Done(..)),
+            digest: slot.digest.clone(),
+            languages: slot.languages.clone(),
+        };
+        self.lock().iter().map(state).collect()
+    }
+
+    /// The place of the model of a name, or of the first one.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownModel`] with the names that there are.
+    pub fn find(&self, name: Option<&str>) -> Result<usize, EngineError> {
+        let slots = self.lock();
+        let Some(name) = name else { return Ok(0) };
+        slots.iter().position(|slot| slot.name == name).ok_or_else(|| {
+            let names: Vec<String> = slots.iter().map(|slot| format!("`{}`", slot.name)).collect();
+            EngineError::UnknownModel(format!("there is no model `{name}`; there are {}", names.join(", ")))
+        })
+    }
+
+    /// Gives a model to `waiter`: at once if it is loaded, else from a thread that loads it, once for all who ask meanwhile.
+    pub fn acquire(self: &Arc<Self>, index: usize, waiter: Waiter) {
+        let mut slots = self.lock();
+        let slot = &mut slots[index];
+        if let Loading::Done(model, _) = &slot.loading {
+            let model = Arc::clone(model);
+            slot.users += 1;
+            drop(slots);
+            waiter(Ok(self.lease(index, model)));
+            return;
+        }
+        slot.waiters.push(waiter);
+        if !matches!(slot.loading, Loading::Not) {
+            return;
+        }
+        slot.loading = Loading::Begun;
+        drop(slots);
+        let models = Arc::clone(self);
+        let loader = std::thread::Builder::new().name("load model".to_owned());
+        if let Err(error) = loader.spawn(move || models.load(index)) {
+            self.failed(
+                index,
+                &EngineError::Failed(format!("no thread can be started: {error}")),
+            );
+        }
+    }
+
+    fn lease(self: &Arc<Self>, index: usize, model: Arc<LoadedModel>) -> Lease {
+        Lease {
+            models: Arc::clone(self),
+            index,
+            model,
+        }
+    }
+
+    /// Tells all who wait.
+    fn failed(&self, index: usize, error: &EngineError) {
+        let mut slots = self.lock();
+        slots[index].loading = Loading::Not;
+        slots[index].bytes = 0;
+        let waiters = std::mem::take(&mut slots[index].waiters);
+        drop(slots);
+        for waiter in waiters {
+            waiter(Err(error.clone()));
+        }
+    }
+
+    fn load(self: Arc<Self>, index: usize) {
+        let (name, path) = {
+            let slots = self.lock();
+            (slots[index].name.clone(), slots[index].path.clone())
+        };
+        let broken = |why: String| EngineError::Model(format!("the model `{name}` cannot be loaded: {why}"));
+        let loaded = guarded(|| {
+            if let Some(budget) = self.budget {
+                let bytes = needed_bytes(&path, self.weights).map_err(|error| broken(error.to_string()))?;
+                self.make_room(index, bytes, budget)?;
+            }
+            let turn = self.turn.as_deref();
+            let _alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+            let recognizer = Recognizer::load(&path, self.weights.into(), &self.device);
+            recognizer.map_err(|error| broken(error.to_string()))
+        });
+        match loaded.unwrap_or_else(|panic| Err(broken(panic))) {
+            Ok(recognizer) => self.loaded(index, recognizer),
+            Err(error) => self.failed(index, &error),
+        }
+    }
+
+    /// Starts the thread of a model and gives it to all who wait.
+    fn loaded(self: &Arc<Self>, index: usize, recognizer: Recognizer) {
+        let model = Arc::new(LoadedModel {
+            recognizer,
+            batcher: Batcher::new(self.limits, self.turn.clone()),
+        });
+        let thread = {
+            let (models, model) = (Arc::clone(self), Arc::clone(&model));
+            std::thread::Builder::new().name("batches".to_owned()).spawn(move || {
+                let idle = || models.unload_idle(index, &model);
+                model
+                    .batcher
+                    .run(&model.recognizer, &*models.observer, models.idle_unload, &idle);
+            })
+        };
+        let thread = match thread {
+            Ok(thread) => thread,
+            Err(error) => {
+                self.failed(
+                    index,
+                    &EngineError::Failed(format!("no thread can be started: {error}")),
+                );
+                return;
+            }
+        };
+        let mut slots = self.lock();
+        if self.stopped.load(Ordering::SeqCst) {
+            model.batcher.stop();
+        }
+        let slot = &mut slots[index];
+        slot.digest = Some(model.recognizer.digest.clone());
+        slot.languages = model.recognizer.languages();
+        slot.loading = Loading::Done(Arc::clone(&model), Some(thread));
+        slot.last_used = Instant::now();
+        let waiters = std::mem::take(&mut slot.waiters);
+        slot.users += waiters.len();
+        drop(slots);
+        for waiter in waiters {
+            waiter(Ok(self.lease(index, Arc::clone(&model))));
+        }
+    }
+
+    /// Takes a model out of memory that nobody used for long enough: None. Else how long it may stay.
+    fn unload_idle(&self, index: usize, model: &Arc<LoadedModel>) -> Option<Duration> {
+        let limit = self.idle_unload?;
+        let mut slots = self.lock();
+        let slot = &mut slots[index];
+        // Another one has its place already.
+        if !matches!(&slot.loading, Loading::Done(loaded, _) if Arc::ptr_eq(loaded, model)) {
+            return None;
+        }
+        let unused = slot.last_used.elapsed();
+        if slot.users > 0 {
+            return Some(limit);
+        }
+        if unused < limit {
+            return Some(limit - unused);
+        }
+        let unloaded = slot.unload();
+        drop(slots);
+        drop(unloaded);
+        None
+    }
+
+    /// Takes models out of memory that nobody uses, the one that was used longest ago first, until one with so many bytes has
+    /// room, and reserves that.
+    fn make_room(&self, index: usize, bytes: u64, budget: u64) -> Result<(), EngineError> {
+        let mut slots = self.lock();
+        let used: u64 = slots.iter().map(|slot| slot.bytes).sum();
+        let is_idle = |slot: &Slot| slot.users == 0 && matches!(slot.loading, Loading::Done(..));
+        let idle: u64 = slots.iter().filter(|slot| is_idle(slot)).map(|slot| slot.bytes).sum();
+        if used - idle + bytes > budget {
+            let in_use = slots.iter().filter(|slot| slot.bytes > 0 && !is_idle(slot));
+            let in_use: Vec<String> = in_use
+                .map(|slot| format!("`{}` ({} bytes)", slot.name, slot.bytes))
+                .collect();
+            let beside = match &in_use[..] {
+                [] => String::new(),
+                names => format!(" beside {}, which is in use", names.join(", ")),
+            };
+            return Err(EngineError::NoMemory(format!(
+                "the model `{}` needs {bytes} bytes, for which there is no room in the budget of {budget}{beside}",
+                slots[index].name
+            )));
+        }
+        let mut free = budget.saturating_sub(used);
+        let mut unloaded = Vec::new();
+        while free < bytes {
+            let oldest = slots.iter_mut().filter(|slot| is_idle(slot));
+            let Some(oldest) = oldest.min_by_key(|slot| slot.last_used) else {
+                break;
+            };
+            free += oldest.bytes;
+            unloaded.extend(oldest.unload());
+        }
+        slots[index].bytes = bytes;
+        drop(slots);
+        for (model, thread) in unloaded {
+            model.batcher.stop();
+            // With the thread the last that holds the model is gone.
+            let _ = thread.map(JoinHandle::join);
+        }
+        Ok(())
+    }
+
+    /// Ends all threads.
+    pub fn stop(&self) {
+        let mut slots = self.lock();
+        self.stopped.store(true, Ordering::SeqCst);
+        let unloaded: Vec<_> = slots.iter_mut().filter_map(Slot::unload).collect();
+        drop(slots);
+        for (model, _) in unloaded {
+            model.batcher.stop();
+        }
+    }
+}
+
+impl Slot {
+    fn unload(&mut self) -> Option<(Arc<LoadedModel>, Option<JoinHandle<()>>)> {
+        match std::mem::replace(&mut self.loading, Loading::Not) {
+            Loading::Done(model, thread) => {
+                self.bytes = 0;
+                Some((model, thread))
+            }
+            other => {
+                self.loading = other;
+                None
+            }
+        }
+    }
+}
+
+/// How much memory the tensors of a model take: all are of 32 bits, but for matrices, which are kept as `weights`.
+fn needed_bytes(path: &Path, weights: Weights) -> flow_model::Result<u64> {
+    let matrix = if weights == Weights::F32 { 4 } else { 2 };
+    let tensors = OpenModel::open(path)?.tensors;
+    let bytes = tensors.iter().map(|tensor| {
+        let each = if tensor.shape().len() >= 2 { matrix } else { 4 };
+        (tensor.elements() as u64).saturating_mul(each)
+    });
+    Ok(bytes.fold(0, u64::saturating_add))
+}

@@ -1,0 +1,350 @@
+//! Threads that decode recordings, find their windows, and hand these over to the model.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use flow_audio::part::stated_seconds;
+use flow_audio::recording_reader::Channels;
+use flow_audio::samples::{OnDamage, Refusal, lock_if_long, samples_or_damage};
+use flow_speakers::diarizer::DiarizationSettings;
+use flow_speakers::silero::SAMPLE_RATE;
+use flow_transcription::TranscriptionError;
+use flow_transcription::streamed::{Samples, StreamedRecording};
+
+use super::EngineError;
+use super::batcher::guarded;
+use super::shared::Shared;
+use super::work::Work;
+
+/// A longer recording leaves some threads to shorter ones, in seconds.
+const SHORT_SECONDS: u64 = 60;
+
+/// Recordings that wait to be prepared.
+#[derive(Default)]
+pub(crate) struct Preparation {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// Not known to be long.
+    any: VecDeque<Arc<Work>>,
+    long: VecDeque<Arc<Work>>,
+    stopped: bool,
+}
+
+impl Waiting {
+    /// What a thread takes next: what came first, but nothing long where it is there for short ones.
+    fn take(&mut self, for_short: bool) -> Option<Arc<Work>> {
+        let long_first = match (self.any.front(), self.long.front()) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(any), Some(long)) => long.id() < any.id(),
+        };
+        if long_first && !for_short {
+            self.long.pop_front()
+        } else {
+            self.any.pop_front()
+        }
+    }
+}
+
+impl Preparation {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn push(&self, work: Arc<Work>) {
+        if !work.has_ended() {
+            self.lock().any.push_back(work);
+            self.changed.notify_all();
+        }
+    }
+
+    fn push_long(&self, work: Arc<Work>) {
+        let mut waiting = self.lock();
+        let place = waiting.long.partition_point(|other| other.id() < work.id());
+        waiting.long.insert(place, work);
+        drop(waiting);
+        self.changed.notify_all();
+    }
+
+    /// Forgets one that has ended.
+    pub fn remove(&self, job: u64) {
+        let mut waiting = self.lock();
+        waiting.any.retain(|work| work.id() != job);
+        waiting.long.retain(|work| work.id() != job);
+    }
+
+    pub fn stop(&self) {
+        let mut waiting = self.lock();
+        waiting.stopped = true;
+        waiting.any.clear();
+        waiting.long.clear();
+        drop(waiting);
+        self.changed.notify_all();
+    }
+
+    fn next(&self, for_short: bool) -> Option<Arc<Work>> {
+        let mut waiting = self.lock();
+        loop {
+            if waiting.stopped {
+                return None;
+            }
+            if let Some(work) = waiting.take(for_short) {
+                return Some(work);
+            }
+            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// What became of a recording that a thread took.
+enum Prepared {
+    Done,
+    /// Too long for a thread that is there for short ones.
+    IsLong,
+}
+
+/// Starts as many threads as there are cores, two at least, of which a quarter, one at least, leaves long recordings alone.
+///
+/// # Errors
+/// If a thread cannot be started.
+pub(crate) fn start(shared: &Arc<Shared>) -> Result<(), EngineError> {
+    let count = thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2);
+    for index in 0..count {
+        let for_short = index < (count / 4).max(1);
+        let of_thread = Arc::clone(shared);
+        let started = thread::Builder::new()
+            .name("recordings".to_owned())
+            .spawn(move || run(&of_thread, for_short));
+        if let Err(error) = started {
+            shared.preparation.stop();
+            return Err(EngineError::Failed(format!("no thread can be started: {error}")));
+        }
+    }
+    Ok(())
+}
+
+fn run(shared: &Shared, for_short: bool) {
+    while let Some(work) = shared.preparation.next(for_short) {
+        match guarded(|| prepare(shared, &work, for_short)) {
+            Ok(Ok(Prepared::Done)) => {}
+            Ok(Ok(Prepared::IsLong)) => shared.preparation.push_long(work),
+            Ok(Err(error)) => work.end(Err(error)),
+            Err(panic) => work.end(Err(EngineError::Failed(panic))),
+        }
+    }
+}
+
+/// Hands the windows of a recording over, and finds out who speaks where that is asked for.
+fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepared, EngineError> {
+    // None: it has ended meanwhile.
+    let Some(model) = work.model() else {
+        return Ok(Prepared::Done);
+    };
+    if for_short && stated_seconds(work.path(), None).is_some_and(|seconds| seconds > SHORT_SECONDS as f64) {
+        return Ok(Prepared::IsLong);
+    }
+    work.begin();
+    let recording = StreamedRecording::new(work.path(), Channels::Mix);
+    let max_duration = shared.settings.max_duration;
+    let mut first = model.recognizer.first_pass(&shared.recognition);
+    let (mut samples, mut is_long) = (0, false);
+    let extent = recording.first_pass(max_duration, &mut |block| {
+        samples += block.len() as u64;
+        is_long = for_short && samples > SHORT_SECONDS * u64::from(SAMPLE_RATE);
+        first.feed(block)?;
+        Ok(!is_long && !work.has_ended())
+    });
+    if is_long {
+        return Ok(Prepared::IsLong);
+    }
+    if work.has_ended() {
+        return Ok(Prepared::Done);
+    }
+    let extent = extent.map_err(|error| unreadable(work, error))?;
+    let extent = extent.and_then(|extent| {
+        if let Some(why) = &extent.damage {
+            OnDamage::Keep.accept(work.path(), extent.samples, why)?;
+        }
+        Ok(extent)
+    });
+    let extent = extent.map_err(|refusal| refused(work, refusal, max_duration))?;
+    let kept = first.take_samples();
+    let (windows, samples) = first
+        .windows(&shared.recognition)
+        .map_err(|error| failed(work, &error))?;
+    work.found(windows.clone(), samples, extent.damage.is_some());
+    let mut give = |index, signal| model.batcher.push(work, index, signal) && !work.fail_if_late();
+    let handed_over = match kept.as_deref() {
+        Some(kept) => each_window(&windows, &kept, &mut give),
+        None => each_window(&windows, &recording, &mut give),
+    };
+    if handed_over.map_err(|error| failed(work, &error))? && work.diarize() {
+        diarize(shared, work, kept)?;
+    }
+    Ok(Prepared::Done)
+}
+
+/// Gives the index and the samples of each window of a recording (they follow each other and do not overlap) to `give`, one at
+/// a time. False: it wanted no more.
+fn each_window(
+    windows: &[Range<u64>],
+    recording: &dyn Samples,
+    give: &mut dyn FnMut(usize, Vec<f32>) -> bool,
+) -> flow_transcription::Result<bool> {
+    if windows.is_empty() {
+        return Ok(true);
+    }
+    let (mut at, mut next, mut stopped) = (0, 0, false);
+    let mut signal = Vec::new();
+    recording.pass(&mut |block| {
+        let end = at + block.len() as u64;
+        while let Some(window) = windows.get(next).filter(|window| window.start < end) {
+            let (from, to) = (window.start.max(at), window.end.min(end));
+            if from < to {
+                signal.extend_from_slice(&block[(from - at) as usize..(to - at) as usize]);
+            }
+            if window.end > end {
+                break;
+            }
+            next += 1;
+            if !give(next - 1, std::mem::take(&mut signal)) {
+                stopped = true;
+                return Ok(false);
+            }
+        }
+        at = end;
+        Ok(next < windows.len())
+    })?;
+    if next < windows.len() && !stopped {
+        let why = format!("the recording ends at {at} samples, and had more when it was read before");
+        return Err(TranscriptionError::Input(why));
+    }
+    Ok(!stopped)
+}
+
+/// Finds out who speaks when. Long recordings, of which all samples are in memory for that, go one after the other.
+fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), EngineError> {
+    let diarizer = shared.diarizer.as_ref().ok_or(EngineError::NotDiarizing)?;
+    let (samples, _alone) = match kept {
+        Some(kept) => (kept, None),
+        None => {
+            let alone = lock_if_long(work.path());
+            // It may have waited for long.
+            if work.has_ended() || work.fail_if_late() {
+                return Ok(());
+            }
+            let max_duration = shared.settings.max_duration;
+            let found = samples_or_damage(work.path(), max_duration, OnDamage::Keep);
+            let found = found.map_err(|error| EngineError::Failed(named(work, &error.to_string())))?;
+            (
+                found.map_err(|refusal| refused(work, refusal, max_duration))?.samples,
+                alone,
+            )
+        }
+    };
+    let begun = Instant::now();
+    let stopped = || work.has_ended() || work.is_late();
+    let found = diarizer.diarize(&samples, &DiarizationSettings::default(), &stopped);
+    match found.map_err(|error| EngineError::Failed(named(work, &error.to_string())))? {
+        Some(diarized) => work.diarized(diarized, begun.elapsed().as_secs_f64()),
+        None => {
+            work.fail_if_late();
+        }
+    }
+    Ok(())
+}
+
+/// A message with the name that the client gave to its recording, and not the path that it has here.
+fn named(work: &Work, message: &str) -> String {
+    let path: &Path = work.path();
+    message.replace(&path.display().to_string(), work.source_name())
+}
+
+fn refused(work: &Work, Refusal { reason, detail }: Refusal, max_duration: f64) -> EngineError {
+    match reason {
+        "too_long" => EngineError::TooLong { max_duration },
+        _ => EngineError::Audio {
+            reason,
+            detail: named(work, &detail),
+        },
+    }
+}
+
+/// Why the samples of a recording are none.
+fn unreadable(work: &Work, error: TranscriptionError) -> EngineError {
+    let reason = match &error {
+        TranscriptionError::Audio(_) => "unreadable_file",
+        // A sample that is no number.
+        TranscriptionError::Input(_) => "decode_error",
+        _ => return failed(work, &error),
+    };
+    let detail = match named(work, &error.to_string()) {
+        detail if detail.contains(work.source_name()) => detail,
+        detail => format!("{}: {detail}", work.source_name()),
+    };
+    EngineError::Audio { reason, detail }
+}
+
+fn failed(work: &Work, error: &TranscriptionError) -> EngineError {
+    EngineError::Failed(named(work, &error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use flow_transcription::streamed::Take;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Samples that come in blocks of a size.
+    struct InBlocks<'a>(&'a [f32], usize);
+
+    impl Samples for InBlocks<'_> {
+        fn pass(&self, take: &mut Take<'_>) -> flow_transcription::Result<()> {
+            for block in self.0.chunks(self.1) {
+                if !take(block)? {
+                    break;
+                }
+            }
+            Ok(())
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_window_has_its_samples(
+            parts in prop::collection::vec((0u64..40, 1u64..60), 0..20), size in 1usize..100, wanted in 1usize..30,
+        ) {
+            let mut at = 0;
+            let windows: Vec<Range<u64>> = parts.iter().map(|(gap, length)| {
+                let start = at + gap;
+                at = start + length;
+                start..at
+            }).collect();
+            let samples: Vec<f32> = (0..at + 7).map(|at| at as f32).collect();
+            let mut found = Vec::new();
+            let mut give = |index: usize, signal: Vec<f32>| {
+                assert_eq!(index, found.len());
+                found.push(signal);
+                found.len() < wanted
+            };
+            let whole = each_window(&windows, &InBlocks(&samples, size), &mut give).unwrap();
+            prop_assert_eq!(whole, windows.len() < wanted || windows.is_empty());
+            let all = windows.iter().map(|window| &samples[window.start as usize..window.end as usize]);
+            let expected: Vec<&[f32]> = all.take(wanted).collect();
+            prop_assert_eq!(found, expected);
+            if at > 0 {
+                let short = &samples[..at as usize - 1];
+                prop_assert!(each_window(&windows, &InBlocks(short, size), &mut |_, _| true).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Settings of the engine.
+
+use std::path::PathBuf;
+
+use flow_kernels::device::DeviceChoice;
+use flow_model::Weights;
+use flow_transcription::long_audio::LongAudio;
+use flow_transcription::recognizer::{RecognitionSettings, VoiceActivity};
+use flow_transcription::segments::SegmentRules;
+use flow_transcription::transcribe::TranscribeSettings;
+use serde::{Deserialize, Serialize};
+
+use super::EngineError;
+
+/// A model that clients can ask for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelSettings {
+    /// What clients call it.
+    pub name: String,
+    /// A `.nemo` archive, a model folder, or a Hugging Face folder.
+    pub path: PathBuf,
+}
+
+/// Settings of an [`Engine`](super::Engine). All but `models` have defaults: those of `transcription.transcribe` where it has
+/// them too.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EngineSettings {
+    /// The first one is used where a request names none.
+    pub models: Vec<ModelSettings>,
+    #[serde(with = "device_name")]
+    pub device: DeviceChoice,
+    /// The number type in which matrices are kept.
+    pub weights: Weights,
+    /// The longest window that goes through a model, in seconds.
+    pub max_window: f64,
+    /// A pause as long as this ends a window, in seconds.
+    pub min_pause: f64,
+    pub vad: VoiceActivity,
+    /// The longest pause within a segment, in seconds.
+    pub max_gap: f64,
+    /// The longest segment, in seconds.
+    pub max_segment: f64,
+    /// Most seconds of audio, padding included, in a model at once.
+    pub batch_seconds: f64,
+    /// The most of a batch that one request gets while others wait: above 0, and 1 at most.
+    pub batch_share: f64,
+    /// Longer recordings are refused, in seconds.
+    pub max_duration: f64,
+    /// Requests that wait or run, and windows of live sessions that do; more of either are refused.
+    pub max_queue: usize,
+    /// How long a request may take from its first window on, in seconds.
+    pub decode_timeout: f64,
+    /// A model that nobody used for so many seconds is unloaded; 0: never.
+    pub idle_unload: f64,
+    /// Bytes that loaded models may have together.
+    pub memory_budget: Option<u64>,
+    /// Whether requests may ask who speaks.
+    pub diarization: bool,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        let usual = TranscribeSettings::new(Vec::new(), "");
+        EngineSettings {
+            models: Vec::new(),
+            device: DeviceChoice::Cpu,
+            weights: usual.weights,
+            max_window: usual.max_window,
+            min_pause: usual.min_pause,
+            vad: usual.vad,
+            max_gap: usual.max_gap,
+            max_segment: usual.max_segment,
+            batch_seconds: usual.batch_seconds,
+            batch_share: 0.5,
+            max_duration: usual.max_duration,
+            max_queue: 100,
+            decode_timeout: 3_600.0,
+            idle_unload: 0.0,
+            memory_budget: None,
+            diarization: false,
+        }
+    }
+}
+
+impl EngineSettings {
+    /// # Errors
+    /// [`EngineError::Setting`] if a value is out of its range.
+    pub fn check(&self) -> Result<(), EngineError> {
+        let wrong = |setting, value: f64, rule: &str| {
+            Err(EngineError::setting(
+                setting,
+                format!("it is {value}; it must be {rule}"),
+            ))
+        };
+        if self.models.is_empty() {
+            return Err(EngineError::setting("models", "no model is named"));
+        }
+        for (index, model) in self.models.iter().enumerate() {
+            if model.name.trim().is_empty() {
+                return Err(EngineError::setting("models", "a model has an empty name"));
+            }
+            if self.models[..index].iter().any(|other| other.name == model.name) {
+                let why = format!("two models are called `{}`", model.name);
+                return Err(EngineError::setting("models", why));
+            }
+        }
+        let device = self.device.check();
+        device.map_err(|error| EngineError::setting("device", error.to_string()))?;
+        if !(1.0..=3600.0).contains(&self.max_window) {
+            return wrong("max_window", self.max_window, "from 1 to 3600 seconds");
+        }
+        if !(0.0..=self.max_window).contains(&self.min_pause) {
+            return wrong("min_pause", self.min_pause, "from 0 to `max_window` seconds");
+        }
+        if !(1.0..=43_200.0).contains(&self.max_duration) {
+            return wrong("max_duration", self.max_duration, "from 1 to 43200 seconds");
+        }
+        for (setting, value) in [
+            ("max_gap", self.max_gap),
+            ("max_segment", self.max_segment),
+            ("batch_seconds", self.batch_seconds),
+        ] {
+            if !(value > 0.0 && value.is_finite()) {
+                return wrong(setting, value, "a number of seconds above 0");
+            }
+        }
+        if !(self.batch_share > 0.0 && self.batch_share <= 1.0) {
+            return wrong("batch_share", self.batch_share, "above 0, and 1 at most");
+        }
+        if self.max_queue == 0 {
+            return wrong("max_queue", 0.0, "1 or more");
+        }
+        // More than that is no duration.
+        if !(self.decode_timeout > 0.0 && self.decode_timeout <= 1e9) {
+            return wrong(
+                "decode_timeout",
+                self.decode_timeout,
+                "above 0, and at most 1e9 seconds",
+            );
+        }
+        if !(0.0..=1e9).contains(&self.idle_unload) {
+            return wrong("idle_unload", self.idle_unload, "from 0 to 1e9 seconds");
+        }
+        Ok(())
+    }
+
+    /// What the way from samples to segments needs.
+    pub(crate) fn recognition(&self) -> RecognitionSettings {
+        RecognitionSettings {
+            long_audio: LongAudio::Vad,
+            voice_activity: self.vad,
+            max_window: self.max_window,
+            min_pause: self.min_pause,
+            batch_seconds: self.batch_seconds,
+            segments: SegmentRules {
+                max_gap: self.max_gap,
+                max_duration: self.max_segment,
+            },
+        }
+    }
+}
+
+/// `cpu`, `cuda` or `cuda:1`.
+mod device_name {
+    use flow_kernels::device::DeviceChoice;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(device: &DeviceChoice, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(device)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DeviceChoice, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_with_defaults_and_checked() {
+        let settings: EngineSettings =
+            serde_yaml::from_str("models: [{name: a, path: a.nemo}]\nmax_queue: 3\nweights: bf16\n").unwrap();
+        assert_eq!((settings.max_queue, settings.weights), (3, Weights::Bf16));
+        assert_eq!(settings.max_window, EngineSettings::default().max_window);
+        settings.check().unwrap();
+        let back: EngineSettings = serde_yaml::from_str(&serde_yaml::to_string(&settings).unwrap()).unwrap();
+        assert_eq!(back, settings);
+        for wrong in [
+            "max_que: 3",
+            "device: gpu",
+            "models: [{name: a}]",
+            "models: [{name: a, path: b, x: 1}]",
+        ] {
+            assert!(serde_yaml::from_str::<EngineSettings>(wrong).is_err(), "{wrong}");
+        }
+        for (setting, wrong) in [
+            ("models", "models: []"),
+            ("models", "models: [{name: '', path: a}]"),
+            ("models", "models: [{name: a, path: a}, {name: a, path: b}]"),
+            ("max_window", "max_window: .nan"),
+            ("min_pause", "min_pause: 100"),
+            ("max_duration", "max_duration: 50000"),
+            ("max_gap", "max_gap: 0"),
+            ("batch_seconds", "batch_seconds: .inf"),
+            ("batch_share", "batch_share: 0"),
+            ("max_queue", "max_queue: 0"),
+            ("decode_timeout", "decode_timeout: 0"),
+            ("idle_unload", "idle_unload: -1"),
+        ] {
+            let named = wrong.starts_with("models");
+            let yaml = if named {
+                wrong.to_owned()
+            } else {
+                format!("models: [{{name: a, path: a}}]\n{wrong}")
+            };
+            let read: EngineSettings = serde_yaml::from_str(&yaml).unwrap();
+            match read.check() {
+                Err(EngineError::Setting { setting: found, .. }) => assert_eq!(found, setting, "{wrong}"),
+                other => panic!("{wrong}: {other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! A private folder for uploads, which does not outlive the program.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tempfile::{Builder, NamedTempFile};
+
+/// What folders are called, before a number.
+const PREFIX: &str = "flow-serve-";
+/// The file in a folder that its process holds locked.
+const LOCK: &str = "lock";
+
+/// A folder of this process alone, deleted when the last clone is dropped; one that a process left behind when it was killed
+/// is deleted by the next [`TempFolder::new`]. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct TempFolder {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    _lock: File,
+    max_bytes: u64,
+    reserved: Mutex<u64>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // What cannot be deleted now is deleted by the next one that starts.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Bytes of a [`TempFolder`] that are spoken for; given back when this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    folder: Arc<Inner>,
+    bytes: u64,
+}
+
+impl TempFolder {
+    /// Makes a folder below `parent`, which only this user can enter, and deletes those that dead processes of this user left
+    /// there. Files in it may have `max_bytes` together.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn new(parent: &Path, max_bytes: u64) -> io::Result<Self> {
+        let (path, lock) = loop {
+            if let Some(made) = make(parent)? {
+                break made;
+            }
+        };
+        let inner = Inner {
+            max_bytes,
+            reserved: Mutex::new(0),
+            path,
+            _lock: lock,
+        };
+        delete_dead(parent, &inner);
+        Ok(TempFolder { inner: Arc::new(inner) })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// A new file, to be filled as far as its [`Reservation`] goes.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn file(&self) -> io::Result<NamedTempFile> {
+        Builder::new().prefix("upload-").tempfile_in(&self.inner.path)
+    }
+
+    /// Reserves so many bytes, to be held as long as the file is there. None: there is no room now.
+    pub fn reserve(&self, bytes: u64) -> Option<Reservation> {
+        let mut reservation = Reservation {
+            folder: Arc::clone(&self.inner),
+            bytes: 0,
+        };
+        reservation.grow(bytes).then_some(reservation)
+    }
+}
+
+impl Reservation {
+    /// Reserves so many bytes more. False: there is no room for them, and nothing has changed.
+    #[must_use]
+    pub fn grow(&mut self, bytes: u64) -> bool {
+        let mut reserved = self.folder.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        match reserved.checked_add(bytes).filter(|all| *all <= self.folder.max_bytes) {
+            Some(all) => {
+                *reserved = all;
+                self.bytes += bytes;
+                true
+            }
+            None => false,
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        *self.folder.reserved.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+    }
+}
+
+/// A new folder with a lock. None: another process took it for that of a dead one before it was locked.
+fn make(parent: &Path) -> io::Result<Option<(PathBuf, File)>> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let path = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
+    match DirBuilder::new().mode(0o700).create(&path) {
+        // Of a dead process of this number.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+        made => made?,
+    }
+    let lock_path = path.join(LOCK);
+    let lock = match OpenOptions::new().write(true).create_new(true).open(&lock_path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        lock => lock?,
+    };
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let is_there = fs::metadata(&lock_path).is_ok_and(|found| {
+        let locked = lock.metadata();
+        locked.is_ok_and(|locked| (locked.dev(), locked.ino()) == (found.dev(), found.ino()))
+    });
+    Ok(is_there.then_some((path, lock)))
+}
+
+/// Deletes folders whose process is dead: those that nobody has locked. What cannot be deleted stays.
+fn delete_dead(parent: &Path, own: &Inner) {
+    let Ok(user) = own.path.metadata().map(|found| found.uid()) else {
+        return;
+    };
+    for entry in parent.read_dir().into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
+            && path != own.path
+            // Not of what a link names.
+            && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir() && found.uid() == user);
+        if !is_ours {
+            continue;
+        }
+        let lock = File::open(path.join(LOCK));
+        let is_dead = match &lock {
+            Ok(lock) => lock.try_lock().is_ok(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if is_dead {
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_is_private_and_goes_with_its_owner() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = TempFolder::new(parent.path(), 100).unwrap();
+        let path = folder.path().to_owned();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        let file = folder.file().unwrap();
+        assert!(file.path().starts_with(&path));
+        let other = folder.clone();
+        drop(folder);
+        assert!(path.exists() && file.path().exists());
+        drop(other);
+        assert!(!path.exists());
+        drop(file);
+        assert!(TempFolder::new(&parent.path().join("missing"), 1).is_err());
+    }
+
+    #[test]
+    fn folders_of_the_dead_are_deleted_and_no_others() {
+        let parent = tempfile::tempdir().unwrap();
+        let living = TempFolder::new(parent.path(), 1).unwrap();
+        let dead = parent.path().join("flow-serve-999999999-0");
+        let without_lock = parent.path().join("flow-serve-999999999-1");
+        let foreign = parent.path().join("something");
+        for folder in [&dead, &without_lock, &foreign] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("upload-1"), "left behind").unwrap();
+        }
+        fs::write(dead.join(LOCK), "").unwrap();
+        // What a link names is not touched.
+        let link = parent.path().join("flow-serve-link");
+        std::os::unix::fs::symlink(&foreign, &link).unwrap();
+        let second = TempFolder::new(parent.path(), 1).unwrap();
+        assert_ne!(second.path(), living.path());
+        assert!(living.path().exists() && second.path().exists());
+        assert!(!dead.exists() && !without_lock.exists());
+        assert!(link.exists() && foreign.join("upload-1").exists());
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_given_back() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = TempFolder::new(parent.path(), 100).unwrap();
+        let mut first = folder.reserve(60).unwrap();
+        assert!(folder.reserve(41).is_none());
+        let second = folder.reserve(30).unwrap();
+        assert!(!first.grow(11) && first.grow(10) && !first.grow(u64::MAX));
+        assert_eq!(first.bytes(), 70);
+        drop(second);
+        assert!(first.grow(30));
+        drop(first);
+        assert_eq!(folder.reserve(100).unwrap().bytes(), 100);
+    }
+}

@@ -1,0 +1,333 @@
+//! What is done for a request: its windows, its speakers, its transcript.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use chrono::{SecondsFormat, Utc};
+use flow_speakers::diarizer::Diarized;
+use flow_speakers::silero::SAMPLE_RATE;
+use flow_transcription::recognizer::{Heard, recognized};
+use flow_transcription::speakers::{AssignmentRules, assign_speakers};
+use flow_transcription::{Metadata, Performance, Segment, Transcript};
+use tempfile::TempPath;
+
+use super::batcher::guarded;
+use super::job::{Finished, JobEvent};
+use super::models::{Lease, LoadedModel};
+use super::settled::Settled;
+use super::shared::Shared;
+use super::{EngineError, TranscriptionRequest};
+
+/// A request that was taken, seen by the threads that work on it.
+pub(crate) struct Work {
+    id: u64,
+    source_name: String,
+    path: PathBuf,
+    diarize: bool,
+    taken: Instant,
+    shared: Arc<Shared>,
+    ended: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    audio: Option<TempPath>,
+    lease: Option<Lease>,
+    /// When a thread began to prepare it.
+    begun: Option<Instant>,
+    progress: Option<Progress>,
+    diarized: Option<(Diarized, f64)>,
+    first_window: Option<Instant>,
+    batches: usize,
+    /// Segments that the client has not taken.
+    segments: Vec<Segment>,
+    outcome: Option<Result<Box<Finished>, EngineError>>,
+    waker: Option<Waker>,
+    over: bool,
+}
+
+/// How far the windows are.
+struct Progress {
+    windows: Vec<Range<u64>>,
+    samples: u64,
+    damaged: bool,
+    heard: Vec<Option<Heard>>,
+    missing: usize,
+    settled: Settled,
+    /// When the last one was heard, where all were.
+    last_window: Option<Instant>,
+}
+
+impl Work {
+    pub fn new(id: u64, request: TranscriptionRequest, shared: Arc<Shared>) -> Self {
+        Work {
+            id,
+            source_name: request.source_name,
+            path: request.audio.to_path_buf(),
+            diarize: request.diarize,
+            taken: Instant::now(),
+            shared,
+            ended: AtomicBool::new(false),
+            state: Mutex::new(State {
+                audio: Some(request.audio),
+                lease: None,
+                begun: None,
+                progress: None,
+                diarized: None,
+                first_window: None,
+                batches: 0,
+                segments: Vec::new(),
+                outcome: None,
+                waker: None,
+                over: false,
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub fn path(&self) -> &PathBuf {
+        &self.path
+    }
+
+    pub fn source_name(&self) -> &str {
+        &self.source_name
+    }
+
+    pub fn diarize(&self) -> bool {
+        self.diarize
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Holds the model as long as the request needs it.
+    pub fn set_lease(&self, lease: Lease) {
+        let mut state = self.lock();
+        if !self.has_ended() {
+            state.lease = Some(lease);
+        }
+    }
+
+    /// The model; None once the request has ended.
+    pub fn model(&self) -> Option<Arc<LoadedModel>> {
+        self.lock().lease.as_ref().map(|lease| Arc::clone(lease.model()))
+    }
+
+    /// A thread prepares it now.
+    pub fn begin(&self) {
+        self.lock().begun.get_or_insert_with(Instant::now);
+    }
+
+    /// Its recording has these windows, and so many samples.
+    pub fn found(&self, windows: Vec<Range<u64>>, samples: u64, damaged: bool) {
+        let mut state = self.lock();
+        if self.has_ended() {
+            return;
+        }
+        let heard: Vec<Option<Heard>> = windows.iter().map(|_| None).collect();
+        state.progress = Some(Progress {
+            missing: windows.len(),
+            heard,
+            windows,
+            samples,
+            damaged,
+            settled: Settled::default(),
+            last_window: None,
+        });
+        self.finish_if_complete(state);
+    }
+
+    /// Some of its windows are decoded from `begun` on.
+    pub fn in_batch(&self, begun: Instant) {
+        let mut state = self.lock();
+        state.first_window.get_or_insert(begun);
+        state.batches += 1;
+    }
+
+    /// What was heard in a window.
+    pub fn heard(&self, index: usize, heard: Heard) {
+        let mut state = self.lock();
+        let Some(progress) = &mut state.progress else { return };
+        if progress.heard[index].replace(heard).is_none() {
+            progress.missing -= 1;
+        }
+        if progress.missing == 0 {
+            progress.last_window = Some(Instant::now());
+        }
+        let mut waker = None;
+        if !self.diarize {
+            let rules = &self.shared.recognition.segments;
+            let settled = &mut progress.settled;
+            match settled.advance(&progress.windows, progress.samples, &progress.heard, rules) {
+                Ok(new) if new.is_empty() => {}
+                Ok(new) => {
+                    state.segments.extend(new);
+                    waker = state.waker.take();
+                }
+                Err(error) => {
+                    drop(state);
+                    self.end(Err(EngineError::Failed(error.to_string())));
+                    return;
+                }
+            }
+        }
+        self.finish_if_complete(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Who speaks when, which took so many seconds to find.
+    pub fn diarized(&self, diarized: Diarized, seconds: f64) {
+        let mut state = self.lock();
+        if !self.has_ended() {
+            state.diarized = Some((diarized, seconds));
+            self.finish_if_complete(state);
+        }
+    }
+
+    fn finish_if_complete(&self, mut state: MutexGuard<'_, State>) {
+        let is_complete = state.progress.as_ref().is_some_and(|progress| progress.missing == 0);
+        if !is_complete || (self.diarize && state.diarized.is_none()) {
+            return;
+        }
+        let (Some(progress), Some(model)) = (
+            state.progress.take(),
+            state.lease.as_ref().map(|lease| Arc::clone(lease.model())),
+        ) else {
+            return;
+        };
+        let diarized = state.diarized.take();
+        let (begun, first, batches) = (state.begun.unwrap_or(self.taken), state.first_window, state.batches);
+        drop(state);
+        let finished = self.finished(progress, diarized, &model, begun, first, batches);
+        drop(model);
+        self.end(finished.map(Box::new));
+    }
+
+    fn finished(
+        &self,
+        progress: Progress,
+        diarized: Option<(Diarized, f64)>,
+        model: &LoadedModel,
+        begun: Instant,
+        first: Option<Instant>,
+        batches: usize,
+    ) -> Result<Finished, EngineError> {
+        let heard = progress.heard.into_iter().map(Option::unwrap_or_default).collect();
+        let rules = &self.shared.recognition.segments;
+        let recognized = recognized(&progress.windows, progress.samples, heard, rules);
+        let recognized = recognized.map_err(|error| EngineError::Failed(error.to_string()))?;
+        let duration = progress.samples as f64 / f64::from(SAMPLE_RATE);
+        let metadata = Metadata {
+            source_file: self.source_name.clone(),
+            duration_s: duration,
+            damaged_at: progress.damaged.then_some(duration),
+            model: model.recognizer.name.clone(),
+            model_digest: model.recognizer.digest.clone(),
+            languages: recognized.languages,
+            num_speakers: diarized.as_ref().map(|(diarized, _)| diarized.speakers.len() as u64),
+            processed_at: Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true),
+        };
+        let last = progress.last_window.unwrap_or_else(Instant::now);
+        let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
+        let performance = Performance::new(
+            duration,
+            seconds(begun, last),
+            diarized.as_ref().map_or(0.0, |(_, seconds)| *seconds),
+            begun.elapsed().as_secs_f64(),
+        );
+        let speakers = metadata.num_speakers;
+        let segments = match &diarized {
+            Some((diarized, _)) => {
+                assign_speakers(recognized.segments, &diarized.exclusive, &AssignmentRules::default())
+            }
+            None => recognized.segments,
+        };
+        let mut transcript = Transcript::from_segments(metadata, performance, segments);
+        // There may be speakers of whom no word was heard.
+        transcript.metadata.num_speakers = speakers.or(transcript.metadata.num_speakers);
+        Ok(Finished {
+            transcript,
+            queue_seconds: seconds(self.taken, first.unwrap_or(begun)),
+            decode_seconds: first.map_or(0.0, |first| seconds(first, last)),
+            batches,
+        })
+    }
+
+    /// Whether it takes too long.
+    pub fn is_late(&self) -> bool {
+        let first = self.lock().first_window;
+        let limit = Duration::from_secs_f64(self.shared.settings.decode_timeout);
+        first.is_some_and(|first| first.elapsed() > limit)
+    }
+
+    /// Ends it if it takes too long, and says whether it did.
+    pub fn fail_if_late(&self) -> bool {
+        let is_late = self.is_late();
+        if is_late {
+            self.end(Err(EngineError::Timeout(self.shared.settings.decode_timeout)));
+        }
+        is_late
+    }
+
+    /// Ends it; what comes later counts for nothing. Its place, its file and its windows are given back at once.
+    pub fn end(&self, outcome: Result<Box<Finished>, EngineError>) {
+        if self.ended.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // Metrics that fail are no reason to keep the client waiting.
+        let _ = guarded(|| {
+            self.shared
+                .observer
+                .finished(outcome.as_ref().map(|finished| &**finished))
+        });
+        let mut state = self.lock();
+        let (audio, lease, waker) = (state.audio.take(), state.lease.take(), state.waker.take());
+        state.progress = None;
+        state.diarized = None;
+        state.outcome = Some(outcome);
+        drop(state);
+        if let Some(lease) = lease {
+            lease.model().batcher.remove(self.id);
+        }
+        drop(audio);
+        self.shared.preparation.remove(self.id);
+        self.shared.release(self.id, self.taken.elapsed());
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// The next event for the client.
+    pub fn poll(&self, context: &Context<'_>) -> Poll<Option<JobEvent>> {
+        let mut state = self.lock();
+        if state.over {
+            return Poll::Ready(None);
+        }
+        if !state.segments.is_empty() {
+            return Poll::Ready(Some(JobEvent::Segments(std::mem::take(&mut state.segments))));
+        }
+        if let Some(outcome) = state.outcome.take() {
+            state.over = true;
+            return Poll::Ready(Some(match outcome {
+                Ok(finished) => JobEvent::Done(finished),
+                Err(error) => JobEvent::Failed(error),
+            }));
+        }
+        state.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}

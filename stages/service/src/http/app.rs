@@ -1,0 +1,89 @@
+//! What all requests share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use tokio::sync::{Semaphore, watch};
+
+use super::error::ApiError;
+use super::keys::Keys;
+use super::metrics::Metrics;
+use super::origin::Callers;
+use super::server::ServeError;
+use super::settings::HttpSettings;
+use super::upload::Uploads;
+use crate::engine::Engine;
+
+/// Prints a line for whoever runs the service.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// How far the service is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Until it is told to stop.
+    Running,
+    /// Requests that were taken are done, others refused.
+    Draining,
+    /// Connections are closed.
+    Closing,
+}
+
+/// What all requests share.
+pub struct Shared {
+    pub settings: HttpSettings,
+    pub keys: Keys,
+    pub callers: Callers,
+    pub uploads: Uploads,
+    pub metrics: Arc<Metrics>,
+    pub log: Log,
+    /// What `/version` tells.
+    pub version: String,
+    pub started: SystemTime,
+    /// Set once the first model is loaded.
+    pub engine: OnceLock<Engine>,
+    /// Routes that need the engine and are not of this module.
+    pub live: OnceLock<Router>,
+    pub phase: watch::Receiver<Phase>,
+    /// Why the service ends, where that is no good end.
+    pub failure: Mutex<Option<ServeError>>,
+    /// A permit for each connection.
+    pub connections: Arc<Semaphore>,
+    pub requests: AtomicU64,
+}
+
+pub type App = Arc<Shared>;
+
+impl Shared {
+    /// # Errors
+    /// 503 while the first model is loaded.
+    pub fn engine(&self) -> Result<&Engine, ApiError> {
+        self.engine.get().ok_or_else(ApiError::loading)
+    }
+
+    /// # Errors
+    /// 503 while the first model is loaded, and from the signal to stop on.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        if *self.phase.borrow() > Phase::Running {
+            return Err(ApiError::unavailable("server_stopping", "the server is being stopped"));
+        }
+        match self.engine.get() {
+            Some(engine) if engine.is_ready() => Ok(()),
+            _ => Err(ApiError::loading()),
+        }
+    }
+
+    /// Seconds since 1970 at which the service began.
+    pub fn started_at(&self) -> u64 {
+        self.started
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs())
+    }
+
+    /// A name for a request, which no other request of this service has.
+    pub fn request_id(&self) -> String {
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        format!("req_{:x}_{number:x}", self.started_at())
+    }
+}

@@ -1,0 +1,477 @@
+//! The form of a transcription: which fields there are, what they may hold, and what of them this server heeds.
+
+use axum::body::Bytes;
+use futures::Stream;
+use serde_json::Value;
+
+use super::body::BodyError;
+use super::error::ApiError;
+use super::multipart::{Multipart, MultipartError, Part};
+use super::upload::{Upload, Uploads};
+
+/// Most bytes of a field that is not a file.
+const MAX_VALUE: usize = 16 << 10;
+
+/// Most names in the header that says what is not heeded.
+const MAX_IGNORED: usize = 16;
+
+/// In which form the transcript is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResponseFormat {
+    Json,
+    Text,
+    Srt,
+    VerboseJson,
+    Vtt,
+    DiarizedJson,
+}
+
+impl ResponseFormat {
+    pub const ALL: [Self; 6] = [
+        Self::Json,
+        Self::Text,
+        Self::Srt,
+        Self::VerboseJson,
+        Self::Vtt,
+        Self::DiarizedJson,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Text => "text",
+            Self::Srt => "srt",
+            Self::VerboseJson => "verbose_json",
+            Self::Vtt => "vtt",
+            Self::DiarizedJson => "diarized_json",
+        }
+    }
+
+    /// Whether the transcript may be sent as events.
+    pub fn streams(self) -> bool {
+        matches!(self, Self::Json | Self::Text | Self::DiarizedJson)
+    }
+}
+
+/// What `timestamp_granularities[]` may hold.
+pub const GRANULARITIES: [&str; 2] = ["word", "segment"];
+
+/// The types of values, in the words of JSON Schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldType {
+    File,
+    String,
+    Number,
+    Boolean,
+    /// One of these.
+    Choice(&'static [&'static str]),
+    /// Several of these, each in a field of its own.
+    Choices(&'static [&'static str]),
+    /// JSON, or one of these.
+    Object(&'static [&'static str]),
+}
+
+/// A field of the form.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    pub name: &'static str,
+    pub kind: FieldType,
+    pub doc: &'static str,
+}
+
+const FORMATS: &[&str] = &["json", "text", "srt", "verbose_json", "vtt", "diarized_json"];
+
+/// All fields of a transcription.
+pub const FIELDS: &[Field] = &[
+    Field {
+        name: "file",
+        kind: FieldType::File,
+        doc: "the recording, in any of the formats that `flow transcribe` reads",
+    },
+    Field {
+        name: "model",
+        kind: FieldType::String,
+        doc: "one of `/v1/models`; the first one if not given",
+    },
+    Field {
+        name: "response_format",
+        kind: FieldType::Choice(FORMATS),
+        doc: "the form of the transcript; `json` if not given",
+    },
+    Field {
+        name: "timestamp_granularities[]",
+        kind: FieldType::Choices(&GRANULARITIES),
+        doc: "what `verbose_json` holds; `segment` if not given",
+    },
+    Field {
+        name: "stream",
+        kind: FieldType::Boolean,
+        doc: "send text as it is decoded, as server-sent events (with `json`, `text` and `diarized_json`)",
+    },
+    Field {
+        name: "diarize",
+        kind: FieldType::Boolean,
+        doc: "say who speaks, in every format (an addition to OpenAI's fields); `diarized_json` always does",
+    },
+    Field {
+        name: "temperature",
+        kind: FieldType::Number,
+        doc: "from 0 to 1; has no effect, as decoding is greedy",
+    },
+    Field {
+        name: "language",
+        kind: FieldType::String,
+        doc: "has no effect: the model finds out by itself",
+    },
+    Field {
+        name: "prompt",
+        kind: FieldType::String,
+        doc: "has no effect: the model takes none",
+    },
+    Field {
+        name: "include[]",
+        kind: FieldType::Choices(&["logprobs"]),
+        doc: "has no effect: `verbose_json` holds confidences",
+    },
+    Field {
+        name: "chunking_strategy",
+        kind: FieldType::Object(&["auto"]),
+        doc: "`auto`, or an object of type `server_vad`, whose numbers have no effect: those of the server hold",
+    },
+];
+
+/// A form that was read.
+pub struct TranscriptionForm {
+    pub upload: Upload,
+    pub asked: Asked,
+}
+
+/// What is wanted of the recording.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Asked {
+    pub model: Option<String>,
+    pub format: ResponseFormat,
+    pub words: bool,
+    pub segments: bool,
+    pub stream: bool,
+    pub diarize: bool,
+    /// Names of fields that were given and have no effect.
+    pub ignored: Vec<String>,
+}
+
+/// What was read so far.
+#[derive(Default)]
+struct Reading {
+    upload: Option<Upload>,
+    model: Option<String>,
+    format: Option<ResponseFormat>,
+    granularities: Vec<String>,
+    stream: Option<bool>,
+    diarize: Option<bool>,
+    temperature: Option<f64>,
+    ignored: Vec<String>,
+}
+
+/// Reads a form; its file goes to the private folder.
+///
+/// # Errors
+/// If the body is no form, is too large or too slow, has no file, or a field has a wrong value.
+pub async fn read<S>(mut form: Multipart<S>, uploads: &Uploads) -> Result<TranscriptionForm, ApiError>
+where
+    S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
+{
+    let mut reading = Reading::default();
+    while let Some(part) = form.next_part().await? {
+        if part.name == "file" {
+            if reading.upload.is_some() {
+                return Err(ApiError::parameter(
+                    "file",
+                    "duplicate_parameter",
+                    "there are two files",
+                ));
+            }
+            let name = part.file_name.as_deref().unwrap_or_default();
+            reading.upload = Some(uploads.store(&mut form, name).await?);
+        } else {
+            reading.field(&part, &mut form).await?;
+        }
+    }
+    reading.done()
+}
+
+impl Reading {
+    async fn field<S>(&mut self, part: &Part, form: &mut Multipart<S>) -> Result<(), ApiError>
+    where
+        S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
+    {
+        match part.name.as_str() {
+            "model" => {
+                let name = value("model", form).await?;
+                once("model", &mut self.model, name)
+            }
+            "response_format" => {
+                let name = value("response_format", form).await?;
+                let found = ResponseFormat::ALL.into_iter().find(|format| format.name() == name);
+                let format = found.ok_or_else(|| none_of("response_format", &name, FORMATS))?;
+                once("response_format", &mut self.format, format)
+            }
+            "timestamp_granularities[]" | "timestamp_granularities" => {
+                let name = value("timestamp_granularities[]", form).await?;
+                if !GRANULARITIES.contains(&name.as_str()) {
+                    return Err(none_of("timestamp_granularities[]", &name, &GRANULARITIES));
+                }
+                self.granularities.push(name);
+                Ok(())
+            }
+            "stream" => {
+                let flag = boolean("stream", &value("stream", form).await?)?;
+                once("stream", &mut self.stream, flag)
+            }
+            "diarize" => {
+                let flag = boolean("diarize", &value("diarize", form).await?)?;
+                once("diarize", &mut self.diarize, flag)
+            }
+            "temperature" => {
+                let text = value("temperature", form).await?;
+                let number = text
+                    .trim()
+                    .parse::<f64>()
+                    .ok()
+                    .filter(|number| (0.0..=1.0).contains(number));
+                let number = number.ok_or_else(|| {
+                    let message = format!("`{}` is no number from 0 to 1", shown(&text));
+                    ApiError::parameter("temperature", "invalid_value", message)
+                })?;
+                once("temperature", &mut self.temperature, number)?;
+                if number != 0.0 {
+                    self.ignore("temperature");
+                }
+                Ok(())
+            }
+            "include[]" | "include" => {
+                let name = value("include[]", form).await?;
+                if name != "logprobs" {
+                    return Err(none_of("include[]", &name, &["logprobs"]));
+                }
+                self.ignore("include[]");
+                Ok(())
+            }
+            "chunking_strategy" => {
+                let text = value("chunking_strategy", form).await?;
+                if chunking_strategy(&text)? {
+                    self.ignore("chunking_strategy");
+                }
+                Ok(())
+            }
+            // What has no effect is read and not kept, however long it is.
+            name => {
+                let mut is_empty = true;
+                while form.chunk().await?.is_some() {
+                    is_empty = false;
+                }
+                if !is_empty {
+                    self.ignore(name);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Notes a field that has no effect, by a name that may stand in a header.
+    fn ignore(&mut self, name: &str) {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-[].".contains(c);
+        let name: String = name.chars().filter(|c| plain(*c)).take(64).collect();
+        if !name.is_empty() && self.ignored.len() < MAX_IGNORED && !self.ignored.contains(&name) {
+            self.ignored.push(name);
+        }
+    }
+
+    fn done(self) -> Result<TranscriptionForm, ApiError> {
+        let Some(upload) = self.upload else {
+            let message = "the form has no `file`, which is the recording";
+            return Err(ApiError::parameter("file", "missing_required_parameter", message));
+        };
+        if upload.bytes == 0 {
+            return Err(ApiError::parameter("file", "empty_file", "the file is empty"));
+        }
+        let format = self.format.unwrap_or(ResponseFormat::Json);
+        if !self.granularities.is_empty() && format != ResponseFormat::VerboseJson {
+            let message = "timestamp_granularities[] needs response_format `verbose_json`";
+            return Err(ApiError::parameter(
+                "timestamp_granularities[]",
+                "invalid_value",
+                message,
+            ));
+        }
+        let stream = self.stream.unwrap_or(false);
+        if stream && !format.streams() {
+            let message = format!(
+                "`{}` cannot be streamed: take json, text or diarized_json",
+                format.name()
+            );
+            return Err(ApiError::parameter("stream", "unsupported_value", message));
+        }
+        let has = |name: &str| self.granularities.iter().any(|given| given == name);
+        let asked = Asked {
+            words: has("word"),
+            segments: has("segment") || !has("word"),
+            model: self.model.filter(|name| !name.is_empty()),
+            format,
+            stream,
+            diarize: self.diarize.unwrap_or(false) || format == ResponseFormat::DiarizedJson,
+            ignored: self.ignored,
+        };
+        Ok(TranscriptionForm { upload, asked })
+    }
+}
+
+/// Sets what may be given once.
+fn once<T>(name: &'static str, place: &mut Option<T>, value: T) -> Result<(), ApiError> {
+    if place.replace(value).is_some() {
+        let message = format!("`{name}` is given twice");
+        return Err(ApiError::parameter(name, "duplicate_parameter", message));
+    }
+    Ok(())
+}
+
+/// The text of a field.
+async fn value<S>(name: &'static str, form: &mut Multipart<S>) -> Result<String, ApiError>
+where
+    S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
+{
+    let mut bytes = Vec::new();
+    while let Some(chunk) = form.chunk().await? {
+        if bytes.len() + chunk.len() > MAX_VALUE {
+            let message = format!("`{name}` has more than {MAX_VALUE} bytes");
+            return Err(ApiError::parameter(name, "string_above_max_length", message));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    String::from_utf8(bytes).map_err(|_| {
+        let message = format!("the value of `{name}` is not UTF-8");
+        ApiError::parameter(name, "invalid_value", message)
+    })
+}
+
+fn boolean(name: &'static str, text: &str) -> Result<bool, ApiError> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "1" => Ok(true),
+        "false" | "0" | "" => Ok(false),
+        _ => Err(none_of(name, text, &["true", "false"])),
+    }
+}
+
+/// Whether a chunking strategy names numbers, which this server does not heed.
+fn chunking_strategy(text: &str) -> Result<bool, ApiError> {
+    if text.trim() == "auto" {
+        return Ok(false);
+    }
+    let wrong = |why: &str| {
+        let message = format!("{why}: `auto`, or {{\"type\": \"server_vad\", ...}}");
+        ApiError::parameter("chunking_strategy", "invalid_value", message)
+    };
+    let parsed: Value = serde_json::from_str(text).map_err(|error| wrong(&format!("it is no JSON ({error})")))?;
+    let object = parsed.as_object().ok_or_else(|| wrong("it is no object"))?;
+    match object.get("type").and_then(Value::as_str) {
+        Some("auto") if object.len() == 1 => return Ok(false),
+        Some("server_vad") => {}
+        _ => return Err(wrong("its `type` is not known")),
+    }
+    for (key, value) in object {
+        let fits = match key.as_str() {
+            "type" => true,
+            "threshold" => value.as_f64().is_some_and(|number| (0.0..=1.0).contains(&number)),
+            "prefix_padding_ms" | "silence_duration_ms" => value.as_u64().is_some(),
+            _ => return Err(wrong("it has a key that is not known")),
+        };
+        if !fits {
+            return Err(wrong("one of its numbers is out of range"));
+        }
+    }
+    Ok(object.len() > 1)
+}
+
+fn none_of(name: &'static str, given: &str, known: &[&str]) -> ApiError {
+    let message = format!("`{}` is none of {}", shown(given), known.join(", "));
+    ApiError::parameter(name, "invalid_value", message)
+}
+
+/// The beginning of what a client gave, for a message.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(40).collect()
+}
+
+impl From<MultipartError> for ApiError {
+    fn from(error: MultipartError) -> Self {
+        use axum::http::StatusCode;
+        let message = error.to_string();
+        match error {
+            MultipartError::Body(BodyError::TooLarge(_)) => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+            }
+            MultipartError::Body(BodyError::TooSlow) => {
+                Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+            }
+            MultipartError::Body(BodyError::Broken(_)) => Self::bad_request("body_incomplete", message),
+            MultipartError::Truncated | MultipartError::Malformed(_) | MultipartError::TooManyParts => {
+                Self::bad_request("invalid_form", message)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_of_the_parser_are_those_of_the_documentation() {
+        assert_eq!(ResponseFormat::ALL.map(ResponseFormat::name), FORMATS);
+    }
+
+    #[test]
+    fn chunking_strategies_are_checked() {
+        assert_eq!(chunking_strategy("auto"), Ok(false));
+        assert_eq!(chunking_strategy(r#"{"type": "auto"}"#), Ok(false));
+        assert_eq!(chunking_strategy(r#"{"type": "server_vad"}"#), Ok(false));
+        assert_eq!(
+            chunking_strategy(r#"{"type": "server_vad", "threshold": 0.3}"#),
+            Ok(true)
+        );
+        for wrong in [
+            "",
+            "never",
+            "{",
+            "[]",
+            "{}",
+            r#"{"type": 1}"#,
+            r#"{"type": "auto", "threshold": 0.3}"#,
+            r#"{"type": "server_vad", "threshold": "a"}"#,
+            r#"{"type": "server_vad", "silence_duration_ms": -1}"#,
+            r#"{"type": "server_vad", "other": 1}"#,
+        ] {
+            let error = chunking_strategy(wrong).unwrap_err();
+            assert_eq!(error.param, Some("chunking_strategy"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn names_of_ignored_fields_fit_into_a_header() {
+        let mut reading = Reading::default();
+        for name in ["prompt", "prompt", "a\r\nb: c", "", "é", &"x".repeat(100)] {
+            reading.ignore(name);
+        }
+        assert_eq!(reading.ignored, ["prompt", "abc", &"x".repeat(64)]);
+        for number in 0..100 {
+            reading.ignore(&number.to_string());
+        }
+        assert_eq!(reading.ignored.len(), MAX_IGNORED);
+    }
+
+    #[test]
+    fn booleans_are_read_as_clients_write_them() {
+        assert_eq!(boolean("stream", "True"), Ok(true));
+        assert_eq!(boolean("stream", "false"), Ok(false));
+        assert_eq!(boolean("stream", "yes").unwrap_err().param, Some("stream"));
+    }
+}

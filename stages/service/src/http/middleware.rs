@@ -1,0 +1,129 @@
+//! What happens to every request, whatever its path.
+
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{CACHE_CONTROL, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderName, HeaderValue, Method};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use chrono::{SecondsFormat, Utc};
+use serde_json::json;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use super::app::App;
+use super::body::read_rest;
+use super::error::ApiError;
+use super::server::Peer;
+use super::transcriptions::IGNORED;
+
+/// The header with the name of the request, as OpenAI's clients show it.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Most characters of a path in a log.
+const MAX_PATH: usize = 200;
+
+/// Puts around the routes what is done for all of them; the last layer is the first that sees a request.
+pub fn around(app: &App, router: Router) -> Router {
+    let mut router = router;
+    if let Some(cors) = cors(&app.settings.cors) {
+        router = router.layer(cors);
+    }
+    router
+        .layer(from_fn_with_state(app.clone(), known_caller))
+        .layer(from_fn(read_rest))
+        .layer(from_fn_with_state(app.clone(), observe))
+}
+
+/// The answers to browsers that ask what a page may do.
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    let origin = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        let listed: Vec<HeaderValue> = origins
+            .iter()
+            .filter_map(|origin| HeaderValue::from_str(origin).ok())
+            .collect();
+        if listed.is_empty() {
+            return None;
+        }
+        AllowOrigin::list(listed)
+    };
+    Some(
+        CorsLayer::new()
+            .allow_origin(origin)
+            .allow_methods([Method::GET, Method::POST])
+            // Clients send headers of their own beside `Authorization`, which needs to be named.
+            .allow_headers(AllowHeaders::mirror_request())
+            .expose_headers([IGNORED, REQUEST_ID, RETRY_AFTER]),
+    )
+}
+
+/// Refuses requests without one of the keys.
+pub async fn need_key(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
+    app.keys.check(request.headers())?;
+    Ok(next.run(request).await)
+}
+
+/// Refuses requests for other hosts and from pages of others.
+async fn known_caller(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
+    app.callers.check(request.uri(), request.headers())?;
+    Ok(next.run(request).await)
+}
+
+/// Counts the response, gives it a name, and prints a line where that is asked for.
+async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+    let begin = Instant::now();
+    let id = app.request_id();
+    let method = known_method(request.method());
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map(|path| path.as_str().to_owned());
+    let logged = app.settings.log_requests.then(|| {
+        let peer = request
+            .extensions()
+            .get::<Peer>()
+            .map(|Peer(address)| address.to_string());
+        // Without what follows the path, which may hold what is nobody's business.
+        let path: String = request.uri().path().chars().take(MAX_PATH).collect();
+        (peer, path)
+    });
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    app.metrics
+        .response(method, route.as_deref().unwrap_or("other"), status);
+    if let Some((peer, path)) = logged {
+        let line = json!({
+            "time": Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true),
+            "request": id,
+            "peer": peer,
+            "method": method,
+            "path": path,
+            "status": status,
+            "seconds": (begin.elapsed().as_secs_f64() * 1e3).round() / 1e3,
+        });
+        (app.log)(&line.to_string());
+    }
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    response.into_response()
+}
+
+/// The method as a label; those that nobody needs are one, so that clients cannot make labels.
+fn known_method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    }
+}

@@ -1,0 +1,140 @@
+//! Which names the server answers to, and which pages may call it. A page of anybody's can make a browser send requests to a
+//! server on the same machine, and by a name that suddenly points there (DNS rebinding) can read what comes back.
+
+use axum::http::header::{HOST, ORIGIN};
+use axum::http::{HeaderMap, StatusCode, Uri};
+
+use super::error::ApiError;
+
+/// Names of the machine itself.
+const LOCAL: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
+/// Who may call a server without keys.
+pub struct Callers {
+    /// Names that the server answers to; None for any.
+    hosts: Option<Vec<String>>,
+    /// Origins of pages beside the server's own; None where requests have to have a key, which no foreign page knows.
+    origins: Option<Vec<String>>,
+}
+
+impl Callers {
+    /// `is_open`: no key is needed. `is_local`: the server listens on a loopback address.
+    pub fn new(is_open: bool, is_local: bool, allowed_hosts: &[String], cors: &[String]) -> Self {
+        let hosts = LOCAL
+            .into_iter()
+            .map(str::to_owned)
+            .chain(allowed_hosts.iter().map(|host| host.to_ascii_lowercase()));
+        let origins = cors.iter().map(|origin| origin.to_ascii_lowercase());
+        Self {
+            hosts: (is_open && is_local).then(|| hosts.collect()),
+            origins: is_open.then(|| origins.collect()),
+        }
+    }
+
+    /// # Errors
+    /// 403 if the request is for another host, or comes from a page of another origin.
+    pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+        let host = match uri.authority() {
+            Some(authority) => Some(authority.as_str()),
+            None => headers.get(HOST).and_then(|value| value.to_str().ok()),
+        };
+        let host = host.map(str::to_ascii_lowercase);
+        if let Some(hosts) = &self.hosts {
+            let name = host.as_deref().map(without_port);
+            if !name.is_some_and(|name| hosts.iter().any(|known| known == name)) {
+                let message = "this server does not answer to that name in `Host`; `--allowed-host NAME` adds one";
+                return Err(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message));
+            }
+        }
+        if let (Some(origins), Some(origin)) = (&self.origins, headers.get(ORIGIN)) {
+            let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();
+            let own = origin
+                .split_once("://")
+                .is_some_and(|(_, authority)| host.as_deref() == Some(authority));
+            if !own && !origins.iter().any(|known| known == "*" || *known == origin) {
+                let message = "pages of that origin may not call this server; `--cors ORIGIN` allows one";
+                return Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The name in `name:port`, `[address]:port`, or either without a port.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) && !name.ends_with(':') => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn check(callers: &Callers, host: &'static str, origin: Option<&'static str>) -> Result<(), &'static str> {
+        let mut headers = HeaderMap::new();
+        headers.insert(HOST, HeaderValue::from_static(host));
+        if let Some(origin) = origin {
+            headers.insert(ORIGIN, HeaderValue::from_static(origin));
+        }
+        callers
+            .check(&Uri::from_static("/v1/models"), &headers)
+            .map_err(|error| error.code)
+    }
+
+    #[test]
+    fn a_local_server_without_keys_answers_to_its_own_names_alone() {
+        let callers = Callers::new(true, true, &["Speech.example".to_owned()], &[]);
+        for host in [
+            "localhost:8000",
+            "LOCALHOST",
+            "127.0.0.1:1",
+            "[::1]:8000",
+            "[::1]",
+            "speech.example:80",
+        ] {
+            assert_eq!(check(&callers, host, None), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example:8000",
+            "localhost:80@evil",
+            "",
+        ] {
+            assert_eq!(check(&callers, host, None), Err("host_not_allowed"), "{host}");
+        }
+        let missing = callers.check(&Uri::from_static("/"), &HeaderMap::new());
+        assert_eq!(missing.unwrap_err().code, "host_not_allowed");
+        // The authority of an absolute URI counts, not `Host`.
+        let mut headers = HeaderMap::new();
+        headers.insert(HOST, HeaderValue::from_static("localhost"));
+        let absolute = Uri::from_static("http://evil.example/v1/models");
+        assert_eq!(callers.check(&absolute, &headers).unwrap_err().code, "host_not_allowed");
+    }
+
+    #[test]
+    fn foreign_pages_are_refused_unless_they_are_listed() {
+        let callers = Callers::new(true, false, &[], &["https://page.example".to_owned()]);
+        assert_eq!(check(&callers, "any.example:8000", None), Ok(()));
+        assert_eq!(
+            check(&callers, "any.example:8000", Some("http://any.example:8000")),
+            Ok(())
+        );
+        assert_eq!(check(&callers, "any.example", Some("https://page.example")), Ok(()));
+        for origin in ["http://evil.example", "null", "http://any.example:8001"] {
+            assert_eq!(
+                check(&callers, "any.example:8000", Some(origin)),
+                Err("origin_not_allowed"),
+                "{origin}"
+            );
+        }
+        let all = Callers::new(true, false, &[], &["*".to_owned()]);
+        assert_eq!(check(&all, "any.example", Some("null")), Ok(()));
+        let with_keys = Callers::new(false, true, &[], &[]);
+        assert_eq!(check(&with_keys, "evil.example", Some("http://evil.example")), Ok(()));
+    }
+}

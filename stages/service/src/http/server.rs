@@ -1,0 +1,337 @@
+//! Connections: how they are accepted, what bounds them, and how the service ends.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use axum::Router;
+use axum::extract::Request;
+use futures::future::{Either, select};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
+
+use super::app::{App, Log, Phase, Shared};
+use super::endpoints::router;
+use super::information::not_found;
+use super::keys::Keys;
+use super::metrics::Metrics;
+use super::origin::Callers;
+use super::settings::{ServeSettings, SettingsError};
+use super::tls;
+use super::upload::Uploads;
+use super::write_timeout::WriteTimeout;
+use crate::engine::{Engine, EngineError, EngineSettings, Observer, TempFolder};
+use crate::live::{self, LiveSettings};
+use crate::page;
+
+/// Most bytes of the head of a request.
+const MAX_HEAD: usize = 32 << 10;
+
+/// Most bytes of a connection that are read ahead.
+const READ_AHEAD: usize = 128 << 10;
+
+/// Time that responses have when the service ends.
+const CLOSE_TIME: Duration = Duration::from_secs(5);
+
+/// Time that threads have after that.
+const SHUTDOWN_TIME: Duration = Duration::from_secs(1);
+
+/// Wait before connections are accepted again after an error, such as too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Threads that serve connections. Models compute on threads of their own.
+const THREADS: usize = 2;
+
+/// Why the service does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error("cannot listen on {listen}: {error}")]
+    Listen { listen: String, error: io::Error },
+    #[error("the folder for uploads cannot be made below {}: {error}", folder.display())]
+    Uploads { folder: PathBuf, error: io::Error },
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The address of a client.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer(pub SocketAddr);
+
+/// Ends a service.
+#[derive(Clone)]
+pub struct StopHandle(watch::Sender<Phase>);
+
+impl StopHandle {
+    /// Has the service refuse requests from now on, finish those that it took, and end.
+    pub fn stop(&self) {
+        self.0.send_if_modified(|phase| {
+            let is_running = *phase == Phase::Running;
+            if is_running {
+                *phase = Phase::Draining;
+            }
+            is_running
+        });
+    }
+}
+
+/// A service that has its address, and serves when it is run.
+pub struct Server {
+    settings: ServeSettings,
+    version: String,
+    log: Log,
+    keys: Keys,
+    tls: Option<TlsAcceptor>,
+    uploads: Uploads,
+    listener: TcpListener,
+    address: SocketAddr,
+    phase: watch::Sender<Phase>,
+}
+
+impl Server {
+    /// Checks the settings, reads keys and certificates, makes the folder for uploads and listens. Connections wait until
+    /// [`Server::serve`].
+    ///
+    /// # Errors
+    /// If a setting is wrong, a file that it names cannot be used, or the address is not free.
+    pub fn bind(mut settings: ServeSettings, version: &str, log: Log) -> Result<Self, ServeError> {
+        settings.engine.check()?;
+        settings.align();
+        settings.check()?;
+        let http = &settings.http;
+        let keys = http.keys.as_deref().map(Keys::read).transpose()?.unwrap_or_default();
+        let tls = match (&http.tls_cert, &http.tls_key) {
+            (Some(cert), Some(key)) => Some(tls::acceptor(cert, key)?),
+            _ => None,
+        };
+        let listening = |error| ServeError::Listen {
+            listen: http.listen.clone(),
+            error,
+        };
+        let listener = TcpListener::bind(&http.listen).map_err(listening)?;
+        listener.set_nonblocking(true).map_err(listening)?;
+        let address = listener.local_addr().map_err(listening)?;
+        let folder = http.upload_folder.clone().unwrap_or_else(std::env::temp_dir);
+        let uploads = TempFolder::new(&folder, http.max_upload_space);
+        let folder = uploads.map_err(|error| ServeError::Uploads { folder, error })?;
+        Ok(Self {
+            settings,
+            version: version.to_owned(),
+            log,
+            keys,
+            tls,
+            uploads: Uploads { folder },
+            listener,
+            address,
+            phase: watch::Sender::new(Phase::Running),
+        })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The address as clients write it.
+    pub fn url(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// What whoever runs the service should know.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if !self.address.ip().is_loopback() {
+            if self.keys.is_open() {
+                warnings.push(format!(
+                    "anybody who reaches {} can use the service: --keys FILE asks for keys",
+                    self.url()
+                ));
+            }
+            if self.tls.is_none() {
+                warnings.push(
+                    "recordings and keys travel unencrypted: use --tls-cert and --tls-key, or a proxy".to_owned(),
+                );
+            }
+        }
+        warnings
+    }
+
+    pub fn stop_handle(&self) -> StopHandle {
+        StopHandle(self.phase.clone())
+    }
+
+    /// Serves until it is told to stop. Models are loaded on a thread of their own; until the first one is, requests are refused.
+    ///
+    /// # Errors
+    /// If the first model cannot be loaded, or the service cannot begin to serve.
+    pub fn serve(self) -> Result<(), ServeError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("http")
+            .enable_all()
+            .build()
+            .map_err(cannot_serve)?;
+        let outcome = runtime.block_on(self.serve_until_closed());
+        // A model that is still being loaded is not waited for.
+        runtime.shutdown_timeout(SHUTDOWN_TIME);
+        outcome
+    }
+
+    async fn serve_until_closed(self) -> Result<(), ServeError> {
+        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(cannot_serve)?;
+        let ServeSettings {
+            engine,
+            http: settings,
+            live,
+        } = self.settings;
+        let is_local = self.address.ip().is_loopback();
+        let callers = Callers::new(self.keys.is_open(), is_local, &settings.allowed_hosts, &settings.cors);
+        let connections = Arc::new(Semaphore::new(settings.max_connections));
+        let app: App = Arc::new(Shared {
+            callers,
+            keys: self.keys,
+            uploads: self.uploads,
+            metrics: Arc::new(Metrics::default()),
+            log: self.log,
+            version: self.version,
+            started: SystemTime::now(),
+            engine: OnceLock::new(),
+            live: OnceLock::new(),
+            phase: self.phase.subscribe(),
+            failure: Mutex::new(None),
+            connections: Arc::clone(&connections),
+            requests: AtomicU64::new(0),
+            settings,
+        });
+        let router = router(&app, page::routes());
+        tokio::spawn(load(Arc::clone(&app), self.phase.clone(), engine, live));
+        tokio::spawn(drain(Arc::clone(&app), self.phase.clone()));
+
+        accept(&app, &listener, self.tls.as_ref(), &router).await;
+
+        let all = u32::try_from(app.settings.max_connections).unwrap_or(u32::MAX);
+        // Whoever takes longer is cut off.
+        let _ = timeout(CLOSE_TIME, connections.acquire_many(all)).await;
+        match app.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Loads the first model; if that fails the service ends.
+async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, live: LiveSettings) {
+    let observer: Arc<dyn Observer> = Arc::clone(&app.metrics) as _;
+    let started = tokio::task::spawn_blocking(move || Engine::start_observed(engine, observer)).await;
+    let failure = match started {
+        Ok(Ok(engine)) => {
+            let routes = live::routes(Arc::new(engine.clone()), live).fallback(not_found);
+            // Nobody else sets them.
+            let _ = app.live.set(routes);
+            let _ = app.engine.set(engine);
+            return;
+        }
+        Ok(Err(error)) => error.into(),
+        Err(error) => ServeError::Failed(format!("the model was not loaded: {error}")),
+    };
+    *app.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+    phase.send_replace(Phase::Closing);
+}
+
+fn cannot_serve(error: io::Error) -> ServeError {
+    ServeError::Failed(format!("cannot serve: {error}"))
+}
+
+/// Once the service is told to stop: waits for the requests that the engine took.
+async fn drain(app: App, phase: watch::Sender<Phase>) {
+    reached(app.phase.clone(), Phase::Draining).await;
+    if let Some(engine) = app.engine.get() {
+        engine.drain(Duration::from_secs_f64(app.settings.drain_timeout)).await;
+    }
+    phase.send_replace(Phase::Closing);
+}
+
+/// Waits until the service is in this phase, or past it.
+async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
+    // The one who tells of phases lives as long as the service.
+    let _ = phase.wait_for(|phase| *phase >= wanted).await;
+}
+
+/// Accepts connections until the service closes. While it drains, too: whoever asks is told so.
+async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsAcceptor>, router: &Router) {
+    let mut closing = pin!(reached(app.phase.clone(), Phase::Closing));
+    loop {
+        let next = pin!(async {
+            let permit = Arc::clone(&app.connections).acquire_owned().await;
+            (permit, listener.accept().await)
+        });
+        let (permit, stream, peer) = match select(next, closing.as_mut()).await {
+            Either::Right(_) => return,
+            // The semaphore is never closed.
+            Either::Left(((Err(_), _), _)) => return,
+            Either::Left(((_, Err(_)), _)) => {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+            Either::Left(((Ok(permit), Ok((stream, peer))), _)) => (permit, stream, peer),
+        };
+        let (app, tls, router) = (Arc::clone(app), tls.cloned(), router.clone());
+        tokio::spawn(async move {
+            connection(&app, stream, peer, tls, router).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn connection(app: &App, stream: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>, router: Router) {
+    // Deltas are small, and are to come at once. A connection on which that cannot be set works as well.
+    let _ = stream.set_nodelay(true);
+    let stream = WriteTimeout::new(stream, Duration::from_secs_f64(app.settings.write_timeout));
+    let Some(tls) = tls else {
+        return requests(app, stream, peer, router).await;
+    };
+    let handshake = timeout(Duration::from_secs_f64(app.settings.header_timeout), tls.accept(stream));
+    if let Ok(Ok(stream)) = handshake.await {
+        requests(app, stream, peer, router).await;
+    }
+}
+
+/// Serves the requests of a connection, one after the other.
+async fn requests<T>(app: &App, stream: T, peer: SocketAddr, router: Router)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Peer(peer));
+        router.clone().oneshot(request)
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs_f64(app.settings.header_timeout))
+        .max_header_size(MAX_HEAD)
+        .max_buf_size(READ_AHEAD)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let connection = pin!(connection);
+    let closing = pin!(reached(app.phase.clone(), Phase::Closing));
+    // How a connection ends is the client's affair: it may go at any time.
+    if let Either::Right(((), mut connection)) = select(connection, closing).await {
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await;
+    }
+}

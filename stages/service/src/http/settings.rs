@@ -1,0 +1,327 @@
+//! Settings of the service, and the file `serve.yaml` that may hold them.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::body::BodyLimits;
+use crate::engine::EngineSettings;
+use crate::live::LiveSettings;
+
+/// Why settings cannot be used.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SettingsError {
+    /// In the file of settings.
+    #[error("{file}: {place}{why}")]
+    Read { file: String, place: String, why: String },
+    /// A file that a setting names.
+    #[error("setting `{setting}`: {file}: {why}")]
+    File {
+        setting: &'static str,
+        file: String,
+        why: String,
+    },
+    #[error("setting `{setting}`: {why}")]
+    Value { setting: &'static str, why: String },
+}
+
+impl SettingsError {
+    pub(super) fn file(setting: &'static str, file: &Path, why: &dyn Display) -> Self {
+        Self::File {
+            setting,
+            file: file.display().to_string(),
+            why: why.to_string(),
+        }
+    }
+
+    pub(super) fn value(setting: &'static str, why: impl Into<String>) -> Self {
+        Self::Value {
+            setting,
+            why: why.into(),
+        }
+    }
+}
+
+/// How the service is reached, and what it takes. Times are seconds, sizes bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HttpSettings {
+    /// Address and port; port 0 for any that is free.
+    pub listen: String,
+    /// A file with an API key on each line. Without it requests need none.
+    pub keys: Option<PathBuf>,
+    /// A file with the certificate and those between it and a root, in PEM. With `tls_key`.
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, in PEM.
+    pub tls_key: Option<PathBuf>,
+    /// Origins of pages that may call the service, such as `https://app.example`; `*` for all.
+    pub cors: Vec<String>,
+    /// Names beside `localhost` that the service answers to while it listens on a loopback address and needs no keys.
+    pub allowed_hosts: Vec<String>,
+    /// Whether requests for models that are not there get the first one.
+    pub accept_any_model: bool,
+    /// Whether a line is printed for each request.
+    pub log_requests: bool,
+    /// The largest request.
+    pub max_upload: u64,
+    /// What uploads that wait or are transcribed may take together.
+    pub max_upload_space: u64,
+    /// Where the private folder of uploads is made; the system's folder for temporary files if not given.
+    pub upload_folder: Option<PathBuf>,
+    /// The longest time that a request may take to arrive.
+    pub upload_timeout: f64,
+    /// Bytes a second that a request has to bring, over the whole of it, after its first ten seconds; 0 for no bound.
+    pub min_upload_rate: u64,
+    /// The longest time between requests on a connection, and that of the head of a request.
+    pub header_timeout: f64,
+    /// The longest time in which a client takes nothing of its response.
+    pub write_timeout: f64,
+    /// Connections at once; more wait.
+    pub max_connections: usize,
+    /// The longest time that requests which were taken have left when the service is stopped.
+    pub drain_timeout: f64,
+}
+
+impl Default for HttpSettings {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8000".to_owned(),
+            keys: None,
+            tls_cert: None,
+            tls_key: None,
+            cors: Vec::new(),
+            allowed_hosts: Vec::new(),
+            accept_any_model: false,
+            log_requests: false,
+            max_upload: 512 << 20,
+            max_upload_space: 8 << 30,
+            upload_folder: None,
+            upload_timeout: 600.0,
+            min_upload_rate: 4096,
+            header_timeout: 30.0,
+            write_timeout: 60.0,
+            max_connections: 512,
+            drain_timeout: 30.0,
+        }
+    }
+}
+
+impl HttpSettings {
+    /// # Errors
+    /// If a value is out of its range.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        for (setting, seconds) in [
+            ("upload_timeout", self.upload_timeout),
+            ("header_timeout", self.header_timeout),
+            ("write_timeout", self.write_timeout),
+            ("drain_timeout", self.drain_timeout),
+        ] {
+            if !(seconds > 0.0 && seconds <= 1e6) {
+                let why = format!("it is {seconds}; it must be above 0, and at most 1e6 seconds");
+                return Err(SettingsError::value(setting, why));
+            }
+        }
+        for (setting, bytes) in [
+            ("max_upload", self.max_upload),
+            ("max_upload_space", self.max_upload_space),
+        ] {
+            if !(1..=1 << 50).contains(&bytes) {
+                let why = format!("it is {bytes}; it must be from 1 to 2^50 bytes");
+                return Err(SettingsError::value(setting, why));
+            }
+        }
+        if !(1..=100_000).contains(&self.max_connections) {
+            let why = format!("it is {}; it must be from 1 to 100000", self.max_connections);
+            return Err(SettingsError::value("max_connections", why));
+        }
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
+            return Err(SettingsError::value("tls_cert", "it and `tls_key` need each other"));
+        }
+        for origin in &self.cors {
+            let authority = origin.split_once("://").map_or("", |(_, authority)| authority);
+            let plain = authority.chars().all(|c| c.is_ascii_graphic() && !"/?#@*".contains(c));
+            if origin != "*" && (authority.is_empty() || !plain) {
+                let why = format!("`{origin}` is no origin, such as https://app.example, nor `*`");
+                return Err(SettingsError::value("cors", why));
+            }
+        }
+        for host in &self.allowed_hosts {
+            if host.is_empty() || host.chars().any(|c| !c.is_ascii_graphic() || "/*".contains(c)) {
+                let why = format!("`{host}` is no name of a host, such as speech.example");
+                return Err(SettingsError::value("allowed_hosts", why));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn body_limits(&self) -> BodyLimits {
+        BodyLimits {
+            max_bytes: self.max_upload,
+            max_time: Duration::from_secs_f64(self.upload_timeout),
+            min_rate: self.min_upload_rate,
+        }
+    }
+}
+
+/// What the file `serve.yaml` holds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServeSettings {
+    /// Models, and what they do.
+    pub engine: EngineSettings,
+    pub http: HttpSettings,
+    /// Sessions over WebSockets.
+    pub live: LiveSettings,
+}
+
+impl ServeSettings {
+    /// Gives live sessions what holds for other requests: names of models, and the longest window.
+    pub(super) fn align(&mut self) {
+        self.live.accept_any_model |= self.http.accept_any_model;
+        self.live.max_window = self.live.max_window.min(self.engine.max_window);
+    }
+
+    /// # Errors
+    /// If a value of `http` or `live` is out of its range; the engine checks its own.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        self.http.check()?;
+        let live = self.live.check();
+        live.map_err(|(setting, why)| SettingsError::value(setting, why))
+    }
+
+    /// Reads a file of settings. Files that it names are found relative to it.
+    ///
+    /// # Errors
+    /// If it cannot be read, is no YAML, has a key that is not known or a wrong value: file and key are named.
+    pub fn read(file: &Path) -> Result<Self, SettingsError> {
+        let wrong = |place: String, why: String| SettingsError::Read {
+            file: file.display().to_string(),
+            place,
+            why,
+        };
+        let text = fs::read_to_string(file).map_err(|error| wrong(String::new(), error.to_string()))?;
+        // An empty file is one without settings.
+        let is_empty = text
+            .lines()
+            .map(str::trim)
+            .all(|line| line.is_empty() || line.starts_with('#'));
+        let mut settings = if is_empty {
+            Self::default()
+        } else {
+            let read: Result<Self, _> = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&text));
+            read.map_err(|error| {
+                let path = error.path().to_string();
+                let place = if path == "." {
+                    String::new()
+                } else {
+                    format!("`{path}`: ")
+                };
+                wrong(place, error.inner().to_string())
+            })?
+        };
+        let folder = file.parent().unwrap_or(Path::new(""));
+        let paths = [
+            &mut settings.http.keys,
+            &mut settings.http.tls_cert,
+            &mut settings.http.tls_key,
+            &mut settings.http.upload_folder,
+        ];
+        for path in paths.into_iter().flatten() {
+            *path = folder.join(&path);
+        }
+        for model in &mut settings.engine.models {
+            // What is on the hub is named by a reference, and has no folder.
+            if !model.path.starts_with("hf:") {
+                model.path = folder.join(&model.path);
+            }
+        }
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<ServeSettings, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("serve.yaml");
+        fs::write(&file, text).unwrap();
+        let read = ServeSettings::read(&file).map_err(|error| error.to_string());
+        read.map(|mut settings| {
+            for path in [&mut settings.http.keys, &mut settings.http.tls_cert]
+                .into_iter()
+                .flatten()
+            {
+                *path = path.strip_prefix(folder.path()).unwrap_or(path).to_owned();
+            }
+            for model in &mut settings.engine.models {
+                model.path = model.path.strip_prefix(folder.path()).unwrap_or(&model.path).to_owned();
+            }
+            settings
+        })
+    }
+
+    #[test]
+    fn a_file_gives_what_it_names_and_leaves_the_rest() {
+        assert_eq!(read(""), Ok(ServeSettings::default()));
+        assert_eq!(read("# nothing yet\n"), Ok(ServeSettings::default()));
+        let settings = read(
+            "engine:\n  models: [{name: a, path: models/a.nemo}, {name: b, path: hf://a/b}]\n  diarization: true\n\
+             http:\n  keys: keys.txt\n  tls_cert: /etc/cert.pem\n  max_upload: 1000\n",
+        )
+        .unwrap();
+        assert!(settings.engine.diarization);
+        assert_eq!(settings.engine.models[0].path, Path::new("models/a.nemo"));
+        assert_eq!(settings.engine.models[1].path, Path::new("hf://a/b"));
+        assert_eq!(settings.http.keys.as_deref(), Some(Path::new("keys.txt")));
+        assert_eq!(settings.http.tls_cert.as_deref(), Some(Path::new("/etc/cert.pem")));
+        assert_eq!(settings.http.max_upload, 1000);
+        assert_eq!(settings.http.listen, HttpSettings::default().listen);
+    }
+
+    #[test]
+    fn mistakes_are_told_with_file_and_key() {
+        for (text, place) in [
+            ("http:\n  max_uplod: 3\n", "max_uplod"),
+            ("http:\n  max_upload: many\n", "`http.max_upload`"),
+            ("http:\n  max_upload: -1\n", "`http.max_upload`"),
+            ("engine:\n  models: [{name: a}]\n", "engine.models"),
+            ("htpp: {}\n", "htpp"),
+            ("[", "serve.yaml"),
+            ("- a\n", "serve.yaml"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(place) && error.contains("serve.yaml"), "{text}: {error}");
+        }
+        let absent = ServeSettings::read(Path::new("/nowhere/serve.yaml")).unwrap_err();
+        assert!(absent.to_string().starts_with("/nowhere/serve.yaml: "), "{absent}");
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        for (setting, text) in [
+            ("upload_timeout", "upload_timeout: .nan"),
+            ("header_timeout", "header_timeout: 0"),
+            ("write_timeout", "write_timeout: -1"),
+            ("drain_timeout", "drain_timeout: .inf"),
+            ("max_upload", "max_upload: 0"),
+            ("max_connections", "max_connections: 0"),
+            ("tls_cert", "tls_key: key.pem"),
+            ("cors", "cors: [app.example]"),
+            ("cors", "cors: ['https://app.example/']"),
+            ("allowed_hosts", "allowed_hosts: ['*']"),
+        ] {
+            let settings = read(&format!("http: {{{text}}}")).unwrap();
+            let error = settings.http.check().unwrap_err();
+            assert!(
+                error.to_string().starts_with(&format!("setting `{setting}`")),
+                "{text}: {error}"
+            );
+        }
+        HttpSettings::default().check().unwrap();
+    }
+}

@@ -1,0 +1,153 @@
+//! Requests for transcripts and diarizations.
+
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use tokio::time::timeout;
+
+use super::app::App;
+use super::body::limited;
+use super::error::ApiError;
+use super::events::events;
+use super::form::{self, Asked, ResponseFormat, TranscriptionForm};
+use super::multipart::{Multipart, boundary};
+use super::responses;
+use crate::engine::{Engine, EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
+
+/// The header that names the fields which were given and have no effect.
+pub const IGNORED: HeaderName = HeaderName::from_static("x-flow-ignored");
+
+/// How long the status of a stream waits for the first of its events: an error that is known by then has a status of its own.
+const FIRST_EVENT: Duration = Duration::from_secs(5);
+
+/// A request that the engine took.
+struct Taken {
+    job: Job,
+    asked: Asked,
+    /// The file as messages of the engine may name it, and as the client does.
+    names: (String, String),
+    /// The room of the upload.
+    reservation: Reservation,
+}
+
+/// `POST /v1/audio/transcriptions`.
+pub async fn transcribe(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let begin = Instant::now();
+    let form = read_form(&app, request).await?;
+    let mut taken = submit(&app, form)?;
+    let mut response = if taken.asked.stream {
+        let first = timeout(FIRST_EVENT, taken.job.next()).await.ok().flatten();
+        if let Some(JobEvent::Failed(error)) = first {
+            return Err(told(error, &taken.names));
+        }
+        let diarized = taken.asked.format == ResponseFormat::DiarizedJson;
+        events(app, taken.job, first, diarized, begin, taken.reservation)
+    } else {
+        let finished = finish(&app, taken.job, &taken.names, begin).await?;
+        responses::transcript(&finished.transcript, &taken.asked)?
+    };
+    tell_ignored(&mut response, &taken.asked.ignored);
+    Ok(response)
+}
+
+/// `POST /v1/audio/diarizations`: who speaks when, by the words that are said.
+pub async fn diarize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let begin = Instant::now();
+    let mut form = read_form(&app, request).await?;
+    if form.asked.stream {
+        let message = "a diarization cannot be streamed";
+        return Err(ApiError::parameter("stream", "unsupported_value", message));
+    }
+    let format = form.asked.format;
+    if !matches!(
+        format,
+        ResponseFormat::Json | ResponseFormat::VerboseJson | ResponseFormat::DiarizedJson
+    ) {
+        let message = format!("a diarization is JSON, not `{}`", format.name());
+        return Err(ApiError::parameter("response_format", "unsupported_value", message));
+    }
+    form.asked.diarize = true;
+    let taken = submit(&app, form)?;
+    let finished = finish(&app, taken.job, &taken.names, begin).await?;
+    let mut response = Json(responses::diarization(&finished.transcript)).into_response();
+    tell_ignored(&mut response, &taken.asked.ignored);
+    Ok(response)
+}
+
+/// `POST /v1/audio/translations`: there is no such thing here.
+pub async fn translate() -> ApiError {
+    let message = "the models of this server transcribe, they do not translate: use /v1/audio/transcriptions";
+    ApiError::bad_request("translation_not_supported", message)
+}
+
+async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, ApiError> {
+    app.check_ready()?;
+    let content_type = request
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let Some(boundary) = content_type.and_then(boundary) else {
+        let message = "the body has to be a form: multipart/form-data with a boundary";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", message));
+    };
+    let body = limited(request.into_body(), app.settings.body_limits());
+    form::read(Multipart::new(body, &boundary), &app.uploads).await
+}
+
+fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
+    let engine = app.engine()?;
+    let TranscriptionForm { upload, asked } = form;
+    let names = (upload.path.to_string_lossy().into_owned(), upload.name.clone());
+    let submitted = engine.submit(TranscriptionRequest {
+        model: model(app, engine, asked.model.as_deref()),
+        audio: upload.path,
+        source_name: upload.name,
+        diarize: asked.diarize,
+    });
+    match submitted {
+        Ok(job) => Ok(Taken {
+            job,
+            asked,
+            names,
+            reservation: upload.reservation,
+        }),
+        Err(error) => {
+            app.metrics.refused(&error);
+            Err(told(error, &names))
+        }
+    }
+}
+
+/// The model to ask the engine for; None for the first one.
+fn model(app: &App, engine: &Engine, asked: Option<&str>) -> Option<String> {
+    let asked = asked?;
+    let is_known = || engine.models().iter().any(|model| model.name == asked);
+    (!app.settings.accept_any_model || is_known()).then(|| asked.to_owned())
+}
+
+async fn finish(app: &App, job: Job, names: &(String, String), begin: Instant) -> Result<Finished, ApiError> {
+    let finished = job.finish().await.map_err(|error| told(error, names))?;
+    app.metrics.total(begin.elapsed().as_secs_f64());
+    Ok(finished)
+}
+
+/// The error for the client, by the name that it gave the file.
+fn told(error: EngineError, (path, name): &(String, String)) -> ApiError {
+    let mut error = ApiError::from(error);
+    error.message = error.message.replace(path.as_str(), name);
+    error
+}
+
+fn tell_ignored(response: &mut Response, ignored: &[String]) {
+    if ignored.is_empty() {
+        return;
+    }
+    // Names hold nothing that a header may not.
+    if let Ok(value) = HeaderValue::from_str(&ignored.join(", ")) {
+        response.headers_mut().insert(IGNORED, value);
+    }
+}

@@ -1,0 +1,149 @@
+//! Files that clients send: written piece by piece into a private folder, under names that no client chooses.
+
+use std::io::{self, Write};
+
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use futures::Stream;
+use tempfile::{NamedTempFile, TempPath};
+
+use super::body::BodyError;
+use super::error::ApiError;
+use super::multipart::Multipart;
+use crate::engine::{Reservation, TempFolder};
+
+/// Bytes that are written at once.
+const BLOCK: usize = 256 << 10;
+
+/// Room for so many bytes is reserved at once.
+const RESERVED: u64 = 4 << 20;
+
+/// Most bytes of a name.
+const MAX_NAME: usize = 255;
+
+/// What a file without a name is called.
+const NO_NAME: &str = "audio";
+
+/// Where files go.
+#[derive(Clone)]
+pub struct Uploads {
+    pub folder: TempFolder,
+}
+
+/// A file that a client sent.
+pub struct Upload {
+    /// Deleted when it is dropped.
+    pub path: TempPath,
+    /// What the client calls it: text, no path.
+    pub name: String,
+    pub bytes: u64,
+    /// The room that it takes.
+    pub reservation: Reservation,
+}
+
+impl Uploads {
+    /// Writes the content of the part that is read to a file.
+    ///
+    /// # Errors
+    /// If the body cannot be read, or there is no room.
+    pub async fn store<S>(&self, form: &mut Multipart<S>, name: &str) -> Result<Upload, ApiError>
+    where
+        S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
+    {
+        let mut reservation = self.folder.reserve(RESERVED).ok_or_else(no_room)?;
+        let folder = self.folder.clone();
+        let mut file = blocking(move || folder.file()).await?;
+        let mut bytes = 0;
+        let mut block = Vec::with_capacity(BLOCK);
+        loop {
+            let chunk = form.chunk().await?;
+            let is_last = chunk.is_none();
+            if let Some(chunk) = chunk {
+                bytes += chunk.len() as u64;
+                block.extend_from_slice(&chunk);
+            }
+            if bytes > reservation.bytes() && !reservation.grow(RESERVED.max(bytes - reservation.bytes())) {
+                return Err(no_room());
+            }
+            if block.len() >= BLOCK || (is_last && !block.is_empty()) {
+                (file, block) = write(file, block).await?;
+            }
+            if is_last {
+                break;
+            }
+        }
+        Ok(Upload {
+            path: file.into_temp_path(),
+            name: plain_name(name),
+            bytes,
+            reservation,
+        })
+    }
+}
+
+/// Appends the block to the file, and gives both back, the block empty.
+async fn write(mut file: NamedTempFile, mut block: Vec<u8>) -> Result<(NamedTempFile, Vec<u8>), ApiError> {
+    blocking(move || {
+        file.write_all(&block)?;
+        block.clear();
+        Ok((file, block))
+    })
+    .await
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let failed = |error: &dyn std::fmt::Display| {
+        let message = format!("the file cannot be kept: {error}");
+        ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "upload_not_stored", message)
+    };
+    // The kind alone: the rest of the message may hold a path.
+    match done {
+        Ok(result) => result.map_err(|error| failed(&error.kind())),
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+fn no_room() -> ApiError {
+    ApiError::unavailable("no_room_for_upload", "there is no room for more uploads now")
+}
+
+/// The last component of what a client calls its file, without control characters, of 255 bytes at most.
+fn plain_name(given: &str) -> String {
+    let last = given.rsplit(['/', '\\']).next().unwrap_or_default();
+    let mut name: String = last.chars().filter(|c| !c.is_control()).collect();
+    let mut end = name.len().min(MAX_NAME);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name.truncate(end);
+    let name = name.trim();
+    if matches!(name, "" | "." | "..") {
+        return NO_NAME.to_owned();
+    }
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_text_alone() {
+        for (given, name) in [
+            ("talk.wav", "talk.wav"),
+            ("../../etc/x", "x"),
+            ("C:\\Users\\a\\talk.wav", "talk.wav"),
+            ("a\r\nb\0.wav", "ab.wav"),
+            ("", NO_NAME),
+            ("..", NO_NAME),
+            ("a/", NO_NAME),
+            (" \t", NO_NAME),
+            ("नमस्ते.flac", "नमस्ते.flac"),
+        ] {
+            assert_eq!(plain_name(given), name, "{given:?}");
+        }
+        let long = plain_name(&"न".repeat(200));
+        assert!(long.len() <= MAX_NAME && long.chars().all(|c| c == 'न'));
+    }
+}

@@ -1,0 +1,125 @@
+//! A connection that fails when its other end takes nothing for too long.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep};
+
+/// A connection whose writes fail with [`io::ErrorKind::TimedOut`] when none succeeds for `limit`.
+pub struct WriteTimeout<T> {
+    inner: T,
+    limit: Duration,
+    /// When a write that waits fails.
+    sleep: Pin<Box<Sleep>>,
+    is_waiting: bool,
+}
+
+impl<T> WriteTimeout<T> {
+    pub fn new(inner: T, limit: Duration) -> Self {
+        Self {
+            inner,
+            limit,
+            sleep: Box::pin(sleep(limit)),
+            is_waiting: false,
+        }
+    }
+
+    /// Looks at the time while a write waits.
+    fn watched<R>(&mut self, polled: Poll<io::Result<R>>, context: &mut Context<'_>) -> Poll<io::Result<R>> {
+        if polled.is_ready() {
+            self.is_waiting = false;
+            return polled;
+        }
+        if !self.is_waiting {
+            self.is_waiting = true;
+            self.sleep.as_mut().reset(Instant::now() + self.limit);
+        }
+        match self.sleep.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for WriteTimeout<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(context, buffer)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write(context, bytes);
+        self.watched(polled, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write_vectored(context, slices);
+        self.watched(polled, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.inner).poll_flush(context);
+        self.watched(polled, context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.inner).poll_shutdown(context);
+        self.watched(polled, context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_that_takes_nothing_ends_the_connection_and_a_slow_one_does_not() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (writer, mut reader) = duplex(4);
+            let mut writer = WriteTimeout::new(writer, Duration::from_millis(50));
+            writer.write_all(b"1234").await.unwrap();
+            let error = writer.write_all(b"5678").await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+
+            let (writer, mut slow) = duplex(1);
+            // Far longer than a step of the reader, far shorter than all of them.
+            let mut writer = WriteTimeout::new(writer, Duration::from_secs(30));
+            let write = async {
+                writer.write_all(b"abcdefgh").await.unwrap();
+                drop(writer);
+            };
+            let read = async {
+                let mut text = Vec::new();
+                slow.read_to_end(&mut text).await.unwrap();
+                text
+            };
+            let ((), text) = futures::future::join(write, read).await;
+            assert_eq!(text, b"abcdefgh");
+            let mut first = [0; 4];
+            reader.read_exact(&mut first).await.unwrap();
+            assert_eq!(&first, b"1234");
+        });
+    }
+}

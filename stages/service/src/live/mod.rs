@@ -1,0 +1,56 @@
+//! Live transcription: audio comes as it is spoken, and words go back as soon as they are certain.
+//!
+//! The model hears whole windows; it is no streaming model. So a window that grows is decoded again and again ([`session`]), and
+//! what two decodes agree on is said ([`agreement`]). Clients speak OpenAI's protocol for transcription sessions ([`protocol`]) over
+//! a WebSocket ([`socket`]).
+
+use std::sync::LazyLock;
+
+use flow_speakers::silero::SileroVad;
+use flow_transcription::recognizer::Heard;
+use futures::future::BoxFuture;
+
+use crate::engine::{Engine, EngineError};
+
+pub mod agreement;
+pub mod protocol;
+pub mod session;
+pub mod session_event;
+pub mod settings;
+pub mod socket;
+#[cfg(test)]
+mod test_data;
+pub mod wire_audio;
+
+pub use settings::LiveSettings;
+pub use socket::routes;
+
+/// What live transcription needs of the engine.
+pub trait Decoder: Send + Sync + 'static {
+    /// Names of the models, the default one first.
+    fn models(&self) -> Vec<String>;
+
+    /// Transcribes a window (mono, 16 kHz, in [-1, 1]) with a model, or the default one.
+    fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>>;
+}
+
+impl Decoder for Engine {
+    fn models(&self) -> Vec<String> {
+        Engine::models(self).into_iter().map(|model| model.name).collect()
+    }
+
+    fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
+        let engine = self.clone();
+        Box::pin(async move { engine.decode_window(model.as_deref(), samples).await })
+    }
+}
+
+/// The network of voice activity, loaded once.
+///
+/// # Errors
+/// If the weights that the program carries cannot be read.
+fn voice_activity() -> Result<&'static SileroVad, String> {
+    static NETWORK: LazyLock<Result<SileroVad, String>> =
+        LazyLock::new(|| SileroVad::bundled().map_err(|error| error.to_string()));
+    NETWORK.as_ref().map_err(Clone::clone)
+}

@@ -1,0 +1,396 @@
+//! OpenAI's events of transcription sessions, as far as they are known here. Sessions are described in two ways, the older of which
+//! (`input_audio_format`, `transcription_session.update`) is still in use; both are taken, and answered in kind.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+
+use super::settings::ServerVad;
+use super::wire_audio::{AudioFormat, PCM_RATES};
+
+/// What a client may ask for beyond OpenAI's events: what may come next, and the words with times and confidences.
+pub const PARTIALS: &str = "item.input_audio_transcription.partials";
+pub const WORDS: &str = "item.input_audio_transcription.words";
+/// What a client may ask OpenAI for, and does not get here.
+const LOGPROBS: &str = "item.input_audio_transcription.logprobs";
+/// The rate of `pcm16` and of `audio/pcm` that names none.
+const DEFAULT_RATE: u32 = 24_000;
+
+/// Why an event of a client is not followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub code: &'static str,
+    pub message: String,
+    /// The part of the event that is wrong.
+    pub param: Option<String>,
+}
+
+impl Refused {
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Refused {
+            code,
+            message: message.into(),
+            param: None,
+        }
+    }
+
+    fn value(param: &str, message: impl Into<String>) -> Self {
+        Refused {
+            param: Some(param.to_owned()),
+            ..Refused::new("invalid_value", message)
+        }
+    }
+}
+
+/// The models that clients may name.
+#[derive(Clone, Debug, Default)]
+pub struct KnownModels {
+    /// The first one is the default one.
+    pub names: Vec<String>,
+    /// Whether any other name stands for the default one.
+    pub accept_any: bool,
+}
+
+/// What a client says.
+#[derive(Clone, Debug)]
+pub enum ClientEvent {
+    /// `older`: by `transcription_session.update`.
+    Update {
+        update: Box<SessionUpdate>,
+        older: bool,
+    },
+    /// Bytes of audio.
+    Append(Vec<u8>),
+    Commit,
+    Clear,
+}
+
+impl ClientEvent {
+    /// Reads an event, and the id that the client gave it.
+    pub fn parse(text: &str) -> (Option<String>, Result<ClientEvent, Refused>) {
+        let event: Value = match serde_json::from_str(text) {
+            Ok(event) => event,
+            Err(error) => {
+                let refused = Refused::new("invalid_json", format!("the message is no JSON: {error}"));
+                return (None, Err(refused));
+            }
+        };
+        // It is sent back with errors.
+        let id = event["event_id"]
+            .as_str()
+            .filter(|id| id.len() <= 512)
+            .map(str::to_owned);
+        (id, ClientEvent::of(event))
+    }
+
+    fn of(mut event: Value) -> Result<ClientEvent, Refused> {
+        let kind = match &event["type"] {
+            Value::String(kind) => kind.clone(),
+            _ => {
+                let refused = Refused::new("missing_required_parameter", "the event has no `type`");
+                return Err(Refused {
+                    param: Some("type".into()),
+                    ..refused
+                });
+            }
+        };
+        match &kind[..] {
+            "session.update" | "transcription_session.update" => {
+                let update = serde_path_to_error::deserialize(event["session"].take());
+                let update = update.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
+                    let path = error.path().to_string();
+                    let param = if path == "." {
+                        "session".to_owned()
+                    } else {
+                        format!("session.{path}")
+                    };
+                    Refused::value(&param, error.inner().to_string())
+                })?;
+                Ok(ClientEvent::Update {
+                    update: Box::new(update),
+                    older: kind == "transcription_session.update",
+                })
+            }
+            "input_audio_buffer.append" => {
+                let Value::String(audio) = &event["audio"] else {
+                    return Err(Refused::value("audio", "`audio` must be a text in base64"));
+                };
+                let bytes = STANDARD.decode(audio);
+                let bytes = bytes.map_err(|error| Refused::value("audio", format!("`audio` is no base64: {error}")))?;
+                Ok(ClientEvent::Append(bytes))
+            }
+            "input_audio_buffer.commit" => Ok(ClientEvent::Commit),
+            "input_audio_buffer.clear" => Ok(ClientEvent::Clear),
+            _ => {
+                let shown: String = kind.chars().take(100).collect();
+                let message = format!(
+                    "no event `{shown}` is known here; known are session.update, transcription_session.update, \
+                     input_audio_buffer.append, input_audio_buffer.commit, input_audio_buffer.clear"
+                );
+                Err(Refused {
+                    param: Some("type".into()),
+                    ..Refused::new("unknown_event", message)
+                })
+            }
+        }
+    }
+}
+
+/// What a client wants changed of its session, in either form. What is not known is left aside.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct SessionUpdate {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    audio: Option<AudioUpdate>,
+    input_audio_format: Option<String>,
+    input_audio_transcription: Option<TranscriptionUpdate>,
+    #[serde(default, deserialize_with = "given")]
+    turn_detection: Option<Option<TurnDetection>>,
+    include: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct AudioUpdate {
+    input: Option<InputUpdate>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct InputUpdate {
+    format: Option<FormatUpdate>,
+    transcription: Option<TranscriptionUpdate>,
+    #[serde(default, deserialize_with = "given")]
+    turn_detection: Option<Option<TurnDetection>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct FormatUpdate {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    rate: Option<u32>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct TranscriptionUpdate {
+    model: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct TurnDetection {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    threshold: Option<f64>,
+    prefix_padding_ms: Option<f64>,
+    silence_duration_ms: Option<f64>,
+}
+
+/// Tells `null` from what is not there.
+fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
+/// What holds in a session.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionConfig {
+    /// None: the default one.
+    pub model: Option<String>,
+    pub format: AudioFormat,
+    /// None: the client commits.
+    pub turn_detection: Option<ServerVad>,
+    pub partials: bool,
+    pub words: bool,
+}
+
+impl Default for SessionConfig {
+    fn default() -> Self {
+        SessionConfig {
+            model: None,
+            format: AudioFormat::Pcm { rate: DEFAULT_RATE },
+            turn_detection: Some(ServerVad::default()),
+            partials: false,
+            words: false,
+        }
+    }
+}
+
+impl SessionConfig {
+    /// What holds after an update, where these models are known.
+    ///
+    /// # Errors
+    /// The value that cannot be.
+    pub fn updated(&self, update: SessionUpdate, models: &KnownModels) -> Result<SessionConfig, Refused> {
+        let mut config = self.clone();
+        if let Some(kind) = update.kind.filter(|kind| kind != "transcription") {
+            let message = format!("sessions of type `{kind}` are not known here: `transcription` is");
+            return Err(Refused::value("session.type", message));
+        }
+        if let Some(format) = update.input_audio_format {
+            config.format = format_of_name(&format)?;
+        }
+        if let Some(transcription) = update.input_audio_transcription {
+            config.set_model(transcription.model, models, "session.input_audio_transcription.model")?;
+        }
+        if let Some(turn_detection) = update.turn_detection {
+            config.set_turn_detection(turn_detection, "session.turn_detection")?;
+        }
+        let input = update.audio.and_then(|audio| audio.input).unwrap_or_default();
+        if let Some(format) = input.format {
+            config.format = format_of_type(&format)?;
+        }
+        if let Some(transcription) = input.transcription {
+            config.set_model(transcription.model, models, "session.audio.input.transcription.model")?;
+        }
+        if let Some(turn_detection) = input.turn_detection {
+            config.set_turn_detection(turn_detection, "session.audio.input.turn_detection")?;
+        }
+        if let Some(include) = update.include {
+            let unknown = |name: &&String| ![PARTIALS, WORDS, LOGPROBS].contains(&&name[..]);
+            if let Some(unknown) = include.iter().find(unknown) {
+                let message = format!("`{unknown}` is not known; {PARTIALS} and {WORDS} are");
+                return Err(Refused::value("session.include", message));
+            }
+            let includes = |name: &str| include.iter().any(|included| included == name);
+            (config.partials, config.words) = (includes(PARTIALS), includes(WORDS));
+        }
+        Ok(config)
+    }
+
+    /// Another model, if one is named.
+    ///
+    /// # Errors
+    /// If it is none of those that are known.
+    pub fn set_model(&mut self, model: Option<String>, models: &KnownModels, param: &str) -> Result<(), Refused> {
+        let Some(model) = model else { return Ok(()) };
+        if !models.names.contains(&model) {
+            if models.accept_any {
+                self.model = None;
+                return Ok(());
+            }
+            let shown: String = model.chars().take(200).collect();
+            let message = format!("there is no model `{shown}`; there are: {}", models.names.join(", "));
+            return Err(Refused {
+                code: "model_not_found",
+                ..Refused::value(param, message)
+            });
+        }
+        self.model = Some(model);
+        Ok(())
+    }
+
+    fn set_turn_detection(&mut self, update: Option<TurnDetection>, param: &str) -> Result<(), Refused> {
+        let Some(update) = update else {
+            self.turn_detection = None;
+            return Ok(());
+        };
+        if let Some(kind) = update.kind.filter(|kind| kind != "server_vad") {
+            let message =
+                format!("`{kind}` is not known; `server_vad` is, and null: turns end where they are committed");
+            return Err(Refused::value(&format!("{param}.type"), message));
+        }
+        let mut rules = self.turn_detection.unwrap_or_default();
+        for (name, value, place, most) in [
+            ("threshold", update.threshold, &mut rules.threshold, 1.0),
+            (
+                "prefix_padding_ms",
+                update.prefix_padding_ms,
+                &mut rules.prefix_padding_ms,
+                5_000.0,
+            ),
+            (
+                "silence_duration_ms",
+                update.silence_duration_ms,
+                &mut rules.silence_duration_ms,
+                10_000.0,
+            ),
+        ] {
+            let Some(value) = value else { continue };
+            if !(0.0..=most).contains(&value) {
+                let message = format!("{value} is not from 0 to {most}");
+                return Err(Refused::value(&format!("{param}.{name}"), message));
+            }
+            *place = value;
+        }
+        self.turn_detection = Some(rules);
+        Ok(())
+    }
+
+    /// The session as clients are told of it: `older` as `transcription_session`. `default_model` stands where none was named;
+    /// `expires_at` is in seconds since 1970.
+    pub fn to_json(&self, id: &str, default_model: &str, expires_at: i64, older: bool) -> Value {
+        let turn_detection = self.turn_detection.map_or(Value::Null, |rules| {
+            json!({
+                "type": "server_vad",
+                "threshold": rules.threshold,
+                "prefix_padding_ms": rules.prefix_padding_ms.round() as u64,
+                "silence_duration_ms": rules.silence_duration_ms.round() as u64,
+            })
+        });
+        let transcription = json!({"model": self.model.as_deref().unwrap_or(default_model)});
+        let include = [(self.partials, PARTIALS), (self.words, WORDS)];
+        let include: Vec<&str> = include
+            .into_iter()
+            .filter_map(|(is_on, name)| is_on.then_some(name))
+            .collect();
+        let mut session = json!({
+            "id": id, "object": "realtime.transcription_session", "expires_at": expires_at, "include": include,
+        });
+        if older {
+            session["input_audio_format"] = match self.format {
+                AudioFormat::Pcm { .. } => "pcm16".into(),
+                AudioFormat::Ulaw => "g711_ulaw".into(),
+                AudioFormat::Alaw => "g711_alaw".into(),
+            };
+            session["input_audio_transcription"] = transcription;
+            session["turn_detection"] = turn_detection;
+        } else {
+            let format = match self.format {
+                AudioFormat::Pcm { rate } => json!({"type": "audio/pcm", "rate": rate}),
+                AudioFormat::Ulaw => json!({"type": "audio/pcmu"}),
+                AudioFormat::Alaw => json!({"type": "audio/pcma"}),
+            };
+            session["type"] = "transcription".into();
+            session["audio"] = json!({"input": {
+                "format": format,
+                "noise_reduction": null,
+                "transcription": transcription,
+                "turn_detection": turn_detection,
+            }});
+        }
+        session
+    }
+}
+
+fn format_of_name(name: &str) -> Result<AudioFormat, Refused> {
+    match name {
+        "pcm16" => Ok(AudioFormat::Pcm { rate: DEFAULT_RATE }),
+        "g711_ulaw" => Ok(AudioFormat::Ulaw),
+        "g711_alaw" => Ok(AudioFormat::Alaw),
+        _ => Err(Refused::value(
+            "session.input_audio_format",
+            format!("`{name}` is not known; pcm16, g711_ulaw and g711_alaw are"),
+        )),
+    }
+}
+
+fn format_of_type(format: &FormatUpdate) -> Result<AudioFormat, Refused> {
+    let of_rate = |rates: &[u32], usual: u32| {
+        let rate = format.rate.unwrap_or(usual);
+        rates.contains(&rate).then_some(rate).ok_or_else(|| {
+            let message = format!("{rate} is not one of the rates {rates:?}");
+            Refused::value("session.audio.input.format.rate", message)
+        })
+    };
+    match format.kind.as_deref().unwrap_or("audio/pcm") {
+        "audio/pcm" => of_rate(&PCM_RATES, DEFAULT_RATE).map(|rate| AudioFormat::Pcm { rate }),
+        "audio/pcmu" => of_rate(&[8_000], 8_000).map(|_| AudioFormat::Ulaw),
+        "audio/pcma" => of_rate(&[8_000], 8_000).map(|_| AudioFormat::Alaw),
+        other => Err(Refused::value(
+            "session.audio.input.format.type",
+            format!("`{other}` is not known; audio/pcm, audio/pcmu and audio/pcma are"),
+        )),
+    }
+}
+
+#[cfg(test)]
+#[path = "protocol_tests.rs"]
+mod tests;

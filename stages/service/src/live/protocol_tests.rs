@@ -1,0 +1,157 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn update(session: Value) -> Result<SessionConfig, Refused> {
+    let event = json!({"type": "session.update", "session": session}).to_string();
+    match ClientEvent::parse(&event).1? {
+        ClientEvent::Update { update, .. } => SessionConfig::default().updated(*update, &models(false)),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn models(accept_any: bool) -> KnownModels {
+    KnownModels {
+        names: vec!["a".into(), "b".into()],
+        accept_any,
+    }
+}
+
+#[test]
+fn both_forms_of_a_session_are_read_and_written() {
+    let new = update(json!({"type": "transcription", "audio": {"input": {
+        "format": {"type": "audio/pcm", "rate": 16_000},
+        "noise_reduction": {"type": "near_field"},
+        "transcription": {"model": "b", "language": "en", "prompt": ""},
+        "turn_detection": {"type": "server_vad", "threshold": 0.25, "silence_duration_ms": 200, "create_response": true},
+    }}, "include": [PARTIALS, LOGPROBS]}));
+    let new = new.unwrap();
+    assert_eq!(new.format, AudioFormat::Pcm { rate: 16_000 });
+    assert_eq!(new.model.as_deref(), Some("b"));
+    let rules = new.turn_detection.unwrap();
+    assert_eq!(
+        (rules.threshold, rules.prefix_padding_ms, rules.silence_duration_ms),
+        (0.25, 300.0, 200.0)
+    );
+    assert!(new.partials && !new.words);
+    // What is said of a session can be said by a client.
+    assert_eq!(update(new.to_json("sess_1", "a", 0, false)).unwrap(), new);
+
+    let old = update(json!({
+        "input_audio_format": "g711_alaw", "input_audio_transcription": {"model": "a"}, "turn_detection": null,
+    }));
+    let old = old.unwrap();
+    assert_eq!((old.format, old.turn_detection), (AudioFormat::Alaw, None));
+    assert_eq!(update(old.to_json("sess_1", "a", 0, true)).unwrap(), old);
+    // What is not there stays.
+    assert_eq!(update(json!({})).unwrap(), SessionConfig::default());
+    assert_eq!(
+        update(json!({"audio": {"input": {"turn_detection": null}}}))
+            .unwrap()
+            .turn_detection,
+        None
+    );
+}
+
+#[test]
+fn wrong_values_are_named() {
+    let refused = |session: Value| {
+        let refused = update(session.clone()).expect_err(&session.to_string());
+        (refused.code, refused.param.unwrap_or_default())
+    };
+    let input = |key: &str, value: Value| json!({"audio": {"input": {key: value}}});
+    for (session, param) in [
+        (json!({"type": "realtime"}), "session.type"),
+        (json!("all"), "session"),
+        (json!({"audio": {"input": 3}}), "session.audio.input"),
+        (json!({"input_audio_format": "mp3"}), "session.input_audio_format"),
+        (
+            input("format", json!({"type": "audio/pcm", "rate": 11_025})),
+            "session.audio.input.format.rate",
+        ),
+        (
+            input("format", json!({"type": "audio/pcm", "rate": -1})),
+            "session.audio.input.format.rate",
+        ),
+        (
+            input("format", json!({"type": "audio/pcmu", "rate": 24_000})),
+            "session.audio.input.format.rate",
+        ),
+        (
+            input("format", json!({"type": "audio/mp3"})),
+            "session.audio.input.format.type",
+        ),
+        (
+            input("turn_detection", json!({"type": "semantic_vad"})),
+            "session.audio.input.turn_detection.type",
+        ),
+        (
+            input("turn_detection", json!({"threshold": 1.5})),
+            "session.audio.input.turn_detection.threshold",
+        ),
+        (
+            json!({"turn_detection": {"silence_duration_ms": 1e9}}),
+            "session.turn_detection.silence_duration_ms",
+        ),
+        (json!({"include": ["everything"]}), "session.include"),
+    ] {
+        assert_eq!(refused(session), ("invalid_value", param.to_owned()));
+    }
+    let unknown = refused(input("transcription", json!({"model": "whisper-1"})));
+    assert_eq!(
+        unknown,
+        ("model_not_found", "session.audio.input.transcription.model".to_owned())
+    );
+    let mut config = SessionConfig {
+        model: Some("b".into()),
+        ..SessionConfig::default()
+    };
+    assert_eq!(
+        config.set_model(Some("whisper-1".into()), &models(true), "model"),
+        Ok(())
+    );
+    assert_eq!(config.model, None);
+}
+
+#[test]
+fn events_are_read_or_refused_with_their_id() {
+    let parse = |text: &str| ClientEvent::parse(text);
+    let (id, event) = parse(r#"{"type": "input_audio_buffer.append", "event_id": "e1", "audio": "AAEC"}"#);
+    assert_eq!(id.as_deref(), Some("e1"));
+    assert!(matches!(event, Ok(ClientEvent::Append(bytes)) if bytes == [0, 1, 2]));
+    assert!(matches!(
+        parse(r#"{"type": "input_audio_buffer.commit"}"#).1,
+        Ok(ClientEvent::Commit)
+    ));
+    assert!(matches!(
+        parse(r#"{"type": "input_audio_buffer.clear"}"#).1,
+        Ok(ClientEvent::Clear)
+    ));
+    let older = parse(r#"{"type": "transcription_session.update", "session": {}}"#).1;
+    assert!(matches!(older, Ok(ClientEvent::Update { older: true, .. })));
+    for (text, code) in [
+        ("", "invalid_json"),
+        ("[1]", "missing_required_parameter"),
+        (r#"{"type": 3}"#, "missing_required_parameter"),
+        (r#"{"type": "response.create", "event_id": "e2"}"#, "unknown_event"),
+        (r#"{"type": "input_audio_buffer.append"}"#, "invalid_value"),
+        (
+            r#"{"type": "input_audio_buffer.append", "audio": "?"}"#,
+            "invalid_value",
+        ),
+        (r#"{"type": "session.update"}"#, "invalid_value"),
+    ] {
+        let (id, refused) = parse(text);
+        assert_eq!(refused.unwrap_err().code, code, "{text}");
+        assert_eq!(id.is_some(), text.contains("e2"));
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in ".{0,200}", kind in "[a-z_.]{0,30}") {
+        let _ = ClientEvent::parse(&text);
+        let _ = ClientEvent::parse(&json!({"type": kind, "session": text, "audio": text}).to_string());
+        let _ = ClientEvent::parse(&json!({"type": "session.update", "session": {"include": text}}).to_string());
+    }
+}

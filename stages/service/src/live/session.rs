@@ -1,0 +1,491 @@
+//! From samples as they come to words: turns of speech, the windows of a turn, and what is decided of each.
+//!
+//! A turn is what lies between two pauses, or what a client commits. It is heard in windows that follow each other without a gap:
+//! the one that grows is decoded again and again ([`Agreement`] says what is certain), and once more as a whole when it ends at the
+//! end of the turn, at its best pause when it is as long as a window may be, or between two sentences before that.
+//!
+//! Nothing here waits or knows the time: who drives a session asks it for the next window to decode, and tells it what was heard.
+//! Positions are frames of [`WINDOW`] samples since the beginning of the session.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use flow_speakers::silero::{SAMPLE_RATE, SileroStream, SileroVad, WINDOW};
+use flow_transcription::Word;
+use flow_transcription::recognizer::Heard;
+use flow_transcription::segments::ends_sentence;
+
+use super::agreement::Agreement;
+use super::session_event::{DecodeRequest, ItemTranscript, SessionEvent};
+use super::settings::{LiveSettings, ServerVad};
+use crate::engine::EngineError;
+
+/// Seconds of a frame.
+const FRAME: f64 = WINDOW as f64 / SAMPLE_RATE as f64;
+/// Frames of speech that begin a turn: a click is none.
+const LEAST_SPEECH: u64 = 3;
+/// What of the silence after a turn belongs to it, in frames: 0.1 s.
+const PADDING: u64 = 3;
+/// The least silence between two sentences at which a window is cut, in seconds: two frames of the encoder.
+const SENTENCE_PAUSE: f64 = 0.16;
+/// Shorter windows are filled up with silence before they are decoded, in samples: 0.25 s.
+const LEAST_DECODED: usize = 4_000;
+/// Samples that are looked at together.
+const BLOCK: usize = 8 * WINDOW;
+
+/// What is known of an item before it is complete.
+#[derive(Default)]
+struct Item {
+    transcript: ItemTranscript,
+    failure: Option<EngineError>,
+}
+
+/// A turn that goes on. Its window begins with the first frame that is kept.
+struct Turn {
+    item: u64,
+    /// Number of the window.
+    window: u64,
+    agreement: Agreement,
+    /// Where the silence begins in which the turn may end.
+    silence: Option<u64>,
+    /// Up to where the window was decoded, or is being decoded.
+    decoded: u64,
+}
+
+/// A window that grows no more.
+struct FinalWindow {
+    item: u64,
+    start: u64,
+    samples: Vec<f32>,
+    agreement: Agreement,
+    /// Words after this window were decided, so all of its own are.
+    all_decided: bool,
+    ends_item: bool,
+}
+
+enum Running {
+    Partial { window: u64 },
+    Final(FinalWindow),
+}
+
+/// The buffer holds nothing that could be committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmptyBuffer;
+
+/// The state of a live transcription.
+pub struct Session {
+    vad: SileroStream<'static>,
+    /// None: turns end where the client says so.
+    turn_detection: Option<ServerVad>,
+    /// Frames of new audio from one decode of a window to the next, and of the longest window.
+    interval: u64,
+    longest: u64,
+    /// Most samples of windows that wait.
+    most_waiting: usize,
+    /// Samples from frame `first` on, and how likely each whole frame of them is to hold speech.
+    samples: Vec<f32>,
+    probabilities: Vec<f32>,
+    first: u64,
+    /// Frames of speech before a turn begins.
+    voiced: u64,
+    turn: Option<Turn>,
+    waiting: VecDeque<FinalWindow>,
+    running: Option<Running>,
+    items: BTreeMap<u64, Item>,
+    next_item: u64,
+    next_window: u64,
+    events: Vec<SessionEvent>,
+}
+
+impl Session {
+    pub fn new(network: &'static SileroVad, settings: &LiveSettings, turn_detection: Option<ServerVad>) -> Self {
+        let frames = |seconds: f64| (seconds / FRAME).round() as u64;
+        Session {
+            vad: network.stream(),
+            turn_detection,
+            interval: frames(settings.decode_interval).max(1),
+            longest: ((settings.max_window / FRAME) as u64).max(4),
+            most_waiting: (settings.max_buffer * f64::from(SAMPLE_RATE)) as usize,
+            samples: Vec::new(),
+            probabilities: Vec::new(),
+            first: 0,
+            voiced: 0,
+            turn: None,
+            waiting: VecDeque::new(),
+            running: None,
+            items: BTreeMap::new(),
+            next_item: 0,
+            next_window: 0,
+            events: Vec::new(),
+        }
+    }
+
+    /// Takes samples (mono, 16 kHz, in [-1, 1]).
+    ///
+    /// # Errors
+    /// If one is no number, or far too large.
+    pub fn feed(&mut self, samples: &[f32]) -> flow_speakers::error::Result<()> {
+        let mut probabilities = Vec::new();
+        for block in samples.chunks(BLOCK) {
+            self.vad.feed(block, &mut probabilities)?;
+            self.samples.extend_from_slice(block);
+            for probability in probabilities.drain(..) {
+                self.take_frame(probability);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the turn here. A last frame that is not whole is filled up with silence.
+    ///
+    /// # Errors
+    /// If there is no turn: nothing came since the last one, or nothing that is speech.
+    pub fn commit(&mut self) -> Result<(), EmptyBuffer> {
+        let rest = self.samples.len() - self.probabilities.len() * WINDOW;
+        if self.turn.is_none() && (self.turn_detection.is_some() || rest == 0) {
+            return Err(EmptyBuffer);
+        }
+        if rest > 0 {
+            // Zeros are numbers of the right size.
+            let filled = self.feed(&[0.0; WINDOW][rest..]);
+            debug_assert!(filled.is_ok());
+        }
+        self.end_turn(self.now());
+        Ok(())
+    }
+
+    /// Forgets the audio that was not committed, and the item that it would have been.
+    pub fn clear(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            self.items.remove(&turn.item);
+            self.waiting.retain(|window| window.item != turn.item);
+        }
+        self.drop_before(self.now());
+        self.voiced = 0;
+    }
+
+    /// Other rules for turns. A turn that goes on ends here if it was to be ended by the client and is not any more, or the
+    /// other way round.
+    pub fn set_turn_detection(&mut self, turn_detection: Option<ServerVad>) {
+        if self.turn_detection.is_some() != turn_detection.is_some() {
+            if self.turn.is_some() {
+                self.end_turn(self.now());
+            }
+            self.drop_before(self.now());
+            self.voiced = 0;
+        }
+        self.turn_detection = turn_detection;
+    }
+
+    /// Whether as much audio waits to be decoded as may: no more should be fed before some of it was.
+    pub fn is_full(&self) -> bool {
+        let waiting: usize = self.waiting.iter().map(|window| window.samples.len()).sum();
+        waiting > 0 && waiting >= self.most_waiting
+    }
+
+    /// What the session has to say since it was asked last.
+    pub fn take_events(&mut self) -> Vec<SessionEvent> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// The window to be decoded now, if there is one. There is none before [`Session::heard`] was told of the one before.
+    pub fn next_decode(&mut self) -> Option<DecodeRequest> {
+        if self.running.is_some() {
+            return None;
+        }
+        while let Some(mut window) = self.waiting.pop_front() {
+            let is_lost = self.items.get(&window.item).is_none_or(|item| item.failure.is_some());
+            if window.all_decided || window.samples.is_empty() || is_lost {
+                self.close(&window);
+                continue;
+            }
+            let samples = std::mem::take(&mut window.samples);
+            let start = window.start;
+            self.running = Some(Running::Final(window));
+            return Some(request(samples, start, true));
+        }
+        let (now, first) = (self.now(), self.first);
+        let turn = self.turn.as_mut()?;
+        let end = turn.silence.map_or(now, |from| (from + PADDING).clamp(first, now));
+        if end < turn.decoded + self.interval {
+            return None;
+        }
+        turn.decoded = end;
+        self.running = Some(Running::Partial { window: turn.window });
+        let samples = self.samples[..(end - first) as usize * WINDOW].to_vec();
+        Some(request(samples, first, false))
+    }
+
+    /// What was heard in the window that [`Session::next_decode`] gave last. A window that still grows and could not be decoded
+    /// is decoded again; an item of which another one could not be has failed.
+    pub fn heard(&mut self, heard: Result<Heard, EngineError>) {
+        match (self.running.take(), heard) {
+            (Some(Running::Partial { window }), Ok(heard)) => {
+                let first = self.first;
+                let Some(turn) = self.turn.as_mut().filter(|turn| turn.window == window) else {
+                    return;
+                };
+                let item = turn.item;
+                let decided = turn.agreement.update(&heard.words).to_vec();
+                let partial = text(turn.agreement.undecided());
+                self.say(item, decided, first);
+                if self.items.get(&item).is_some_and(|item| item.failure.is_none()) {
+                    self.events.push(SessionEvent::Partial { item, text: partial });
+                }
+                self.cut_between_sentences();
+            }
+            (Some(Running::Final(mut window)), Ok(heard)) => {
+                let decided = window.agreement.finish(&heard.words).to_vec();
+                self.say(window.item, decided, window.start);
+                if let Some(item) = self.items.get_mut(&window.item) {
+                    for language in heard.languages {
+                        if !item.transcript.languages.contains(&language) {
+                            item.transcript.languages.push(language);
+                        }
+                    }
+                }
+                self.close(&window);
+            }
+            (Some(Running::Final(window)), Err(error)) => {
+                if let Some(item) = self.items.get_mut(&window.item) {
+                    item.failure.get_or_insert(error);
+                }
+                self.close(&window);
+            }
+            (Some(Running::Partial { .. }), Err(_)) | (None, _) => {}
+        }
+    }
+
+    /// The frame after the last whole one.
+    fn now(&self) -> u64 {
+        self.first + self.probabilities.len() as u64
+    }
+
+    fn take_frame(&mut self, probability: f32) {
+        self.probabilities.push(probability);
+        let (now, probability) = (self.now(), f64::from(probability));
+        let rules = self.turn_detection.unwrap_or_default();
+        let (is_speech, is_silence) = (
+            probability >= rules.threshold,
+            probability < rules.threshold_of_silence(),
+        );
+        if self.turn.is_none() {
+            if self.turn_detection.is_some() {
+                self.listen(&rules, is_speech, is_silence);
+                return;
+            }
+            self.begin_turn();
+        }
+        let Some(turn) = &mut self.turn else { return };
+        if is_speech {
+            turn.silence = None;
+        } else if is_silence {
+            turn.silence.get_or_insert(now - 1);
+        }
+        let (item, silence) = (turn.item, turn.silence);
+        match silence {
+            Some(from)
+                if self.turn_detection.is_some() && now - from >= frames_of(rules.silence_duration_ms).max(1) =>
+            {
+                let end = (from + PADDING).clamp(self.first, now);
+                self.events.push(SessionEvent::SpeechStopped {
+                    item,
+                    at: end as f64 * FRAME,
+                });
+                self.end_turn(end);
+            }
+            _ if now - self.first >= self.longest => {
+                let cut = self.first + best_cut(&self.probabilities, rules.threshold);
+                self.cut(cut);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes a frame outside of turns: begins one when there was enough speech, with the silence before it.
+    fn listen(&mut self, rules: &ServerVad, is_speech: bool, is_silence: bool) {
+        if is_silence {
+            self.voiced = 0;
+        } else if is_speech || self.voiced > 0 {
+            self.voiced += 1;
+        }
+        let (now, padding) = (self.now(), frames_of(rules.prefix_padding_ms));
+        if self.voiced >= LEAST_SPEECH {
+            self.drop_before((now - self.voiced).saturating_sub(padding));
+            let item = self.begin_turn();
+            let at = self.first as f64 * FRAME;
+            self.events.push(SessionEvent::SpeechStarted { item, at });
+        } else {
+            self.drop_before(now.saturating_sub(padding + LEAST_SPEECH));
+        }
+    }
+
+    fn begin_turn(&mut self) -> u64 {
+        let item = self.next_item;
+        self.next_item += 1;
+        self.next_window += 1;
+        self.items.insert(item, Item::default());
+        self.turn = Some(Turn {
+            item,
+            window: self.next_window,
+            agreement: Agreement::default(),
+            silence: None,
+            decoded: self.first,
+        });
+        self.voiced = 0;
+        item
+    }
+
+    /// Ends the turn at a frame: its last window waits to be decoded.
+    fn end_turn(&mut self, end: u64) {
+        let Some(turn) = self.turn.take() else { return };
+        self.events.push(SessionEvent::Committed { item: turn.item });
+        self.wait(turn.item, end, turn.agreement, false, true);
+    }
+
+    /// Cuts the window of the turn at a frame: what is before it waits to be decoded, what is after it is the next window. Decided
+    /// words after the cut are said already, and so those before it are all there.
+    fn cut(&mut self, at: u64) {
+        let Some(mut turn) = self.turn.take() else { return };
+        let before = turn.agreement.split_off_before((at - self.first) as f64 * FRAME);
+        let all_decided = !turn.agreement.decided().is_empty();
+        self.wait(turn.item, at, before, all_decided, false);
+        self.next_window += 1;
+        self.turn = Some(Turn {
+            window: self.next_window,
+            decoded: at,
+            ..turn
+        });
+    }
+
+    /// Lets what is kept up to a frame wait, as the next window of an item.
+    fn wait(&mut self, item: u64, end: u64, agreement: Agreement, all_decided: bool, ends_item: bool) {
+        let start = self.first;
+        let count = (end - start) as usize * WINDOW;
+        let samples = self.samples[..count].to_vec();
+        self.drop_before(end);
+        if let Some(item) = self.items.get_mut(&item) {
+            item.transcript.seconds += (end - start) as f64 * FRAME;
+        }
+        self.waiting.push_back(FinalWindow {
+            item,
+            start,
+            samples,
+            agreement,
+            all_decided,
+            ends_item,
+        });
+    }
+
+    /// Cuts a window that is long at the last end of a sentence that is decided: what comes after it is decoded in less time.
+    fn cut_between_sentences(&mut self) {
+        let Some(turn) = &self.turn else { return };
+        let (decided, undecided) = (turn.agreement.decided(), turn.agreement.undecided());
+        if self.now() - self.first <= self.longest / 2 {
+            return;
+        }
+        let nexts = decided.iter().chain(undecided).skip(1);
+        let pauses = decided.iter().zip(nexts).filter_map(|(word, next)| {
+            let pauses = ends_sentence(&word.word) && next.start - word.end >= SENTENCE_PAUSE;
+            pauses.then(|| ((word.end + next.start) / 2.0 / FRAME).round() as u64)
+        });
+        if let Some(cut) = pauses.last()
+            && cut >= self.longest / 4
+            && self.first + cut < self.now()
+        {
+            self.cut(self.first + cut);
+        }
+    }
+
+    /// Adds words to an item, whose times begin with a frame, and says them.
+    fn say(&mut self, number: u64, words: Vec<Word>, first: u64) {
+        let Some(item) = self.items.get_mut(&number).filter(|item| item.failure.is_none()) else {
+            return;
+        };
+        let (offset, transcript) = (first as f64 * FRAME, &mut item.transcript);
+        let before = transcript.text.len();
+        for word in words {
+            if !transcript.text.is_empty() {
+                transcript.text.push(' ');
+            }
+            transcript.text.push_str(word.word.trim());
+            let last = transcript.words.last().map_or(0.0, |word| word.start);
+            let start = (offset + word.start).max(last);
+            transcript.words.push(Word {
+                start,
+                end: (offset + word.end).max(start),
+                ..word
+            });
+        }
+        if transcript.text.len() > before {
+            let text = transcript.text[before..].to_owned();
+            self.events.push(SessionEvent::Delta { item: number, text });
+        }
+    }
+
+    /// After a window was decoded, or need not be: completes its item if it was the last one.
+    fn close(&mut self, window: &FinalWindow) {
+        if !window.ends_item {
+            return;
+        }
+        let Some(Item { transcript, failure }) = self.items.remove(&window.item) else {
+            return;
+        };
+        let item = window.item;
+        self.events.push(match failure {
+            None => SessionEvent::Completed { item, transcript },
+            Some(error) => SessionEvent::Failed { item, error },
+        });
+    }
+
+    fn drop_before(&mut self, frame: u64) {
+        let count = frame.saturating_sub(self.first).min(self.probabilities.len() as u64);
+        self.samples.drain(..count as usize * WINDOW);
+        self.probabilities.drain(..count as usize);
+        self.first += count;
+    }
+}
+
+fn request(mut samples: Vec<f32>, first: u64, is_final: bool) -> DecodeRequest {
+    samples.resize(samples.len().max(LEAST_DECODED), 0.0);
+    DecodeRequest {
+        samples,
+        start: first * WINDOW as u64,
+        is_final,
+    }
+}
+
+fn text(words: &[Word]) -> String {
+    let texts: Vec<&str> = words.iter().map(|word| word.word.trim()).collect();
+    texts.join(" ")
+}
+
+fn frames_of(milliseconds: f64) -> u64 {
+    (milliseconds / 1000.0 / FRAME).round() as u64
+}
+
+/// The frame before which a window of so many frames is cut: the middle of the longest pause in its second half, the last of equal
+/// ones, or else the frame that is least likely to hold speech. At least 1.
+fn best_cut(probabilities: &[f32], threshold: f64) -> u64 {
+    let half = probabilities.len() / 2;
+    let is_pause = |probability: f32| f64::from(probability) < threshold;
+    let mut longest = 0..0;
+    let mut at = half;
+    for run in probabilities[half..].chunk_by(|a, b| is_pause(*a) == is_pause(*b)) {
+        if is_pause(run[0]) && run.len() >= longest.len() {
+            longest = at..at + run.len();
+        }
+        at += run.len();
+    }
+    let cut = if longest.is_empty() {
+        let frames = half..probabilities.len();
+        let quietest = frames.min_by(|a, b| probabilities[*a].total_cmp(&probabilities[*b]).then(b.cmp(a)));
+        quietest.unwrap_or(half)
+    } else {
+        longest.start + longest.len().div_ceil(2)
+    };
+    cut.max(1) as u64
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

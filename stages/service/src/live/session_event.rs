@@ -1,0 +1,62 @@
+//! What a live session has to say, and what it asks for.
+
+use flow_transcription::Word;
+
+use crate::engine::EngineError;
+
+/// What a session has to say. Items are turns, counted from 0; times are seconds since the beginning of the session.
+#[derive(Clone, Debug)]
+pub enum SessionEvent {
+    SpeechStarted {
+        item: u64,
+        at: f64,
+    },
+    SpeechStopped {
+        item: u64,
+        at: f64,
+    },
+    /// No more audio comes to the item.
+    Committed {
+        item: u64,
+    },
+    /// More words of the item that will not change. `text` is to be put behind the texts before.
+    Delta {
+        item: u64,
+        text: String,
+    },
+    /// What may come next: it may change.
+    Partial {
+        item: u64,
+        text: String,
+    },
+    Completed {
+        item: u64,
+        transcript: ItemTranscript,
+    },
+    Failed {
+        item: u64,
+        error: EngineError,
+    },
+}
+
+/// What was said in an item.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ItemTranscript {
+    /// The words with spaces between: all deltas together.
+    pub text: String,
+    /// With times since the beginning of the session.
+    pub words: Vec<Word>,
+    pub languages: Vec<String>,
+    /// Length of the item, in seconds.
+    pub seconds: f64,
+}
+
+/// A window that is to be decoded: mono, 16 kHz.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecodeRequest {
+    pub samples: Vec<f32>,
+    /// Which sample of the session the first one is.
+    pub start: u64,
+    /// False for a window that still grows.
+    pub is_final: bool,
+}

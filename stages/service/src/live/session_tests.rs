@@ -1,0 +1,394 @@
+use candle_core::{DType, Device};
+use flow_transcription::recognizer::Recognizer;
+use proptest::prelude::*;
+
+use super::*;
+use crate::live::test_data::{Oracle, root, talk};
+use crate::live::voice_activity;
+
+type Hear<'a> = &'a dyn Fn(&DecodeRequest) -> Result<Heard, EngineError>;
+
+/// Settings under which the recordings, of a few seconds, are cut.
+fn settings() -> LiveSettings {
+    LiveSettings {
+        max_window: 2.0,
+        ..LiveSettings::default()
+    }
+}
+
+fn session(settings: &LiveSettings, turn_detection: Option<ServerVad>) -> Session {
+    Session::new(voice_activity().unwrap(), settings, turn_detection)
+}
+
+/// A session, and a decoder that answers after so many blocks of samples.
+struct Driven<'a> {
+    session: Session,
+    hear: Hear<'a>,
+    delay: usize,
+    running: Option<(usize, DecodeRequest)>,
+    finals: Vec<DecodeRequest>,
+    events: Vec<SessionEvent>,
+}
+
+impl<'a> Driven<'a> {
+    fn new(session: Session, hear: Hear<'a>, delay: usize) -> Self {
+        Driven {
+            session,
+            hear,
+            delay,
+            running: None,
+            finals: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    fn step(&mut self) {
+        match &mut self.running {
+            Some((0, request)) => {
+                let heard = (self.hear)(request);
+                self.session.heard(heard);
+                self.running = None;
+            }
+            Some((blocks, _)) => *blocks -= 1,
+            None => {}
+        }
+        if self.running.is_none()
+            && let Some(request) = self.session.next_decode()
+        {
+            if request.is_final {
+                self.finals.push(request.clone());
+            }
+            self.running = Some((self.delay, request));
+        }
+        self.events.extend(self.session.take_events());
+    }
+
+    fn feed(&mut self, samples: &[f32], sizes: &[usize]) {
+        let mut rest = samples;
+        for size in sizes.iter().cycle() {
+            let (block, after) = rest.split_at(rest.len().min(*size));
+            self.session.feed(block).unwrap();
+            // A window, and what of a block came since.
+            assert!(self.session.samples.len() <= (self.session.longest as usize + 1) * WINDOW);
+            self.step();
+            rest = after;
+            if rest.is_empty() {
+                break;
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        loop {
+            self.step();
+            if self.running.is_none() {
+                break;
+            }
+        }
+    }
+
+    /// The transcripts of the items, in order, after a check that deltas make them.
+    fn transcripts(&self) -> Vec<ItemTranscript> {
+        let mut deltas: BTreeMap<u64, String> = BTreeMap::new();
+        let (mut committed, mut completed) = (Vec::new(), Vec::new());
+        let mut transcripts = Vec::new();
+        for event in &self.events {
+            match event {
+                SessionEvent::Delta { item, text } => deltas.entry(*item).or_default().push_str(text),
+                SessionEvent::Committed { item } => committed.push(*item),
+                SessionEvent::Completed { item, transcript } => {
+                    assert!(committed.contains(item));
+                    assert_eq!(deltas.remove(item).unwrap_or_default(), transcript.text);
+                    let words: Vec<&str> = transcript.words.iter().map(|word| word.word.trim()).collect();
+                    assert_eq!(words.join(" "), transcript.text);
+                    let starts = transcript.words.iter().map(|word| word.start);
+                    assert!(starts.is_sorted() && transcript.words.iter().all(|word| word.start <= word.end));
+                    completed.push(*item);
+                    transcripts.push(transcript.clone());
+                }
+                SessionEvent::Failed { error, .. } => panic!("{error}"),
+                _ => {}
+            }
+        }
+        assert_eq!(committed, completed);
+        assert!(deltas.is_empty(), "words of items that were not committed: {deltas:?}");
+        transcripts
+    }
+
+    fn text(&self) -> String {
+        let texts = self.transcripts().into_iter().map(|transcript| transcript.text);
+        texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[test]
+fn no_word_is_lost_or_doubled_however_samples_come_and_however_slow_the_decoder_is() {
+    let oracle = Oracle::new(talk());
+    assert!(oracle.words.len() > 10, "{}", oracle.words.len());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    // 20 ms, odd sizes, and all at once; answers at once, after 0.1 s, and after 2 s.
+    for (sizes, delay) in [
+        (vec![320], 0),
+        (vec![320], 5),
+        (vec![320], 100),
+        (vec![1, 4_097, 333], 1),
+        (vec![16_000], 0),
+        (vec![usize::MAX], 0),
+    ] {
+        let mut driven = Driven::new(session(&settings(), Some(ServerVad::default())), &hear, delay);
+        driven.feed(&oracle.recording, &sizes);
+        // The talk may end in silence, or not.
+        let _ = driven.session.commit();
+        driven.finish();
+        assert_eq!(driven.text(), oracle.text(), "{sizes:?}, {delay}");
+        let transcripts = driven.transcripts();
+        assert!(transcripts.len() >= 2, "{sizes:?}, {delay}");
+        let seconds = |transcript: &ItemTranscript| transcript.seconds;
+        assert!(transcripts.iter().map(seconds).fold(0.0, f64::max) > settings().max_window);
+        assert!(driven.finals.iter().all(|request| request.samples.len() <= 32_000));
+        for (word, expected) in transcripts
+            .iter()
+            .flat_map(|transcript| &transcript.words)
+            .zip(&oracle.words)
+        {
+            assert!(
+                (word.start - expected.start).abs() < 1e-6,
+                "{word:?} is not {expected:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn words_are_said_while_the_speaker_speaks() {
+    let oracle = Oracle::new(talk());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    let mut driven = Driven::new(session(&LiveSettings::default(), Some(ServerVad::default())), &hear, 2);
+    driven.feed(&oracle.recording, &[320]);
+    driven.finish();
+    let place = |wanted: &dyn Fn(&SessionEvent) -> bool| driven.events.iter().position(wanted).unwrap();
+    let started = place(&|event| matches!(event, SessionEvent::SpeechStarted { item: 0, .. }));
+    let partial = place(&|event| matches!(event, SessionEvent::Partial { item: 0, text } if !text.is_empty()));
+    let delta = place(&|event| matches!(event, SessionEvent::Delta { item: 0, .. }));
+    let stopped = place(&|event| matches!(event, SessionEvent::SpeechStopped { item: 0, .. }));
+    let committed = place(&|event| matches!(event, SessionEvent::Committed { item: 0 }));
+    let completed = place(&|event| matches!(event, SessionEvent::Completed { item: 0, .. }));
+    assert!(started < partial && partial < delta && delta < stopped);
+    assert!(stopped < committed && committed < completed);
+    // Speech begins after a second of silence, and lasts for some three.
+    let Some(SessionEvent::SpeechStarted { at: start, .. }) = driven.events.get(started) else {
+        unreachable!()
+    };
+    let Some(SessionEvent::SpeechStopped { at: end, .. }) = driven.events.get(stopped) else {
+        unreachable!()
+    };
+    assert!(
+        (0.6..1.6).contains(start) && (1.5..5.5).contains(end),
+        "{start} to {end}"
+    );
+}
+
+#[test]
+fn without_turn_detection_an_item_is_what_is_committed() {
+    let oracle = Oracle::new(talk());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    let mut driven = Driven::new(session(&settings(), None), &hear, 3);
+    assert_eq!(driven.session.commit(), Err(EmptyBuffer));
+    driven.feed(&oracle.recording, &[320]);
+    driven.session.commit().unwrap();
+    assert_eq!(driven.session.commit(), Err(EmptyBuffer));
+    driven.finish();
+    assert_eq!(driven.text(), oracle.text());
+    assert_eq!(driven.transcripts().len(), 1);
+    assert_eq!(driven.transcripts()[0].languages, ["hi"]);
+    let is_speech = |event: &SessionEvent| {
+        matches!(
+            event,
+            SessionEvent::SpeechStarted { .. } | SessionEvent::SpeechStopped { .. }
+        )
+    };
+    assert!(!driven.events.iter().any(is_speech));
+    // A few samples are an item, too.
+    driven.feed(&[0.0; 100], &[100]);
+    driven.session.commit().unwrap();
+    driven.finish();
+    assert_eq!(driven.transcripts().len(), 2);
+}
+
+#[test]
+fn what_is_cleared_is_never_said() {
+    let oracle = Oracle::new(talk());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    let patient = ServerVad {
+        silence_duration_ms: 5_000.0,
+        ..ServerVad::default()
+    };
+    for turn_detection in [None, Some(patient)] {
+        let mut driven = Driven::new(session(&settings(), turn_detection), &hear, 20);
+        // Within the first recording.
+        let (before, after) = oracle.recording.split_at(3 * 16_000);
+        driven.feed(before, &[320]);
+        driven.session.clear();
+        assert_eq!(driven.session.commit(), Err(EmptyBuffer));
+        driven.events.clear();
+        driven.feed(after, &[320]);
+        let _ = driven.session.commit();
+        driven.finish();
+        let words = driven.transcripts().into_iter().flat_map(|transcript| transcript.words);
+        let words: Vec<String> = words.map(|word| word.word).collect();
+        let expected: Vec<&Word> = oracle.words.iter().filter(|word| word.start > 3.1).collect();
+        // A word at the cut may be there or not.
+        assert!(
+            words.len() >= expected.len() && words.len() <= expected.len() + 2,
+            "{words:?}"
+        );
+        let last = &words[words.len() - expected.len()..];
+        assert!(
+            last.iter()
+                .zip(&expected)
+                .all(|(word, expected)| *word == expected.word),
+            "{words:?}"
+        );
+    }
+}
+
+#[test]
+fn a_window_that_cannot_be_decoded_fails_its_item_alone() {
+    let oracle = Oracle::new(talk());
+    // The first window that is complete fails, and every one that grows.
+    let count = std::cell::Cell::new(0);
+    let hear = |request: &DecodeRequest| {
+        count.set(count.get() + u32::from(request.is_final));
+        if !request.is_final || count.get() == 1 {
+            return Err(EngineError::Timeout(1.0));
+        }
+        Ok(oracle.hear(request))
+    };
+    let mut driven = Driven::new(session(&LiveSettings::default(), Some(ServerVad::default())), &hear, 0);
+    driven.feed(&oracle.recording, &[320]);
+    let _ = driven.session.commit();
+    driven.finish();
+    let failed = driven
+        .events
+        .iter()
+        .filter(|event| matches!(event, SessionEvent::Failed { item: 0, .. }));
+    assert_eq!(failed.count(), 1);
+    driven
+        .events
+        .retain(|event| !matches!(event, SessionEvent::Failed { .. } | SessionEvent::Committed { item: 0 }));
+    let text = driven.text();
+    assert!(!text.is_empty() && oracle.text().ends_with(&text), "{text}");
+}
+
+#[test]
+fn another_kind_of_turn_detection_ends_the_turn() {
+    let oracle = Oracle::new(talk());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    let mut driven = Driven::new(session(&settings(), None), &hear, 0);
+    let (first, rest) = oracle.recording.split_at(16_000 * 5 / WINDOW * WINDOW);
+    driven.feed(first, &[320]);
+    driven.session.set_turn_detection(Some(ServerVad::default()));
+    driven.feed(rest, &[320]);
+    let _ = driven.session.commit();
+    driven.finish();
+    assert_eq!(driven.text(), oracle.text());
+    assert!(driven.transcripts().len() >= 2);
+}
+
+#[test]
+fn no_more_is_wanted_while_too_much_waits() {
+    let recording = talk();
+    let settings = LiveSettings {
+        max_buffer: 1.0,
+        ..settings()
+    };
+    let mut session = session(&settings, Some(ServerVad::default()));
+    assert!(!session.is_full());
+    session.feed(&recording).unwrap();
+    assert!(session.is_full());
+    while session.next_decode().is_some() {
+        session.heard(Ok(Heard::default()));
+    }
+    assert!(!session.is_full());
+}
+
+#[test]
+fn samples_that_are_no_numbers_are_refused() {
+    assert!(session(&settings(), None).feed(&[f32::NAN]).is_err());
+}
+
+#[test]
+fn windows_are_cut_in_their_longest_pause() {
+    assert_eq!(best_cut(&[1.0, 0.0, 0.0, 0.0, 1.0, 0.1, 1.0, 0.1, 0.1, 1.0], 0.5), 8);
+    // None: the least likely frame of the second half.
+    assert_eq!(best_cut(&[0.6, 0.5, 0.9, 0.9, 0.7, 0.8, 0.7, 0.9], 0.5), 6);
+    assert_eq!(best_cut(&[0.0; 4], 0.5), 3);
+    assert_eq!(best_cut(&[1.0; 4], 0.5), 3);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+    #[test]
+    fn any_blocks_and_delays_give_all_words(
+        sizes in prop::collection::vec(1usize..6_000, 1..5), delay in 0usize..30, max_window in 2.0..6.0f64, interval in 0.1..2.0f64,
+        silence in 100.0..1_500.0f64, by_hand in any::<bool>(),
+    ) {
+        let oracle = Oracle::new(talk());
+        let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+        let settings = LiveSettings { max_window, decode_interval: interval, ..LiveSettings::default() };
+        let rules = ServerVad { silence_duration_ms: silence, ..ServerVad::default() };
+        let mut driven = Driven::new(session(&settings, (!by_hand).then_some(rules)), &hear, delay);
+        driven.feed(&oracle.recording, &sizes);
+        let _ = driven.session.commit();
+        driven.finish();
+        prop_assert_eq!(driven.text(), oracle.text());
+    }
+}
+
+/// Words that differ, by their places in the best alignment.
+fn edit_distance(a: &[&str], b: &[&str]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (index, word) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = index + 1;
+        for (number, other) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(word != other);
+            diagonal = row[number + 1];
+            row[number + 1] = substituted.min(diagonal + 1).min(row[number] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// By the bundled model: words that are decided while a window grows are nearly always those of the whole window.
+#[test]
+fn a_model_hears_live_what_it_hears_in_whole_windows() {
+    let model = root().join("configs/models/small.nemo");
+    let recognizer = Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap();
+    let hear = |request: &DecodeRequest| Ok(recognizer.decode(&[&request.samples]).unwrap().remove(0));
+    let live = |interval: f64| {
+        let settings = LiveSettings {
+            decode_interval: interval,
+            ..LiveSettings::default()
+        };
+        let mut driven = Driven::new(session(&settings, Some(ServerVad::default())), &hear, 2);
+        driven.feed(&talk(), &[320]);
+        let _ = driven.session.commit();
+        driven.finish();
+        let alone = driven.finals.iter().flat_map(|request| hear(request).unwrap().words);
+        let alone: Vec<String> = alone.map(|word| word.word.trim().to_owned()).collect();
+        (driven.text(), alone.join(" "))
+    };
+    // Without windows that grow there is nothing to differ.
+    let (text, alone) = live(60.0);
+    assert!(!text.is_empty());
+    assert_eq!(text, alone);
+    let (text, alone) = live(0.5);
+    let (text, alone): (Vec<&str>, Vec<&str>) = (text.split(' ').collect(), alone.split(' ').collect());
+    let distance = edit_distance(&text, &alone);
+    assert!(
+        3 * distance <= alone.len(),
+        "{distance} of {} words: {text:?}, {alone:?}",
+        alone.len()
+    );
+}

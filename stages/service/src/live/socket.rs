@@ -1,0 +1,503 @@
+//! Live transcription over a WebSocket: OpenAI's `/v1/realtime?intent=transcription`.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use bytes::Bytes;
+use flow_transcription::recognizer::Heard;
+use futures::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::protocol::{ClientEvent, KnownModels, Refused, SessionConfig, SessionUpdate};
+use super::session::Session;
+use super::session_event::{DecodeRequest, SessionEvent};
+use super::settings::LiveSettings;
+use super::wire_audio::WireAudio;
+use super::{Decoder, voice_activity};
+use crate::engine::EngineError;
+
+/// The path of the WebSocket.
+pub const PATH: &str = "/v1/realtime";
+/// Subprotocols of browsers, which cannot send headers: the one that is spoken, and what stands before an API key.
+const SUBPROTOCOL: &str = "realtime";
+const KEY_SUBPROTOCOL: &str = "openai-insecure-api-key.";
+const OLDER_SUBPROTOCOL: &str = "openai-beta.realtime-v1";
+/// A client that does not take an event in this time has gone.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client has to close its side after the server did.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of audio that are taken at once: from 85 ms to a second, by their format.
+const BLOCK: usize = 8_192;
+/// How often a window that grows no more is tried again while the engine is busy.
+const TRIES: u32 = 5;
+
+struct Service {
+    decoder: Arc<dyn Decoder>,
+    settings: LiveSettings,
+    places: Arc<Semaphore>,
+}
+
+/// The route of live transcription, [`PATH`]. Who may use it is for layers around it to say: browsers send an API key as
+/// [`api_key_of_subprotocols`] reads it.
+///
+/// The settings must be such that [`LiveSettings::check`] takes them, and `max_window` no longer than the decoder's own.
+pub fn routes(decoder: Arc<dyn Decoder>, settings: LiveSettings) -> Router {
+    let places = Arc::new(Semaphore::new(settings.max_sessions));
+    let service = Arc::new(Service {
+        decoder,
+        settings,
+        places,
+    });
+    Router::new().route(PATH, get(upgrade)).with_state(service)
+}
+
+/// The API key that a browser sends among the subprotocols of a WebSocket, as `openai-insecure-api-key.KEY`.
+pub fn api_key_of_subprotocols(headers: &HeaderMap) -> Option<&str> {
+    subprotocols(headers).find_map(|name| name.strip_prefix(KEY_SUBPROTOCOL))
+}
+
+fn subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let lists = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
+    lists
+        .filter_map(|list| list.to_str().ok())
+        .flat_map(|list| list.split(',').map(str::trim))
+}
+
+#[derive(Deserialize)]
+struct Parameters {
+    intent: Option<String>,
+    model: Option<String>,
+}
+
+async fn upgrade(
+    State(service): State<Arc<Service>>,
+    Query(parameters): Query<Parameters>,
+    headers: HeaderMap,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    if let Some(intent) = parameters.intent.filter(|intent| intent != "transcription") {
+        let intent: String = intent.chars().take(100).collect();
+        let message = format!("sessions of intent `{intent}` are not known here: `transcription` is");
+        let error = json!({"error": {
+            "message": message, "type": "invalid_request_error", "param": "intent", "code": "invalid_value",
+        }});
+        return (StatusCode::BAD_REQUEST, axum::Json(error)).into_response();
+    }
+    let older = headers.get("openai-beta").is_some_and(|value| value == "realtime=v1")
+        || subprotocols(&headers).any(|name| name == OLDER_SUBPROTOCOL);
+    let size = service.settings.max_message;
+    upgrade
+        .max_message_size(size)
+        .max_frame_size(size)
+        .protocols([SUBPROTOCOL])
+        .on_upgrade(move |socket| async move {
+            let mut connection = Connection::new(socket, older);
+            let end = connection.serve(&service, parameters.model).await.err();
+            connection.close(end).await;
+        })
+}
+
+/// Why a connection is closed.
+struct End {
+    code: u16,
+    reason: &'static str,
+}
+
+/// The client is not there any more.
+const GONE: End = End {
+    code: close_code::NORMAL,
+    reason: "",
+};
+
+/// What is at work in a session.
+struct Live {
+    config: SessionConfig,
+    session: Session,
+    audio: WireAudio,
+    /// Bytes of a message that were not taken yet.
+    pending: Bytes,
+    decoding: Option<BoxFuture<'static, Result<Heard, EngineError>>>,
+    samples: Vec<f32>,
+}
+
+struct Connection {
+    socket: WebSocket,
+    /// In which form the client is told of its session when it begins, and of items.
+    older: bool,
+    /// A number that tells sessions apart.
+    id: String,
+    events: u64,
+    last_item: Option<String>,
+}
+
+impl Connection {
+    fn new(socket: WebSocket, older: bool) -> Self {
+        // Each state has keys of its own.
+        let number = RandomState::new().build_hasher().finish();
+        Connection {
+            socket,
+            older,
+            id: format!("{number:016x}"),
+            events: 0,
+            last_item: None,
+        }
+    }
+
+    /// Serves the client until it goes, or must.
+    async fn serve(&mut self, service: &Service, model: Option<String>) -> Result<(), End> {
+        let settings = &service.settings;
+        let Ok(_place) = service.places.clone().try_acquire_owned() else {
+            let refused = Refused::new(
+                "too_many_sessions",
+                "as many sessions as may be are open; try again later",
+            );
+            return self
+                .end(close_code::AGAIN, "too many sessions", "server_error", refused)
+                .await;
+        };
+        let mut config = SessionConfig::default();
+        let models = KnownModels {
+            names: service.decoder.models(),
+            accept_any: settings.accept_any_model,
+        };
+        if let Err(refused) = config.set_model(model, &models, "model") {
+            return self
+                .end(close_code::POLICY, "no such model", "invalid_request_error", refused)
+                .await;
+        }
+        let network = voice_activity().and_then(|network| {
+            let audio = WireAudio::new(config.format).map_err(|error| error.to_string())?;
+            Ok((network, audio))
+        });
+        let (network, audio) = match network {
+            Ok(network) => network,
+            Err(why) => {
+                let refused = Refused::new("server_error", why);
+                return self
+                    .end(close_code::ERROR, "server error", "server_error", refused)
+                    .await;
+            }
+        };
+        let mut live = Live {
+            session: Session::new(network, settings, config.turn_detection),
+            config,
+            audio,
+            pending: Bytes::new(),
+            decoding: None,
+            samples: Vec::new(),
+        };
+        let expires_at = chrono::Utc::now().timestamp() + settings.max_session as i64;
+        let older = self.older;
+        let created = if older {
+            "transcription_session.created"
+        } else {
+            "session.created"
+        };
+        self.tell_session(created, &live.config, &models, expires_at, older)
+            .await?;
+
+        let idle_timeout = Duration::from_secs_f64(settings.idle_timeout);
+        let ends = Instant::now() + Duration::from_secs_f64(settings.max_session);
+        let mut idle = Instant::now() + idle_timeout;
+        loop {
+            if live.decoding.is_none()
+                && let Some(request) = live.session.next_decode()
+            {
+                let decoder = service.decoder.clone();
+                live.decoding = Some(Box::pin(decode(decoder, live.config.model.clone(), request)));
+            }
+            for event in live.session.take_events() {
+                self.tell(event, &live.config).await?;
+            }
+            let has_room = !live.session.is_full();
+            let has_pending = !live.pending.is_empty();
+            // While something is decoded, the client may well wait.
+            let deadline = if live.decoding.is_some() { ends } else { idle.min(ends) };
+            tokio::select! {
+                biased;
+                heard = next(&mut live.decoding) => {
+                    live.decoding = None;
+                    live.session.heard(heard);
+                    idle = Instant::now() + idle_timeout;
+                }
+                () = tokio::task::yield_now(), if has_pending && has_room => {
+                    let block = live.pending.split_to(live.pending.len().min(BLOCK));
+                    self.take_audio(&mut live, &block).await?;
+                    idle = Instant::now() + idle_timeout;
+                }
+                () = sleep_until(deadline) => {
+                    let refused = if Instant::now() >= ends {
+                        Refused::new("session_expired", format!("the session lasted {} s, which is the limit", settings.max_session))
+                    } else {
+                        Refused::new("idle_timeout", format!("nothing came for {} s", settings.idle_timeout))
+                    };
+                    return self.end(close_code::NORMAL, refused.code, "invalid_request_error", refused).await;
+                }
+                message = self.socket.recv(), if has_room && !has_pending => {
+                    match message {
+                        None | Some(Ok(Message::Close(_))) => return Ok(()),
+                        Some(Err(error)) => {
+                            // Most often a message that is too large; what comes after it cannot be read.
+                            let refused = Refused::new("invalid_message", format!("the connection cannot be read on: {error}"));
+                            return self.end(close_code::SIZE, "unreadable message", "invalid_request_error", refused).await;
+                        }
+                        // Signs of life of the connection, not of the client.
+                        Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
+                        Some(Ok(Message::Binary(bytes))) => live.pending = bytes,
+                        Some(Ok(Message::Text(text))) => {
+                            let (id, event) = ClientEvent::parse(&text);
+                            let followed = match event {
+                                Ok(ClientEvent::Update { update, older }) => {
+                                    match live.update(*update, &models) {
+                                        Ok(()) => {
+                                            let updated = if older { "transcription_session.updated" } else { "session.updated" };
+                                            self.tell_session(updated, &live.config, &models, expires_at, older).await?;
+                                            Ok(())
+                                        }
+                                        Err(refused) => Err(refused),
+                                    }
+                                }
+                                Ok(ClientEvent::Append(bytes)) => {
+                                    live.pending = bytes.into();
+                                    Ok(())
+                                }
+                                Ok(ClientEvent::Commit) => live.commit(),
+                                Ok(ClientEvent::Clear) => {
+                                    live.session.clear();
+                                    self.send("input_audio_buffer.cleared", json!({})).await?;
+                                    Ok(())
+                                }
+                                Err(refused) => Err(refused),
+                            };
+                            if let Err(refused) = followed {
+                                self.tell_error("invalid_request_error", refused, id).await?;
+                            }
+                        }
+                    }
+                    idle = Instant::now() + idle_timeout;
+                }
+            }
+        }
+    }
+
+    /// Gives a block of audio to the session.
+    async fn take_audio(&mut self, live: &mut Live, block: &[u8]) -> Result<(), End> {
+        live.samples.clear();
+        live.audio.feed(block, &mut live.samples);
+        if let Err(error) = live.session.feed(&live.samples) {
+            // Whole numbers of 16 bits are samples, whatever they are.
+            self.tell_error("server_error", Refused::new("server_error", error.to_string()), None)
+                .await?;
+        }
+        Ok(())
+    }
+
+    fn item(&self, number: u64) -> String {
+        format!("item_{}_{number}", self.id)
+    }
+
+    /// Tells the client what the session says.
+    async fn tell(&mut self, event: SessionEvent, config: &SessionConfig) -> Result<(), End> {
+        let milliseconds = |seconds: f64| (seconds * 1000.0).round() as u64;
+        match event {
+            SessionEvent::SpeechStarted { item, at } => {
+                let fields = json!({"audio_start_ms": milliseconds(at), "item_id": self.item(item)});
+                self.send("input_audio_buffer.speech_started", fields).await
+            }
+            SessionEvent::SpeechStopped { item, at } => {
+                let fields = json!({"audio_end_ms": milliseconds(at), "item_id": self.item(item)});
+                self.send("input_audio_buffer.speech_stopped", fields).await
+            }
+            SessionEvent::Committed { item } => {
+                let id = self.item(item);
+                let before = self.last_item.replace(id.clone());
+                let fields = json!({"previous_item_id": before, "item_id": id});
+                self.send("input_audio_buffer.committed", fields).await?;
+                let kind = if self.older {
+                    "conversation.item.created"
+                } else {
+                    "conversation.item.added"
+                };
+                let fields = json!({"previous_item_id": before, "item": {
+                    "id": id,
+                    "object": "realtime.item",
+                    "type": "message",
+                    "status": "completed",
+                    "role": "user",
+                    "content": [{"type": "input_audio", "transcript": null}],
+                }});
+                self.send(kind, fields).await
+            }
+            SessionEvent::Delta { item, text } => {
+                let fields = json!({"item_id": self.item(item), "content_index": 0, "delta": text});
+                self.send("conversation.item.input_audio_transcription.delta", fields)
+                    .await
+            }
+            SessionEvent::Partial { item, text } => {
+                if !config.partials {
+                    return Ok(());
+                }
+                let fields = json!({"item_id": self.item(item), "content_index": 0, "partial": text});
+                self.send("conversation.item.input_audio_transcription.partial", fields)
+                    .await
+            }
+            SessionEvent::Completed { item, transcript } => {
+                let mut fields = json!({
+                    "item_id": self.item(item),
+                    "content_index": 0,
+                    "transcript": transcript.text,
+                    "usage": {"type": "duration", "seconds": transcript.seconds},
+                });
+                if config.words {
+                    fields["words"] = json!(transcript.words);
+                    fields["languages"] = json!(transcript.languages);
+                }
+                self.send("conversation.item.input_audio_transcription.completed", fields)
+                    .await
+            }
+            SessionEvent::Failed { item, error } => {
+                let error = json!({
+                    "type": "server_error", "code": code_of(&error), "message": error.to_string(), "param": null,
+                });
+                let fields = json!({"item_id": self.item(item), "content_index": 0, "error": error});
+                self.send("conversation.item.input_audio_transcription.failed", fields)
+                    .await
+            }
+        }
+    }
+
+    async fn tell_session(
+        &mut self,
+        kind: &str,
+        config: &SessionConfig,
+        models: &KnownModels,
+        expires_at: i64,
+        older: bool,
+    ) -> Result<(), End> {
+        let default_model = models.names.first().map_or("", String::as_str);
+        let session = config.to_json(&format!("sess_{}", self.id), default_model, expires_at, older);
+        self.send(kind, json!({"session": session})).await
+    }
+
+    /// Tells of an error; `of` is the id of the client's event.
+    async fn tell_error(&mut self, kind: &str, refused: Refused, of: Option<String>) -> Result<(), End> {
+        let Refused { code, message, param } = refused;
+        let error = json!({"type": kind, "code": code, "message": message, "param": param, "event_id": of});
+        self.send("error", json!({"error": error})).await
+    }
+
+    /// Tells why the connection is to be closed.
+    async fn end(&mut self, code: u16, reason: &'static str, kind: &str, refused: Refused) -> Result<(), End> {
+        self.tell_error(kind, refused, None).await?;
+        Err(End { code, reason })
+    }
+
+    /// Sends an event with its type and a new id.
+    async fn send(&mut self, kind: &str, mut event: Value) -> Result<(), End> {
+        self.events += 1;
+        event["type"] = kind.into();
+        event["event_id"] = format!("event_{}_{}", self.id, self.events).into();
+        match timeout(SEND_TIMEOUT, self.socket.send(Message::text(event.to_string()))).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(GONE),
+        }
+    }
+
+    /// Closes the connection, unless the client did, and waits a little for the other side, so that what was said last is read.
+    async fn close(&mut self, end: Option<End>) {
+        let closed = async {
+            if let Some(End { code, reason }) = end {
+                let reason = reason.into();
+                let frame = CloseFrame { code, reason };
+                if self.socket.send(Message::Close(Some(frame))).await.is_err() {
+                    return;
+                }
+            }
+            while let Some(Ok(_)) = self.socket.recv().await {}
+        };
+        // Who does not answer is left.
+        let _ = timeout(CLOSE_TIMEOUT, closed).await;
+    }
+}
+
+impl Live {
+    fn update(&mut self, update: SessionUpdate, models: &KnownModels) -> Result<(), Refused> {
+        let config = self.config.updated(update, models)?;
+        if config.format != self.audio.format() {
+            let audio = WireAudio::new(config.format);
+            let audio = audio.map_err(|error| Refused::new("invalid_value", error.to_string()))?;
+            self.flush()?;
+            self.audio = audio;
+        }
+        self.session.set_turn_detection(config.turn_detection);
+        self.config = config;
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), Refused> {
+        self.flush()?;
+        self.session.commit().map_err(|_| {
+            let why = "there is no audio to be committed, or no speech in it where the server detects turns";
+            Refused::new("input_audio_buffer_commit_empty", why)
+        })
+    }
+
+    /// Gives the session what the resampler holds back.
+    fn flush(&mut self) -> Result<(), Refused> {
+        self.samples.clear();
+        self.audio.flush(&mut self.samples);
+        let fed = self.session.feed(&self.samples);
+        fed.map_err(|error| Refused::new("server_error", error.to_string()))
+    }
+}
+
+/// What was heard, once there is something that is decoded.
+async fn next(decoding: &mut Option<BoxFuture<'static, Result<Heard, EngineError>>>) -> Result<Heard, EngineError> {
+    match decoding {
+        Some(decoding) => decoding.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Decodes a window; one that grows no more is tried again while the engine is busy.
+async fn decode(
+    decoder: Arc<dyn Decoder>,
+    model: Option<String>,
+    request: DecodeRequest,
+) -> Result<Heard, EngineError> {
+    if !request.is_final {
+        return decoder.decode(model, request.samples).await;
+    }
+    for _ in 1..TRIES {
+        match decoder.decode(model.clone(), request.samples.clone()).await {
+            Err(EngineError::Busy { retry_after }) => sleep(Duration::from_secs(retry_after.clamp(1, 5))).await,
+            heard => return heard,
+        }
+    }
+    decoder.decode(model, request.samples).await
+}
+
+fn code_of(error: &EngineError) -> &'static str {
+    match error {
+        EngineError::Busy { .. } => "server_busy",
+        EngineError::Draining | EngineError::Cancelled => "server_stopping",
+        EngineError::Timeout(_) => "timeout",
+        EngineError::UnknownModel(_) => "model_not_found",
+        _ => "server_error",
+    }
+}
+
+#[cfg(test)]
+#[path = "socket_tests.rs"]
+mod tests;

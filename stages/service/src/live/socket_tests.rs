@@ -1,0 +1,437 @@
+use std::future::Future;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use candle_core::{DType, Device};
+use flow_transcription::Word;
+use flow_transcription::recognizer::Recognizer;
+use futures::{SinkExt, StreamExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::tungstenite::Message as ClientMessage;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+use super::*;
+use crate::engine::{Engine, EngineSettings, ModelSettings};
+use crate::live::protocol::{PARTIALS, WORDS};
+use crate::live::test_data::{Oracle, recording, root, talk};
+
+/// Nothing here takes as long.
+const LONG: Duration = Duration::from_secs(120);
+
+fn run<T>(test: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async { timeout(LONG, test).await.expect("the test hangs") })
+}
+
+/// Hears by a function of the samples.
+struct Fake<F>(F);
+
+impl<F: Fn(&[f32]) -> Result<Heard, EngineError> + Send + Sync + 'static> Decoder for Fake<F> {
+    fn models(&self) -> Vec<String> {
+        vec!["small".into(), "large".into()]
+    }
+
+    fn decode(&self, _: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
+        Box::pin(std::future::ready((self.0)(&samples)))
+    }
+}
+
+/// A word for each half second.
+fn counting() -> Fake<impl Fn(&[f32]) -> Result<Heard, EngineError> + Send + Sync + 'static> {
+    Fake(|samples: &[f32]| {
+        let words = (0..samples.len() / 8_000).map(|index| Word {
+            word: format!("w{index}"),
+            start: index as f64 / 2.0,
+            end: index as f64 / 2.0 + 0.25,
+            confidence: Some(0.5),
+            speaker: None,
+        });
+        Ok(Heard {
+            words: words.collect(),
+            languages: Vec::new(),
+        })
+    })
+}
+
+async fn serve(decoder: impl Decoder, settings: LiveSettings) -> String {
+    settings.check().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = routes(Arc::new(decoder), settings);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    format!("ws://{address}{PATH}")
+}
+
+struct Client {
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+}
+
+impl Client {
+    async fn connect(url: &str, headers: &[(&'static str, &'static str)]) -> Client {
+        let mut request = url.into_client_request().unwrap();
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, value.parse().unwrap());
+        }
+        let (socket, _) = connect_async(request).await.unwrap();
+        Client { socket }
+    }
+
+    async fn send(&mut self, event: Value) {
+        self.socket.send(ClientMessage::text(event.to_string())).await.unwrap();
+    }
+
+    async fn append(&mut self, bytes: &[u8]) {
+        let audio = STANDARD.encode(bytes);
+        self.send(json!({"type": "input_audio_buffer.append", "audio": audio}))
+            .await;
+    }
+
+    /// The next event; none when the server closes, with its code.
+    async fn next(&mut self) -> Result<Value, u16> {
+        loop {
+            match self.socket.next().await {
+                Some(Ok(ClientMessage::Text(text))) => return Ok(serde_json::from_str(&text).unwrap()),
+                Some(Ok(ClientMessage::Close(frame))) => return Err(frame.map_or(0, |frame| frame.code.into())),
+                Some(Ok(_)) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// The next event, which is of a type.
+    async fn expect(&mut self, kind: &str) -> Value {
+        let event = self.next().await.unwrap();
+        assert_eq!(event["type"], kind, "{event}");
+        assert!(event["event_id"].is_string(), "{event}");
+        event
+    }
+
+    /// The first event of a type.
+    async fn wait_for(&mut self, kind: &str) -> Value {
+        loop {
+            let event = self.next().await.unwrap();
+            if event["type"] == kind {
+                return event;
+            }
+        }
+    }
+}
+
+fn pcm(samples: &[f32]) -> Vec<u8> {
+    let numbers = samples.iter().map(|sample| (sample * 32_768.0) as i16);
+    numbers.flat_map(i16::to_le_bytes).collect()
+}
+
+#[test]
+fn a_talk_is_transcribed_while_it_is_spoken() {
+    let oracle = Oracle::new(talk());
+    let (expected, bytes) = (oracle.text(), pcm(&oracle.recording));
+    // Where the window is, its samples say.
+    let decoder = Fake(move |samples: &[f32]| {
+        let starts = (0..oracle.recording.len()).step_by(512);
+        // What a short window was filled up with is not looked at.
+        let used = samples
+            .iter()
+            .rposition(|sample| *sample != 0.0)
+            .map_or(0, |last| last + 1);
+        let is_here = |start: &usize| oracle.recording[*start..].starts_with(&samples[..used]);
+        let start = starts.into_iter().find(is_here).expect("a window of the recording") as u64;
+        let samples = samples.to_vec();
+        Ok(oracle.hear(&DecodeRequest {
+            samples,
+            start,
+            is_final: true,
+        }))
+    });
+    run(async {
+        let url = serve(decoder, LiveSettings::default()).await;
+        let mut client = Client::connect(&format!("{url}?intent=transcription"), &[]).await;
+        let created = client.expect("session.created").await;
+        assert_eq!(created["session"]["audio"]["input"]["format"]["rate"], 24_000);
+        assert_eq!(created["session"]["audio"]["input"]["transcription"]["model"], "small");
+        let update = json!({"type": "transcription", "include": [PARTIALS, WORDS], "audio": {"input": {
+            "format": {"type": "audio/pcm", "rate": 16_000}, "transcription": {"model": "large"},
+        }}});
+        client.send(json!({"type": "session.update", "session": update})).await;
+        let updated = client.expect("session.updated").await;
+        assert_eq!(updated["session"]["audio"]["input"]["transcription"]["model"], "large");
+        // Events and plain bytes in turn, which may end within a sample.
+        for (number, block) in bytes.chunks(3_201).enumerate() {
+            if number % 2 == 0 {
+                client.append(block).await;
+            } else {
+                client.socket.send(ClientMessage::binary(block.to_vec())).await.unwrap();
+            }
+        }
+        let (mut deltas, mut texts, mut partials) = (String::new(), Vec::new(), 0);
+        let mut turn = Vec::new();
+        while texts.join(" ") != expected {
+            let event = client.next().await.unwrap();
+            let kind = event["type"].as_str().unwrap().to_owned();
+            match &kind[..] {
+                "conversation.item.input_audio_transcription.delta" => {
+                    deltas.push_str(event["delta"].as_str().unwrap())
+                }
+                "conversation.item.input_audio_transcription.partial" => partials += 1,
+                "conversation.item.input_audio_transcription.completed" => {
+                    let text = event["transcript"].as_str().unwrap();
+                    assert_eq!(deltas, text);
+                    deltas.clear();
+                    let words = event["words"].as_array().unwrap().iter();
+                    let words: Vec<&str> = words.map(|word| word["word"].as_str().unwrap()).collect();
+                    assert_eq!(words.join(" "), text);
+                    assert_eq!(event["languages"], json!(["hi"]));
+                    assert!(event["usage"]["seconds"].as_f64().unwrap() > 0.0);
+                    if !text.is_empty() {
+                        texts.push(text.to_owned());
+                    }
+                    assert!(expected.starts_with(&texts.join(" ")), "{texts:?}");
+                }
+                "input_audio_buffer.speech_started" => turn = vec![event["item_id"].clone()],
+                "input_audio_buffer.speech_stopped" => turn.push(event["item_id"].clone()),
+                "input_audio_buffer.committed" => turn.push(event["item_id"].clone()),
+                "conversation.item.added" => {
+                    turn.push(event["item"]["id"].clone());
+                    assert!(turn.len() == 4 && turn.iter().all(|item| *item == turn[0]), "{turn:?}");
+                }
+                _ => panic!("{event}"),
+            }
+        }
+        assert!(partials > 0);
+    });
+}
+
+#[test]
+fn older_clients_commit_and_clear_by_hand_and_errors_end_nothing() {
+    run(async {
+        let url = serve(counting(), LiveSettings::default()).await;
+        let mut client = Client::connect(&url, &[("openai-beta", "realtime=v1")]).await;
+        let created = client.expect("transcription_session.created").await;
+        assert_eq!(created["session"]["input_audio_format"], "pcm16");
+        client
+            .send(json!({"type": "transcription_session.update", "session": {"turn_detection": null}}))
+            .await;
+        client.expect("transcription_session.updated").await;
+        client
+            .send(json!({"type": "input_audio_buffer.commit", "event_id": "mine"}))
+            .await;
+        let error = client.expect("error").await;
+        assert_eq!(error["error"]["code"], "input_audio_buffer_commit_empty");
+        assert_eq!(error["error"]["event_id"], "mine");
+        for (message, code) in [
+            (ClientMessage::text("no JSON"), "invalid_json"),
+            (
+                ClientMessage::text(json!({"type": "response.create"}).to_string()),
+                "unknown_event",
+            ),
+            (
+                ClientMessage::text(json!({"type": "input_audio_buffer.append", "audio": "~"}).to_string()),
+                "invalid_value",
+            ),
+        ] {
+            client.socket.send(message).await.unwrap();
+            assert_eq!(client.expect("error").await["error"]["code"], code);
+        }
+        // Two seconds that are forgotten, and 1.5 s that are not: 24 kHz.
+        client.append(&vec![0; 2 * 48_000]).await;
+        client.send(json!({"type": "input_audio_buffer.clear"})).await;
+        client.wait_for("input_audio_buffer.cleared").await;
+        client.append(&vec![0; 72_000]).await;
+        client.send(json!({"type": "input_audio_buffer.commit"})).await;
+        let committed = client.wait_for("input_audio_buffer.committed").await;
+        assert_eq!(committed["previous_item_id"], Value::Null);
+        let item = client.expect("conversation.item.created").await["item"].clone();
+        assert_eq!(item["id"], committed["item_id"]);
+        let completed = client
+            .wait_for("conversation.item.input_audio_transcription.completed")
+            .await;
+        assert_eq!(completed["item_id"], committed["item_id"]);
+        assert_eq!(completed["transcript"], "w0 w1 w2");
+        // To two frames of voice activity.
+        assert!(
+            (completed["usage"]["seconds"].as_f64().unwrap() - 1.5).abs() < 0.065,
+            "{completed}"
+        );
+        assert_eq!(completed["words"], Value::Null);
+        // The next item knows the one before.
+        client.append(&vec![0; 48_000]).await;
+        client.send(json!({"type": "input_audio_buffer.commit"})).await;
+        let next = client.wait_for("input_audio_buffer.committed").await;
+        assert_eq!(next["previous_item_id"], committed["item_id"]);
+    });
+}
+
+#[test]
+fn telephones_speak_eight_thousand_samples_a_second() {
+    run(async {
+        let url = serve(counting(), LiveSettings::default()).await;
+        for format in ["audio/pcmu", "audio/pcma"] {
+            let mut client = Client::connect(&url, &[]).await;
+            let input = json!({"format": {"type": format}, "turn_detection": null});
+            client
+                .send(json!({"type": "session.update", "session": {"audio": {"input": input}}}))
+                .await;
+            client.wait_for("session.updated").await;
+            client.append(&[0x55; 8_000]).await;
+            client.send(json!({"type": "input_audio_buffer.commit"})).await;
+            let completed = client
+                .wait_for("conversation.item.input_audio_transcription.completed")
+                .await;
+            assert_eq!(completed["transcript"], "w0 w1", "{format}");
+        }
+    });
+}
+
+#[test]
+fn a_decoder_that_fails_is_an_event() {
+    run(async {
+        let failing = Fake(|_: &[f32]| Err(EngineError::Failed("it broke".into())));
+        let url = serve(failing, LiveSettings::default()).await;
+        let mut client = Client::connect(&url, &[]).await;
+        client
+            .send(json!({"type": "session.update", "session": {"turn_detection": null}}))
+            .await;
+        for _ in 0..2 {
+            client.append(&[0; 96_000]).await;
+            client.send(json!({"type": "input_audio_buffer.commit"})).await;
+            let failed = client
+                .wait_for("conversation.item.input_audio_transcription.failed")
+                .await;
+            assert_eq!(failed["error"]["message"], "it broke");
+        }
+    });
+}
+
+#[test]
+fn sessions_messages_and_silence_have_limits() {
+    run(async {
+        let settings = LiveSettings {
+            max_sessions: 1,
+            max_message: 4_096,
+            ..LiveSettings::default()
+        };
+        let url = serve(counting(), settings).await;
+        let mut first = Client::connect(&url, &[]).await;
+        first.expect("session.created").await;
+        let mut second = Client::connect(&url, &[]).await;
+        assert_eq!(second.expect("error").await["error"]["code"], "too_many_sessions");
+        assert_eq!(second.next().await, Err(1013));
+        // Too large: told, and closed.
+        first.append(&[0; 8_000]).await;
+        assert_eq!(first.expect("error").await["error"]["code"], "invalid_message");
+        assert_eq!(first.next().await, Err(1009));
+        drop(first);
+        // Its place is free, as soon as the server has seen it go.
+        loop {
+            let mut third = Client::connect(&url, &[]).await;
+            if third.next().await.unwrap()["type"] == "session.created" {
+                break;
+            }
+        }
+
+        let settings = LiveSettings {
+            idle_timeout: 0.2,
+            ..LiveSettings::default()
+        };
+        let url = serve(counting(), settings).await;
+        let mut client = Client::connect(&url, &[]).await;
+        assert_eq!(client.wait_for("error").await["error"]["code"], "idle_timeout");
+        assert_eq!(client.next().await, Err(1000));
+
+        let settings = LiveSettings {
+            max_session: 1.0,
+            ..LiveSettings::default()
+        };
+        let url = serve(counting(), settings).await;
+        let mut client = Client::connect(&url, &[]).await;
+        assert_eq!(client.wait_for("error").await["error"]["code"], "session_expired");
+    });
+}
+
+#[test]
+fn other_intents_and_models_are_refused() {
+    run(async {
+        let url = serve(counting(), LiveSettings::default()).await;
+        let refused = connect_async(format!("{url}?intent=conversation")).await.unwrap_err();
+        assert!(refused.to_string().contains("400"), "{refused}");
+        let mut client = Client::connect(&format!("{url}?model=whisper-1"), &[]).await;
+        let error = client.expect("error").await;
+        assert_eq!(error["error"]["code"], "model_not_found");
+        assert!(error["error"]["message"].as_str().unwrap().contains("small, large"));
+        assert_eq!(client.next().await, Err(1008));
+        let any = LiveSettings {
+            accept_any_model: true,
+            ..LiveSettings::default()
+        };
+        let url = serve(counting(), any).await;
+        let mut client = Client::connect(&format!("{url}?model=whisper-1"), &[]).await;
+        client.expect("session.created").await;
+    });
+}
+
+#[test]
+fn browsers_send_their_key_as_a_subprotocol() {
+    let mut headers = HeaderMap::new();
+    assert_eq!(api_key_of_subprotocols(&headers), None);
+    headers.insert(
+        "sec-websocket-protocol",
+        "realtime, openai-insecure-api-key.abc".parse().unwrap(),
+    );
+    assert_eq!(api_key_of_subprotocols(&headers), Some("abc"));
+    run(async {
+        let url = serve(counting(), LiveSettings::default()).await;
+        let offered = (
+            "sec-websocket-protocol",
+            "realtime, openai-insecure-api-key.abc, openai-beta.realtime-v1",
+        );
+        let mut client = Client::connect(&url, &[offered]).await;
+        client.expect("transcription_session.created").await;
+    });
+}
+
+/// By the engine and the bundled model: a recording that is committed is heard as the model hears it alone.
+#[test]
+fn the_engine_transcribes_live() {
+    let model = root().join("configs/models/small.nemo");
+    let mut samples = recording("rec_hi_0001_000.flac");
+    let bytes = pcm(&samples);
+    samples.resize(samples.len().next_multiple_of(512), 0.0);
+    let recognizer = Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap();
+    let heard = recognizer.decode(&[&samples]).unwrap().remove(0);
+    let words: Vec<&str> = heard.words.iter().map(|word| word.word.trim()).collect();
+    let engine = Engine::start(EngineSettings {
+        models: vec![ModelSettings {
+            name: "small".into(),
+            path: model,
+        }],
+        ..EngineSettings::default()
+    });
+    let engine = engine.unwrap();
+    run(async {
+        // No window is decoded while it grows.
+        let settings = LiveSettings {
+            decode_interval: 60.0,
+            ..LiveSettings::default()
+        };
+        let url = serve(engine, settings).await;
+        let mut client = Client::connect(&url, &[]).await;
+        let input = json!({"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": null});
+        client
+            .send(json!({"type": "session.update", "session": {"audio": {"input": input}}}))
+            .await;
+        for block in bytes.chunks(640) {
+            client.append(block).await;
+        }
+        client.send(json!({"type": "input_audio_buffer.commit"})).await;
+        let completed = client
+            .wait_for("conversation.item.input_audio_transcription.completed")
+            .await;
+        assert_eq!(completed["transcript"], words.join(" "));
+        assert!(!words.is_empty());
+    });
+}

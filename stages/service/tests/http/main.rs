@@ -1,0 +1,7 @@
+//! The service as its clients see it: over a loopback port, with the bundled small model.
+
+mod callers;
+mod hostile;
+mod load;
+mod service;
+mod transcripts;

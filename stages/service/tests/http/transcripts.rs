@@ -1,0 +1,288 @@
+//! Transcripts in every form, equal to those of the engine.
+
+use flow_service::engine::{Engine, Finished, TranscriptionRequest};
+use flow_service::http::ENDPOINTS;
+use flow_transcription::{Format, LineLimits};
+use serde_json::{Value, json};
+
+use crate::service::{Answer, data, recording, settings, shared, wait};
+
+/// What the engine itself makes of a recording.
+fn expected(audio: &[u8], diarize: bool) -> Finished {
+    let mut settings = settings().engine;
+    settings.diarization = diarize;
+    let engine = Engine::start(settings).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), audio).unwrap();
+    let request = TranscriptionRequest {
+        model: None,
+        audio: file.into_temp_path(),
+        source_name: "talk.wav".to_owned(),
+        diarize,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async { engine.submit(request).unwrap().finish().await.unwrap() })
+}
+
+/// The data of server-sent events.
+fn events(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+    let lines = answer.text.lines().filter_map(|line| line.strip_prefix("data: "));
+    lines.map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+#[test]
+fn every_format_is_that_of_the_engine() {
+    let service = shared();
+    let audio = recording("eval3_es.wav");
+    let transcript = expected(&audio, false).transcript;
+    assert!(!transcript.text.is_empty());
+    let asked = |format: &str| {
+        let answer = service.transcribe(Some(&audio), &[("response_format", format), ("model", "small")]);
+        assert_eq!(answer.status, 200, "{format}: {}", answer.text);
+        answer
+    };
+    let written =
+        |format: Format| String::from_utf8(format.write(&transcript, &LineLimits::default()).unwrap()).unwrap();
+
+    let usage = json!({"type": "duration", "seconds": transcript.metadata.duration_s.ceil() as u64});
+    assert_eq!(asked("json").json(), json!({"text": transcript.text, "usage": usage}));
+    let unasked = service.transcribe(Some(&audio), &[]);
+    assert_eq!(
+        unasked.json()["text"],
+        transcript.text.as_str(),
+        "json, of the first model"
+    );
+    let text = asked("text");
+    assert_eq!(text.text, format!("{}\n", transcript.text));
+    assert_eq!(text.header("content-type"), Some("text/plain; charset=utf-8"));
+    assert_eq!(asked("srt").text, written(Format::Srt));
+    let vtt = asked("vtt");
+    assert_eq!(vtt.text, written(Format::Vtt));
+    assert_eq!(vtt.header("content-type"), Some("text/vtt; charset=utf-8"));
+
+    let verbose = asked("verbose_json").json();
+    assert_eq!(verbose["task"], "transcribe");
+    assert_eq!(verbose["text"], transcript.text.as_str());
+    assert_eq!(verbose["duration"], transcript.metadata.duration_s);
+    let segments = verbose["segments"].as_array().unwrap();
+    assert_eq!(segments.len(), transcript.segments.len());
+    for (id, (found, segment)) in segments.iter().zip(&transcript.segments).enumerate() {
+        let of_engine = json!(segment);
+        assert_eq!(found["id"], id);
+        for key in ["start", "end", "text", "confidence"] {
+            assert_eq!(found[key], of_engine[key], "{key}");
+        }
+    }
+    assert_eq!(verbose.get("words"), None);
+}
+
+#[test]
+fn words_come_where_they_are_asked_for() {
+    let service = shared();
+    let audio = recording("eval1_de.wav");
+    let transcript = expected(&audio, false).transcript;
+    let with = |granularities: &[&str]| {
+        let mut fields = vec![("response_format", "verbose_json")];
+        fields.extend(granularities.iter().map(|name| ("timestamp_granularities[]", *name)));
+        service.transcribe(Some(&audio), &fields).json()
+    };
+    let words = with(&["word"]);
+    assert_eq!(words.get("segments"), None);
+    let of_engine: Vec<Value> = transcript
+        .segments
+        .iter()
+        .flat_map(|segment| &segment.words)
+        .map(|word| json!(word))
+        .collect();
+    assert!(!of_engine.is_empty());
+    assert_eq!(words["words"], json!(of_engine));
+    let both = with(&["word", "segment"]);
+    assert_eq!(both["words"], words["words"]);
+    assert_eq!(both["segments"].as_array().unwrap().len(), transcript.segments.len());
+}
+
+#[test]
+fn streams_join_to_the_text() {
+    let service = shared();
+    let audio = recording("eval3_es.wav");
+    let transcript = expected(&audio, false).transcript;
+    for format in ["json", "text"] {
+        let answer = service.transcribe(Some(&audio), &[("response_format", format), ("stream", "true")]);
+        let events = events(&answer);
+        let (done, deltas) = events.split_last().unwrap();
+        assert_eq!(done["type"], "transcript.text.done");
+        assert_eq!(done["text"], transcript.text.as_str());
+        assert!(done["usage"]["seconds"].is_u64());
+        let mut joined = String::new();
+        for delta in deltas {
+            assert_eq!(delta["type"], "transcript.text.delta");
+            joined.push_str(delta["delta"].as_str().unwrap());
+        }
+        assert_eq!(joined, transcript.text);
+    }
+    // What is wrong with a recording has a status, though a stream was asked for.
+    let broken = service.transcribe(Some(b"no recording"), &[("stream", "true")]);
+    assert_eq!(broken.status, 400);
+    assert_eq!(broken.error().1.as_deref(), Some("file"));
+}
+
+#[test]
+fn speakers_are_named_in_every_form_that_is_asked_for() {
+    let service = shared();
+    let audio = std::fs::read(data("tests/data/golden/speakers/conv2.flac")).unwrap();
+    let transcript = expected(&audio, true).transcript;
+    let diarized = service.transcribe(Some(&audio), &[("response_format", "diarized_json")]);
+    assert_eq!(diarized.status, 200, "{}", diarized.text);
+    let diarized = diarized.json();
+    assert_eq!(diarized["text"], transcript.text.as_str());
+    let segments = diarized["segments"].as_array().unwrap().clone();
+    assert_eq!(segments.len(), transcript.segments.len());
+    for (found, segment) in segments.iter().zip(&transcript.segments) {
+        assert_eq!(found["speaker"].as_str(), segment.speaker.as_deref());
+        assert_eq!(found["text"], segment.text.as_str());
+    }
+
+    let streamed = service.transcribe(Some(&audio), &[("response_format", "diarized_json"), ("stream", "1")]);
+    let events = events(&streamed);
+    let (done, streamed) = events.split_last().unwrap();
+    assert_eq!(done["text"], transcript.text.as_str());
+    assert_eq!(streamed, segments);
+
+    let srt = service.transcribe(Some(&audio), &[("response_format", "srt"), ("diarize", "true")]);
+    let written = Format::Srt.write(&transcript, &LineLimits::default()).unwrap();
+    assert_eq!(srt.text.as_bytes(), written);
+
+    for path in ["/v1/audio/diarization", "/v1/audio/diarizations"] {
+        let turns = service.send(path, Some(&audio), &[]);
+        assert_eq!(turns.status, 200, "{}", turns.text);
+        let turns = turns.json();
+        assert_eq!(turns["task"], "diarize");
+        assert_eq!(turns["speakers"], json!(transcript.speakers));
+        for turn in turns["segments"].as_array().unwrap() {
+            assert!(turn["start"].as_f64().unwrap() <= turn["end"].as_f64().unwrap());
+            assert!(turn["speaker"].is_string());
+        }
+    }
+}
+
+#[test]
+fn fields_without_effect_are_named() {
+    let service = shared();
+    let audio = recording("eval0_en-us.wav");
+    let fields = [
+        ("prompt", "names: Ada"),
+        ("language", "en"),
+        ("temperature", "0.5"),
+        ("include[]", "logprobs"),
+        ("chunking_strategy", "{\"type\": \"server_vad\", \"threshold\": 0.4}"),
+        ("beam_size", "5"),
+    ];
+    let answer = service.transcribe(Some(&audio), &fields);
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let ignored = answer.header("x-flow-ignored").unwrap();
+    assert_eq!(
+        ignored,
+        "prompt, language, temperature, include[], chunking_strategy, beam_size"
+    );
+    // What changes nothing is not named.
+    let plain = [
+        ("prompt", ""),
+        ("temperature", "0"),
+        ("chunking_strategy", "auto"),
+        ("stream", "false"),
+    ];
+    assert_eq!(service.transcribe(Some(&audio), &plain).header("x-flow-ignored"), None);
+}
+
+#[test]
+fn models_and_paths_are_told() {
+    let service = shared();
+    let models = service.get("/v1/models").json();
+    assert_eq!(models["object"], "list");
+    assert_eq!(models["data"][0]["id"], "small");
+    assert_eq!(models["data"][0]["object"], "model");
+    assert_eq!(models["data"][0]["loaded"], true);
+    assert_eq!(service.get("/v1/models/small").json(), models["data"][0]);
+    let unknown = service.get("/v1/models/openai/whisper-1");
+    assert_eq!((unknown.status, unknown.error().0.as_str()), (404, "model_not_found"));
+    assert_eq!(
+        service.get("/version").json(),
+        json!({"name": "flow", "version": "1.2.3"})
+    );
+    assert_eq!(service.get("/health").json(), json!({"status": "ok"}));
+    assert_eq!(service.get("/v1/health/ready").json()["status"], "ready");
+    assert_eq!(service.get("/v1/health/live").json()["object"], "health.response");
+
+    let document = service.get("/openapi.json").json();
+    let paths = document["paths"].as_object().unwrap();
+    assert_eq!(paths.len(), ENDPOINTS.len());
+    for (path, operations) in paths {
+        let path = path.replace("{id}", "small");
+        if operations.get("get").is_some() {
+            assert_eq!(service.get(&path).status, 200, "{path}");
+            let wrong = service.post(&path, "text/plain", b"", &[]);
+            assert_eq!(
+                (wrong.status, wrong.error().0.as_str()),
+                (405, "method_not_allowed"),
+                "{path}"
+            );
+        } else {
+            let answer = service.post(&path, "text/plain", b"", &[]);
+            assert!(
+                matches!(answer.error().0.as_str(), "no_form" | "translation_not_supported"),
+                "{path}"
+            );
+            assert_eq!(service.get(&path).status, 405, "{path}");
+        }
+    }
+    let nothing = service.get("/v1/chat/completions");
+    assert_eq!((nothing.status, nothing.error().0.as_str()), (404, "unknown_url"));
+    for answer in [nothing, service.get("/health")] {
+        assert!(answer.header("x-request-id").unwrap().starts_with("req_"));
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+    }
+}
+
+#[test]
+fn metrics_parse() {
+    let service = shared();
+    let audio = recording("eval0_en-us.wav");
+    assert_eq!(service.transcribe(Some(&audio), &[]).status, 200);
+    for path in ["/metrics", "/v1/metrics"] {
+        let answer = service.get(path);
+        assert!(
+            answer
+                .header("content-type")
+                .unwrap()
+                .starts_with("application/openmetrics-text")
+        );
+        assert!(answer.text.ends_with("# EOF\n"));
+        for line in answer.text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(name.starts_with("flow_"), "{line}");
+            value.parse::<f64>().unwrap_or_else(|_| panic!("{line}"));
+        }
+    }
+    assert_eq!(service.get("/health").status, 200);
+    for name in [
+        "flow_http_responses_total{method=\"GET\",route=\"/health\",status=\"200\"}",
+        "flow_http_responses_total{method=\"POST\",route=\"/v1/audio/transcriptions\",status=\"200\"}",
+        "flow_queue_seconds_count",
+        "flow_decode_seconds_count",
+        "flow_request_seconds_count",
+        "flow_audio_seconds_count",
+        "flow_batch_windows_count",
+        "flow_transcriptions_total{outcome=\"done\"}",
+        "flow_loaded_models",
+        "flow_connections",
+        "flow_ready",
+    ] {
+        // The engine may count a request after it was answered.
+        wait(|| service.metric(name) >= 1.0);
+    }
+}
