@@ -21,7 +21,8 @@ pub struct LiveSettings {
     pub decode_interval: f64,
     /// The longest window, in seconds, from 2 to 60.
     pub max_window: f64,
-    /// Whether names of models that are not known stand for the default one.
+    /// Whether names of models that are not known stand for the default one, as the service says it of all requests.
+    #[serde(skip)]
     pub accept_any_model: bool,
 }
 

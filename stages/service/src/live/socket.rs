@@ -29,9 +29,8 @@ use crate::engine::EngineError;
 
 /// The path of the WebSocket.
 pub const PATH: &str = "/v1/realtime";
-/// Subprotocols of browsers, which cannot send headers: the one that is spoken, and what stands before an API key.
+/// The subprotocol that is spoken, and the one by which browsers, which cannot send headers, ask for the older form.
 const SUBPROTOCOL: &str = "realtime";
-const KEY_SUBPROTOCOL: &str = "openai-insecure-api-key.";
 const OLDER_SUBPROTOCOL: &str = "openai-beta.realtime-v1";
 /// A client that does not take an event in this time has gone.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,8 +47,7 @@ struct Service {
     places: Arc<Semaphore>,
 }
 
-/// The route of live transcription, [`PATH`]. Who may use it is for layers around it to say: browsers send an API key as
-/// [`api_key_of_subprotocols`] reads it.
+/// The route of live transcription, [`PATH`]. Who may use it, and pages of which origin, is for layers around it to say.
 ///
 /// The settings must be such that [`LiveSettings::check`] takes them, and `max_window` no longer than the decoder's own.
 pub fn routes(decoder: Arc<dyn Decoder>, settings: LiveSettings) -> Router {
@@ -60,11 +58,6 @@ pub fn routes(decoder: Arc<dyn Decoder>, settings: LiveSettings) -> Router {
         places,
     });
     Router::new().route(PATH, get(upgrade)).with_state(service)
-}
-
-/// The API key that a browser sends among the subprotocols of a WebSocket, as `openai-insecure-api-key.KEY`.
-pub fn api_key_of_subprotocols(headers: &HeaderMap) -> Option<&str> {
-    subprotocols(headers).find_map(|name| name.strip_prefix(KEY_SUBPROTOCOL))
 }
 
 fn subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
@@ -210,7 +203,13 @@ impl Connection {
         let idle_timeout = Duration::from_secs_f64(settings.idle_timeout);
         let ends = Instant::now() + Duration::from_secs_f64(settings.max_session);
         let mut idle = Instant::now() + idle_timeout;
+        let mut stopping = false;
         loop {
+            if !stopping && service.decoder.is_stopping() {
+                stopping = true;
+                // There may be nothing to commit.
+                let _ = live.commit();
+            }
             if live.decoding.is_none()
                 && let Some(request) = live.session.next_decode()
             {
@@ -220,7 +219,13 @@ impl Connection {
             for event in live.session.take_events() {
                 self.tell(event, &live.config).await?;
             }
-            let has_room = !live.session.is_full();
+            if stopping && live.decoding.is_none() {
+                let refused = Refused::new("server_stopping", "the server is being stopped");
+                return self
+                    .end(close_code::AWAY, "server stopping", "server_error", refused)
+                    .await;
+            }
+            let has_room = !stopping && !live.session.is_full();
             let has_pending = !live.pending.is_empty();
             // While something is decoded, the client may well wait.
             let deadline = if live.decoding.is_some() { ends } else { idle.min(ends) };

@@ -295,12 +295,11 @@ async function transcribe(file) {
   if (byId("model").value !== "") {
     form.append("model", byId("model").value);
   }
+  form.append("response_format", "verbose_json");
+  form.append("timestamp_granularities[]", "word");
+  form.append("timestamp_granularities[]", "segment");
   if (byId("diarize").checked) {
-    form.append("response_format", "diarized_json");
-  } else {
-    form.append("response_format", "verbose_json");
-    form.append("timestamp_granularities[]", "word");
-    form.append("timestamp_granularities[]", "segment");
+    form.append("diarize", "true");
   }
   form.append("file", file, file.name);
   const controller = new AbortController();
