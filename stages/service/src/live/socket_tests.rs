@@ -382,7 +382,12 @@ fn other_intents_and_models_are_refused() {
 }
 
 #[test]
-fn browsers_ask_for_the_older_form_by_a_subprotocol() {
+fn browsers_say_by_subprotocols_what_others_say_in_headers() {
+    let mut headers = HeaderMap::new();
+    assert_eq!(api_key_of_subprotocols(&headers), None);
+    let offered = "realtime, openai-insecure-api-key.abc";
+    headers.insert(header::SEC_WEBSOCKET_PROTOCOL, offered.parse().unwrap());
+    assert_eq!(api_key_of_subprotocols(&headers), Some("abc"));
     run(async {
         let url = serve(counting(), LiveSettings::default()).await;
         let offered = (
