@@ -187,7 +187,8 @@ impl Connection {
         } else {
             "session.created"
         };
-        self.tell_session(created, &live, self.older).await?;
+        let session = live.to_json(&self.id, self.older);
+        self.send(created, session).await?;
 
         let idle_timeout = Duration::from_secs_f64(settings.idle_timeout);
         let ends = Instant::now() + Duration::from_secs_f64(settings.max_session);
@@ -270,7 +271,8 @@ impl Connection {
                     } else {
                         "session.updated"
                     };
-                    return self.tell_session(updated, live, older).await;
+                    let session = live.to_json(&self.id, older);
+                    return self.send(updated, session).await;
                 }
                 Err(refused) => Err(refused),
             },
@@ -377,13 +379,6 @@ impl Connection {
         }
     }
 
-    async fn tell_session(&mut self, kind: &str, live: &Live, older: bool) -> Result<(), End> {
-        let default_model = live.models.names.first().map_or("", String::as_str);
-        let id = format!("sess_{}", self.id);
-        let session = live.config.to_json(&id, default_model, live.expires_at, older);
-        self.send(kind, json!({"session": session})).await
-    }
-
     /// Tells of an error; `of` is the id of the client's event.
     async fn tell_error(&mut self, kind: &str, refused: Refused, of: Option<String>) -> Result<(), End> {
         let Refused { code, message, param } = refused;
@@ -441,6 +436,13 @@ impl Live {
             decoding: None,
             samples: Vec::new(),
         })
+    }
+
+    /// The fields of an event that tells of the session.
+    fn to_json(&self, id: &str, older: bool) -> Value {
+        let default_model = self.models.names.first().map_or("", String::as_str);
+        let id = format!("sess_{id}");
+        json!({"session": self.config.to_json(&id, default_model, self.expires_at, older)})
     }
 
     fn update(&mut self, update: SessionUpdate) -> Result<(), Refused> {
