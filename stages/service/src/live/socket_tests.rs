@@ -29,6 +29,9 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     runtime.block_on(async { timeout(LONG, test).await.expect("the test hangs") })
 }
 
+/// What is heard in samples.
+type Hear = fn(&[f32]) -> Result<Heard, EngineError>;
+
 /// Hears by a function of the samples.
 struct Fake<F>(F);
 
@@ -61,7 +64,7 @@ fn count(samples: &[f32]) -> Result<Heard, EngineError> {
     })
 }
 
-fn counting() -> Fake<fn(&[f32]) -> Result<Heard, EngineError>> {
+fn counting() -> Fake<Hear> {
     Fake(count)
 }
 
@@ -401,7 +404,7 @@ fn browsers_say_by_subprotocols_what_others_say_in_headers() {
 
 /// Says that the service is being stopped once it has heard something.
 struct Stopping {
-    hears: Fake<fn(&[f32]) -> Result<Heard, EngineError>>,
+    hears: Fake<Hear>,
     stops: AtomicBool,
 }
 
