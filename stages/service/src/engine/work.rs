@@ -295,10 +295,9 @@ impl Work {
                 .finished(outcome.as_ref().map(|finished| &**finished))
         });
         let mut state = self.lock();
-        let (audio, lease, waker) = (state.audio.take(), state.lease.take(), state.waker.take());
+        let (audio, lease) = (state.audio.take(), state.lease.take());
         state.progress = None;
         state.diarized = None;
-        state.outcome = Some(outcome);
         drop(state);
         if let Some(lease) = lease {
             lease.model().batcher.remove(self.id);
@@ -306,6 +305,11 @@ impl Work {
         drop(audio);
         self.shared.preparation.remove(self.id);
         self.shared.release(self.id, self.taken.elapsed());
+        // Who sees the end finds the place free.
+        let mut state = self.lock();
+        state.outcome = Some(outcome);
+        let waker = state.waker.take();
+        drop(state);
         if let Some(waker) = waker {
             waker.wake();
         }

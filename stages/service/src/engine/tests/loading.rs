@@ -1,0 +1,104 @@
+//! Which models are in memory.
+
+use futures::future::join_all;
+
+use super::*;
+
+#[test]
+fn models_that_cannot_be_loaded_say_which() {
+    let missing = EngineSettings {
+        models: vec![named("gone", "missing.nemo")],
+        ..EngineSettings::default()
+    };
+    match Engine::start(missing) {
+        Err(EngineError::Model(message)) => {
+            assert!(
+                message.contains("`gone`") && message.contains("missing.nemo"),
+                "{message}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    let settings = EngineSettings {
+        models: vec![named("small", model()), named("gone", "missing.nemo")],
+        ..EngineSettings::default()
+    };
+    let engine = Engine::start(settings).unwrap();
+    for _ in 0..2 {
+        let mut request = request(&wav(&two()));
+        request.model = Some("gone".to_owned());
+        match wait(engine.submit(request).unwrap().finish()) {
+            Err(EngineError::Model(message)) => assert!(message.contains("`gone`"), "{message}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let states = engine.models();
+    let loaded: Vec<(&str, bool)> = states.iter().map(|state| (&state.name[..], state.loaded)).collect();
+    assert_eq!(loaded, [("small", true), ("gone", false)]);
+    let recognizer = recognizer();
+    assert_eq!(states[0].digest.as_ref(), Some(&recognizer.digest));
+    assert!(states[0].languages.contains(&"hi".to_owned()), "{states:?}");
+    assert_eq!((&states[1].digest, states[1].languages.len()), (&None, 0));
+}
+
+#[test]
+fn models_that_nobody_uses_are_unloaded() {
+    let settings = EngineSettings {
+        idle_unload: 0.05,
+        ..settings()
+    };
+    let (engine, gate) = gated(settings);
+    until("unloading", || !engine.models()[0].loaded);
+    assert!(engine.models()[0].digest.is_some() && engine.is_ready());
+    let bytes = wav(&two());
+    let jobs: Vec<Job> = (0..3).map(|_| engine.submit(request(&bytes)).unwrap()).collect();
+    until("a batch", || gate.is_reached());
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(engine.models()[0].loaded, "it is in use");
+    gate.open();
+    for finished in wait(join_all(jobs.into_iter().map(Job::finish))) {
+        finished.unwrap();
+    }
+    until("unloading", || !engine.models()[0].loaded);
+}
+
+#[test]
+fn models_share_a_budget_of_memory() {
+    let two_models = |budget| EngineSettings {
+        models: vec![named("a", model()), named("b", model())],
+        memory_budget: Some(budget),
+        ..EngineSettings::default()
+    };
+    match Engine::start(two_models(1_000)) {
+        Err(EngineError::NoMemory(message)) => assert!(message.contains("`a`"), "{message}"),
+        other => panic!("{other:?}"),
+    }
+    let size = model().metadata().unwrap().len();
+    let loaded = |engine: &Engine| -> Vec<bool> { engine.models().iter().map(|state| state.loaded).collect() };
+    let with = |model: &str| {
+        let mut request = request(&wav(&two()));
+        request.model = Some(model.to_owned());
+        request
+    };
+    // Both have room: the archive is some hundred kilobytes more or less than its tensors in 32 bits, or a multiple.
+    let engine = Engine::start(two_models(100 * size)).unwrap();
+    wait(engine.submit(with("b")).unwrap().finish()).unwrap();
+    assert_eq!(loaded(&engine), [true, true]);
+    drop(engine);
+    let bytes = flow_model::checkpoint::OpenModel::open(&model()).unwrap().tensors;
+    let bytes: u64 = bytes.iter().map(|tensor| 4 * tensor.elements() as u64).sum();
+    let (engine, gate) = gated(two_models(bytes + bytes / 2));
+    // One has to go for the other, unless it is in use.
+    let of_a = engine.submit(with("a")).unwrap();
+    until("a batch", || gate.is_reached());
+    match wait(engine.submit(with("b")).unwrap().finish()) {
+        Err(EngineError::NoMemory(message)) => assert!(message.contains("`a`") && message.contains("`b`"), "{message}"),
+        other => panic!("{other:?}"),
+    }
+    gate.open();
+    wait(of_a.finish()).unwrap();
+    wait(engine.submit(with("b")).unwrap().finish()).unwrap();
+    assert_eq!(loaded(&engine), [false, true]);
+    wait(engine.submit(with("a")).unwrap().finish()).unwrap();
+    assert_eq!(loaded(&engine), [true, false]);
+}

@@ -1,0 +1,176 @@
+//! What comes out of the engine.
+
+use flow_speakers::diarizer::DiarizationSettings;
+use flow_transcription::speakers::{AssignmentRules, assign_speakers};
+use futures::future::{join, join_all};
+
+use super::*;
+
+#[test]
+fn transcripts_are_those_of_recordings_alone_whatever_else_is_transcribed() {
+    let conversation = std::fs::read(root().join("tests/data/golden/speakers/conv2.flac")).unwrap();
+    // More than ten minutes, which are read twice.
+    let long = [&two()[..], &vec![0.0; 660 * 16_000], &hindi("rec_hi_0004_003.flac")].concat();
+    let mut recordings = vec![wav(&long), wav(&two()), conversation, wav(&vec![0.0; 40_000])];
+    for name in ["eval0_en-us", "eval1_de", "eval2_fr-fr", "eval3_es", "train3_sv"] {
+        let path = root().join(format!("tests/data/golden/model/audio/{name}.wav"));
+        recordings.push(std::fs::read(path).unwrap());
+    }
+    let settings = EngineSettings {
+        batch_seconds: 40.0,
+        ..settings()
+    };
+    let (recognizer, recognition) = (recognizer(), settings.recognition());
+    let (engine, gate) = gated(settings);
+    gate.open();
+    let mut expected = Vec::new();
+    for (index, bytes) in recordings.iter().enumerate() {
+        let samples = flow_audio::decode::decode(bytes, 1_000.0).unwrap();
+        let found = recognizer.transcribe(&samples, &recognition, &|| false);
+        let found = found.unwrap().unwrap();
+        let (segments, alone) = wait(events(engine.submit(request(bytes)).unwrap()));
+        let alone = alone.unwrap();
+        assert_same(&alone, &found);
+        assert_eq!(segments, alone.transcript.segments);
+        assert_eq!(alone.batches == 0, found.windows == 0);
+        assert!(alone.queue_seconds >= 0.0 && alone.decode_seconds >= 0.0);
+        let metadata = &alone.transcript.metadata;
+        assert_eq!(
+            (&metadata.model, &metadata.model_digest),
+            (&recognizer.name, &recognizer.digest)
+        );
+        assert_eq!((&metadata.source_file[..], metadata.num_speakers), ("talk.wav", None));
+        assert_eq!(metadata.duration_s, samples.len() as f64 / 16_000.0);
+        assert_eq!(metadata.damaged_at, None);
+        alone.transcript.to_json().unwrap();
+        match index {
+            0 | 1 => assert!(found.windows >= 2 && !found.segments.is_empty(), "recording {index}"),
+            3 => assert_eq!(found, Recognized::default()),
+            _ => {}
+        }
+        expected.push(found);
+    }
+    let jobs = recordings
+        .iter()
+        .map(|bytes| events(engine.submit(request(bytes)).unwrap()));
+    let together = wait(join_all(jobs.collect::<Vec<_>>()));
+    for ((segments, finished), expected) in together.into_iter().zip(&expected) {
+        let finished = finished.unwrap();
+        assert_same(&finished, expected);
+        assert_eq!(segments, finished.transcript.segments);
+    }
+    assert_eq!(gate.finished.load(Ordering::SeqCst), 2 * recordings.len());
+    assert_eq!((engine.queued(), gate.failed.load(Ordering::SeqCst)), (0, 0));
+}
+
+#[test]
+fn who_speaks_is_found_where_it_is_asked_for() {
+    let path = root().join("tests/data/golden/speakers/conv2.flac");
+    let samples = flow_audio::decode::decode(&std::fs::read(&path).unwrap(), 100.0).unwrap();
+    let settings = EngineSettings {
+        diarization: true,
+        ..settings()
+    };
+    let diarizer = Diarizer::bundled().unwrap();
+    let diarized = diarizer.diarize(&samples, &DiarizationSettings::default(), &|| false);
+    let diarized = diarized.unwrap().unwrap();
+    let recognized = recognizer().transcribe(&samples, &settings.recognition(), &|| false);
+    let recognized = recognized.unwrap().unwrap();
+    let expected = assign_speakers(recognized.segments, &diarized.exclusive, &AssignmentRules::default());
+    let engine = Engine::start(settings).unwrap();
+    let mut request = request(&std::fs::read(&path).unwrap());
+    request.diarize = true;
+    let (segments, finished) = wait(events(engine.submit(request).unwrap()));
+    let transcript = finished.unwrap().transcript;
+    assert!(segments.is_empty(), "segments come with their speakers, at the end");
+    assert_eq!(transcript.metadata.num_speakers, Some(diarized.speakers.len() as u64));
+    assert!(diarized.speakers.len() > 1);
+    let said = |segments: &[Segment]| -> Vec<(Option<String>, String)> {
+        let said = segments
+            .iter()
+            .map(|segment| (segment.speaker.clone(), segment.text.clone()));
+        said.collect()
+    };
+    assert_eq!(said(&transcript.segments), said(&expected));
+    assert!(transcript.performance.diarization_s > 0.0);
+}
+
+#[test]
+fn what_cannot_be_transcribed_is_told() {
+    let settings = EngineSettings {
+        max_duration: 60.0,
+        ..settings()
+    };
+    let engine = Engine::start(settings).unwrap();
+    let refused = |bytes: &[u8]| {
+        let request = request(bytes);
+        let path = request.audio.to_path_buf();
+        let error = wait(engine.submit(request).unwrap().finish()).unwrap_err();
+        assert!(!path.exists());
+        assert!(!error.to_string().contains(path.to_str().unwrap()), "{error}");
+        error
+    };
+    for (bytes, expected) in [
+        (&b""[..], "empty_file"),
+        (&b"this is a text"[..], "unsupported_format"),
+        (&wav(&[])[..], "decode_error"),
+        // Damaged before the first second is over.
+        (&wav(&[0.1; 32_000])[..10_000], "decode_error"),
+    ] {
+        match refused(bytes) {
+            EngineError::Audio { reason, detail } => {
+                assert_eq!(reason, expected, "{detail}");
+                assert!(detail.contains("talk.wav"), "{detail}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let too_long = refused(&wav(&vec![0.0; 61 * 16_000]));
+    assert_eq!(too_long, EngineError::TooLong { max_duration: 60.0 });
+    // What is before the damage is kept.
+    let whole = wav(&two());
+    let cut = &whole[..whole.len() - 40_000];
+    let finished = wait(engine.submit(request(cut)).unwrap().finish()).unwrap();
+    let metadata = &finished.transcript.metadata;
+    assert_eq!(metadata.damaged_at, Some(metadata.duration_s));
+    let mut other = request(b"");
+    other.model = Some("large".to_owned());
+    match engine.submit(other) {
+        Err(EngineError::UnknownModel(message)) => {
+            assert!(message.contains("`large`") && message.contains("`small`"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut diarized = request(b"");
+    diarized.diarize = true;
+    assert_eq!(engine.submit(diarized).unwrap_err(), EngineError::NotDiarizing);
+    assert_eq!(engine.queued(), 0);
+}
+
+#[test]
+fn windows_of_live_sessions_are_decoded_beside_recordings() {
+    let (engine, gate) = gated(settings());
+    gate.open();
+    let samples = hindi("rec_hi_0001_000.flac");
+    let samples = samples[..samples.len().min(15 * 16_000)].to_vec();
+    let expected = recognizer().decode(&[&samples]).unwrap().remove(0);
+    let job = engine.submit(request(&wav(&two()))).unwrap();
+    let windows = (0..4).map(|_| engine.decode_window(Some("small"), samples.clone()));
+    let (heard, finished) = wait(join(join_all(windows), job.finish()));
+    finished.unwrap();
+    let outline = |heard: &Heard| -> Vec<(String, f64, f64)> {
+        let words = heard.words.iter().map(|word| (word.word.clone(), word.start, word.end));
+        words.collect()
+    };
+    for heard in heard {
+        assert_eq!(outline(&heard.unwrap()), outline(&expected));
+    }
+    assert!(!expected.words.is_empty());
+    let too_long = wait(engine.decode_window(None, vec![0.0; 21 * 16_000])).unwrap_err();
+    assert_eq!(too_long, EngineError::TooLong { max_duration: 20.0 });
+    let wrong = wait(engine.decode_window(None, vec![f32::NAN; 16_000])).unwrap_err();
+    assert!(matches!(wrong, EngineError::Audio { .. }), "{wrong:?}");
+    let unknown = wait(engine.decode_window(Some("large"), samples)).unwrap_err();
+    assert!(matches!(unknown, EngineError::UnknownModel(_)), "{unknown:?}");
+    assert_eq!(wait(engine.decode_window(None, Vec::new())).unwrap(), Heard::default());
+}
