@@ -30,6 +30,9 @@ pub trait Decoder: Send + Sync + 'static {
     /// Names of the models, the default one first.
     fn models(&self) -> Vec<String>;
 
+    /// Whether the service is being stopped: sessions end when what was said so far is transcribed.
+    fn is_stopping(&self) -> bool;
+
     /// Transcribes a window (mono, 16 kHz, in [-1, 1]) with a model, or the default one.
     fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>>;
 }
@@ -37,6 +40,10 @@ pub trait Decoder: Send + Sync + 'static {
 impl Decoder for Engine {
     fn models(&self) -> Vec<String> {
         Engine::models(self).into_iter().map(|model| model.name).collect()
+    }
+
+    fn is_stopping(&self) -> bool {
+        !self.is_ready()
     }
 
     fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {

@@ -19,9 +19,10 @@ pub struct LiveSettings {
     /// A window that grows is decoded again after so many seconds of new audio, from 0.1 to 60, unless the decoder is still busy
     /// with it.
     pub decode_interval: f64,
-    /// The longest window, in seconds, from 2 to 60.
+    /// The longest window, in seconds, from 1 to 60; no longer than that of the engine.
     pub max_window: f64,
-    /// Whether names of models that are not known stand for the default one.
+    /// Whether names of models that are not known stand for the default one, as the service says it of all requests.
+    #[serde(skip)]
     pub accept_any_model: bool,
 }
 
@@ -58,7 +59,7 @@ impl LiveSettings {
             ("idle_timeout", self.idle_timeout, 0.1, 86_400.0),
             ("max_buffer", self.max_buffer, 1.0, 3600.0),
             ("decode_interval", self.decode_interval, 0.1, 60.0),
-            ("max_window", self.max_window, 2.0, 60.0),
+            ("max_window", self.max_window, 1.0, 60.0),
         ];
         for (name, value, least, most) in seconds {
             if !(least..=most).contains(&value) {

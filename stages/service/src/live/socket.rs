@@ -29,7 +29,8 @@ use crate::engine::EngineError;
 
 /// The path of the WebSocket.
 pub const PATH: &str = "/v1/realtime";
-/// Subprotocols of browsers, which cannot send headers: the one that is spoken, and what stands before an API key.
+/// Subprotocols, for browsers, which cannot send headers: the one that is spoken, what stands before an API key, and the one that
+/// asks for the older form.
 const SUBPROTOCOL: &str = "realtime";
 const KEY_SUBPROTOCOL: &str = "openai-insecure-api-key.";
 const OLDER_SUBPROTOCOL: &str = "openai-beta.realtime-v1";
@@ -48,8 +49,8 @@ struct Service {
     places: Arc<Semaphore>,
 }
 
-/// The route of live transcription, [`PATH`]. Who may use it is for layers around it to say: browsers send an API key as
-/// [`api_key_of_subprotocols`] reads it.
+/// The route of live transcription, [`PATH`]. Who may use it, and pages of which origin, is for layers around it to say; browsers send
+/// an API key as [`api_key_of_subprotocols`] reads it.
 ///
 /// The settings must be such that [`LiveSettings::check`] takes them, and `max_window` no longer than the decoder's own.
 pub fn routes(decoder: Arc<dyn Decoder>, settings: LiveSettings) -> Router {
@@ -123,6 +124,9 @@ const GONE: End = End {
 /// What is at work in a session.
 struct Live {
     config: SessionConfig,
+    models: KnownModels,
+    /// When the session ends at the latest, in seconds since 1970.
+    expires_at: i64,
     session: Session,
     audio: WireAudio,
     /// Bytes of a message that were not taken yet.
@@ -166,51 +170,36 @@ impl Connection {
                 .end(close_code::AGAIN, "too many sessions", "server_error", refused)
                 .await;
         };
-        let mut config = SessionConfig::default();
         let models = KnownModels {
             names: service.decoder.models(),
             accept_any: settings.accept_any_model,
         };
-        if let Err(refused) = config.set_model(model, &models, "model") {
-            return self
-                .end(close_code::POLICY, "no such model", "invalid_request_error", refused)
-                .await;
-        }
-        let network = voice_activity().and_then(|network| {
-            let audio = WireAudio::new(config.format).map_err(|error| error.to_string())?;
-            Ok((network, audio))
-        });
-        let (network, audio) = match network {
-            Ok(network) => network,
-            Err(why) => {
-                let refused = Refused::new("server_error", why);
+        let mut live = match Live::new(settings, models, model) {
+            Ok(live) => live,
+            Err(refused) => {
                 return self
-                    .end(close_code::ERROR, "server error", "server_error", refused)
+                    .end(close_code::POLICY, refused.code, "invalid_request_error", refused)
                     .await;
             }
         };
-        let mut live = Live {
-            session: Session::new(network, settings, config.turn_detection),
-            config,
-            audio,
-            pending: Bytes::new(),
-            decoding: None,
-            samples: Vec::new(),
-        };
-        let expires_at = chrono::Utc::now().timestamp() + settings.max_session as i64;
-        let older = self.older;
-        let created = if older {
+        let created = if self.older {
             "transcription_session.created"
         } else {
             "session.created"
         };
-        self.tell_session(created, &live.config, &models, expires_at, older)
-            .await?;
+        let session = live.to_json(&self.id, self.older);
+        self.send(created, session).await?;
 
         let idle_timeout = Duration::from_secs_f64(settings.idle_timeout);
         let ends = Instant::now() + Duration::from_secs_f64(settings.max_session);
         let mut idle = Instant::now() + idle_timeout;
+        let mut stopping = false;
         loop {
+            if !stopping && service.decoder.is_stopping() {
+                stopping = true;
+                // There may be nothing to commit.
+                let _ = live.commit();
+            }
             if live.decoding.is_none()
                 && let Some(request) = live.session.next_decode()
             {
@@ -220,7 +209,13 @@ impl Connection {
             for event in live.session.take_events() {
                 self.tell(event, &live.config).await?;
             }
-            let has_room = !live.session.is_full();
+            if stopping && live.decoding.is_none() {
+                let refused = Refused::new("server_stopping", "the server is being stopped");
+                return self
+                    .end(close_code::AWAY, "server stopping", "server_error", refused)
+                    .await;
+            }
+            let has_room = !stopping && !live.session.is_full();
             let has_pending = !live.pending.is_empty();
             // While something is decoded, the client may well wait.
             let deadline = if live.decoding.is_some() { ends } else { idle.min(ends) };
@@ -238,7 +233,8 @@ impl Connection {
                 }
                 () = sleep_until(deadline) => {
                     let refused = if Instant::now() >= ends {
-                        Refused::new("session_expired", format!("the session lasted {} s, which is the limit", settings.max_session))
+                        let why = format!("the session lasted {} s, which is the limit", settings.max_session);
+                        Refused::new("session_expired", why)
                     } else {
                         Refused::new("idle_timeout", format!("nothing came for {} s", settings.idle_timeout))
                     };
@@ -247,47 +243,53 @@ impl Connection {
                 message = self.socket.recv(), if has_room && !has_pending => {
                     match message {
                         None | Some(Ok(Message::Close(_))) => return Ok(()),
-                        Some(Err(error)) => {
-                            // Most often a message that is too large; what comes after it cannot be read.
-                            let refused = Refused::new("invalid_message", format!("the connection cannot be read on: {error}"));
-                            return self.end(close_code::SIZE, "unreadable message", "invalid_request_error", refused).await;
-                        }
                         // Signs of life of the connection, not of the client.
                         Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
                         Some(Ok(Message::Binary(bytes))) => live.pending = bytes,
-                        Some(Ok(Message::Text(text))) => {
-                            let (id, event) = ClientEvent::parse(&text);
-                            let followed = match event {
-                                Ok(ClientEvent::Update { update, older }) => {
-                                    match live.update(*update, &models) {
-                                        Ok(()) => {
-                                            let updated = if older { "transcription_session.updated" } else { "session.updated" };
-                                            self.tell_session(updated, &live.config, &models, expires_at, older).await?;
-                                            Ok(())
-                                        }
-                                        Err(refused) => Err(refused),
-                                    }
-                                }
-                                Ok(ClientEvent::Append(bytes)) => {
-                                    live.pending = bytes.into();
-                                    Ok(())
-                                }
-                                Ok(ClientEvent::Commit) => live.commit(),
-                                Ok(ClientEvent::Clear) => {
-                                    live.session.clear();
-                                    self.send("input_audio_buffer.cleared", json!({})).await?;
-                                    Ok(())
-                                }
-                                Err(refused) => Err(refused),
-                            };
-                            if let Err(refused) = followed {
-                                self.tell_error("invalid_request_error", refused, id).await?;
-                            }
+                        Some(Ok(Message::Text(text))) => self.follow(&mut live, &text).await?,
+                        Some(Err(error)) => {
+                            // Most often a message that is too large; what comes after it cannot be read.
+                            let why = format!("the connection cannot be read on: {error}");
+                            let refused = Refused::new("invalid_message", why);
+                            return self.end(close_code::SIZE, refused.code, "invalid_request_error", refused).await;
                         }
                     }
                     idle = Instant::now() + idle_timeout;
                 }
             }
+        }
+    }
+
+    /// Does what an event of the client asks for, or tells why not.
+    async fn follow(&mut self, live: &mut Live, text: &str) -> Result<(), End> {
+        let (id, event) = ClientEvent::parse(text);
+        let followed = match event {
+            Ok(ClientEvent::Update { update, older }) => match live.update(*update) {
+                Ok(()) => {
+                    let updated = if older {
+                        "transcription_session.updated"
+                    } else {
+                        "session.updated"
+                    };
+                    let session = live.to_json(&self.id, older);
+                    return self.send(updated, session).await;
+                }
+                Err(refused) => Err(refused),
+            },
+            Ok(ClientEvent::Append(bytes)) => {
+                live.pending = bytes.into();
+                Ok(())
+            }
+            Ok(ClientEvent::Commit) => live.commit(),
+            Ok(ClientEvent::Clear) => {
+                live.session.clear();
+                return self.send("input_audio_buffer.cleared", json!({})).await;
+            }
+            Err(refused) => Err(refused),
+        };
+        match followed {
+            Ok(()) => Ok(()),
+            Err(refused) => self.tell_error("invalid_request_error", refused, id).await,
         }
     }
 
@@ -377,19 +379,6 @@ impl Connection {
         }
     }
 
-    async fn tell_session(
-        &mut self,
-        kind: &str,
-        config: &SessionConfig,
-        models: &KnownModels,
-        expires_at: i64,
-        older: bool,
-    ) -> Result<(), End> {
-        let default_model = models.names.first().map_or("", String::as_str);
-        let session = config.to_json(&format!("sess_{}", self.id), default_model, expires_at, older);
-        self.send(kind, json!({"session": session})).await
-    }
-
     /// Tells of an error; `of` is the id of the client's event.
     async fn tell_error(&mut self, kind: &str, refused: Refused, of: Option<String>) -> Result<(), End> {
         let Refused { code, message, param } = refused;
@@ -432,8 +421,32 @@ impl Connection {
 }
 
 impl Live {
-    fn update(&mut self, update: SessionUpdate, models: &KnownModels) -> Result<(), Refused> {
-        let config = self.config.updated(update, models)?;
+    fn new(settings: &LiveSettings, models: KnownModels, model: Option<String>) -> Result<Live, Refused> {
+        let mut config = SessionConfig::default();
+        config.set_model(model, &models, "model")?;
+        let network = voice_activity().map_err(|why| Refused::new("server_error", why))?;
+        let audio = WireAudio::new(config.format);
+        Ok(Live {
+            session: Session::new(network, settings, config.turn_detection),
+            audio: audio.map_err(|error| Refused::new("server_error", error.to_string()))?,
+            config,
+            models,
+            expires_at: chrono::Utc::now().timestamp() + settings.max_session as i64,
+            pending: Bytes::new(),
+            decoding: None,
+            samples: Vec::new(),
+        })
+    }
+
+    /// The fields of an event that tells of the session.
+    fn to_json(&self, id: &str, older: bool) -> Value {
+        let default_model = self.models.names.first().map_or("", String::as_str);
+        let id = format!("sess_{id}");
+        json!({"session": self.config.to_json(&id, default_model, self.expires_at, older)})
+    }
+
+    fn update(&mut self, update: SessionUpdate) -> Result<(), Refused> {
+        let config = self.config.updated(update, &self.models)?;
         if config.format != self.audio.format() {
             let audio = WireAudio::new(config.format);
             let audio = audio.map_err(|error| Refused::new("invalid_value", error.to_string()))?;

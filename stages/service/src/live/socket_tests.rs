@@ -1,4 +1,5 @@
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -28,6 +29,9 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     runtime.block_on(async { timeout(LONG, test).await.expect("the test hangs") })
 }
 
+/// What is heard in samples.
+type Hear = fn(&[f32]) -> Result<Heard, EngineError>;
+
 /// Hears by a function of the samples.
 struct Fake<F>(F);
 
@@ -36,26 +40,32 @@ impl<F: Fn(&[f32]) -> Result<Heard, EngineError> + Send + Sync + 'static> Decode
         vec!["small".into(), "large".into()]
     }
 
+    fn is_stopping(&self) -> bool {
+        false
+    }
+
     fn decode(&self, _: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
         Box::pin(std::future::ready((self.0)(&samples)))
     }
 }
 
 /// A word for each half second.
-fn counting() -> Fake<impl Fn(&[f32]) -> Result<Heard, EngineError> + Send + Sync + 'static> {
-    Fake(|samples: &[f32]| {
-        let words = (0..samples.len() / 8_000).map(|index| Word {
-            word: format!("w{index}"),
-            start: index as f64 / 2.0,
-            end: index as f64 / 2.0 + 0.25,
-            confidence: Some(0.5),
-            speaker: None,
-        });
-        Ok(Heard {
-            words: words.collect(),
-            languages: Vec::new(),
-        })
+fn count(samples: &[f32]) -> Result<Heard, EngineError> {
+    let words = (0..samples.len() / 8_000).map(|index| Word {
+        word: format!("w{index}"),
+        start: index as f64 / 2.0,
+        end: index as f64 / 2.0 + 0.25,
+        confidence: Some(0.5),
+        speaker: None,
+    });
+    Ok(Heard {
+        words: words.collect(),
+        languages: Vec::new(),
     })
+}
+
+fn counting() -> Fake<Hear> {
+    Fake(count)
 }
 
 async fn serve(decoder: impl Decoder, settings: LiveSettings) -> String {
@@ -375,13 +385,11 @@ fn other_intents_and_models_are_refused() {
 }
 
 #[test]
-fn browsers_send_their_key_as_a_subprotocol() {
+fn browsers_say_by_subprotocols_what_others_say_in_headers() {
     let mut headers = HeaderMap::new();
     assert_eq!(api_key_of_subprotocols(&headers), None);
-    headers.insert(
-        "sec-websocket-protocol",
-        "realtime, openai-insecure-api-key.abc".parse().unwrap(),
-    );
+    let offered = "realtime, openai-insecure-api-key.abc";
+    headers.insert(header::SEC_WEBSOCKET_PROTOCOL, offered.parse().unwrap());
     assert_eq!(api_key_of_subprotocols(&headers), Some("abc"));
     run(async {
         let url = serve(counting(), LiveSettings::default()).await;
@@ -391,6 +399,52 @@ fn browsers_send_their_key_as_a_subprotocol() {
         );
         let mut client = Client::connect(&url, &[offered]).await;
         client.expect("transcription_session.created").await;
+    });
+}
+
+/// Says that the service is being stopped once it has heard something.
+struct Stopping {
+    hears: Fake<Hear>,
+    stops: AtomicBool,
+}
+
+impl Decoder for Stopping {
+    fn models(&self) -> Vec<String> {
+        self.hears.models()
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stops.load(Ordering::SeqCst)
+    }
+
+    fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
+        self.stops.store(true, Ordering::SeqCst);
+        self.hears.decode(model, samples)
+    }
+}
+
+#[test]
+fn a_service_that_is_stopped_says_what_it_heard() {
+    run(async {
+        let decoder = Stopping {
+            hears: Fake(count),
+            stops: AtomicBool::new(false),
+        };
+        let url = serve(decoder, LiveSettings::default()).await;
+        let mut client = Client::connect(&url, &[]).await;
+        client
+            .send(json!({"type": "session.update", "session": {"turn_detection": null}}))
+            .await;
+        client.wait_for("session.updated").await;
+        // The first second is decoded as part of an item; after that the service stops.
+        client.append(&vec![0; 48_000]).await;
+        client.send(json!({"type": "input_audio_buffer.commit"})).await;
+        let completed = client
+            .wait_for("conversation.item.input_audio_transcription.completed")
+            .await;
+        assert_eq!(completed["transcript"], "w0 w1");
+        assert_eq!(client.wait_for("error").await["error"]["code"], "server_stopping");
+        assert_eq!(client.next().await, Err(1001));
     });
 }
 

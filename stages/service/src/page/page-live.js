@@ -1,0 +1,217 @@
+"use strict";
+
+// The microphone: what it gives goes to the server over a WebSocket, and words come back. After page.js.
+
+// How long the server has to say the last words of a live session, in milliseconds.
+const LAST_WORDS = 20000;
+// More audio than this waits to be sent: the connection is too slow. Bytes: ten seconds at 48 kHz.
+const MOST_UNSENT = 960000;
+
+let live = null;
+
+function liveUrl() {
+  const scheme = location.protocol === "https:" ? "wss:" : "ws:";
+  const model = byId("model").value;
+  const named = model === "" ? "" : `&model=${encodeURIComponent(model)}`;
+  return `${scheme}//${location.host}/v1/realtime?intent=transcription${named}`;
+}
+
+async function startSpeaking() {
+  if (!navigator.mediaDevices?.getUserMedia || !window.AudioWorkletNode) {
+    complain("The browser gives the microphone only to pages of https:// or localhost.");
+    return;
+  }
+  clearTranscript("live");
+  const session = {
+    items: new Map(),
+    // Items that are committed and not complete.
+    waiting: new Set(),
+    // Audio from before the server was ready.
+    early: [],
+    socket: null,
+    // Made here, while the browser knows that somebody pressed a button.
+    context: new AudioContext(),
+    stream: null,
+    node: null,
+    ending: false,
+  };
+  live = session;
+  byId("speak").setAttribute("aria-pressed", "true");
+  byId("speak").textContent = "Stop";
+  byId("file").disabled = true;
+  try {
+    // Says whether a key is needed: a WebSocket does not.
+    await loadModels();
+    session.stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, echoCancellation: false } });
+    await session.context.resume();
+    await session.context.audioWorklet.addModule("/page-worklet.js");
+    if (live === session) {
+      connect(session);
+    } else {
+      stopCapture(session);
+    }
+  } catch (error) {
+    // Where "Stop" was pressed meanwhile, nothing is to be told.
+    stopCapture(session);
+    endLive(session, error.message);
+  }
+}
+
+function connect(session) {
+  const protocols = key === "" ? ["realtime"] : ["realtime", `openai-insecure-api-key.${key}`];
+  const socket = new WebSocket(liveUrl(), protocols);
+  session.socket = socket;
+  socket.addEventListener("message", (message) => follow(session, JSON.parse(message.data)));
+  socket.addEventListener("close", () => {
+    endLive(session, session.ending ? "" : session.error ?? "The connection was closed.");
+  });
+  session.node = new AudioWorkletNode(session.context, "capture");
+  session.node.port.onmessage = ({ data }) => {
+    if (data.rate) {
+      session.rate = data.rate;
+      configure(session);
+    } else if (data.audio && !session.ready) {
+      session.early.push(data.audio);
+    } else if (data.audio && socket.readyState === WebSocket.OPEN) {
+      if (socket.bufferedAmount > MOST_UNSENT) {
+        endLive(session, "The connection is too slow for live transcription.");
+        return;
+      }
+      socket.send(data.audio);
+    } else if (data.done) {
+      if (socket.readyState === WebSocket.OPEN) {
+        // The answer to the second comes after all that the first commits.
+        socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
+        socket.send(JSON.stringify({ type: "input_audio_buffer.clear" }));
+      }
+      stopCapture(session);
+    }
+  };
+  session.context.createMediaStreamSource(session.stream).connect(session.node);
+  // It gives silence; some browsers run only what is connected to something that is heard.
+  session.node.connect(session.context.destination);
+  status("Connecting …");
+}
+
+// Tells the server of the format, as soon as both it and the worklet are there.
+function configure(session) {
+  if (!session.rate || !session.created) {
+    return;
+  }
+  const update = {
+    type: "transcription",
+    audio: { input: { format: { type: "audio/pcm", rate: session.rate } } },
+    include: ["item.input_audio_transcription.partials", "item.input_audio_transcription.words"],
+  };
+  session.socket.send(JSON.stringify({ type: "session.update", session: update }));
+}
+
+function itemOf(session, id) {
+  if (!session.items.has(id)) {
+    const [made, text] = segmentElement({});
+    const [said, partial] = [element("span"), element("span", "partial")];
+    text.append(said, " ", partial);
+    byId("transcript").append(made);
+    byId("result").hidden = false;
+    session.items.set(id, { made, text, said, partial });
+  }
+  return session.items.get(id);
+}
+
+function follow(session, event) {
+  const kind = String(event.type).replace("conversation.item.input_audio_transcription", "transcription");
+  if (kind === "session.created") {
+    session.created = true;
+    configure(session);
+  } else if (kind === "session.updated") {
+    session.ready = true;
+    session.early.splice(0).forEach((audio) => session.socket.send(audio));
+    status("Listening: speak.");
+  } else if (kind === "transcription.delta") {
+    const item = itemOf(session, event.item_id);
+    item.said.textContent += event.delta;
+    item.partial.textContent = "";
+  } else if (kind === "transcription.partial") {
+    itemOf(session, event.item_id).partial.textContent = event.partial;
+  } else if (kind === "transcription.completed") {
+    complete(session, event);
+  } else if (kind === "transcription.failed") {
+    session.items.get(event.item_id)?.partial.replaceChildren();
+    complain(event.error?.message ?? "A part could not be transcribed.");
+    session.waiting.delete(event.item_id);
+    finishIfDone(session);
+  } else if (kind === "input_audio_buffer.committed") {
+    session.waiting.add(event.item_id);
+  } else if (kind === "input_audio_buffer.cleared") {
+    session.noMore = true;
+    finishIfDone(session);
+  } else if (kind === "error" && !(event.error?.code === "input_audio_buffer_commit_empty" && session.ending)) {
+    session.error = event.error?.message ?? "The server reports an error.";
+    complain(session.error);
+  }
+}
+
+function complete(session, event) {
+  const words = (event.words ?? []).map(cleanWord);
+  const item = session.items.get(event.item_id);
+  if (event.transcript === "") {
+    item?.made.remove();
+  } else {
+    const start = words[0]?.start ?? 0;
+    const end = words.length > 0 ? words[words.length - 1].end : start;
+    const segment = { start, end, text: event.transcript, words };
+    shown.segments.push(segment);
+    shown.json = { segments: shown.segments, text: shown.segments.map((one) => one.text).join(" ") };
+    fillWords((item ?? itemOf(session, event.item_id)).text, segment);
+  }
+  session.waiting.delete(event.item_id);
+  finishIfDone(session);
+}
+
+// After "Stop", the session ends with the last item that was committed.
+function finishIfDone(session) {
+  if (session.noMore && session.waiting.size === 0) {
+    endLive(session, "");
+  }
+}
+
+function stopSpeaking(session) {
+  if (session.ending) {
+    return;
+  }
+  session.ending = true;
+  byId("speak").disabled = true;
+  if (!session.ready || session.socket.readyState !== WebSocket.OPEN) {
+    endLive(session, "");
+    return;
+  }
+  status("The last words …");
+  session.node.port.postMessage("stop");
+  setTimeout(() => endLive(session, "The server did not answer in time."), LAST_WORDS);
+}
+
+function stopCapture(session) {
+  session.stream?.getTracks().forEach((track) => track.stop());
+  session.node?.disconnect();
+  if (session.context && session.context.state !== "closed") {
+    session.context.close();
+  }
+}
+
+function endLive(session, why) {
+  if (live !== session) {
+    return;
+  }
+  live = null;
+  session.ending = true;
+  stopCapture(session);
+  session.socket?.close();
+  byId("speak").setAttribute("aria-pressed", "false");
+  byId("speak").textContent = "Speak into the microphone";
+  byId("speak").disabled = false;
+  byId("file").disabled = false;
+  status(why === "" ? "Done." : "");
+  if (why !== "") {
+    complain(why);
+  }
+}
