@@ -8,6 +8,7 @@
 
 mod app;
 mod body;
+mod client_stream;
 mod endpoints;
 mod error;
 mod events;
@@ -25,7 +26,6 @@ mod settings;
 mod tls;
 mod transcriptions;
 mod upload;
-mod write_timeout;
 
 pub use app::Log;
 pub use endpoints::{Action, ENDPOINTS, Endpoint};

@@ -23,6 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
 use super::app::{App, Log, Phase, Shared};
+use super::client_stream::ClientStream;
 use super::endpoints::router;
 use super::information::not_found;
 use super::keys::Keys;
@@ -31,7 +32,6 @@ use super::origin::Callers;
 use super::settings::{ServeSettings, SettingsError};
 use super::tls;
 use super::upload::Uploads;
-use super::write_timeout::WriteTimeout;
 use crate::engine::{Engine, EngineError, EngineSettings, Observer, TempFolder};
 use crate::live::{self, LiveSettings};
 use crate::page;
@@ -42,7 +42,7 @@ const MAX_HEAD: usize = 32 << 10;
 /// Most bytes of a connection that are read ahead.
 const READ_AHEAD: usize = 128 << 10;
 
-/// Time that responses have when the service ends.
+/// Time that responses and live sessions have when the service ends.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
 /// Time that threads have after that.
@@ -290,18 +290,24 @@ async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsA
             }
             Either::Left(((Ok(permit), Ok((stream, peer))), _)) => (permit, stream, peer),
         };
+        // Deltas are small, and are to come at once. A connection on which that cannot be set works as well.
+        let _ = stream.set_nodelay(true);
         let (app, tls, router) = (Arc::clone(app), tls.cloned(), router.clone());
         tokio::spawn(async move {
+            // It lives as long as the connection, which may outlive its requests as a WebSocket.
+            let stream = ClientStream::new(stream, Duration::from_secs_f64(app.settings.write_timeout), permit);
             connection(&app, stream, peer, tls, router).await;
-            drop(permit);
         });
     }
 }
 
-async fn connection(app: &App, stream: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>, router: Router) {
-    // Deltas are small, and are to come at once. A connection on which that cannot be set works as well.
-    let _ = stream.set_nodelay(true);
-    let stream = WriteTimeout::new(stream, Duration::from_secs_f64(app.settings.write_timeout));
+async fn connection(
+    app: &App,
+    stream: ClientStream<TcpStream>,
+    peer: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+) {
     let Some(tls) = tls else {
         return requests(app, stream, peer, router).await;
     };

@@ -1,4 +1,4 @@
-//! A connection that fails when its other end takes nothing for too long.
+//! A connection to a client: it is counted as long as it is open, and fails when the client takes nothing for too long.
 
 use std::io;
 use std::pin::Pin;
@@ -6,24 +6,28 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A connection whose writes fail with [`io::ErrorKind::TimedOut`] when none succeeds for `limit`.
-pub struct WriteTimeout<T> {
+/// A connection whose writes fail with [`io::ErrorKind::TimedOut`] when none succeeds for `limit`. It holds its permit, also
+/// once it has become a WebSocket.
+pub struct ClientStream<T> {
     inner: T,
     limit: Duration,
     /// When a write that waits fails.
     sleep: Pin<Box<Sleep>>,
     is_waiting: bool,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl<T> WriteTimeout<T> {
-    pub fn new(inner: T, limit: Duration) -> Self {
+impl<T> ClientStream<T> {
+    pub fn new(inner: T, limit: Duration, permit: OwnedSemaphorePermit) -> Self {
         Self {
             inner,
             limit,
             sleep: Box::pin(sleep(limit)),
             is_waiting: false,
+            _permit: permit,
         }
     }
 
@@ -44,7 +48,7 @@ impl<T> WriteTimeout<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for WriteTimeout<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for ClientStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -54,7 +58,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for WriteTimeout<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for ClientStream<T> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write(context, bytes);
         self.watched(polled, context)
@@ -86,7 +90,10 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::sync::Semaphore;
 
     use super::*;
 
@@ -97,15 +104,17 @@ mod tests {
             .build()
             .unwrap();
         runtime.block_on(async {
+            let permits = Arc::new(Semaphore::new(2));
+            let permit = || Arc::clone(&permits).try_acquire_owned().unwrap();
             let (writer, mut reader) = duplex(4);
-            let mut writer = WriteTimeout::new(writer, Duration::from_millis(50));
+            let mut writer = ClientStream::new(writer, Duration::from_millis(50), permit());
             writer.write_all(b"1234").await.unwrap();
             let error = writer.write_all(b"5678").await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 
             let (writer, mut slow) = duplex(1);
             // Far longer than a step of the reader, far shorter than all of them.
-            let mut writer = WriteTimeout::new(writer, Duration::from_secs(30));
+            let mut writer = ClientStream::new(writer, Duration::from_secs(30), permit());
             let write = async {
                 writer.write_all(b"abcdefgh").await.unwrap();
                 drop(writer);
@@ -117,6 +126,7 @@ mod tests {
             };
             let ((), text) = futures::future::join(write, read).await;
             assert_eq!(text, b"abcdefgh");
+            assert_eq!(permits.available_permits(), 1, "of the connection that was closed");
             let mut first = [0; 4];
             reader.read_exact(&mut first).await.unwrap();
             assert_eq!(&first, b"1234");
