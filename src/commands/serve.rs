@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use flow_runtime::escape::escape_line;
 use flow_runtime::run::is_ignored;
 use flow_service::engine::{EngineError, ModelSettings};
 use flow_service::http::{ServeError, ServeSettings, Server, SettingsError, StopHandle};
@@ -13,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
 use signal_hook::iterator::Signals;
 
+use super::fetch::{local_model, tell};
 use super::recordings::carried;
 use crate::arguments::{ServeArguments, VERSION};
 use crate::failure::{Exit, Failure};
@@ -29,8 +29,7 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
     }
     for model in &mut settings.engine.models {
         let Some(reference) = model.path.to_str() else { continue };
-        let path = flow_training::init::local_model(reference, &mut |line| tell(line));
-        model.path = path.map_err(Failure::unreadable)?;
+        model.path = local_model(reference, true)?;
     }
     let server = Server::bind(settings, VERSION, Arc::new(tell)).map_err(failure)?;
     for warning in server.warnings() {
@@ -41,11 +40,6 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
     out.flush()?;
     server.serve().map_err(failure)?;
     Ok(Exit::Done)
-}
-
-/// A line on standard error. Whoever cannot read it is served as well.
-fn tell(line: &str) {
-    let _ = writeln!(io::stderr(), "{}", escape_line(line));
 }
 
 /// The settings of the file, with those of the command line in their place.
