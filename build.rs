@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
 /// commit asked for again.
-const SOURCES: [&str; 21] = [
+const SOURCES: [&str; 22] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
@@ -21,6 +21,7 @@ const SOURCES: [&str; 21] = [
     "stages/model/src",
     "stages/random/src",
     "stages/sampling/src",
+    "stages/service/src",
     "stages/speakers/src",
     "stages/training/src",
     "stages/transcription/src",

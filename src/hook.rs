@@ -4,6 +4,8 @@ use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
+use flow_runtime::run::is_ignored;
+
 use crate::arguments::RunArguments;
 
 /// The option and the command that an exit code asks for. Where no run began, as with a mistake in the pipeline, there is none.
@@ -21,6 +23,10 @@ pub fn for_code(arguments: &RunArguments, code: u8, began: bool) -> Option<(&'st
 pub fn run(option: &str, command: &str, input: &str) -> Option<String> {
     // The run is over, and with it whoever listened to signals: now they end the program again.
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // Under nohup it stays ignored.
+        if is_ignored(signal) {
+            continue;
+        }
         // SAFETY: the default action is always a valid one; no handler of ours is called any more.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }

@@ -106,7 +106,10 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         }
     }
     match &arguments.model {
-        Some(model) => set.push(format!("model={}", local_model(model, speaks)?.to_string_lossy())),
+        Some(model) => {
+            let path = local_model(model, speaks)?;
+            set.push(format!("model={}", json(&[path.to_string_lossy().into_owned()])[0]));
+        }
         None if speaks && !given(&arguments.recordings.set, "model") => tell_languages(&carried(TRANSCRIBE)?),
         None => {}
     }

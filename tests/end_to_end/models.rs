@@ -80,6 +80,17 @@ fn a_model_goes_through_all_forms_and_stays_the_same() {
         expect_code(&output, if arguments[0] == "info" { 1 } else { 2 });
         assert!(stderr(&output).contains("x.nemo"), "{}", stderr(&output));
     }
+    // Opening a pipe waits until somebody writes to it.
+    let pipe = place.path("pipe.nemo");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let output = program().args(["model", "info"]).arg(&pipe).output().unwrap();
+    expect_code(&output, 1);
+    assert!(
+        stderr(&output).contains("pipe.nemo: is no regular file"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]

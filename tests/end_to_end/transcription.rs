@@ -498,3 +498,14 @@ fn a_language_model_is_built_and_used_with_a_beam_and_phrases() {
     );
     expect_code(&with(&["--set", "beam=8"]), 2);
 }
+
+/// No parameter is meant.
+#[test]
+fn a_model_may_have_any_name() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    let absent = place.transcribe(&["--model", "no ${such}.nemo"]);
+    expect_code(&absent, 2);
+    assert!(stderr(&absent).contains("no ${such}.nemo"), "{}", stderr(&absent));
+    assert!(!stderr(&absent).contains("unknown parameter"), "{}", stderr(&absent));
+}

@@ -100,7 +100,7 @@ pub(super) struct Params {
     file_dir: String,
     usual_names: UsualNames,
     secrets: Secrets,
-    /// Files in which values of secrets stand as text.
+    /// Files in which values of secrets stand as text, or may stand under another name.
     files_with_secrets: BTreeSet<PathBuf>,
 }
 
@@ -389,11 +389,11 @@ impl Params {
             if self.is_group(&name) {
                 match value {
                     Value::Mapping(inner) => self.give_below(&format!("{name}."), all, inner, &here, found),
-                    other => found.push(self.group_needs_members(&name, other).at(Place::of(
-                        source,
-                        &here,
-                        Part::Value,
-                    ))),
+                    other => {
+                        self.may_stand_in(source);
+                        let place = Place::of(source, &here, Part::Value);
+                        found.push(self.group_needs_members(&name, other).at(place));
+                    }
                 }
                 continue;
             }
@@ -432,6 +432,7 @@ impl Params {
             match self.give(&name, value, given) {
                 Ok(()) => {}
                 Err(Refusal::Unknown(help)) => {
+                    self.may_stand_in(source);
                     found.push(
                         Diagnostic::new(format!("unknown parameter `{name}`"))
                             .at(Place::of(source, &here, Part::Key))
@@ -533,7 +534,14 @@ impl Params {
         self.is_secret(name) || (unknown && self.has_secrets())
     }
 
-    /// Files in which values of secrets stand as text.
+    /// Notes that a file gives a value under a name that is unknown, which is perhaps the misspelt one of a secret.
+    fn may_stand_in(&mut self, source: &SourceFile) {
+        if self.has_secrets() {
+            self.files_with_secrets.insert(source.path.clone());
+        }
+    }
+
+    /// Files in which values of secrets stand as text, or may stand under another name.
     pub fn files_with_secrets(&self) -> &BTreeSet<PathBuf> {
         &self.files_with_secrets
     }
@@ -644,7 +652,7 @@ impl Params {
     }
 }
 
-/// The text at `steps` below the head of a file, where it is one reference to an environment variable and nothing else.
+/// The text at `steps` below the head of a file, where it is [`substitute::is_lone_environment`].
 fn lone_environment_at<'a>(root: &'a Mapping, steps: &Steps) -> Option<&'a str> {
     let (first, rest) = steps.0.split_first()?;
     let yaml::Step::Key(first) = first else { return None };

@@ -61,9 +61,19 @@ pub(super) fn is_lone_reference(text: &str) -> bool {
     )
 }
 
-/// Whether the text is one reference to an environment variable and nothing else.
+/// Whether the text is one reference to an environment variable and nothing else, without a text for where that is not set.
 pub(super) fn is_lone_environment(text: &str) -> bool {
-    matches!(pieces(text).as_deref(), Ok([(_, Piece::Environment { .. })]))
+    let pieces = pieces(text);
+    matches!(
+        pieces.as_deref(),
+        Ok([(
+            _,
+            Piece::Environment {
+                default: None | Some(""),
+                ..
+            }
+        )])
+    )
 }
 
 /// What stands for the value of a secret parameter, wherever it is named.

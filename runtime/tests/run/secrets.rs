@@ -229,9 +229,13 @@ fn where_a_secret_would_be_shown_it_is_refused() {
         assert!(error.contains(said), "{error}");
         assert!(!error.contains("=short") && !error.contains("hunter22"), "{error}");
     }
-    place.pipeline(&LOGIN.replace("{secret: true,", "{default: in the file, secret: true,"));
-    let error = refusal(&place, &given(), None);
-    assert!(error.contains("cannot stand in a pipeline file"), "{error}");
+    for default in ["in the file", "'${env:PASSWORD:-in the file}'"] {
+        place.pipeline(&LOGIN.replace("{secret: true,", &format!("{{default: {default}, secret: true,")));
+        let error = refusal(&place, &given(), None);
+        assert!(error.contains("cannot stand in a pipeline file"), "{error}");
+    }
+    place.pipeline(&LOGIN.replace("{secret: true,", "{default: '${env:PASSWORD:-}', secret: true,"));
+    check_with(&place, &given(), None).unwrap();
 }
 
 /// An include writes into a pipeline file, too.
@@ -251,6 +255,7 @@ fn an_include_gives_a_secret_no_text() {
         format!("site: {{password: {PASSWORD}}}"),
         format!("site.password: {PASSWORD}"),
         "site: {password: '${word}'}".to_string(),
+        format!("site: {{password: '${{env:NOT_SET:-{PASSWORD}}}'}}"),
     ] {
         including(&params);
         let error = refusal(&place, &[], Some(PASSWORD));
@@ -309,6 +314,28 @@ fn messages_about_an_overlay_do_not_show_the_secrets_in_it() {
     let [plain, picture, _] = said("flow: 1\nparams: {user: [ben, ann]}\n");
     for said in [plain, picture] {
         assert!(said.contains("params: {user: [ben, ann]}"), "{said}");
+    }
+}
+
+/// The name is perhaps the misspelt one of a secret.
+#[test]
+fn messages_about_an_include_do_not_show_values_of_unknown_names() {
+    use flow_runtime::spec::Style;
+
+    let place = Place::new();
+    fs::write(place.path("inner.yaml"), LOGIN).unwrap();
+    let registry = Registry::new(toys::kinds()).unwrap();
+    for params in [format!("site: {{pasword: {PASSWORD}}}"), format!("site: {PASSWORD}")] {
+        place.pipeline(&format!(
+            "flow: 1\ninclude: {{inner: {{pipeline: inner.yaml, params: {{{params}}}}}}}\n"
+        ));
+        let path = place.path("pipeline.yaml");
+        let found = load(&path, &Overrides::default(), &registry).err().unwrap();
+        for style in [Style::Plain, Style::Unicode, Style::Colour] {
+            let said = found.render(style);
+            assert!(!said.contains(PASSWORD), "{params}: {said}");
+            assert!(said.contains("pipeline.yaml:"), "{params}: {said}");
+        }
     }
 }
 

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use flow_runtime::open_regular_file;
+
 use crate::error::AudioError;
 use crate::part::mixed;
 use crate::recording;
@@ -38,7 +40,7 @@ pub fn read_range(path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioE
         path: path.to_owned(),
         source,
     };
-    let file = File::open(path).map_err(failed)?;
+    let file = open_regular_file(path).map_err(failed)?;
     read_open_range(&file, path, offset, size)
 }
 
@@ -75,7 +77,7 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, AudioError> {
         path: path.to_owned(),
         source,
     };
-    let file = File::open(path).map_err(failed)?;
+    let file = open_regular_file(path).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
     read_open_range(&file, path, 0, size)
 }

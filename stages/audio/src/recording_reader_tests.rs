@@ -412,4 +412,11 @@ fn what_cannot_be_opened_says_why() {
     assert!(matches!(why(&wav(500, 1, &[1; 100])), AudioError::SampleRate(500)));
     let gone = RecordingReader::open(Path::new("/no/such/file"), None, Channels::Mix);
     assert!(matches!(gone, Err(AudioError::Read { .. })));
+    // Opening a pipe waits until somebody writes to it.
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe.wav");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    assert_eq!(channel_count(&pipe), None);
+    assert!(matches!(crate::decode::read_file(&pipe), Err(AudioError::Read { .. })));
 }

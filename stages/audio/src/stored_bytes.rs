@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flow_runtime::open_regular_file;
 use symphonia::core::io::MediaSource;
 
 use crate::error::AudioError;
@@ -30,7 +31,7 @@ impl StoredBytes {
             path: path.to_owned(),
             source,
         };
-        let file = File::open(path).map_err(failed)?;
+        let file = open_regular_file(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         let (offset, size) = range.unwrap_or((0, length));
         if offset.checked_add(size).is_none_or(|end| end > length) {

@@ -118,6 +118,8 @@ pub fn check_changes(settings: &TrainSettings) -> Result<(), TrainingError> {
         let another_run = !changes.is_empty();
         // As in the record where the settings alone do not tell.
         let mut now = record.settings.clone();
+        // One that settings may leave out.
+        now.remove("long_texts");
         now.extend(settings.recorded());
         changes.extend(checkpoint::changes(record, &now, None));
         refusal(settings.on_change, &folder, &changes, another_run)

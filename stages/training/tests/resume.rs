@@ -12,6 +12,7 @@ use flow_sampling::load::loaded_schema;
 use flow_sampling::plan::{Balance, Packing};
 use flow_training::TrainingError;
 use flow_training::checkpoint;
+use flow_training::long_texts::OverLimit;
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::{LeftOut, Session};
 use flow_training::settings::{ModelSettings, OnChange, TrainSettings};
@@ -445,6 +446,15 @@ fn changed_settings_are_refused_without_the_inputs() {
     };
     let said = check_changes(&changed).expect_err("refused").to_string();
     assert!(said.contains("phase2_lr: 0.002 in the checkpoint, 0.005 now"), "{said}");
+    let cut = TrainSettings {
+        long_texts: OverLimit::Truncate,
+        ..before.clone()
+    };
+    let said = check_changes(&cut).expect_err("refused").to_string();
+    assert!(
+        said.contains("long_texts: \"reject\" in the checkpoint, null now"),
+        "{said}"
+    );
     let wider = TrainSettings {
         model: ModelSettings {
             d_model: 32,

@@ -91,6 +91,9 @@ impl OpenModel {
                 ),
             ));
         }
+        if !metadata.is_file() {
+            return Err(broken(path, "is no regular file"));
+        }
         let mut magic = Vec::new();
         File::open(path)
             .and_then(|file| file.take(9).read_to_end(&mut magic))

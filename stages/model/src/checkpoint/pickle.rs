@@ -136,6 +136,11 @@ impl<'a> Pickle<'a> {
             }
             // OmegaConf's containers hold `_content`, its leaves `_val`.
             Node::Call(_, _, attributes) => {
+                // They are looked through.
+                let entries = attributes.and_then(|node| self.dictionary(node)).map_or(0, <[_]>::len);
+                *left = left
+                    .checked_sub(entries / 16)
+                    .ok_or("has hyper-parameters that are too long")?;
                 let held = attributes.and_then(|node| self.entry(node, "_content").or(self.entry(node, "_val")));
                 match held {
                     Some(held) => self.plain(held, depth - 1, left)?,

@@ -100,6 +100,22 @@ fn what_is_long_cannot_be_said_again_and_again() {
     assert!(Pickle::read(&value).unwrap().hyper_parameters().is_err());
 }
 
+/// One object with many attributes, none of which is a value, again and again.
+#[test]
+fn attributes_are_not_looked_through_again_and_again() {
+    let said = |attributes: usize, times: usize| {
+        let mut bytes = [&b"\x80\x02}("[..], &text("hyper_parameters"), b"(cm\nn\n)R}("].concat();
+        bytes.extend(b"K\x01N".repeat(attributes));
+        bytes.extend(b"ubq\x00");
+        bytes.extend(b"h\x00".repeat(times - 1));
+        bytes.extend(b"lu.");
+        Pickle::read(&bytes).unwrap().hyper_parameters()
+    };
+    assert_eq!(said(10, 1000), Ok(Some(Value::Sequence(vec![Value::Null; 1000]))));
+    assert!(said(200_000, 1).is_ok());
+    assert!(said(200_000, 1000).unwrap_err().contains("too long"));
+}
+
 #[test]
 fn a_tensor_may_have_many_names_and_a_name_one_tensor() {
     let key = "0".repeat(500_000);
