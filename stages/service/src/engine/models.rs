@@ -284,7 +284,7 @@ impl Models {
         let used: u64 = slots.iter().map(|slot| slot.bytes).sum();
         let is_idle = |slot: &Slot| slot.users == 0 && matches!(slot.loading, Loading::Done(..));
         let idle: u64 = slots.iter().filter(|slot| is_idle(slot)).map(|slot| slot.bytes).sum();
-        if used - idle + bytes > budget {
+        if (used - idle).saturating_add(bytes) > budget {
             let in_use = slots.iter().filter(|slot| slot.bytes > 0 && !is_idle(slot));
             let in_use: Vec<String> = in_use
                 .map(|slot| format!("`{}` ({} bytes)", slot.name, slot.bytes))
