@@ -61,7 +61,7 @@ impl Callers {
 }
 
 /// The name in `name:port`, `[address]:port`, or either without a port.
-fn without_port(host: &str) -> &str {
+pub fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) && !name.ends_with(':') => name,
         _ => host,
