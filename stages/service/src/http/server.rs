@@ -25,7 +25,7 @@ use tower::ServiceExt;
 use super::app::{App, Log, Phase, Shared};
 use super::client_stream::ClientStream;
 use super::endpoints::router;
-use super::information::not_found;
+use super::information::{not_found, wrong_method};
 use super::keys::Keys;
 use super::metrics::Metrics;
 use super::origin::Callers;
@@ -240,7 +240,9 @@ async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, liv
     let started = tokio::task::spawn_blocking(move || Engine::start_observed(engine, observer)).await;
     let failure = match started {
         Ok(Ok(engine)) => {
-            let routes = live::routes(Arc::new(engine.clone()), live).fallback(not_found);
+            let routes = live::routes(Arc::new(engine.clone()), live)
+                .fallback(not_found)
+                .method_not_allowed_fallback(wrong_method);
             // Nobody else sets them.
             let _ = app.live.set(routes);
             let _ = app.engine.set(engine);
@@ -277,18 +279,20 @@ async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsA
     let mut closing = pin!(reached(app.phase.clone(), Phase::Closing));
     loop {
         let next = pin!(async {
-            let permit = Arc::clone(&app.connections).acquire_owned().await;
-            (permit, listener.accept().await)
+            let accepted = listener.accept().await;
+            // In this order: only connections have permits.
+            (accepted, Arc::clone(&app.connections).acquire_owned().await)
         });
-        let (permit, stream, peer) = match select(next, closing.as_mut()).await {
+        let (stream, peer, permit) = match select(next, closing.as_mut()).await {
             Either::Right(_) => return,
             // The semaphore is never closed.
-            Either::Left(((Err(_), _), _)) => return,
-            Either::Left(((_, Err(_)), _)) => {
+            Either::Left(((_, Err(_)), _)) => return,
+            Either::Left(((Err(_), permit), _)) => {
+                drop(permit);
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
-            Either::Left(((Ok(permit), Ok((stream, peer))), _)) => (permit, stream, peer),
+            Either::Left(((Ok((stream, peer)), Ok(permit)), _)) => (stream, peer, permit),
         };
         // Deltas are small, and are to come at once. A connection on which that cannot be set works as well.
         let _ = stream.set_nodelay(true);

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use flow_service::http::{ServeError, ServeSettings, Server};
@@ -16,7 +16,13 @@ const LONG: usize = 1200;
 fn a_full_queue_says_when_to_come_back_and_a_client_that_goes_makes_room() {
     let mut settings = settings();
     settings.engine.max_queue = 1;
-    let service = Service::start(settings);
+    settings.http.log_requests = true;
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let log = {
+        let lines = Arc::clone(&lines);
+        Arc::new(move |line: &str| lines.lock().unwrap().push(line.to_owned()))
+    };
+    let service = Service::start_with_log(settings, log);
     let body = form(Some(&long_recording(LONG)), &[]);
     let mut client = TcpStream::connect(service.address).unwrap();
     let head = format!(
@@ -42,6 +48,16 @@ fn a_full_queue_says_when_to_come_back_and_a_client_that_goes_makes_room() {
     let outcome = |name: &str| service.metric(&format!("flow_transcriptions_total{{outcome=\"{name}\"}}"));
     wait(|| outcome("done") + outcome("cancelled") == 2.0);
     assert_eq!(outcome("done"), 1.0, "the client that went has no transcript");
+    // Only that of the client who asks is open.
+    wait(|| service.metric("flow_connections") == 1.0);
+    let lines = lines.lock().unwrap();
+    for status in ["null", "429", "200"] {
+        let is_line = |line: &&String| {
+            line.contains("/v1/audio/transcriptions") && line.contains(&format!("\"status\":{status},"))
+        };
+        assert_eq!(lines.iter().filter(is_line).count(), 1, "{status}: {lines:?}");
+    }
+    assert!(lines.iter().all(|line| !line.contains("talk")), "{lines:?}");
 }
 
 #[test]
