@@ -60,7 +60,8 @@ pub struct HttpSettings {
     pub tls_key: Option<PathBuf>,
     /// Origins of pages that may call the service, such as `https://app.example`; `*` for all.
     pub cors: Vec<String>,
-    /// Names beside `localhost` that the service answers to while it listens on a loopback address and needs no keys.
+    /// Names, without ports, that the service answers to beside `localhost` while it needs no keys. Where there are none, it
+    /// answers to any, unless it listens on a loopback address.
     pub allowed_hosts: Vec<String>,
     /// Whether requests for models that are not there get the first one.
     pub accept_any_model: bool,
