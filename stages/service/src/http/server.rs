@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
@@ -42,7 +42,7 @@ const MAX_HEAD: usize = 32 << 10;
 /// Most bytes of a connection that are read ahead.
 const READ_AHEAD: usize = 128 << 10;
 
-/// Time that responses and live sessions have when the service ends.
+/// The least time that responses and live sessions have when the service ends.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
 /// Time that threads have after that.
@@ -220,17 +220,21 @@ impl Server {
         });
         let router = router(&app, page::routes());
         tokio::spawn(load(Arc::clone(&app), self.phase.clone(), engine, live));
-        tokio::spawn(drain(Arc::clone(&app), self.phase.clone()));
+        let drained = tokio::spawn(drain(Arc::clone(&app), self.phase.clone()));
 
         accept(&app, &listener, self.tls.as_ref(), &router).await;
 
         let all = u32::try_from(app.settings.max_connections).unwrap_or(u32::MAX);
+        let failure = app.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let least = Instant::now() + CLOSE_TIME;
+        let until = match &failure {
+            Some(_) => least,
+            // Sessions decode what was said last, for which nothing waited in the engine yet.
+            None => drained.await.map_or(least, |until| until.max(least)),
+        };
         // Whoever takes longer is cut off.
-        let _ = timeout(CLOSE_TIME, connections.acquire_many(all)).await;
-        match app.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(failure) => Err(failure),
-            None => Ok(()),
-        }
+        let _ = timeout_at(until, connections.acquire_many(all)).await;
+        failure.map_or(Ok(()), Err)
     }
 }
 
@@ -259,17 +263,20 @@ fn cannot_serve(error: io::Error) -> ServeError {
     ServeError::Failed(format!("cannot serve: {error}"))
 }
 
-/// Once the service is told to stop: waits for the requests that the engine took.
-async fn drain(app: App, phase: watch::Sender<Phase>) {
+/// Once the service is told to stop: waits for the requests that the engine took. Returns when `drain_timeout` is over.
+async fn drain(app: App, phase: watch::Sender<Phase>) -> Instant {
     reached(app.phase.clone(), Phase::Draining).await;
+    let limit = Duration::from_secs_f64(app.settings.drain_timeout);
+    let until = Instant::now() + limit;
     if let Some(engine) = app.engine.get() {
-        engine.drain(Duration::from_secs_f64(app.settings.drain_timeout)).await;
+        engine.drain(limit).await;
     }
     phase.send_replace(Phase::Closing);
+    until
 }
 
 /// Waits until the service is in this phase, or past it.
-async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
+pub async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
     // The one who tells of phases lives as long as the service.
     let _ = phase.wait_for(|phase| *phase >= wanted).await;
 }

@@ -9,14 +9,15 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::time::timeout;
 
-use super::app::App;
+use super::app::{App, Phase};
 use super::body::limited;
 use super::error::ApiError;
 use super::events::events;
 use super::form::{self, Asked, ResponseFormat, TranscriptionForm};
 use super::multipart::{Multipart, boundary};
 use super::responses;
-use crate::engine::{Engine, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
+use super::server::reached;
+use crate::engine::{Engine, EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
 
 /// The header that names the fields which were given and have no effect.
 pub const IGNORED: HeaderName = HeaderName::from_static("x-flow-ignored");
@@ -93,7 +94,11 @@ async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, Api
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", message));
     };
     let body = limited(request.into_body(), app.settings.body_limits());
-    form::read(Multipart::new(body, &boundary), &app.uploads).await
+    tokio::select! {
+        form = form::read(Multipart::new(body, &boundary), &app.uploads) => form,
+        // It would be refused once all of it is there.
+        () = reached(app.phase.clone(), Phase::Draining) => Err(EngineError::Draining.into()),
+    }
 }
 
 fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {

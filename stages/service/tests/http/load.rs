@@ -1,13 +1,13 @@
 //! Many requests, clients that go, and the end of the service.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use flow_service::http::{ServeError, ServeSettings, Server};
 
-use crate::service::{Service, content_type, form, long_recording, recording, settings, wait};
+use crate::service::{PATIENCE, Service, content_type, form, long_recording, recording, settings, wait};
 
 /// Seconds of a recording that is transcribed for longer than it takes to send a few requests.
 const LONG: usize = 1200;
@@ -103,6 +103,32 @@ fn a_service_that_is_stopped_finishes_what_it_took() {
 
     let (status, text) = client.join().unwrap();
     assert_eq!(status, 200, "{text}");
+    service.join().unwrap();
+}
+
+#[test]
+fn an_upload_that_is_under_way_is_refused_when_the_service_is_stopped() {
+    let service = Service::start(settings());
+    let mut client = TcpStream::connect(service.address).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let head = format!(
+        "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: {}\r\nContent-Type: {}\r\nContent-Length: 100000\r\n\
+         Expect: 100-continue\r\n\r\n",
+        service.address,
+        content_type(),
+    );
+    client.write_all(head.as_bytes()).unwrap();
+    // The body is waited for.
+    let mut status = [0; 12];
+    client.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 100");
+    service.stop.stop();
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    assert!(
+        text.contains("HTTP/1.1 503") && text.contains("server_stopping"),
+        "{text}"
+    );
     service.join().unwrap();
 }
 
