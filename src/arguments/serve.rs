@@ -36,7 +36,7 @@ pub struct ServeArguments {
     /// Let pages of this origin call the service, such as https://app.example, or `*` for all; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
-    /// Answer to this name, too, while listening on a loopback address without keys; may be given several times
+    /// Without keys, answer to this name and to localhost, and to no others; may be given several times
     #[arg(long, value_name = "HOST")]
     pub allowed_host: Vec<String>,
     /// Give requests for models that are not there the first one

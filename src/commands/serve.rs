@@ -27,6 +27,10 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
         tell("no --model is given: the bundled small model, which is made for trying things out, is used");
         settings.engine.models.push(bundled()?);
     }
+    // Before models are fetched, which may take long.
+    let checked = settings.engine.check();
+    checked.map_err(|error| failure(error.into()))?;
+    settings.http.check().map_err(wrong_setting)?;
     for model in &mut settings.engine.models {
         let Some(reference) = model.path.to_str() else { continue };
         model.path = local_model(reference, true)?;
@@ -237,5 +241,15 @@ mod tests {
         assert_eq!(error.exit(), Exit::Usage);
         assert!(error.to_string().contains("cannot listen on nowhere"), "{error}");
         assert!(out.is_empty());
+        // Wrong numbers are told before a model is looked for.
+        arguments.model = vec!["hf://no-repository".to_owned()];
+        arguments.max_queue = Some(0);
+        let error = serve(&arguments, &mut out).unwrap_err();
+        assert_eq!(error.exit(), Exit::Usage);
+        assert!(error.to_string().contains("max_queue"), "{error}");
+        arguments.max_queue = None;
+        arguments.drain_timeout = Some(0.0);
+        let error = serve(&arguments, &mut out).unwrap_err();
+        assert!(error.to_string().contains("drain_timeout"), "{error}");
     }
 }

@@ -219,6 +219,8 @@ impl Models {
             recognizer,
             batcher: Batcher::new(self.limits, self.turn.clone()),
         });
+        // Before the thread starts, which may find at once that nobody uses the model, and would see another in its place.
+        let mut slots = self.lock();
         let thread = {
             let (models, model) = (Arc::clone(self), Arc::clone(&model));
             std::thread::Builder::new().name("batches".to_owned()).spawn(move || {
@@ -231,6 +233,7 @@ impl Models {
         let thread = match thread {
             Ok(thread) => thread,
             Err(error) => {
+                drop(slots);
                 self.failed(
                     index,
                     &EngineError::Failed(format!("no thread can be started: {error}")),
@@ -238,7 +241,6 @@ impl Models {
                 return;
             }
         };
-        let mut slots = self.lock();
         if self.stopped.load(Ordering::SeqCst) {
             model.batcher.stop();
         }
@@ -284,7 +286,7 @@ impl Models {
         let used: u64 = slots.iter().map(|slot| slot.bytes).sum();
         let is_idle = |slot: &Slot| slot.users == 0 && matches!(slot.loading, Loading::Done(..));
         let idle: u64 = slots.iter().filter(|slot| is_idle(slot)).map(|slot| slot.bytes).sum();
-        if used - idle + bytes > budget {
+        if (used - idle).saturating_add(bytes) > budget {
             let in_use = slots.iter().filter(|slot| slot.bytes > 0 && !is_idle(slot));
             let in_use: Vec<String> = in_use
                 .map(|slot| format!("`{}` ({} bytes)", slot.name, slot.bytes))

@@ -68,6 +68,9 @@ impl Preparation {
 
     fn push_long(&self, work: Arc<Work>) {
         let mut waiting = self.lock();
+        if waiting.stopped {
+            return;
+        }
         let place = waiting.long.partition_point(|other| other.id() < work.id());
         waiting.long.insert(place, work);
         drop(waiting);
@@ -111,14 +114,22 @@ enum Prepared {
     IsLong,
 }
 
-/// Starts as many threads as there are cores, two at least, of which a quarter, one at least, leaves long recordings alone.
+/// How many threads there are on so many cores, and how many of them leave long recordings alone. Most of the time a thread
+/// waits until the model has room for windows of its recording: there are more of them than cores, so that one long recording
+/// does not hold up another that is far shorter.
+fn threads(cores: usize) -> (usize, usize) {
+    let count = cores.max(8);
+    (count, count / 4)
+}
+
+/// Starts the threads.
 ///
 /// # Errors
 /// If a thread cannot be started.
 pub(crate) fn start(shared: &Arc<Shared>) -> Result<(), EngineError> {
-    let count = thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2);
+    let (count, short) = threads(thread::available_parallelism().map_or(1, std::num::NonZero::get));
     for index in 0..count {
-        let for_short = index < (count / 4).max(1);
+        let for_short = index < short;
         let of_thread = Arc::clone(shared);
         let started = thread::Builder::new()
             .name("recordings".to_owned())
@@ -137,7 +148,7 @@ fn run(shared: &Shared, for_short: bool) {
             Ok(Ok(Prepared::Done)) => {}
             Ok(Ok(Prepared::IsLong)) => shared.preparation.push_long(work),
             Ok(Err(error)) => work.end(Err(error)),
-            Err(panic) => work.end(Err(EngineError::Failed(panic))),
+            Err(panic) => work.end(Err(EngineError::Failed(named(&work, &panic)))),
         }
     }
 }
@@ -315,6 +326,14 @@ mod tests {
                 }
             }
             Ok(())
+        }
+    }
+
+    #[test]
+    fn several_long_recordings_are_prepared_at_once_on_any_machine() {
+        for cores in [1, 2, 3, 8, 64] {
+            let (count, short) = threads(cores);
+            assert!(count >= cores && short >= 2 && count - short >= 6, "{cores} cores");
         }
     }
 

@@ -126,7 +126,9 @@ fn make(parent: &Path) -> io::Result<Option<(PathBuf, File)>> {
     }
     let lock_path = path.join(LOCK);
     let lock = match OpenOptions::new().write(true).create_new(true).open(&lock_path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {
+            return Ok(None);
+        }
         lock => lock?,
     };
     match lock.try_lock() {
@@ -141,6 +143,13 @@ fn make(parent: &Path) -> io::Result<Option<(PathBuf, File)>> {
     Ok(is_there.then_some((path, lock)))
 }
 
+/// Whether [`make`] gives such names. What only begins like them may be anybody's.
+fn is_name(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
+    numbers.is_some_and(|(process, number)| is_number(process) && is_number(number))
+}
+
 /// Deletes folders whose process is dead: those that nobody has locked. What cannot be deleted stays.
 fn delete_dead(parent: &Path, own: &Inner) {
     let Ok(user) = own.path.metadata().map(|found| found.uid()) else {
@@ -148,19 +157,22 @@ fn delete_dead(parent: &Path, own: &Inner) {
     };
     for entry in parent.read_dir().into_iter().flatten().flatten() {
         let path = entry.path();
-        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
+        let is_ours = is_name(&entry.file_name().to_string_lossy())
             && path != own.path
             // Not of what a link names.
             && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir() && found.uid() == user);
         if !is_ours {
             continue;
         }
-        let lock = File::open(path.join(LOCK));
-        let is_dead = match &lock {
-            Ok(lock) => lock.try_lock().is_ok(),
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        };
-        if is_dead {
+        // Made where there is none, so that whoever has just made the folder does not take it any more.
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path.join(LOCK));
+        if let Ok(lock) = lock
+            && lock.try_lock().is_ok()
+        {
             let _ = fs::remove_dir_all(&path);
         }
     }
@@ -196,19 +208,32 @@ mod tests {
         let dead = parent.path().join("flow-serve-999999999-0");
         let without_lock = parent.path().join("flow-serve-999999999-1");
         let foreign = parent.path().join("something");
-        for folder in [&dead, &without_lock, &foreign] {
+        // Of the user, who called it alike.
+        let models = parent.path().join("flow-serve-models");
+        for folder in [&dead, &without_lock, &foreign, &models] {
             fs::create_dir(folder).unwrap();
             fs::write(folder.join("upload-1"), "left behind").unwrap();
         }
         fs::write(dead.join(LOCK), "").unwrap();
         // What a link names is not touched.
-        let link = parent.path().join("flow-serve-link");
+        let link = parent.path().join("flow-serve-999999999-2");
         std::os::unix::fs::symlink(&foreign, &link).unwrap();
         let second = TempFolder::new(parent.path(), 1).unwrap();
         assert_ne!(second.path(), living.path());
         assert!(living.path().exists() && second.path().exists());
         assert!(!dead.exists() && !without_lock.exists());
         assert!(link.exists() && foreign.join("upload-1").exists());
+        assert!(models.join("upload-1").exists());
+        for other in [
+            "flow-serve-1",
+            "flow-serve-1-",
+            "flow-serve--1",
+            "flow-serve-1-2-3",
+            "flow-serve-1-a",
+            "flow-1-2",
+        ] {
+            assert!(!is_name(other), "{other}");
+        }
     }
 
     #[test]

@@ -166,7 +166,6 @@ impl Work {
         if progress.missing == 0 {
             progress.last_window = Some(Instant::now());
         }
-        let mut waker = None;
         if !self.diarize {
             let rules = &self.shared.recognition.segments;
             let settled = &mut progress.settled;
@@ -174,7 +173,10 @@ impl Work {
                 Ok(new) if new.is_empty() => {}
                 Ok(new) => {
                     state.segments.extend(new);
-                    waker = state.waker.take();
+                    // Before what follows, which may fail.
+                    if let Some(waker) = state.waker.take() {
+                        waker.wake();
+                    }
                 }
                 Err(error) => {
                     drop(state);
@@ -184,9 +186,6 @@ impl Work {
             }
         }
         self.finish_if_complete(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
     }
 
     /// Who speaks when, which took so many seconds to find.

@@ -122,8 +122,8 @@ pub fn router(app: &App, page: Router) -> Router {
     let router = open
         .merge(guarded)
         .fallback(information::other)
-        .method_not_allowed_fallback(information::wrong_method)
         .with_state(app.clone())
-        .merge(page);
+        .merge(page)
+        .method_not_allowed_fallback(information::wrong_method);
     middleware::around(app, router)
 }

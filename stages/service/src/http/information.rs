@@ -1,6 +1,7 @@
 //! What the service tells of itself.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -22,9 +23,13 @@ pub async fn models(State(app): State<App>) -> Result<Json<Value>, ApiError> {
 }
 
 /// `GET /v1/models/{id}`.
-pub async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn model(State(app): State<App>, id: Result<Path<String>, PathRejection>) -> Result<Json<Value>, ApiError> {
     let models = app.engine()?.models();
-    match models.iter().find(|model| model.name == id) {
+    // What is not UTF-8 is no name either.
+    let found = id
+        .ok()
+        .and_then(|Path(id)| models.iter().find(|model| model.name == id));
+    match found {
         Some(model) => Ok(Json(described(&app, model))),
         None => {
             let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();

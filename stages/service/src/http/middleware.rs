@@ -7,7 +7,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{CACHE_CONTROL, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use chrono::{SecondsFormat, Utc};
 use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -43,7 +43,8 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     } else {
         let listed: Vec<HeaderValue> = origins
             .iter()
-            .filter_map(|origin| HeaderValue::from_str(origin).ok())
+            // As browsers write them.
+            .filter_map(|origin| HeaderValue::from_str(&origin.to_ascii_lowercase()).ok())
             .collect();
         if listed.is_empty() {
             return None;
@@ -72,49 +73,69 @@ async fn known_caller(State(app): State<App>, request: Request, next: Next) -> R
     Ok(next.run(request).await)
 }
 
+/// A request, told of when it is over: also where its client goes before there is a response.
+struct Observed {
+    app: App,
+    begin: Instant,
+    id: String,
+    method: &'static str,
+    route: Option<String>,
+    /// Address of the client and path, where requests are logged.
+    logged: Option<(Option<String>, String)>,
+    /// None: there is no response.
+    status: Option<u16>,
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        if let Some(status) = self.status {
+            let route = self.route.as_deref().unwrap_or("other");
+            self.app.metrics.response(self.method, route, status);
+        }
+        if let Some((peer, path)) = &self.logged {
+            let line = json!({
+                "time": Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true),
+                "request": self.id,
+                "peer": peer,
+                "method": self.method,
+                "path": path,
+                "status": self.status,
+                "seconds": (self.begin.elapsed().as_secs_f64() * 1e3).round() / 1e3,
+            });
+            (self.app.log)(&line.to_string());
+        }
+    }
+}
+
 /// Counts the response, gives it a name, and prints a line where that is asked for.
 async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
-    let begin = Instant::now();
-    let id = app.request_id();
-    let method = known_method(request.method());
-    let route = request
-        .extensions()
-        .get::<MatchedPath>()
-        .map(|path| path.as_str().to_owned());
+    let extensions = request.extensions();
     let logged = app.settings.log_requests.then(|| {
-        let peer = request
-            .extensions()
-            .get::<Peer>()
-            .map(|Peer(address)| address.to_string());
+        let peer = extensions.get::<Peer>().map(|Peer(address)| address.to_string());
         // Without what follows the path, which may hold what is nobody's business.
         let path: String = request.uri().path().chars().take(MAX_PATH).collect();
         (peer, path)
     });
+    let mut observed = Observed {
+        begin: Instant::now(),
+        id: app.request_id(),
+        method: known_method(request.method()),
+        route: extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned()),
+        logged,
+        status: None,
+        app,
+    };
     let mut response = next.run(request).await;
-    let status = response.status().as_u16();
-    app.metrics
-        .response(method, route.as_deref().unwrap_or("other"), status);
-    if let Some((peer, path)) = logged {
-        let line = json!({
-            "time": Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true),
-            "request": id,
-            "peer": peer,
-            "method": method,
-            "path": path,
-            "status": status,
-            "seconds": (begin.elapsed().as_secs_f64() * 1e3).round() / 1e3,
-        });
-        (app.log)(&line.to_string());
-    }
+    observed.status = Some(response.status().as_u16());
     let headers = response.headers_mut();
-    if let Ok(id) = HeaderValue::from_str(&id) {
+    if let Ok(id) = HeaderValue::from_str(&observed.id) {
         headers.insert(REQUEST_ID, id);
     }
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers
         .entry(CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
-    response.into_response()
+    response
 }
 
 /// The method as a label; those that nobody needs are one, so that clients cannot make labels.

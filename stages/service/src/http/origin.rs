@@ -18,7 +18,8 @@ pub struct Callers {
 }
 
 impl Callers {
-    /// `is_open`: no key is needed. `is_local`: the server listens on a loopback address.
+    /// `is_open`: no key is needed. `is_local`: the server listens on a loopback address. One that does not (in a container,
+    /// say, whose port is that of a machine with a browser) knows its names only where `allowed_hosts` has some.
     pub fn new(is_open: bool, is_local: bool, allowed_hosts: &[String], cors: &[String]) -> Self {
         let hosts = LOCAL
             .into_iter()
@@ -26,7 +27,7 @@ impl Callers {
             .chain(allowed_hosts.iter().map(|host| host.to_ascii_lowercase()));
         let origins = cors.iter().map(|origin| origin.to_ascii_lowercase());
         Self {
-            hosts: (is_open && is_local).then(|| hosts.collect()),
+            hosts: (is_open && (is_local || !allowed_hosts.is_empty())).then(|| hosts.collect()),
             origins: is_open.then(|| origins.collect()),
         }
     }
@@ -61,7 +62,7 @@ impl Callers {
 }
 
 /// The name in `name:port`, `[address]:port`, or either without a port.
-fn without_port(host: &str) -> &str {
+pub fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) && !name.ends_with(':') => name,
         _ => host,
@@ -106,6 +107,15 @@ mod tests {
             "",
         ] {
             assert_eq!(check(&callers, host, None), Err("host_not_allowed"), "{host}");
+        }
+        // The same names where it listens on all addresses and has one of its own.
+        let named = Callers::new(true, false, &["speech.example".to_owned()], &[]);
+        for (host, expected) in [
+            ("speech.example:8000", Ok(())),
+            ("localhost:8000", Ok(())),
+            ("evil.example:8000", Err("host_not_allowed")),
+        ] {
+            assert_eq!(check(&named, host, None), expected, "{host}");
         }
         let missing = callers.check(&Uri::from_static("/"), &HeaderMap::new());
         assert_eq!(missing.unwrap_err().code, "host_not_allowed");

@@ -18,14 +18,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
 use super::app::{App, Log, Phase, Shared};
 use super::client_stream::ClientStream;
 use super::endpoints::router;
-use super::information::not_found;
+use super::information::{not_found, wrong_method};
 use super::keys::Keys;
 use super::metrics::Metrics;
 use super::origin::Callers;
@@ -42,7 +42,7 @@ const MAX_HEAD: usize = 32 << 10;
 /// Most bytes of a connection that are read ahead.
 const READ_AHEAD: usize = 128 << 10;
 
-/// Time that responses and live sessions have when the service ends.
+/// The least time that responses and live sessions have when the service ends.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
 /// Time that threads have after that.
@@ -220,17 +220,21 @@ impl Server {
         });
         let router = router(&app, page::routes());
         tokio::spawn(load(Arc::clone(&app), self.phase.clone(), engine, live));
-        tokio::spawn(drain(Arc::clone(&app), self.phase.clone()));
+        let drained = tokio::spawn(drain(Arc::clone(&app), self.phase.clone()));
 
         accept(&app, &listener, self.tls.as_ref(), &router).await;
 
         let all = u32::try_from(app.settings.max_connections).unwrap_or(u32::MAX);
+        let failure = app.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let least = Instant::now() + CLOSE_TIME;
+        let until = match &failure {
+            Some(_) => least,
+            // Sessions decode what was said last, for which nothing waited in the engine yet.
+            None => drained.await.map_or(least, |until| until.max(least)),
+        };
         // Whoever takes longer is cut off.
-        let _ = timeout(CLOSE_TIME, connections.acquire_many(all)).await;
-        match app.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(failure) => Err(failure),
-            None => Ok(()),
-        }
+        let _ = timeout_at(until, connections.acquire_many(all)).await;
+        failure.map_or(Ok(()), Err)
     }
 }
 
@@ -240,7 +244,9 @@ async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, liv
     let started = tokio::task::spawn_blocking(move || Engine::start_observed(engine, observer)).await;
     let failure = match started {
         Ok(Ok(engine)) => {
-            let routes = live::routes(Arc::new(engine.clone()), live).fallback(not_found);
+            let routes = live::routes(Arc::new(engine.clone()), live)
+                .fallback(not_found)
+                .method_not_allowed_fallback(wrong_method);
             // Nobody else sets them.
             let _ = app.live.set(routes);
             let _ = app.engine.set(engine);
@@ -257,17 +263,20 @@ fn cannot_serve(error: io::Error) -> ServeError {
     ServeError::Failed(format!("cannot serve: {error}"))
 }
 
-/// Once the service is told to stop: waits for the requests that the engine took.
-async fn drain(app: App, phase: watch::Sender<Phase>) {
+/// Once the service is told to stop: waits for the requests that the engine took. Returns when `drain_timeout` is over.
+async fn drain(app: App, phase: watch::Sender<Phase>) -> Instant {
     reached(app.phase.clone(), Phase::Draining).await;
+    let limit = Duration::from_secs_f64(app.settings.drain_timeout);
+    let until = Instant::now() + limit;
     if let Some(engine) = app.engine.get() {
-        engine.drain(Duration::from_secs_f64(app.settings.drain_timeout)).await;
+        engine.drain(limit).await;
     }
     phase.send_replace(Phase::Closing);
+    until
 }
 
 /// Waits until the service is in this phase, or past it.
-async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
+pub async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
     // The one who tells of phases lives as long as the service.
     let _ = phase.wait_for(|phase| *phase >= wanted).await;
 }
@@ -277,18 +286,20 @@ async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsA
     let mut closing = pin!(reached(app.phase.clone(), Phase::Closing));
     loop {
         let next = pin!(async {
-            let permit = Arc::clone(&app.connections).acquire_owned().await;
-            (permit, listener.accept().await)
+            let accepted = listener.accept().await;
+            // In this order: only connections have permits.
+            (accepted, Arc::clone(&app.connections).acquire_owned().await)
         });
-        let (permit, stream, peer) = match select(next, closing.as_mut()).await {
+        let (stream, peer, permit) = match select(next, closing.as_mut()).await {
             Either::Right(_) => return,
             // The semaphore is never closed.
-            Either::Left(((Err(_), _), _)) => return,
-            Either::Left(((_, Err(_)), _)) => {
+            Either::Left(((_, Err(_)), _)) => return,
+            Either::Left(((Err(_), permit), _)) => {
+                drop(permit);
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
-            Either::Left(((Ok(permit), Ok((stream, peer))), _)) => (permit, stream, peer),
+            Either::Left(((Ok((stream, peer)), Ok(permit)), _)) => (stream, peer, permit),
         };
         // Deltas are small, and are to come at once. A connection on which that cannot be set works as well.
         let _ = stream.set_nodelay(true);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::body::BodyLimits;
+use super::origin::without_port;
 use crate::engine::EngineSettings;
 use crate::live::LiveSettings;
 
@@ -59,7 +60,8 @@ pub struct HttpSettings {
     pub tls_key: Option<PathBuf>,
     /// Origins of pages that may call the service, such as `https://app.example`; `*` for all.
     pub cors: Vec<String>,
-    /// Names beside `localhost` that the service answers to while it listens on a loopback address and needs no keys.
+    /// Names, without ports, that the service answers to beside `localhost` while it needs no keys. Where there are none, it
+    /// answers to any, unless it listens on a loopback address.
     pub allowed_hosts: Vec<String>,
     /// Whether requests for models that are not there get the first one.
     pub accept_any_model: bool,
@@ -149,8 +151,10 @@ impl HttpSettings {
             }
         }
         for host in &self.allowed_hosts {
-            if host.is_empty() || host.chars().any(|c| !c.is_ascii_graphic() || "/*".contains(c)) {
-                let why = format!("`{host}` is no name of a host, such as speech.example");
+            let plain = host.chars().all(|c| c.is_ascii_graphic() && !"/*".contains(c));
+            // Ports are not looked at: with one it would never be met.
+            if host.is_empty() || !plain || without_port(host) != host {
+                let why = format!("`{host}` is no name of a host without a port, such as speech.example");
                 return Err(SettingsError::value("allowed_hosts", why));
             }
         }
@@ -314,6 +318,8 @@ mod tests {
             ("cors", "cors: [app.example]"),
             ("cors", "cors: ['https://app.example/']"),
             ("allowed_hosts", "allowed_hosts: ['*']"),
+            ("allowed_hosts", "allowed_hosts: ['speech.example:8000']"),
+            ("allowed_hosts", "allowed_hosts: ['[::2]:8000']"),
         ] {
             let settings = read(&format!("http: {{{text}}}")).unwrap();
             let error = settings.http.check().unwrap_err();
@@ -323,5 +329,7 @@ mod tests {
             );
         }
         HttpSettings::default().check().unwrap();
+        let settings = read("http: {allowed_hosts: [Speech.example, '[::2]']}").unwrap();
+        settings.http.check().unwrap();
     }
 }

@@ -9,13 +9,14 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::time::timeout;
 
-use super::app::App;
+use super::app::{App, Phase};
 use super::body::limited;
 use super::error::ApiError;
 use super::events::events;
 use super::form::{self, Asked, ResponseFormat, TranscriptionForm};
 use super::multipart::{Multipart, boundary};
 use super::responses;
+use super::server::reached;
 use crate::engine::{Engine, EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
 
 /// The header that names the fields which were given and have no effect.
@@ -28,8 +29,6 @@ const FIRST_EVENT: Duration = Duration::from_secs(5);
 struct Taken {
     job: Job,
     asked: Asked,
-    /// The file as messages of the engine may name it, and as the client does.
-    names: (String, String),
     /// The room of the upload.
     reservation: Reservation,
 }
@@ -42,12 +41,12 @@ pub async fn transcribe(State(app): State<App>, request: Request) -> Result<Resp
     let mut response = if taken.asked.stream {
         let first = timeout(FIRST_EVENT, taken.job.next()).await.ok().flatten();
         if let Some(JobEvent::Failed(error)) = first {
-            return Err(told(error, &taken.names));
+            return Err(error.into());
         }
         let diarized = taken.asked.format == ResponseFormat::DiarizedJson;
         events(app, taken.job, first, diarized, begin, taken.reservation)
     } else {
-        let finished = finish(&app, taken.job, &taken.names, begin).await?;
+        let finished = finish(&app, taken.job, begin).await?;
         responses::transcript(&finished.transcript, &taken.asked)?
     };
     tell_ignored(&mut response, &taken.asked.ignored);
@@ -72,7 +71,7 @@ pub async fn diarize(State(app): State<App>, request: Request) -> Result<Respons
     }
     form.asked.diarize = true;
     let taken = submit(&app, form)?;
-    let finished = finish(&app, taken.job, &taken.names, begin).await?;
+    let finished = finish(&app, taken.job, begin).await?;
     let mut response = Json(responses::diarization(&finished.transcript)).into_response();
     tell_ignored(&mut response, &taken.asked.ignored);
     Ok(response)
@@ -95,13 +94,16 @@ async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, Api
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", message));
     };
     let body = limited(request.into_body(), app.settings.body_limits());
-    form::read(Multipart::new(body, &boundary), &app.uploads).await
+    tokio::select! {
+        form = form::read(Multipart::new(body, &boundary), &app.uploads) => form,
+        // It would be refused once all of it is there.
+        () = reached(app.phase.clone(), Phase::Draining) => Err(EngineError::Draining.into()),
+    }
 }
 
 fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
     let engine = app.engine()?;
     let TranscriptionForm { upload, asked } = form;
-    let names = (upload.path.to_string_lossy().into_owned(), upload.name.clone());
     let submitted = engine.submit(TranscriptionRequest {
         model: model(app, engine, asked.model.as_deref()),
         audio: upload.path,
@@ -112,12 +114,11 @@ fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
         Ok(job) => Ok(Taken {
             job,
             asked,
-            names,
             reservation: upload.reservation,
         }),
         Err(error) => {
             app.metrics.refused(&error);
-            Err(told(error, &names))
+            Err(error.into())
         }
     }
 }
@@ -129,17 +130,10 @@ fn model(app: &App, engine: &Engine, asked: Option<&str>) -> Option<String> {
     (!app.settings.accept_any_model || is_known()).then(|| asked.to_owned())
 }
 
-async fn finish(app: &App, job: Job, names: &(String, String), begin: Instant) -> Result<Finished, ApiError> {
-    let finished = job.finish().await.map_err(|error| told(error, names))?;
+async fn finish(app: &App, job: Job, begin: Instant) -> Result<Finished, ApiError> {
+    let finished = job.finish().await?;
     app.metrics.total(begin.elapsed().as_secs_f64());
     Ok(finished)
-}
-
-/// The error for the client, by the name that it gave the file.
-fn told(error: EngineError, (path, name): &(String, String)) -> ApiError {
-    let mut error = ApiError::from(error);
-    error.message = error.message.replace(path.as_str(), name);
-    error
 }
 
 fn tell_ignored(response: &mut Response, ignored: &[String]) {

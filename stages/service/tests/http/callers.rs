@@ -13,7 +13,7 @@ fn keys_are_needed_where_there_are_any() {
     fs::write(&keys, "# the team's\nsk-first\nsk-second\n").unwrap();
     let mut settings = settings();
     settings.http.keys = Some(keys);
-    settings.http.cors = vec!["https://app.example".to_owned()];
+    settings.http.cors = vec!["https://App.example".to_owned()];
     settings.http.accept_any_model = true;
     let service = Service::start(settings);
 

@@ -1,13 +1,13 @@
 //! Many requests, clients that go, and the end of the service.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use flow_service::http::{ServeError, ServeSettings, Server};
 
-use crate::service::{Service, content_type, form, long_recording, recording, settings, wait};
+use crate::service::{PATIENCE, Service, content_type, form, long_recording, recording, settings, wait};
 
 /// Seconds of a recording that is transcribed for longer than it takes to send a few requests.
 const LONG: usize = 1200;
@@ -16,7 +16,13 @@ const LONG: usize = 1200;
 fn a_full_queue_says_when_to_come_back_and_a_client_that_goes_makes_room() {
     let mut settings = settings();
     settings.engine.max_queue = 1;
-    let service = Service::start(settings);
+    settings.http.log_requests = true;
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let log = {
+        let lines = Arc::clone(&lines);
+        Arc::new(move |line: &str| lines.lock().unwrap().push(line.to_owned()))
+    };
+    let service = Service::start_with_log(settings, log);
     let body = form(Some(&long_recording(LONG)), &[]);
     let mut client = TcpStream::connect(service.address).unwrap();
     let head = format!(
@@ -42,6 +48,16 @@ fn a_full_queue_says_when_to_come_back_and_a_client_that_goes_makes_room() {
     let outcome = |name: &str| service.metric(&format!("flow_transcriptions_total{{outcome=\"{name}\"}}"));
     wait(|| outcome("done") + outcome("cancelled") == 2.0);
     assert_eq!(outcome("done"), 1.0, "the client that went has no transcript");
+    // Only that of the client who asks is open.
+    wait(|| service.metric("flow_connections") == 1.0);
+    let lines = lines.lock().unwrap();
+    for status in ["null", "429", "200"] {
+        let is_line = |line: &&String| {
+            line.contains("/v1/audio/transcriptions") && line.contains(&format!("\"status\":{status},"))
+        };
+        assert_eq!(lines.iter().filter(is_line).count(), 1, "{status}: {lines:?}");
+    }
+    assert!(lines.iter().all(|line| !line.contains("talk")), "{lines:?}");
 }
 
 #[test]
@@ -87,6 +103,32 @@ fn a_service_that_is_stopped_finishes_what_it_took() {
 
     let (status, text) = client.join().unwrap();
     assert_eq!(status, 200, "{text}");
+    service.join().unwrap();
+}
+
+#[test]
+fn an_upload_that_is_under_way_is_refused_when_the_service_is_stopped() {
+    let service = Service::start(settings());
+    let mut client = TcpStream::connect(service.address).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let head = format!(
+        "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: {}\r\nContent-Type: {}\r\nContent-Length: 100000\r\n\
+         Expect: 100-continue\r\n\r\n",
+        service.address,
+        content_type(),
+    );
+    client.write_all(head.as_bytes()).unwrap();
+    // The body is waited for.
+    let mut status = [0; 12];
+    client.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 100");
+    service.stop.stop();
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    assert!(
+        text.contains("HTTP/1.1 503") && text.contains("server_stopping"),
+        "{text}"
+    );
     service.join().unwrap();
 }
 

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use flow_service::engine::ModelSettings;
-use flow_service::http::{ServeError, ServeSettings, Server, StopHandle};
+use flow_service::http::{Log, ServeError, ServeSettings, Server, StopHandle};
 use serde_json::Value;
 use tempfile::TempDir;
 use ureq::Agent;
@@ -110,10 +110,14 @@ pub fn shared() -> Arc<Service> {
 
 impl Service {
     /// Starts a service, and waits until it is ready.
-    pub fn start(mut settings: ServeSettings) -> Self {
+    pub fn start(settings: ServeSettings) -> Self {
+        Self::start_with_log(settings, Arc::new(|_| {}))
+    }
+
+    pub fn start_with_log(mut settings: ServeSettings, log: Log) -> Self {
         let uploads = TempDir::new().unwrap();
         settings.http.upload_folder = Some(uploads.path().to_owned());
-        let server = Server::bind(settings, "1.2.3", Arc::new(|_| {})).unwrap();
+        let server = Server::bind(settings, "1.2.3", log).unwrap();
         let service = Self {
             address: server.address(),
             url: server.url(),

@@ -240,6 +240,16 @@ fn models_and_paths_are_told() {
             assert_eq!(service.get(&path).status, 405, "{path}");
         }
     }
+    for path in ["/", "/page.js", "/v1/realtime"] {
+        let wrong = service.post(path, "text/plain", b"", &[]);
+        assert_eq!(
+            (wrong.status, wrong.error().0.as_str()),
+            (405, "method_not_allowed"),
+            "{path}"
+        );
+    }
+    let no_text = service.get("/v1/models/%ff");
+    assert_eq!((no_text.status, no_text.error().0.as_str()), (404, "model_not_found"));
     let nothing = service.get("/v1/chat/completions");
     assert_eq!((nothing.status, nothing.error().0.as_str()), (404, "unknown_url"));
     for answer in [nothing, service.get("/health")] {
