@@ -5,7 +5,7 @@
 //! end of the turn, at its best pause when it is as long as a window may be, or between two sentences before that.
 //!
 //! Nothing here waits or knows the time: who drives a session asks it for the next window to decode, and tells it what was heard.
-//! Positions are frames of [`WINDOW`] samples since the beginning of the session.
+//! Positions are frames of [`WINDOW`] samples since the beginning of the session, less what was cleared of frames that were not whole.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -54,6 +54,7 @@ struct Turn {
 /// A window that grows no more.
 struct FinalWindow {
     item: u64,
+    /// Which sample of the session the first one is.
     start: u64,
     samples: Vec<f32>,
     agreement: Agreement,
@@ -85,6 +86,8 @@ pub struct Session {
     samples: Vec<f32>,
     probabilities: Vec<f32>,
     first: u64,
+    /// Samples that were cleared before they were a whole frame.
+    cleared: u64,
     /// Frames of speech before a turn begins.
     voiced: u64,
     turn: Option<Turn>,
@@ -108,6 +111,7 @@ impl Session {
             samples: Vec::new(),
             probabilities: Vec::new(),
             first: 0,
+            cleared: 0,
             voiced: 0,
             turn: None,
             waiting: VecDeque::new(),
@@ -140,7 +144,7 @@ impl Session {
     /// # Errors
     /// If there is no turn: nothing came since the last one, or nothing that is speech.
     pub fn commit(&mut self) -> Result<(), EmptyBuffer> {
-        let rest = self.samples.len() - self.probabilities.len() * WINDOW;
+        let rest = self.rest();
         if self.turn.is_none() && (self.turn_detection.is_some() || rest == 0) {
             return Err(EmptyBuffer);
         }
@@ -160,6 +164,14 @@ impl Session {
             self.waiting.retain(|window| window.item != turn.item);
         }
         self.drop_before(self.now());
+        let rest = self.rest();
+        if rest > 0 {
+            // The network hears silence instead of the rest of the frame, of which nothing is kept.
+            let filled = self.vad.feed(&[0.0; WINDOW][rest..], &mut Vec::new());
+            debug_assert!(filled.is_ok());
+            self.samples.clear();
+            self.cleared += rest as u64;
+        }
         self.voiced = 0;
     }
 
@@ -203,7 +215,7 @@ impl Session {
             self.running = Some(Running::Final(window));
             return Some(request(samples, start, true));
         }
-        let (now, first) = (self.now(), self.first);
+        let (now, first, start) = (self.now(), self.first, self.sample_of(self.first));
         let turn = self.turn.as_mut()?;
         let end = turn.silence.map_or(now, |from| (from + PADDING).clamp(first, now));
         if end < turn.decoded + self.interval {
@@ -212,7 +224,7 @@ impl Session {
         turn.decoded = end;
         self.running = Some(Running::Partial { window: turn.window });
         let samples = self.samples[..(end - first) as usize * WINDOW].to_vec();
-        Some(request(samples, first, false))
+        Some(request(samples, start, false))
     }
 
     /// What was heard in the window that [`Session::next_decode`] gave last. A window that still grows and could not be decoded
@@ -220,14 +232,14 @@ impl Session {
     pub fn heard(&mut self, heard: Result<Heard, EngineError>) {
         match (self.running.take(), heard) {
             (Some(Running::Partial { window }), Ok(heard)) => {
-                let first = self.first;
+                let start = self.sample_of(self.first);
                 let Some(turn) = self.turn.as_mut().filter(|turn| turn.window == window) else {
                     return;
                 };
                 let item = turn.item;
                 let decided = turn.agreement.update(&heard.words).to_vec();
                 let partial = text(turn.agreement.undecided());
-                self.say(item, decided, first);
+                self.say(item, decided, start);
                 if self.items.get(&item).is_some_and(|item| item.failure.is_none()) {
                     self.events.push(SessionEvent::Partial { item, text: partial });
                 }
@@ -260,6 +272,16 @@ impl Session {
         self.first + self.probabilities.len() as u64
     }
 
+    /// Samples after the last whole frame.
+    fn rest(&self) -> usize {
+        self.samples.len() - self.probabilities.len() * WINDOW
+    }
+
+    /// With which sample of the session a frame begins.
+    fn sample_of(&self, frame: u64) -> u64 {
+        frame * WINDOW as u64 + self.cleared
+    }
+
     fn take_frame(&mut self, probability: f32) {
         self.probabilities.push(probability);
         let (now, probability) = (self.now(), f64::from(probability));
@@ -289,7 +311,7 @@ impl Session {
                 let end = (from + PADDING).clamp(self.first, now);
                 self.events.push(SessionEvent::SpeechStopped {
                     item,
-                    at: end as f64 * FRAME,
+                    at: seconds(self.sample_of(end)),
                 });
                 self.end_turn(end);
             }
@@ -308,11 +330,12 @@ impl Session {
         } else if is_speech || self.voiced > 0 {
             self.voiced += 1;
         }
-        let (now, padding) = (self.now(), frames_of(rules.prefix_padding_ms));
+        // The window with which a turn begins has room for more than what was before it.
+        let (now, padding) = (self.now(), frames_of(rules.prefix_padding_ms).min(self.longest / 2));
         if self.voiced >= LEAST_SPEECH {
             self.drop_before((now - self.voiced).saturating_sub(padding));
             let item = self.begin_turn();
-            let at = self.first as f64 * FRAME;
+            let at = seconds(self.sample_of(self.first));
             self.events.push(SessionEvent::SpeechStarted { item, at });
         } else {
             self.drop_before(now.saturating_sub(padding + LEAST_SPEECH));
@@ -359,12 +382,11 @@ impl Session {
 
     /// Lets what is kept up to a frame wait, as the next window of an item.
     fn wait(&mut self, item: u64, end: u64, agreement: Agreement, all_decided: bool, ends_item: bool) {
-        let start = self.first;
-        let count = (end - start) as usize * WINDOW;
-        let samples = self.samples[..count].to_vec();
+        let (start, frames) = (self.sample_of(self.first), end - self.first);
+        let samples = self.samples[..frames as usize * WINDOW].to_vec();
         self.drop_before(end);
         if let Some(item) = self.items.get_mut(&item) {
-            item.transcript.seconds += (end - start) as f64 * FRAME;
+            item.transcript.seconds += frames as f64 * FRAME;
         }
         self.waiting.push_back(FinalWindow {
             item,
@@ -396,12 +418,12 @@ impl Session {
         }
     }
 
-    /// Adds words to an item, whose times begin with a frame, and says them.
-    fn say(&mut self, number: u64, words: Vec<Word>, first: u64) {
+    /// Adds words to an item, whose times begin with a sample of the session, and says them.
+    fn say(&mut self, number: u64, words: Vec<Word>, sample: u64) {
         let Some(item) = self.items.get_mut(&number).filter(|item| item.failure.is_none()) else {
             return;
         };
-        let (offset, transcript) = (first as f64 * FRAME, &mut item.transcript);
+        let (offset, transcript) = (seconds(sample), &mut item.transcript);
         let before = transcript.text.len();
         for word in words {
             if !transcript.text.is_empty() {
@@ -445,13 +467,18 @@ impl Session {
     }
 }
 
-fn request(mut samples: Vec<f32>, first: u64, is_final: bool) -> DecodeRequest {
+fn request(mut samples: Vec<f32>, start: u64, is_final: bool) -> DecodeRequest {
     samples.resize(samples.len().max(LEAST_DECODED), 0.0);
     DecodeRequest {
         samples,
-        start: first * WINDOW as u64,
+        start,
         is_final,
     }
+}
+
+/// When a sample of the session is.
+fn seconds(sample: u64) -> f64 {
+    sample as f64 / f64::from(SAMPLE_RATE)
 }
 
 fn text(words: &[Word]) -> String {

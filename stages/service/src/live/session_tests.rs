@@ -253,6 +253,26 @@ fn what_is_cleared_is_never_said() {
 }
 
 #[test]
+fn the_silence_before_a_turn_makes_no_window_too_long() {
+    let oracle = Oracle::new([vec![0.0; 5 * 16_000], talk()].concat());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    let settings = LiveSettings {
+        max_window: 1.0,
+        ..LiveSettings::default()
+    };
+    let rules = ServerVad {
+        prefix_padding_ms: 5_000.0,
+        ..ServerVad::default()
+    };
+    let mut driven = Driven::new(session(&settings, Some(rules)), &hear, 1);
+    driven.feed(&oracle.recording, &[320]);
+    let _ = driven.session.commit();
+    driven.finish();
+    assert_eq!(driven.text(), oracle.text());
+    assert!(driven.finals.iter().all(|request| request.samples.len() <= 16_000));
+}
+
+#[test]
 fn a_window_that_cannot_be_decoded_fails_its_item_alone() {
     let oracle = Oracle::new(talk());
     // The first window that is complete fails, and every one that grows.
