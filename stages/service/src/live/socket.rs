@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -87,18 +89,23 @@ struct Parameters {
 
 async fn upgrade(
     State(service): State<Arc<Service>>,
-    Query(parameters): Query<Parameters>,
+    parameters: Result<Query<Parameters>, QueryRejection>,
     headers: HeaderMap,
-    upgrade: WebSocketUpgrade,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
+    let parameters = match parameters {
+        Ok(Query(parameters)) => parameters,
+        Err(error) => return refusal(error.status(), None, &error.body_text()),
+    };
     if let Some(intent) = parameters.intent.filter(|intent| intent != "transcription") {
         let intent: String = intent.chars().take(100).collect();
         let message = format!("sessions of intent `{intent}` are not known here: `transcription` is");
-        let error = json!({"error": {
-            "message": message, "type": "invalid_request_error", "param": "intent", "code": "invalid_value",
-        }});
-        return (StatusCode::BAD_REQUEST, axum::Json(error)).into_response();
+        return refusal(StatusCode::BAD_REQUEST, Some("intent"), &message);
     }
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(error) => return refusal(error.status(), None, &error.body_text()),
+    };
     let older = headers.get("openai-beta").is_some_and(|value| value == "realtime=v1")
         || subprotocols(&headers).any(|name| name == OLDER_SUBPROTOCOL);
     let size = service.settings.max_message;
@@ -111,6 +118,14 @@ async fn upgrade(
             let end = connection.serve(&service, parameters.model).await.err();
             connection.close(end).await;
         })
+}
+
+/// Tells, as the service does it for all requests, why there is no session.
+fn refusal(status: StatusCode, param: Option<&str>, message: &str) -> Response {
+    let error = json!({"error": {
+        "message": message, "type": "invalid_request_error", "param": param, "code": "invalid_value",
+    }});
+    (status, axum::Json(error)).into_response()
 }
 
 /// How a connection is closed.

@@ -7,10 +7,12 @@ use candle_core::{DType, Device};
 use flow_transcription::Word;
 use flow_transcription::recognizer::Recognizer;
 use futures::{SinkExt, StreamExt};
+use http_body_util::BodyExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message as ClientMessage;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+use tower::ServiceExt;
 
 use super::*;
 use crate::engine::{Engine, EngineSettings, ModelSettings};
@@ -381,6 +383,22 @@ fn other_intents_and_models_are_refused() {
         let url = serve(counting(), any).await;
         let mut client = Client::connect(&format!("{url}?model=whisper-1"), &[]).await;
         client.expect("session.created").await;
+    });
+}
+
+#[test]
+fn requests_that_are_no_websockets_are_refused_as_others_are() {
+    run(async {
+        let routes = routes(Arc::new(counting()), LiveSettings::default());
+        for path in [PATH.to_owned(), format!("{PATH}?model=small&model=large")] {
+            let request = axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+            let response = routes.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["error"]["type"], "invalid_request_error");
+            assert!(!body["error"]["message"].as_str().unwrap().is_empty());
+        }
     });
 }
 
