@@ -45,6 +45,8 @@ struct Turn {
     /// Number of the window.
     window: u64,
     agreement: Agreement,
+    /// Of the last decode of the window.
+    languages: Vec<String>,
     /// Where the silence begins in which the turn may end.
     silence: Option<u64>,
     /// Up to where the window was decoded, or is being decoded.
@@ -237,6 +239,7 @@ impl Session {
                     return;
                 };
                 let item = turn.item;
+                turn.languages = heard.languages;
                 let decided = turn.agreement.update(&heard.words).to_vec();
                 let partial = text(turn.agreement.undecided());
                 self.say(item, decided, start);
@@ -248,13 +251,7 @@ impl Session {
             (Some(Running::Final(mut window)), Ok(heard)) => {
                 let decided = window.agreement.finish(&heard.words).to_vec();
                 self.say(window.item, decided, window.start);
-                if let Some(item) = self.items.get_mut(&window.item) {
-                    for language in heard.languages {
-                        if !item.transcript.languages.contains(&language) {
-                            item.transcript.languages.push(language);
-                        }
-                    }
-                }
+                self.add_languages(window.item, heard.languages);
                 self.close(&window);
             }
             (Some(Running::Final(window)), Err(error)) => {
@@ -351,6 +348,7 @@ impl Session {
             item,
             window: self.next_window,
             agreement: Agreement::default(),
+            languages: Vec::new(),
             silence: None,
             decoded: self.first,
         });
@@ -371,6 +369,11 @@ impl Session {
         let Some(mut turn) = self.turn.take() else { return };
         let before = turn.agreement.split_off_before((at - self.first) as f64 * FRAME);
         let all_decided = !turn.agreement.decided().is_empty();
+        let languages = std::mem::take(&mut turn.languages);
+        if all_decided {
+            // It is not decoded again.
+            self.add_languages(turn.item, languages);
+        }
         self.wait(turn.item, at, before, all_decided, false);
         self.next_window += 1;
         self.turn = Some(Turn {
@@ -441,6 +444,15 @@ impl Session {
         if transcript.text.len() > before {
             let text = transcript.text[before..].to_owned();
             self.events.push(SessionEvent::Delta { item: number, text });
+        }
+    }
+
+    fn add_languages(&mut self, item: u64, languages: Vec<String>) {
+        let Some(item) = self.items.get_mut(&item) else { return };
+        for language in languages {
+            if !item.transcript.languages.contains(&language) {
+                item.transcript.languages.push(language);
+            }
         }
     }
 
