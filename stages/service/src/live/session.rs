@@ -5,7 +5,7 @@
 //! end of the turn, at its best pause when it is as long as a window may be, or between two sentences before that.
 //!
 //! Nothing here waits or knows the time: who drives a session asks it for the next window to decode, and tells it what was heard.
-//! Positions are frames of [`WINDOW`] samples since the beginning of the session.
+//! Positions are frames of [`WINDOW`] samples since the beginning of the session, less what was cleared of frames that were not whole.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -45,6 +45,8 @@ struct Turn {
     /// Number of the window.
     window: u64,
     agreement: Agreement,
+    /// Of the last decode of the window.
+    languages: Vec<String>,
     /// Where the silence begins in which the turn may end.
     silence: Option<u64>,
     /// Up to where the window was decoded, or is being decoded.
@@ -54,6 +56,7 @@ struct Turn {
 /// A window that grows no more.
 struct FinalWindow {
     item: u64,
+    /// Which sample of the session the first one is.
     start: u64,
     samples: Vec<f32>,
     agreement: Agreement,
@@ -85,6 +88,8 @@ pub struct Session {
     samples: Vec<f32>,
     probabilities: Vec<f32>,
     first: u64,
+    /// Samples that were cleared before they were a whole frame.
+    cleared: u64,
     /// Frames of speech before a turn begins.
     voiced: u64,
     turn: Option<Turn>,
@@ -108,6 +113,7 @@ impl Session {
             samples: Vec::new(),
             probabilities: Vec::new(),
             first: 0,
+            cleared: 0,
             voiced: 0,
             turn: None,
             waiting: VecDeque::new(),
@@ -140,7 +146,7 @@ impl Session {
     /// # Errors
     /// If there is no turn: nothing came since the last one, or nothing that is speech.
     pub fn commit(&mut self) -> Result<(), EmptyBuffer> {
-        let rest = self.samples.len() - self.probabilities.len() * WINDOW;
+        let rest = self.rest();
         if self.turn.is_none() && (self.turn_detection.is_some() || rest == 0) {
             return Err(EmptyBuffer);
         }
@@ -160,6 +166,14 @@ impl Session {
             self.waiting.retain(|window| window.item != turn.item);
         }
         self.drop_before(self.now());
+        let rest = self.rest();
+        if rest > 0 {
+            // The network hears silence instead of the rest of the frame, of which nothing is kept.
+            let filled = self.vad.feed(&[0.0; WINDOW][rest..], &mut Vec::new());
+            debug_assert!(filled.is_ok());
+            self.samples.clear();
+            self.cleared += rest as u64;
+        }
         self.voiced = 0;
     }
 
@@ -203,7 +217,7 @@ impl Session {
             self.running = Some(Running::Final(window));
             return Some(request(samples, start, true));
         }
-        let (now, first) = (self.now(), self.first);
+        let (now, first, start) = (self.now(), self.first, self.sample_of(self.first));
         let turn = self.turn.as_mut()?;
         let end = turn.silence.map_or(now, |from| (from + PADDING).clamp(first, now));
         if end < turn.decoded + self.interval {
@@ -212,7 +226,7 @@ impl Session {
         turn.decoded = end;
         self.running = Some(Running::Partial { window: turn.window });
         let samples = self.samples[..(end - first) as usize * WINDOW].to_vec();
-        Some(request(samples, first, false))
+        Some(request(samples, start, false))
     }
 
     /// What was heard in the window that [`Session::next_decode`] gave last. A window that still grows and could not be decoded
@@ -220,14 +234,15 @@ impl Session {
     pub fn heard(&mut self, heard: Result<Heard, EngineError>) {
         match (self.running.take(), heard) {
             (Some(Running::Partial { window }), Ok(heard)) => {
-                let first = self.first;
+                let start = self.sample_of(self.first);
                 let Some(turn) = self.turn.as_mut().filter(|turn| turn.window == window) else {
                     return;
                 };
                 let item = turn.item;
+                turn.languages = heard.languages;
                 let decided = turn.agreement.update(&heard.words).to_vec();
                 let partial = text(turn.agreement.undecided());
-                self.say(item, decided, first);
+                self.say(item, decided, start);
                 if self.items.get(&item).is_some_and(|item| item.failure.is_none()) {
                     self.events.push(SessionEvent::Partial { item, text: partial });
                 }
@@ -236,13 +251,7 @@ impl Session {
             (Some(Running::Final(mut window)), Ok(heard)) => {
                 let decided = window.agreement.finish(&heard.words).to_vec();
                 self.say(window.item, decided, window.start);
-                if let Some(item) = self.items.get_mut(&window.item) {
-                    for language in heard.languages {
-                        if !item.transcript.languages.contains(&language) {
-                            item.transcript.languages.push(language);
-                        }
-                    }
-                }
+                self.add_languages(window.item, heard.languages);
                 self.close(&window);
             }
             (Some(Running::Final(window)), Err(error)) => {
@@ -258,6 +267,16 @@ impl Session {
     /// The frame after the last whole one.
     fn now(&self) -> u64 {
         self.first + self.probabilities.len() as u64
+    }
+
+    /// Samples after the last whole frame.
+    fn rest(&self) -> usize {
+        self.samples.len() - self.probabilities.len() * WINDOW
+    }
+
+    /// With which sample of the session a frame begins.
+    fn sample_of(&self, frame: u64) -> u64 {
+        frame * WINDOW as u64 + self.cleared
     }
 
     fn take_frame(&mut self, probability: f32) {
@@ -289,7 +308,7 @@ impl Session {
                 let end = (from + PADDING).clamp(self.first, now);
                 self.events.push(SessionEvent::SpeechStopped {
                     item,
-                    at: end as f64 * FRAME,
+                    at: seconds(self.sample_of(end)),
                 });
                 self.end_turn(end);
             }
@@ -308,11 +327,12 @@ impl Session {
         } else if is_speech || self.voiced > 0 {
             self.voiced += 1;
         }
-        let (now, padding) = (self.now(), frames_of(rules.prefix_padding_ms));
+        // The window with which a turn begins has room for more than what was before it.
+        let (now, padding) = (self.now(), frames_of(rules.prefix_padding_ms).min(self.longest / 2));
         if self.voiced >= LEAST_SPEECH {
             self.drop_before((now - self.voiced).saturating_sub(padding));
             let item = self.begin_turn();
-            let at = self.first as f64 * FRAME;
+            let at = seconds(self.sample_of(self.first));
             self.events.push(SessionEvent::SpeechStarted { item, at });
         } else {
             self.drop_before(now.saturating_sub(padding + LEAST_SPEECH));
@@ -328,6 +348,7 @@ impl Session {
             item,
             window: self.next_window,
             agreement: Agreement::default(),
+            languages: Vec::new(),
             silence: None,
             decoded: self.first,
         });
@@ -348,6 +369,11 @@ impl Session {
         let Some(mut turn) = self.turn.take() else { return };
         let before = turn.agreement.split_off_before((at - self.first) as f64 * FRAME);
         let all_decided = !turn.agreement.decided().is_empty();
+        let languages = std::mem::take(&mut turn.languages);
+        if all_decided {
+            // It is not decoded again.
+            self.add_languages(turn.item, languages);
+        }
         self.wait(turn.item, at, before, all_decided, false);
         self.next_window += 1;
         self.turn = Some(Turn {
@@ -359,12 +385,11 @@ impl Session {
 
     /// Lets what is kept up to a frame wait, as the next window of an item.
     fn wait(&mut self, item: u64, end: u64, agreement: Agreement, all_decided: bool, ends_item: bool) {
-        let start = self.first;
-        let count = (end - start) as usize * WINDOW;
-        let samples = self.samples[..count].to_vec();
+        let (start, frames) = (self.sample_of(self.first), end - self.first);
+        let samples = self.samples[..frames as usize * WINDOW].to_vec();
         self.drop_before(end);
         if let Some(item) = self.items.get_mut(&item) {
-            item.transcript.seconds += (end - start) as f64 * FRAME;
+            item.transcript.seconds += frames as f64 * FRAME;
         }
         self.waiting.push_back(FinalWindow {
             item,
@@ -396,12 +421,12 @@ impl Session {
         }
     }
 
-    /// Adds words to an item, whose times begin with a frame, and says them.
-    fn say(&mut self, number: u64, words: Vec<Word>, first: u64) {
+    /// Adds words to an item, whose times begin with a sample of the session, and says them.
+    fn say(&mut self, number: u64, words: Vec<Word>, sample: u64) {
         let Some(item) = self.items.get_mut(&number).filter(|item| item.failure.is_none()) else {
             return;
         };
-        let (offset, transcript) = (first as f64 * FRAME, &mut item.transcript);
+        let (offset, transcript) = (seconds(sample), &mut item.transcript);
         let before = transcript.text.len();
         for word in words {
             if !transcript.text.is_empty() {
@@ -419,6 +444,15 @@ impl Session {
         if transcript.text.len() > before {
             let text = transcript.text[before..].to_owned();
             self.events.push(SessionEvent::Delta { item: number, text });
+        }
+    }
+
+    fn add_languages(&mut self, item: u64, languages: Vec<String>) {
+        let Some(item) = self.items.get_mut(&item) else { return };
+        for language in languages {
+            if !item.transcript.languages.contains(&language) {
+                item.transcript.languages.push(language);
+            }
         }
     }
 
@@ -445,13 +479,18 @@ impl Session {
     }
 }
 
-fn request(mut samples: Vec<f32>, first: u64, is_final: bool) -> DecodeRequest {
+fn request(mut samples: Vec<f32>, start: u64, is_final: bool) -> DecodeRequest {
     samples.resize(samples.len().max(LEAST_DECODED), 0.0);
     DecodeRequest {
         samples,
-        start: first * WINDOW as u64,
+        start,
         is_final,
     }
+}
+
+/// When a sample of the session is.
+fn seconds(sample: u64) -> f64 {
+    sample as f64 / f64::from(SAMPLE_RATE)
 }
 
 fn text(words: &[Word]) -> String {

@@ -3,7 +3,7 @@ use flow_transcription::recognizer::Recognizer;
 use proptest::prelude::*;
 
 use super::*;
-use crate::live::test_data::{Oracle, root, talk};
+use crate::live::test_data::{Oracle, recording, root, talk};
 use crate::live::voice_activity;
 
 type Hear<'a> = &'a dyn Fn(&DecodeRequest) -> Result<Heard, EngineError>;
@@ -216,6 +216,41 @@ fn without_turn_detection_an_item_is_what_is_committed() {
 }
 
 #[test]
+fn languages_of_windows_that_are_not_decoded_again_are_told() {
+    // Words each 0.3 s, the fourth one of which ends a sentence, and a language for each window.
+    let starts = std::cell::RefCell::new(std::collections::BTreeSet::new());
+    let hear = |request: &DecodeRequest| {
+        starts.borrow_mut().insert(request.start);
+        let words = (0..request.samples.len() / 4_800).map(|index| Word {
+            word: format!("w{index}{}", if index == 3 { "." } else { "" }),
+            start: index as f64 * 0.3,
+            end: index as f64 * 0.3 + 0.05,
+            ..Word::default()
+        });
+        Ok(Heard {
+            words: words.collect(),
+            languages: vec![request.start.to_string()],
+        })
+    };
+    let settings = LiveSettings {
+        max_window: 4.0,
+        ..LiveSettings::default()
+    };
+    // Once the turn has begun, all is speech.
+    let rules = ServerVad {
+        threshold: 0.0,
+        ..ServerVad::default()
+    };
+    let mut driven = Driven::new(session(&settings, Some(rules)), &hear, 0);
+    driven.feed(&recording("rec_hi_0001_000.flac"), &[320]);
+    driven.session.commit().unwrap();
+    driven.finish();
+    let starts: Vec<String> = starts.borrow().iter().map(u64::to_string).collect();
+    assert!(driven.finals.len() < starts.len());
+    assert_eq!(driven.transcripts()[0].languages, starts);
+}
+
+#[test]
 fn what_is_cleared_is_never_said() {
     let oracle = Oracle::new(talk());
     let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
@@ -250,6 +285,26 @@ fn what_is_cleared_is_never_said() {
             "{words:?}"
         );
     }
+}
+
+#[test]
+fn the_silence_before_a_turn_makes_no_window_too_long() {
+    let oracle = Oracle::new([vec![0.0; 5 * 16_000], talk()].concat());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    let settings = LiveSettings {
+        max_window: 1.0,
+        ..LiveSettings::default()
+    };
+    let rules = ServerVad {
+        prefix_padding_ms: 5_000.0,
+        ..ServerVad::default()
+    };
+    let mut driven = Driven::new(session(&settings, Some(rules)), &hear, 1);
+    driven.feed(&oracle.recording, &[320]);
+    let _ = driven.session.commit();
+    driven.finish();
+    assert_eq!(driven.text(), oracle.text());
+    assert!(driven.finals.iter().all(|request| request.samples.len() <= 16_000));
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -38,6 +40,10 @@ const OLDER_SUBPROTOCOL: &str = "openai-beta.realtime-v1";
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client has to close its side after the server did.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it may take to decode what was said, once the server ends a session.
+const LAST_WORDS: Duration = Duration::from_secs(60);
+/// How often a session in which nothing happens looks whether the server is being stopped.
+const STOP_CHECK: Duration = Duration::from_millis(250);
 /// Bytes of audio that are taken at once: from 85 ms to a second, by their format.
 const BLOCK: usize = 8_192;
 /// How often a window that grows no more is tried again while the engine is busy.
@@ -83,18 +89,23 @@ struct Parameters {
 
 async fn upgrade(
     State(service): State<Arc<Service>>,
-    Query(parameters): Query<Parameters>,
+    parameters: Result<Query<Parameters>, QueryRejection>,
     headers: HeaderMap,
-    upgrade: WebSocketUpgrade,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
+    let parameters = match parameters {
+        Ok(Query(parameters)) => parameters,
+        Err(error) => return refusal(error.status(), None, &error.body_text()),
+    };
     if let Some(intent) = parameters.intent.filter(|intent| intent != "transcription") {
         let intent: String = intent.chars().take(100).collect();
         let message = format!("sessions of intent `{intent}` are not known here: `transcription` is");
-        let error = json!({"error": {
-            "message": message, "type": "invalid_request_error", "param": "intent", "code": "invalid_value",
-        }});
-        return (StatusCode::BAD_REQUEST, axum::Json(error)).into_response();
+        return refusal(StatusCode::BAD_REQUEST, Some("intent"), &message);
     }
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(error) => return refusal(error.status(), None, &error.body_text()),
+    };
     let older = headers.get("openai-beta").is_some_and(|value| value == "realtime=v1")
         || subprotocols(&headers).any(|name| name == OLDER_SUBPROTOCOL);
     let size = service.settings.max_message;
@@ -109,10 +120,44 @@ async fn upgrade(
         })
 }
 
-/// Why a connection is closed.
+/// Tells, as the service does it for all requests, why there is no session.
+fn refusal(status: StatusCode, param: Option<&str>, message: &str) -> Response {
+    let error = json!({"error": {
+        "message": message, "type": "invalid_request_error", "param": param, "code": "invalid_value",
+    }});
+    (status, axum::Json(error)).into_response()
+}
+
+/// How a connection is closed.
 struct End {
     code: u16,
     reason: &'static str,
+}
+
+/// Why the server ends a session.
+struct Ending {
+    code: u16,
+    kind: &'static str,
+    refused: Refused,
+}
+
+impl Ending {
+    fn stopping() -> Self {
+        Ending {
+            code: close_code::AWAY,
+            kind: "server_error",
+            refused: Refused::new("server_stopping", "the server is being stopped"),
+        }
+    }
+
+    /// The client broke a rule or a limit.
+    fn by_rule(code: u16, refused: Refused) -> Self {
+        Ending {
+            code,
+            kind: "invalid_request_error",
+            refused,
+        }
+    }
 }
 
 /// The client is not there any more.
@@ -166,9 +211,8 @@ impl Connection {
                 "too_many_sessions",
                 "as many sessions as may be are open; try again later",
             );
-            return self
-                .end(close_code::AGAIN, "too many sessions", "server_error", refused)
-                .await;
+            let (code, kind) = (close_code::AGAIN, "server_error");
+            return self.end(Ending { code, kind, refused }).await;
         };
         let models = KnownModels {
             names: service.decoder.models(),
@@ -176,11 +220,7 @@ impl Connection {
         };
         let mut live = match Live::new(settings, models, model) {
             Ok(live) => live,
-            Err(refused) => {
-                return self
-                    .end(close_code::POLICY, refused.code, "invalid_request_error", refused)
-                    .await;
-            }
+            Err(refused) => return self.end(Ending::by_rule(close_code::POLICY, refused)).await,
         };
         let created = if self.older {
             "transcription_session.created"
@@ -191,12 +231,14 @@ impl Connection {
         self.send(created, session).await?;
 
         let idle_timeout = Duration::from_secs_f64(settings.idle_timeout);
-        let ends = Instant::now() + Duration::from_secs_f64(settings.max_session);
+        let mut ends = Instant::now() + Duration::from_secs_f64(settings.max_session);
         let mut idle = Instant::now() + idle_timeout;
-        let mut stopping = false;
+        // Once it is set, no more is read, and the session ends when all is decoded.
+        let mut ending: Option<Ending> = None;
         loop {
-            if !stopping && service.decoder.is_stopping() {
-                stopping = true;
+            if ending.is_none() && service.decoder.is_stopping() {
+                ending = Some(Ending::stopping());
+                ends = Instant::now() + LAST_WORDS;
                 // There may be nothing to commit.
                 let _ = live.commit();
             }
@@ -209,13 +251,12 @@ impl Connection {
             for event in live.session.take_events() {
                 self.tell(event, &live.config).await?;
             }
-            if stopping && live.decoding.is_none() {
-                let refused = Refused::new("server_stopping", "the server is being stopped");
-                return self
-                    .end(close_code::AWAY, "server stopping", "server_error", refused)
-                    .await;
+            if live.decoding.is_none()
+                && let Some(ending) = ending.take()
+            {
+                return self.end(ending).await;
             }
-            let has_room = !stopping && !live.session.is_full();
+            let has_room = ending.is_none() && !live.session.is_full();
             let has_pending = !live.pending.is_empty();
             // While something is decoded, the client may well wait.
             let deadline = if live.decoding.is_some() { ends } else { idle.min(ends) };
@@ -232,13 +273,18 @@ impl Connection {
                     idle = Instant::now() + idle_timeout;
                 }
                 () = sleep_until(deadline) => {
+                    if let Some(ending) = ending.take() {
+                        return self.end(ending).await;
+                    }
                     let refused = if Instant::now() >= ends {
                         let why = format!("the session lasted {} s, which is the limit", settings.max_session);
                         Refused::new("session_expired", why)
                     } else {
                         Refused::new("idle_timeout", format!("nothing came for {} s", settings.idle_timeout))
                     };
-                    return self.end(close_code::NORMAL, refused.code, "invalid_request_error", refused).await;
+                    ending = Some(Ending::by_rule(close_code::NORMAL, refused));
+                    ends = Instant::now() + LAST_WORDS;
+                    let _ = live.commit();
                 }
                 message = self.socket.recv(), if has_room && !has_pending => {
                     match message {
@@ -251,11 +297,12 @@ impl Connection {
                             // Most often a message that is too large; what comes after it cannot be read.
                             let why = format!("the connection cannot be read on: {error}");
                             let refused = Refused::new("invalid_message", why);
-                            return self.end(close_code::SIZE, refused.code, "invalid_request_error", refused).await;
+                            return self.end(Ending::by_rule(close_code::SIZE, refused)).await;
                         }
                     }
                     idle = Instant::now() + idle_timeout;
                 }
+                () = sleep(STOP_CHECK), if ending.is_none() => {}
             }
         }
     }
@@ -281,10 +328,10 @@ impl Connection {
                 Ok(())
             }
             Ok(ClientEvent::Commit) => live.commit(),
-            Ok(ClientEvent::Clear) => {
-                live.session.clear();
-                return self.send("input_audio_buffer.cleared", json!({})).await;
-            }
+            Ok(ClientEvent::Clear) => match live.clear() {
+                Ok(()) => return self.send("input_audio_buffer.cleared", json!({})).await,
+                Err(refused) => Err(refused),
+            },
             Err(refused) => Err(refused),
         };
         match followed {
@@ -387,7 +434,9 @@ impl Connection {
     }
 
     /// Tells why the connection is to be closed.
-    async fn end(&mut self, code: u16, reason: &'static str, kind: &str, refused: Refused) -> Result<(), End> {
+    async fn end(&mut self, ending: Ending) -> Result<(), End> {
+        let Ending { code, kind, refused } = ending;
+        let reason = refused.code;
         self.tell_error(kind, refused, None).await?;
         Err(End { code, reason })
     }
@@ -466,7 +515,13 @@ impl Live {
         })
     }
 
-    /// Gives the session what the resampler holds back.
+    fn clear(&mut self) -> Result<(), Refused> {
+        self.flush()?;
+        self.session.clear();
+        Ok(())
+    }
+
+    /// Gives the session what the resampler holds back, and forgets half a sample.
     fn flush(&mut self) -> Result<(), Refused> {
         self.samples.clear();
         self.audio.flush(&mut self.samples);

@@ -7,10 +7,12 @@ use candle_core::{DType, Device};
 use flow_transcription::Word;
 use flow_transcription::recognizer::Recognizer;
 use futures::{SinkExt, StreamExt};
+use http_body_util::BodyExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message as ClientMessage;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+use tower::ServiceExt;
 
 use super::*;
 use crate::engine::{Engine, EngineSettings, ModelSettings};
@@ -385,6 +387,22 @@ fn other_intents_and_models_are_refused() {
 }
 
 #[test]
+fn requests_that_are_no_websockets_are_refused_as_others_are() {
+    run(async {
+        let routes = routes(Arc::new(counting()), LiveSettings::default());
+        for path in [PATH.to_owned(), format!("{PATH}?model=small&model=large")] {
+            let request = axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+            let response = routes.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["error"]["type"], "invalid_request_error");
+            assert!(!body["error"]["message"].as_str().unwrap().is_empty());
+        }
+    });
+}
+
+#[test]
 fn browsers_say_by_subprotocols_what_others_say_in_headers() {
     let mut headers = HeaderMap::new();
     assert_eq!(api_key_of_subprotocols(&headers), None);
@@ -405,7 +423,7 @@ fn browsers_say_by_subprotocols_what_others_say_in_headers() {
 /// Says that the service is being stopped once it has heard something.
 struct Stopping {
     hears: Fake<Hear>,
-    stops: AtomicBool,
+    stops: Arc<AtomicBool>,
 }
 
 impl Decoder for Stopping {
@@ -428,7 +446,7 @@ fn a_service_that_is_stopped_says_what_it_heard() {
     run(async {
         let decoder = Stopping {
             hears: Fake(count),
-            stops: AtomicBool::new(false),
+            stops: Arc::default(),
         };
         let url = serve(decoder, LiveSettings::default()).await;
         let mut client = Client::connect(&url, &[]).await;
@@ -445,6 +463,87 @@ fn a_service_that_is_stopped_says_what_it_heard() {
         assert_eq!(completed["transcript"], "w0 w1");
         assert_eq!(client.wait_for("error").await["error"]["code"], "server_stopping");
         assert_eq!(client.next().await, Err(1001));
+    });
+}
+
+#[test]
+fn a_service_that_is_stopped_says_what_it_heard_also_where_nothing_comes_any_more() {
+    run(async {
+        let stops = Arc::new(AtomicBool::new(false));
+        let decoder = Stopping {
+            hears: Fake(count),
+            stops: Arc::clone(&stops),
+        };
+        let url = serve(decoder, LiveSettings::default()).await;
+        let mut client = Client::connect(&url, &[]).await;
+        client
+            .send(json!({"type": "session.update", "session": {"turn_detection": null}}))
+            .await;
+        client.append(&vec![0; 48_000]).await;
+        // The audio is taken before this is answered. Silence is not decoded before it is committed.
+        client.send(json!({"type": "none"})).await;
+        assert_eq!(client.wait_for("error").await["error"]["code"], "unknown_event");
+        stops.store(true, Ordering::SeqCst);
+        let completed = client
+            .wait_for("conversation.item.input_audio_transcription.completed")
+            .await;
+        assert_eq!(completed["transcript"], "w0 w1");
+        assert_eq!(client.wait_for("error").await["error"]["code"], "server_stopping");
+        assert_eq!(client.next().await, Err(1001));
+    });
+}
+
+#[test]
+fn a_session_that_is_ended_by_a_limit_says_what_it_heard() {
+    run(async {
+        let settings = LiveSettings {
+            idle_timeout: 3.0,
+            ..LiveSettings::default()
+        };
+        let url = serve(counting(), settings).await;
+        let mut client = Client::connect(&url, &[]).await;
+        client
+            .send(json!({"type": "session.update", "session": {"turn_detection": null}}))
+            .await;
+        client.append(&vec![0; 48_000]).await;
+        let completed = client
+            .wait_for("conversation.item.input_audio_transcription.completed")
+            .await;
+        assert_eq!(completed["transcript"], "w0 w1");
+        assert_eq!(client.expect("error").await["error"]["code"], "idle_timeout");
+        assert_eq!(client.next().await, Err(1000));
+    });
+}
+
+#[test]
+fn a_byte_that_is_cleared_does_not_shift_those_after_it() {
+    let loud = Fake(|samples: &[f32]| {
+        // A last frame is filled up with silence.
+        let is_whole = samples.iter().take(16_000).all(|sample| *sample == 0.5);
+        let word = Word {
+            word: if is_whole { "whole" } else { "shifted" }.into(),
+            ..Word::default()
+        };
+        Ok(Heard {
+            words: vec![word],
+            languages: Vec::new(),
+        })
+    });
+    run(async {
+        let url = serve(loud, LiveSettings::default()).await;
+        let mut client = Client::connect(&url, &[]).await;
+        let input = json!({"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": null});
+        client
+            .send(json!({"type": "session.update", "session": {"audio": {"input": input}}}))
+            .await;
+        client.append(&[0xff; 641]).await;
+        client.send(json!({"type": "input_audio_buffer.clear"})).await;
+        client.append(&[0x00, 0x40].repeat(16_000)).await;
+        client.send(json!({"type": "input_audio_buffer.commit"})).await;
+        let completed = client
+            .wait_for("conversation.item.input_audio_transcription.completed")
+            .await;
+        assert_eq!(completed["transcript"], "whole");
     });
 }
 

@@ -2,10 +2,13 @@
 
 // The microphone: what it gives goes to the server over a WebSocket, and words come back. After page.js.
 
-// How long the server has to say the last words of a live session, in milliseconds.
-const LAST_WORDS = 20000;
+// After "Stop": the session ends when nothing comes from the server for so long, in milliseconds.
+const LAST_WORDS = 60000;
 // More audio than this waits to be sent: the connection is too slow. Bytes: ten seconds at 48 kHz.
 const MOST_UNSENT = 960000;
+
+// What a browser takes as a subprotocol of a WebSocket, which is how the API key is sent.
+const TOKEN = /^[A-Za-z0-9!#$%&'*+.^_`|~-]*$/;
 
 let live = null;
 
@@ -19,6 +22,10 @@ function liveUrl() {
 async function startSpeaking() {
   if (!navigator.mediaDevices?.getUserMedia || !window.AudioWorkletNode) {
     complain("The browser gives the microphone only to pages of https:// or localhost.");
+    return;
+  }
+  if (!TOKEN.test(key)) {
+    complain("Browsers cannot send this API key for live transcription: it holds more than letters, digits and !#$%&'*+-.^_`|~");
     return;
   }
   clearTranscript("live");
@@ -63,7 +70,7 @@ function connect(session) {
   session.socket = socket;
   socket.addEventListener("message", (message) => follow(session, JSON.parse(message.data)));
   socket.addEventListener("close", () => {
-    endLive(session, session.ending ? "" : session.error ?? "The connection was closed.");
+    endLive(session, session.error ?? "The connection was closed.");
   });
   session.node = new AudioWorkletNode(session.context, "capture");
   session.node.port.onmessage = ({ data }) => {
@@ -88,6 +95,8 @@ function connect(session) {
     }
   };
   session.context.createMediaStreamSource(session.stream).connect(session.node);
+  // The microphone may be unplugged, or taken back.
+  session.stream.getTracks().forEach((track) => track.addEventListener("ended", () => stopSpeaking(session)));
   // It gives silence; some browsers run only what is connected to something that is heard.
   session.node.connect(session.context.destination);
   status("Connecting …");
@@ -119,6 +128,9 @@ function itemOf(session, id) {
 }
 
 function follow(session, event) {
+  if (session.ending) {
+    waitForLastWords(session);
+  }
   const kind = String(event.type).replace("conversation.item.input_audio_transcription", "transcription");
   if (kind === "session.created") {
     session.created = true;
@@ -136,7 +148,7 @@ function follow(session, event) {
   } else if (kind === "transcription.completed") {
     complete(session, event);
   } else if (kind === "transcription.failed") {
-    session.items.get(event.item_id)?.partial.replaceChildren();
+    keepSaid(session.items.get(event.item_id));
     complain(event.error?.message ?? "A part could not be transcribed.");
     session.waiting.delete(event.item_id);
     finishIfDone(session);
@@ -156,16 +168,36 @@ function complete(session, event) {
   const item = session.items.get(event.item_id);
   if (event.transcript === "") {
     item?.made.remove();
+    session.items.delete(event.item_id);
   } else {
     const start = words[0]?.start ?? 0;
     const end = words.length > 0 ? words[words.length - 1].end : start;
-    const segment = { start, end, text: event.transcript, words };
-    shown.segments.push(segment);
-    shown.json = { segments: shown.segments, text: shown.segments.map((one) => one.text).join(" ") };
-    fillWords((item ?? itemOf(session, event.item_id)).text, segment);
+    addSegment(item ?? itemOf(session, event.item_id), { start, end, text: event.transcript, words });
   }
   session.waiting.delete(event.item_id);
   finishIfDone(session);
+}
+
+function addSegment(item, segment) {
+  item.isComplete = true;
+  shown.segments.push(segment);
+  shown.json = { segments: shown.segments, text: shown.segments.map((one) => one.text).join(" ") };
+  fillWords(item.text, segment);
+}
+
+// Keeps what was said of an item that will not be completed, at the end of what is before it: times are not known.
+function keepSaid(item) {
+  if (!item || item.isComplete) {
+    return;
+  }
+  const text = item.said.textContent;
+  if (text === "") {
+    item.isComplete = true;
+    item.made.remove();
+  } else {
+    const end = shown.segments[shown.segments.length - 1]?.end ?? 0;
+    addSegment(item, { start: end, end, text, words: [] });
+  }
 }
 
 // After "Stop", the session ends with the last item that was committed.
@@ -187,7 +219,12 @@ function stopSpeaking(session) {
   }
   status("The last words …");
   session.node.port.postMessage("stop");
-  setTimeout(() => endLive(session, "The server did not answer in time."), LAST_WORDS);
+  waitForLastWords(session);
+}
+
+function waitForLastWords(session) {
+  clearTimeout(session.timer);
+  session.timer = setTimeout(() => endLive(session, "The server did not answer in time."), LAST_WORDS);
 }
 
 function stopCapture(session) {
@@ -203,13 +240,16 @@ function endLive(session, why) {
     return;
   }
   live = null;
+  clearTimeout(session.timer);
   session.ending = true;
+  session.items.forEach(keepSaid);
   stopCapture(session);
   session.socket?.close();
   byId("speak").setAttribute("aria-pressed", "false");
   byId("speak").textContent = "Speak into the microphone";
   byId("speak").disabled = false;
   byId("file").disabled = false;
+  byId("result").hidden = shown.segments.length === 0;
   status(why === "" ? "Done." : "");
   if (why !== "") {
     complain(why);
