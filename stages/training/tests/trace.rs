@@ -7,7 +7,7 @@
 //! features where ours come from another Fourier transform. So how far rounding moves our own run counts as well, within
 //! limits that no error of the mathematics stays below: in 32 bits, and from recordings that are rounded in the last place.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -27,12 +27,20 @@ fn json(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(golden(name)).expect("golden file")).expect("golden JSON")
 }
 
+/// The tensors of a golden file, which may be packed as `NAME.zst`; None if there is no such file.
+fn tensors(name: &str) -> Option<HashMap<String, Tensor>> {
+    let bytes = std::fs::read(golden(name)).or_else(|_| {
+        let packed = std::fs::read(golden(&format!("{name}.zst")))?;
+        flow_model::checkpoint::unpack(&packed, 4)
+    });
+    Some(candle_core::safetensors::load_buffer(&bytes.ok()?, &Device::Cpu).expect("tensors"))
+}
+
 /// A golden batch by its name in the traces: the recordings `NAME0_xx.wav`, `NAME1_yy.wav`, ... and the targets that are
 /// kept for them.
 fn micro_batch(name: &str) -> LoadedBatch {
-    let targets = [format!("{name}_step.safetensors"), format!("{name}_batch.safetensors")];
-    let targets = targets.iter().map(|file| golden(file)).find(|path| path.exists());
-    let tensors = candle_core::safetensors::load(targets.expect("golden targets"), &Device::Cpu).expect("tensors");
+    let files = [format!("{name}_step.safetensors"), format!("{name}_batch.safetensors")];
+    let tensors = files.iter().find_map(|file| tensors(file)).expect("golden targets");
     let lengths: Vec<i64> = tensors["target_len"].to_vec1().expect("lengths");
     let rows: Vec<Vec<i64>> = tensors["targets"].to_vec2().expect("targets");
     let tokens = rows
