@@ -33,7 +33,7 @@ pub struct ServeArguments {
     /// Its private key, in PEM
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Let pages of this origin call the service, such as https://app.example, or `*` for all; may be given several times
+    /// Let pages of this origin call the service, such as `https://app.example`, or `*` for all; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
     /// Without keys, answer to this name and to localhost, and to no others; may be given several times

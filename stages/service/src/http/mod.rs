@@ -1,6 +1,6 @@
-//! The service over HTTP: OpenAI's API for transcriptions ([`transcriptions`], [`form`], [`responses`], [`events`]), what the
-//! service tells of itself ([`information`], [`openapi`], [`metrics`]), who may ask ([`keys`], [`origin`]), and connections
-//! with their bounds ([`server`]).
+//! The service over HTTP: OpenAI's API for transcriptions (`transcriptions`, `form`, `responses`, `events`), what the
+//! service tells of itself (`information`, `openapi`, `metrics`), who may ask (`keys`, `origin`), and connections
+//! with their bounds (`server`).
 //!
 //! Whatever comes from clients is bounded: the number of connections, the head of a request and the time it takes, the body,
 //! its time and its rate, the parts of a form and the length of each, the files that lie in the private folder, and how long a
