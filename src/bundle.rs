@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::iter;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -61,20 +62,17 @@ pub fn pipeline(name: &str) -> io::Result<Option<PathBuf>> {
     Err(refused.unwrap_or_else(|| io::Error::other("there is no folder for them")))
 }
 
-/// Folders for what is kept, the best one first: `$XDG_CACHE_HOME/flow`, `~/.cache/flow`, and one for temporary files.
-fn cache_folders() -> Vec<PathBuf> {
+/// Folders for what is kept, the best one first: `$XDG_CACHE_HOME/flow` or `~/.cache/flow`, and one for temporary files, which
+/// is made when it is asked for.
+fn cache_folders() -> impl Iterator<Item = PathBuf> {
     let set = |name| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    let temporary = private_folder(&std::env::temp_dir(), user());
-    cache
-        .map(|cache| cache.join("flow"))
-        .into_iter()
-        .chain(temporary)
-        .collect()
+    let temporary = iter::once_with(|| private_folder(&std::env::temp_dir(), user())).flatten();
+    cache.map(|cache| cache.join("flow")).into_iter().chain(temporary)
 }
 
 fn user() -> u32 {

@@ -1,7 +1,7 @@
 //! Which of several processes this one is, and where the others are: from a file of hosts, or from what Slurm or torchrun
 //! say in the environment. Nothing is taken from the environment unless `--launch` asks for it.
 
-use std::io::Read;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -110,9 +110,8 @@ fn host_and_port(line: &str) -> Option<(String, Option<u16>)> {
 }
 
 fn from_hosts(file: &Path, arguments: &ProcessArguments) -> Result<Launch, Failure> {
-    let mut text = String::new();
-    let read = open_regular_file(file).and_then(|mut file| file.read_to_string(&mut text));
-    read.map_err(|error| {
+    let text = open_regular_file(file).and_then(io::read_to_string);
+    let text = text.map_err(|error| {
         Failure::usage(
             format!("--hosts: {} cannot be read: {error}", file.display()),
             "name a file with one line for each process: HOST or HOST:PORT",

@@ -170,16 +170,14 @@ impl Seen {
     fn page(&self) -> String {
         let stages = &self.progress.stages;
         let rejects: u64 = stages.iter().map(|stage| stage.rejected).sum();
-        let ran: u64 = stages.iter().map(|stage| stage.done()).sum();
-        let reused: u64 = stages.iter().map(|stage| stage.reused()).sum();
         let main = html! {
             h1 { (self.pipeline) }
             p.quiet { "Run " code { (self.run) } ", " (self.outcome.replace('_', " ")) }
             @if let Some(failure) = &self.failure { section { h2 { "What ended it" } p { (failure) } } }
             div.tiles {
                 div.tile { b { (duration(self.seconds)) } span { "from start to end" } }
-                div.tile { b { (count(ran)) } span { "partitions ran" } }
-                div.tile { b { (count(reused)) } span { "partitions reused" } }
+                div.tile { b { (count(self.ran)) } span { "partitions ran" } }
+                div.tile { b { (count(self.reused)) } span { "partitions reused" } }
                 div.tile { b { (count(rejects)) } span { "rows rejected" } }
             }
             (self.stage_table())

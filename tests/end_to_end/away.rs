@@ -58,6 +58,28 @@ fn the_program_does_its_main_job_wherever_it_is() {
 }
 
 #[test]
+fn no_folder_is_left_among_temporary_files_where_there_is_a_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let temporary = at.join("tmp");
+    std::fs::create_dir(&temporary).unwrap();
+    let check = |cache: &Path| {
+        let mut flow = program();
+        flow.current_dir(at)
+            .env("TMPDIR", &temporary)
+            .env("XDG_CACHE_HOME", cache);
+        expect_code(&flow.args(["check", "finetune"]).output().unwrap(), 0);
+        let mut folders = std::fs::read_dir(&temporary).unwrap();
+        folders.any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with("flow-"))
+    };
+    assert!(!check(&at.join("cache")));
+    // A cache that cannot be made.
+    let file = at.join("file");
+    std::fs::write(&file, "").unwrap();
+    assert!(check(&file));
+}
+
+#[test]
 fn new_folders_hold_what_runs_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

@@ -67,7 +67,7 @@ impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             None => write!(f, "error: {}", self.message)?,
-            Some(place) if !place.source.is_shown => write!(f, "{place}: error: {}", self.message)?,
+            Some(place) if !place.is_shown => write!(f, "{place}: error: {}", self.message)?,
             Some(place) => {
                 let line = place.source.text.lines().nth(place.line - 1).unwrap_or_default();
                 let number = place.line.to_string();
@@ -116,7 +116,7 @@ struct Source<'a> {
 
 impl<'a> Picture<'a> {
     fn of(diagnostic: &'a Diagnostic) -> Self {
-        let place = diagnostic.place.as_ref().filter(|place| place.source.is_shown);
+        let place = diagnostic.place.as_ref().filter(|place| place.is_shown);
         // A place without a picture is named.
         let message = match (&diagnostic.place, place) {
             (Some(unshown), None) => Cow::Owned(format!("{unshown}: {}", diagnostic.message)),

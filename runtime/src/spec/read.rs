@@ -135,7 +135,7 @@ impl<'r> Reader<'r> {
         let mut found = self.found;
         for place in found.iter_mut().filter_map(|diagnostic| diagnostic.place.as_mut()) {
             if self.unshown.contains(&place.source.path) {
-                Arc::make_mut(&mut place.source).is_shown = false;
+                place.is_shown = false;
             }
         }
         found

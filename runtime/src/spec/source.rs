@@ -7,13 +7,11 @@ use std::sync::Arc;
 use super::yaml::{Part, Step, Steps, locate};
 
 /// A file that was read, kept so that any later error can point into it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct SourceFile {
     /// As it was given, for the reader.
     pub path: PathBuf,
     pub text: String,
-    /// False where the value of a secret stands in it: then no message shows lines of it.
-    pub is_shown: bool,
 }
 
 /// A stretch of text in a file.
@@ -28,6 +26,8 @@ pub struct Place {
     pub offset: usize,
     /// In bytes; within one line.
     pub length: usize,
+    /// False where the value of a secret stands in the file: then no message shows lines of it.
+    pub is_shown: bool,
 }
 
 impl fmt::Debug for Place {
@@ -55,6 +55,7 @@ impl Place {
             column: column.max(1),
             offset: start + skipped,
             length,
+            is_shown: true,
         }
     }
 
@@ -190,7 +191,6 @@ mod tests {
         Arc::new(SourceFile {
             path: "p.yaml".into(),
             text: text.into(),
-            is_shown: true,
         })
     }
 

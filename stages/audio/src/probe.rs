@@ -92,10 +92,10 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 }
 
 /// Formats as they count for the output bytes. WAV has a number, which is raised where others than FLAC alone would have to be
-/// decoded again otherwise: since 2, one without sizes in its header is read to its end.
+/// decoded again otherwise: since 2, one with 0xFFFFFFFF for the sizes in its header is read to its end, since 3 one with 0.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
-        Format::Wav => "wav 2",
+        Format::Wav => "wav 3",
         other => other.as_str(),
     };
     in_order.iter().map(name).collect()

@@ -323,5 +323,5 @@ fn another_way_to_read_wav_moves_only_those_who_read_it() {
         Probe::identity(&settings)["formats"].to_string()
     };
     assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg"]"#);
-    assert_eq!(identity(r#"["wav", "flac"]"#), r#"["flac","wav 2"]"#);
+    assert_eq!(identity(r#"["wav", "flac"]"#), r#"["flac","wav 3"]"#);
 }

@@ -1,4 +1,4 @@
-//! WAV that was written to a pipe: its header was made before its length was known, and says 0xFFFFFFFF, as ffmpeg does.
+//! WAV that was written to a pipe: its header was made before its length was known, and says 0xFFFFFFFF, as ffmpeg does, or 0.
 
 use std::io::Read;
 
@@ -8,8 +8,9 @@ const LONGEST_HEADER: u64 = 1 << 20;
 const UNKNOWN: u32 = u32::MAX;
 
 /// The header of such a WAV, which ends where its samples begin, with the sizes that it would have if the samples end with the
-/// recording. `bytes` are those of the recording, `size` is how many there are. None where the header says its sizes, is no
-/// whole one, or the recording is larger than a WAV can say (4 GiB).
+/// recording. `bytes` are those of the recording, `size` is how many there are. A header without sizes has 0xFFFFFFFF for that of
+/// the samples; or 0, and for that of the whole 0 or the length of the header alone. None where the header says its sizes, is
+/// no whole one, or the recording is larger than a WAV can say (4 GiB).
 pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u8>> {
     let mut header = Vec::new();
     // "RIFF", the size of what follows, "WAVE".
@@ -21,11 +22,14 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u
         let length = u32::from_le_bytes(header[chunk + 4..].try_into().ok()?);
         if &header[chunk..chunk + 4] == b"data" {
             let known = |size: u64| u32::try_from(size).ok().filter(|&size| size != UNKNOWN);
+            let whole = u32::from_le_bytes(header[4..8].try_into().ok()?);
+            // With 0 samples and a larger size of the whole, other chunks follow.
+            let is_unset = length == 0 && (whole == 0 || u64::from(whole) + 8 == header.len() as u64);
             let samples = known(size.checked_sub(header.len() as u64)?)?;
             let all = known(size.checked_sub(8)?)?;
             header[4..8].copy_from_slice(&all.to_le_bytes());
             header[chunk + 4..].copy_from_slice(&samples.to_le_bytes());
-            return (length == UNKNOWN).then_some(header);
+            return (length == UNKNOWN || is_unset).then_some(header);
         }
         let padded = u64::from(length) + u64::from(length & 1);
         if header.len() as u64 + padded > LONGEST_HEADER {
@@ -53,22 +57,34 @@ mod tests {
 
     const LIST: &[u8] = b"LIST\x1a\0\0\0INFOISFT\x0d\0\0\0Lavf61.7.100\0\0";
 
-    /// As ffmpeg writes it to a pipe: with a list of tags before the samples, and without sizes.
-    fn streamed(whole: &[u8]) -> Vec<u8> {
+    /// With a list of tags before the samples, and these two sizes.
+    fn with_sizes(whole: &[u8], size: u32, samples: u32) -> Vec<u8> {
         let mut bytes = [&whole[..36], LIST, &whole[36..]].concat();
         let data = 36 + LIST.len();
         assert_eq!(&bytes[data..data + 4], b"data");
-        bytes[4..8].fill(0xff);
-        bytes[data + 4..data + 8].fill(0xff);
+        bytes[4..8].copy_from_slice(&size.to_le_bytes());
+        bytes[data + 4..data + 8].copy_from_slice(&samples.to_le_bytes());
         bytes
     }
+
+    /// As ffmpeg writes it to a pipe.
+    fn streamed(whole: &[u8]) -> Vec<u8> {
+        with_sizes(whole, UNKNOWN, UNKNOWN)
+    }
+
+    /// What stands for the size of a header alone.
+    const HEADER: u32 = 36 + LIST.len() as u32;
 
     #[test]
     fn a_streamed_wav_is_what_it_is_as_a_file() {
         let samples: Vec<i16> = (0..40_000).map(|at| (at * 37 % 20_011) as i16).collect();
-        for channels in [1, 2] {
+        let sizes = [(UNKNOWN, UNKNOWN), (0, 0), (HEADER, 0)];
+        for (channels, (size, of_samples)) in [1, 2]
+            .into_iter()
+            .flat_map(|channels| sizes.map(|sizes| (channels, sizes)))
+        {
             let whole = wav(16_000, channels, &samples);
-            let bytes = streamed(&whole);
+            let bytes = with_sizes(&whole, size, of_samples);
             assert_eq!(
                 probe(&bytes, &Format::ALL).unwrap(),
                 probe(&whole, &Format::ALL).unwrap()
@@ -110,6 +126,17 @@ mod tests {
         endless[40..44].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
         assert_eq!(header(&endless), None);
         // Without a sample there is nothing to decode.
-        assert!(probe(&streamed(&wav(16_000, 1, &[])), &Format::ALL).is_err());
+        let empty = wav(16_000, 1, &[]);
+        for bytes in [streamed(&empty), with_sizes(&empty, 0, 0), empty.clone()] {
+            assert!(probe(&bytes, &Format::ALL).is_err());
+        }
+        // Nor where other chunks follow.
+        let size = HEADER + LIST.len() as u32;
+        let followed = [&with_sizes(&empty, size, 0)[..], LIST].concat();
+        assert_eq!(size as usize + 8, followed.len());
+        assert_eq!(header(&followed), None);
+        assert!(probe(&followed, &Format::ALL).is_err());
+        // Samples and no size of the whole: those that it says.
+        assert_eq!(header(&with_sizes(&whole, 0, 6)), None);
     }
 }

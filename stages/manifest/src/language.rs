@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
@@ -69,9 +69,8 @@ impl Languages {
     /// # Errors
     /// When the file cannot be read or is no language table.
     pub fn from_file(path: &Path) -> Result<Languages, ManifestError> {
-        let mut text = String::new();
-        let read = open_regular_file(path).and_then(|mut file| file.read_to_string(&mut text));
-        read.map_err(|e| ManifestError::io(path, e))?;
+        let text = open_regular_file(path).and_then(io::read_to_string);
+        let text = text.map_err(|e| ManifestError::io(path, e))?;
         Languages::parse(&text).map_err(|e| ManifestError::Languages(format!("{}: {e}", path.display())))
     }
 

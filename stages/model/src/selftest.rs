@@ -263,9 +263,9 @@ mod tests {
         // Those that stand in the repository, whatever other golden data the environment names.
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/../../tests/data/golden/model/train_step.safetensors.zst"
+            "/../../tests/data/golden/model/train_step.safetensors"
         );
-        let tensors = golden::packed_tensors(path.as_ref());
+        let tensors = golden::tensors_of(path.as_ref());
         let lengths = golden::lengths(&tensors["target_len"]);
         for (number, expected) in TARGETS.iter().enumerate() {
             let row = golden::lengths(&tensors["targets"].get(number).unwrap());

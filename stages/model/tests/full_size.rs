@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
-use flow_model::checkpoint::{StoredModel, unpack};
+use flow_model::checkpoint::{StoredModel, read_packed};
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::{Gradients, ModelConfig};
 
@@ -164,8 +164,8 @@ fn a_model_of_released_size_equals_nemo() {
     assert!((loss - expected).abs() < 1e-4 * expected);
 
     let facts = json("full_v3_grads.json");
-    let packed = std::fs::read(folder().join("full_v3_grads.safetensors.zst")).unwrap();
-    let golden = candle_core::safetensors::load_buffer(&unpack(&packed, 4).unwrap(), &Device::Cpu).unwrap();
+    let bytes = read_packed(&folder().join("full_v3_grads.safetensors"), 4).unwrap();
+    let golden = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).unwrap();
     model.set_recompute(true);
     // In this case one unit of the joint's ReLU lies so close to its kink that rounding decides on which side it falls,
     // and all gradients move by 1e-3 of their largest element with it. Noise of a thousandth of an int16 step puts

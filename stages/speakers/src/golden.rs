@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
+use flow_model::checkpoint::read_packed;
 use safetensors::{Dtype, SafeTensors};
-
-use crate::weights::unpack;
 
 /// A file of the golden data: of the folder `FLOW_TEST_GOLDEN_SPEAKERS`, or the bundled one.
 pub fn file(name: &str) -> PathBuf {
@@ -16,15 +15,10 @@ pub fn file(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The bytes of a file, which may be packed as `NAME.zst` (`weights::unpack`), in elements of `size` bytes.
+/// The bytes of a file, which may be packed by elements of `size` bytes.
 fn read(name: &str, size: usize) -> Vec<u8> {
     let path = file(name);
-    if path.exists() {
-        return std::fs::read(path).unwrap();
-    }
-    let packed = file(&format!("{name}.zst"));
-    let packed = std::fs::read(&packed).unwrap_or_else(|error| panic!("{}: {error}", packed.display()));
-    unpack(&packed, size).unwrap()
+    read_packed(&path, size).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 pub fn json(name: &str) -> serde_json::Value {

@@ -43,7 +43,7 @@ pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
 }
 
 /// What to say of a model that is not there.
-pub(crate) fn not_there(model: &str) -> String {
+pub fn not_there(model: &str) -> String {
     let mut message = format!("{model} is not there");
     if let Some(meant) = HubReference::meant(model) {
         message.push_str(&format!("; a model of the Hugging Face hub is written {meant}"));

@@ -27,13 +27,10 @@ fn json(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(golden(name)).expect("golden file")).expect("golden JSON")
 }
 
-/// The tensors of a golden file, which may be packed as `NAME.zst`; None if there is no such file.
+/// The tensors of a golden file, which may be packed; None if there is no such file.
 fn tensors(name: &str) -> Option<HashMap<String, Tensor>> {
-    let bytes = std::fs::read(golden(name)).or_else(|_| {
-        let packed = std::fs::read(golden(&format!("{name}.zst")))?;
-        flow_model::checkpoint::unpack(&packed, 4)
-    });
-    Some(candle_core::safetensors::load_buffer(&bytes.ok()?, &Device::Cpu).expect("tensors"))
+    let bytes = flow_model::checkpoint::read_packed(&golden(name), 4).ok()?;
+    Some(candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).expect("tensors"))
 }
 
 /// A golden batch by its name in the traces: the recordings `NAME0_xx.wav`, `NAME1_yy.wav`, ... and the targets that are

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device};
 use flow_kernels::threads::install;
+use flow_model::checkpoint::read_packed;
 use flow_model::decoding::{BlankScore, DecodingSettings, Hypothesis, Pruning};
-use flow_model::fusion::{BoostingRules, Fusion, Phrase, boosting_tree, parse_arpa, read_arpa};
+use flow_model::fusion::{BoostingRules, Fusion, Phrase, boosting_tree, parse_arpa};
 use flow_model::model::TdtModel;
 use serde_json::Value;
 
@@ -27,13 +28,8 @@ fn samples(path: &Path) -> Vec<f32> {
 fn fusion(config: &Value, golden: &Value) -> Fusion {
     let mut fusion = Fusion::default();
     if config.get("ngram_lm_model").is_some() {
-        let path = test_data::transcription("lm.arpa");
-        let model = if path.is_file() {
-            read_arpa(&path, 1024).unwrap()
-        } else {
-            let compressed = std::fs::File::open(test_data::transcription("lm.arpa.zst")).unwrap();
-            parse_arpa(&zstd::decode_all(compressed).unwrap()[..], 1024).unwrap()
-        };
+        let arpa = read_packed(&test_data::transcription("lm.arpa"), 1).unwrap();
+        let model = parse_arpa(&arpa[..], 1024).unwrap();
         fusion
             .add(Arc::new(model), golden["alpha_lm"].as_f64().unwrap())
             .unwrap();

@@ -30,7 +30,7 @@ pub mod transcribe;
 mod transcribe_settings;
 pub mod transcript;
 pub mod utterances;
-mod window_groups;
+pub mod window_groups;
 pub mod windows;
 pub mod write;
 

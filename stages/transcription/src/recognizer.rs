@@ -58,6 +58,31 @@ pub struct RecognitionSettings {
     pub segments: SegmentRules,
 }
 
+impl RecognitionSettings {
+    /// Whether values are within their ranges; not those of [`LongAudio`], which have ranges of their own.
+    ///
+    /// # Errors
+    /// The name of the setting that is not, its value, and what it must be.
+    pub fn check(&self) -> std::result::Result<(), (&'static str, f64, &'static str)> {
+        if !(1.0..=3600.0).contains(&self.max_window) {
+            return Err(("max_window", self.max_window, "from 1 to 3600 seconds"));
+        }
+        if !(0.0..=self.max_window).contains(&self.min_pause) {
+            return Err(("min_pause", self.min_pause, "from 0 to `max_window` seconds"));
+        }
+        for (setting, value) in [
+            ("batch_seconds", self.batch_seconds),
+            ("max_gap", self.segments.max_gap),
+            ("max_segment", self.segments.max_duration),
+        ] {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err((setting, value, "a number of seconds above 0"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Speech is where the probability is at least this.
 const THRESHOLD: f64 = 0.5;
 /// Shorter speech is left out, in seconds: silero's default.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
-use flow_audio::samples::{Refusal, open};
+use flow_audio::samples::{OnDamage, Refusal, open};
 
 use crate::{Result, TranscriptionError};
 
@@ -58,11 +58,17 @@ impl StreamedRecording {
     }
 
     /// Goes through the recording as [`Samples::pass`] does, and says what there is of it: as much as `take` wanted. One that
-    /// is not there, is no audio, or is longer than `max_seconds` is a [`Refusal`]; damage is none.
+    /// is not there, is no audio, or is longer than `max_seconds` is a [`Refusal`], and so is a damaged one that `on_damage`
+    /// does not accept.
     ///
     /// # Errors
     /// Those of `take`, and if the file is there and cannot be read.
-    pub fn first_pass(&self, max_seconds: f64, take: &mut Take<'_>) -> Result<std::result::Result<Extent, Refusal>> {
+    pub fn first_pass(
+        &self,
+        max_seconds: f64,
+        on_damage: OnDamage,
+        take: &mut Take<'_>,
+    ) -> Result<std::result::Result<Extent, Refusal>> {
         let mut reader = match open(&self.path, max_seconds, self.channels)? {
             Ok(reader) => reader,
             Err(refusal) => return Ok(Err(refusal)),
@@ -85,8 +91,9 @@ impl StreamedRecording {
                 Progress::More if wanted => {}
                 Progress::More | Progress::End => return Ok(Ok(extent)),
                 Progress::Damaged(why) => {
+                    let accepted = on_damage.accept(&self.path, extent.samples, &why);
                     extent.damage = Some(why);
-                    return Ok(Ok(extent));
+                    return Ok(accepted.map(|()| extent));
                 }
             }
         }
@@ -112,13 +119,17 @@ mod tests {
     use super::*;
     use crate::test_data::wav;
 
-    fn first_pass(bytes: &[u8], max_seconds: f64) -> (std::result::Result<Extent, Refusal>, Vec<f32>) {
+    fn first_pass(
+        bytes: &[u8],
+        max_seconds: f64,
+        on_damage: OnDamage,
+    ) -> (std::result::Result<Extent, Refusal>, Vec<f32>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.wav");
         std::fs::write(&path, bytes).unwrap();
         let recording = StreamedRecording::new(&path, Channels::Mix);
         let mut all = Vec::new();
-        let extent = recording.first_pass(max_seconds, &mut |block| {
+        let extent = recording.first_pass(max_seconds, on_damage, &mut |block| {
             all.extend_from_slice(block);
             Ok(true)
         });
@@ -136,7 +147,7 @@ mod tests {
     }
 
     fn reason(bytes: &[u8], max_seconds: f64) -> &'static str {
-        first_pass(bytes, max_seconds)
+        first_pass(bytes, max_seconds, OnDamage::Keep)
             .0
             .map_or_else(|refusal| refusal.reason, |_| "ok")
     }
@@ -157,7 +168,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for path in [folder.path().join("gone.wav"), folder.path().to_owned()] {
             let recording = StreamedRecording::new(path, Channels::Mix);
-            let refused = recording.first_pass(10.0, &mut |_| Ok(true)).unwrap();
+            let refused = recording.first_pass(10.0, OnDamage::Keep, &mut |_| Ok(true)).unwrap();
             assert_eq!(refused.unwrap_err().reason, "missing_file");
         }
     }
@@ -166,7 +177,7 @@ mod tests {
     fn a_recording_that_is_cut_is_there_up_to_the_cut() {
         let samples: Vec<i16> = (0..32_000).map(|at| (at % 1_000) as i16).collect();
         let whole = wav(16_000, &samples);
-        let (extent, all) = first_pass(&whole, 10.0);
+        let (extent, all) = first_pass(&whole, 10.0, OnDamage::Refuse);
         assert_eq!(
             extent.unwrap(),
             Extent {
@@ -174,12 +185,19 @@ mod tests {
                 damage: None
             }
         );
-        let (extent, kept) = first_pass(&whole[..44 + 48_000], 10.0);
+        let (extent, kept) = first_pass(&whole[..44 + 48_000], 10.0, OnDamage::Keep);
         let extent = extent.unwrap();
         assert!(extent.damage.is_some());
         assert_eq!(extent.samples, kept.len() as u64);
         assert!((20_000..=24_000).contains(&kept.len()), "{}", kept.len());
         assert_eq!(kept, all[..kept.len()]);
+        // Where damage is refused, and where there is less than a second before it.
+        for (bytes, on_damage) in [(48_000, OnDamage::Refuse), (24_000, OnDamage::Keep)] {
+            let (refused, _) = first_pass(&whole[..44 + bytes], 10.0, on_damage);
+            let refusal = refused.unwrap_err();
+            assert_eq!(refusal.reason, "decode_error");
+            assert!(refusal.detail.contains("is damaged at"), "{}", refusal.detail);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_model::checkpoint::unpack;
+use flow_model::checkpoint::read_packed;
 use serde_json::Value;
 
 use crate::{Segment, Transcript, Word};
@@ -41,15 +41,9 @@ pub fn json(path: &Path) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The float32 tensors of a safetensors file whose names `wanted` takes: name, shape, values. The file may be packed as `NAME.zst`
-/// (`checkpoint::unpack`, by four bytes).
+/// The float32 tensors of a safetensors file whose names `wanted` takes: name, shape, values. The file may be packed.
 pub fn tensors(path: &Path, wanted: impl Fn(&str) -> bool) -> Vec<(String, Vec<usize>, Vec<f32>)> {
-    let packed = PathBuf::from(format!("{}.zst", path.display()));
-    let bytes = if packed.exists() {
-        std::fs::read(&packed).and_then(|packed| unpack(&packed, 4))
-    } else {
-        std::fs::read(path)
-    };
+    let bytes = read_packed(path, 4);
     let bytes = bytes.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let tensors = file.tensors().into_iter().filter(|(name, _)| wanted(name));

@@ -27,14 +27,14 @@ use crate::rows::{
 use crate::streamed::StreamedRecording;
 use crate::{Metadata, Performance};
 
-pub use crate::transcribe_settings::TranscribeSettings;
+pub use crate::transcribe_settings::{MAX_DURATION, TranscribeSettings};
 
 /// The kind `transcription.transcribe`.
 pub struct Transcribe;
 
 impl Kind for Transcribe {
     const NAME: &'static str = "transcription.transcribe";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -191,21 +191,15 @@ impl Source for Transcriber {
         let settings = self.settings.recognition();
         let decoding = Instant::now();
         let mut first = recognizer.first_pass(&settings);
-        let extent = recording.first_pass(self.settings.max_duration, &mut |samples| {
+        let (max_duration, on_damage) = (self.settings.max_duration, self.settings.on_damage);
+        let extent = recording.first_pass(max_duration, on_damage, &mut |samples| {
             first.feed(samples)?;
             Ok(!cancel.is_set())
         })?;
         if cancel.is_set() {
             return Err(stopped());
         }
-        let path = &listed.recording.path;
-        let accepted = extent.and_then(|extent| {
-            if let Some(why) = &extent.damage {
-                self.settings.on_damage.accept(path, extent.samples, why)?;
-            }
-            Ok(extent)
-        });
-        let extent = match accepted {
+        let extent = match extent {
             Ok(extent) => extent,
             Err(Refusal { reason, detail }) => {
                 out.reject_partition(reason, RejectClass::Fault, detail);

@@ -15,6 +15,9 @@ use crate::long_audio::{ChunkSettings, FullSettings, LongAudio, WindowMethod};
 use crate::recognizer::{RecognitionSettings, VoiceActivity};
 use crate::segments::SegmentRules;
 
+/// The longest recording, in seconds, that may be asked for. Twelve hours: times and samples are counted in 32 bits further down.
+pub const MAX_DURATION: f64 = 43_200.0;
+
 /// Transcribes recordings: what was said, when, and how sure the model is.
 ///
 /// # What it does
@@ -275,24 +278,11 @@ impl TranscribeSettings {
                 format!("`{name}` is {value}; it must be {rule}"),
             ))
         };
-        if !(1.0..=3600.0).contains(&self.max_window) {
-            return wrong("max_window", self.max_window, "from 1 to 3600 seconds");
-        }
-        if !(0.0..=self.max_window).contains(&self.min_pause) {
-            return wrong("min_pause", self.min_pause, "from 0 to `max_window` seconds");
-        }
-        // Twelve hours: times and samples are counted in 32 bits further down.
-        if !(1.0..=43_200.0).contains(&self.max_duration) {
+        self.recognition()
+            .check()
+            .or_else(|(name, value, rule)| wrong(name, value, rule))?;
+        if !(1.0..=MAX_DURATION).contains(&self.max_duration) {
             return wrong("max_duration", self.max_duration, "from 1 to 43200 seconds");
-        }
-        for (name, value) in [
-            ("batch_seconds", self.batch_seconds),
-            ("max_gap", self.max_gap),
-            ("max_segment", self.max_segment),
-        ] {
-            if !(value > 0.0 && value.is_finite()) {
-                return wrong(name, value, "a number of seconds above 0");
-            }
         }
         if !(0.08..=300.0).contains(&self.chunk) {
             return wrong("chunk", self.chunk, "from 0.08 to 300 seconds");

@@ -1,4 +1,4 @@
-//! The samples of windows, a group of windows at a time: no more of a recording is in memory.
+//! The samples of windows, one or a group of them at a time: no more of a recording is in memory.
 
 use std::ops::Range;
 
@@ -14,48 +14,65 @@ pub(crate) const GROUP_SAMPLES: u64 = 600 * SAMPLE_RATE as u64;
 /// Takes the indices of the windows of a group, and the samples of each.
 pub(crate) type DecodeGroup<'a> = dyn FnMut(Range<usize>, &[Vec<f32>]) -> Result<bool> + 'a;
 
+/// Takes the index of a window and its samples. False: no more are wanted.
+pub type TakeWindow<'a> = dyn FnMut(usize, Vec<f32>) -> Result<bool> + 'a;
+
 /// Goes through a recording once and gives the samples of its windows (which follow each other and do not overlap) to
 /// `decode`, group by group, with the indices of the windows. False: `decode` wanted no more.
 ///
 /// # Errors
-/// Those of `decode`, if the recording cannot be read, and if it is shorter than its windows say.
+/// As [`each_window`].
 pub(crate) fn group_by_group(
     windows: &[Range<u64>],
     recording: &dyn Samples,
     decode: &mut DecodeGroup<'_>,
 ) -> Result<bool> {
+    let mut ends = group_ends(windows, GROUP_SAMPLES).into_iter();
+    let mut end_of_group = ends.next();
+    let mut first = 0;
+    let mut signals: Vec<Vec<f32>> = Vec::new();
+    each_window(windows, recording, &mut |index, signal| {
+        signals.push(signal);
+        let next = index + 1;
+        if end_of_group != Some(next) {
+            return Ok(true);
+        }
+        let wanted = decode(first..next, &signals)?;
+        signals.clear();
+        first = next;
+        end_of_group = ends.next();
+        Ok(wanted)
+    })
+}
+
+/// Goes through a recording once and gives the index and the samples of each of its windows (which follow each other and do not
+/// overlap) to `take`, one at a time. False: `take` wanted no more.
+///
+/// # Errors
+/// Those of `take`, if the recording cannot be read, and if it is shorter than its windows say.
+pub fn each_window(windows: &[Range<u64>], recording: &dyn Samples, take: &mut TakeWindow<'_>) -> Result<bool> {
     if windows.is_empty() {
         return Ok(true);
     }
-    let mut ends = group_ends(windows, GROUP_SAMPLES).into_iter();
-    let mut end_of_group = ends.next();
-    // The first window of the group, and the first one whose samples are not all there.
-    let (mut first, mut next) = (0, 0);
-    let mut at = 0;
-    let mut signals: Vec<Vec<f32>> = Vec::new();
-    let mut stopped = false;
+    let (mut at, mut next, mut stopped) = (0, 0, false);
+    let mut signal = Vec::new();
     recording.pass(&mut |block| {
         let end = at + block.len() as u64;
         while let Some(window) = windows.get(next).filter(|window| window.start < end) {
-            if signals.len() == next - first {
-                signals.push(Vec::with_capacity((window.end - window.start) as usize));
+            if signal.is_empty() {
+                signal.reserve_exact((window.end - window.start) as usize);
             }
             let (from, to) = (window.start.max(at), window.end.min(end));
-            if let (Some(signal), true) = (signals.last_mut(), from < to) {
+            if from < to {
                 signal.extend_from_slice(&block[(from - at) as usize..(to - at) as usize]);
             }
             if window.end > end {
                 break;
             }
             next += 1;
-            if end_of_group == Some(next) {
-                if !decode(first..next, &signals)? {
-                    stopped = true;
-                    return Ok(false);
-                }
-                signals.clear();
-                first = next;
-                end_of_group = ends.next();
+            if !take(next - 1, std::mem::take(&mut signal))? {
+                stopped = true;
+                return Ok(false);
             }
         }
         at = end;
@@ -113,7 +130,7 @@ mod tests {
         #[test]
         fn every_window_has_its_samples(
             parts in prop::collection::vec((0u64..40, 1u64..60), 0..20),
-            sizes in prop::collection::vec(1usize..50, 1..4),
+            sizes in prop::collection::vec(1usize..50, 1..4), wanted in 1usize..30,
         ) {
             let mut at = 0;
             let windows: Vec<Range<u64>> = parts.iter().map(|(gap, length)| {
@@ -131,10 +148,20 @@ mod tests {
             prop_assert!(group_by_group(&windows, &InBlocks(&samples, &sizes), &mut decode).unwrap());
             let expected: Vec<&[f32]> =
                 windows.iter().map(|window| &samples[window.start as usize..window.end as usize]).collect();
-            prop_assert_eq!(found, expected);
+            prop_assert_eq!(&found, &expected);
+            let mut one_by_one = Vec::new();
+            let mut take = |index: usize, signal: Vec<f32>| {
+                assert_eq!(index, one_by_one.len());
+                one_by_one.push(signal);
+                Ok(one_by_one.len() < wanted)
+            };
+            let whole = each_window(&windows, &InBlocks(&samples, &sizes), &mut take).unwrap();
+            prop_assert_eq!(whole, windows.len() < wanted || windows.is_empty());
+            prop_assert_eq!(&one_by_one[..], &expected[..wanted.min(expected.len())]);
             if at > 0 {
                 let short = &samples[..at as usize - 1];
                 prop_assert!(group_by_group(&windows, &InBlocks(short, &sizes), &mut |_, _| Ok(true)).is_err());
+                prop_assert!(each_window(&windows, &InBlocks(short, &sizes), &mut |_, _| Ok(true)).is_err());
             }
         }
     }

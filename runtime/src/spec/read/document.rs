@@ -50,7 +50,6 @@ impl Reader<'_> {
         let source = Arc::new(SourceFile {
             path: path.to_path_buf(),
             text,
-            is_shown: true,
         });
         let root = match yaml::parse_text(&source.text) {
             Ok(Value::Mapping(root)) => root,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::OpenModel;
+use crate::checkpoint::{OpenModel, read_packed};
 use crate::tokenizer::Tokenizer;
 
 /// NeMo's scores are stored with seven digits.
@@ -22,12 +22,7 @@ fn golden(name: &str) -> PathBuf {
 
 /// The golden language model, which may be compressed.
 fn language_model() -> BackoffAcceptor {
-    let path = golden("lm.arpa");
-    if path.is_file() {
-        return read_arpa(&path, 1024).unwrap();
-    }
-    let compressed = std::fs::File::open(golden("lm.arpa.zst")).unwrap();
-    parse_arpa(&zstd::decode_all(compressed).unwrap()[..], 1024).unwrap()
+    parse_arpa(&read_packed(&golden("lm.arpa"), 1).unwrap()[..], 1024).unwrap()
 }
 
 fn json(name: &str) -> Value {

@@ -40,7 +40,7 @@ pub(crate) mod golden {
 
     use candle_core::{DType, Device, Tensor};
 
-    use crate::checkpoint::unpack;
+    use crate::checkpoint::read_packed;
     use crate::config::ModelConfig;
 
     /// A file of the golden model data.
@@ -53,19 +53,14 @@ pub(crate) mod golden {
             .join(name)
     }
 
-    /// All tensors of a golden safetensors file, which may be packed as `NAME.zst` (`checkpoint::unpack`, by four bytes).
+    /// All tensors of a golden safetensors file, which may be packed.
     pub fn tensors(name: &str) -> HashMap<String, Tensor> {
-        let path = file(name);
-        if path.exists() {
-            return candle_core::safetensors::load(path, &Device::Cpu).unwrap();
-        }
-        packed_tensors(&file(&format!("{name}.zst")))
+        tensors_of(&file(name))
     }
 
-    /// All tensors of a packed file.
-    pub fn packed_tensors(path: &Path) -> HashMap<String, Tensor> {
-        let bytes = unpack(&std::fs::read(path).unwrap(), 4).unwrap();
-        candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).unwrap()
+    /// All tensors of a safetensors file, which may be packed.
+    pub fn tensors_of(path: &Path) -> HashMap<String, Tensor> {
+        candle_core::safetensors::load_buffer(&read_packed(path, 4).unwrap(), &Device::Cpu).unwrap()
     }
 
     /// The weights in the golden archive, and its configuration.

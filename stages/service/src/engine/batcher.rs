@@ -300,9 +300,8 @@ fn decode(recognizer: &Recognizer, observer: &dyn Observer, turn: Option<&Mutex<
             .collect(),
     };
     drop(alone);
-    let elapsed = begun.elapsed().as_secs_f64();
     // Metrics that fail are no reason to end.
-    let _ = guarded(|| observer.batch(windows, seconds, elapsed));
+    let _ = guarded(|| observer.batch(windows, seconds));
     for (taken, heard) in batch.into_iter().zip(heard) {
         drop(taken.signal);
         match taken.of {

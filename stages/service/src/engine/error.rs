@@ -39,7 +39,7 @@ pub enum EngineError {
     #[error("{0}")]
     NoMemory(String),
     /// Wrong settings of the engine.
-    #[error("setting `{setting}`: {why}")]
+    #[error("setting `engine.{setting}`: {why}")]
     Setting { setting: &'static str, why: String },
     /// Something else, such as a panic.
     #[error("{0}")]

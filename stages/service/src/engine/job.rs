@@ -1,11 +1,9 @@
 //! A request that was taken, seen by its client.
 
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use flow_transcription::{Segment, Transcript};
-use futures::{Stream, StreamExt};
 
 use super::EngineError;
 use super::work::Work;
@@ -34,7 +32,7 @@ pub struct Finished {
     pub batches: usize,
 }
 
-/// A request that was taken: a stream of [`JobEvent`]s. Dropping it cancels the request.
+/// A request that was taken, which gives [`JobEvent`]s. Dropping it cancels the request.
 pub struct Job {
     work: Arc<Work>,
 }
@@ -46,7 +44,7 @@ impl Job {
 
     /// The next event; None after the last one.
     pub async fn next(&mut self) -> Option<JobEvent> {
-        StreamExt::next(self).await
+        poll_fn(|context| self.work.poll(context)).await
     }
 
     /// Waits for the transcript.
@@ -70,14 +68,6 @@ impl std::fmt::Debug for Job {
         f.debug_struct("Job")
             .field("id", &self.work.id())
             .finish_non_exhaustive()
-    }
-}
-
-impl Stream for Job {
-    type Item = JobEvent;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<JobEvent>> {
-        self.work.poll(context)
     }
 }
 

@@ -88,8 +88,8 @@ pub struct ModelState {
 
 /// Is told what the engine does, for metrics. It is called by the engine's threads and should return at once.
 pub trait Observer: Send + Sync {
-    /// A batch of so many windows, with so many seconds of audio, was decoded in `elapsed` seconds.
-    fn batch(&self, windows: usize, seconds: f64, elapsed: f64);
+    /// A batch of so many windows, with so many seconds of audio, was decoded.
+    fn batch(&self, windows: usize, seconds: f64);
     /// A request that was taken has ended.
     fn finished(&self, finished: Result<&Finished, &EngineError>);
 }
@@ -103,7 +103,7 @@ impl Engine {
     pub fn start(settings: EngineSettings) -> Result<Engine, EngineError> {
         struct Nobody;
         impl Observer for Nobody {
-            fn batch(&self, _: usize, _: f64, _: f64) {}
+            fn batch(&self, _: usize, _: f64) {}
             fn finished(&self, _: Result<&Finished, &EngineError>) {}
         }
         Engine::start_observed(settings, Arc::new(Nobody))

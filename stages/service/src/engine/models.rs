@@ -33,6 +33,8 @@ pub(crate) struct Models {
     limits: Limits,
     idle_unload: Option<Duration>,
     budget: Option<u64>,
+    /// Whether names that are not known stand for the first model.
+    accept_any: bool,
     observer: Arc<dyn Observer>,
     stopped: AtomicBool,
     /// Held by who computes on a device that is not the CPU: models share its one stream.
@@ -56,7 +58,7 @@ struct Slot {
 enum Loading {
     Not,
     Begun,
-    Done(Arc<LoadedModel>, Option<JoinHandle<()>>),
+    Done(Arc<LoadedModel>, JoinHandle<()>),
 }
 
 /// A model that is used: it stays in memory.
@@ -112,6 +114,7 @@ impl Models {
             },
             idle_unload: (settings.idle_unload > 0.0).then(|| Duration::from_secs_f64(settings.idle_unload)),
             budget: settings.memory_budget,
+            accept_any: settings.accept_any_model,
             observer,
             stopped: AtomicBool::new(false),
         }))
@@ -131,14 +134,15 @@ impl Models {
         self.lock().iter().map(state).collect()
     }
 
-    /// The place of the model of a name, or of the first one.
+    /// The place of the model of a name, or of the first one where there is no name or any name is accepted.
     ///
     /// # Errors
     /// [`EngineError::UnknownModel`] with the names that there are.
     pub fn find(&self, name: Option<&str>) -> Result<usize, EngineError> {
         let slots = self.lock();
         let Some(name) = name else { return Ok(0) };
-        slots.iter().position(|slot| slot.name == name).ok_or_else(|| {
+        let known = slots.iter().position(|slot| slot.name == name);
+        known.or(self.accept_any.then_some(0)).ok_or_else(|| {
             let names: Vec<String> = slots.iter().map(|slot| format!("`{}`", slot.name)).collect();
             EngineError::UnknownModel(format!("there is no model `{name}`; there are {}", names.join(", ")))
         })
@@ -247,7 +251,7 @@ impl Models {
         let slot = &mut slots[index];
         slot.digest = Some(model.recognizer.digest.clone());
         slot.languages = model.recognizer.languages();
-        slot.loading = Loading::Done(Arc::clone(&model), Some(thread));
+        slot.loading = Loading::Done(Arc::clone(&model), thread);
         slot.last_used = Instant::now();
         let waiters = std::mem::take(&mut slot.waiters);
         slot.users += waiters.len();
@@ -315,7 +319,7 @@ impl Models {
         for (model, thread) in unloaded {
             model.batcher.stop();
             // With the thread the last that holds the model is gone.
-            let _ = thread.map(JoinHandle::join);
+            let _ = thread.join();
         }
         Ok(())
     }
@@ -333,7 +337,7 @@ impl Models {
 }
 
 impl Slot {
-    fn unload(&mut self) -> Option<(Arc<LoadedModel>, Option<JoinHandle<()>>)> {
+    fn unload(&mut self) -> Option<(Arc<LoadedModel>, JoinHandle<()>)> {
         match std::mem::replace(&mut self.loading, Loading::Not) {
             Loading::Done(model, thread) => {
                 self.bytes = 0;

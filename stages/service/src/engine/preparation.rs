@@ -1,7 +1,6 @@
 //! Threads that decode recordings, find their windows, and hand these over to the model.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -13,7 +12,8 @@ use flow_audio::samples::{OnDamage, Refusal, lock_if_long, samples_or_damage};
 use flow_speakers::diarizer::DiarizationSettings;
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::TranscriptionError;
-use flow_transcription::streamed::{Samples, StreamedRecording};
+use flow_transcription::streamed::StreamedRecording;
+use flow_transcription::window_groups::each_window;
 
 use super::EngineError;
 use super::batcher::guarded;
@@ -115,10 +115,10 @@ enum Prepared {
 }
 
 /// How many threads there are on so many cores, and how many of them leave long recordings alone. Most of the time a thread
-/// waits until the model has room for windows of its recording: there are more of them than cores, so that one long recording
-/// does not hold up another that is far shorter.
+/// waits until the model has room for windows of its recording: there are many more of them than cores, so that several long
+/// recordings do not hold up another one that is hardly longer than a short one. Each keeps the samples of ten minutes at most.
 fn threads(cores: usize) -> (usize, usize) {
-    let count = cores.max(8);
+    let count = cores.max(32);
     (count, count / 4)
 }
 
@@ -167,7 +167,7 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
     let max_duration = shared.settings.max_duration;
     let mut first = model.recognizer.first_pass(&shared.recognition);
     let (mut samples, mut is_long) = (0, false);
-    let extent = recording.first_pass(max_duration, &mut |block| {
+    let extent = recording.first_pass(max_duration, OnDamage::Keep, &mut |block| {
         samples += block.len() as u64;
         is_long = for_short && samples > SHORT_SECONDS * u64::from(SAMPLE_RATE);
         first.feed(block)?;
@@ -180,19 +180,13 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
         return Ok(Prepared::Done);
     }
     let extent = extent.map_err(|error| unreadable(work, error))?;
-    let extent = extent.and_then(|extent| {
-        if let Some(why) = &extent.damage {
-            OnDamage::Keep.accept(work.path(), extent.samples, why)?;
-        }
-        Ok(extent)
-    });
     let extent = extent.map_err(|refusal| refused(work, refusal, max_duration))?;
     let kept = first.take_samples();
     let (windows, samples) = first
         .windows(&shared.recognition)
         .map_err(|error| failed(work, &error))?;
     work.found(windows.clone(), samples, extent.damage.is_some());
-    let mut give = |index, signal| model.batcher.push(work, index, signal) && !work.fail_if_late();
+    let mut give = |index, signal| Ok(model.batcher.push(work, index, signal) && !work.fail_if_late());
     let handed_over = match kept.as_deref() {
         Some(kept) => each_window(&windows, &kept, &mut give),
         None => each_window(&windows, &recording, &mut give),
@@ -201,44 +195,6 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
         diarize(shared, work, kept)?;
     }
     Ok(Prepared::Done)
-}
-
-/// Gives the index and the samples of each window of a recording (they follow each other and do not overlap) to `give`, one at
-/// a time. False: it wanted no more.
-fn each_window(
-    windows: &[Range<u64>],
-    recording: &dyn Samples,
-    give: &mut dyn FnMut(usize, Vec<f32>) -> bool,
-) -> flow_transcription::Result<bool> {
-    if windows.is_empty() {
-        return Ok(true);
-    }
-    let (mut at, mut next, mut stopped) = (0, 0, false);
-    let mut signal = Vec::new();
-    recording.pass(&mut |block| {
-        let end = at + block.len() as u64;
-        while let Some(window) = windows.get(next).filter(|window| window.start < end) {
-            let (from, to) = (window.start.max(at), window.end.min(end));
-            if from < to {
-                signal.extend_from_slice(&block[(from - at) as usize..(to - at) as usize]);
-            }
-            if window.end > end {
-                break;
-            }
-            next += 1;
-            if !give(next - 1, std::mem::take(&mut signal)) {
-                stopped = true;
-                return Ok(false);
-            }
-        }
-        at = end;
-        Ok(next < windows.len())
-    })?;
-    if next < windows.len() && !stopped {
-        let why = format!("the recording ends at {at} samples, and had more when it was read before");
-        return Err(TranscriptionError::Input(why));
-    }
-    Ok(!stopped)
 }
 
 /// Finds out who speaks when. Long recordings, of which all samples are in memory for that, go one after the other.
@@ -310,60 +266,13 @@ fn failed(work: &Work, error: &TranscriptionError) -> EngineError {
 
 #[cfg(test)]
 mod tests {
-    use flow_transcription::streamed::Take;
-    use proptest::prelude::*;
-
     use super::*;
-
-    /// Samples that come in blocks of a size.
-    struct InBlocks<'a>(&'a [f32], usize);
-
-    impl Samples for InBlocks<'_> {
-        fn pass(&self, take: &mut Take<'_>) -> flow_transcription::Result<()> {
-            for block in self.0.chunks(self.1) {
-                if !take(block)? {
-                    break;
-                }
-            }
-            Ok(())
-        }
-    }
 
     #[test]
     fn several_long_recordings_are_prepared_at_once_on_any_machine() {
         for cores in [1, 2, 3, 8, 64] {
             let (count, short) = threads(cores);
-            assert!(count >= cores && short >= 2 && count - short >= 6, "{cores} cores");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn every_window_has_its_samples(
-            parts in prop::collection::vec((0u64..40, 1u64..60), 0..20), size in 1usize..100, wanted in 1usize..30,
-        ) {
-            let mut at = 0;
-            let windows: Vec<Range<u64>> = parts.iter().map(|(gap, length)| {
-                let start = at + gap;
-                at = start + length;
-                start..at
-            }).collect();
-            let samples: Vec<f32> = (0..at + 7).map(|at| at as f32).collect();
-            let mut found = Vec::new();
-            let mut give = |index: usize, signal: Vec<f32>| {
-                assert_eq!(index, found.len());
-                found.push(signal);
-                found.len() < wanted
-            };
-            let whole = each_window(&windows, &InBlocks(&samples, size), &mut give).unwrap();
-            prop_assert_eq!(whole, windows.len() < wanted || windows.is_empty());
-            let all = windows.iter().map(|window| &samples[window.start as usize..window.end as usize]);
-            let expected: Vec<&[f32]> = all.take(wanted).collect();
-            prop_assert_eq!(found, expected);
-            if at > 0 {
-                let short = &samples[..at as usize - 1];
-                prop_assert!(each_window(&windows, &InBlocks(short, size), &mut |_, _| true).is_err());
-            }
+            assert!(count >= cores && short >= 8 && count - short >= 24, "{cores} cores");
         }
     }
 }

@@ -7,13 +7,13 @@ use flow_model::Weights;
 use flow_transcription::long_audio::LongAudio;
 use flow_transcription::recognizer::{RecognitionSettings, VoiceActivity};
 use flow_transcription::segments::SegmentRules;
-use flow_transcription::transcribe::TranscribeSettings;
-use serde::{Deserialize, Serialize};
+use flow_transcription::transcribe::{MAX_DURATION, TranscribeSettings};
+use serde::{Deserialize, Deserializer, de};
 
 use super::EngineError;
 
 /// A model that clients can ask for.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
     /// What clients call it.
@@ -24,12 +24,12 @@ pub struct ModelSettings {
 
 /// Settings of an [`Engine`](super::Engine). All but `models` have defaults: those of `transcription.transcribe` where it has
 /// them too.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineSettings {
     /// The first one is used where a request names none.
     pub models: Vec<ModelSettings>,
-    #[serde(with = "device_name")]
+    #[serde(deserialize_with = "device")]
     pub device: DeviceChoice,
     /// The number type in which matrices are kept.
     pub weights: Weights,
@@ -58,6 +58,9 @@ pub struct EngineSettings {
     pub memory_budget: Option<u64>,
     /// Whether requests may ask who speaks.
     pub diarization: bool,
+    /// Whether names of models that are not known stand for the first one.
+    #[serde(skip)]
+    pub accept_any_model: bool,
 }
 
 impl Default for EngineSettings {
@@ -80,6 +83,7 @@ impl Default for EngineSettings {
             idle_unload: 0.0,
             memory_budget: None,
             diarization: false,
+            accept_any_model: false,
         }
     }
 }
@@ -108,23 +112,11 @@ impl EngineSettings {
         }
         let device = self.device.check();
         device.map_err(|error| EngineError::setting("device", error.to_string()))?;
-        if !(1.0..=3600.0).contains(&self.max_window) {
-            return wrong("max_window", self.max_window, "from 1 to 3600 seconds");
-        }
-        if !(0.0..=self.max_window).contains(&self.min_pause) {
-            return wrong("min_pause", self.min_pause, "from 0 to `max_window` seconds");
-        }
-        if !(1.0..=43_200.0).contains(&self.max_duration) {
+        self.recognition()
+            .check()
+            .or_else(|(setting, value, rule)| wrong(setting, value, rule))?;
+        if !(1.0..=MAX_DURATION).contains(&self.max_duration) {
             return wrong("max_duration", self.max_duration, "from 1 to 43200 seconds");
-        }
-        for (setting, value) in [
-            ("max_gap", self.max_gap),
-            ("max_segment", self.max_segment),
-            ("batch_seconds", self.batch_seconds),
-        ] {
-            if !(value > 0.0 && value.is_finite()) {
-                return wrong(setting, value, "a number of seconds above 0");
-            }
         }
         if !(self.batch_share > 0.0 && self.batch_share <= 1.0) {
             return wrong("batch_share", self.batch_share, "above 0, and 1 at most");
@@ -162,18 +154,9 @@ impl EngineSettings {
     }
 }
 
-/// `cpu`, `cuda` or `cuda:1`.
-mod device_name {
-    use flow_kernels::device::DeviceChoice;
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub fn serialize<S: Serializer>(device: &DeviceChoice, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(device)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DeviceChoice, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
+/// Reads `cpu`, `cuda` or `cuda:1`.
+fn device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DeviceChoice, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
 
 #[cfg(test)]
@@ -187,11 +170,10 @@ mod tests {
         assert_eq!((settings.max_queue, settings.weights), (3, Weights::Bf16));
         assert_eq!(settings.max_window, EngineSettings::default().max_window);
         settings.check().unwrap();
-        let back: EngineSettings = serde_yaml::from_str(&serde_yaml::to_string(&settings).unwrap()).unwrap();
-        assert_eq!(back, settings);
         for wrong in [
             "max_que: 3",
             "device: gpu",
+            "accept_any_model: true",
             "models: [{name: a}]",
             "models: [{name: a, path: b, x: 1}]",
         ] {

@@ -68,10 +68,8 @@ impl Shared {
         if *self.phase.borrow() > Phase::Running {
             return Err(ApiError::unavailable("server_stopping", "the server is being stopped"));
         }
-        match self.engine.get() {
-            Some(engine) if engine.is_ready() => Ok(()),
-            _ => Err(ApiError::loading()),
-        }
+        self.engine()?;
+        Ok(())
     }
 
     /// Seconds since 1970 at which the service began.

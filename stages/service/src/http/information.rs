@@ -13,7 +13,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::metrics::CONTENT_TYPE as METRICS_TYPE;
 use super::openapi;
-use crate::engine::ModelState;
+use crate::engine::{EngineError, ModelState};
 
 /// `GET /v1/models`.
 pub async fn models(State(app): State<App>) -> Result<Json<Value>, ApiError> {
@@ -34,11 +34,7 @@ pub async fn model(State(app): State<App>, id: Result<Path<String>, PathRejectio
         None => {
             let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
             let message = format!("there is no model of that name; there are {}", names.join(", "));
-            let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
-            Err(ApiError {
-                param: Some("model"),
-                ..error
-            })
+            Err(EngineError::UnknownModel(message).into())
         }
     }
 }

@@ -147,7 +147,7 @@ impl Metrics {
 }
 
 impl Observer for Metrics {
-    fn batch(&self, windows: usize, seconds: f64, _elapsed: f64) {
+    fn batch(&self, windows: usize, seconds: f64) {
         self.batch_windows.observe(windows as f64);
         self.batch_audio_seconds.observe(seconds);
     }
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn what_the_engine_does_is_counted() {
         let metrics = Metrics::default();
-        metrics.batch(3, 20.0, 0.5);
+        metrics.batch(3, 20.0);
         let finished = Finished {
             transcript: Transcript {
                 metadata: Metadata {

@@ -48,6 +48,9 @@ const CLOSE_TIME: Duration = Duration::from_secs(5);
 /// Time that threads have after that.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(1);
 
+/// The longest time for the head of a request on a connection that comes when few more have a place.
+const BUSY_HEADER_TIME: Duration = Duration::from_secs(3);
+
 /// Wait before connections are accepted again after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -199,8 +202,12 @@ impl Server {
             http: settings,
             live,
         } = self.settings;
-        let is_local = self.address.ip().is_loopback();
-        let callers = Callers::new(self.keys.is_open(), is_local, &settings.allowed_hosts, &settings.cors);
+        let callers = Callers::new(
+            self.keys.is_open(),
+            self.address,
+            &settings.allowed_hosts,
+            &settings.cors,
+        );
         let connections = Arc::new(Semaphore::new(settings.max_connections));
         let app: App = Arc::new(Shared {
             callers,
@@ -322,10 +329,18 @@ async fn connection(
     let Some(tls) = tls else {
         return requests(app, stream, peer, router).await;
     };
-    let handshake = timeout(Duration::from_secs_f64(app.settings.header_timeout), tls.accept(stream));
+    let handshake = timeout(header_time(app), tls.accept(stream));
     if let Ok(Ok(stream)) = handshake.await {
         requests(app, stream, peer, router).await;
     }
+}
+
+/// The time for a handshake, for the head of a request, and between requests on a connection: short where less than a quarter
+/// of the places is left, so that connections on which nothing comes do not keep others out for long.
+fn header_time(app: &App) -> Duration {
+    let limit = Duration::from_secs_f64(app.settings.header_timeout);
+    let is_busy = app.connections.available_permits() * 4 < app.settings.max_connections;
+    if is_busy { limit.min(BUSY_HEADER_TIME) } else { limit }
 }
 
 /// Serves the requests of a connection, one after the other.
@@ -339,7 +354,7 @@ where
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_secs_f64(app.settings.header_timeout))
+        .header_read_timeout(header_time(app))
         .max_header_size(MAX_HEAD)
         .max_buf_size(READ_AHEAD)
         .serve_connection(TokioIo::new(stream), service)

@@ -5,12 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::body::BodyLimits;
 use super::origin::without_port;
+use super::upload::RESERVED;
 use crate::engine::EngineSettings;
 use crate::live::LiveSettings;
+
+/// Most bytes that an upload, or all of them, may have.
+const MOST_BYTES: u64 = 1 << 50;
 
 /// Why settings cannot be used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -18,15 +22,20 @@ pub enum SettingsError {
     /// In the file of settings.
     #[error("{file}: {place}{why}")]
     Read { file: String, place: String, why: String },
-    /// A file that a setting names.
-    #[error("setting `{setting}`: {file}: {why}")]
+    /// A file that a setting of `http` names.
+    #[error("setting `http.{setting}`: {file}: {why}")]
     File {
         setting: &'static str,
         file: String,
         why: String,
     },
-    #[error("setting `{setting}`: {why}")]
-    Value { setting: &'static str, why: String },
+    #[error("setting `{section}.{setting}`: {why}")]
+    Value {
+        /// `http` or `live`.
+        section: &'static str,
+        setting: &'static str,
+        why: String,
+    },
 }
 
 impl SettingsError {
@@ -38,8 +47,10 @@ impl SettingsError {
         }
     }
 
-    pub(super) fn value(setting: &'static str, why: impl Into<String>) -> Self {
+    /// Of a setting of `http`.
+    fn value(setting: &'static str, why: impl Into<String>) -> Self {
         Self::Value {
+            section: "http",
             setting,
             why: why.into(),
         }
@@ -47,7 +58,7 @@ impl SettingsError {
 }
 
 /// How the service is reached, and what it takes. Times are seconds, sizes bytes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpSettings {
     /// Address and port; port 0 for any that is free.
@@ -69,7 +80,8 @@ pub struct HttpSettings {
     pub log_requests: bool,
     /// The largest request.
     pub max_upload: u64,
-    /// What uploads that wait or are transcribed may take together.
+    /// What uploads that wait or are transcribed may take together. Less than one upload with the room that is reserved for it
+    /// (`max_upload` and 4 MiB) is raised to that.
     pub max_upload_space: u64,
     /// Where the private folder of uploads is made; the system's folder for temporary files if not given.
     pub upload_folder: Option<PathBuf>,
@@ -130,7 +142,7 @@ impl HttpSettings {
             ("max_upload", self.max_upload),
             ("max_upload_space", self.max_upload_space),
         ] {
-            if !(1..=1 << 50).contains(&bytes) {
+            if !(1..=MOST_BYTES).contains(&bytes) {
                 let why = format!("it is {bytes}; it must be from 1 to 2^50 bytes");
                 return Err(SettingsError::value(setting, why));
             }
@@ -171,7 +183,7 @@ impl HttpSettings {
 }
 
 /// What the file `serve.yaml` holds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServeSettings {
     /// Models, and what they do.
@@ -182,9 +194,13 @@ pub struct ServeSettings {
 }
 
 impl ServeSettings {
-    /// Gives live sessions what holds for other requests: names of models, and the longest window.
+    /// Gives the engine and live sessions what holds for other requests, names of models and the longest window, and uploads
+    /// together the room of one.
     pub(super) fn align(&mut self) {
+        self.engine.accept_any_model |= self.http.accept_any_model;
         self.live.accept_any_model |= self.http.accept_any_model;
+        let least = self.http.max_upload.saturating_add(RESERVED).min(MOST_BYTES);
+        self.http.max_upload_space = self.http.max_upload_space.max(least);
         self.live.max_window = self.live.max_window.min(self.engine.max_window);
     }
 
@@ -193,7 +209,11 @@ impl ServeSettings {
     pub fn check(&self) -> Result<(), SettingsError> {
         self.http.check()?;
         let live = self.live.check();
-        live.map_err(|(setting, why)| SettingsError::value(setting, why))
+        live.map_err(|(setting, why)| SettingsError::Value {
+            section: "live",
+            setting,
+            why,
+        })
     }
 
     /// Reads a file of settings. Files that it names are found relative to it.
@@ -207,25 +227,18 @@ impl ServeSettings {
             why,
         };
         let text = fs::read_to_string(file).map_err(|error| wrong(String::new(), error.to_string()))?;
-        // An empty file is one without settings.
-        let is_empty = text
-            .lines()
-            .map(str::trim)
-            .all(|line| line.is_empty() || line.starts_with('#'));
-        let mut settings = if is_empty {
-            Self::default()
-        } else {
-            let read: Result<Self, _> = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&text));
-            read.map_err(|error| {
-                let path = error.path().to_string();
-                let place = if path == "." {
-                    String::new()
-                } else {
-                    format!("`{path}`: ")
-                };
-                wrong(place, error.inner().to_string())
-            })?
-        };
+        let read = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&text));
+        let read: Option<Self> = read.map_err(|error| {
+            let path = error.path().to_string();
+            let place = if path == "." {
+                String::new()
+            } else {
+                format!("`{path}`: ")
+            };
+            wrong(place, error.inner().to_string())
+        })?;
+        // A file that is empty, or holds comments alone, is one without settings.
+        let mut settings = read.unwrap_or_default();
         let folder = file.parent().unwrap_or(Path::new(""));
         let paths = [
             &mut settings.http.keys,
@@ -324,12 +337,34 @@ mod tests {
             let settings = read(&format!("http: {{{text}}}")).unwrap();
             let error = settings.http.check().unwrap_err();
             assert!(
-                error.to_string().starts_with(&format!("setting `{setting}`")),
+                error.to_string().starts_with(&format!("setting `http.{setting}`: ")),
                 "{text}: {error}"
             );
         }
         HttpSettings::default().check().unwrap();
         let settings = read("http: {allowed_hosts: [Speech.example, '[::2]']}").unwrap();
         settings.http.check().unwrap();
+    }
+
+    #[test]
+    fn the_largest_upload_has_room() {
+        let aligned = |text: &str| {
+            let mut settings = read(text).unwrap();
+            settings.align();
+            settings
+        };
+        for (text, space) in [
+            ("", 8 << 30),
+            ("http: {max_upload: 1000, max_upload_space: 1000}", 1000 + RESERVED),
+            ("http: {max_upload: 17179869184}", (16 << 30) + RESERVED),
+            ("http: {max_upload: 1000, max_upload_space: 1073741824}", 1 << 30),
+            ("http: {max_upload: 1125899906842624}", MOST_BYTES),
+        ] {
+            let settings = aligned(text);
+            assert_eq!(settings.http.max_upload_space, space, "{text}");
+            settings.check().unwrap();
+        }
+        let error = aligned("http: {max_upload: 1125899906842625}").check().unwrap_err();
+        assert!(error.to_string().starts_with("setting `http.max_upload`: "), "{error}");
     }
 }

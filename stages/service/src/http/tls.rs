@@ -44,12 +44,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
         let told = || acceptor(&cert, &key).err().unwrap().to_string();
-        assert!(told().starts_with("setting `tls_cert`") && told().contains("cert.pem"));
+        assert!(told().starts_with("setting `http.tls_cert`") && told().contains("cert.pem"));
         fs::write(&cert, "no certificate\n").unwrap();
         assert!(told().contains("holds no certificate"), "{}", told());
         fs::write(&cert, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
-        assert!(told().starts_with("setting `tls_key`"), "{}", told());
+        assert!(told().starts_with("setting `http.tls_key`"), "{}", told());
         fs::write(&key, "no key\n").unwrap();
-        assert!(told().starts_with("setting `tls_key`"), "{}", told());
+        assert!(told().starts_with("setting `http.tls_key`"), "{}", told());
     }
 }

@@ -17,7 +17,7 @@ use super::form::{self, Asked, ResponseFormat, TranscriptionForm};
 use super::multipart::{Multipart, boundary};
 use super::responses;
 use super::server::reached;
-use crate::engine::{Engine, EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
+use crate::engine::{EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
 
 /// The header that names the fields which were given and have no effect.
 pub const IGNORED: HeaderName = HeaderName::from_static("x-flow-ignored");
@@ -105,7 +105,7 @@ fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
     let engine = app.engine()?;
     let TranscriptionForm { upload, asked } = form;
     let submitted = engine.submit(TranscriptionRequest {
-        model: model(app, engine, asked.model.as_deref()),
+        model: asked.model.clone(),
         audio: upload.path,
         source_name: upload.name,
         diarize: asked.diarize,
@@ -121,13 +121,6 @@ fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
             Err(error.into())
         }
     }
-}
-
-/// The model to ask the engine for; None for the first one.
-fn model(app: &App, engine: &Engine, asked: Option<&str>) -> Option<String> {
-    let asked = asked?;
-    let is_known = || engine.models().iter().any(|model| model.name == asked);
-    (!app.settings.accept_any_model || is_known()).then(|| asked.to_owned())
 }
 
 async fn finish(app: &App, job: Job, begin: Instant) -> Result<Finished, ApiError> {

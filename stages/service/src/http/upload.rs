@@ -16,7 +16,7 @@ use crate::engine::{Reservation, TempFolder};
 const BLOCK: usize = 256 << 10;
 
 /// Room for so many bytes is reserved at once.
-const RESERVED: u64 = 4 << 20;
+pub(super) const RESERVED: u64 = 4 << 20;
 
 /// Most bytes of a name.
 const MAX_NAME: usize = 255;

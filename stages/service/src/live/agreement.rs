@@ -78,13 +78,15 @@ impl Agreement {
     /// ones the number that fits the times best.
     fn place_after_decided(&self, words: &[Word]) -> usize {
         let Some(last) = self.decided.last() else { return 0 };
+        let bare_words: Vec<String> = words.iter().map(|word| bare(&word.word)).collect();
         // The last row of the table of Levenshtein distances: of all decided words to the first words of the decode.
         let mut row: Vec<usize> = (0..=words.len()).collect();
         for (index, decided) in self.decided.iter().enumerate() {
             let mut diagonal = row[0];
             row[0] = index + 1;
-            for (number, word) in words.iter().enumerate() {
-                let substituted = diagonal + usize::from(!same(&decided.word, &word.word));
+            let bare_decided = bare(&decided.word);
+            for (number, word) in bare_words.iter().enumerate() {
+                let substituted = diagonal + usize::from(*word != bare_decided);
                 diagonal = row[number + 1];
                 row[number + 1] = substituted.min(diagonal + 1).min(row[number] + 1);
             }
@@ -99,10 +101,12 @@ impl Agreement {
     }
 }
 
-/// Whether two words are the same but for case and the marks around them.
-fn same(a: &str, b: &str) -> bool {
-    let bare = |word: &str| word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase();
-    a == b || (bare(a) == bare(b) && !bare(a).is_empty())
+/// The word in lower case, without the marks around it. A word that is nothing but marks stays as it is.
+fn bare(word: &str) -> String {
+    match word.trim_matches(|c: char| !c.is_alphanumeric()) {
+        "" => word.to_owned(),
+        letters => letters.to_lowercase(),
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +157,7 @@ mod tests {
             ("no no no yes no", vec!["no"]),
             ("no no yes maybe", vec!["maybe"]),
             ("No, no, no, yes. Right", vec!["Right"]),
+            ("«NO» no no yes — !", vec!["—", "!"]),
             ("no", vec![]),
             ("", vec![]),
         ] {

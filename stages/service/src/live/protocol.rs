@@ -351,7 +351,6 @@ impl SessionConfig {
             session["type"] = "transcription".into();
             session["audio"] = json!({"input": {
                 "format": format,
-                "noise_reduction": null,
                 "transcription": transcription,
                 "turn_detection": turn_detection,
             }});

@@ -29,8 +29,6 @@ const PADDING: u64 = 3;
 const SENTENCE_PAUSE: f64 = 0.16;
 /// Shorter windows are filled up with silence before they are decoded, in samples: 0.25 s.
 const LEAST_DECODED: usize = 4_000;
-/// Samples that are looked at together.
-const BLOCK: usize = 8 * WINDOW;
 
 /// What is known of an item before it is complete.
 #[derive(Default)]
@@ -128,15 +126,13 @@ impl Session {
     /// Takes samples (mono, 16 kHz, in [-1, 1]).
     ///
     /// # Errors
-    /// If one is no number, or far too large.
+    /// If one is no number, or far too large: nothing is taken.
     pub fn feed(&mut self, samples: &[f32]) -> flow_speakers::error::Result<()> {
         let mut probabilities = Vec::new();
-        for block in samples.chunks(BLOCK) {
-            self.vad.feed(block, &mut probabilities)?;
-            self.samples.extend_from_slice(block);
-            for probability in probabilities.drain(..) {
-                self.take_frame(probability);
-            }
+        self.vad.feed(samples, &mut probabilities)?;
+        self.samples.extend_from_slice(samples);
+        for probability in probabilities {
+            self.take_frame(probability);
         }
         Ok(())
     }
@@ -193,7 +189,7 @@ impl Session {
     /// Whether as much audio waits to be decoded as may: no more should be fed before some of it was.
     pub fn is_full(&self) -> bool {
         let waiting: usize = self.waiting.iter().map(|window| window.samples.len()).sum();
-        waiting > 0 && waiting >= self.most_waiting
+        waiting >= self.most_waiting
     }
 
     /// What the session has to say since it was asked last.
@@ -201,7 +197,8 @@ impl Session {
         std::mem::take(&mut self.events)
     }
 
-    /// The window to be decoded now, if there is one. There is none before [`Session::heard`] was told of the one before.
+    /// The window to be decoded now, if there is one. There is none before [`Session::heard`] was told of the one before. No
+    /// window of an item that has failed is decoded.
     pub fn next_decode(&mut self) -> Option<DecodeRequest> {
         if self.running.is_some() {
             return None;
@@ -219,6 +216,9 @@ impl Session {
         }
         let (now, first, start) = (self.now(), self.first, self.sample_of(self.first));
         let turn = self.turn.as_mut()?;
+        if self.items.get(&turn.item).is_none_or(|item| item.failure.is_some()) {
+            return None;
+        }
         let end = turn.silence.map_or(now, |from| (from + PADDING).clamp(first, now));
         if end < turn.decoded + self.interval {
             return None;
@@ -243,9 +243,7 @@ impl Session {
                 let decided = turn.agreement.update(&heard.words).to_vec();
                 let partial = text(turn.agreement.undecided());
                 self.say(item, decided, start);
-                if self.items.get(&item).is_some_and(|item| item.failure.is_none()) {
-                    self.events.push(SessionEvent::Partial { item, text: partial });
-                }
+                self.events.push(SessionEvent::Partial { item, text: partial });
                 self.cut_between_sentences();
             }
             (Some(Running::Final(mut window)), Ok(heard)) => {
@@ -423,7 +421,7 @@ impl Session {
 
     /// Adds words to an item, whose times begin with a sample of the session, and says them.
     fn say(&mut self, number: u64, words: Vec<Word>, sample: u64) {
-        let Some(item) = self.items.get_mut(&number).filter(|item| item.failure.is_none()) else {
+        let Some(item) = self.items.get_mut(&number) else {
             return;
         };
         let (offset, transcript) = (seconds(sample), &mut item.transcript);

@@ -336,6 +336,37 @@ fn a_window_that_cannot_be_decoded_fails_its_item_alone() {
 }
 
 #[test]
+fn nothing_more_is_decoded_of_an_item_that_has_failed() {
+    let has_failed = std::cell::Cell::new(false);
+    let hear = |request: &DecodeRequest| {
+        assert!(!has_failed.get(), "decoded from {} on", request.start);
+        has_failed.set(request.is_final);
+        if request.is_final {
+            return Err(EngineError::Timeout(1.0));
+        }
+        Ok(Heard::default())
+    };
+    let recording = talk();
+    assert!(recording.len() > 10 * 16_000);
+    let mut driven = Driven::new(session(&settings(), None), &hear, 0);
+    driven.feed(&recording, &[320]);
+    driven.session.commit().unwrap();
+    driven.finish();
+    assert_eq!(driven.finals.len(), 1);
+    let ends = driven.events.iter().filter_map(|event| match event {
+        SessionEvent::Failed { item, .. } | SessionEvent::Completed { item, .. } => Some(*item),
+        _ => None,
+    });
+    assert_eq!(ends.collect::<Vec<_>>(), [0]);
+    // The next item is decoded again.
+    has_failed.set(false);
+    driven.feed(&[0.0; 16_000], &[320]);
+    driven.session.commit().unwrap();
+    driven.finish();
+    assert_eq!(driven.finals.len(), 2);
+}
+
+#[test]
 fn another_kind_of_turn_detection_ends_the_turn() {
     let oracle = Oracle::new(talk());
     let hear = |request: &DecodeRequest| Ok(oracle.hear(request));

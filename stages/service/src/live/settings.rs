@@ -51,7 +51,7 @@ impl LiveSettings {
         ];
         for (name, value, least, most) in counts {
             if !(least..=most).contains(&value) {
-                return Err((name, format!("`{name}` is {value}; it must be from {least} to {most}")));
+                return Err((name, format!("it is {value}; it must be from {least} to {most}")));
             }
         }
         let seconds = [
@@ -65,7 +65,7 @@ impl LiveSettings {
             if !(least..=most).contains(&value) {
                 return Err((
                     name,
-                    format!("`{name}` is {value}; it must be from {least} to {most} seconds"),
+                    format!("it is {value}; it must be from {least} to {most} seconds"),
                 ));
             }
         }

@@ -10,8 +10,8 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, header};
+use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
 use flow_transcription::recognizer::Heard;
@@ -28,6 +28,7 @@ use super::settings::LiveSettings;
 use super::wire_audio::WireAudio;
 use super::{Decoder, voice_activity};
 use crate::engine::EngineError;
+use crate::http::ApiError;
 
 /// The path of the WebSocket.
 pub const PATH: &str = "/v1/realtime";
@@ -92,24 +93,19 @@ async fn upgrade(
     parameters: Result<Query<Parameters>, QueryRejection>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Response {
-    let parameters = match parameters {
-        Ok(Query(parameters)) => parameters,
-        Err(error) => return refusal(error.status(), None, &error.body_text()),
-    };
+) -> Result<Response, ApiError> {
+    let refusal = |status, message: String| ApiError::new(status, "invalid_value", message);
+    let Query(parameters) = parameters.map_err(|error| refusal(error.status(), error.body_text()))?;
     if let Some(intent) = parameters.intent.filter(|intent| intent != "transcription") {
         let intent: String = intent.chars().take(100).collect();
         let message = format!("sessions of intent `{intent}` are not known here: `transcription` is");
-        return refusal(StatusCode::BAD_REQUEST, Some("intent"), &message);
+        return Err(ApiError::parameter("intent", "invalid_value", message));
     }
-    let upgrade = match upgrade {
-        Ok(upgrade) => upgrade,
-        Err(error) => return refusal(error.status(), None, &error.body_text()),
-    };
+    let upgrade = upgrade.map_err(|error| refusal(error.status(), error.body_text()))?;
     let older = headers.get("openai-beta").is_some_and(|value| value == "realtime=v1")
         || subprotocols(&headers).any(|name| name == OLDER_SUBPROTOCOL);
     let size = service.settings.max_message;
-    upgrade
+    let upgraded = upgrade
         .max_message_size(size)
         .max_frame_size(size)
         .protocols([SUBPROTOCOL])
@@ -117,15 +113,8 @@ async fn upgrade(
             let mut connection = Connection::new(socket, older);
             let end = connection.serve(&service, parameters.model).await.err();
             connection.close(end).await;
-        })
-}
-
-/// Tells, as the service does it for all requests, why there is no session.
-fn refusal(status: StatusCode, param: Option<&str>, message: &str) -> Response {
-    let error = json!({"error": {
-        "message": message, "type": "invalid_request_error", "param": param, "code": "invalid_value",
-    }});
-    (status, axum::Json(error)).into_response()
+        });
+    Ok(upgraded)
 }
 
 /// How a connection is closed.
@@ -233,13 +222,15 @@ impl Connection {
         let idle_timeout = Duration::from_secs_f64(settings.idle_timeout);
         let mut ends = Instant::now() + Duration::from_secs_f64(settings.max_session);
         let mut idle = Instant::now() + idle_timeout;
-        // Once it is set, no more is read, and the session ends when all is decoded.
+        // Once it is set, no more is read, and the session ends when all that was read is decoded.
         let mut ending: Option<Ending> = None;
         loop {
             if ending.is_none() && service.decoder.is_stopping() {
                 ending = Some(Ending::stopping());
                 ends = Instant::now() + LAST_WORDS;
-                // There may be nothing to commit.
+            }
+            if ending.is_some() && live.pending.is_empty() {
+                // There may be nothing to commit, and after the first time there is nothing.
                 let _ = live.commit();
             }
             if live.decoding.is_none()
@@ -252,14 +243,19 @@ impl Connection {
                 self.tell(event, &live.config).await?;
             }
             if live.decoding.is_none()
+                && live.pending.is_empty()
                 && let Some(ending) = ending.take()
             {
                 return self.end(ending).await;
             }
-            let has_room = ending.is_none() && !live.session.is_full();
+            let has_room = !live.session.is_full();
             let has_pending = !live.pending.is_empty();
-            // While something is decoded, the client may well wait.
-            let deadline = if live.decoding.is_some() { ends } else { idle.min(ends) };
+            // While something is decoded, or waits to be taken, the client may well wait.
+            let deadline = if live.decoding.is_some() || has_pending {
+                ends
+            } else {
+                idle.min(ends)
+            };
             tokio::select! {
                 biased;
                 heard = next(&mut live.decoding) => {
@@ -284,9 +280,8 @@ impl Connection {
                     };
                     ending = Some(Ending::by_rule(close_code::NORMAL, refused));
                     ends = Instant::now() + LAST_WORDS;
-                    let _ = live.commit();
                 }
-                message = self.socket.recv(), if has_room && !has_pending => {
+                message = self.socket.recv(), if ending.is_none() && has_room && !has_pending => {
                     match message {
                         None | Some(Ok(Message::Close(_))) => return Ok(()),
                         // Signs of life of the connection, not of the client.
@@ -416,10 +411,8 @@ impl Connection {
                     .await
             }
             SessionEvent::Failed { item, error } => {
-                let error = json!({
-                    "type": "server_error", "code": code_of(&error), "message": error.to_string(), "param": null,
-                });
-                let fields = json!({"item_id": self.item(item), "content_index": 0, "error": error});
+                let error = ApiError::from(error).envelope();
+                let fields = json!({"item_id": self.item(item), "content_index": 0, "error": error["error"]});
                 self.send("conversation.item.input_audio_transcription.failed", fields)
                     .await
             }
@@ -554,16 +547,6 @@ async fn decode(
         }
     }
     decoder.decode(model, request.samples).await
-}
-
-fn code_of(error: &EngineError) -> &'static str {
-    match error {
-        EngineError::Busy { .. } => "server_busy",
-        EngineError::Draining | EngineError::Cancelled => "server_stopping",
-        EngineError::Timeout(_) => "timeout",
-        EngineError::UnknownModel(_) => "model_not_found",
-        _ => "server_error",
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use candle_core::{DType, Device};
@@ -315,6 +316,9 @@ fn a_decoder_that_fails_is_an_event() {
                 .wait_for("conversation.item.input_audio_transcription.failed")
                 .await;
             assert_eq!(failed["error"]["message"], "it broke");
+            // As in the answers to requests.
+            assert_eq!(failed["error"]["code"], "internal_error");
+            assert_eq!(failed["error"]["type"], "server_error");
         }
     });
 }
@@ -441,55 +445,95 @@ impl Decoder for Stopping {
     }
 }
 
+/// A client, which commits by hand, of a service that is stopped once it has heard something, or once the flag is set.
+async fn stoppable(hears: Hear, settings: LiveSettings) -> (Client, Arc<AtomicBool>) {
+    let stops = Arc::new(AtomicBool::new(false));
+    let decoder = Stopping {
+        hears: Fake(hears),
+        stops: Arc::clone(&stops),
+    };
+    let mut client = Client::connect(&serve(decoder, settings).await, &[]).await;
+    client
+        .send(json!({"type": "session.update", "session": {"turn_detection": null}}))
+        .await;
+    client.wait_for("session.updated").await;
+    (client, stops)
+}
+
+/// The service says what it heard, and closes because it is being stopped.
+async fn expect_stop(mut client: Client, transcript: &str) {
+    let completed = client
+        .wait_for("conversation.item.input_audio_transcription.completed")
+        .await;
+    assert_eq!(completed["transcript"], transcript);
+    assert_eq!(client.wait_for("error").await["error"]["code"], "server_stopping");
+    assert_eq!(client.next().await, Err(1001));
+}
+
 #[test]
 fn a_service_that_is_stopped_says_what_it_heard() {
     run(async {
-        let decoder = Stopping {
-            hears: Fake(count),
-            stops: Arc::default(),
-        };
-        let url = serve(decoder, LiveSettings::default()).await;
-        let mut client = Client::connect(&url, &[]).await;
-        client
-            .send(json!({"type": "session.update", "session": {"turn_detection": null}}))
-            .await;
-        client.wait_for("session.updated").await;
+        let (mut client, _) = stoppable(count, LiveSettings::default()).await;
         // The first second is decoded as part of an item; after that the service stops.
         client.append(&vec![0; 48_000]).await;
         client.send(json!({"type": "input_audio_buffer.commit"})).await;
-        let completed = client
-            .wait_for("conversation.item.input_audio_transcription.completed")
-            .await;
-        assert_eq!(completed["transcript"], "w0 w1");
-        assert_eq!(client.wait_for("error").await["error"]["code"], "server_stopping");
-        assert_eq!(client.next().await, Err(1001));
+        expect_stop(client, "w0 w1").await;
     });
 }
 
 #[test]
 fn a_service_that_is_stopped_says_what_it_heard_also_where_nothing_comes_any_more() {
     run(async {
-        let stops = Arc::new(AtomicBool::new(false));
-        let decoder = Stopping {
-            hears: Fake(count),
-            stops: Arc::clone(&stops),
-        };
-        let url = serve(decoder, LiveSettings::default()).await;
-        let mut client = Client::connect(&url, &[]).await;
-        client
-            .send(json!({"type": "session.update", "session": {"turn_detection": null}}))
-            .await;
+        let (mut client, stops) = stoppable(count, LiveSettings::default()).await;
         client.append(&vec![0; 48_000]).await;
         // The audio is taken before this is answered. Silence is not decoded before it is committed.
         client.send(json!({"type": "none"})).await;
         assert_eq!(client.wait_for("error").await["error"]["code"], "unknown_event");
         stops.store(true, Ordering::SeqCst);
-        let completed = client
-            .wait_for("conversation.item.input_audio_transcription.completed")
+        expect_stop(client, "w0 w1").await;
+    });
+}
+
+/// A word for each frame whose samples are a number: that of the frame, as 16 bits.
+fn frame_numbers(samples: &[f32]) -> Result<Heard, EngineError> {
+    let frames = samples.chunks_exact(512).map(|frame| (frame[0] * 32_768.0) as u32);
+    let words = (0u32..).zip(frames).filter(|(_, number)| *number > 0);
+    let words = words.map(|(index, number)| Word {
+        word: number.to_string(),
+        start: f64::from(index) * 0.032,
+        end: f64::from(index) * 0.032 + 0.016,
+        ..Word::default()
+    });
+    Ok(Heard {
+        words: words.collect(),
+        languages: Vec::new(),
+    })
+}
+
+#[test]
+fn a_service_that_is_stopped_says_all_of_a_message_that_is_longer_than_the_buffer() {
+    run(async {
+        let settings = LiveSettings {
+            max_buffer: 1.0,
+            max_window: 2.0,
+            ..LiveSettings::default()
+        };
+        let (mut client, _) = stoppable(frame_numbers, settings).await;
+        let input = json!({"format": {"type": "audio/pcm", "rate": 16_000}});
+        client
+            .send(json!({"type": "session.update", "session": {"audio": {"input": input}}}))
             .await;
-        assert_eq!(completed["transcript"], "w0 w1");
-        assert_eq!(client.wait_for("error").await["error"]["code"], "server_stopping");
-        assert_eq!(client.next().await, Err(1001));
+        client.wait_for("session.updated").await;
+        // Ten seconds: after the first window of two the service stops.
+        let numbers: Vec<i16> = (1..=313).collect();
+        let samples = numbers.iter().flat_map(|number| [number.to_le_bytes(); 512]);
+        client
+            .socket
+            .send(ClientMessage::binary(samples.flatten().collect::<Vec<u8>>()))
+            .await
+            .unwrap();
+        let words: Vec<String> = numbers.iter().map(i16::to_string).collect();
+        expect_stop(client, &words.join(" ")).await;
     });
 }
 

@@ -4,7 +4,7 @@
 
 // After "Stop": the session ends when nothing comes from the server for so long, in milliseconds.
 const LAST_WORDS = 60000;
-// More audio than this waits to be sent: the connection is too slow. Bytes: ten seconds at 48 kHz.
+// More audio than this waits to be sent: the server or the connection is too slow. Bytes: ten seconds at 48 kHz.
 const MOST_UNSENT = 960000;
 
 // What a browser takes as a subprotocol of a WebSocket, which is how the API key is sent.
@@ -29,6 +29,7 @@ async function startSpeaking() {
     return;
   }
   clearTranscript("live");
+  byId("file").value = "";
   const session = {
     items: new Map(),
     // Items that are committed and not complete.
@@ -81,7 +82,7 @@ function connect(session) {
       session.early.push(data.audio);
     } else if (data.audio && socket.readyState === WebSocket.OPEN) {
       if (socket.bufferedAmount > MOST_UNSENT) {
-        endLive(session, "The connection is too slow for live transcription.");
+        endLive(session, "The server or the connection is too slow for live transcription.");
         return;
       }
       socket.send(data.audio);
@@ -164,7 +165,7 @@ function follow(session, event) {
 }
 
 function complete(session, event) {
-  const words = (event.words ?? []).map(cleanWord);
+  const words = event.words.map((word) => ({ ...word, word: word.word.trim() }));
   const item = session.items.get(event.item_id);
   if (event.transcript === "") {
     item?.made.remove();

@@ -10,39 +10,16 @@ const byId = (id) => document.getElementById(id);
 
 // ---- what a transcript is: segments {start, end, text, speaker, words}, words {word, start, end, confidence, speaker}
 
-function cleanWord(word) {
-  return { ...word, word: String(word.word ?? word.text ?? "").trim() };
-}
-
-// The server's answer in any of its JSON forms.
+// The server's verbose_json. Its words are a list of their own: each belongs to the last segment that has begun.
 function readTranscript(body) {
-  const words = (body.words ?? []).map(cleanWord);
-  const given = body.segments ?? [];
-  if (given.length === 0) {
-    const text = body.text ?? "";
-    const end = words.length > 0 ? words[words.length - 1].end : body.duration ?? 0;
-    return text === "" && words.length === 0 ? [] : [{ start: words[0]?.start ?? 0, end, text, words }];
-  }
-  const segments = given.map((segment) => ({
-    start: segment.start,
-    end: segment.end,
-    text: String(segment.text ?? "").trim(),
-    speaker: segment.speaker,
-    words: (segment.words ?? []).map(cleanWord),
-  }));
-  if (segments.every((segment) => segment.words.length === 0)) {
-    // Words of the whole recording: each belongs to the last segment that has begun.
-    let at = 0;
-    for (const word of words) {
-      const middle = (word.start + word.end) / 2;
-      while (at + 1 < segments.length && middle >= segments[at + 1].start) {
-        at += 1;
-      }
-      segments[at].words.push(word);
+  const segments = body.segments.map(({ start, end, text, speaker }) => ({ start, end, text, speaker, words: [] }));
+  let at = 0;
+  for (const word of body.words) {
+    const middle = (word.start + word.end) / 2;
+    while (at + 1 < segments.length && middle >= segments[at + 1].start) {
+      at += 1;
     }
-  }
-  for (const segment of segments) {
-    segment.speaker = segment.speaker ?? segment.words.find((word) => word.speaker)?.speaker;
+    segments[at].words.push(word);
   }
   return segments;
 }
@@ -55,11 +32,18 @@ function clock(seconds) {
   return hours > 0 ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
-function subtitleTime(seconds, point) {
-  const all = Math.round(seconds * 1000);
+function subtitleTime(milliseconds, point) {
   const pad = (number, digits) => String(number).padStart(digits, "0");
-  const [hours, minutes] = [Math.floor(all / 3600000), Math.floor(all / 60000) % 60];
-  return `${pad(hours, 2)}:${pad(minutes, 2)}:${pad(Math.floor(all / 1000) % 60, 2)}${point}${pad(all % 1000, 3)}`;
+  const seconds = Math.floor(milliseconds / 1000);
+  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60];
+  return `${pad(hours, 2)}:${pad(minutes, 2)}:${pad(seconds % 60, 2)}${point}${pad(milliseconds % 1000, 3)}`;
+}
+
+// A cue takes one millisecond at least: players show no other.
+function subtitleTimes(cue, point) {
+  const start = Math.round(cue.start * 1000);
+  const end = Math.max(Math.round(cue.end * 1000), start + 1);
+  return `${subtitleTime(start, point)} --> ${subtitleTime(end, point)}`;
 }
 
 // Lines of subtitles: segments, of which long ones are cut between words.
@@ -87,16 +71,16 @@ function cues(segments) {
 const spoken = (cue) => (cue.speaker ? `[${cue.speaker}]: ${cue.text}` : cue.text);
 
 function toSrt(segments) {
+  // `-->` within a text would be read as times.
+  const safe = (text) => text.replace(/-{2,}>/g, "->");
   return cues(segments)
-    .map((cue, index) => `${index + 1}\n${subtitleTime(cue.start, ",")} --> ${subtitleTime(cue.end, ",")}\n${spoken(cue)}\n`)
+    .map((cue, index) => `${index + 1}\n${subtitleTimes(cue, ",")}\n${safe(spoken(cue))}\n`)
     .join("\n");
 }
 
 function toVtt(segments) {
   const safe = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const lines = cues(segments).map(
-    (cue) => `${subtitleTime(cue.start, ".")} --> ${subtitleTime(cue.end, ".")}\n${safe(spoken(cue))}\n`
-  );
+  const lines = cues(segments).map((cue) => `${subtitleTimes(cue, ".")}\n${safe(spoken(cue))}\n`);
   return ["WEBVTT\n", ...lines].join("\n");
 }
 
@@ -337,6 +321,9 @@ byId("file").addEventListener("change", () => {
   if (file) {
     transcribe(file);
   }
+});
+// The same file may be chosen again.
+byId("file").addEventListener("click", () => {
   byId("file").value = "";
 });
 byId("key-form").addEventListener("submit", (event) => {
@@ -361,6 +348,7 @@ for (const name of ["dragleave", "drop"]) {
 document.addEventListener("drop", (event) => {
   const file = event.dataTransfer?.files[0];
   if (file && running === null && live === null) {
+    byId("file").files = event.dataTransfer.files;
     transcribe(file);
   }
 });

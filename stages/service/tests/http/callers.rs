@@ -107,6 +107,19 @@ fn a_local_service_without_keys_answers_to_its_own_names_and_pages() {
     assert!(asked(&format!("Host: localhost:{port}\r\nOrigin: http://evil.example\r\n")).contains("403"));
     assert!(asked(&format!("Host: localhost:{port}\r\nOrigin: null\r\n")).contains("403"));
     assert!(asked("").contains("40"), "a request without a host is refused");
+    let twice = format!("Host: localhost:{port}\r\nHost: localhost:{port}\r\n");
+    assert!(asked(&twice).contains("400"), "RFC 9112, 3.2");
+}
+
+#[test]
+fn a_service_answers_to_the_address_that_it_tells() {
+    let mut settings = settings();
+    settings.http.listen = "127.0.0.2:0".to_owned();
+    let service = Service::start(settings);
+    assert!(service.url.starts_with("http://127.0.0.2:"), "{}", service.url);
+    assert_eq!(service.get("/v1/models").status, 200);
+    let other = service.raw(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.3\r\nConnection: close\r\n\r\n");
+    assert!(other.starts_with("HTTP/1.1 403"), "{other}");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Instant;
 
-use crate::service::{PATIENCE, Service, content_type, end, form, part, recording, settings, shared};
+use crate::service::{PATIENCE, Service, content_type, end, form, part, recording, settings, shared, wait};
 
 const PATH: &str = "/v1/audio/transcriptions";
 
@@ -216,4 +217,31 @@ fn bodies_are_bounded_in_size_and_time() {
         .unwrap();
     assert_eq!(stream.read(&mut one).unwrap(), 1);
     assert_eq!(service.metric("flow_queued_requests"), 0.0);
+}
+
+#[test]
+fn clients_that_say_nothing_keep_the_last_places_for_seconds_alone() {
+    let mut settings = settings();
+    settings.http.max_connections = 4;
+    settings.http.header_timeout = 10_000.0;
+    let service = Service::start(settings);
+    // Only that of the client who asks is open.
+    wait(|| service.metric("flow_connections") == 1.0);
+    let mut silent: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(service.address).unwrap()).collect();
+    let begin = Instant::now();
+    let answer = service.raw(b"GET /health HTTP/1.1\r\nHost: loc");
+    assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(begin.elapsed() < PATIENCE, "the last place is taken for ever");
+    // The place is free again, and who came while there were others has the whole time.
+    assert_eq!(service.get("/health").status, 200);
+    let head = format!(
+        "GET /health HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+        service.address
+    );
+    silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
+    silent[0].write_all(head.as_bytes()).unwrap();
+    let mut text = String::new();
+    silent[0].read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    drop(silent);
 }

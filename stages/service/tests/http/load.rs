@@ -148,21 +148,14 @@ fn a_model_that_cannot_be_loaded_ends_the_service() {
 fn settings_that_cannot_be_used_are_named() {
     let told = |settings: ServeSettings| Server::bind(settings, "1", Arc::new(|_| {})).err().unwrap().to_string();
     let mut wrong = settings();
-    wrong.http.listen = "127.0.0.1:notaport".to_owned();
-    assert!(told(wrong).contains("127.0.0.1:notaport"));
-    let mut wrong = settings();
     wrong.http.upload_folder = Some("/nowhere/at/all".into());
     assert!(told(wrong).contains("/nowhere/at/all"));
     let mut wrong = settings();
     wrong.http.keys = Some("/nowhere/keys.txt".into());
     assert!(told(wrong).contains("/nowhere/keys.txt"));
-
     let mut wrong = settings();
     wrong.live.max_sessions = 0;
-    assert!(told(wrong).contains("max_sessions"));
-    let mut wrong = settings();
-    wrong.engine.max_queue = 0;
-    assert!(told(wrong).contains("max_queue"));
+    assert!(told(wrong).starts_with("setting `live.max_sessions`: it is 0; "));
 
     let mut public = settings();
     public.http.listen = "0.0.0.0:0".to_owned();

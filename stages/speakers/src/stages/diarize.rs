@@ -206,7 +206,7 @@ pub struct Diarize;
 
 impl Kind for Diarize {
     const NAME: &'static str = "speakers.diarize";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(

@@ -112,7 +112,7 @@ fn an_engine_that_goes_ends_its_jobs() {
 fn metrics_that_panic_do_not_hurt() {
     struct Panics;
     impl Observer for Panics {
-        fn batch(&self, _: usize, _: f64, _: f64) {
+        fn batch(&self, _: usize, _: f64) {
             panic!("in a batch");
         }
         fn finished(&self, _: Result<&Finished, &EngineError>) {

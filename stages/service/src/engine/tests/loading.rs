@@ -42,6 +42,29 @@ fn models_that_cannot_be_loaded_say_which() {
 }
 
 #[test]
+fn names_that_are_not_known_stand_for_the_first_model_where_any_is_accepted() {
+    let transcribed_by = |name: &str, accept_any_model: bool| -> Result<Vec<bool>, EngineError> {
+        let settings = EngineSettings {
+            models: vec![named("first", model()), named("second", model())],
+            accept_any_model,
+            ..EngineSettings::default()
+        };
+        let engine = Engine::start(settings).unwrap();
+        let mut request = request(&wav(&two()));
+        request.model = Some(name.to_owned());
+        wait(engine.submit(request)?.finish()).unwrap();
+        let loaded: Vec<bool> = engine.models().iter().map(|state| state.loaded).collect();
+        Ok(loaded)
+    };
+    assert_eq!(transcribed_by("whisper-1", true), Ok(vec![true, false]));
+    assert_eq!(transcribed_by("second", true), Ok(vec![true, true]));
+    match transcribed_by("whisper-1", false) {
+        Err(EngineError::UnknownModel(message)) => assert!(message.contains("`second`"), "{message}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn models_that_nobody_uses_are_unloaded() {
     let settings = EngineSettings {
         idle_unload: 0.05,

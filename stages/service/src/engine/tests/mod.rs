@@ -122,8 +122,8 @@ impl Gate {
 }
 
 impl Observer for Gate {
-    fn batch(&self, windows: usize, seconds: f64, elapsed: f64) {
-        assert!(windows > 0 && seconds > 0.0 && elapsed >= 0.0);
+    fn batch(&self, windows: usize, seconds: f64) {
+        assert!(windows > 0 && seconds > 0.0);
         self.batches.fetch_add(1, Ordering::SeqCst);
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.changed.wait_while(open, |open| !*open));
