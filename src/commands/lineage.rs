@@ -25,8 +25,19 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
         arguments.look.pipeline = Some(pipeline);
     }
     let run = PastRun::find_planned(&arguments.look)?;
+    for step in steps(&run, &arguments.segment)? {
+        writeln!(out, "{}", step.text())?;
+        for (name, value) in &step.values {
+            writeln!(out, "    {}: {}", escape_line(name), escape_line(value))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// What became of the segment in the run, stage by stage; at least one step.
+pub fn steps(run: &PastRun, segment: &str) -> Result<Vec<Step>, Failure> {
     let plan = run.plan()?;
-    let wanted = Wanted::parse(&arguments.segment)?;
+    let wanted = Wanted::parse(segment)?;
     let snapshots = run.snapshots()?;
     let mut found = Vec::new();
     let mut knows_partition = false;
@@ -47,7 +58,7 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
                 continue;
             }
             knows_partition = true;
-            found.extend(of_record(&run, stage, &record, &wanted)?);
+            found.extend(of_record(run, stage, &record, &wanted)?);
         }
     }
     if found.is_empty() {
@@ -57,17 +68,11 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
             "name it as LANG/SHARD/SEGMENT, or SEGMENT alone to look in all partitions"
         };
         return Err(Failure::usage(
-            format!("run {} knows no segment `{}`", run.id, arguments.segment),
+            format!("run {} knows no segment `{segment}`", run.id),
             help,
         ));
     }
-    for step in &found {
-        writeln!(out, "{}", step.text())?;
-        for (name, value) in &step.values {
-            writeln!(out, "    {}: {}", escape_line(name), escape_line(value))?;
-        }
-    }
-    Ok(Exit::Done)
+    Ok(found)
 }
 
 struct Wanted {
@@ -97,17 +102,18 @@ impl Wanted {
 }
 
 /// A segment at one stage.
-struct Step {
+pub struct Step {
     stage: String,
     partition: Partition,
     row: Option<u32>,
     /// The port it left by, or why it was refused.
     fate: String,
-    values: Vec<(String, String)>,
+    pub values: Vec<(String, String)>,
 }
 
 impl Step {
-    fn text(&self) -> String {
+    /// The step without its values, on one line.
+    pub fn text(&self) -> String {
         let row = self.row.map_or(String::new(), |row| format!(", row {row}"));
         format!(
             "{}: {}{row}: {}",
