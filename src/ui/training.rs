@@ -1,7 +1,6 @@
 //! Curves of trainings, several laid over each other, followed while they go on.
 
 use std::convert::Infallible;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

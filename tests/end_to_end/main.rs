@@ -32,4 +32,5 @@ mod synthesize;
 mod tokenizer;
 mod training;
 mod transcription;
+mod ui;
 mod unreadable;

@@ -86,15 +86,15 @@ pub fn schema(path: &Path) -> Result<SchemaRef, ManifestError> {
                 Value::Number(_) => Some(true),
                 _ => Some(false),
             };
-            match columns.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, known)) => {
-                    *known = match (*known, is_number) {
-                        (Some(a), Some(b)) => Some(a && b),
-                        (a, b) => a.or(b),
-                    };
-                }
-                None if columns.len() < MAX_COLUMNS => columns.push((name, is_number)),
-                None => {}
+            let known = columns.iter().position(|(known, _)| *known == name);
+            if let Some(at) = known {
+                let known = &mut columns[at].1;
+                *known = match (*known, is_number) {
+                    (Some(a), Some(b)) => Some(a && b),
+                    (a, b) => a.or(b),
+                };
+            } else if columns.len() < MAX_COLUMNS {
+                columns.push((name, is_number));
             }
         }
         if bytes > BATCH_BYTES {
