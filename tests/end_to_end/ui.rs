@@ -293,6 +293,64 @@ fn corrections_are_kept_where_they_may_be_made() {
 }
 
 #[test]
+fn what_was_corrected_arrives_in_the_manifests() {
+    let place = Workplace::bundled("micro");
+    place.build_manifests(&[]);
+    let train = || read_manifest(&place.out().join("train_manifest_v2.parquet"));
+    let (before, bytes) = (train(), place.out_bytes());
+    let (changed, bad) = (&before[0], &before[1]);
+    let corrections = place.path("corrections.parquet");
+    let mut flow = program();
+    flow.arg("ui").arg("--state").arg(place.path("state"));
+    flow.arg("--allow-edit").arg("--corrections").arg(&corrections);
+    let site = Site::start(&mut flow);
+    let run = first(&site.page("/"), "/runs/");
+    let kept = links(&site.page(&run), "/rows?of=artifact");
+    let rows = kept
+        .iter()
+        .find(|link| link.contains("stage=split") && link.contains("port=train"))
+        .unwrap();
+    let row = site.page(&first(
+        &site.page(&format!("{rows}&f.segment_id={}", changed.segment_id)),
+        "/row?",
+    ));
+    let token = row
+        .split("name=\"form_token\" value=\"")
+        .nth(1)
+        .unwrap()
+        .split('"')
+        .next()
+        .unwrap();
+    let own = format!("Origin: http://{}\r\n", site.address);
+    for (segment, fields) in [
+        (&changed.segment_id, "new_text=no"),
+        (
+            &changed.segment_id,
+            "new_text=%E0%A4%A8%E0%A4%AF%E0%A4%BE+%E0%A4%AA%E0%A4%BE%E0%A4%A0",
+        ),
+        (&bad.segment_id, "new_text=&bad=1"),
+    ] {
+        let form = format!("form_token={token}&segment_id={segment}&old_text=a&{fields}");
+        assert_eq!(site.request("POST", "/corrections", &own, &form).status, 303);
+    }
+
+    place.build_manifests(&[&format!("corrections={}", corrections.display())]);
+    let after: Vec<_> = [train(), read_manifest(&place.out().join("val_manifest_v2.parquet"))].concat();
+    let of = |segment: &str| after.iter().find(|row| row.segment_id == segment);
+    assert!(of(&changed.segment_id).unwrap().text.ends_with("नया पाठ"));
+    assert!(of(&bad.segment_id).is_none());
+    let reasons: Vec<String> = crate::binary::read_rejects(&place.out().join("rejects.parquet"))
+        .into_iter()
+        .map(|reject| reject.reason)
+        .collect();
+    assert!(reasons.contains(&"marked_bad".to_owned()), "{reasons:?}");
+
+    // Without them all is as it was, and nothing is done again but the writing.
+    place.build_manifests(&[]);
+    assert!(place.out_bytes() == bytes);
+}
+
+#[test]
 fn it_ends_well_at_a_signal_and_says_what_is_wrong_before_it_begins() {
     let place = Workplace::bundled("micro");
     let mut flow = program();

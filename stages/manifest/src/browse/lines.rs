@@ -21,6 +21,9 @@ const MAX_LINE: u64 = 16 << 20;
 const BATCH_ROWS: usize = 1024;
 const BATCH_BYTES: usize = 8 << 20;
 
+/// A row, and how long its line is.
+type Line = (Map<String, Value>, usize);
+
 struct Lines {
     path: PathBuf,
     reader: BufReader<File>,
@@ -38,8 +41,8 @@ impl Lines {
         })
     }
 
-    /// The next line that is not blank, and how long it is.
-    fn next(&mut self) -> Result<Option<(Map<String, Value>, usize)>, ManifestError> {
+    /// The next line that is not blank.
+    fn next(&mut self) -> Result<Option<Line>, ManifestError> {
         loop {
             self.line.clear();
             self.number += 1;
