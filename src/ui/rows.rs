@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use arrow::array::{Array, RecordBatch};
+use arrow::array::RecordBatch;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use flow_evaluation::chart;
@@ -23,6 +23,9 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(15);
 const SHOWN_LETTERS: usize = 240;
 /// Values of a column that are counted one by one.
 const VALUES: usize = 200;
+
+/// The column of rejects that holds the values that the row had, as JSON.
+pub const REJECTED: &str = "values";
 
 /// An address of this table's with more in its query.
 fn link(path: &str, table: &TableRef, more: &[(String, String)]) -> String {
@@ -97,6 +100,9 @@ fn form(table: &TableRef, columns: &Columns, view: &View) -> Markup {
                 label { (column) " from" input type="number" step="any" name=(least) value=(view.value(&least)); }
                 label { "to" input type="number" step="any" name=(most) value=(view.value(&most)); }
             }
+            @for (name, value) in others(columns, view) {
+                label { (name.replacen('.', " ", 1)) input name=(name) value=(value) autocomplete="off"; }
+            }
             @if let Some((column, descending)) = &view.sort {
                 input type="hidden" name="sort" value=(column);
                 @if *descending { input type="hidden" name="desc" value="1"; }
@@ -104,6 +110,19 @@ fn form(table: &TableRef, columns: &Columns, view: &View) -> Markup {
             button { "Show" }
         }
     }
+}
+
+/// Filters that an address has and the form has no field for.
+fn others(columns: &Columns, view: &View) -> Pairs {
+    let has = |columns: &[String], column: &str| columns.iter().any(|known| known == column);
+    let is_other = |(name, _): &(String, String)| match name.split_once('.') {
+        Some(("c", column)) => !has(&columns.texts, column),
+        Some(("f", column)) => !has(&columns.kinds, column),
+        Some(("min" | "max", column)) => !has(&columns.numbers, column),
+        Some(_) => true,
+        None => false,
+    };
+    view.query().into_iter().filter(is_other).collect()
 }
 
 fn list_of(table: &TableRef, columns: &Columns, view: &View, rows: &[PlacedRow], may_sound: bool) -> Markup {
@@ -171,7 +190,10 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
             true => Group::Bucket { column: by.to_owned(), width: width_of(by) },
             false => Group::Value(by.to_owned()),
         };
-        let totals = table.rows.totals(&group, &seconds, &view.filters, VALUES, TIME_LIMIT)?;
+        let mut totals = table.rows.totals(&group, &seconds, &view.filters, VALUES, TIME_LIMIT)?;
+        if is_number {
+            totals.iter_mut().for_each(|total| total.value = total.value.as_deref().map(rounded));
+        }
         let bars: Vec<(String, f64)> = totals.iter().filter_map(|total| Some((total.value.clone()?, total.rows as f64))).collect();
         let main = html! {
             p { a href=(link("/rows", &reference, &view.query())) { "← Rows" } }
@@ -185,7 +207,7 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
                         (Some(value), false) => vec![(format!("f.{by}"), value.clone())],
                         (Some(value), true) => {
                             let end = value.parse::<f64>().unwrap_or(0.0) + width_of(by);
-                            vec![(format!("min.{by}"), value.clone()), (format!("max.{by}"), end.to_string())]
+                            vec![(format!("min.{by}"), value.clone()), (format!("max.{by}"), rounded(&end.to_string()))]
                         }
                     };
                     @let more: Pairs = view.query().into_iter().filter(|(name, _)| name != "page").chain(filter).collect();
@@ -202,6 +224,12 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
         Ok(page(app, Section::Rows, &format!("{}: rows by {by}", table.title), &main))
     })
     .await
+}
+
+/// A number without what computing with it left behind.
+fn rounded(number: &str) -> String {
+    let number = number.parse::<f64>().unwrap_or(f64::NAN);
+    ((number * 1e6).round() / 1e6).to_string()
 }
 
 /// Of a range of a column's numbers.
@@ -226,10 +254,21 @@ pub fn row_of(app: &App, pairs: &[(String, String)]) -> Result<(TableRef, Table,
     Ok((reference, table, row.ok_or_else(|| PageError::absent("row"))?))
 }
 
-/// The value of a text column of a row.
+/// The value of a row's column as text; of a reject, also one of those that its row had.
 pub fn value(row: &RecordBatch, column: &str) -> Option<String> {
-    let column = row.column_by_name(column)?;
-    texts(std::slice::from_ref(column), 1).ok()?.pop()?.pop()?
+    if let Some(column) = row.column_by_name(column) {
+        return texts(std::slice::from_ref(column), 1).ok()?.pop()?.pop()?;
+    }
+    let values = texts(std::slice::from_ref(row.column_by_name(REJECTED)?), 1)
+        .ok()?
+        .pop()?
+        .pop()??;
+    let values: serde_json::Value = serde_json::from_str(&values).ok()?;
+    match values.get(column)? {
+        serde_json::Value::Null => None,
+        serde_json::Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    }
 }
 
 pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
@@ -294,7 +333,57 @@ pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Respo
     .await
 }
 
-/// Whether the row has a value in this column.
-pub fn has(row: &RecordBatch, column: &str) -> bool {
-    row.column_by_name(column).is_some_and(|column| column.is_valid(0))
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, StringArray};
+
+    use super::*;
+
+    #[test]
+    fn a_reject_has_the_values_that_its_row_had() {
+        let text = |text: Option<&str>| -> ArrayRef { Arc::new(StringArray::from(vec![text])) };
+        let row = |values| {
+            let columns = [
+                ("segment_id", text(Some("s"))),
+                ("detail", text(None)),
+                (REJECTED, text(values)),
+            ];
+            RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap()
+        };
+        let reject = row(Some(
+            "{\"segment_id\":\"other\",\"detail\":\"x\",\"text\":\"नमस्ते\",\"duration\":1.5,\"lang\":null}",
+        ));
+        let told = |column: &str| value(&reject, column);
+        assert_eq!((told("segment_id").as_deref(), told("detail")), (Some("s"), None));
+        assert_eq!(
+            (told("text").as_deref(), told("duration").as_deref()),
+            (Some("नमस्ते"), Some("1.5"))
+        );
+        assert_eq!((told("lang"), told("no_such")), (None, None));
+        for damaged in [None, Some(""), Some("[1]"), Some("{")] {
+            assert_eq!(value(&row(damaged), "text"), None);
+        }
+    }
+
+    #[test]
+    fn filters_without_a_field_stay_in_the_form() {
+        let columns = Columns {
+            kinds: vec!["lang".into()],
+            ..Columns::default()
+        };
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let given = [
+            pair("f.lang", "hi"),
+            pair("f.segment_id", "a"),
+            pair("null.lang", "1"),
+            pair("sort", "lang"),
+        ];
+        let view = View::parse(&given).unwrap();
+        assert_eq!(
+            others(&columns, &view),
+            [pair("f.segment_id", "a"), pair("null.lang", "1")]
+        );
+    }
 }

@@ -8,18 +8,17 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float64Type, Schema};
+use arrow::datatypes::Schema;
 use axum::extract::{Query, State};
 use axum::http::header::{ACCEPT_RANGES, CONTENT_RANGE, CONTENT_TYPE, RANGE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use flow_audio::RecordingReader;
 use flow_audio::decode::{SAMPLE_RATE, decode};
 use flow_audio::recording_reader::{Channels, Progress};
+use flow_audio::{AudioError, RecordingReader};
 
 use super::picture::{spectrogram, waveform};
-use super::rows::{has, row_of, value};
+use super::rows::{REJECTED, row_of, value};
 use super::tables::{Pairs, Table};
 use super::{App, PageError, Shared, answer};
 
@@ -50,7 +49,7 @@ pub enum Place {
 impl Place {
     /// Whether rows of such columns may have a recording.
     pub fn may_be_in(schema: &Schema) -> bool {
-        let names = ["clip", "audio_path", "audio_filepath", "tar_path"];
+        let names = ["clip", "audio_path", "audio_filepath", "tar_path", REJECTED];
         names.iter().any(|name| schema.column_with_name(name).is_some())
     }
 
@@ -63,10 +62,7 @@ impl Place {
             return Ok(Place::Bytes(clip.value(0).to_vec()));
         }
         let number = |name: &str| {
-            let column = cast(row.column_by_name(name)?, &DataType::Float64).ok()?;
-            let number = column
-                .is_valid(0)
-                .then(|| column.as_primitive::<Float64Type>().value(0))?;
+            let number: f64 = value(row, name)?.parse().ok()?;
             Some(number).filter(|number| number.is_finite() && *number >= 0.0)
         };
         let stored = |path, range, member, start, duration| Place::Stored {
@@ -108,7 +104,6 @@ impl Place {
         }
         match value(row, "tar_member_name") {
             Some(member) => Ok(stored(path, None, Some(member), 0.0, None)),
-            None if has(row, "tar_member_name") => Err("the name in the tar cannot be read".into()),
             None => Err("the row does not say where in the tar its recording is".into()),
         }
     }
@@ -133,10 +128,14 @@ impl Place {
         let first = (start * rate) as usize;
         let wanted = (duration.unwrap_or(MAX_SECONDS).min(MAX_SECONDS) * rate) as usize;
         let begin = Instant::now();
-        let mut reader = RecordingReader::open(path, range, Channels::Mix).map_err(|error| error.to_string())?;
+        let failed = |error: AudioError| match error {
+            AudioError::Read { .. } => error.to_string(),
+            other => format!("{}: {other}", path.display()),
+        };
+        let mut reader = RecordingReader::open(path, range, Channels::Mix).map_err(failed)?;
         let (mut samples, mut passed) = (Vec::new(), 0);
         loop {
-            let progress = reader.read(&mut samples).map_err(|error| error.to_string())?;
+            let progress = reader.read(&mut samples).map_err(failed)?;
             let skipped = samples.len().min(first - passed);
             samples.drain(..skipped);
             passed += skipped;
@@ -211,12 +210,12 @@ fn clip(app: &App, pairs: &[(String, String)]) -> Result<Arc<Vec<f32>>, PageErro
 }
 
 pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, headers: HeaderMap) -> Response {
-    answer(&app, move |app| Ok(part_of(&wav(&*clip(app, &pairs)?), &headers))).await
+    answer(&app, move |app| Ok(part_of(&wav(&clip(app, &pairs)?), &headers))).await
 }
 
 pub async fn show_waveform(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
     answer(&app, move |app| {
-        let drawn = waveform(&*clip(app, &pairs)?);
+        let drawn = waveform(&clip(app, &pairs)?);
         Ok(([(CONTENT_TYPE, "image/svg+xml")], drawn).into_response())
     })
     .await
@@ -224,7 +223,7 @@ pub async fn show_waveform(State(app): State<Shared>, Query(pairs): Query<Pairs>
 
 pub async fn show_spectrogram(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
     answer(&app, move |app| {
-        let drawn = spectrogram(&*clip(app, &pairs)?)?;
+        let drawn = spectrogram(&clip(app, &pairs)?)?;
         Ok(([(CONTENT_TYPE, "image/png")], drawn).into_response())
     })
     .await

@@ -62,6 +62,11 @@ fn sounds_are_found_in_files_tars_and_rows() {
     assert_eq!(part, whole[8000..24_000]);
     let member = row(&[("tar_path", text("s.tar")), ("tar_member_name", text("b.wav"))]);
     assert_eq!(heard(member, &below).unwrap(), whole);
+    let reject = row(&[(
+        "values",
+        text("{\"tar_path\":\"s.tar\",\"tar_member_name\":\"./b.wav\"}"),
+    )]);
+    assert_eq!(heard(reject, &below).unwrap(), whole);
     let clip: ArrayRef = Arc::new(BinaryArray::from_vec(vec![&bytes]));
     assert_eq!(heard(row(&[("clip", clip)]), &below).unwrap(), whole);
 

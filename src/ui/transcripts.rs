@@ -84,7 +84,7 @@ fn recording(path: &Path, transcript: &Transcript) -> Result<PathBuf, String> {
         .find(|path| path.is_file());
     let found = found.ok_or_else(|| format!("{} is not there", source.display()))?;
     // Whatever else a transcript may name is not sent.
-    RecordingReader::open(&found, None, Channels::Mix).map_err(|error| error.to_string())?;
+    RecordingReader::open(&found, None, Channels::Mix).map_err(|error| format!("{}: {error}", found.display()))?;
     Ok(found)
 }
 
@@ -173,18 +173,23 @@ pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, header
             .get(RANGE)
             .and_then(|value| value.to_str().ok())
             .and_then(|range| wanted_range(range, length));
-        let Some((first, last)) = asked.unwrap_or(length.checked_sub(1).map(|last| (0, last))) else {
-            let range = (CONTENT_RANGE, format!("bytes */{length}"));
-            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, [range]).into_response());
+        let kind = (CONTENT_TYPE, kind_of(&path).to_owned());
+        let accepts = (ACCEPT_RANGES, "bytes".to_owned());
+        let (first, last) = match asked {
+            Some(Some(range)) => range,
+            Some(None) => {
+                let range = (CONTENT_RANGE, format!("bytes */{length}"));
+                return Ok((StatusCode::RANGE_NOT_SATISFIABLE, [range]).into_response());
+            }
+            None => {
+                let bytes = read_range(&path, 0, length as u64).map_err(PageError::unreadable)?;
+                return Ok(([kind, accepts], bytes).into_response());
+            }
         };
         let last = last.min(first.saturating_add(PART - 1));
         let bytes = read_range(&path, first as u64, (last - first + 1) as u64).map_err(PageError::unreadable)?;
-        let headers = [
-            (CONTENT_TYPE, kind_of(&path).to_owned()),
-            (ACCEPT_RANGES, "bytes".to_owned()),
-            (CONTENT_RANGE, format!("bytes {first}-{last}/{length}")),
-        ];
-        Ok((StatusCode::PARTIAL_CONTENT, headers, bytes).into_response())
+        let range = (CONTENT_RANGE, format!("bytes {first}-{last}/{length}"));
+        Ok((StatusCode::PARTIAL_CONTENT, [kind, accepts, range], bytes).into_response())
     })
     .await
 }

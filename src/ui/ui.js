@@ -82,10 +82,14 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// The part of a page that changes while a run goes on.
+// The part of a page that changes while a run goes on. A page that nobody sees asks for nothing: a browser has few connections.
 const live = document.getElementById("live");
 if (live && live.dataset.live) {
-  const source = new EventSource(live.dataset.live);
+  let source = null;
+  const close = () => {
+    if (source) source.close();
+    source = null;
+  };
   const show = (event) => {
     const open = all("#live details").map((details) => details.open);
     const scrolled = all("#live .scroll").map((part) => part.scrollLeft);
@@ -93,11 +97,21 @@ if (live && live.dataset.live) {
     all("#live details").forEach((details, place) => (details.open = Boolean(open[place])));
     all("#live .scroll").forEach((part, place) => (part.scrollLeft = scrolled[place] || 0));
   };
-  source.addEventListener("part", show);
-  source.addEventListener("end", (event) => {
-    show(event);
-    source.close();
-  });
+  let ended = false;
+  const follow = () => {
+    close();
+    if (document.hidden || ended) return;
+    source = new EventSource(live.dataset.live);
+    source.addEventListener("part", show);
+    source.addEventListener("end", (event) => {
+      ended = true;
+      show(event);
+      close();
+    });
+  };
+  document.addEventListener("visibilitychange", follow);
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", follow);
 }
 
 // A transcript: the word that is spoken is lit, and a word that is clicked is heard.

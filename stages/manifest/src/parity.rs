@@ -108,7 +108,10 @@ impl Stages {
             Harness::<K>::new(yaml::typed(&stage.with).unwrap_or_else(|e| panic!("{name}: {}", e.message)));
         for edge in &stage.from {
             let port = edge.port.clone().unwrap_or_else(|| "rows".into());
-            let (schema, partitions) = &self.ports[&(edge.stage.clone(), port)];
+            // `load` leaves edges to stages that are switched off; nothing ran there.
+            let Some((schema, partitions)) = self.ports.get(&(edge.stage.clone(), port)) else {
+                continue;
+            };
             harness = harness.input(&edge.input, Arc::clone(schema));
             for (partition, batches) in partitions {
                 harness = harness.empty_partition(&edge.input, partition.as_str());

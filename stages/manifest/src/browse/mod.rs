@@ -63,6 +63,18 @@ pub(crate) struct Bound {
     test: Test,
 }
 
+impl Part {
+    /// False where a text that all its rows have says that none of them passes.
+    fn may_pass(&self, bounds: &[Bound]) -> bool {
+        let of = |column: &str| self.constants.iter().find(|(name, _)| *name == column);
+        bounds.iter().all(|bound| match (of(&bound.column), &bound.test) {
+            (Some((_, text)), Test::Equals(wanted)) => text == wanted,
+            (Some((_, text)), Test::OneOf(wanted)) => wanted.contains(text),
+            _ => true,
+        })
+    }
+}
+
 impl RowSet {
     /// The rows of an artifact, with the column `partition` before theirs.
     pub fn of_artifact(artifact: &Artifact) -> RowSet {
@@ -125,11 +137,16 @@ impl RowSet {
         Ok(RowSet::new(&schema.unwrap_or_else(|| Arc::new(Schema::empty())), parts))
     }
 
-    fn new(schema: &SchemaRef, parts: Vec<Part>) -> RowSet {
+    fn new(schema: &SchemaRef, mut parts: Vec<Part>) -> RowSet {
+        for part in &mut parts {
+            // A column of the rows' own comes first.
+            part.constants
+                .retain(|(name, _)| schema.column_with_name(name).is_none());
+        }
         let constants = parts.first().map(|part| part.constants.as_slice()).unwrap_or_default();
-        let constants = constants.iter().map(|(name, _)| *name);
-        let constants = constants.filter(|name| schema.column_with_name(name).is_none());
-        let before = constants.map(|name| Field::new(name, DataType::Utf8, true));
+        let before = constants
+            .iter()
+            .map(|(name, _)| Field::new(*name, DataType::Utf8, true));
         let fields: Vec<Field> = before
             .chain(
                 schema

@@ -99,6 +99,10 @@ impl Rows {
                 if self.part == self.set.inner.parts.len() {
                     return Ok(None);
                 }
+                if !self.set.inner.parts[self.part].may_pass(&self.bounds) {
+                    self.part += 1;
+                    continue;
+                }
                 self.batches = Some(self.set.batches(self.part, &self.columns, &self.bounds)?);
                 continue;
             };

@@ -200,6 +200,13 @@ fn artifacts_tell_the_partition_of_each_row() {
         .map(|row| (row.part, row.row, row.values[0].as_deref()))
         .collect();
     assert_eq!(told, [(0, 4, Some("hi/a")), (1, 0, Some("ta/b")), (1, 1, Some("ta/b"))]);
+    // Partitions that cannot pass are not opened.
+    let bounds = [filter(PARTITION, Test::Equals("hi/a".into()))].map(|filter| Bound {
+        column: filter.column,
+        test: filter.test,
+    });
+    let opened: Vec<bool> = set.inner.parts.iter().map(|part| part.may_pass(&bounds)).collect();
+    assert_eq!(opened, [true, false]);
     let found = set.row(0, 4).unwrap().unwrap();
     assert_eq!(
         found
@@ -222,7 +229,7 @@ fn json_lines_have_the_columns_of_their_first_lines() {
     let path = folder.path().join("manifest.json");
     let lines = "\u{feff}{\"text\": \"नमस्ते\", \"duration\": 1.5, \"tags\": [1]}\n\n{\"duration\": null, \"text\": 7}\n{\"duration\": 3, \"late\": 1}\n";
     fs::write(&path, lines).unwrap();
-    let set = RowSet::of_files(&[path.clone()]).unwrap();
+    let set = RowSet::of_files(std::slice::from_ref(&path)).unwrap();
     let rows = set
         .page(&RowQuery {
             columns: ["text", "duration", "tags", "late"].map(String::from).to_vec(),

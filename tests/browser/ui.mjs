@@ -1,0 +1,84 @@
+// The pages of `flow ui` in a real browser: URL, which is the address with its token that `flow ui` printed, over a state
+// directory with a run of pipelines/build_manifest_v2.yaml, one manifest on the command line, and perhaps --transcripts.
+// FLOW_TEST_CHROMIUM is the browser (`chromium`); below FLOW_TEST_PICTURES, where it is set, pictures of the pages are saved.
+// Needs the package playwright-core in the folder in which it is run.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+
+const url = process.argv[2];
+const { origin } = new URL(url);
+const require = createRequire(pathToFileURL(join(process.cwd(), "package.json")));
+const { chromium } = require("playwright-core");
+const pictures = process.env.FLOW_TEST_PICTURES;
+const wanted = process.env.FLOW_TEST_CHROMIUM ?? "chromium";
+const executablePath = wanted.includes("/") ? wanted : execFileSync("which", [wanted], { encoding: "utf8" }).trim();
+
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"] });
+// What no page may do: print errors (a policy that is broken is one), or ask another server.
+const faults = [];
+
+async function open(options) {
+  const context = await browser.newContext({ viewport: { width: 1200, height: 850 }, ...options });
+  const page = await context.newPage();
+  page.on("pageerror", (error) => faults.push(String(error)));
+  page.on("console", (message) => message.type() === "error" && faults.push(message.text()));
+  page.on("request", (request) => {
+    if (new URL(request.url()).origin !== origin) faults.push(`it asks ${request.url()}`);
+  });
+  await page.goto(url);
+  assert.ok(!page.url().includes("token"), "the token stays in the address");
+  return page;
+}
+
+async function look(page, name) {
+  const [content, window] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+  assert.ok(content <= window, `${name}: the page is ${content} pixels wide in a window of ${window}`);
+  if (pictures) await page.screenshot({ path: join(pictures, `${name}.png`), fullPage: true });
+}
+
+for (const [kind, options] of [
+  ["light", {}],
+  ["dark", { colorScheme: "dark" }],
+  ["phone", { viewport: { width: 380, height: 800 } }],
+]) {
+  const page = await open(options);
+  await look(page, `ui-${kind}-1-runs`);
+  await page.locator("td a[href^='/runs/']").first().click();
+  await page.waitForSelector("svg.dag");
+  await look(page, `ui-${kind}-2-run`);
+  await page.goto(`${origin}/rows?of=file&file=0`);
+  await look(page, `ui-${kind}-3-rows`);
+
+  // By the keyboard alone: search, a row, its sound, its page.
+  await page.keyboard.press("/");
+  assert.equal(await page.evaluate(() => document.activeElement.matches("[data-search]")), true);
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("j");
+  assert.equal(await page.locator("tr.chosen").count(), 1);
+  await page.keyboard.press("Space");
+  await page.waitForSelector("tr.chosen button.play:text('■')");
+  await page.keyboard.press("Space");
+  await page.keyboard.press("Enter");
+  await page.waitForURL(/\/row\?/);
+  await page.waitForFunction(() => [...document.querySelectorAll(".sound img")].every((image) => image.complete && image.naturalWidth > 0));
+  await look(page, `ui-${kind}-4-row`);
+  for (const [number, path] of ["/tables", "/evaluation", "/training", "/transcripts"].entries()) {
+    await page.goto(origin + path);
+    await look(page, `ui-${kind}-${5 + number}${path.replace("/", "-")}`);
+  }
+  const transcript = page.locator("a[href^='/transcripts/show']").first();
+  if (await transcript.count()) {
+    await transcript.click();
+    await page.locator(".word").nth(1).click();
+    await page.waitForSelector(".word.lit");
+    await look(page, `ui-${kind}-9-transcript`);
+  }
+  await page.context().close();
+  assert.equal(faults.splice(0).join("\n"), "");
+  console.log(`${kind}: as expected`);
+}
+await browser.close();
