@@ -22,7 +22,7 @@ pub struct UiArguments {
     /// A JSON transcript that `flow transcribe` wrote, or a folder of them; may be given several times
     #[arg(long, value_name = "PATH")]
     pub transcripts: Vec<PathBuf>,
-    /// Let transcripts be corrected and rows be marked as bad
+    /// Let texts be corrected, rows be marked as bad, and speakers be named
     #[arg(long)]
     pub allow_edit: bool,
     /// The file that receives the corrections [default: corrections.parquet]

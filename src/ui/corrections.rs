@@ -1,4 +1,4 @@
-//! What a person corrected: texts of segments, and segments that are bad. It is kept as a Parquet file to which rows are only
+//! What a person corrected: texts of segments, segments that are bad, and names of speakers. It is kept as a Parquet file to which rows are only
 //! added, and which a pipeline takes (`corrections` of `pipelines/build_manifest_v2.yaml`). Of several rows of a segment the
 //! last counts.
 
@@ -32,10 +32,18 @@ const MAX_ROWS: usize = 5_000_000;
 /// Columns that hold what was said, the first that a row has.
 const TEXTS: [&str; 5] = ["text", "reference", "transcription_native", "clean", "norm"];
 
+/// What a row of the file corrects: the column `what`.
+pub const TEXT: &str = "text";
+pub const SPEAKER: &str = "speaker";
+
 /// A row of the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Correction {
+    /// [`TEXT`] or [`SPEAKER`].
+    pub what: String,
+    /// The segment; of a speaker, the recording as its transcript names it.
     pub segment_id: String,
+    /// The text that stood there, or the name of the speaker.
     pub old_text: String,
     /// None where the text stays.
     pub new_text: Option<String>,
@@ -50,6 +58,7 @@ pub struct Correction {
 pub fn schema() -> SchemaRef {
     let text = |name: &str, nullable| Field::new(name, DataType::Utf8, nullable);
     Arc::new(Schema::new(vec![
+        text("what", false),
         text("segment_id", false),
         text("old_text", true),
         text("new_text", true),
@@ -91,27 +100,28 @@ fn read(path: &Path) -> Result<Vec<RecordBatch>, PageError> {
     same.collect::<Result<_, _>>().map_err(|error| unreadable(&error))
 }
 
-/// The last correction of a segment.
-pub fn last(path: &Path, segment_id: &str) -> Result<Option<Correction>, PageError> {
-    let mut last = None;
+/// The corrections of a segment's text, or of the names of a recording's speakers, the last one last.
+pub fn of(path: &Path, what: &str, segment_id: &str) -> Result<Vec<Correction>, PageError> {
+    let mut found = Vec::new();
     for batch in read(path)? {
-        let ids = batch.column(0).as_string::<i32>();
         let text = |column: usize, row: usize| {
             let column = batch.column(column).as_string::<i32>();
             column.is_valid(row).then(|| column.value(row).to_owned())
         };
-        if let Some(row) = (0..batch.num_rows()).rev().find(|row| ids.value(*row) == segment_id) {
-            last = Some(Correction {
+        let (kinds, ids) = (batch.column(0).as_string::<i32>(), batch.column(1).as_string::<i32>());
+        for row in (0..batch.num_rows()).filter(|row| kinds.value(*row) == what && ids.value(*row) == segment_id) {
+            found.push(Correction {
+                what: what.to_owned(),
                 segment_id: segment_id.to_owned(),
-                old_text: text(1, row).unwrap_or_default(),
-                new_text: text(2, row),
-                bad: batch.column(3).as_boolean().value(row),
-                who: text(4, row).unwrap_or_default(),
-                at: text(5, row).unwrap_or_default(),
+                old_text: text(2, row).unwrap_or_default(),
+                new_text: text(3, row),
+                bad: batch.column(4).as_boolean().value(row),
+                who: text(5, row).unwrap_or_default(),
+                at: text(6, row).unwrap_or_default(),
             });
         }
     }
-    Ok(last)
+    Ok(found)
 }
 
 /// Adds a row. Others who add at the same time, in this process or another, wait; the file is whole at any time.
@@ -122,6 +132,7 @@ pub fn append(path: &Path, correction: &Correction) -> Result<(), PageError> {
     let row = RecordBatch::try_new(
         schema(),
         vec![
+            texts(&correction.what),
             texts(&correction.segment_id),
             texts(&correction.old_text),
             Arc::new(StringArray::from(vec![correction.new_text.as_deref()])),
@@ -172,8 +183,8 @@ pub fn form(app: &App, row: &RecordBatch, pairs: &[(String, String)]) -> Markup 
     };
     let (tag, plain) = split_tag(&text);
     let lang = tag.map(str::to_owned).or_else(|| value(row, "lang"));
-    let before = match last(file, &segment) {
-        Ok(before) => before,
+    let before = match of(file, TEXT, &segment) {
+        Ok(mut all) => all.pop(),
         Err(error) => return html! { p.failed dir="auto" { (error.message) } },
     };
     let shown = before
@@ -190,6 +201,7 @@ pub fn form(app: &App, row: &RecordBatch, pairs: &[(String, String)]) -> Markup 
             @if let Some(before) = &before { p.quiet { "Last corrected " (before.at) @if !before.who.is_empty() { " by " span dir="auto" { (before.who) } } @if before.bad { ": marked as bad" } } }
             form.correction action="/corrections" method="post" {
                 input type="hidden" name="form_token" value=(app.access.form_token());
+                input type="hidden" name="what" value=(TEXT);
                 input type="hidden" name="segment_id" value=(segment);
                 input type="hidden" name="old_text" value=(plain);
                 input type="hidden" name="back" value=(back);
@@ -197,6 +209,24 @@ pub fn form(app: &App, row: &RecordBatch, pairs: &[(String, String)]) -> Markup 
                 label.check { input type="checkbox" name="bad" value="1" checked[before.as_ref().is_some_and(|before| before.bad)]; "The row is bad: leave it out" }
                 button { "Keep" }
             }
+        }
+    }
+}
+
+/// The form for the name of a speaker; nothing where nothing may be changed.
+pub fn speaker_form(app: &App, recording: &str, speaker: &str, shown: &str, back: &str) -> Markup {
+    if app.settings.corrections.is_none() {
+        return html! {};
+    }
+    html! {
+        form.correction action="/corrections" method="post" {
+            input type="hidden" name="form_token" value=(app.access.form_token());
+            input type="hidden" name="what" value=(SPEAKER);
+            input type="hidden" name="segment_id" value=(recording);
+            input type="hidden" name="old_text" value=(speaker);
+            input type="hidden" name="back" value=(back);
+            label { span dir="auto" { "Name of " (speaker) } input name="new_text" value=(shown) dir="auto" autocomplete="off"; }
+            button { "Keep" }
         }
     }
 }
@@ -213,11 +243,15 @@ fn correction(fields: &[(String, String)], who: &str, at: String) -> Result<Corr
             .map(|(_, value)| value.as_str())
             .unwrap_or_default()
     };
+    let what = field("what");
+    if what != TEXT && what != SPEAKER {
+        return Err("the form does not say what it corrects".into());
+    }
     let segment_id = field("segment_id");
     if segment_id.is_empty() || segment_id.chars().count() > MAX_LETTERS {
         return Err("the form names no segment".into());
     }
-    let (old_text, bad) = (field("old_text").to_owned(), field("bad") == "1");
+    let (old_text, bad) = (field("old_text").to_owned(), what == TEXT && field("bad") == "1");
     // One line, as texts of manifests are.
     let new_text = field("new_text").split_whitespace().collect::<Vec<_>>().join(" ");
     if new_text.chars().count() > MAX_LETTERS {
@@ -227,9 +261,13 @@ fn correction(fields: &[(String, String)], who: &str, at: String) -> Result<Corr
         return Err(format!("the text holds a control character: {control:?}"));
     }
     if new_text.is_empty() && !bad {
-        return Err("the text is empty: mark the row as bad instead".into());
+        return Err(match what {
+            SPEAKER => "the name is empty".into(),
+            _ => "the text is empty: mark the row as bad instead".into(),
+        });
     }
     Ok(Correction {
+        what: what.to_owned(),
         segment_id: segment_id.to_owned(),
         new_text: (!new_text.is_empty() && new_text != old_text).then_some(new_text),
         old_text,
@@ -266,7 +304,11 @@ pub async fn post(State(app): State<Shared>, body: Bytes) -> Response {
         append(file, &correction)?;
         // To the page that it came from, and to no other server's.
         let back = Some(field("back"))
-            .filter(|back| back.starts_with("/row?"))
+            .filter(|back| {
+                ["/row?", "/transcripts/show?"]
+                    .iter()
+                    .any(|page| back.starts_with(page))
+            })
             .unwrap_or("/");
         Ok((StatusCode::SEE_OTHER, [(LOCATION, back.to_owned())]).into_response())
     })
@@ -285,7 +327,8 @@ mod tests {
     }
 
     fn made(given: &[(&str, &str)]) -> Result<Correction, String> {
-        correction(&fields(given), "me", "now".into())
+        let given: Vec<(&str, &str)> = [("what", TEXT)].iter().chain(given).copied().collect();
+        correction(&fields(&given), "me", "now".into())
     }
 
     #[test]
@@ -309,13 +352,37 @@ mod tests {
         ] {
             assert!(made(&wrong).is_err(), "{wrong:?}");
         }
+        let speaker = |name| {
+            correction(
+                &fields(&[
+                    ("what", SPEAKER),
+                    ("segment_id", "a.wav"),
+                    ("old_text", "s1"),
+                    ("new_text", name),
+                    ("bad", "1"),
+                ]),
+                "",
+                String::new(),
+            )
+        };
+        let named = speaker("आशा").unwrap();
+        assert_eq!((named.new_text.as_deref(), named.bad), (Some("आशा"), false));
+        assert!(speaker(" ").is_err());
+        assert!(
+            correction(
+                &fields(&[("what", "all"), ("segment_id", "s"), ("new_text", "a")]),
+                "",
+                String::new()
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn rows_are_added_by_many_at_once_and_the_last_of_a_segment_counts() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("corrections.parquet");
-        assert_eq!(last(&path, "s0").unwrap(), None);
+        assert_eq!(of(&path, TEXT, "s0").unwrap(), []);
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let path = &path;
@@ -326,6 +393,7 @@ mod tests {
                         append(
                             path,
                             &Correction {
+                                what: TEXT.into(),
                                 segment_id,
                                 new_text,
                                 ..Correction::default()
@@ -341,8 +409,9 @@ mod tests {
             20
         );
         for thread in 0..4 {
-            let last = last(&path, &format!("s{thread}")).unwrap().unwrap();
-            assert_eq!(last.new_text.as_deref(), Some("text 4"));
+            let all = of(&path, TEXT, &format!("s{thread}")).unwrap();
+            assert_eq!((all.len(), all[4].new_text.as_deref()), (5, Some("text 4")));
+            assert_eq!(of(&path, SPEAKER, &format!("s{thread}")).unwrap(), []);
         }
     }
 

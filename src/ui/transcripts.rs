@@ -1,5 +1,6 @@
 //! JSON transcripts of `flow transcribe`: read along with the recording, the word that is spoken lit.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use axum::extract::{Query, State};
@@ -9,9 +10,10 @@ use axum::response::{IntoResponse, Response};
 use flow_audio::RecordingReader;
 use flow_audio::decode::read_range;
 use flow_audio::recording_reader::Channels;
-use flow_transcription::Transcript;
+use flow_transcription::{Segment, Transcript};
 use maud::{Markup, html};
 
+use super::corrections::{SPEAKER, of as corrections_of, speaker_form};
 use super::layout::{Section, address, page};
 use super::runs::time;
 use super::sound::wanted_range;
@@ -109,6 +111,9 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
     answer(&app, move |app| {
         let (name, path, transcript) = named(app, &pairs)?;
         let recording = recording(&path, &transcript);
+        let source = transcript.metadata.source_file.clone();
+        let renamed = renamed(app, &source)?;
+        let back = address("/transcripts/show", [("name", name.as_str())]);
         let metadata = &transcript.metadata;
         let lang = match metadata.languages.as_slice() {
             [only] => Some(only.as_str()),
@@ -121,17 +126,36 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
                 Err(why) => { p.failed dir="auto" { "No sound: " (why) } }
             }
             @if !transcript.speakers.is_empty() {
-                p { @for (number, speaker) in transcript.speakers.iter().enumerate() { span class={ "speaker s" (number % COLOURS) } dir="auto" { (speaker) } " " } }
+                p { @for (number, speaker) in transcript.speakers.iter().enumerate() { span class={ "speaker s" (number % COLOURS) } dir="auto" { (shown(speaker, &renamed)) } " " } }
+                @if app.settings.corrections.is_some() { details { summary { "Name the speakers" }
+                    @for speaker in &transcript.speakers { (speaker_form(app, &source, speaker, shown(speaker, &renamed), &back)) }
+                } }
             }
             p.quiet { span.low { "Marked" } " words: the model was less than " (LOW) " sure." }
-            div.transcript lang=[lang] { @for segment in &transcript.segments { (segment_of(segment, &transcript.speakers)) } }
+            div.transcript lang=[lang] { @for segment in &transcript.segments { (segment_of(segment, &transcript.speakers, &renamed)) } }
         };
         Ok(page(app, Section::Transcripts, &name, &main))
     })
     .await
 }
 
-fn segment_of(segment: &flow_transcription::Segment, speakers: &[String]) -> Markup {
+/// The names that people gave the speakers of a recording.
+fn renamed(app: &App, recording: &str) -> Result<BTreeMap<String, String>, PageError> {
+    let Some(file) = &app.settings.corrections else {
+        return Ok(BTreeMap::new());
+    };
+    let all = corrections_of(file, SPEAKER, recording)?.into_iter();
+    // The last one counts; a name that was taken back is as it was.
+    Ok(all
+        .map(|one| (one.old_text.clone(), one.new_text.unwrap_or(one.old_text)))
+        .collect())
+}
+
+fn shown<'n>(speaker: &'n str, renamed: &'n BTreeMap<String, String>) -> &'n str {
+    renamed.get(speaker).map_or(speaker, String::as_str)
+}
+
+fn segment_of(segment: &Segment, speakers: &[String], renamed: &BTreeMap<String, String>) -> Markup {
     let colour = |speaker: &Option<String>| {
         let number = speaker
             .as_ref()
@@ -141,7 +165,7 @@ fn segment_of(segment: &flow_transcription::Segment, speakers: &[String]) -> Mar
     html! {
         p dir="auto" {
             button.time type="button" data-start=(segment.start) { (clock(segment.start)) }
-            @if let Some(speaker) = &segment.speaker { " " b class={ "speaker" (colour(&segment.speaker)) } { (speaker) } }
+            @if let Some(speaker) = &segment.speaker { " " b class={ "speaker" (colour(&segment.speaker)) } { (shown(speaker, renamed)) } }
             " "
             @if segment.words.is_empty() {
                 span.word data-start=(segment.start) data-end=(segment.end) { (segment.text) }
@@ -213,7 +237,7 @@ fn kind_of(path: &Path) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use flow_transcription::{Metadata, Performance, Segment, Word};
+    use flow_transcription::{Metadata, Performance, Word};
 
     use super::*;
 
@@ -237,7 +261,9 @@ mod tests {
             speaker: Some("Asha".into()),
             words: vec![word("नमस्ते", 0.9), word("<b>", 0.2)],
         };
-        let drawn = segment_of(&segment, &["Ravi".into(), "Asha".into()]).into_string();
+        let renamed = BTreeMap::from([("Asha".to_owned(), "आशा <i>".to_owned())]);
+        let drawn = segment_of(&segment, &["Ravi".into(), "Asha".into()], &renamed).into_string();
+        assert!(drawn.contains("आशा &lt;i&gt;") && !drawn.contains("Asha"), "{drawn}");
         assert!(
             drawn.contains("1:02:05") && drawn.contains("class=\"word s1\" data-start=\"1.5\""),
             "{drawn}"

@@ -273,7 +273,7 @@ fn corrections_are_kept_where_they_may_be_made() {
         .next()
         .unwrap();
     let back = address.replace('&', "%26").replace('=', "%3D").replace('?', "%3F");
-    let form = format!("form_token={token}&segment_id=s1&old_text=a&new_text=%E0%A4%8F%E0%A4%95&back={back}");
+    let form = format!("form_token={token}&what=text&segment_id=s1&old_text=a&new_text=%E0%A4%8F%E0%A4%95&back={back}");
     let own = format!("Origin: http://{}\r\n", site.address);
     assert_eq!(site.request("POST", "/corrections", "", &form).status, 403);
     assert_eq!(
@@ -330,7 +330,7 @@ fn what_was_corrected_arrives_in_the_manifests() {
         ),
         (&bad.segment_id, "new_text=&bad=1"),
     ] {
-        let form = format!("form_token={token}&segment_id={segment}&old_text=a&{fields}");
+        let form = format!("form_token={token}&what=text&segment_id={segment}&old_text=a&{fields}");
         assert_eq!(site.request("POST", "/corrections", &own, &form).status, 303);
     }
 
