@@ -310,11 +310,13 @@ async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsA
         };
         // Deltas are small, and are to come at once. A connection on which that cannot be set works as well.
         let _ = stream.set_nodelay(true);
+        // By the places that are left now: when the task runs, those who came later have theirs.
+        let header_time = header_time(app);
         let (app, tls, router) = (Arc::clone(app), tls.cloned(), router.clone());
         tokio::spawn(async move {
             // It lives as long as the connection, which may outlive its requests as a WebSocket.
             let stream = ClientStream::new(stream, Duration::from_secs_f64(app.settings.write_timeout), permit);
-            connection(&app, stream, peer, tls, router).await;
+            connection(&app, stream, peer, header_time, tls, router).await;
         });
     }
 }
@@ -323,15 +325,16 @@ async fn connection(
     app: &App,
     stream: ClientStream<TcpStream>,
     peer: SocketAddr,
+    header_time: Duration,
     tls: Option<TlsAcceptor>,
     router: Router,
 ) {
     let Some(tls) = tls else {
-        return requests(app, stream, peer, router).await;
+        return requests(app, stream, peer, header_time, router).await;
     };
-    let handshake = timeout(header_time(app), tls.accept(stream));
+    let handshake = timeout(header_time, tls.accept(stream));
     if let Ok(Ok(stream)) = handshake.await {
-        requests(app, stream, peer, router).await;
+        requests(app, stream, peer, header_time, router).await;
     }
 }
 
@@ -344,7 +347,7 @@ fn header_time(app: &App) -> Duration {
 }
 
 /// Serves the requests of a connection, one after the other.
-async fn requests<T>(app: &App, stream: T, peer: SocketAddr, router: Router)
+async fn requests<T>(app: &App, stream: T, peer: SocketAddr, header_time: Duration, router: Router)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -354,7 +357,7 @@ where
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(header_time(app))
+        .header_read_timeout(header_time)
         .max_header_size(MAX_HEAD)
         .max_buf_size(READ_AHEAD)
         .serve_connection(TokioIo::new(stream), service)
