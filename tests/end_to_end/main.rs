@@ -26,6 +26,8 @@ mod reuse;
 mod sampling;
 mod secrets;
 mod serve;
+mod serve_soak;
+mod served;
 mod speaker_words;
 mod speakers;
 mod synthesize;
