@@ -26,6 +26,7 @@ mod reuse;
 mod sampling;
 mod secrets;
 mod serve;
+mod serve_clients;
 mod serve_soak;
 mod served;
 mod speaker_words;
