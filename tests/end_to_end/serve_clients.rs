@@ -1,0 +1,106 @@
+//! The official clients of OpenAI's API against `flow serve`. The newest ones are installed, since these are what users have.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::binary::program;
+use crate::served::{PATIENCE, Served};
+
+const KEY: &str = "sk-test";
+
+/// A service that asks for a key and takes 1 MiB at most, and the folder of its settings.
+fn service() -> (Served, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("keys.txt"), KEY).unwrap();
+    let config = folder.path().join("serve.yaml");
+    fs::write(&config, "http: {keys: keys.txt, max_upload: 1048576}\n").unwrap();
+    let mut flow = program();
+    flow.args(["serve", "--listen", "127.0.0.1:0", "--diarize", "--model"]);
+    flow.args(["configs/models/small.nemo", "--config"]).arg(&config);
+    // It asks for keys, but not where it is asked whether it is ready.
+    (Served::start(flow, PATIENCE).unwrap(), folder)
+}
+
+/// A folder below the target folder, kept for the next time.
+fn kept(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Whether a step of the installation succeeds; says what it printed if not.
+#[allow(clippy::print_stderr, reason = "tells why nothing was tested")]
+fn installed(command: &mut Command) -> bool {
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => true,
+        Ok(output) => {
+            let (out, errors) = (
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr),
+            );
+            eprintln!("skipped: {command:?} failed:\n{out}{errors}");
+            false
+        }
+        Err(error) => {
+            eprintln!("skipped: {command:?}: {error}");
+            false
+        }
+    }
+}
+
+/// Runs a client, which is given address, key and recording, to its end.
+fn run(client: &mut Command) {
+    let (service, _folder) = service();
+    client
+        .arg(&service.url)
+        .arg(KEY)
+        .arg(repository("tests/data/golden/model/audio/eval3_es.wav"));
+    let output = client.stdin(Stdio::null()).output().unwrap();
+    let (out, errors) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success(),
+        "{out}{errors}\nthe service says:\n{}",
+        service.told()
+    );
+}
+
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// `cargo test --release --test end_to_end -- --ignored openai`. `FLOW_TEST_PYTHON` names another Python than `python3`.
+#[test]
+#[ignore = "installs the Python package openai from a package index"]
+fn openais_python_client_works_as_its_users_know_it() {
+    let folder = kept("openai_python");
+    let python = folder.join("bin/python");
+    let system = std::env::var("FLOW_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+    let made = python.exists() || installed(Command::new(system).args(["-m", "venv"]).arg(&folder));
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--upgrade", "openai[realtime]"]);
+    if made && installed(&mut install) {
+        run(Command::new(&python).arg(repository("tests/clients/openai_client.py")));
+    }
+}
+
+/// `cargo test --release --test end_to_end -- --ignored openai`.
+#[test]
+#[ignore = "installs the Node package openai from a package index"]
+fn openais_node_client_works_as_its_users_know_it() {
+    let folder = kept("openai_node");
+    // Without it npm installs into a folder further up that has one.
+    fs::write(folder.join("package.json"), "{\"private\": true}\n").unwrap();
+    let mut install = Command::new("npm");
+    install.args(["install", "--no-audit", "--no-fund", "--silent", "openai@latest"]);
+    if installed(install.current_dir(&folder)) {
+        run(Command::new("node")
+            .arg(repository("tests/clients/openai_client.mjs"))
+            .current_dir(&folder));
+    }
+}
