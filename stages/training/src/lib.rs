@@ -26,6 +26,7 @@ pub mod train_tokenizer;
 pub mod trainer;
 mod training_thread;
 mod transcripts;
+pub mod text_faults;
 pub mod unknown_letters;
 mod window;
 pub mod write_model;

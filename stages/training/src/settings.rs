@@ -136,6 +136,9 @@ pub struct TrainSettings {
     /// Share of the transcripts of a language, from 0 to 1, that may have letters which the tokenizer does not know before a
     /// warning names them. In place of such a letter the model learns the tokenizer's unknown piece.
     pub warn_unknown_letters: f64,
+    /// Share of all transcripts, from 0 to 1, that may be without a word before a warning gives their number. Many of them mean
+    /// that the text was read from a wrong column.
+    pub warn_empty_texts: f64,
 
     /// Optimizer.
     pub optimizer: Optimizer,
@@ -226,6 +229,7 @@ impl Default for TrainSettings {
             max_tokens: 512,
             long_texts: OverLimit::Reject,
             warn_unknown_letters: 0.01,
+            warn_empty_texts: 0.01,
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
             recompute: false,
