@@ -86,6 +86,12 @@ pub(crate) fn train(
             message: message.clone(),
         });
     }
+    for message in settings.phase_warnings() {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
+    }
     warn_of_long_texts(settings, context, &mut session)?;
     report_unknown_letters(settings, context, &mut session)?;
     report_text_faults(settings, context, &mut session)?;
