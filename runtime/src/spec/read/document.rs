@@ -47,10 +47,7 @@ impl Reader<'_> {
                 return None;
             }
         };
-        let source = Arc::new(SourceFile {
-            path: path.to_path_buf(),
-            text,
-        });
+        let source = Arc::new(SourceFile::new(path.to_path_buf(), text));
         let root = match yaml::parse_text(&source.text) {
             Ok(Value::Mapping(root)) => root,
             Ok(other) => {
