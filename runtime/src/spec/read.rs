@@ -151,12 +151,18 @@ impl Reader<'_> {
         if let Some(test) = test {
             let (source, steps) = (&test.origin.source, test.origin.steps.key("params"));
             let by = format!("test `{}` in {}", test.name, source.path.display());
+            // The file, as far as it holds these values.
+            let values = Value::Mapping(test.params.clone());
+            let root = steps.0.iter().rev().fold(values, |value, step| match step {
+                yaml::Step::Key(key) => Value::Mapping(Mapping::from_iter([(Value::from(key.clone()), value)])),
+                yaml::Step::Index(_) => value,
+            });
             let given = GivenMap {
                 map: &test.params,
                 source,
                 steps,
                 by,
-                written: None,
+                written: root.as_mapping(),
             };
             params.give_map(&given, &mut self.found);
         }
@@ -238,8 +244,14 @@ impl Reader<'_> {
             }
             return;
         };
-        if params.may_hold_secret(&document.root) {
-            self.unshown.insert(path.to_path_buf());
+        // What stands elsewhere may be meant for a secret, too.
+        let is_misplaced = |(key, value): (&Value, &Value)| match key.as_str() {
+            Some("params") => !matches!(value, Value::Null | Value::Mapping(_)),
+            Some("flow" | "description") => false,
+            _ => true,
+        };
+        if document.root.iter().any(is_misplaced) {
+            params.may_stand_in(&document.source);
         }
         if let Some(values) = document.root.get_mut("params") {
             params.put_file_dir("", values, &file_dir(path));
