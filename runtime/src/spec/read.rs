@@ -20,7 +20,7 @@ use super::yaml::{self, Mapping, Part, Steps, Value};
 use crate::registry::Registry;
 use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
-use document::Document;
+use document::{Document, OVERLAY};
 
 /// Reads a pipeline file with its includes and puts parameters in. Kinds that are not in `registry` are reported by
 /// [`check`](fn@super::check).
@@ -238,7 +238,7 @@ impl Reader<'_> {
     }
 
     fn overlay(&mut self, path: &Path, params: &mut Params) {
-        let Some(mut document) = self.document(path, None, "an overlay", &["description", "params"]) else {
+        let Some(mut document) = self.document(path, None, OVERLAY, &["description", "params"]) else {
             if params.has_secrets() {
                 self.unshown.insert(path.to_path_buf());
             }
