@@ -38,7 +38,11 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     for search in &searches {
         for (stage, records) in &stages {
             for record in records {
-                if search.partition.as_ref().is_none_or(|partition| *partition == record.partition) {
+                if search
+                    .partition
+                    .as_ref()
+                    .is_none_or(|partition| *partition == record.partition)
+                {
                     found.extend(of_record(&run, stage, record, search)?);
                 }
             }
@@ -77,12 +81,7 @@ fn stages_of(run: &PastRun, plan: &Plan) -> Result<Vec<StageRecords>, Failure> {
 }
 
 /// The error for a segment that no stage has, with the nearest that one has.
-fn not_found(
-    run: &PastRun,
-    stages: &[StageRecords],
-    searches: &[Search],
-    text: &str,
-) -> Result<Failure, Failure> {
+fn not_found(run: &PastRun, stages: &[StageRecords], searches: &[Search], text: &str) -> Result<Failure, Failure> {
     let ids = segment_ids(run, stages)?;
     let mut wanted = searches.iter().map(|search| search.wanted.last_name());
     let near = wanted.find_map(|wanted| nearest(&wanted, ids.iter().map(String::as_str)));
@@ -252,7 +251,10 @@ impl Wanted {
 fn is_same_path(one: &str, other: &str) -> bool {
     let (one, other) = (one.trim_start_matches("./"), other.trim_start_matches("./"));
     let ends_with = |long: &str, short: &str| {
-        !short.is_empty() && long.strip_suffix(short).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+        !short.is_empty()
+            && long
+                .strip_suffix(short)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
     };
     ends_with(one, other) || ends_with(other, one)
 }
@@ -371,7 +373,12 @@ mod tests {
         assert!(member.is(&row), "{member:?}");
         assert!(!first("other.tar::a.flac").wanted.is(&row));
         let path = searches("/data/hi/x.flac").unwrap().pop().unwrap().wanted;
-        for (recording, is) in [("hi/x.flac", true), ("/data/hi/x.flac", true), ("/data/hi/xx.flac", false), ("", false)] {
+        for (recording, is) in [
+            ("hi/x.flac", true),
+            ("/data/hi/x.flac", true),
+            ("/data/hi/xx.flac", false),
+            ("", false),
+        ] {
             let row = RowNames {
                 audio_path: Some(recording),
                 ..RowNames::default()

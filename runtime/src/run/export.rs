@@ -76,7 +76,8 @@ pub(super) fn run(
         let error = StageError::Refused {
             message: format!("the set in {} would be empty: {why}", folder.display()),
             help: Some(
-                "look at the rejects with `flow rejects`; `allow_empty: true`, or --allow-shrink, writes the empty set".into(),
+                "look at the rejects with `flow rejects`; `allow_empty: true`, or --allow-shrink, writes the empty set"
+                    .into(),
             ),
         };
         return Err(state.failed(node, None, error));

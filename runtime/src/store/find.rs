@@ -113,10 +113,7 @@ impl Store {
     }
 }
 
-fn matching(
-    batch: &RecordBatch,
-    is_wanted: &mut dyn FnMut(&RowNames<'_>) -> bool,
-) -> Result<BooleanArray, StageError> {
+fn matching(batch: &RecordBatch, is_wanted: &mut dyn FnMut(&RowNames<'_>) -> bool) -> Result<BooleanArray, StageError> {
     let texts = |name: &str| -> Result<Option<StringArray>, StageError> {
         match batch.column_by_name(name) {
             Some(column) if can_cast_types(column.data_type(), &DataType::Utf8) => {

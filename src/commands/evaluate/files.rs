@@ -190,7 +190,10 @@ mod tests {
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
         assert!(made.success());
         let failure = read(&pipe, |_| Ok::<_, String>(())).unwrap_err();
-        assert!(failure.to_string().contains("it is a pipe, not a regular file"), "{failure}");
+        assert!(
+            failure.to_string().contains("it is a pipe, not a regular file"),
+            "{failure}"
+        );
     }
 
     fn transcript(speakers: [Option<&str>; 3]) -> String {

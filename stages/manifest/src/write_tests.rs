@@ -230,7 +230,9 @@ fn an_empty_set_is_written_only_where_it_is_allowed() {
     let write = |allowed: &str, rejects: &[&str]| {
         let out = folder.path().join("out");
         let settings = format!("{{out: {:?}{allowed}}}", out.to_str().unwrap());
-        let mut harness = Harness::<Write>::from_yaml(&settings).unwrap().input("train", schema.clone());
+        let mut harness = Harness::<Write>::from_yaml(&settings)
+            .unwrap()
+            .input("train", schema.clone());
         harness = harness.empty_partition("train", "en/a");
         for reason in rejects {
             harness = harness.rejected("clean", "en/a", reject(reason));

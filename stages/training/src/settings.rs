@@ -351,7 +351,12 @@ impl TrainSettings {
         }
         let phases = [
             ("warmup_steps", self.warmup_steps, unfreeze.min(steps), "phase1_lr"),
-            ("phase2_warmup", self.phase2_warmup, steps.saturating_sub(unfreeze), "phase2_lr"),
+            (
+                "phase2_warmup",
+                self.phase2_warmup,
+                steps.saturating_sub(unfreeze),
+                "phase2_lr",
+            ),
         ];
         for (name, warmup, length, rate) in phases {
             if length > 0 && warmup > length {
@@ -434,7 +439,9 @@ mod tests {
         assert_eq!(warnings(1, 0, 20, 1), Vec::<String>::new());
         let frozen = warnings(100, 100, 20, 50);
         assert!(
-            frozen.len() == 1 && frozen[0].contains("`unfreeze_step` is 100") && frozen[0].contains("encoder, decoder and joint"),
+            frozen.len() == 1
+                && frozen[0].contains("`unfreeze_step` is 100")
+                && frozen[0].contains("encoder, decoder and joint"),
             "{frozen:?}"
         );
         let cold = warnings(120, 10, 11, 111);

@@ -141,7 +141,8 @@ impl TextFaults {
             }));
         }
         if self.wrong_tags > 0 {
-            let unknown: BTreeMap<&String, u64> = self.unknown_tags.iter().map(|(tag, some)| (tag, some.texts)).collect();
+            let unknown: BTreeMap<&String, u64> =
+                self.unknown_tags.iter().map(|(tag, some)| (tag, some.texts)).collect();
             let others = self.other_languages.iter();
             let others: Vec<Value> = others
                 .map(|((tag, language), some)| json!({ "tag": tag, "lang": language, "texts": some.texts }))

@@ -39,13 +39,20 @@ fn counted(rows: &[(&str, Option<&str>)]) -> TextFaults {
 #[test]
 fn empty_texts_are_counted_and_told_above_a_share() {
     let mut rows = vec![("en", Some("<|en|> one")); 96];
-    rows.extend([("en", None), ("en", Some("")), ("en", Some(" \t")), ("hi", Some("<|hi|> "))]);
+    rows.extend([
+        ("en", None),
+        ("en", Some("")),
+        ("en", Some(" \t")),
+        ("hi", Some("<|hi|> ")),
+    ]);
     let found = counted(&rows);
     assert_eq!((found.texts, found.empty.texts), (100, 4));
     assert_eq!(found.empty.examples, ["seg-96", "seg-97", "seg-98", "seg-99"]);
     let warning = found.empty_warning(0.01).expect("a warning");
     assert!(
-        warning.contains("4 of 100 transcripts (4.0 %)") && warning.contains("seg-96") && warning.contains("wrong column"),
+        warning.contains("4 of 100 transcripts (4.0 %)")
+            && warning.contains("seg-96")
+            && warning.contains("wrong column"),
         "{warning}"
     );
     assert_eq!(found.empty_warning(0.04), None);
@@ -66,18 +73,29 @@ fn wrong_tags_are_counted_and_told() {
         ("en", Some("one <|hi|> two")),
     ]);
     assert_eq!(found.wrong_tags, 3);
-    let unknown: Vec<(&str, u64)> = found.unknown_tags.iter().map(|(tag, of)| (tag.as_str(), of.texts)).collect();
+    let unknown: Vec<(&str, u64)> = found
+        .unknown_tags
+        .iter()
+        .map(|(tag, of)| (tag.as_str(), of.texts))
+        .collect();
     assert_eq!(unknown, [("null", 1), ("xx", 1)]);
     let others: Vec<_> = found.other_languages.keys().cloned().collect();
     let pair = |tag: &str, lang: &str| (tag.to_string(), lang.to_string());
     assert_eq!(others, [pair("hi", "en"), pair("xx", "hi")]);
     let warning = found.tag_warning().expect("a warning");
-    for part in ["3 of 7", "<|null|> in 1 (as seg-1)", "<|hi|> where `lang` is en in 1 (as seg-4)"] {
+    for part in [
+        "3 of 7",
+        "<|null|> in 1 (as seg-1)",
+        "<|hi|> where `lang` is en in 1 (as seg-4)",
+    ] {
         assert!(warning.contains(part), "{part}: {warning}");
     }
     let figures = found.figures();
     assert_eq!(figures.len(), 1);
-    assert_eq!((&figures[0]["kind"], &figures[0]["affected"]), (&"wrong_tags".into(), &3.into()));
+    assert_eq!(
+        (&figures[0]["kind"], &figures[0]["affected"]),
+        (&"wrong_tags".into(), &3.into())
+    );
 }
 
 #[test]

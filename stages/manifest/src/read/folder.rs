@@ -83,7 +83,12 @@ impl AudioFolder {
         }
         Ok(AudioFolder {
             root: root.to_path_buf(),
-            folders: FolderLanguages::of(blocks.iter().flat_map(|(_, files)| files).map(|listed| listed.file.as_str())),
+            folders: FolderLanguages::of(
+                blocks
+                    .iter()
+                    .flat_map(|(_, files)| files)
+                    .map(|listed| listed.file.as_str()),
+            ),
             blocks,
             lang: settings.lang.clone(),
             source: settings.source.clone(),
@@ -92,7 +97,11 @@ impl AudioFolder {
 
     /// What was decided about the names of its folders, where they count.
     pub fn decision(&self) -> Option<String> {
-        if self.lang.is_empty() { self.folders.decision() } else { None }
+        if self.lang.is_empty() {
+            self.folders.decision()
+        } else {
+            None
+        }
     }
 
     pub fn partitions(&self) -> Vec<SourcePartition> {

@@ -45,9 +45,9 @@ impl FolderLanguages {
     pub fn decision(&self) -> Option<String> {
         let quoted = |name: &String| format!("`{name}`");
         match &self.other {
-            Some(other) if self.folders.is_empty() => {
-                Some(format!("folders are not taken for languages, since `{other}` is no language code"))
-            }
+            Some(other) if self.folders.is_empty() => Some(format!(
+                "folders are not taken for languages, since `{other}` is no language code"
+            )),
             Some(other) => {
                 let first = self.folders.first().map(quoted).unwrap_or_default();
                 Some(format!(
@@ -61,7 +61,10 @@ impl FolderLanguages {
                     0 => String::new(),
                     more => format!(" and {more} more"),
                 };
-                Some(format!("the names of folders are taken for languages: {}{more}", shown.join(", ")))
+                Some(format!(
+                    "the names of folders are taken for languages: {}{more}",
+                    shown.join(", ")
+                ))
             }
         }
     }

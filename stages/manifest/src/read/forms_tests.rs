@@ -475,7 +475,11 @@ fn folders_are_languages_only_where_all_of_them_are() {
         assert!(decision.contains("are not taken for languages"), "{decision}");
     }
     // Where the table has a row of each language's folder alone, folders count.
-    fs::write(folder.path().join("table/t.csv"), "path,text,lang\nhi/a.wav,one,\ns1/a.wav,two,de\n").unwrap();
+    fs::write(
+        folder.path().join("table/t.csv"),
+        "path,text,lang\nhi/a.wav,one,\ns1/a.wav,two,de\n",
+    )
+    .unwrap();
     let settings = settings(&folder.path().join("table/t.csv"));
     assert_eq!(column(&run(settings.clone()), "lang"), ["hi", "de"]);
     let decision = opened(&settings).decision().unwrap();
@@ -492,7 +496,10 @@ fn what_is_no_language_is_a_reject_that_names_it() {
         folder.path(),
         &[
             ("a.wav", ""),
-            ("m.jsonl", &["hi", "auto_detect", "en-US", "speaker one"].map(line).concat()),
+            (
+                "m.jsonl",
+                &["hi", "auto_detect", "en-US", "speaker one"].map(line).concat(),
+            ),
             (
                 "t.csv",
                 "path,text,Locale,duration\na.wav,x,hi,0.5\na.wav,x,auto_detect,0.5\na.wav,x,en-US,0.5\na.wav,x,speaker one,0.5\n",
@@ -504,15 +511,18 @@ fn what_is_no_language_is_a_reject_that_names_it() {
         let output = run(settings(&folder.path().join(manifest)));
         assert_eq!(column(&output, "lang"), ["hi", "en"]);
         assert_eq!(reasons(&output), ["bad_language"; 2]);
-        let expected = format!(
-            "\"auto_detect\" in {field} is no language code such as `hi` or `en-US` ({manifest}, {unit} 2)"
-        );
+        let expected =
+            format!("\"auto_detect\" in {field} is no language code such as `hi` or `en-US` ({manifest}, {unit} 2)");
         assert_eq!(details(&output)[0], expected);
         assert!(details(&output)[1].contains("\"speaker one\""));
     }
     let tagged = run(settings(&folder.path().join("tagged.csv")));
     assert_eq!(reasons(&tagged), ["bad_language"]);
-    assert!(details(&tagged)[0].contains("\"null\" in the tag"), "{:?}", details(&tagged));
+    assert!(
+        details(&tagged)[0].contains("\"null\" in the tag"),
+        "{:?}",
+        details(&tagged)
+    );
     let message = failure(with_lang(&folder.path().join("m.jsonl"), "English, US"));
     assert!(message.contains("is no language code"), "{message}");
 }

@@ -409,7 +409,12 @@ fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Resul
         shard_id: fields.shard()?.or(names.shard_id).unwrap_or_else(|| stem.to_string()),
         text: text.to_string(),
         duration: fields.number("duration")?,
-        lang: language(said.map(|(_, lang)| lang), &rules.lang, rules.folders.language(file), text),
+        lang: language(
+            said.map(|(_, lang)| lang),
+            &rules.lang,
+            rules.folders.language(file),
+            text,
+        ),
         lang_field: said.map_or("", |(key, _)| key),
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,

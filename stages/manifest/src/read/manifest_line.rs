@@ -44,7 +44,9 @@ pub fn manifest_line(path: &Path, number: u64) -> Result<ManifestLine, ManifestE
                 segment_of_line(path, number)?.ok_or_else(|| wrong(format!("it has no row at line {number}")))?;
             Ok(ManifestLine { line, segment_id })
         }
-        _ => Err(wrong("it is neither a manifest of JSON lines nor a table as text".into())),
+        _ => Err(wrong(
+            "it is neither a manifest of JSON lines nor a table as text".into(),
+        )),
     }
 }
 
@@ -87,7 +89,13 @@ mod tests {
         std::fs::write(at("t.csv"), "path,text\na.wav,\"x\ny\"\nhi/b.wav,z\n").unwrap();
         assert_eq!(found("t.csv", 4).unwrap().segment_id.as_deref(), Some("hi/b"));
         assert_eq!(found("t.csv", 4).unwrap().line, "hi/b.wav,z");
-        for (name, number) in [("t.csv", 1), ("t.csv", 5), ("m.jsonl", 0), ("none.csv", 2), ("x.txt", 1)] {
+        for (name, number) in [
+            ("t.csv", 1),
+            ("t.csv", 5),
+            ("m.jsonl", 0),
+            ("none.csv", 2),
+            ("x.txt", 1),
+        ] {
             assert!(found(name, number).is_err(), "{name}:{number}");
         }
     }

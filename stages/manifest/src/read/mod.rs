@@ -198,7 +198,10 @@ impl ReadSettings {
         if self.lang.is_empty() || is_language_code(&self.lang) {
             return Ok(());
         }
-        Err(StageError::setting("lang", format!("{:?} is no language code such as `hi` or `en-US`", self.lang)))
+        Err(StageError::setting(
+            "lang",
+            format!("{:?} is no language code such as `hi` or `en-US`", self.lang),
+        ))
     }
 
     /// Refuses limits of the duration that are no lengths, or that no row keeps.

@@ -172,14 +172,41 @@ mod tests {
     #[test]
     fn codes_of_languages_have_a_form() {
         for tag in [
-            "hi", "hin", "en-US", "en_us", "es-419", "zh-Hant", "zh-Hant-TW", "cmn_hans_cn", "rm-sursilv", "ca-valencia",
-            "sl-rozaj-1994", "nan-tw", "HI",
+            "hi",
+            "hin",
+            "en-US",
+            "en_us",
+            "es-419",
+            "zh-Hant",
+            "zh-Hant-TW",
+            "cmn_hans_cn",
+            "rm-sursilv",
+            "ca-valencia",
+            "sl-rozaj-1994",
+            "nan-tw",
+            "HI",
         ] {
             assert!(is_language_code(tag), "{tag}");
         }
         for tag in [
-            "", "h", "hindi", "Klingon", "null", "h1", "en-", "-en", "en--US", "en US", " hi", "हि", "en-u", "en-toolongatag",
-            "/data/a.wav", "one two", "1.5", "aa-bb-cc-dd-ee-ff-gg",
+            "",
+            "h",
+            "hindi",
+            "Klingon",
+            "null",
+            "h1",
+            "en-",
+            "-en",
+            "en--US",
+            "en US",
+            " hi",
+            "हि",
+            "en-u",
+            "en-toolongatag",
+            "/data/a.wav",
+            "one two",
+            "1.5",
+            "aa-bb-cc-dd-ee-ff-gg",
         ] {
             assert!(!is_language_code(tag), "{tag}");
         }

@@ -192,7 +192,10 @@ impl Table {
         loop {
             let record = walk.next();
             if let Some(record) = record.as_ref().filter(|_| settings.lang.is_empty())
-                && columns.lang.and_then(|place| record.fields.get(place)).is_none_or(|lang| lang.is_empty())
+                && columns
+                    .lang
+                    .and_then(|place| record.fields.get(place))
+                    .is_none_or(|lang| lang.is_empty())
                 && let Some(file) = record.fields.get(columns.file)
             {
                 folders.add(file);
@@ -321,7 +324,10 @@ impl Columns {
             file: needed(&FILE_COLUMNS, "the recording's file")?,
             text: needed(&TEXT_COLUMNS, "the text")?,
             lang: find(&LANGUAGE_COLUMNS),
-            lang_name: LANGUAGE_COLUMNS.into_iter().find(|name| find(&[name]).is_some()).unwrap_or_default(),
+            lang_name: LANGUAGE_COLUMNS
+                .into_iter()
+                .find(|name| find(&[name]).is_some())
+                .unwrap_or_default(),
             duration: find(&["duration"]),
             offset: find(&["offset"]),
             id: find(&ID_COLUMNS),
@@ -373,7 +379,9 @@ pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<(String, Optio
         let begins = line + within[..blank].matches('\n').count() as u64;
         if begins == number {
             let field = |place: Option<usize>| {
-                let field = place.and_then(|place| record.fields.get(place)).map(AsRef::<str>::as_ref);
+                let field = place
+                    .and_then(|place| record.fields.get(place))
+                    .map(AsRef::<str>::as_ref);
                 field.filter(|field| !field.is_empty())
             };
             let start = field(columns.offset).and_then(|text| text.trim().parse().ok());

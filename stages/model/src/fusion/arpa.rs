@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::TOKEN_OFFSET;
-use super::open_regular_file;
 use super::acceptor::{Arc, Backoff, BackoffAcceptor};
 use super::estimate::MAX_ORDER;
+use super::open_regular_file;
 use crate::{Error, Result};
 
 /// Longest line, in bytes.

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use super::open_regular_file;
 use super::acceptor::{Arc, Backoff, BackoffAcceptor};
+use super::open_regular_file;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
