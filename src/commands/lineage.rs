@@ -196,7 +196,7 @@ fn searches(text: &str) -> Result<Vec<Search>, Failure> {
 impl Wanted {
     fn is(&self, row: &RowNames<'_>) -> bool {
         match self {
-            Wanted::Segment(segment) => row.segment_id == Some(segment),
+            Wanted::Segment(segment) => row.segment_id == Some(segment.as_str()),
             Wanted::Recording(path) => {
                 let names = [row.audio_path, row.tar_member_name];
                 names.into_iter().flatten().any(|name| is_same_path(name, path))

@@ -234,15 +234,15 @@ impl<'a> Rows<'a> {
         };
         let found = match found {
             Ok((row, _)) if self.all_bytes.saturating_add(row.bytes()) > self.most_bytes => {
+                let detail = self.with_place(format!("the partition has more than {} bytes of text", self.most_bytes));
                 // Its values are what there is too much of.
-                let why = format!("the partition has more than {} bytes of text", self.most_bytes);
                 let values = serde_json::json!({"text_bytes": row.text.len()}).to_string();
                 self.out.reject(Reject {
                     row: Some(number),
                     segment_id: segment_id.filter(|id| !id.is_empty() && id.len() <= KEPT_OF_A_LINE),
                     reason: "too_much_text".into(),
                     class: RejectClass::Fault,
-                    detail: self.with_place(why),
+                    detail,
                     values,
                 });
                 return Ok(());
@@ -251,14 +251,17 @@ impl<'a> Rows<'a> {
         };
         match found {
             Ok((row, found)) => self.append(number, &row, &found)?,
-            Err(Refusal { reason, class, detail }) => self.out.reject(Reject {
-                row: Some(number),
-                segment_id: segment_id.filter(|id| !id.is_empty()),
-                reason: reason.into(),
-                class,
-                detail: self.with_place(detail),
-                values: values(),
-            }),
+            Err(Refusal { reason, class, detail }) => {
+                let detail = self.with_place(detail);
+                self.out.reject(Reject {
+                    row: Some(number),
+                    segment_id: segment_id.filter(|id| !id.is_empty()),
+                    reason: reason.into(),
+                    class,
+                    detail,
+                    values: values(),
+                });
+            }
         }
         Ok(())
     }

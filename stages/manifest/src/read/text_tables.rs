@@ -326,7 +326,7 @@ impl Columns {
             lang: find(&LANGUAGE_COLUMNS),
             lang_name: LANGUAGE_COLUMNS
                 .into_iter()
-                .find(|name| find(&[name]).is_some())
+                .find(|name| find(&[*name]).is_some())
                 .unwrap_or_default(),
             duration: find(&["duration"]),
             offset: find(&["offset"]),
@@ -384,7 +384,7 @@ pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<(String, Optio
                     .map(AsRef::<str>::as_ref);
                 field.filter(|field| !field.is_empty())
             };
-            let start = field(columns.offset).and_then(|text| text.trim().parse().ok());
+            let start = field(columns.offset).and_then(|text| text.trim().parse::<f64>().ok());
             let segment = field(columns.id).map(str::to_string).or_else(|| {
                 let start = start.filter(|&start: &f64| start != 0.0);
                 field(Some(columns.file)).map(|file| named(file, start).segment_id)
