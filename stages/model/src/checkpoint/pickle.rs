@@ -54,7 +54,7 @@ const MAX_VALUES: usize = 1_000_000;
 const MAX_DEPTH: usize = 64;
 
 /// Values of a whole pickle, of its stack and of its memo. A checkpoint has some dozens for each tensor.
-const MAX_NODES: usize = 4_000_000;
+const MAX_NODES: usize = 2_000_000;
 
 /// Shapes of more dimensions are refused: they are copied for each tensor.
 const MAX_DIMENSIONS: usize = 8;
