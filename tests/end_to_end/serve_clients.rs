@@ -126,15 +126,17 @@ fn the_page_works_in_a_browser() {
     if !installed(Command::new(&chromium).arg("--version")) || !npm_installs("playwright-core@latest", &folder) {
         return;
     }
-    if let Some(pictures) = std::env::var_os("FLOW_TEST_PICTURES") {
-        fs::create_dir_all(pictures).unwrap();
-    }
     let mut flow = program();
     flow.args(["serve", "--listen", "127.0.0.1:0", "--diarize", "--model"]);
     flow.arg("configs/models/small.nemo");
     let service = Served::start(flow, PATIENCE).unwrap();
     let mut browser = Command::new("node");
     browser.arg(repository("tests/browser/page.mjs"));
+    if let Some(pictures) = std::env::var_os("FLOW_TEST_PICTURES") {
+        fs::create_dir_all(&pictures).unwrap();
+        // It runs in another folder.
+        browser.env("FLOW_TEST_PICTURES", fs::canonicalize(pictures).unwrap());
+    }
     let recording = repository("tests/data/golden/model/audio/eval3_es.wav");
     let conversation = repository("tests/data/golden/speakers/conv2.flac");
     let arguments = [recording.as_os_str(), conversation.as_os_str()];
