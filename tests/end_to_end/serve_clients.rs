@@ -1,5 +1,6 @@
-//! The official clients of OpenAI's API against `flow serve`. The newest ones are installed, since these are what users have.
+//! What users have against `flow serve`: the official clients of OpenAI's API, of which the newest are installed, and a browser.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -51,14 +52,10 @@ fn installed(command: &mut Command) -> bool {
     }
 }
 
-/// Runs a client, which is given address, key and recording, to its end.
-fn run(client: &mut Command) {
-    let (service, _folder) = service();
-    client
-        .arg(&service.url)
-        .arg(KEY)
-        .arg(repository("tests/data/golden/model/audio/eval3_es.wav"));
-    let output = client.stdin(Stdio::null()).output().unwrap();
+/// Runs a client to its end. `arguments` are those after the address of the service.
+fn run(client: &mut Command, service: &Served, arguments: &[&OsStr]) {
+    let output = client.arg(&service.url).args(arguments).stdin(Stdio::null()).output();
+    let output = output.unwrap_or_else(|error| panic!("{client:?}: {error}"));
     let (out, errors) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
@@ -68,6 +65,22 @@ fn run(client: &mut Command) {
         "{out}{errors}\nthe service says:\n{}",
         service.told()
     );
+}
+
+/// Runs a client of OpenAI's API, which is given address, key and recording.
+fn run_openai(client: &mut Command) {
+    let (service, _folder) = service();
+    let recording = repository("tests/data/golden/model/audio/eval3_es.wav");
+    run(client, &service, &[OsStr::new(KEY), recording.as_os_str()]);
+}
+
+/// Whether npm installs a package into a folder.
+fn npm_installs(package: &str, folder: &Path) -> bool {
+    // Without it npm installs into a folder further up that has one.
+    fs::write(folder.join("package.json"), "{\"private\": true}\n").unwrap();
+    let mut install = Command::new("npm");
+    install.args(["install", "--no-audit", "--no-fund", "--silent", package]);
+    installed(install.current_dir(folder))
 }
 
 fn repository(path: &str) -> PathBuf {
@@ -85,7 +98,7 @@ fn openais_python_client_works_as_its_users_know_it() {
     let mut install = Command::new(&python);
     install.args(["-m", "pip", "install", "--quiet", "--upgrade", "openai[realtime]"]);
     if made && installed(&mut install) {
-        run(Command::new(&python).arg(repository("tests/clients/openai_client.py")));
+        run_openai(Command::new(&python).arg(repository("tests/clients/openai_client.py")));
     }
 }
 
@@ -94,13 +107,38 @@ fn openais_python_client_works_as_its_users_know_it() {
 #[ignore = "installs the Node package openai from a package index"]
 fn openais_node_client_works_as_its_users_know_it() {
     let folder = kept("openai_node");
-    // Without it npm installs into a folder further up that has one.
-    fs::write(folder.join("package.json"), "{\"private\": true}\n").unwrap();
-    let mut install = Command::new("npm");
-    install.args(["install", "--no-audit", "--no-fund", "--silent", "openai@latest"]);
-    if installed(install.current_dir(&folder)) {
-        run(Command::new("node")
-            .arg(repository("tests/clients/openai_client.mjs"))
-            .current_dir(&folder));
+    if npm_installs("openai@latest", &folder) {
+        run_openai(
+            Command::new("node")
+                .arg(repository("tests/clients/openai_client.mjs"))
+                .current_dir(&folder),
+        );
     }
+}
+
+/// `FLOW_TEST_PICTURES=FOLDER cargo test --release --test end_to_end -- --ignored browser` saves pictures of the page there.
+/// `FLOW_TEST_CHROMIUM` names another browser than `chromium`.
+#[test]
+#[ignore = "needs chromium, and installs the Node package playwright-core from a package index"]
+fn the_page_works_in_a_browser() {
+    let folder = kept("browser");
+    let chromium = std::env::var("FLOW_TEST_CHROMIUM").unwrap_or_else(|_| "chromium".into());
+    if !installed(Command::new(&chromium).arg("--version")) || !npm_installs("playwright-core@latest", &folder) {
+        return;
+    }
+    let mut flow = program();
+    flow.args(["serve", "--listen", "127.0.0.1:0", "--diarize", "--model"]);
+    flow.arg("configs/models/small.nemo");
+    let service = Served::start(flow, PATIENCE).unwrap();
+    let mut browser = Command::new("node");
+    browser.arg(repository("tests/browser/page.mjs"));
+    if let Some(pictures) = std::env::var_os("FLOW_TEST_PICTURES") {
+        fs::create_dir_all(&pictures).unwrap();
+        // It runs in another folder.
+        browser.env("FLOW_TEST_PICTURES", fs::canonicalize(pictures).unwrap());
+    }
+    let recording = repository("tests/data/golden/model/audio/eval3_es.wav");
+    let conversation = repository("tests/data/golden/speakers/conv2.flac");
+    let arguments = [recording.as_os_str(), conversation.as_os_str()];
+    run(browser.current_dir(&folder), &service, &arguments);
 }
