@@ -30,10 +30,21 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
         arguments.look.pipeline = Some(pipeline);
     }
     let run = PastRun::find_planned(&arguments.look)?;
-    let plan = run.plan()?;
-    let searches = searches(&arguments.segment)?;
     run.announce();
-    let stages = stages_of(&run, &plan)?;
+    for step in steps(&run, &arguments.segment)? {
+        writeln!(out, "{}", step.text())?;
+        for (name, value) in &step.values {
+            writeln!(out, "    {}: {}", escape_line(name), escape_line(value))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// What became of the segment in the run, stage by stage; at least one step.
+pub fn steps(run: &PastRun, segment: &str) -> Result<Vec<Step>, Failure> {
+    let plan = run.plan()?;
+    let searches = searches(segment)?;
+    let stages = stages_of(run, &plan)?;
     let mut found = Vec::new();
     for search in &searches {
         for (stage, records) in &stages {
@@ -43,7 +54,7 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
                     .as_ref()
                     .is_none_or(|partition| *partition == record.partition)
                 {
-                    found.extend(of_record(&run, stage, record, search)?);
+                    found.extend(of_record(run, stage, record, search)?);
                 }
             }
         }
@@ -52,15 +63,9 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
         }
     }
     if found.is_empty() {
-        return Err(not_found(&run, &stages, &searches, &arguments.segment)?);
+        return Err(not_found(run, &stages, &searches, segment)?);
     }
-    for step in &found {
-        writeln!(out, "{}", step.text())?;
-        for (name, value) in &step.values {
-            writeln!(out, "    {}: {}", escape_line(name), escape_line(value))?;
-        }
-    }
-    Ok(Exit::Done)
+    Ok(found)
 }
 
 type StageRecords = (StageSnapshot, Vec<Arc<Record>>);
@@ -260,17 +265,18 @@ fn is_same_path(one: &str, other: &str) -> bool {
 }
 
 /// A segment at one stage.
-struct Step {
+pub struct Step {
     stage: String,
     partition: Partition,
     row: Option<u32>,
     /// The port it left by, or why it was refused.
     fate: String,
-    values: Vec<(String, String)>,
+    pub values: Vec<(String, String)>,
 }
 
 impl Step {
-    fn text(&self) -> String {
+    /// The step without its values, on one line.
+    pub fn text(&self) -> String {
         let row = self.row.map_or(String::new(), |row| format!(", row {row}"));
         format!(
             "{}: {}{row}: {}",

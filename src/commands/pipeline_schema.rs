@@ -62,7 +62,7 @@ pub fn schema(registry: &Registry) -> Value {
         "properties": {
             "uses": {"description": "The stage's kind.", "enum": kinds},
             "when": when("The stage"),
-            "from": {"description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`, or a map of the kind's inputs to these."},
+            "from": {"description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`, or a map of the kind's inputs to these; a list of them in a map stands for the first that takes part."},
             "with": {"description": "The settings of the kind.", "type": ["object", "null"]},
             "max_rejects": {"description": "How many rejects of class `fault` the stage may give: `5%` of its rows, or a count.", "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
             "max_rejects_action": {"description": "What happens past the limit: the run fails, or goes on and ends with exit code 4.", "enum": ["fail", "warn"]},
@@ -152,12 +152,20 @@ fn when(what: &str) -> Value {
     })
 }
 
+/// What an input reads: a stage, or the first that takes part of several.
+fn reference(doc: &str) -> Value {
+    json!({"description": doc, "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    ]})
+}
+
 /// The inputs of a kind, as `from` gives them.
 fn from(ports: &[InputPort]) -> Value {
     let mut given: Map<String, Value> = Map::new();
     let many = ports.iter().find(|port| port.is_many());
     for port in ports.iter().filter(|port| !port.is_many()) {
-        given.insert(port.name.into(), json!({"description": port.doc, "type": "string"}));
+        given.insert(port.name.into(), reference(port.doc));
     }
     let required: Vec<&str> = ports
         .iter()
@@ -166,7 +174,7 @@ fn from(ports: &[InputPort]) -> Value {
         .collect();
     let mut map = json!({"type": "object", "properties": given, "required": required, "additionalProperties": false});
     if let Some(many) = many {
-        map["additionalProperties"] = json!({"description": many.doc, "type": "string"});
+        map["additionalProperties"] = reference(many.doc);
     }
     let mut forms = vec![map];
     let alone = match (ports, required.as_slice()) {

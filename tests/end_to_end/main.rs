@@ -36,4 +36,5 @@ mod synthesize;
 mod tokenizer;
 mod training;
 mod transcription;
+mod ui;
 mod unreadable;

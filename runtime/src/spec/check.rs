@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
+use super::edges::choose;
 use super::merge::merge_groups;
 use super::pipeline::{Edge, Pipeline, Stage};
 use super::source::Place;
@@ -79,14 +80,21 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
     let mut found = Vec::new();
     merge_groups(&mut pipeline, registry, &mut found);
     let mut outcomes: Vec<Outcome> = Vec::new();
-    let positions: HashMap<&str, usize> = pipeline
-        .stages
+    let names: Vec<String> = pipeline.stages.iter().map(|stage| stage.name.clone()).collect();
+    let positions: HashMap<&str, usize> = names
         .iter()
         .enumerate()
-        .map(|(index, stage)| (stage.name.as_str(), index))
+        .map(|(index, name)| (name.as_str(), index))
         .collect();
     let mut taking_part = 0;
-    for stage in &pipeline.stages {
+    for stage in &mut pipeline.stages {
+        choose(&mut stage.from, |edge| {
+            let producer = positions
+                .get(edge.stage.as_str())
+                .and_then(|index| outcomes.get(*index));
+            matches!(producer, Some(Outcome::Off(_)))
+        });
+        let stage = &*stage;
         let known = Known {
             registry,
             positions: &positions,

@@ -55,6 +55,9 @@ pub struct Edge {
     pub input: String,
     /// Whether the name is a key in a map.
     pub named: bool,
+    /// Whether it stands for the one before it, of the same name, where that one's stage is switched off. None does once the
+    /// pipeline was checked.
+    pub(super) is_alternative: bool,
     /// The producer, with its groups.
     pub stage: String,
     /// None: its first port.

@@ -1,10 +1,12 @@
 //! Looking for a segment in what is committed.
 
+use std::sync::Arc;
+
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
 use arrow::compute::{can_cast_types, filter_record_batch};
 use arrow::datatypes::DataType;
 
-use super::artifact::Data;
+use super::artifact::{Artifact, Data};
 use super::record::Record;
 use super::{Store, parquet_file};
 use crate::digest::Digest;
@@ -34,6 +36,30 @@ pub struct RowNames<'r> {
 pub type RowValues = Vec<(String, String)>;
 
 impl Store {
+    /// What records of a recipe hold on a port; none where none of them kept it. The columns are those of the first file.
+    ///
+    /// # Errors
+    /// If that file cannot be read.
+    pub fn stored_artifact(
+        &self,
+        recipe: &Digest,
+        records: &[Arc<Record>],
+        port: &str,
+    ) -> Result<Option<Artifact>, StageError> {
+        let kept: Vec<&Arc<Record>> = records
+            .iter()
+            .filter(|record| record.ports.contains_key(port))
+            .collect();
+        let Some((first, stored)) = kept.first().and_then(|record| Some((record, record.ports.get(port)?))) else {
+            return Ok(None);
+        };
+        let Data::File { path, .. } = self.data_of(recipe, first, port, stored)? else {
+            return Ok(None);
+        };
+        let schema = parquet_file::schema_of(&path)?;
+        Ok(Some(self.artifact(recipe, port, schema, kept)?))
+    }
+
     /// The first rows that a record holds on a port; none where it did not keep the port. Lists of floats are left out.
     ///
     /// # Errors

@@ -124,6 +124,37 @@ fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
 }
 
 #[test]
+fn of_several_stages_the_first_that_takes_part_is_read() {
+    let text = "flow: 1\nparams: {fast: false, other: true}\nstages:\n  \
+        fast: {when: \"${fast}\", uses: toy.count, with: {rows: 1}}\n  \
+        other: {when: \"${other}\", uses: toy.count, with: {rows: 2}}\n  \
+        slow: {uses: toy.count, with: {rows: 3}}\n  \
+        both: {uses: toy.both, from: {rows: [fast, other, slow]}}\n";
+    let files = Files::new(&[("p.yaml", text)]);
+    for (set, read) in [
+        (&[][..], "other"),
+        (&["fast=true"], "fast"),
+        (&["other=false"], "slow"),
+        (&["fast=true", "other=false"], "fast"),
+    ] {
+        let checked = files.check(set).unwrap();
+        let both = &checked.stages[checked.position("both").unwrap()];
+        let inputs: Vec<(&str, &str)> = both
+            .inputs
+            .iter()
+            .map(|input| (input.name.as_str(), checked.stages[input.stage].name.as_str()))
+            .collect();
+        assert_eq!(inputs, [("rows", read)], "{set:?}");
+        let edges = &checked.pipeline.stages[checked.position("both").unwrap()].from;
+        assert_eq!(edges.iter().map(ToString::to_string).collect::<Vec<_>>(), [read]);
+    }
+    for wrong in ["[]", "[fast, 7]", "[fast, nowhere]", "{a: fast}"] {
+        let files = Files::new(&[("p.yaml", &text.replace("[fast, other, slow]", wrong))]);
+        assert!(files.check(&[]).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn layout_comments_and_order_of_keys_change_no_identity() {
     let one = Files::new(&[(
         "p.yaml",

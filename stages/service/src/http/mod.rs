@@ -31,5 +31,6 @@ mod upload;
 pub use app::Log;
 pub use endpoints::{Action, ENDPOINTS, Endpoint};
 pub use error::ApiError;
+pub use origin::Callers;
 pub use server::{ServeError, Server, StopHandle};
 pub use settings::{HttpSettings, ServeSettings, SettingsError};
