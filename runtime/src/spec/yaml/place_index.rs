@@ -22,7 +22,7 @@ pub enum Indexed {
     At(Position),
     /// The document has nothing there.
     Absent,
-    /// It has a map or a list there, whose beginning the index does not know; [`super::locate`] does.
+    /// It has a map or a list there, whose beginning the index does not know; `locate` does.
     Container,
 }
 

@@ -191,7 +191,8 @@ impl Table {
         let (mut blocks, mut start, mut rows) = (Vec::new(), walk.at(), 0);
         loop {
             let record = walk.next();
-            if let Some(record) = record.as_ref().filter(|_| settings.lang.is_empty())
+            let is_row = |record: &&Record<'_>| record.broken.is_none() && record.fields.len() == columns.count;
+            if let (true, Some(record)) = (settings.lang.is_empty(), record.as_ref().filter(is_row))
                 && columns
                     .lang
                     .and_then(|place| record.fields.get(place))
