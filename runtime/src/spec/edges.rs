@@ -15,7 +15,8 @@ pub(super) fn is_stage_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-/// Reads `from`: one reference, a list, or a map of names. `group` (`manifest/`) goes before stage names.
+/// Reads `from`: one reference, a list, or a map of names to references, or to lists of them of which one is read. `group`
+/// (`manifest/`) goes before stage names.
 /// The error is where, from the head of `from`, and what.
 pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<Edge>, (Steps, String)> {
     let edges = match from {
@@ -46,10 +47,11 @@ pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<
                     format!("`{name}` cannot name an input: use letters, digits, `_` and `-`, a letter first"),
                 )),
                 (Some(name), Value::String(text)) => edge(Some(name), text, steps.key(name), group),
+                (Some(name), Value::Sequence(choices)) => first_of(name, choices, &steps.key(name), group),
                 (Some(name), other) => Err((
                     steps.key(name),
                     format!(
-                        "an input is named `stage` or `stage.port`, found {}",
+                        "an input is named `stage` or `stage.port`, or is a list of these, found {}",
                         yaml::describe(other)
                     ),
                 )),
@@ -83,6 +85,29 @@ pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<
     Ok(edges)
 }
 
+/// Reads a list of stages of which the first that is not switched off is read.
+fn first_of(input: &str, choices: &[Value], steps: &Steps, group: &str) -> Result<Edge, (Steps, String)> {
+    let mut edges = Vec::with_capacity(choices.len());
+    for (index, choice) in choices.iter().enumerate() {
+        let steps = steps.index(index);
+        let Value::String(text) = choice else {
+            let message = format!(
+                "an input is named `stage` or `stage.port`, found {}",
+                yaml::describe(choice)
+            );
+            return Err((steps, message));
+        };
+        edges.push(edge(Some(input), text, steps, group)?);
+    }
+    let mut edges = edges.into_iter();
+    let Some(mut first) = edges.next() else {
+        let message = format!("the list of stages for `{input}` is empty: name at least one");
+        return Err((steps.clone(), message));
+    };
+    first.fallbacks = edges.collect();
+    Ok(first)
+}
+
 fn edge(input: Option<&str>, text: &str, steps: Steps, group: &str) -> Result<Edge, (Steps, String)> {
     let (stage, port) = match text.split_once('.') {
         Some((stage, port)) => (stage, Some(port)),
@@ -100,6 +125,7 @@ fn edge(input: Option<&str>, text: &str, steps: Steps, group: &str) -> Result<Ed
         named: input.is_some(),
         stage: format!("{group}{stage}"),
         port: port.map(str::to_string),
+        fallbacks: Vec::new(),
         steps,
     })
 }
@@ -114,7 +140,7 @@ pub(super) fn order(stages: Vec<Stage>, found: &mut Vec<Diagnostic>) -> Vec<Stag
     let mut producers: Vec<Vec<usize>> = Vec::new();
     for stage in &stages {
         let mut of_this = Vec::new();
-        for edge in &stage.from {
+        for edge in stage.from.iter().flat_map(Edge::choices) {
             match positions.get(edge.stage.as_str()) {
                 Some(index) => of_this.push(*index),
                 None => found.push(unknown_producer(stage, edge, &stages)),

@@ -59,8 +59,18 @@ pub struct Edge {
     pub stage: String,
     /// None: its first port.
     pub port: Option<String>,
+    /// What is read instead where that stage is switched off: the first of these that is not. Settled when the pipeline is
+    /// checked, after which there are none.
+    pub(super) fallbacks: Vec<Edge>,
     /// Where the edge stands, from the head of the file.
     pub(super) steps: Steps,
+}
+
+impl Edge {
+    /// The edge itself and its fallbacks, in their order.
+    pub(super) fn choices(&self) -> impl Iterator<Item = &Edge> {
+        std::iter::once(self).chain(&self.fallbacks)
+    }
 }
 
 /// How many rejects of class `fault` a stage may give.

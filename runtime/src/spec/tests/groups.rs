@@ -124,6 +124,58 @@ fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
 }
 
 #[test]
+fn of_a_list_the_first_stage_is_read_that_takes_part() {
+    let text = "flow: 1
+params: {manifest: '', split: false}
+stages:
+  built: {when: \"${manifest} == ''\", uses: toy.count, with: {rows: 1}}
+  below: {uses: toy.pass, from: built}
+  divided: {when: '${split}', uses: toy.pair, from: {left: base}}
+  base: {uses: toy.count, with: {rows: 2}}
+  reads: {uses: toy.both, from: {rows: [divided.val, below, base]}}
+  none: {uses: toy.both, from: {rows: [divided, below]}}
+";
+    let files = Files::new(&[("p.yaml", text)]);
+    let reads = |set: &[&str]| {
+        let checked = files.check(set).unwrap();
+        let stage = &checked.stages[checked.position("reads").unwrap()];
+        let [input] = &stage.inputs[..] else {
+            panic!("one input")
+        };
+        (checked.stages[input.stage].name.clone(), input.port)
+    };
+    assert_eq!(reads(&["split=true"]), ("divided".to_string(), 1));
+    assert_eq!(reads(&[]), ("below".to_string(), 0));
+    // `below` has no `when` of its own: it is off with what it reads.
+    assert_eq!(reads(&["manifest=x"]), ("base".to_string(), 0));
+    let checked = files.check(&["manifest=x"]).unwrap();
+    let off = checked.pipeline.switched_off.iter().find(|off| off.stage == "none");
+    assert!(off.unwrap().reason.contains("`below`, which is switched off"), "{off:?}");
+    assert!(checked.pipeline.frozen().contains("rows: base"), "what was read is recorded");
+}
+
+#[test]
+fn lists_of_stages_are_checked_as_a_whole() {
+    let of = |list: &str| {
+        mistakes(&format!(
+            "flow: 1\nstages:\n  a: {{uses: toy.count, with: {{rows: 1}}}}\n  b: {{uses: toy.both, from: {{rows: {list}}}}}\n"
+        ))
+    };
+    let said = of("[]");
+    assert!(said.contains("the list of stages for `rows` is empty"), "{said}");
+    let said = of("[a, 3]");
+    assert!(said.contains("p.yaml:4:") && said.contains("found a whole number"), "{said}");
+    // One that is not read has to be there, too.
+    let said = of("[a, aa]");
+    assert!(
+        said.contains("there is no stage `aa`") && said.contains("did you mean `a`?"),
+        "{said}"
+    );
+    let said = of("[a, b]");
+    assert!(said.contains("in a circle: b -> b"), "{said}");
+}
+
+#[test]
 fn layout_comments_and_order_of_keys_change_no_identity() {
     let one = Files::new(&[(
         "p.yaml",

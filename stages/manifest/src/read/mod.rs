@@ -32,7 +32,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use files::Format;
-pub use lines::tag_of;
+pub use lines::{tag_of, untagged};
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use row_rules::Regions;
