@@ -13,6 +13,7 @@ mod places;
 mod recordings;
 mod row_rules;
 pub(crate) mod rows;
+pub mod sample;
 pub(crate) mod table_text;
 pub(crate) mod tables;
 mod text_tables;

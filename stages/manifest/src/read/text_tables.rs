@@ -56,6 +56,8 @@ struct Block {
     table: usize,
     /// Of the table's text, in bytes.
     range: Range<usize>,
+    /// Number of its first row in the table, from 1, without the heading.
+    first_row: u64,
 }
 
 struct Table {
@@ -108,7 +110,12 @@ impl TextTables {
             let (table, blocks) = Table::open(path, folder, settings)?;
             tables.blocks.extend(blocks.into_iter().enumerate().map(|(at, range)| {
                 let name = Partition::from(format!("{name}/{at:06}"));
-                (name, Block { table: number, range })
+                let block = Block {
+                    table: number,
+                    range,
+                    first_row: (at * BLOCK) as u64 + 1,
+                };
+                (name, block)
             }));
             tables.tables.push(table);
         }
@@ -143,7 +150,9 @@ impl TextTables {
         let (_, block) = found.ok_or_else(|| StageError::failed(format!("the manifest has no part {partition}")))?;
         let table = &self.tables[block.table];
         table.look.still(&table.path)?;
-        for record in table.text.records(block.range.clone(), table.quoted) {
+        rows.begin_file(&table.path, "row");
+        for (number, record) in (block.first_row..).zip(table.text.records(block.range.clone(), table.quoted)) {
+            rows.at(number);
             rows.push(table.row(&record, self), || line_values(record.line))?;
         }
         Ok(())
