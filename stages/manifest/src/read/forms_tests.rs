@@ -62,6 +62,21 @@ pub(super) fn details(output: &Output) -> Vec<&str> {
 }
 
 #[test]
+fn a_folder_of_no_known_layout_is_told_by_what_is_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("parts")).unwrap();
+    fs::write(folder.path().join("speech.zip"), "").unwrap();
+    let said = failure(settings(folder.path()));
+    for part in ["metadata.csv", "validated.tsv", "trans.txt", "in it is parts/, speech.zip"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    fs::remove_file(folder.path().join("speech.zip")).unwrap();
+    (0..12).for_each(|number| fs::write(folder.path().join(format!("f{number:02}.doc")), "").unwrap());
+    let said = failure(settings(folder.path()));
+    assert!(said.contains("f09.doc and 3 more"), "{said}");
+}
+
+#[test]
 fn librispeech_has_its_texts_in_lists() {
     let folder = tempfile::tempdir().unwrap();
     lay_out(
