@@ -155,6 +155,28 @@ stages:
 }
 
 #[test]
+fn two_groups_do_not_give_one_setting() {
+    let of = |first: &str, second: &str, own: &str| {
+        format!(
+            "flow: 1
+params: {{one: {{rows: {first}}}, two: {{rows: {second}, label: x}}}}
+stages:
+  a: {{uses: toy.count, with: {{<<: ['${{one}}', '${{two}}']{own}}}}}
+"
+        )
+    };
+    let said = mistakes(&of("1", "2", ""));
+    assert!(
+        said.contains("`rows` is a member of the groups `one` and `two`, with different values"),
+        "{said}"
+    );
+    assert!(said.contains("`rows: ${one.rows}`"), "{said}");
+    for right in [of("1", "1", ""), of("1", "2", ", rows: 3")] {
+        Files::new(&[("p.yaml", right.as_str())]).check(&[]).unwrap();
+    }
+}
+
+#[test]
 fn lists_of_stages_are_checked_as_a_whole() {
     let of = |list: &str| {
         mistakes(&format!(

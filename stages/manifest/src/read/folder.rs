@@ -109,7 +109,7 @@ impl AudioFolder {
                         }
                     }
                     Transcript::Line(list) if lists.insert(list) => texts.push(list.to_path_buf()),
-                    Transcript::Line(_) => {}
+                    Transcript::Line(_) | Transcript::Refused { .. } => {}
                 }
             }
             SourcePartition {
@@ -134,6 +134,7 @@ impl AudioFolder {
 
     fn text(&self, file: &str, place: &Transcript, lists: &BTreeMap<&Arc<Path>, Lines<'_>>) -> Result<String, Refusal> {
         match place {
+            Transcript::Refused { reason, detail } => Err(refuse(reason, detail.clone())),
             Transcript::Beside(extension) => transcript(&self.beside(file, extension)),
             Transcript::Line(list) => {
                 let found = lists.get(list).and_then(|lines| lines.get(stem(file))).cloned();

@@ -77,6 +77,33 @@ fn a_folder_of_no_known_layout_is_told_by_what_is_in_it() {
 }
 
 #[test]
+fn what_a_folder_holds_beside_pairs_is_refused_and_not_passed_over() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("a.wav", ""),
+            ("a.txt", "one"),
+            ("lonely.txt", "two"),
+            (".hidden.wav", ""),
+            // Beside no recording a text is no transcript.
+            ("notes/plan.txt", "three"),
+        ],
+    );
+    let unnamed = |bytes: &'static [u8]| folder.path().join(OsStr::from_bytes(bytes));
+    fs::write(unnamed(b"\xff.wav"), recording()).unwrap();
+    fs::write(unnamed(b"\xff.doc"), "").unwrap();
+    fs::create_dir(unnamed(b"\xfe")).unwrap();
+    let output = run(with_lang(folder.path(), "en"));
+    assert_eq!(column(&output, "segment_id"), ["a"]);
+    let mut found = reasons(&output);
+    found.sort_unstable();
+    assert_eq!(found, ["missing_audio", "missing_text", "unsafe_name", "unsafe_name"]);
+}
+
+#[test]
 fn librispeech_has_its_texts_in_lists() {
     let folder = tempfile::tempdir().unwrap();
     lay_out(
@@ -103,8 +130,8 @@ fn librispeech_has_its_texts_in_lists() {
             row("85/1/85-1-0000", "THREE")
         ]
     );
-    // A line without a recording, and a recording without a line.
-    assert_eq!(reasons(&output), ["missing_audio", "missing_text"]);
+    // A second line of one utterance, a line without a recording, and a recording without a line.
+    assert_eq!(reasons(&output), ["duplicate_utterance", "missing_audio", "missing_text"]);
 
     // `dev-clean` is no language.
     let without = run(settings(folder.path()));

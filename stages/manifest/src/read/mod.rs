@@ -72,7 +72,8 @@ use rows::Rows;
 /// - folder: a folder with a table, `metadata.csv`, `metadata.tsv` or `metadata.jsonl`; a folder of Common Voice (`clips` and
 ///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg) in it
 ///   and below it, each with a `.txt` or `.lab` beside it, or a line `<name> <text>` in a `.trans.txt` of its folder, as
-///   LibriSpeech has it. Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
+///   LibriSpeech has it. A transcript beside recordings that belongs to none, a second line of one utterance and a name that
+///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`). Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
 ///   error.
 ///
 /// Recordings of tables and folders that say no duration are decoded to measure it.
@@ -214,7 +215,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
