@@ -122,7 +122,10 @@ fn one_manifest_alone_is_divided() {
             .collect::<BTreeSet<String>>()
     };
     let (validation, training) = (of("validation"), of("train sample"));
-    assert!(!validation.is_empty() && validation.is_disjoint(&training), "{transcripts}");
+    assert!(
+        !validation.is_empty() && validation.is_disjoint(&training),
+        "{transcripts}"
+    );
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let table = format!("Split: {} of {rows} rows for validation", validation.len());
     assert!(said.contains(&table), "{said}");
@@ -162,10 +165,17 @@ fn some_recordings_of_a_manifest_are_looked_at() {
     )
     .unwrap();
     let mut flow = crate::binary::program();
-    flow.args(["check", "pipelines/finetune.yaml", "--deep", "--set", "lang=de", "--set"])
-        .arg(setting("train_manifest", &at("m.jsonl")))
-        .arg("--state")
-        .arg(at("state"));
+    flow.args([
+        "check",
+        "pipelines/finetune.yaml",
+        "--deep",
+        "--set",
+        "lang=de",
+        "--set",
+    ])
+    .arg(setting("train_manifest", &at("m.jsonl")))
+    .arg("--state")
+    .arg(at("state"));
     let output = flow.output().unwrap();
     expect_code(&output, 0);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

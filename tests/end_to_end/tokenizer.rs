@@ -83,18 +83,30 @@ fn a_tokenizer_is_trained_from_shards_and_from_their_manifest_alike() {
 #[test]
 fn a_tokenizer_is_extended_for_a_new_language() {
     let place = Workplace::new("micro");
-    let texts = ["το νερό είναι κρύο", "το σπίτι είναι μεγάλο", "το παιδί διαβάζει ένα βιβλίο"];
-    let line = |text: &&str| {
-        format!("{{\"audio_filepath\": \"none.wav\", \"duration\": 1.0, \"text\": \"{text}\"}}\n")
-    };
+    let texts = [
+        "το νερό είναι κρύο",
+        "το σπίτι είναι μεγάλο",
+        "το παιδί διαβάζει ένα βιβλίο",
+    ];
+    let line = |text: &&str| format!("{{\"audio_filepath\": \"none.wav\", \"duration\": 1.0, \"text\": \"{text}\"}}\n");
     std::fs::write(place.path("el.jsonl"), texts.iter().map(line).collect::<String>()).unwrap();
     let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/models/small.nemo");
     let held = OpenModel::open(&init).unwrap().tokenizer.unwrap();
     let old = Tokenizer::from_bytes(&held).unwrap();
-    let letters: BTreeSet<char> = texts.iter().flat_map(|text| text.chars()).filter(|c| *c != ' ').collect();
+    let letters: BTreeSet<char> = texts
+        .iter()
+        .flat_map(|text| text.chars())
+        .filter(|c| *c != ' ')
+        .collect();
     let pieces = old.vocabulary_size() + letters.len() + 3;
     let mut flow = crate::binary::program();
-    flow.args(["run", "pipelines/train_tokenizer.yaml", "--progress", "plain", "--state"]);
+    flow.args([
+        "run",
+        "pipelines/train_tokenizer.yaml",
+        "--progress",
+        "plain",
+        "--state",
+    ]);
     flow.arg(place.path("state"));
     for (name, value) in [
         ("manifest", place.path("el.jsonl").display().to_string()),

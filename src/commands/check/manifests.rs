@@ -61,7 +61,12 @@ fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
     });
     say("recordings", layouts.collect());
     let languages = sample.languages.iter();
-    say("languages", languages.map(|(lang, rows)| format!("{lang} {}", count(*rows))).collect());
+    say(
+        "languages",
+        languages
+            .map(|(lang, rows)| format!("{lang} {}", count(*rows)))
+            .collect(),
+    );
     let figures = [
         (sample.tagged, "texts with a language tag"),
         (sample.parts, "rows that are parts of longer recordings"),
@@ -70,7 +75,10 @@ fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
         say(what, if rows > 0 { vec![count(rows)] } else { Vec::new() });
     }
     say("texts without a word", named(&sample.without_text));
-    say("texts whose tag is not the language of their row", named(&sample.other_tag));
+    say(
+        "texts whose tag is not the language of their row",
+        named(&sample.other_tag),
+    );
     if sample.refused > 0 {
         lines.push(format!("  rows that would be refused: {}", count(sample.refused)));
     }

@@ -94,12 +94,20 @@ impl SplitSettings {
             return Err(StageError::failed(format!("{found}: there are no rows to divide")));
         };
         let targets: u64 = languages.values().map(|(rows, _)| quota.target(*rows)).sum();
-        let of = if lang.is_empty() { String::new() } else { format!(" of `{lang}`") };
+        let of = if lang.is_empty() {
+            String::new()
+        } else {
+            format!(" of `{lang}`")
+        };
         let (setting, why, help) = if self.val_per_language == 0 {
             let help = "set it to the rows of each language that validation shall have".to_string();
             ("val_per_language", "it is 0".to_string(), help)
         } else if targets < self.min_val_rows {
-            let why = format!("{} % of the {most} rows{of} are {}", self.val_percent, quota.target(*most));
+            let why = format!(
+                "{} % of the {most} rows{of} are {}",
+                self.val_percent,
+                quota.target(*most)
+            );
             let enough = (100 * self.min_val_rows).div_ceil(*most);
             let help = match enough {
                 1..=100 => format!("set it to {enough} or more, or take more rows"),
@@ -109,7 +117,11 @@ impl SplitSettings {
             match by_count {
                 true => {
                     let why = format!("it allows {} rows", self.val_per_language);
-                    ("val_per_language", why, format!("set it to {} or more", self.min_val_rows))
+                    (
+                        "val_per_language",
+                        why,
+                        format!("set it to {} or more", self.min_val_rows),
+                    )
                 }
                 false => ("val_percent", why, help),
             }
@@ -143,7 +155,9 @@ fn figures(languages: &BTreeMap<String, (u64, u64)>, with_table: bool) -> serde_
     let by_language: serde_json::Map<_, _> = by_language.collect();
     let mut figures = json!({"line": line, "languages": by_language});
     if with_table {
-        let rows = languages.iter().map(|(lang, (rows, val))| json!([lang, rows - val, val]));
+        let rows = languages
+            .iter()
+            .map(|(lang, (rows, val))| json!([lang, rows - val, val]));
         figures["table"] = json!({
             "title": format!("Split: {line}"),
             "columns": ["language", "training", "validation"],
@@ -261,7 +275,8 @@ impl Global for Splitter {
         }
         let split = decide_split(&keys, settings.split_by, quota, settings.split_seed)?;
         settings.check_rows(&split.languages, quota)?;
-        self.context.report(figures(&split.languages, settings.min_val_rows > 0));
+        self.context
+            .report(figures(&split.languages, settings.min_val_rows > 0));
         Ok(split.validation)
     }
 
@@ -325,7 +340,9 @@ mod tests {
         let columns: Vec<Arc<dyn Array>> = vec![
             Arc::new(UInt32Array::from_iter_values(0..rows as u32)),
             Arc::new(StringArray::from(vec!["de"; rows])),
-            Arc::new(StringArray::from_iter_values((0..rows).map(|row| format!("{}", row / alike)))),
+            Arc::new(StringArray::from_iter_values(
+                (0..rows).map(|row| format!("{}", row / alike)),
+            )),
         ];
         let batch = RecordBatch::try_new(Arc::clone(&schema), columns).unwrap();
         let output = Harness::<Split>::from_yaml(settings)
@@ -335,7 +352,9 @@ mod tests {
             .run();
         match output {
             Ok(output) => format!("{} rows", output.all_rows("val").num_rows()),
-            Err(StageError::Setting { path, message, help, .. }) => {
+            Err(StageError::Setting {
+                path, message, help, ..
+            }) => {
                 format!("{path}: {message}; {}", help.unwrap_or_default())
             }
             Err(other) => panic!("{other}"),
@@ -347,17 +366,29 @@ mod tests {
         assert_eq!(refused(30, 1, "{min_val_rows: 1}"), "3 rows");
         assert_eq!(refused(4, 1, "{}"), "0 rows", "as it always was");
         let said = refused(4, 1, "{min_val_rows: 1}");
-        assert!(said.starts_with("val_percent: 0 of 4 rows are for validation"), "{said}");
-        assert!(said.contains("10 % of the 4 rows of `de` are 0; set it to 25 or more"), "{said}");
+        assert!(
+            said.starts_with("val_percent: 0 of 4 rows are for validation"),
+            "{said}"
+        );
+        assert!(
+            said.contains("10 % of the 4 rows of `de` are 0; set it to 25 or more"),
+            "{said}"
+        );
         assert_eq!(refused(4, 1, "{min_val_rows: 1, val_percent: 25}"), "1 rows");
         let said = refused(1, 1, "{min_val_rows: 2}");
-        assert!(said.contains("0 of 1 row is for validation, at least 2 must be"), "{said}");
+        assert!(
+            said.contains("0 of 1 row is for validation, at least 2 must be"),
+            "{said}"
+        );
         assert!(said.contains("too few rows"), "{said}");
         let said = refused(30, 1, "{min_val_rows: 1, val_per_language: 0}");
         assert!(said.starts_with("val_per_language: 0 of 30 rows"), "{said}");
         // Three rows may be chosen, but ten always stay together.
         let said = refused(30, 10, "{min_val_rows: 1}");
-        assert!(said.contains("3 may be chosen, but rows with the same words stay together"), "{said}");
+        assert!(
+            said.contains("3 may be chosen, but rows with the same words stay together"),
+            "{said}"
+        );
         assert_eq!(refused(30, 10, "{min_val_rows: 1, val_percent: 34}"), "10 rows");
     }
 

@@ -150,8 +150,14 @@ stages:
     assert_eq!(reads(&["manifest=x"]), ("base".to_string(), 0));
     let checked = files.check(&["manifest=x"]).unwrap();
     let off = checked.pipeline.switched_off.iter().find(|off| off.stage == "none");
-    assert!(off.unwrap().reason.contains("`below`, which is switched off"), "{off:?}");
-    assert!(checked.pipeline.frozen().contains("rows: base"), "what was read is recorded");
+    assert!(
+        off.unwrap().reason.contains("`below`, which is switched off"),
+        "{off:?}"
+    );
+    assert!(
+        checked.pipeline.frozen().contains("rows: base"),
+        "what was read is recorded"
+    );
 }
 
 #[test]
@@ -186,7 +192,10 @@ fn lists_of_stages_are_checked_as_a_whole() {
     let said = of("[]");
     assert!(said.contains("the list of stages for `rows` is empty"), "{said}");
     let said = of("[a, 3]");
-    assert!(said.contains("p.yaml:4:") && said.contains("found a whole number"), "{said}");
+    assert!(
+        said.contains("p.yaml:4:") && said.contains("found a whole number"),
+        "{said}"
+    );
     // One that is not read has to be there, too.
     let said = of("[a, aa]");
     assert!(

@@ -67,7 +67,12 @@ fn a_folder_of_no_known_layout_is_told_by_what_is_in_it() {
     fs::create_dir(folder.path().join("parts")).unwrap();
     fs::write(folder.path().join("speech.zip"), "").unwrap();
     let said = failure(settings(folder.path()));
-    for part in ["metadata.csv", "validated.tsv", "trans.txt", "in it is parts/, speech.zip"] {
+    for part in [
+        "metadata.csv",
+        "validated.tsv",
+        "trans.txt",
+        "in it is parts/, speech.zip",
+    ] {
         assert!(said.contains(part), "{part}: {said}");
     }
     fs::remove_file(folder.path().join("speech.zip")).unwrap();
@@ -131,7 +136,10 @@ fn librispeech_has_its_texts_in_lists() {
         ]
     );
     // A second line of one utterance, a line without a recording, and a recording without a line.
-    assert_eq!(reasons(&output), ["duplicate_utterance", "missing_audio", "missing_text"]);
+    assert_eq!(
+        reasons(&output),
+        ["duplicate_utterance", "missing_audio", "missing_text"]
+    );
 
     // `dev-clean` is no language.
     let without = run(settings(folder.path()));

@@ -189,7 +189,11 @@ impl Contents {
                             entry.insert(Arc::clone(&path));
                         }
                         Entry::Occupied(first) => {
-                            let why = format!("{} has another line of it; the first counts, in {}", path.display(), first.get().display());
+                            let why = format!(
+                                "{} has another line of it; the first counts, in {}",
+                                path.display(),
+                                first.get().display()
+                            );
                             refuse(utterance, "duplicate_utterance", why);
                         }
                     }
@@ -199,7 +203,11 @@ impl Contents {
         if !self.recordings.is_empty() {
             let texts = self.texts.iter().filter(|name| !name.ends_with(LIST));
             for text in texts.filter(|name| !stems.contains(stem(name))) {
-                refuse(text, "missing_audio", "no recording of this name lies beside the transcript".into());
+                refuse(
+                    text,
+                    "missing_audio",
+                    "no recording of this name lies beside the transcript".into(),
+                );
             }
         }
         for name in &self.unnamed {

@@ -217,10 +217,12 @@ impl<'a> Rows<'a> {
             .checked_add(1)
             .ok_or_else(|| StageError::failed("a partition has more rows than `_row` can count"))?;
         if let Some(kept) = &mut self.kept {
-            kept.add(row, |row| match (&self.place, row.and_then(|row| row.wanted.files.first())) {
-                (Some((file, unit, number)), _) => format!("{file}, {unit} {number}"),
-                (None, Some(recording)) => recording.display().to_string(),
-                (None, None) => format!("row {number}"),
+            kept.add(row, |row| {
+                match (&self.place, row.and_then(|row| row.wanted.files.first())) {
+                    (Some((file, unit, number)), _) => format!("{file}, {unit} {number}"),
+                    (None, Some(recording)) => recording.display().to_string(),
+                    (None, None) => format!("row {number}"),
+                }
             });
             return Ok(());
         }

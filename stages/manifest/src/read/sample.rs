@@ -106,7 +106,11 @@ impl ManifestSample {
     pub fn of(settings: &ReadSettings, scratch: &Path, most: usize, limit: Duration) -> Result<Self, StageError> {
         let began = Instant::now();
         let manifest = settings.open(scratch).map_err(StageError::from)?;
-        let names: Vec<Partition> = manifest.partitions()?.into_iter().map(|partition| partition.name).collect();
+        let names: Vec<Partition> = manifest
+            .partitions()?
+            .into_iter()
+            .map(|partition| partition.name)
+            .collect();
         let chosen = spread(names.len(), MOST_PARTITIONS);
         let mut sample = ManifestSample {
             partitions: names.len(),

@@ -66,7 +66,10 @@ fn rows_are_looked_at_as_training_will_and_named_by_file_and_line() {
     assert_eq!(found.layouts, BTreeMap::from([((16_000, 1), 2), ((44_100, 2), 1)]));
     assert_eq!(found.languages, BTreeMap::from([("de".to_string(), 3)]));
     assert_eq!(found.without_text, ["m.jsonl, line 3"]);
-    assert_eq!((found.tagged, found.other_tag), (3, vec!["m.jsonl, line 2".to_string()]));
+    assert_eq!(
+        (found.tagged, found.other_tag),
+        (3, vec!["m.jsonl, line 2".to_string()])
+    );
     assert_eq!((found.parts, found.seconds), (1, 5.0));
     let places: Vec<&str> = found.refusals.iter().map(|refused| refused.place.as_str()).collect();
     assert_eq!(places, [5, 4, 6, 7, 8].map(|line| format!("m.jsonl, line {line}")));
@@ -88,7 +91,10 @@ fn of_many_rows_some_are_looked_at_and_no_time_is_no_error() {
     fs::write(at("t.csv"), table).unwrap();
     let settings = settings(&at("t.csv"));
     let found = sample(&settings);
-    assert_eq!((found.partitions, found.partitions_read, found.rows_read), (3, 3, 2_500));
+    assert_eq!(
+        (found.partitions, found.partitions_read, found.rows_read),
+        (3, 3, 2_500)
+    );
     assert!((40..=42).contains(&found.rows), "{found:?}");
     assert_eq!(found.layouts, BTreeMap::from([((8_000, 1), found.rows)]));
     let scratch = tempfile::tempdir().unwrap();

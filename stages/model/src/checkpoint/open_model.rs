@@ -61,7 +61,9 @@ fn only_archive(folder: &Path) -> Result<PathBuf> {
     for entry in folder.read_dir().map_err(|error| broken(folder, error))? {
         let path = entry.map_err(|error| broken(folder, error))?.path();
         // Names that begin with a dot are those of other programs, such as `._model.nemo`.
-        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let hidden = path
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         if !hidden && path.extension().is_some_and(|ending| ending == "nemo") && path.is_file() {
             archives.push(path);
         }
@@ -148,7 +150,10 @@ impl OpenModel {
         if !path.metadata().map_err(failed)?.is_dir() {
             return Ok(vec![path.to_path_buf()]);
         }
-        if ![CONFIG_FILE, huggingface::CONFIG].iter().any(|name| path.join(name).exists()) {
+        if ![CONFIG_FILE, huggingface::CONFIG]
+            .iter()
+            .any(|name| path.join(name).exists())
+        {
             return Ok(vec![only_archive(path)?]);
         }
         let mut files = Vec::new();
