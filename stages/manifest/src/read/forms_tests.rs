@@ -62,6 +62,53 @@ pub(super) fn details(output: &Output) -> Vec<&str> {
 }
 
 #[test]
+fn a_folder_of_no_known_layout_is_told_by_what_is_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("parts")).unwrap();
+    fs::write(folder.path().join("speech.zip"), "").unwrap();
+    let said = failure(settings(folder.path()));
+    for part in [
+        "metadata.csv",
+        "validated.tsv",
+        "trans.txt",
+        "in it is parts/, speech.zip",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    fs::remove_file(folder.path().join("speech.zip")).unwrap();
+    (0..12).for_each(|number| fs::write(folder.path().join(format!("f{number:02}.doc")), "").unwrap());
+    let said = failure(settings(folder.path()));
+    assert!(said.contains("f09.doc and 3 more"), "{said}");
+}
+
+#[test]
+fn what_a_folder_holds_beside_pairs_is_refused_and_not_passed_over() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("a.wav", ""),
+            ("a.txt", "one"),
+            ("lonely.txt", "two"),
+            (".hidden.wav", ""),
+            // Beside no recording a text is no transcript.
+            ("notes/plan.txt", "three"),
+        ],
+    );
+    let unnamed = |bytes: &'static [u8]| folder.path().join(OsStr::from_bytes(bytes));
+    fs::write(unnamed(b"\xff.wav"), recording()).unwrap();
+    fs::write(unnamed(b"\xff.doc"), "").unwrap();
+    fs::create_dir(unnamed(b"\xfe")).unwrap();
+    let output = run(with_lang(folder.path(), "en"));
+    assert_eq!(column(&output, "segment_id"), ["a"]);
+    let mut found = reasons(&output);
+    found.sort_unstable();
+    assert_eq!(found, ["missing_audio", "missing_text", "unsafe_name", "unsafe_name"]);
+}
+
+#[test]
 fn librispeech_has_its_texts_in_lists() {
     let folder = tempfile::tempdir().unwrap();
     lay_out(
@@ -88,8 +135,11 @@ fn librispeech_has_its_texts_in_lists() {
             row("85/1/85-1-0000", "THREE")
         ]
     );
-    // A line without a recording, and a recording without a line.
-    assert_eq!(reasons(&output), ["missing_audio", "missing_text"]);
+    // A second line of one utterance, a line without a recording, and a recording without a line.
+    assert_eq!(
+        reasons(&output),
+        ["duplicate_utterance", "missing_audio", "missing_text"]
+    );
 
     // `dev-clean` is no language.
     let without = run(settings(folder.path()));

@@ -536,6 +536,12 @@ pub fn tag_of(text: &str) -> Option<&str> {
     plain.then_some(tag)
 }
 
+/// A text without the language tag that it may begin with, and without white space around it.
+pub fn untagged(text: &str) -> &str {
+    let behind = tag_of(text).map_or(text, |tag| &text[tag.len() + "<||>".len()..]);
+    behind.trim()
+}
+
 #[cfg(test)]
 #[path = "lines_tests.rs"]
 mod tests;

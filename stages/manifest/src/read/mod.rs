@@ -15,6 +15,7 @@ mod places;
 mod recordings;
 mod row_rules;
 pub(crate) mod rows;
+pub mod sample;
 pub(crate) mod table_text;
 pub(crate) mod tables;
 mod text_tables;
@@ -35,7 +36,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use files::Format;
-pub use lines::tag_of;
+pub use lines::{tag_of, untagged};
 pub use manifest_line::{ManifestLine, manifest_line};
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
@@ -75,7 +76,8 @@ use rows::Rows;
 /// - folder: a folder with a table, `metadata.csv`, `metadata.tsv` or `metadata.jsonl`; a folder of Common Voice (`clips` and
 ///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg) in it
 ///   and below it, each with a `.txt` or `.lab` beside it, or a line `<name> <text>` in a `.trans.txt` of its folder, as
-///   LibriSpeech has it. Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
+///   LibriSpeech has it. A transcript beside recordings that belongs to none, a second line of one utterance and a name that
+///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`). Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
 ///   error.
 ///
 /// Recordings of tables and folders that say no duration are decoded to measure it.

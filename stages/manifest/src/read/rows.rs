@@ -9,6 +9,7 @@ use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
 use super::recordings::{Found, Recordings, Wanted};
 use super::row_rules::{RowRules, is_language_code};
+use super::sample::KeptRows;
 use crate::extra::EXTRA;
 
 /// Rows that are handed on at a time, and bytes of text after which it is fewer of them: a column of texts counts its
@@ -161,6 +162,8 @@ pub struct Rows<'a> {
     next: u32,
     /// Where in the manifest the row is: the file, what is counted in it, and the number from 1.
     place: Option<(String, &'static str, u64)>,
+    /// Where rows are only looked at, those that are kept for it.
+    kept: Option<KeptRows>,
 }
 
 impl<'a> Rows<'a> {
@@ -182,6 +185,7 @@ impl<'a> Rows<'a> {
             most_bytes: MOST_TEXT,
             next: 0,
             place: None,
+            kept: None,
         }
     }
 
@@ -213,6 +217,19 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// Rows are kept in `kept`, and neither looked up nor handed on.
+    pub(super) fn keeping(self, kept: KeptRows) -> Self {
+        Rows {
+            kept: Some(kept),
+            ..self
+        }
+    }
+
+    /// The rows that were kept; from now on none are.
+    pub(super) fn take_kept(&mut self) -> KeptRows {
+        self.kept.take().unwrap_or_default()
+    }
+
     /// Takes the next row of the manifest, or what is wrong with it. `values` gives it as JSON, for the reject.
     ///
     /// # Errors
@@ -226,6 +243,16 @@ impl<'a> Rows<'a> {
         self.next = number
             .checked_add(1)
             .ok_or_else(|| StageError::failed("a partition has more rows than `_row` can count"))?;
+        if let Some(kept) = &mut self.kept {
+            kept.add(row, |row| {
+                match (&self.place, row.and_then(|row| row.wanted.files.first())) {
+                    (Some((file, unit, number)), _) => format!("{file}, {unit} {number}"),
+                    (None, Some(recording)) => recording.display().to_string(),
+                    (None, None) => format!("row {number}"),
+                }
+            });
+            return Ok(());
+        }
         self.out.read(1);
         let segment_id = row.as_ref().ok().map(|row| row.segment_id.clone());
         let found = match row {
@@ -267,7 +294,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The row as the rules have it, with its recording.
-    fn found(&mut self, mut row: ManifestRow) -> Result<Result<(ManifestRow, Found), Refusal>, StageError> {
+    pub(super) fn found(&mut self, mut row: ManifestRow) -> Result<Result<(ManifestRow, Found), Refusal>, StageError> {
         row.lang = self.rules.language(row.lang);
         if let Err(refusal) = row.check() {
             return Ok(Err(refusal));
