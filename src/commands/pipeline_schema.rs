@@ -161,14 +161,6 @@ fn when(what: &str) -> Value {
     })
 }
 
-/// What an input reads: a stage, or the first that takes part of several.
-fn reference(doc: &str) -> Value {
-    json!({"description": doc, "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
-    ]})
-}
-
 /// The inputs of a kind, as `from` gives them.
 fn from(ports: &[InputPort]) -> Value {
     let mut given: Map<String, Value> = Map::new();
