@@ -168,7 +168,7 @@ pub struct PlanArguments {
 pub struct CheckArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// Also look whether the files are there, by making the plan
+    /// Also look whether the files are there, by making the plan, and decode some recordings of each manifest
     #[arg(long)]
     pub deep: bool,
     #[command(flatten)]

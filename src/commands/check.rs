@@ -1,5 +1,7 @@
 //! `flow check`: is the pipeline right?
 
+mod manifests;
+
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
@@ -39,6 +41,7 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
         // Making the plan lists every source and reads what the stages keep of their own.
         let options = Options::new(&arguments.state.state);
         flow_runtime::run::plan(&checked, &options).map_err(|error| Failure::run(error, &checked))?;
+        manifests::look_at_manifests(&checked, out)?;
         writeln!(out, "{path}: {stages}, {found}; the files are there")?;
     } else {
         writeln!(out, "{path}: {stages}, {found}")?;

@@ -60,9 +60,20 @@ fn overrides(arguments: &PipelineArguments) -> Overrides {
 
 /// The file of a pipeline that is named on the command line: a path, or the name of one that the program carries.
 fn pipeline_file(named: &Path) -> Result<PathBuf, Failure> {
-    let name = named.to_str().filter(|name| !name.contains('/'));
-    let Some(name) = name.filter(|_| !named.exists()) else {
+    if named.exists() {
         return Ok(named.to_path_buf());
+    }
+    let name = named.to_str().filter(|name| !name.contains('/'));
+    let Some(name) = name else {
+        // As where the repository's path is written and there is no repository.
+        let stem = named.file_stem().unwrap_or_default();
+        return match bundle::pipelines().into_iter().find(|carried| stem == carried.as_str()) {
+            Some(carried) => Err(Failure::usage(
+                format!("there is no file `{}`", named.display()),
+                format!("flow carries a pipeline of that name, which is called without a path: `flow run {carried}`"),
+            )),
+            None => Ok(named.to_path_buf()),
+        };
     };
     // A pipeline of the user's own comes first.
     let own = PathBuf::from(format!("{name}.yaml"));

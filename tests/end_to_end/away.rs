@@ -80,6 +80,17 @@ fn no_folder_is_left_among_temporary_files_where_there_is_a_cache() {
 }
 
 #[test]
+fn the_repositorys_path_of_a_carried_pipeline_is_answered_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = flow(folder.path(), &["run", "pipelines/finetune.yaml"]);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("`flow run finetune`"), "{}", stderr(&output));
+    let output = flow(folder.path(), &["check", "pipelines/other.yaml"]);
+    assert!(stderr(&output).contains("pipelines/other.yaml"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("carries a pipeline"), "{}", stderr(&output));
+}
+
+#[test]
 fn new_folders_hold_what_runs_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

@@ -1,9 +1,10 @@
 //! Training starts from manifests that exist: the tars are gone, and so is the rest of the corpus.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::binary::{Workplace, expect_code, read_manifest, read_rejects, stderr};
+use crate::binary::{Workplace, expect_code, read_manifest, read_rejects, stderr, wav};
 use crate::training::{finetune, last_checkpoint};
 
 /// A place that has no corpus, only what `from` made.
@@ -89,12 +90,58 @@ fn manifests_and_recordings_alone_give_the_same_model() {
     assert_eq!(reasons, ["bad_json", "missing_audio", "too_many_tokens"]);
 }
 
+/// Rows of it are put aside for validation, by the parameters that shards have.
 #[test]
-fn half_a_pair_of_manifests_and_a_missing_one_are_refused() {
+fn one_manifest_alone_is_divided() {
+    let first = Workplace::with_copy("micro");
+    first.build_manifests(&[]);
+    let manifest = first.out().join("train_manifest_v2.parquet");
+    let rows = read_manifest(&manifest).len();
     let place = without_corpus();
-    let output = finetune(&place, &["train_manifest=some.parquet"]).output().unwrap();
+    let run = |settings: &[&str]| {
+        let manifest = setting("train_manifest", &manifest);
+        let mut all = vec!["train.max_steps=2", manifest.as_str()];
+        all.extend(settings);
+        finetune(&place, &all).output().unwrap()
+    };
+    // Too few rows of each language for one in a hundred.
+    let output = run(&["val_percent=1"]);
     expect_code(&output, 2);
-    assert!(stderr(&output).contains("val_manifest"), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.contains("rows are for validation, at least 1 must be"), "{said}");
+    assert!(said.contains("val_percent"), "{said}");
+
+    let output = run(&["val_percent=20"]);
+    expect_code(&output, 0);
+    let transcripts = fs::read_to_string(place.path("report").join("transcripts.jsonl")).unwrap();
+    let of = |set: &str| {
+        let lines = transcripts.lines().map(|line| serde_json::from_str(line).unwrap());
+        let of_set = lines.filter(|line: &serde_json::Value| line["set"] == set);
+        of_set
+            .map(|line| format!("{}/{}", line["lang"], line["segment_id"]))
+            .collect::<BTreeSet<String>>()
+    };
+    let (validation, training) = (of("validation"), of("train sample"));
+    assert!(
+        !validation.is_empty() && validation.is_disjoint(&training),
+        "{transcripts}"
+    );
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let table = format!("Split: {} of {rows} rows for validation", validation.len());
+    assert!(said.contains(&table), "{said}");
+    assert!(!place.out().exists(), "no manifest is written");
+
+    let again = run(&["val_percent=20"]);
+    expect_code(&again, 0);
+    assert!(stderr(&again).contains("nothing to do"), "{}", stderr(&again));
+}
+
+#[test]
+fn validation_alone_and_missing_manifests_are_refused() {
+    let place = without_corpus();
+    let output = finetune(&place, &["val_manifest=some.parquet"]).output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("train_manifest"), "{}", stderr(&output));
     let output = train_from(
         &place,
         Path::new("none/a.jsonl"),
@@ -103,6 +150,44 @@ fn half_a_pair_of_manifests_and_a_missing_one_are_refused() {
     );
     expect_code(&output, 2);
     assert!(stderr(&output).contains("none/a.jsonl"), "{}", stderr(&output));
+}
+
+/// `flow check --deep` says what would become of a manifest, and is no error.
+#[test]
+fn some_recordings_of_a_manifest_are_looked_at() {
+    let place = without_corpus();
+    let at = |name: &str| place.path(name);
+    fs::write(at("a.wav"), wav(&[0; 32_000])).unwrap();
+    fs::write(
+        at("m.jsonl"),
+        "{\"audio_filepath\": \"a.wav\", \"duration\": 2.0, \"text\": \"eins\"}\n\
+         {\"audio_filepath\": \"b.wav\", \"duration\": 2.0, \"text\": \"zwei\"}\n",
+    )
+    .unwrap();
+    let mut flow = crate::binary::program();
+    flow.args([
+        "check",
+        "pipelines/finetune.yaml",
+        "--deep",
+        "--set",
+        "lang=de",
+        "--set",
+    ])
+    .arg(setting("train_manifest", &at("m.jsonl")))
+    .arg("--state")
+    .arg(at("state"));
+    let output = flow.output().unwrap();
+    expect_code(&output, 0);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    for part in [
+        "looked at 2 of 2 rows",
+        "16,000 Hz with 1 channel 1",
+        "languages: de 1",
+        "rows that would be refused: 1",
+        "missing_audio  m.jsonl, line 2: ",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! A tokenizer from shards, and a model that is trained with it in the same pipeline.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
+use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
 
 use crate::binary::{Workplace, expect_code, read_manifest, stderr};
@@ -75,6 +77,55 @@ fn a_tokenizer_is_trained_from_shards_and_from_their_manifest_alike() {
         expect_code(&output, 1);
         assert!(stderr(&output).contains("too small"), "{}", stderr(&output));
     }
+}
+
+/// A language that the model has no letters for: one command, from rows that name no language.
+#[test]
+fn a_tokenizer_is_extended_for_a_new_language() {
+    let place = Workplace::new("micro");
+    let texts = [
+        "το νερό είναι κρύο",
+        "το σπίτι είναι μεγάλο",
+        "το παιδί διαβάζει ένα βιβλίο",
+    ];
+    let line = |text: &&str| format!("{{\"audio_filepath\": \"none.wav\", \"duration\": 1.0, \"text\": \"{text}\"}}\n");
+    std::fs::write(place.path("el.jsonl"), texts.iter().map(line).collect::<String>()).unwrap();
+    let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/models/small.nemo");
+    let held = OpenModel::open(&init).unwrap().tokenizer.unwrap();
+    let old = Tokenizer::from_bytes(&held).unwrap();
+    let letters: BTreeSet<char> = texts
+        .iter()
+        .flat_map(|text| text.chars())
+        .filter(|c| *c != ' ')
+        .collect();
+    let pieces = old.vocabulary_size() + letters.len() + 3;
+    let mut flow = crate::binary::program();
+    flow.args([
+        "run",
+        "pipelines/train_tokenizer.yaml",
+        "--progress",
+        "plain",
+        "--state",
+    ]);
+    flow.arg(place.path("state"));
+    for (name, value) in [
+        ("manifest", place.path("el.jsonl").display().to_string()),
+        ("out", place.path("out").display().to_string()),
+        ("extend", init.display().to_string()),
+        ("lang", "el".into()),
+        ("vocab_size", pieces.to_string()),
+    ] {
+        flow.args(["--set", &format!("{name}={value}")]);
+    }
+    expect_code(&flow.output().unwrap(), 0);
+    let new = Tokenizer::load(&place.path("out/tokenizer.model")).unwrap();
+    assert_eq!(new.vocabulary_size(), pieces);
+    for text in texts {
+        assert!(old.encode(text).contains(&old.unknown_id()), "{text}");
+        assert!(!new.encode(text).contains(&new.unknown_id()), "{text}");
+    }
+    let known = "<|hi|> नमस्ते दुनिया";
+    assert_eq!(new.encode(known), old.encode(known));
 }
 
 const PIPELINE: &str = r#"

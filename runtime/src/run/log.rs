@@ -94,8 +94,13 @@ pub(super) fn run(
                 standing: LogPosition::At { step, detail },
                 ..
             } => {
-                let message = format!("all steps were given, but its log says that step {step} comes next ({detail})");
-                return Err(state.failed(log, None, StageError::failed(message)));
+                let message = format!(
+                    "its inputs give {total} steps, which are all done, but step {} comes next ({detail})",
+                    step + 1
+                );
+                let help = "a stage that `--from` or `--only` leaves out gives the steps of its last run: run without \
+                            them, so that it gives those of these settings";
+                return Err(state.failed(log, None, StageError::failed(message).with_help(help)));
             }
             _ => return Err(not_settled()),
         }

@@ -11,7 +11,8 @@ use crate::registry::Registry;
 use crate::suggest::did_you_mean;
 
 /// Gives each stage the members of the groups in its `<<` that its kind has settings for, where the stage does not set
-/// them itself. A member that no stage takes is a mistake, as a setting of that name would be.
+/// them itself. A member that no stage takes is a mistake, as a setting of that name would be; so is one that two groups give
+/// with different values.
 pub(super) fn merge_groups(pipeline: &mut Pipeline, registry: &Registry, found: &mut Vec<Diagnostic>) {
     let names_of = |kind: &str| -> Option<BTreeSet<String>> {
         let schema = registry.get(kind)?.schema();
@@ -22,6 +23,8 @@ pub(super) fn merge_groups(pipeline: &mut Pipeline, registry: &Registry, found: 
     type Use = (Place, BTreeMap<String, bool>, BTreeSet<String>);
     let mut uses: BTreeMap<(PathBuf, String), Use> = BTreeMap::new();
     for stage in &mut pipeline.stages {
+        // What groups gave to this stage, by setting.
+        let mut given: BTreeMap<String, (String, Value)> = BTreeMap::new();
         for merged in std::mem::take(&mut stage.merged) {
             // An unknown kind is reported when the stage is checked.
             let Some(names) = names_of(&stage.uses) else { continue };
@@ -50,7 +53,22 @@ pub(super) fn merge_groups(pipeline: &mut Pipeline, registry: &Registry, found: 
                     continue;
                 }
                 *used = true;
-                if !with.contains_key(&key) {
+                if let Some((first, of_first)) = given.get(&name) {
+                    if *of_first != value {
+                        let message = format!(
+                            "`{name}` is a member of the groups `{first}` and `{}`, with different values",
+                            merged.group
+                        );
+                        let help = format!("say under `with` which one counts: `{name}: ${{{first}.{name}}}`");
+                        let steps = Steps::default().key("with").join(&merged.steps);
+                        found.push(
+                            Diagnostic::new(message)
+                                .at(stage.origin.place(&steps, Part::Value))
+                                .help(help),
+                        );
+                    }
+                } else if !with.contains_key(&key) {
+                    given.insert(name.clone(), (merged.group.clone(), value.clone()));
                     with.insert(key, value);
                     let step = Steps::default().key(&name);
                     let member = merged.members.iter().find(|member| member.steps == step);

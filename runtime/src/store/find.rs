@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
-use arrow::compute::filter_record_batch;
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
+use arrow::compute::{can_cast_types, filter_record_batch};
 use arrow::datatypes::DataType;
 
 use super::artifact::{Artifact, Data};
@@ -21,6 +21,15 @@ pub struct FoundRow {
     pub row: Option<u32>,
     /// The other columns as a JSON object, in the order of the file.
     pub values: String,
+}
+
+/// By what a row is found: its columns of these names, where it has them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowNames<'r> {
+    pub segment_id: Option<&'r str>,
+    pub audio_path: Option<&'r str>,
+    pub tar_path: Option<&'r str>,
+    pub tar_member_name: Option<&'r str>,
 }
 
 /// The columns of a row that are not null, each with its value as JSON.
@@ -88,17 +97,17 @@ impl Store {
         Ok(first)
     }
 
-    /// The rows of a segment (by the column `segment_id`) that a record holds on a port; none where the port has no
-    /// such column.
+    /// The rows that a record holds on a port, of those whose names are wanted; none where the port has no column
+    /// `segment_id`.
     ///
     /// # Errors
     /// If the data file cannot be read or is not what its record says.
-    pub fn find_segment(
+    pub fn find_rows(
         &self,
         recipe: &Digest,
         record: &Record,
         port: &str,
-        segment_id: &str,
+        is_wanted: &mut dyn FnMut(&RowNames<'_>) -> bool,
     ) -> Result<Vec<FoundRow>, StageError> {
         let Some(stored) = record.ports.get(port) else {
             return Ok(Vec::new());
@@ -113,7 +122,7 @@ impl Store {
         let mut found = Vec::new();
         for batch in parquet_file::open(&path, stored.bytes, &schema, None, selection.as_deref())? {
             let batch = batch?;
-            let matching = matching(&batch, segment_id)?;
+            let matching = matching(&batch, is_wanted)?;
             if matching.true_count() == 0 {
                 continue;
             }
@@ -130,13 +139,30 @@ impl Store {
     }
 }
 
-fn matching(batch: &RecordBatch, segment_id: &str) -> Result<BooleanArray, StageError> {
-    let ids = batch
-        .column_by_name("segment_id")
-        .ok_or_else(|| StageError::failed("the rows have no column `segment_id`"))?;
-    let ids = arrow::compute::cast(ids, &DataType::Utf8)?;
-    let ids = ids.as_string::<i32>();
-    Ok((0..ids.len())
-        .map(|row| Some(ids.is_valid(row) && ids.value(row) == segment_id))
+fn matching(batch: &RecordBatch, is_wanted: &mut dyn FnMut(&RowNames<'_>) -> bool) -> Result<BooleanArray, StageError> {
+    let texts = |name: &str| -> Result<Option<StringArray>, StageError> {
+        match batch.column_by_name(name) {
+            Some(column) if can_cast_types(column.data_type(), &DataType::Utf8) => {
+                let texts = arrow::compute::cast(column, &DataType::Utf8)?;
+                Ok(Some(texts.as_string::<i32>().clone()))
+            }
+            _ => Ok(None),
+        }
+    };
+    let (ids, recordings) = (texts("segment_id")?, texts("audio_path")?);
+    let (tars, members) = (texts("tar_path")?, texts("tar_member_name")?);
+    Ok((0..batch.num_rows())
+        .map(|row| {
+            Some(is_wanted(&RowNames {
+                segment_id: value(ids.as_ref(), row),
+                audio_path: value(recordings.as_ref(), row),
+                tar_path: value(tars.as_ref(), row),
+                tar_member_name: value(members.as_ref(), row),
+            }))
+        })
         .collect())
+}
+
+fn value(texts: Option<&StringArray>, row: usize) -> Option<&str> {
+    texts.filter(|texts| texts.is_valid(row)).map(|texts| texts.value(row))
 }

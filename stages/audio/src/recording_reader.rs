@@ -119,6 +119,16 @@ impl RecordingReader {
         Ok(reader)
     }
 
+    /// Samples of each channel in a second, as the recording has them.
+    pub fn sample_rate(&self) -> u32 {
+        self.layout.sample_rate
+    }
+
+    /// Channels of the recording.
+    pub fn channels(&self) -> u32 {
+        self.layout.channels
+    }
+
     /// The length in seconds that the recording says it has, if it does and its end was not reached.
     pub fn stated_seconds(&self) -> Option<f64> {
         let frames = self.blocks.as_ref()?.promised.filter(|frames| *frames > 0)?;

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::keys::{ByKey, Key};
-use crate::read::tag_of;
+use crate::read::untagged;
 use crate::text::norm_text;
 
 /// Rows that are named in the error.
@@ -306,11 +306,7 @@ impl Rows {
             key(&[&of(&self.langs), &of(&self.shard_ids), &segment_id, &duration])
         });
         let text = of(&self.texts);
-        let words = match tag_of(&text) {
-            // Behind `<|`, the tag and `|>`.
-            Some(tag) => norm_text(text[tag.len() + 4..].trim()),
-            None => norm_text(text.trim()),
-        };
+        let words = norm_text(untagged(&text));
         let path = of(&self.paths);
         let recording = (!path.is_empty()).then(|| {
             let offset = self.offsets.is_valid(row).then(|| self.offsets.value(row).to_string());

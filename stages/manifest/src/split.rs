@@ -1,5 +1,6 @@
 //! The kind `manifest.split`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
@@ -10,6 +11,7 @@ use flow_runtime::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::columns;
 use crate::keys::{key_rows, keys_of};
@@ -24,7 +26,7 @@ use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_key
 /// language, groups at home there go to validation in the order of a hash of their words and `split_seed`, until
 /// `val_per_language` rows, or `val_percent` of the language's rows if that is less, are reached; a group larger than what
 /// is missing is passed over. Which rows are chosen does not depend on their order or on how they are
-/// spread over shards.
+/// spread over shards. With `min_val_rows` the page of the run has a table of what each language gave.
 ///
 /// Ports: `train` and `val`, both with the columns of the input.
 ///
@@ -50,6 +52,14 @@ pub struct SplitSettings {
     pub norm: String,
     /// Column with the recording; needed for `split_by: recording` only.
     pub recording_id: String,
+    /// Least rows for validation in all; where fewer can be chosen, the stage fails and says why.
+    #[serde(skip_serializing_if = "is_none_asked_for")]
+    pub min_val_rows: u64,
+}
+
+/// Left out where it is not set, so that what was split before there was such a setting stands.
+fn is_none_asked_for(rows: &u64) -> bool {
+    *rows == 0
 }
 
 impl Default for SplitSettings {
@@ -62,8 +72,99 @@ impl Default for SplitSettings {
             lang: "lang".into(),
             norm: "norm".into(),
             recording_id: "recording_id".into(),
+            min_val_rows: 0,
         }
     }
+}
+
+impl SplitSettings {
+    /// Refuses a split that has fewer rows for validation than are asked for. `languages`: rows in all and for validation.
+    fn check_rows(&self, languages: &BTreeMap<String, (u64, u64)>, quota: Quota) -> Result<(), StageError> {
+        let (rows, val) = totals(languages);
+        if val >= self.min_val_rows {
+            return Ok(());
+        }
+        let found = format!(
+            "{val} of {rows} {} for validation, at least {} must be",
+            if rows == 1 { "row is" } else { "rows are" },
+            self.min_val_rows
+        );
+        // The language with the most rows is the first that gives some.
+        let Some((lang, (most, _))) = languages.iter().max_by_key(|(_, (rows, _))| *rows) else {
+            return Err(StageError::failed(format!("{found}: there are no rows to divide")));
+        };
+        let targets: u64 = languages.values().map(|(rows, _)| quota.target(*rows)).sum();
+        let of = if lang.is_empty() {
+            String::new()
+        } else {
+            format!(" of `{lang}`")
+        };
+        let (setting, why, help) = if self.val_per_language == 0 {
+            let help = "set it to the rows of each language that validation shall have".to_string();
+            ("val_per_language", "it is 0".to_string(), help)
+        } else if targets < self.min_val_rows {
+            let why = format!(
+                "{} % of the {most} rows{of} are {}",
+                self.val_percent,
+                quota.target(*most)
+            );
+            let enough = (100 * self.min_val_rows).div_ceil(*most);
+            let help = match enough {
+                1..=100 => format!("set it to {enough} or more, or take more rows"),
+                _ => "there are too few rows: take more of them".to_string(),
+            };
+            let by_count = self.val_per_language < self.min_val_rows && languages.len() == 1;
+            match by_count {
+                true => {
+                    let why = format!("it allows {} rows", self.val_per_language);
+                    (
+                        "val_per_language",
+                        why,
+                        format!("set it to {} or more", self.min_val_rows),
+                    )
+                }
+                false => ("val_percent", why, help),
+            }
+        } else {
+            let alike = match self.split_by {
+                SplitBy::Text => "the same words",
+                SplitBy::Recording => "the same words or recording",
+            };
+            let why = format!(
+                "{targets} may be chosen, but rows with {alike} stay together, and there are more in each such group"
+            );
+            let help = "raise it, or take rows with other words or recordings".to_string();
+            ("val_percent", why, help)
+        };
+        Err(StageError::setting(setting, format!("{found}: {why}")).with_help(help))
+    }
+}
+
+/// Rows in all, and rows for validation.
+fn totals(languages: &BTreeMap<String, (u64, u64)>) -> (u64, u64) {
+    let add = |(rows, val): (u64, u64), of: &(u64, u64)| (rows + of.0, val + of.1);
+    languages.values().fold((0, 0), add)
+}
+
+/// What the screen shows of a split, and with a table the page of the run, too.
+fn figures(languages: &BTreeMap<String, (u64, u64)>, with_table: bool) -> serde_json::Value {
+    let (all, chosen) = totals(languages);
+    let line = format!("{chosen} of {all} rows for validation");
+    let by_language = languages.iter();
+    let by_language = by_language.map(|(lang, (rows, val))| (lang.clone(), json!({"rows": rows, "val": val})));
+    let by_language: serde_json::Map<_, _> = by_language.collect();
+    let mut figures = json!({"line": line, "languages": by_language});
+    if with_table {
+        let rows = languages
+            .iter()
+            .map(|(lang, (rows, val))| json!([lang, rows - val, val]));
+        figures["table"] = json!({
+            "title": format!("Split: {line}"),
+            "columns": ["language", "training", "validation"],
+            "rows": rows.collect::<Vec<_>>(),
+        });
+    }
+    figures
 }
 
 pub struct Split;
@@ -173,11 +274,9 @@ impl Global for Splitter {
             }
         }
         let split = decide_split(&keys, settings.split_by, quota, settings.split_seed)?;
-        let figures = split
-            .languages
-            .iter()
-            .map(|(lang, (rows, val))| (lang.clone(), serde_json::json!({"rows": rows, "val": val})));
-        self.context.report(serde_json::Value::Object(figures.collect()));
+        settings.check_rows(&split.languages, quota)?;
+        self.context
+            .report(figures(&split.languages, settings.min_val_rows > 0));
         Ok(split.validation)
     }
 
@@ -229,6 +328,74 @@ mod tests {
             .input("rows", schema)
             .feed("rows", "hi/a", batch)
             .run()
+    }
+
+    /// What is said of a split of so many rows of German, of which all that are alike have the same words.
+    fn refused(rows: usize, alike: usize, settings: &str) -> String {
+        let schema = Arc::new(Schema::new(vec![
+            Field::new(ROW, DataType::UInt32, false),
+            Field::new("lang", DataType::Utf8, false),
+            Field::new("norm", DataType::Utf8, false),
+        ]));
+        let columns: Vec<Arc<dyn Array>> = vec![
+            Arc::new(UInt32Array::from_iter_values(0..rows as u32)),
+            Arc::new(StringArray::from(vec!["de"; rows])),
+            Arc::new(StringArray::from_iter_values(
+                (0..rows).map(|row| format!("{}", row / alike)),
+            )),
+        ];
+        let batch = RecordBatch::try_new(Arc::clone(&schema), columns).unwrap();
+        let output = Harness::<Split>::from_yaml(settings)
+            .unwrap()
+            .input("rows", schema)
+            .feed("rows", "de/a", batch)
+            .run();
+        match output {
+            Ok(output) => format!("{} rows", output.all_rows("val").num_rows()),
+            Err(StageError::Setting {
+                path, message, help, ..
+            }) => {
+                format!("{path}: {message}; {}", help.unwrap_or_default())
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn too_few_rows_for_validation_are_refused_with_the_setting_that_helps() {
+        assert_eq!(refused(30, 1, "{min_val_rows: 1}"), "3 rows");
+        assert_eq!(refused(4, 1, "{}"), "0 rows", "as it always was");
+        let said = refused(4, 1, "{min_val_rows: 1}");
+        assert!(
+            said.starts_with("val_percent: 0 of 4 rows are for validation"),
+            "{said}"
+        );
+        assert!(
+            said.contains("10 % of the 4 rows of `de` are 0; set it to 25 or more"),
+            "{said}"
+        );
+        assert_eq!(refused(4, 1, "{min_val_rows: 1, val_percent: 25}"), "1 rows");
+        let said = refused(1, 1, "{min_val_rows: 2}");
+        assert!(
+            said.contains("0 of 1 row is for validation, at least 2 must be"),
+            "{said}"
+        );
+        assert!(said.contains("too few rows"), "{said}");
+        let said = refused(30, 1, "{min_val_rows: 1, val_per_language: 0}");
+        assert!(said.starts_with("val_per_language: 0 of 30 rows"), "{said}");
+        // Three rows may be chosen, but ten always stay together.
+        let said = refused(30, 10, "{min_val_rows: 1}");
+        assert!(
+            said.contains("3 may be chosen, but rows with the same words stay together"),
+            "{said}"
+        );
+        assert_eq!(refused(30, 10, "{min_val_rows: 1, val_percent: 34}"), "10 rows");
+    }
+
+    #[test]
+    fn a_setting_that_is_not_set_is_not_part_of_the_key() {
+        let settings = serde_json::to_value(SplitSettings::default()).unwrap();
+        assert!(settings.get("min_val_rows").is_none(), "{settings}");
     }
 
     #[test]

@@ -42,7 +42,8 @@ use crate::text::{TextRules, TextSettings};
 /// out; rows without `_row` are numbered in the order of the result.
 ///
 /// The dialect is that of DataFusion. Functions of our own: `clean_text(text)`, `norm_text(clean)`,
-/// `tagged_text(clean, lang)`, `is_blank(text)`, `py_strip(text)`, `nfc(text)` (Unicode normal form C),
+/// `tagged_text(clean, lang)`, `untagged_text(text)` (without the language tag that it may begin with), `is_blank(text)`,
+/// `py_strip(text)`, `nfc(text)` (Unicode normal form C),
 /// `strip_zero_width(text)`, `correct_language(clean, tag, path_lang)`,
 /// `identify_language(clean, lang, least)` (tells Hindi from Marathi where it is at least as sure as `least`, of 1; other
 /// languages stay),

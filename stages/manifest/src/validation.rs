@@ -36,7 +36,8 @@ pub struct Quota {
 }
 
 impl Quota {
-    fn target(self, rows: u64) -> u64 {
+    /// Rows for validation of a language that has so many rows.
+    pub fn target(self, rows: u64) -> u64 {
         // Exact for any count of rows below 2^53 / 100: the product is, and a quotient that is no whole
         // number is not rounded up to one.
         let share = (rows as f64 * self.percent / 100.0).floor();

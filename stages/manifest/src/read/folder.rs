@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use flow_runtime::{Partition, SourcePartition, StageError};
 
+use super::folder_languages::FolderLanguages;
 use super::listing::{AUDIO, Listed, Transcript, list, stem};
 use super::looks::{Chain, looks_of};
 use super::naming::{language, named};
@@ -19,6 +20,8 @@ use crate::error::ManifestError;
 const TABLES: [&str; 3] = ["metadata.csv", "metadata.tsv", "metadata.jsonl"];
 /// Tables of a folder of Common Voice beside `clips`, the first that is there counts.
 const COMMON_VOICE: [&str; 2] = ["validated.tsv", "train.tsv"];
+/// Names of a folder that an error shows.
+const SHOWN: usize = 10;
 /// Those that are read only where they are named.
 const OF_COMMON_VOICE: [&str; 4] = ["dev.tsv", "test.tsv", "other.tsv", "invalidated.tsv"];
 
@@ -57,6 +60,7 @@ pub struct AudioFolder {
     root: PathBuf,
     blocks: Vec<(Partition, Vec<Listed>)>,
     lang: String,
+    folders: FolderLanguages,
     source: String,
 }
 
@@ -72,19 +76,37 @@ impl AudioFolder {
             return Err(ManifestError::Manifest {
                 path: root.to_path_buf(),
                 why: format!(
-                    "the folder holds no recording ({}) and no table ({}, or {} beside clips)",
+                    "the folder holds no recording ({}; each with a .txt or .lab beside it or a line in a *.trans.txt, as \
+                     LibriSpeech has it) and no table ({}, as Hugging Face has it, or {} beside clips, as Common Voice has it); \
+                     in it is {}",
                     AUDIO.join(", "),
                     TABLES.join(", "),
-                    COMMON_VOICE.join(", ")
+                    COMMON_VOICE.join(", "),
+                    contents_of(root)
                 ),
             });
         }
         Ok(AudioFolder {
             root: root.to_path_buf(),
+            folders: FolderLanguages::of(
+                blocks
+                    .iter()
+                    .flat_map(|(_, files)| files)
+                    .map(|listed| listed.file.as_str()),
+            ),
             blocks,
             lang: settings.lang.clone(),
             source: settings.source.clone(),
         })
+    }
+
+    /// What was decided about the names of its folders, where they count.
+    pub fn decision(&self) -> Option<String> {
+        if self.lang.is_empty() {
+            self.folders.decision()
+        } else {
+            None
+        }
     }
 
     pub fn partitions(&self) -> Vec<SourcePartition> {
@@ -104,7 +126,7 @@ impl AudioFolder {
                         }
                     }
                     Transcript::Line(list) if lists.insert(list) => texts.push(list.to_path_buf()),
-                    Transcript::Line(_) => {}
+                    Transcript::Line(_) | Transcript::Refused { .. } => {}
                 }
             }
             SourcePartition {
@@ -129,6 +151,7 @@ impl AudioFolder {
 
     fn text(&self, file: &str, place: &Transcript, lists: &BTreeMap<&Arc<Path>, Lines<'_>>) -> Result<String, Refusal> {
         match place {
+            Transcript::Refused { reason, detail } => Err(refuse(reason, detail.clone())),
             Transcript::Beside(extension) => transcript(&self.beside(file, extension)),
             Transcript::Line(list) => {
                 let found = lists.get(list).and_then(|lines| lines.get(stem(file))).cloned();
@@ -143,7 +166,7 @@ impl AudioFolder {
         ManifestRow {
             segment_id: names.segment_id,
             shard_id: names.shard_id.unwrap_or_else(|| file_stem(&self.root)),
-            lang: language(None, &self.lang, file, &text),
+            lang: language(None, &self.lang, self.folders.language(file), &text),
             text,
             source: self.source.clone(),
             wanted: self.wanted(file),
@@ -160,6 +183,27 @@ impl AudioFolder {
             files: vec![self.root.join(file)],
             member: None,
         }
+    }
+}
+
+/// The first names in a folder, for an error.
+fn contents_of(folder: &Path) -> String {
+    let mut names: Vec<String> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| {
+            let slash = if entry.path().is_dir() { "/" } else { "" };
+            format!("{}{slash}", entry.file_name().to_string_lossy())
+        })
+        .collect();
+    names.sort();
+    let more = names.len().saturating_sub(SHOWN);
+    names.truncate(SHOWN);
+    match (names.as_slice(), more) {
+        ([], _) => "nothing".into(),
+        (names, 0) => names.join(", "),
+        (names, more) => format!("{} and {more} more", names.join(", ")),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Recordings below a folder, and where their transcripts are.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +33,8 @@ pub enum Transcript {
     Beside(&'static str),
     /// In a line of a list of LibriSpeech's form, `<utterance> <text>`.
     Line(Arc<Path>),
+    /// It is no recording with a transcript, for this reason.
+    Refused { reason: &'static str, detail: String },
 }
 
 /// A folder that waits to be listed.
@@ -123,6 +127,8 @@ struct Contents {
     recordings: BTreeSet<String>,
     /// Files that may be transcripts.
     texts: BTreeSet<String>,
+    /// Folders and recordings whose names are not UTF-8, as they can be shown.
+    unnamed: BTreeSet<String>,
 }
 
 impl Contents {
@@ -131,19 +137,29 @@ impl Contents {
         let failed = |e| ManifestError::io(folder, e);
         for entry in fs::read_dir(folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            // A manifest cannot name what is not UTF-8.
-            let Ok(name) = entry.file_name().into_string() else {
-                continue;
-            };
             let kind = entry.file_type().map_err(failed)?;
-            let extension = Path::new(&name).extension().and_then(|found| found.to_str());
+            let is_audio = |extension: Option<&OsStr>| {
+                let extension = extension.and_then(OsStr::to_str).map(str::to_ascii_lowercase);
+                extension.is_some_and(|found| AUDIO.contains(&found.as_str()))
+            };
+            let name = match entry.file_name().into_string() {
+                Ok(name) => name,
+                // A manifest cannot name it.
+                Err(name) => {
+                    if entry.path().is_dir() || is_audio(Path::new(&name).extension()) {
+                        contents.unnamed.insert(name.to_string_lossy().into_owned());
+                    }
+                    continue;
+                }
+            };
+            let extension = Path::new(&name).extension();
             if kind.is_dir() {
                 contents.folders.push(name);
             } else if kind.is_symlink() && entry.path().is_dir() {
                 contents.links.push(name);
-            } else if extension.is_some_and(|found| AUDIO.contains(&found.to_ascii_lowercase().as_str())) {
+            } else if is_audio(extension) {
                 contents.recordings.insert(name);
-            } else if extension.is_some_and(|found| ["txt", "lab"].contains(&found)) {
+            } else if extension.is_some_and(|found| found == "txt" || found == "lab") {
                 contents.texts.insert(name);
             }
         }
@@ -151,10 +167,14 @@ impl Contents {
     }
 
     /// Recordings in the order of their names, and where their transcripts are. An utterance of a list that no recording
-    /// goes by is a recording that is not there.
+    /// goes by is a recording that is not there, and so is a transcript beside recordings that belongs to none of them.
     fn recordings(&self, folder: &Path) -> Result<Vec<(String, Transcript)>, ManifestError> {
         let stems: HashSet<&str> = self.recordings.iter().map(|name| stem(name)).collect();
         let mut lines: HashMap<String, Arc<Path>> = HashMap::new();
+        let mut refused: Vec<(String, Transcript)> = Vec::new();
+        let mut refuse = |name: &str, reason, detail| {
+            refused.push((name.to_string(), Transcript::Refused { reason, detail }));
+        };
         for name in self.texts.iter().filter(|name| name.ends_with(LIST)) {
             // Or it is the transcript of `x.trans.flac`.
             if stems.contains(stem(name)) {
@@ -163,11 +183,35 @@ impl Contents {
             let path: Arc<Path> = folder.join(name).into();
             for (line, _) in lines_of(&path)?.lines() {
                 if let Some((utterance, _)) = split_line(line) {
-                    // The first list that has it counts.
-                    let list = || Arc::clone(&path);
-                    lines.entry(utterance.to_string()).or_insert_with(list);
+                    // The first line of it counts.
+                    match lines.entry(utterance.to_string()) {
+                        Entry::Vacant(entry) => {
+                            entry.insert(Arc::clone(&path));
+                        }
+                        Entry::Occupied(first) => {
+                            let why = format!(
+                                "{} has another line of it; the first counts, in {}",
+                                path.display(),
+                                first.get().display()
+                            );
+                            refuse(utterance, "duplicate_utterance", why);
+                        }
+                    }
                 }
             }
+        }
+        if !self.recordings.is_empty() {
+            let texts = self.texts.iter().filter(|name| !name.ends_with(LIST));
+            for text in texts.filter(|name| !stems.contains(stem(name))) {
+                refuse(
+                    text,
+                    "missing_audio",
+                    "no recording of this name lies beside the transcript".into(),
+                );
+            }
+        }
+        for name in &self.unnamed {
+            refuse(name, "unsafe_name", "its name is not UTF-8".into());
         }
         let beside = |stem: &str, extension: &str| self.texts.contains(&format!("{stem}.{extension}"));
         let transcript = |stem: &str| match lines.get(stem) {
@@ -186,7 +230,8 @@ impl Contents {
             .filter(|(utterance, _)| !stems.contains(utterance.as_str()));
         found
             .extend(missing.map(|(utterance, list)| (format!("{utterance}.flac"), Transcript::Line(Arc::clone(list)))));
-        found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        found.extend(refused);
+        found.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
     }
 }

@@ -3,16 +3,19 @@
 pub(crate) mod decoded_text;
 mod files;
 mod folder;
+mod folder_languages;
 mod grouped;
 mod lines;
 mod listing;
 mod looks;
+mod manifest_line;
 mod naming;
 mod opening;
 mod places;
 mod recordings;
 mod row_rules;
 pub(crate) mod rows;
+pub mod sample;
 pub(crate) mod table_text;
 pub(crate) mod tables;
 mod text_tables;
@@ -24,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
     ReadOnce, Shape, Source, SourcePartition, StageError,
@@ -32,7 +36,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use files::Format;
-pub use lines::tag_of;
+pub use lines::{tag_of, untagged};
+pub use manifest_line::{ManifestLine, manifest_line};
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use row_rules::Regions;
@@ -42,7 +47,7 @@ use crate::error::ManifestError;
 use files::expand;
 use places::Places;
 use recordings::Recordings;
-use row_rules::RowRules;
+use row_rules::{RowRules, is_language_code};
 use rows::Rows;
 
 /// Starts from a manifest that exists.
@@ -71,14 +76,17 @@ use rows::Rows;
 /// - folder: a folder with a table, `metadata.csv`, `metadata.tsv` or `metadata.jsonl`; a folder of Common Voice (`clips` and
 ///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg) in it
 ///   and below it, each with a `.txt` or `.lab` beside it, or a line `<name> <text>` in a `.trans.txt` of its folder, as
-///   LibriSpeech has it. Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
+///   LibriSpeech has it. A transcript beside recordings that belongs to none, a second line of one utterance and a name that
+///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`). Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
 ///   error.
 ///
 /// Recordings of tables and folders that say no duration are decoded to measure it.
 ///
-/// A row without a language gets `lang`; else, in tables and folders, the first folder of its path if that is named like a
-/// language; else the one in a tag that its text begins with (`<|hi|> ...`). `en-US` and `en_US` become `en`, unless `regions`
-/// is `keep`. An empty text is taken as it is.
+/// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
+/// are named like languages (two or three letters, perhaps with a region; the log says what was decided); else the one in a tag
+/// that its text begins with (`<|hi|> ...`). `en-US` and `en_US` become `en`, unless `regions` is `keep`. A language has the
+/// form of BCP 47: two or three letters, perhaps with script, region and variant (`hi`, `zh-Hant-TW`). An empty text is taken
+/// as it is.
 ///
 /// Columns out: `_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source, audio_path, start,
 /// offset, size, extra`. `audio_path` is the recording's file; where `offset` and `size` are not null, it is the tar that holds
@@ -93,7 +101,7 @@ use rows::Rows;
 ///
 /// Rows are refused (class `rule`) as `duration_too_short` and `duration_too_long` by `min_duration` and `max_duration`, and
 /// (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`, `bad_type`,
-/// `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the row begins
+/// `bad_language` (the detail names the value and its field), `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the row begins
 /// after its recording, or ends more than 0.1 s after it, by the header of a FLAC or WAV file; of other formats, and with
 /// `check_audio: false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
 /// original. Each run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition
@@ -187,6 +195,17 @@ impl ReadSettings {
         }
     }
 
+    /// Refuses a language for rows that has not the form of one.
+    fn check_lang(&self) -> Result<(), StageError> {
+        if self.lang.is_empty() || is_language_code(&self.lang) {
+            return Ok(());
+        }
+        Err(StageError::setting(
+            "lang",
+            format!("{:?} is no language code such as `hi` or `en-US`", self.lang),
+        ))
+    }
+
     /// Refuses limits of the duration that are no lengths, or that no row keeps.
     fn check_durations(&self) -> Result<(), StageError> {
         for (name, limit) in [("min_duration", self.min_duration), ("max_duration", self.max_duration)] {
@@ -213,7 +232,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
@@ -231,6 +250,7 @@ impl Kind for Read {
         };
         if !settings.manifest.is_empty() {
             settings.check_durations()?;
+            settings.check_lang()?;
             let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
             for (name, pattern) in patterns {
                 expand(pattern).map_err(|why| StageError::setting(name, why))?;
@@ -325,7 +345,13 @@ impl Reader {
 
 impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let mut partitions = self.manifest()?.partitions()?;
+        let manifest = self.manifest()?;
+        if let Some(decision) = manifest.decision() {
+            self.context.events.send(Event::Note {
+                message: format!("{}: {decision}", self.settings.manifest),
+            });
+        }
+        let mut partitions = manifest.partitions()?;
         partitions.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(partitions)
     }

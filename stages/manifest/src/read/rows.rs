@@ -1,5 +1,6 @@
 //! Rows as `manifest.read` gives them, and lines that it refuses.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder, UInt32Builder};
@@ -7,7 +8,8 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
 use super::recordings::{Found, Recordings, Wanted};
-use super::row_rules::RowRules;
+use super::row_rules::{RowRules, is_language_code};
+use super::sample::KeptRows;
 use crate::extra::EXTRA;
 
 /// Rows that are handed on at a time, and bytes of text after which it is fewer of them: a column of texts counts its
@@ -18,6 +20,8 @@ const CHUNK_BYTES: usize = 64 << 20;
 const MOST_TEXT: usize = 1 << 30;
 /// Bytes of a refused line that are kept.
 const KEPT_OF_A_LINE: usize = 64 << 10;
+/// Letters of a wrong language that a reject shows.
+const SHOWN_OF_A_LANGUAGE: usize = 40;
 
 const TEXTS: [&str; 8] = [
     "segment_id",
@@ -77,6 +81,8 @@ pub struct ManifestRow {
     /// In seconds; none where the recording has to tell.
     pub duration: Option<f64>,
     pub lang: String,
+    /// The key or column that names the language; empty where it is named by none.
+    pub lang_field: &'static str,
     pub tar_member_name: String,
     pub tar_path: String,
     pub source: String,
@@ -119,6 +125,18 @@ impl ManifestRow {
                 "lang: the row names none; the setting `lang` gives one to all such rows",
             ));
         }
+        if !is_language_code(&self.lang) {
+            // Of a wrong column this may be anything.
+            let shown: String = self.lang.chars().take(SHOWN_OF_A_LANGUAGE).collect();
+            let field = match self.lang_field {
+                "" => "the tag that its text begins with".to_string(),
+                field => format!("`{field}`"),
+            };
+            return Err(refuse(
+                "bad_language",
+                format!("{shown:?} in {field} is no language code such as `hi` or `en-US`"),
+            ));
+        }
         Ok(())
     }
 }
@@ -142,6 +160,10 @@ pub struct Rows<'a> {
     most_bytes: usize,
     /// Number of the next row.
     next: u32,
+    /// Where in the manifest the row is: the file, what is counted in it, and the number from 1.
+    place: Option<(String, &'static str, u64)>,
+    /// Where rows are only looked at, those that are kept for it.
+    kept: Option<KeptRows>,
 }
 
 impl<'a> Rows<'a> {
@@ -162,11 +184,50 @@ impl<'a> Rows<'a> {
             all_bytes: 0,
             most_bytes: MOST_TEXT,
             next: 0,
+            place: None,
+            kept: None,
         }
     }
 
     pub fn with_rules(self, rules: RowRules) -> Self {
         Rows { rules, ..self }
+    }
+
+    /// The rows that come now are those of this file; `unit` is what [`Rows::at`] counts, such as `line`.
+    pub fn begin_file(&mut self, path: &Path, unit: &'static str) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.place = Some((name, unit, 0));
+    }
+
+    /// The row that comes next is the one of this number in the file, from 1.
+    pub fn at(&mut self, number: u64) {
+        if let Some((.., at)) = &mut self.place {
+            *at = number;
+        }
+    }
+
+    /// What is wrong with a row, with its place in the manifest.
+    fn with_place(&self, detail: String) -> String {
+        match &self.place {
+            Some((file, unit, number)) if !detail.contains(&format!("{unit} {number}")) => {
+                let space = if detail.is_empty() { "" } else { " " };
+                format!("{detail}{space}({file}, {unit} {number})")
+            }
+            _ => detail,
+        }
+    }
+
+    /// Rows are kept in `kept`, and neither looked up nor handed on.
+    pub(super) fn keeping(self, kept: KeptRows) -> Self {
+        Rows {
+            kept: Some(kept),
+            ..self
+        }
+    }
+
+    /// The rows that were kept; from now on none are.
+    pub(super) fn take_kept(&mut self) -> KeptRows {
+        self.kept.take().unwrap_or_default()
     }
 
     /// Takes the next row of the manifest, or what is wrong with it. `values` gives it as JSON, for the reject.
@@ -182,6 +243,16 @@ impl<'a> Rows<'a> {
         self.next = number
             .checked_add(1)
             .ok_or_else(|| StageError::failed("a partition has more rows than `_row` can count"))?;
+        if let Some(kept) = &mut self.kept {
+            kept.add(row, |row| {
+                match (&self.place, row.and_then(|row| row.wanted.files.first())) {
+                    (Some((file, unit, number)), _) => format!("{file}, {unit} {number}"),
+                    (None, Some(recording)) => recording.display().to_string(),
+                    (None, None) => format!("row {number}"),
+                }
+            });
+            return Ok(());
+        }
         self.out.read(1);
         let segment_id = row.as_ref().ok().map(|row| row.segment_id.clone());
         let found = match row {
@@ -190,15 +261,15 @@ impl<'a> Rows<'a> {
         };
         let found = match found {
             Ok((row, _)) if self.all_bytes.saturating_add(row.bytes()) > self.most_bytes => {
+                let detail = self.with_place(format!("the partition has more than {} bytes of text", self.most_bytes));
                 // Its values are what there is too much of.
-                let why = format!("the partition has more than {} bytes of text", self.most_bytes);
                 let values = serde_json::json!({"text_bytes": row.text.len()}).to_string();
                 self.out.reject(Reject {
                     row: Some(number),
                     segment_id: segment_id.filter(|id| !id.is_empty() && id.len() <= KEPT_OF_A_LINE),
                     reason: "too_much_text".into(),
                     class: RejectClass::Fault,
-                    detail: why,
+                    detail,
                     values,
                 });
                 return Ok(());
@@ -207,20 +278,23 @@ impl<'a> Rows<'a> {
         };
         match found {
             Ok((row, found)) => self.append(number, &row, &found)?,
-            Err(Refusal { reason, class, detail }) => self.out.reject(Reject {
-                row: Some(number),
-                segment_id: segment_id.filter(|id| !id.is_empty()),
-                reason: reason.into(),
-                class,
-                detail,
-                values: values(),
-            }),
+            Err(Refusal { reason, class, detail }) => {
+                let detail = self.with_place(detail);
+                self.out.reject(Reject {
+                    row: Some(number),
+                    segment_id: segment_id.filter(|id| !id.is_empty()),
+                    reason: reason.into(),
+                    class,
+                    detail,
+                    values: values(),
+                });
+            }
         }
         Ok(())
     }
 
     /// The row as the rules have it, with its recording.
-    fn found(&mut self, mut row: ManifestRow) -> Result<Result<(ManifestRow, Found), Refusal>, StageError> {
+    pub(super) fn found(&mut self, mut row: ManifestRow) -> Result<Result<(ManifestRow, Found), Refusal>, StageError> {
         row.lang = self.rules.language(row.lang);
         if let Err(refusal) = row.check() {
             return Ok(Err(refusal));

@@ -13,12 +13,13 @@ use crate::extra::value_of;
 use crate::identify::identify_language;
 use crate::language::Languages;
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
+use crate::read::untagged;
 use crate::text::{TextRules, is_blank, norm_into, python_strip, text_into};
 use crate::written_form::{nfc, strip_zero_width};
 
 /// The functions and what they go by. Each gives null where an argument is null.
 ///
-/// - `clean_text(text)`, `norm_text(clean)`, `tagged_text(clean, lang)`, `py_strip(text)`, `is_blank(text)`
+/// - `clean_text(text)`, `norm_text(clean)`, `tagged_text(clean, lang)`, `untagged_text(text)`, `py_strip(text)`, `is_blank(text)`
 /// - `nfc(text)`, `strip_zero_width(text)`
 /// - `correct_language(clean, tag, path_lang)`, `identify_language(clean, lang, least)`
 /// - `unsafe_name(name)`, `names_shard_file(name, shard_id)`, `strip_dot_slash(name)`
@@ -50,6 +51,7 @@ impl Functions {
         });
         texts(context, "strip_dot_slash", |[n], out| out.push_str(strip_dot_slash(n)));
         texts(context, "tagged_text", |[clean, lang], out| text_into(clean, lang, out));
+        texts(context, "untagged_text", |[t], out| out.push_str(untagged(t)));
         let languages = Arc::clone(&self.languages);
         texts(context, "correct_language", move |[clean, tag, path], out| {
             out.push_str(&languages.correct(clean, tag, path))

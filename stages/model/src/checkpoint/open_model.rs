@@ -55,6 +55,41 @@ fn is_model_file(name: &str) -> bool {
     [CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE].contains(&name) || huggingface::FILES.contains(&name)
 }
 
+/// The archive of a folder that holds one.
+fn only_archive(folder: &Path) -> Result<PathBuf> {
+    let mut archives = Vec::new();
+    for entry in folder.read_dir().map_err(|error| broken(folder, error))? {
+        let path = entry.map_err(|error| broken(folder, error))?.path();
+        // Names that begin with a dot are those of other programs, such as `._model.nemo`.
+        let hidden = path
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !hidden && path.extension().is_some_and(|ending| ending == "nemo") && path.is_file() {
+            archives.push(path);
+        }
+    }
+    archives.sort();
+    let why = match archives.as_slice() {
+        [one] => return Ok(one.clone()),
+        [] => format!(
+            "is no model folder: it has neither {CONFIG_FILE} nor {}, and no .nemo archive",
+            huggingface::CONFIG
+        ),
+        several => {
+            let names = several.iter().take(MOST_NAMES).filter_map(|path| path.file_name());
+            let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+            if several.len() > MOST_NAMES {
+                names.push("...".into());
+            }
+            format!("holds {} .nemo archives; name one: {}", several.len(), names.join(", "))
+        }
+    };
+    Err(broken(folder, why))
+}
+
+/// Archives that an error names.
+const MOST_NAMES: usize = 10;
+
 /// A model on disk whose tensors are read when they are asked for.
 #[derive(Clone, Debug)]
 pub struct OpenModel {
@@ -73,7 +108,10 @@ pub struct OpenModel {
 
 impl OpenModel {
     /// Opens a `.nemo` archive, a Lightning checkpoint, a model folder or a folder of Hugging Face's transformers. What
-    /// it is shows in its contents, not in its name.
+    /// it is shows in its contents, not in its name. A folder that is neither and holds one archive (`*.nemo`) stands for it.
+    ///
+    /// # Errors
+    /// Where there is none of these, or several archives, or what there is cannot be read or is damaged.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|error| broken(path, error))?;
         if metadata.is_dir() {
@@ -83,13 +121,7 @@ impl OpenModel {
             if path.join(huggingface::CONFIG).exists() {
                 return open_huggingface(path);
             }
-            return Err(broken(
-                path,
-                format!(
-                    "is no model folder: it has neither {CONFIG_FILE} nor {}",
-                    huggingface::CONFIG
-                ),
-            ));
+            return open_nemo(&only_archive(path)?);
         }
         if !metadata.is_file() {
             return Err(broken(path, "is no regular file"));
@@ -117,6 +149,12 @@ impl OpenModel {
         let failed = |error| broken(path, error);
         if !path.metadata().map_err(failed)?.is_dir() {
             return Ok(vec![path.to_path_buf()]);
+        }
+        if ![CONFIG_FILE, huggingface::CONFIG]
+            .iter()
+            .any(|name| path.join(name).exists())
+        {
+            return Ok(vec![only_archive(path)?]);
         }
         let mut files = Vec::new();
         for entry in path.read_dir().map_err(failed)? {

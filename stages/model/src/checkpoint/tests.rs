@@ -38,6 +38,32 @@ fn tensors_are_those_that_candle_reads() {
 }
 
 #[test]
+fn a_folder_with_one_archive_stands_for_it() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name);
+    let refused = || {
+        let said = OpenModel::open(place.path()).unwrap_err().to_string();
+        assert_eq!(OpenModel::files(place.path()).unwrap_err().to_string(), said);
+        said
+    };
+    assert!(refused().contains("no .nemo archive"), "{}", refused());
+    // Neither of these is an archive.
+    std::fs::write(path("._model.nemo"), b"of another system").unwrap();
+    std::fs::create_dir(path("folder.nemo")).unwrap();
+    assert!(refused().contains("no .nemo archive"), "{}", refused());
+    std::fs::write(path("model.nemo"), archive()).unwrap();
+    let opened = OpenModel::open(place.path()).unwrap();
+    assert_eq!((opened.path, opened.format), (path("model.nemo"), Format::Nemo));
+    assert_eq!(OpenModel::files(place.path()).unwrap(), [path("model.nemo")]);
+    std::fs::write(path("b.nemo"), b"").unwrap();
+    assert!(
+        refused().contains("holds 2 .nemo archives; name one: b.nemo, model.nemo"),
+        "{}",
+        refused()
+    );
+}
+
+#[test]
 fn a_gzipped_archive_is_read_alike() {
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut packer, &archive()).unwrap();

@@ -6,6 +6,7 @@
 //! its time and its rate, the parts of a form and the length of each, the files that lie in the private folder, and how long a
 //! response may wait for its reader.
 
+mod addresses;
 mod app;
 mod body;
 mod client_stream;

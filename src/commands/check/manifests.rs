@@ -1,0 +1,143 @@
+//! `flow check --deep`: some rows of each manifest, with their recordings.
+
+use std::io::Write;
+use std::time::Duration;
+
+use flow_manifest::read::ReadSettings;
+use flow_manifest::read::sample::ManifestSample;
+use flow_runtime::escape::escape_line;
+use flow_runtime::spec::Checked;
+
+use crate::failure::Failure;
+use crate::table::{count, plural};
+
+/// Rows of each manifest whose recordings are decoded.
+const ROWS: usize = 48;
+/// For how long, for each manifest. A row in hand is finished.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Places that a line names.
+const PLACES: usize = 5;
+
+/// Looks at some rows of each manifest that a stage reads, and says what they are like and which would be refused.
+pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<(), Failure> {
+    for (index, stage) in checked.stages.iter().enumerate() {
+        if stage.kind.name() != "manifest.read" {
+            continue;
+        }
+        let settings: ReadSettings = serde_json::from_value(stage.settings.all()).map_err(Failure::unreadable)?;
+        if settings.manifest.is_empty() {
+            continue;
+        }
+        let scratch = tempfile::tempdir().map_err(Failure::unreadable)?;
+        let sample = ManifestSample::of(&settings, scratch.path(), ROWS, LIMIT)
+            .map_err(|error| Failure::unreadable(checked.diagnose(index, &error)))?;
+        for line in lines(&stage.name, &settings.manifest, &sample) {
+            writeln!(out, "{}", escape_line(&line))?;
+        }
+    }
+    Ok(())
+}
+
+fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
+    let parts = match sample.partitions_read == sample.partitions {
+        true => String::new(),
+        false => format!(" in {} of {} parts of it", sample.partitions_read, sample.partitions),
+    };
+    let cut = if sample.is_cut { " before time ran out" } else { "" };
+    let mut lines = vec![format!(
+        "{stage}: {manifest}: looked at {} of {}{parts}{cut}, {:.1} s of audio",
+        count(sample.rows),
+        plural(sample.rows_read, "row"),
+        sample.seconds
+    )];
+    let mut say = |what: &str, all: Vec<String>| {
+        if !all.is_empty() {
+            lines.push(format!("  {what}: {}", all.join(", ")));
+        }
+    };
+    let layouts = sample.layouts.iter().map(|((rate, channels), rows)| {
+        let channels = plural(u64::from(*channels), "channel");
+        format!("{} Hz with {channels} {}", count(u64::from(*rate)), count(*rows))
+    });
+    say("recordings", layouts.collect());
+    let languages = sample.languages.iter();
+    say(
+        "languages",
+        languages
+            .map(|(lang, rows)| format!("{lang} {}", count(*rows)))
+            .collect(),
+    );
+    let figures = [
+        (sample.tagged, "texts with a language tag"),
+        (sample.parts, "rows that are parts of longer recordings"),
+    ];
+    for (rows, what) in figures {
+        say(what, if rows > 0 { vec![count(rows)] } else { Vec::new() });
+    }
+    say("texts without a word", named(&sample.without_text));
+    say(
+        "texts whose tag is not the language of their row",
+        named(&sample.other_tag),
+    );
+    if sample.refused > 0 {
+        lines.push(format!("  rows that would be refused: {}", count(sample.refused)));
+    }
+    let refused = sample.refusals.iter();
+    lines.extend(refused.map(|refused| format!("    {}  {}: {}", refused.reason, refused.place, refused.detail)));
+    if sample.refused > sample.refusals.len() as u64 {
+        lines.push("    ...".into());
+    }
+    lines
+}
+
+/// How many there are, and where the first of them are.
+fn named(places: &[String]) -> Vec<String> {
+    let Some(_) = places.first() else {
+        return Vec::new();
+    };
+    let shown = places.iter().take(PLACES).cloned().collect::<Vec<_>>().join("; ");
+    let more = if places.len() > PLACES { "; ..." } else { "" };
+    vec![format!("{} ({shown}{more})", places.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use flow_manifest::read::sample::RefusedRow;
+
+    use super::*;
+
+    #[test]
+    fn what_was_seen_is_told_in_lines() {
+        let refused = RefusedRow {
+            place: "m.jsonl, line 4".into(),
+            reason: "missing_audio",
+            detail: "not there: gone.wav".into(),
+        };
+        let sample = ManifestSample {
+            partitions: 600,
+            partitions_read: 8,
+            rows_read: 65_536,
+            rows: 48,
+            seconds: 100.25,
+            layouts: [((16_000, 1), 40), ((44_100, 2), 7)].into(),
+            languages: [("de".to_string(), 47)].into(),
+            without_text: (1..=6).map(|line| format!("m.jsonl, line {line}")).collect(),
+            tagged: 3,
+            refused: 2,
+            refusals: vec![refused],
+            ..ManifestSample::default()
+        };
+        let said = lines("rows", "m.jsonl", &sample).join("\n");
+        assert_eq!(
+            said,
+            "rows: m.jsonl: looked at 48 of 65,536 rows in 8 of 600 parts of it, 100.2 s of audio
+  recordings: 16,000 Hz with 1 channel 40, 44,100 Hz with 2 channels 7
+  languages: de 47
+  texts with a language tag: 3
+  texts without a word: 6 (m.jsonl, line 1; m.jsonl, line 2; m.jsonl, line 3; m.jsonl, line 4; m.jsonl, line 5; ...)
+  rows that would be refused: 2
+    missing_audio  m.jsonl, line 4: not there: gone.wav
+    ..."
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! A few rows of a manifest with their recordings decoded, to see what would become of all of them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use flow_audio::part::{TOLERANCE_SECONDS, decode_row, stated_seconds};
+use flow_audio::recording_reader::{Channels, RecordingReader};
+use flow_runtime::{Out, Partition, StageError};
+
+use super::lines::tag_of;
+use super::recordings::{Found, Recordings};
+use super::rows::{ManifestRow, Refusal, Rows, refuse};
+use super::{ReadSettings, untagged};
+
+/// Partitions of which rows are read.
+const MOST_PARTITIONS: usize = 8;
+/// Rows of a partition that are kept until it is known how many it has.
+const MOST_KEPT: usize = 64;
+/// Refused rows that are told.
+const MOST_TOLD: usize = 20;
+/// Of a longer row only the beginning of the recording is decoded, in seconds.
+const LONGEST_DECODED: f64 = 300.0;
+
+/// What rows of a manifest come to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ManifestSample {
+    /// Partitions of the manifest, and those of which rows were read.
+    pub partitions: usize,
+    pub partitions_read: usize,
+    /// Rows of these, and those whose recordings were looked at.
+    pub rows_read: u64,
+    pub rows: u64,
+    /// Of the rows that would be taken, in seconds.
+    pub seconds: f64,
+    /// How many of them have recordings of each sample rate and number of channels.
+    pub layouts: BTreeMap<(u32, u32), u64>,
+    /// How many of them are of each language.
+    pub languages: BTreeMap<String, u64>,
+    /// Where those of them are whose text has no word.
+    pub without_text: Vec<String>,
+    /// How many of their texts begin with a language tag, and where those are whose tag is another than the row's language.
+    pub tagged: u64,
+    pub other_tag: Vec<String>,
+    /// How many of them are parts of longer recordings.
+    pub parts: u64,
+    /// How many of all rows that were read would be refused, and what is known of the first.
+    pub refused: u64,
+    pub refusals: Vec<RefusedRow>,
+    /// Whether time ran out before all chosen rows were looked at.
+    pub is_cut: bool,
+}
+
+/// A row that `manifest.read` or training would refuse.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RefusedRow {
+    /// File and line, or the recording.
+    pub place: String,
+    pub reason: &'static str,
+    pub detail: String,
+}
+
+/// Rows that are kept while a partition is read: every so many, and those that are refused as they are read.
+#[derive(Default)]
+pub(super) struct KeptRows {
+    rows: Vec<(u64, String, ManifestRow)>,
+    /// Every so many rows one is kept; a power of two.
+    every: u64,
+    seen: u64,
+    refused: u64,
+    refusals: Vec<RefusedRow>,
+}
+
+impl KeptRows {
+    pub fn add(&mut self, row: Result<ManifestRow, Refusal>, place: impl FnOnce(Option<&ManifestRow>) -> String) {
+        let number = self.seen;
+        self.seen += 1;
+        self.every = self.every.max(1);
+        match row {
+            Ok(row) if number.is_multiple_of(self.every) => {
+                let place = place(Some(&row));
+                self.rows.push((number, place, row));
+                if self.rows.len() > MOST_KEPT {
+                    self.every *= 2;
+                    self.rows.retain(|(number, ..)| number.is_multiple_of(self.every));
+                }
+            }
+            Ok(_) => {}
+            Err(Refusal { reason, detail, .. }) => {
+                self.refused += 1;
+                if self.refusals.len() < MOST_TOLD {
+                    let place = place(None);
+                    self.refusals.push(RefusedRow { place, reason, detail });
+                }
+            }
+        }
+    }
+}
+
+impl ManifestSample {
+    /// Reads rows here and there in the manifest that `settings` names, and decodes the recordings of `most` of them, for as
+    /// long as `limit` allows: a row in hand is finished. `scratch` is a folder for temporary files.
+    ///
+    /// # Errors
+    /// When the manifest cannot be read.
+    pub fn of(settings: &ReadSettings, scratch: &Path, most: usize, limit: Duration) -> Result<Self, StageError> {
+        let began = Instant::now();
+        let manifest = settings.open(scratch).map_err(StageError::from)?;
+        let names: Vec<Partition> = manifest
+            .partitions()?
+            .into_iter()
+            .map(|partition| partition.name)
+            .collect();
+        let chosen = spread(names.len(), MOST_PARTITIONS);
+        let mut sample = ManifestSample {
+            partitions: names.len(),
+            ..ManifestSample::default()
+        };
+        let each = most.div_ceil(chosen.len().max(1));
+        for partition in chosen.into_iter().filter_map(|place| names.get(place)) {
+            if began.elapsed() >= limit {
+                sample.is_cut = true;
+                break;
+            }
+            sample.partitions_read += 1;
+            let mut out = Out::new(partition.clone());
+            let mut recordings = Recordings::new(settings.check_audio);
+            let mut rows = Rows::new(&mut out, &mut recordings)
+                .with_rules(settings.row_rules())
+                .keeping(KeptRows::default());
+            manifest.read(partition, &mut rows)?;
+            let kept = rows.take_kept();
+            sample.rows_read += kept.seen;
+            sample.refused += kept.refused;
+            sample.refusals.extend(kept.refusals);
+            let places = spread(kept.rows.len(), each);
+            let rows_of_it = kept.rows.into_iter().enumerate();
+            for (_, (_, place, row)) in rows_of_it.filter(|(at, _)| places.contains(at)) {
+                if began.elapsed() >= limit {
+                    sample.is_cut = true;
+                    break;
+                }
+                sample.rows += 1;
+                match rows.found(row)? {
+                    Ok((row, found)) => sample.look_at(place, &row, &found),
+                    Err(refusal) => sample.refuse(place, refusal),
+                }
+            }
+        }
+        sample.refusals.truncate(MOST_TOLD);
+        Ok(sample)
+    }
+
+    fn refuse(&mut self, place: String, Refusal { reason, detail, .. }: Refusal) {
+        self.refused += 1;
+        self.refusals.push(RefusedRow { place, reason, detail });
+    }
+
+    fn look_at(&mut self, place: String, row: &ManifestRow, found: &Found) {
+        let path = Path::new(&found.audio_path);
+        let range = found
+            .range
+            .map(|(offset, size)| (offset.unsigned_abs(), size.unsigned_abs()));
+        let start = row.start.unwrap_or(0.0);
+        let opened = match RecordingReader::open(path, range, Channels::Mix) {
+            Ok(opened) => opened,
+            Err(error) => return self.refuse(place, refuse("decode_error", error.to_string())),
+        };
+        if found.duration <= LONGEST_DECODED
+            && let Err(error) = decode_row(path, range, start, found.duration, LONGEST_DECODED)
+        {
+            return self.refuse(place, refuse("decode_error", error.to_string()));
+        }
+        *self
+            .layouts
+            .entry((opened.sample_rate(), opened.channels()))
+            .or_default() += 1;
+        *self.languages.entry(row.lang.clone()).or_default() += 1;
+        self.seconds += found.duration;
+        let is_part = |length: f64| start > 0.0 || length - found.duration > TOLERANCE_SECONDS;
+        self.parts += u64::from(stated_seconds(path, range).is_some_and(is_part));
+        if let Some(tag) = tag_of(&row.text) {
+            self.tagged += 1;
+            if tag != row.lang {
+                self.other_tag.push(place.clone());
+            }
+        }
+        if untagged(&row.text).is_empty() {
+            self.without_text.push(place);
+        }
+    }
+}
+
+/// At most so many of the first `count` numbers, evenly spread, the first among them.
+fn spread(count: usize, most: usize) -> Vec<usize> {
+    let take = count.min(most);
+    (0..take).map(|number| number * count / take).collect()
+}
+
+#[cfg(test)]
+#[path = "sample_tests.rs"]
+mod tests;

@@ -1,0 +1,110 @@
+use std::fs;
+
+use super::*;
+
+/// Silence as a WAV of 16 bits.
+fn wav(rate: u32, channels: u16, seconds: f64) -> Vec<u8> {
+    let data = (f64::from(rate) * seconds) as u32 * u32::from(channels) * 2;
+    let mut bytes = Vec::new();
+    bytes.extend(b"RIFF");
+    bytes.extend((36 + data).to_le_bytes());
+    bytes.extend(b"WAVEfmt ");
+    bytes.extend(16u32.to_le_bytes());
+    bytes.extend(1u16.to_le_bytes());
+    bytes.extend(channels.to_le_bytes());
+    bytes.extend(rate.to_le_bytes());
+    bytes.extend((rate * u32::from(channels) * 2).to_le_bytes());
+    bytes.extend((channels * 2).to_le_bytes());
+    bytes.extend(16u16.to_le_bytes());
+    bytes.extend(b"data");
+    bytes.extend(data.to_le_bytes());
+    bytes.resize(bytes.len() + data as usize, 0);
+    bytes
+}
+
+fn settings(manifest: &Path) -> ReadSettings {
+    ReadSettings {
+        manifest: manifest.display().to_string(),
+        lang: "de".into(),
+        max_duration: Some(20.0),
+        ..ReadSettings::default()
+    }
+}
+
+fn sample(settings: &ReadSettings) -> ManifestSample {
+    let scratch = tempfile::tempdir().unwrap();
+    ManifestSample::of(settings, scratch.path(), 40, Duration::from_secs(600)).unwrap()
+}
+
+#[test]
+fn rows_are_looked_at_as_training_will_and_named_by_file_and_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("a.wav"), wav(16_000, 1, 2.0)).unwrap();
+    fs::write(at("b.wav"), wav(44_100, 2, 2.0)).unwrap();
+    let mut cut = wav(16_000, 1, 2.0);
+    cut.truncate(20_000);
+    fs::write(at("cut.wav"), cut).unwrap();
+    fs::write(at("text.wav"), "no audio").unwrap();
+    let line = |file: &str, text: &str, more: &str| {
+        format!("{{\"audio_filepath\": \"{file}\", \"text\": \"{text}\", \"duration\": {more}}}\n")
+    };
+    let lines = [
+        line("a.wav", "<|de|> eins", "2.0"),
+        line("b.wav", "<|en|> zwei", "2.0"),
+        line("a.wav", "<|de|> ", "1.0, \"offset\": 0.5"),
+        line("gone.wav", "drei", "2.0"),
+        "no JSON\n".into(),
+        line("cut.wav", "vier", "2.0"),
+        line("text.wav", "sechs", "2.0"),
+        line("a.wav", "lang", "30.0"),
+    ];
+    fs::write(at("m.jsonl"), lines.concat()).unwrap();
+    let found = sample(&settings(&at("m.jsonl")));
+    assert_eq!((found.rows_read, found.rows, found.is_cut), (8, 7, false));
+    assert_eq!((found.partitions, found.partitions_read), (1, 1));
+    assert_eq!(found.layouts, BTreeMap::from([((16_000, 1), 2), ((44_100, 2), 1)]));
+    assert_eq!(found.languages, BTreeMap::from([("de".to_string(), 3)]));
+    assert_eq!(found.without_text, ["m.jsonl, line 3"]);
+    assert_eq!(
+        (found.tagged, found.other_tag),
+        (3, vec!["m.jsonl, line 2".to_string()])
+    );
+    assert_eq!((found.parts, found.seconds), (1, 5.0));
+    let places: Vec<&str> = found.refusals.iter().map(|refused| refused.place.as_str()).collect();
+    assert_eq!(places, [5, 4, 6, 7, 8].map(|line| format!("m.jsonl, line {line}")));
+    let reasons: Vec<&str> = found.refusals.iter().map(|refused| refused.reason).collect();
+    assert_eq!(reasons[..2], ["bad_json", "missing_audio"]);
+    assert_eq!(reasons[3..], ["decode_error", "duration_past_end"]);
+    assert_eq!(found.refused, 5);
+}
+
+#[test]
+fn of_many_rows_some_are_looked_at_and_no_time_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("a.wav"), wav(8_000, 1, 0.1)).unwrap();
+    let mut table = String::from("path,text\n");
+    for number in 0..2_500 {
+        table.push_str(&format!("a.wav,text {number}\n"));
+    }
+    fs::write(at("t.csv"), table).unwrap();
+    let settings = settings(&at("t.csv"));
+    let found = sample(&settings);
+    assert_eq!(
+        (found.partitions, found.partitions_read, found.rows_read),
+        (3, 3, 2_500)
+    );
+    assert!((40..=42).contains(&found.rows), "{found:?}");
+    assert_eq!(found.layouts, BTreeMap::from([((8_000, 1), found.rows)]));
+    let scratch = tempfile::tempdir().unwrap();
+    let none = ManifestSample::of(&settings, scratch.path(), 40, Duration::ZERO).unwrap();
+    assert!(none.is_cut && none.rows == 0, "{none:?}");
+}
+
+#[test]
+fn numbers_are_spread_evenly() {
+    assert_eq!(spread(0, 3), [] as [usize; 0]);
+    assert_eq!(spread(2, 3), [0, 1]);
+    assert_eq!(spread(10, 3), [0, 3, 6]);
+}
