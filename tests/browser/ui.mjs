@@ -66,6 +66,14 @@ for (const [kind, options] of [
   await page.waitForURL(/\/row\?/);
   await page.waitForFunction(() => [...document.querySelectorAll(".sound img")].every((image) => image.complete && image.naturalWidth > 0));
   await look(page, `ui-${kind}-4-row`);
+  // A form comes back to its row, with what was written.
+  const text = page.locator("textarea[name=new_text]");
+  if (await text.count()) {
+    await text.fill("नया पाठ");
+    await page.locator(".correction button").click();
+    await page.waitForURL(/\/row\?/);
+    assert.equal(await page.locator("textarea[name=new_text]").inputValue(), "नया पाठ");
+  }
   for (const [number, path] of ["/tables", "/evaluation", "/training", "/transcripts"].entries()) {
     await page.goto(origin + path);
     await look(page, `ui-${kind}-${5 + number}${path.replace("/", "-")}`);

@@ -26,7 +26,7 @@ fn service() -> (Served, TempDir) {
 }
 
 /// A folder below the target folder, kept for the next time.
-fn kept(name: &str) -> PathBuf {
+pub fn kept(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).unwrap();
     folder
@@ -34,7 +34,7 @@ fn kept(name: &str) -> PathBuf {
 
 /// Whether a step of the installation succeeds; says what it printed if not.
 #[allow(clippy::print_stderr, reason = "tells why nothing was tested")]
-fn installed(command: &mut Command) -> bool {
+pub fn installed(command: &mut Command) -> bool {
     match command.stdin(Stdio::null()).output() {
         Ok(output) if output.status.success() => true,
         Ok(output) => {
@@ -75,7 +75,7 @@ fn run_openai(client: &mut Command) {
 }
 
 /// Whether npm installs a package into a folder.
-fn npm_installs(package: &str, folder: &Path) -> bool {
+pub fn npm_installs(package: &str, folder: &Path) -> bool {
     // Without it npm installs into a folder further up that has one.
     fs::write(folder.join("package.json"), "{\"private\": true}\n").unwrap();
     let mut install = Command::new("npm");
@@ -83,7 +83,7 @@ fn npm_installs(package: &str, folder: &Path) -> bool {
     installed(install.current_dir(folder))
 }
 
-fn repository(path: &str) -> PathBuf {
+pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 

@@ -2,11 +2,13 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::binary::{Workplace, expect_code, program, read_manifest, stderr};
+use crate::serve_clients::{installed, kept, npm_installs, repository};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -14,6 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 struct Site {
     child: Child,
     address: String,
+    /// With its token.
+    url: String,
     cookie: String,
 }
 
@@ -84,6 +88,7 @@ impl Site {
         let mut site = Site {
             child,
             address: address.to_owned(),
+            url: format!("http://{url}"),
             cookie: String::new(),
         };
         assert_eq!(site.get("/").status, 403);
@@ -140,6 +145,29 @@ fn first(page: &str, begin: &str) -> String {
         .clone()
 }
 
+/// A folder with a transcript of two speakers.
+fn transcripts(place: &Workplace) -> PathBuf {
+    let folder = place.path("transcripts");
+    std::fs::create_dir(&folder).unwrap();
+    let source = repository("tests/data/golden/speakers/conv2.flac");
+    let word = |word: &str, start: f64, confidence: f64, speaker: &str| serde_json::json!({"word": word, "start": start, "end": start + 0.4, "confidence": confidence, "speaker": speaker});
+    let words = [
+        word("नमस्ते", 0.2, 0.9, "SPEAKER_00"),
+        word("कल", 0.8, 0.3, "SPEAKER_01"),
+        word("سلام", 1.4, 0.8, "SPEAKER_01"),
+    ];
+    let transcript = serde_json::json!({
+        "version": 1,
+        "metadata": {"source_file": source, "duration_s": 2.0, "model": "small", "model_digest": "0", "processed_at": "2026-01-01T00:00:00Z"},
+        "performance": {"transcription_s": 1.0, "diarization_s": 1.0, "total_s": 2.0},
+        "text": "नमस्ते कल سلام",
+        "segments": [{"start": 0.2, "end": 1.8, "text": "नमस्ते कल سلام", "speaker": "SPEAKER_00", "words": words}],
+        "speakers": ["SPEAKER_00", "SPEAKER_01"],
+    });
+    std::fs::write(folder.join("conv2.json"), transcript.to_string()).unwrap();
+    folder
+}
+
 #[test]
 fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
     let place = Workplace::bundled("micro");
@@ -152,7 +180,10 @@ fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
         .args([&manifest, &damaged])
         .arg("--state")
         .arg(place.path("state"));
-    flow.arg("--shards").arg(&place.shards);
+    flow.arg("--shards")
+        .arg(&place.shards)
+        .arg("--transcripts")
+        .arg(transcripts(&place));
     let site = Site::start(&mut flow);
 
     let runs = site.get("/");
@@ -242,12 +273,56 @@ fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
         site.page(path);
     }
 
+    // The transcript: its words, and its recording as it is stored.
+    let shown = site.page(&first(&site.page("/transcripts"), "/transcripts/show?"));
+    assert!(
+        shown.contains("class=\"word s1 low\"") && shown.contains("कल"),
+        "{shown}"
+    );
+    let sound = first(&shown, "/transcripts/sound?");
+    let part = site.request("GET", &sound, "Range: bytes=0-3\r\n", "");
+    assert_eq!((part.status, &part.body[..]), (206, &b"fLaC"[..]));
+
     // Nobody else, and nothing is changed.
     let (address, cookie) = (&site.address, &site.cookie);
     let other = format!("GET / HTTP/1.1\r\nHost: evil.example\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n");
     assert_eq!(ask(address, &other).status, 403);
     let own = format!("Origin: http://{address}\r\n");
     assert_eq!(site.request("POST", "/corrections", &own, "segment_id=a").status, 403);
+}
+
+/// `FLOW_TEST_PICTURES=FOLDER cargo test --release --test end_to_end -- --ignored browser` saves pictures of the pages there.
+#[test]
+#[ignore = "needs chromium, and installs the Node package playwright-core from a package index"]
+fn the_pages_work_in_a_browser() {
+    let folder = kept("browser_ui");
+    let chromium = std::env::var("FLOW_TEST_CHROMIUM").unwrap_or_else(|_| "chromium".into());
+    if !installed(Command::new(&chromium).arg("--version")) || !npm_installs("playwright-core@latest", &folder) {
+        return;
+    }
+    let place = Workplace::bundled("mini");
+    place.build_manifests(&[]);
+    let mut flow = program();
+    flow.arg("ui").arg(place.out().join("train_manifest_v2.parquet"));
+    flow.arg("--state")
+        .arg(place.path("state"))
+        .arg("--shards")
+        .arg(&place.shards);
+    flow.arg("--transcripts").arg(transcripts(&place)).arg("--allow-edit");
+    flow.arg("--corrections").arg(place.path("corrections.parquet"));
+    let site = Site::start(&mut flow);
+    let mut browser = Command::new("node");
+    browser
+        .arg(repository("tests/browser/ui.mjs"))
+        .arg(&site.url)
+        .current_dir(&folder);
+    if let Some(pictures) = std::env::var_os("FLOW_TEST_PICTURES") {
+        std::fs::create_dir_all(&pictures).unwrap();
+        // It runs in another folder.
+        browser.env("FLOW_TEST_PICTURES", std::fs::canonicalize(pictures).unwrap());
+    }
+    let output = browser.stdin(Stdio::null()).output().unwrap();
+    expect_code(&output, 0);
 }
 
 #[test]

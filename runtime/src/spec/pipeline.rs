@@ -67,8 +67,8 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// The edge itself and its fallbacks, in their order.
-    pub(super) fn choices(&self) -> impl Iterator<Item = &Edge> {
+    /// The edge itself and its fallbacks, in their order; once the pipeline was checked, the edge alone.
+    pub fn choices(&self) -> impl Iterator<Item = &Edge> {
         std::iter::once(self).chain(&self.fallbacks)
     }
 }
