@@ -33,7 +33,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use flow_manifest::ManifestError;
 use flow_runtime::StageError;
-use flow_runtime::store::StoreError;
+use flow_runtime::store::{Store, StoreError};
 use tokio::sync::Semaphore;
 
 use crate::failure::Failure;
@@ -64,6 +64,7 @@ pub struct Settings {
 pub struct App {
     settings: Settings,
     access: Access,
+    store: Mutex<Option<Store>>,
     questions: Arc<Semaphore>,
     followers: Mutex<Vec<(String, Arc<Mutex<Follower>>)>>,
     tables: Mutex<Vec<(TableRef, Table)>>,
@@ -168,6 +169,7 @@ pub fn site(settings: Settings, address: SocketAddr) -> io::Result<(Router, Stri
     let app: Shared = Arc::new(App {
         settings,
         access,
+        store: Mutex::default(),
         questions: Arc::new(Semaphore::new(AT_ONCE)),
         followers: Mutex::default(),
         tables: Mutex::default(),

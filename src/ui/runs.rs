@@ -32,7 +32,14 @@ const MAX_REPORT: u64 = 256 << 20;
 
 /// The state directory, for looking.
 pub fn store(app: &App) -> Result<Store, PageError> {
-    Ok(Store::open(&app.settings.state, Access::Read)?)
+    let mut known = app.store.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(store) = &*known {
+        return Ok(store.clone());
+    }
+    // Opened once: that reads the digests of all source files, which no page needs anew.
+    let store = Store::open(&app.settings.state, Access::Read)?;
+    *known = Some(store.clone());
+    Ok(store)
 }
 
 /// The run of this name, read as far as it is written.

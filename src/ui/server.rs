@@ -20,6 +20,8 @@ use tower::ServiceExt;
 const MAX_CONNECTIONS: usize = 64;
 const HEAD_TIME: Duration = Duration::from_secs(30);
 const MAX_HEAD: usize = 64 << 10;
+/// For what is at work when the end is asked for.
+const END_TIME: Duration = Duration::from_secs(3);
 /// After a connection could not be accepted (no file descriptor is left, say).
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -33,13 +35,15 @@ pub fn serve(listener: std::net::TcpListener, router: Router, stop: oneshot::Rec
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let listener = TcpListener::from_std(listener)?;
         let accepting = pin!(accept(listener, router));
         let _ = select(accepting, stop).await;
         Ok(())
-    })
-    // Dropping the runtime waits for what is being written, and for questions, which have a time limit.
+    });
+    // What is being written has time to be; a question that nobody waits for any more is left.
+    runtime.shutdown_timeout(END_TIME);
+    served
 }
 
 async fn accept(listener: TcpListener, router: Router) {

@@ -13,6 +13,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray, new_null_array};
 use arrow::compute::cast;
@@ -24,6 +25,9 @@ pub use query::{Filter, Group, PlacedRow, RowQuery, Test, Total, texts};
 
 /// The column that says of which partition of an artifact a row is.
 pub const PARTITION: &str = "partition";
+
+/// For finding one row, where all before it have to be read.
+const ROW_TIME: Duration = Duration::from_secs(30);
 
 /// Rows in parts: partitions of an artifact, or files. Cheap to clone.
 #[derive(Clone)]
@@ -190,8 +194,12 @@ impl RowSet {
             let found = parquet_part::row(path, row)?;
             return found.map(|batch| self.fitted(part, &batch, &all)).transpose();
         }
+        let deadline = Instant::now() + ROW_TIME;
         for placed in self.batches(part, &all, &[])? {
             let (first, batch) = placed?;
+            if Instant::now() > deadline {
+                return Err(scan::too_slow());
+            }
             if row < first + batch.num_rows() as u64 {
                 let at = usize::try_from(row.saturating_sub(first)).unwrap_or(usize::MAX);
                 return Ok(Some(batch.slice(at, 1)));
