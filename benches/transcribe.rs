@@ -9,22 +9,20 @@
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 mod measured;
+mod recordings;
 
 use measured::{Measured, installed, measure, python};
+use recordings::{RATE, clips, long, wav};
 
-const RATE: usize = 16_000;
 const THREADS: &str = "2";
 const SHORT_FILES: usize = 500;
 /// Length of the long recording, and of the cuts of it that peers are given, in samples.
 const LONG: usize = 3600 * RATE;
 const CUT: usize = 20 * RATE;
-/// Between two clips of the long recording.
-const PAUSE: usize = RATE / 2;
 
 /// A set of recordings. Peers, which do not look for speech, are given the long one in cuts.
 struct Workload {
@@ -34,59 +32,12 @@ struct Workload {
     seconds: f64,
 }
 
-/// A mono WAV file of 16 bits.
 fn write_wav(path: &Path, samples: &[f32]) {
-    let mut file = BufWriter::new(File::create(path).expect("a recording can be written"));
-    let data = (2 * samples.len()) as u32;
-    let rate = RATE as u32;
-    let mut bytes = b"RIFF".to_vec();
-    bytes.extend((36 + data).to_le_bytes());
-    bytes.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
-    bytes.extend(rate.to_le_bytes());
-    bytes.extend((2 * rate).to_le_bytes());
-    bytes.extend(b"\x02\0\x10\0data");
-    bytes.extend(data.to_le_bytes());
-    let number = |sample: &f32| ((sample.clamp(-1.0, 1.0) * 32_767.0) as i16).to_le_bytes();
-    bytes.extend(samples.iter().flat_map(number));
-    file.write_all(&bytes).expect("a recording can be written");
-}
-
-fn tars(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("the corpus can be read") {
-        let path = entry.expect("the corpus can be read").path();
-        if path.is_dir() {
-            tars(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "tar") {
-            found.push(path);
-        }
-    }
-}
-
-/// The recordings of the bundled corpus, at 16 kHz, of a second or more.
-fn clips(root: &Path) -> Vec<Vec<f32>> {
-    let mut paths = Vec::new();
-    tars(&root.join("tests/data/corpus/mini/shards"), &mut paths);
-    paths.sort();
-    let mut clips = Vec::new();
-    for path in paths {
-        let mut archive = tar::Archive::new(File::open(&path).expect("a shard"));
-        for entry in archive.entries().expect("a tar") {
-            let mut bytes = Vec::new();
-            // The corpus has members that are damaged on purpose.
-            let read = entry.is_ok_and(|mut entry| entry.read_to_end(&mut bytes).is_ok());
-            if let (true, Ok(samples)) = (read, flow_audio::decode::decode(&bytes, 60.0))
-                && samples.len() >= RATE
-            {
-                clips.push(samples);
-            }
-        }
-    }
-    assert!(!clips.is_empty(), "the bundled corpus holds no recording");
-    clips
+    fs::write(path, wav(samples)).expect("a recording can be written");
 }
 
 /// Makes the recordings, and says how many seconds each set has.
-fn recordings(root: &Path, work: &Path) -> [Workload; 3] {
+fn workloads(root: &Path, work: &Path) -> [Workload; 3] {
     let clips = clips(root);
     let short = |number: usize| &clips[number % clips.len()];
     if !work.join("whole").exists() {
@@ -97,15 +48,7 @@ fn recordings(root: &Path, work: &Path) -> [Workload; 3] {
         for number in 0..SHORT_FILES {
             write_wav(&work.join(format!("short/{number:04}.wav")), short(number));
         }
-        let mut long = Vec::with_capacity(LONG + 60 * RATE);
-        for clip in clips.iter().cycle() {
-            if long.len() >= LONG {
-                break;
-            }
-            long.extend(clip);
-            long.resize(long.len() + PAUSE, 0.0);
-        }
-        long.truncate(LONG);
+        let long = long(&clips, LONG);
         write_wav(&work.join("long/hour.wav"), &long);
         for (number, cut) in long.chunks(CUT).enumerate() {
             write_wav(&work.join(format!("cuts/{number:04}.wav")), cut);
@@ -200,7 +143,7 @@ fn main() {
         .max(1);
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let work = root.join("work/bench/transcribe");
-    let workloads = recordings(root, &work);
+    let workloads = workloads(root, &work);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("best of {rounds}; load of the machine before: {}", load.trim());
 

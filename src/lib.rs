@@ -23,6 +23,7 @@ mod screen;
 mod table;
 #[cfg(test)]
 mod tests;
+mod ui;
 mod usual_names;
 mod visible;
 
@@ -106,6 +107,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
         Command::Serve(arguments) => commands::serve::serve(&arguments, out),
+        Command::Ui(arguments) => commands::ui::ui(&arguments, out),
         Command::Evaluate(command) => commands::evaluate::evaluate(&command, out),
         Command::Model(command) => commands::model::model(&command, out),
         Command::Lm(command) => commands::lm::lm(&command, out),

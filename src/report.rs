@@ -178,7 +178,7 @@ impl Seen {
                 div.tile { b { (duration(self.seconds)) } span { "from start to end" } }
                 div.tile { b { (count(self.ran)) } span { "partitions ran" } }
                 div.tile { b { (count(self.reused)) } span { "partitions reused" } }
-                div.tile { b { (count(rejects)) } span { "rows rejected" } }
+                div.tile { b { a href="#rejected-rows" { (count(rejects)) } } span { "rows rejected" } }
             }
             (self.stage_table())
             (self.switched_off())
@@ -238,7 +238,7 @@ impl Seen {
                 .then_with(|| a.1.reason.cmp(&b.1.reason))
         });
         let most = lines.first().map_or(1, |(_, reject)| reject.rows.max(1));
-        html! { section {
+        html! { section id="rejected-rows" {
             h2 { "Rejected rows" }
             @if lines.is_empty() { p.quiet { "None." } } @else {
                 table {
@@ -434,6 +434,7 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part}");
         }
+        assert!(page.contains("<a href=\"#rejected-rows\">34</a>") && page.contains("<section id=\"rejected-rows\">"));
         assert!(!page.contains("unique:keys"));
     }
 }

@@ -301,6 +301,12 @@ impl<K: Kind> Harness<K> {
             "harness",
         )?;
         body.write(&mut set)?;
+        if let Some(why) = set.without_rows() {
+            return Err(StageError::Refused {
+                message: why.to_string(),
+                help: None,
+            });
+        }
         set.finish()?;
         Ok(())
     }

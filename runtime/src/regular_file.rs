@@ -24,6 +24,27 @@ pub fn open_regular_file(path: &Path) -> io::Result<File> {
     Err(io::Error::other(format!("it is {found}, not a regular file")))
 }
 
+/// Opens a file that is read once, from its beginning to its end: a regular file, or a pipe that this process has open already.
+///
+/// # Errors
+/// If it cannot be opened, or is neither.
+pub fn open_regular_file_or_open_pipe(path: &Path) -> io::Result<File> {
+    if is_open_pipe(path) {
+        return File::open(path);
+    }
+    open_regular_file(path)
+}
+
+/// Whether a path is that of a pipe which this process has open already, such as `/dev/fd/63` of a shell's `<(...)`: opening
+/// it waits for nobody.
+pub(crate) fn is_open_pipe(path: &Path) -> bool {
+    let is_descriptor = path == Path::new("/dev/stdin")
+        || path
+            .parent()
+            .is_some_and(|folder| [Path::new("/dev/fd"), Path::new("/proc/self/fd")].contains(&folder));
+    is_descriptor && std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
+}
+
 /// All bytes of a file.
 ///
 /// # Errors
@@ -58,7 +79,24 @@ mod tests {
         ] {
             assert_eq!(open_regular_file(&path).unwrap_err().to_string(), said);
         }
+        let named = open_regular_file_or_open_pipe(&path("pipe")).unwrap_err();
+        assert_eq!(named.to_string(), "it is a pipe, not a regular file");
         let error = read_regular_file(&path("none")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_pipe_that_is_open_is_read() {
+        use std::io::Write;
+        use std::os::fd::AsRawFd;
+
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"text").unwrap();
+        drop(writer);
+        let path = format!("/dev/fd/{}", reader.as_raw_fd());
+        let mut text = String::new();
+        let mut file = open_regular_file_or_open_pipe(Path::new(&path)).unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "text");
     }
 }

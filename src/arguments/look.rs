@@ -41,7 +41,7 @@ pub struct RejectsArguments {
 
 #[derive(Args, Clone, Debug)]
 pub struct LineageArguments {
-    /// The segment, as LANG/SHARD/SEGMENT, or SEGMENT alone to look in all partitions
+    /// The segment: SEGMENT, LANG/SHARD/SEGMENT, the path of its recording, TAR::MEMBER, or FILE:LINE of a manifest
     pub segment: String,
     #[command(flatten)]
     pub look: LookArguments,

@@ -6,6 +6,7 @@ mod model;
 mod recordings;
 mod run;
 mod serve;
+mod ui;
 
 use std::path::PathBuf;
 
@@ -26,6 +27,7 @@ pub use run::{
     SelectionArguments, StateArguments, TestArguments,
 };
 pub use serve::ServeArguments;
+pub use ui::UiArguments;
 
 /// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
 /// where only what changed is done again.
@@ -73,6 +75,8 @@ pub enum Command {
     Diarize(DiarizeArguments),
     /// Transcribe recordings over HTTP, as OpenAI's clients ask for it
     Serve(Box<ServeArguments>),
+    /// Look at runs, rows, recordings and transcripts in a browser on this machine
+    Ui(UiArguments),
     /// Score results against references
     #[command(subcommand)]
     Evaluate(EvaluateCommand),

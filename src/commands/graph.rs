@@ -1,7 +1,7 @@
 //! `flow graph`: stages and edges as a picture.
 
-mod drawing;
-mod layout;
+pub mod drawing;
+pub mod layout;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

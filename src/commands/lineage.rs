@@ -1,10 +1,15 @@
 //! `flow lineage`: what became of a segment, stage by stage.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use flow_manifest::read::{ManifestLine, manifest_line};
 use flow_runtime::escape::escape_line;
-use flow_runtime::store::{Record, StageSnapshot};
+use flow_runtime::plan::Plan;
+use flow_runtime::spec::nearest;
+use flow_runtime::store::{Record, RowNames, StageSnapshot};
 use flow_runtime::{Partition, Reject};
 
 use super::past_run::PastRun;
@@ -25,43 +30,8 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
         arguments.look.pipeline = Some(pipeline);
     }
     let run = PastRun::find_planned(&arguments.look)?;
-    let plan = run.plan()?;
-    let wanted = Wanted::parse(&arguments.segment)?;
-    let snapshots = run.snapshots()?;
-    let mut found = Vec::new();
-    let mut knows_partition = false;
-    for stage in &plan.stages {
-        // The keys and decisions of a global stage are its own affair; what the run did not use is another run's.
-        if stage.stage.ends_with(":keys") || stage.stage.ends_with(":decide") || !stage.used {
-            continue;
-        }
-        let Some(stage) = snapshots.of(&stage.stage) else {
-            continue;
-        };
-        for record in run.records_of(stage)? {
-            if wanted
-                .partition
-                .as_ref()
-                .is_some_and(|partition| *partition != record.partition)
-            {
-                continue;
-            }
-            knows_partition = true;
-            found.extend(of_record(&run, stage, &record, &wanted)?);
-        }
-    }
-    if found.is_empty() {
-        let help = if knows_partition || wanted.partition.is_none() {
-            "its id may be spelt otherwise, or no stored stage has it: a segment that only streamed stages saw leaves no trace"
-        } else {
-            "name it as LANG/SHARD/SEGMENT, or SEGMENT alone to look in all partitions"
-        };
-        return Err(Failure::usage(
-            format!("run {} knows no segment `{}`", run.id, arguments.segment),
-            help,
-        ));
-    }
-    for step in &found {
+    run.announce();
+    for step in steps(&run, &arguments.segment)? {
         writeln!(out, "{}", step.text())?;
         for (name, value) in &step.values {
             writeln!(out, "    {}: {}", escape_line(name), escape_line(value))?;
@@ -70,44 +40,243 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     Ok(Exit::Done)
 }
 
-struct Wanted {
+/// What became of the segment in the run, stage by stage; at least one step.
+pub fn steps(run: &PastRun, segment: &str) -> Result<Vec<Step>, Failure> {
+    let plan = run.plan()?;
+    let searches = searches(segment)?;
+    let stages = stages_of(run, &plan)?;
+    let mut found = Vec::new();
+    for search in &searches {
+        for (stage, records) in &stages {
+            for record in records {
+                if search
+                    .partition
+                    .as_ref()
+                    .is_none_or(|partition| *partition == record.partition)
+                {
+                    found.extend(of_record(run, stage, record, search)?);
+                }
+            }
+        }
+        if !found.is_empty() {
+            break;
+        }
+    }
+    if found.is_empty() {
+        return Err(not_found(run, &stages, &searches, segment)?);
+    }
+    Ok(found)
+}
+
+type StageRecords = (StageSnapshot, Vec<Arc<Record>>);
+
+/// What the stages had that the run used. The keys and decisions of a global stage are its own affair.
+fn stages_of(run: &PastRun, plan: &Plan) -> Result<Vec<StageRecords>, Failure> {
+    let snapshots = run.snapshots()?;
+    let mut stages = Vec::new();
+    for stage in &plan.stages {
+        if stage.stage.ends_with(":keys") || stage.stage.ends_with(":decide") || !stage.used {
+            continue;
+        }
+        if let Some(snapshot) = snapshots.of(&stage.stage) {
+            stages.push((snapshot.clone(), run.records_of(snapshot)?));
+        }
+    }
+    Ok(stages)
+}
+
+/// The error for a segment that no stage has, with the nearest that one has.
+fn not_found(run: &PastRun, stages: &[StageRecords], searches: &[Search], text: &str) -> Result<Failure, Failure> {
+    let ids = segment_ids(run, stages)?;
+    let mut wanted = searches.iter().map(|search| search.wanted.last_name());
+    let near = wanted.find_map(|wanted| nearest(&wanted, ids.iter().map(String::as_str)));
+    let knows_partition = |partition: &Partition| {
+        let mut records = stages.iter().flat_map(|(_, records)| records);
+        records.any(|record| record.partition == *partition)
+    };
+    let partition = searches.iter().find_map(|search| search.partition.as_ref());
+    let help = match near {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if partition.is_none_or(knows_partition) => {
+            "its id may be spelt otherwise, or no stored stage has it: a segment that only streamed stages saw leaves no trace"
+                .into()
+        }
+        None => FORMS.into(),
+    };
+    Ok(Failure::usage(
+        format!("run {} knows no segment `{text}`", run.id),
+        help,
+    ))
+}
+
+/// Ids of segments that stages have, up to as many as can be compared at once.
+fn segment_ids(run: &PastRun, stages: &[StageRecords]) -> Result<BTreeSet<String>, Failure> {
+    const MOST: usize = 200_000;
+    let mut ids = BTreeSet::new();
+    for (stage, records) in stages {
+        for record in records {
+            for port in record.ports.keys() {
+                if ids.len() >= MOST {
+                    return Ok(ids);
+                }
+                let mut note = |row: &RowNames<'_>| {
+                    ids.extend(row.segment_id.map(str::to_string));
+                    false
+                };
+                let rows = run.store.find_rows(&stage.recipe, record, port, &mut note);
+                rows.map_err(Failure::unreadable)?;
+            }
+        }
+    }
+    Ok(ids)
+}
+
+const FORMS: &str = "name it as SEGMENT, LANG/SHARD/SEGMENT, by the path of its recording, as TAR::MEMBER, or as the line of a \
+                     manifest, FILE:LINE";
+
+/// What is looked for, and where.
+#[derive(Debug, PartialEq)]
+struct Search {
+    /// None: in all partitions.
     partition: Option<Partition>,
-    segment: String,
+    wanted: Wanted,
+}
+
+#[derive(Debug, PartialEq)]
+enum Wanted {
+    Segment(String),
+    /// The path of a recording, or the end of one.
+    Recording(String),
+    Member {
+        tar: String,
+        member: String,
+    },
+    Line(ManifestLine),
+}
+
+/// The ways to take what the user gave, the likeliest first. A segment's id may have slashes itself.
+fn searches(text: &str) -> Result<Vec<Search>, Failure> {
+    let nothing = || Failure::usage(format!("`{text}` names no segment"), FORMS);
+    if text.is_empty() {
+        return Err(nothing());
+    }
+    let everywhere = |wanted| Search {
+        partition: None,
+        wanted,
+    };
+    if let Some((file, number)) = text.rsplit_once(':')
+        && let Ok(number) = number.parse::<u64>()
+        && Path::new(file).is_file()
+    {
+        let line = manifest_line(Path::new(file), number);
+        let line = line.map_err(|error| Failure::usage(format!("`{text}` names no segment: {error}"), FORMS))?;
+        return Ok(vec![everywhere(Wanted::Line(line))]);
+    }
+    let mut searches = Vec::new();
+    if let Some((tar, member)) = text.split_once("::")
+        && !tar.is_empty()
+        && !member.is_empty()
+    {
+        searches.push(everywhere(Wanted::Member {
+            tar: tar.into(),
+            member: member.into(),
+        }));
+    }
+    let parts: Vec<&str> = text.splitn(3, '/').collect();
+    let is_path = text.starts_with('/') || text.starts_with("./") || text.starts_with("../");
+    if !is_path && text.split('/').any(str::is_empty) {
+        return Err(nothing());
+    }
+    if let ([lang, shard, segment], false) = (parts.as_slice(), is_path) {
+        searches.push(Search {
+            partition: Some(Partition::new(format!("{lang}/{shard}"))),
+            wanted: Wanted::Segment((*segment).to_string()),
+        });
+    }
+    searches.push(everywhere(Wanted::Segment(text.into())));
+    searches.push(everywhere(Wanted::Recording(text.trim_start_matches("./").into())));
+    Ok(searches)
 }
 
 impl Wanted {
-    /// `LANG/SHARD/SEGMENT`, or `SEGMENT`. A segment's id may have slashes itself.
-    fn parse(text: &str) -> Result<Wanted, Failure> {
-        let parts: Vec<&str> = text.splitn(3, '/').collect();
-        match parts.as_slice() {
-            [lang, shard, segment] if ![lang, shard, segment].iter().any(|part| part.is_empty()) => Ok(Wanted {
-                partition: Some(Partition::new(format!("{lang}/{shard}"))),
-                segment: (*segment).to_string(),
-            }),
-            [segment] if !segment.is_empty() => Ok(Wanted {
-                partition: None,
-                segment: (*segment).to_string(),
-            }),
-            _ => Err(Failure::usage(
-                format!("`{text}` names no segment"),
-                "name it as LANG/SHARD/SEGMENT, or SEGMENT alone to look in all partitions",
-            )),
+    fn is(&self, row: &RowNames<'_>) -> bool {
+        match self {
+            Wanted::Segment(segment) => row.segment_id == Some(segment.as_str()),
+            Wanted::Recording(path) => {
+                let names = [row.audio_path, row.tar_member_name];
+                names.into_iter().flatten().any(|name| is_same_path(name, path))
+            }
+            Wanted::Member { tar, member } => {
+                row.tar_path.or(row.audio_path).is_some_and(|of| is_same_path(of, tar))
+                    && row.tar_member_name.is_some_and(|of| is_same_path(of, member))
+            }
+            Wanted::Line(line) => row.segment_id.is_some() && row.segment_id == line.segment_id.as_deref(),
+        }
+    }
+
+    /// Whether a reject is of what is wanted, by its values.
+    fn is_reject(&self, reject: &Reject) -> bool {
+        let Ok(values) = serde_json::from_str::<serde_json::Value>(&reject.values) else {
+            return self.is(&RowNames {
+                segment_id: reject.segment_id.as_deref(),
+                ..RowNames::default()
+            });
+        };
+        let value = |name: &str| values.get(name).and_then(serde_json::Value::as_str);
+        let names = RowNames {
+            segment_id: reject.segment_id.as_deref(),
+            audio_path: value("audio_path"),
+            tar_path: value("tar_path"),
+            tar_member_name: value("tar_member_name"),
+        };
+        self.is(&names)
+            || match (self, value("line")) {
+                (Wanted::Line(wanted), Some(line)) => wanted.line == line,
+                (Wanted::Recording(path), Some(line)) => line.contains(path.as_str()),
+                _ => false,
+            }
+    }
+
+    /// What of it is nearest to a segment's id.
+    fn last_name(&self) -> String {
+        let stem = |path: &str| {
+            let stem = Path::new(path).file_stem().unwrap_or_default();
+            stem.to_string_lossy().into_owned()
+        };
+        match self {
+            Wanted::Segment(segment) => segment.clone(),
+            Wanted::Recording(path) => stem(path),
+            Wanted::Member { member, .. } => stem(member),
+            Wanted::Line(line) => line.segment_id.clone().unwrap_or_default(),
         }
     }
 }
 
+/// Whether one path is the other, or ends with it.
+fn is_same_path(one: &str, other: &str) -> bool {
+    let (one, other) = (one.trim_start_matches("./"), other.trim_start_matches("./"));
+    let ends_with = |long: &str, short: &str| {
+        !short.is_empty()
+            && long
+                .strip_suffix(short)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+    };
+    ends_with(one, other) || ends_with(other, one)
+}
+
 /// A segment at one stage.
-struct Step {
+pub struct Step {
     stage: String,
     partition: Partition,
     row: Option<u32>,
     /// The port it left by, or why it was refused.
     fate: String,
-    values: Vec<(String, String)>,
+    pub values: Vec<(String, String)>,
 }
 
 impl Step {
-    fn text(&self) -> String {
+    /// The step without its values, on one line.
+    pub fn text(&self) -> String {
         let row = self.row.map_or(String::new(), |row| format!(", row {row}"));
         format!(
             "{}: {}{row}: {}",
@@ -119,7 +288,12 @@ impl Step {
 }
 
 /// What a stage's record says of the segment: rows on its stored ports, and rejects.
-fn of_record(run: &PastRun, stage: &StageSnapshot, record: &Record, wanted: &Wanted) -> Result<Vec<Step>, Failure> {
+fn of_record(
+    run: &PastRun,
+    stage: &StageSnapshot,
+    record: &Arc<Record>,
+    search: &Search,
+) -> Result<Vec<Step>, Failure> {
     let name = stage_of(&stage.stage).to_string();
     let mut steps = Vec::new();
     let step = |row, fate, values| Step {
@@ -130,7 +304,8 @@ fn of_record(run: &PastRun, stage: &StageSnapshot, record: &Record, wanted: &Wan
         values,
     };
     for port in record.ports.keys() {
-        let rows = run.store.find_segment(&stage.recipe, record, port, &wanted.segment);
+        let mut is_wanted = |row: &RowNames<'_>| search.wanted.is(row);
+        let rows = run.store.find_rows(&stage.recipe, record, port, &mut is_wanted);
         for row in rows.map_err(Failure::unreadable)? {
             steps.push(step(row.row, format!("goes on ({port})"), values_of(&row.values)));
         }
@@ -138,11 +313,11 @@ fn of_record(run: &PastRun, stage: &StageSnapshot, record: &Record, wanted: &Wan
     if record.rejects.rows > 0 {
         let set = run
             .store
-            .reject_set(&[(name.clone(), stage.recipe, vec![record.clone().into()])]);
+            .reject_set(&[(name.clone(), stage.recipe, vec![Arc::clone(record)])]);
         for reject in set.iter() {
             let (_, _, reject) = reject.map_err(Failure::unreadable)?;
             let whole = reject.row.is_none();
-            if reject.segment_id.as_deref() == Some(&wanted.segment) || (whole && wanted.partition.is_some()) {
+            if search.wanted.is_reject(&reject) || (whole && search.partition.is_some()) {
                 let fate = refused(&reject);
                 steps.push(step(reject.row, fate, values_of(&reject.values)));
             }
@@ -181,16 +356,68 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_is_named_with_or_without_its_shard() {
-        let with = Wanted::parse("hi/hi_0001/rec/7").unwrap();
+    fn a_segment_is_named_in_many_ways() {
+        let first = |text: &str| searches(text).unwrap().remove(0);
+        let segment = |text: &str| Wanted::Segment(text.into());
+        let with = first("hi/hi_0001/rec/7");
         assert_eq!(
-            (with.partition, with.segment.as_str()),
-            (Some(Partition::new("hi/hi_0001")), "rec/7")
+            (with.partition, with.wanted),
+            (Some(Partition::new("hi/hi_0001")), segment("rec/7"))
         );
-        let without = Wanted::parse("rec_7").unwrap();
-        assert_eq!((without.partition, without.segment.as_str()), (None, "rec_7"));
-        for wrong in ["", "hi/hi_0001", "hi//x", "hi/hi_0001/"] {
-            assert!(Wanted::parse(wrong).is_err(), "{wrong}");
+        // The id of a recording in a folder of languages has slashes.
+        for text in ["rec_7", "en/c"] {
+            let without = first(text);
+            assert_eq!((without.partition, without.wanted), (None, segment(text)));
         }
+        let member = first("s/hi_1.tar::./a.flac").wanted;
+        let row = RowNames {
+            segment_id: Some("a"),
+            tar_path: Some("/data/s/hi_1.tar"),
+            tar_member_name: Some("a.flac"),
+            ..RowNames::default()
+        };
+        assert!(member.is(&row), "{member:?}");
+        assert!(!first("other.tar::a.flac").wanted.is(&row));
+        let path = searches("/data/hi/x.flac").unwrap().pop().unwrap().wanted;
+        for (recording, is) in [
+            ("hi/x.flac", true),
+            ("/data/hi/x.flac", true),
+            ("/data/hi/xx.flac", false),
+            ("", false),
+        ] {
+            let row = RowNames {
+                audio_path: Some(recording),
+                ..RowNames::default()
+            };
+            assert_eq!(path.is(&row), is, "{recording}");
+        }
+        for wrong in ["", "hi//x", "hi/hi_0001/"] {
+            assert!(searches(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_line_of_a_manifest_finds_its_row_and_its_reject() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let line = r#"{"audio_filepath": "a.wav", "duration": 1, "text": "x"}"#;
+        std::fs::write(&path, format!("{line}\nbroken\n")).unwrap();
+        let search = |number: u32| searches(&format!("{}:{number}", path.display()));
+        let row = RowNames {
+            segment_id: Some("a"),
+            ..RowNames::default()
+        };
+        assert!(search(1).unwrap()[0].wanted.is(&row));
+        let reject = Reject {
+            row: Some(1),
+            segment_id: None,
+            reason: "bad_json".into(),
+            class: flow_runtime::RejectClass::Fault,
+            detail: String::new(),
+            values: r#"{"line":"broken"}"#.into(),
+        };
+        assert!(search(2).unwrap()[0].wanted.is_reject(&reject));
+        assert!(!search(1).unwrap()[0].wanted.is_reject(&reject));
+        assert!(search(3).is_err());
     }
 }

@@ -22,6 +22,7 @@ pub mod shell;
 pub mod status;
 pub mod test;
 pub mod transcribe;
+pub mod ui;
 
 mod fetch;
 mod kind_page;

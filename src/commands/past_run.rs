@@ -1,9 +1,11 @@
 //! A run that was, or one that is going on, as it stands in the state directory.
 
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use flow_runtime::escape::escape_line;
 use flow_runtime::event::{EVENT_VERSION, Event};
 use flow_runtime::plan::{PLAN_VERSION, Plan};
 use flow_runtime::spec::yaml::{self, Mapping, Value};
@@ -175,10 +177,38 @@ impl PastRun {
         })
     }
 
+    /// Says on standard error which run it is: what a command prints of it follows on standard output.
+    pub fn announce(&self) {
+        // Whoever closed standard error does not want to know.
+        let _ = writeln!(io::stderr(), "{}", self.described());
+    }
+
+    /// The run's id, pipeline, time and state directory, on one line.
+    pub fn described(&self) -> String {
+        let pipeline = self.pipeline().unwrap_or_else(|| "a pipeline without a name".into());
+        let started = self
+            .first_line()
+            .and_then(|line| serde_json::from_str::<serde_json::Value>(&line).ok())
+            .and_then(|line| Some(format!(", started {}", line.get("at")?.as_str()?)))
+            .unwrap_or_default();
+        let text = format!(
+            "run {} of {pipeline}{started}, state {}",
+            self.id,
+            self.store.dir().display()
+        );
+        escape_line(&text).into_owned()
+    }
+
+    fn first_line(&self) -> Option<String> {
+        let mut line = String::new();
+        let mut reader = BufReader::new(File::open(self.folder.join("events.jsonl")).ok()?);
+        reader.read_line(&mut line).ok()?;
+        Some(line)
+    }
+
     /// The name of the run's pipeline, from its first event.
     fn pipeline(&self) -> Option<String> {
-        let text = std::fs::read_to_string(self.folder.join("events.jsonl")).ok()?;
-        match serde_json::from_str(text.lines().next()?) {
+        match serde_json::from_str(&self.first_line()?) {
             Ok(Event::RunStarted { pipeline, .. }) => Some(pipeline),
             _ => None,
         }

@@ -23,12 +23,14 @@ pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit
         return Err(Failure::usage(format!("run {} has no stage `{stage}`", run.id), help));
     }
     let set = of_run(&run, &plan, arguments.stage.as_deref())?;
+    run.announce();
     if let Some(path) = &arguments.export {
         export(&set, arguments.reason.as_deref(), path)?;
     } else if arguments.stage.is_some() || arguments.reason.is_some() {
         list(&set, arguments.reason.as_deref(), out)?;
     } else {
         count(&set, out)?;
+        examples(&set, out)?;
     }
     Ok(Exit::Done)
 }
@@ -84,6 +86,34 @@ fn count(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
     }
     for line in table::lines(&rows) {
         writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// What was wrong with the first rejects of each reason, where they say.
+fn examples(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
+    const EACH: u64 = 2;
+    const LONGEST: usize = 300;
+    let mut heading = "\nThe first of each reason:\n";
+    for (stage, partition, reject) in set.first_of_each(EACH).map_err(Failure::unreadable)? {
+        if reject.detail.is_empty() {
+            continue;
+        }
+        let mut place = partition.as_str().to_string();
+        if let Some(row) = reject.row {
+            place.push_str(&format!(", row {row}"));
+        }
+        if let Some(segment) = &reject.segment_id {
+            place.push_str(&format!(", segment {segment}"));
+        }
+        let detail: String = reject.detail.chars().take(LONGEST).collect();
+        let more = if detail.len() < reject.detail.len() { "..." } else { "" };
+        writeln!(
+            out,
+            "{heading}{}",
+            escape_line(&format!("{stage}: {}: {place}: {detail}{more}", reject.reason))
+        )?;
+        heading = "";
     }
     Ok(())
 }
@@ -187,6 +217,16 @@ mod tests {
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "stage  reason     rows  class\nclean  other         1  rule\nclean  too_short     1  rule\n"
+        );
+        let mut out = Vec::new();
+        examples(&set, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(lines[..2], ["", "The first of each reason:"]);
+        assert!(
+            lines.contains(&"clean: too_short: hi/1, row 3, segment a\\tb\\n\\u{1b}[2J: ü"),
+            "{text}"
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::binary::{Workplace, expect_code, program, read_manifest};
+use crate::binary::{Workplace, expect_code, program, read_manifest, stderr};
 use crate::training::finetune;
 
 /// A run on what stands of another setting is told as it was, shards that are gone since included.
@@ -18,12 +18,33 @@ fn what_was_taken_as_it_stands_is_told() {
     assert!(place.out_bytes() == written, "the split that stands is the last one");
     let mut rejects = program();
     rejects.arg("rejects").arg("--state").arg(place.path("state"));
-    expect_code(&rejects.output().unwrap(), 0);
+    let output = rejects.output().unwrap();
+    expect_code(&output, 0);
+    // Which run it is, beside what is asked for.
+    let said = stderr(&output);
+    let state = format!(", state {}", place.path("state").display());
+    assert!(
+        said.starts_with("run ") && said.contains(" of build_manifest_v2, started ") && said.contains(&state),
+        "{said}"
+    );
     let rows = read_manifest(&place.out().join("val_manifest_v2.parquet"));
-    for row in rows {
+    for row in &rows {
         let text = lineage(&place, &row.segment_id);
         assert!(text.contains("goes on (val)"), "{}:\n{text}", row.segment_id);
     }
+    // The forms in which a segment is told by other files.
+    let row = &rows[0];
+    let member = format!("{}::{}", row.tar_path, row.tar_member_name);
+    for form in [member, row.tar_member_name.clone()] {
+        let text = lineage(&place, &form);
+        assert!(text.contains("goes on (val)"), "{form}:\n{text}");
+    }
+    let mut misspelt = program();
+    let wrong = format!("{}x", row.segment_id);
+    misspelt.args(["lineage", &wrong, "--state"]).arg(place.path("state"));
+    let output = misspelt.output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("did you mean `"), "{}", stderr(&output));
 }
 
 /// `flow lineage`, of the latest run.

@@ -29,6 +29,50 @@ fn the_shipped_pipelines_are_right() {
     }
 }
 
+#[test]
+fn an_overlay_may_come_through_a_pipe_of_the_shell() {
+    let check = |overlay: &str| {
+        let script = format!("\"$0\" check pipelines/finetune.yaml --config <(printf '{overlay}')");
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &script]).arg(program().get_program());
+        shell.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap()
+    };
+    expect_code(&check("flow: 1\\nparams: {val_percent: 20}\\n"), 0);
+    let wrong = check("flow: 1\\nparams: {val_prcent: 20}\\n");
+    expect_code(&wrong, 2);
+    assert!(
+        stderr(&wrong).contains("did you mean `val_percent`?"),
+        "{}",
+        stderr(&wrong)
+    );
+}
+
+/// Many mistakes do not read the file many times: what was quadratic took a minute.
+#[test]
+fn each_of_many_unknown_names_is_told_with_its_place() {
+    let place = Workplace::new("micro");
+    let overlay = place.path("many.yaml");
+    let names: String = (0..2_000)
+        .map(|number| format!("  unknown_{number}: {}\n", "x".repeat(180)))
+        .collect();
+    std::fs::write(&overlay, format!("flow: 1\nparams:\n{names}")).unwrap();
+    let mut check = program();
+    check
+        .args(["check", "pipelines/finetune.yaml", "--config"])
+        .arg(&overlay);
+    let output = check.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    expect_code(&output, 2);
+    let said = stderr(&output);
+    assert!(
+        said.contains("2000 mistakes"),
+        "{}",
+        &said[said.len().saturating_sub(500)..]
+    );
+    for line in [3, 2_002] {
+        assert!(said.contains(&format!("many.yaml:{line}:3")), "line {line}");
+    }
+}
+
 /// Every overlay fits the pipeline that it is for, and those of devices fit after a model's.
 #[test]
 fn the_shipped_overlays_are_right() {

@@ -15,7 +15,7 @@ use crate::plan::decisions::Decisions;
 use crate::plan::graph::StagePart;
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
-use crate::reject::{ReasonCount, RejectClass};
+use crate::reject::{ReasonCount, Reject, RejectClass};
 use crate::store::{
     Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter, Store,
     StoreError, add_up,
@@ -443,10 +443,11 @@ impl RegionState {
                 let committed = lock(&self.committed);
                 let own = committed.iter().filter(|(of, _)| *of == node);
                 let reasons = add_up(own.flat_map(|(_, record)| &record.rejects.by_reason));
-                let message = format!(
-                    "{faults} rejects of class fault, and max_rejects is {limit}: {}",
-                    commonest(&reasons)
-                );
+                let records = committed.iter().filter(|(of, _)| *of == node);
+                let records = records.map(|(_, record)| Arc::clone(record)).collect();
+                let stages = [(described.stage.clone(), described.recipe, records)];
+                let set = self.job.store.reject_set(&stages);
+                let message = too_many(faults, &limit.to_string(), &reasons, &set);
                 return Err((node, StageError::failed(message).with_help(LIMIT_HELP)));
             }
         }
@@ -480,17 +481,56 @@ pub(crate) fn faults(record: &Record) -> u64 {
 /// What to do about too many rejects.
 pub(crate) const LIMIT_HELP: &str = "look at them with `flow rejects`; raise `max_rejects` if they are to be expected";
 
-/// The commonest reasons of class fault, in words.
-pub(crate) fn commonest(rejects: &[ReasonCount]) -> String {
-    let mut faults: Vec<&ReasonCount> = rejects
+/// Reasons that a message names, and rejects of each that it shows.
+const SHOWN_REASONS: usize = 5;
+const SHOWN_OF_EACH: u64 = 2;
+/// Letters of a reject's detail that a message shows.
+const SHOWN_OF_A_DETAIL: usize = 200;
+
+/// That a stage is past its limit of rejects: the commonest reasons of class fault, and what was wrong with the first of
+/// each. `set` are the stage's rejects; where they cannot be read, the reasons have to do.
+pub(crate) fn too_many(faults: u64, limit: &str, reasons: &[ReasonCount], set: &RejectSet) -> String {
+    let mut commonest: Vec<&ReasonCount> = reasons
         .iter()
         .filter(|count| count.class == RejectClass::Fault)
         .collect();
-    faults.sort_by(|a, b| b.rows.cmp(&a.rows).then_with(|| a.reason.cmp(&b.reason)));
-    faults
+    commonest.sort_by(|a, b| b.rows.cmp(&a.rows).then_with(|| a.reason.cmp(&b.reason)));
+    commonest.truncate(SHOWN_REASONS);
+    let counts: Vec<String> = commonest
         .iter()
-        .take(5)
         .map(|count| format!("{} {}", count.rows, count.reason))
-        .collect::<Vec<_>>()
-        .join(", ")
+        .collect();
+    let mut message = format!(
+        "{faults} rejects of class fault, and max_rejects is {limit}: {}",
+        counts.join(", ")
+    );
+    let first = set.first_of_each(SHOWN_OF_EACH).unwrap_or_default();
+    let mut separator = "; the first: ";
+    for count in commonest {
+        let of_reason = |reject: &Reject| reject.class == RejectClass::Fault && reject.reason == count.reason;
+        for (_, partition, reject) in first.iter().filter(|(.., reject)| of_reason(reject)) {
+            message.push_str(separator);
+            message.push_str(&in_words(partition, reject));
+            separator = "; ";
+        }
+    }
+    message
+}
+
+/// Where a reject is from and what is wrong with it, on one line.
+fn in_words(partition: &Partition, reject: &Reject) -> String {
+    let mut text = partition.as_str().to_string();
+    if let Some(row) = reject.row {
+        text.push_str(&format!(", row {row}"));
+    }
+    if let Some(segment) = &reject.segment_id {
+        text.push_str(&format!(", segment {segment}"));
+    }
+    text.push_str(&format!(": {}", reject.reason));
+    if !reject.detail.is_empty() {
+        let detail: String = reject.detail.chars().take(SHOWN_OF_A_DETAIL).collect();
+        let more = if detail.len() < reject.detail.len() { "..." } else { "" };
+        text.push_str(&format!(", {}{more}", detail.replace('\n', " ")));
+    }
+    text
 }

@@ -469,7 +469,8 @@ impl PlanState {
         self.rejects_of(&settled.collect::<Vec<_>>())
     }
 
-    fn rejects_of(&self, nodes: &[usize]) -> RejectSet {
+    /// The rejects of settled stages as the run has them.
+    pub fn rejects_of(&self, nodes: &[usize]) -> RejectSet {
         let mut stages = Vec::new();
         for &node in nodes {
             let (described, state) = (&self.graph.nodes[node], &self.nodes[node]);

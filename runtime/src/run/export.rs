@@ -72,6 +72,16 @@ pub(super) fn run(
         };
         return Err(state.failed(node, None, error));
     }
+    if let (false, Some(why)) = (state.options.allow_shrink, set.without_rows()) {
+        let error = StageError::Refused {
+            message: format!("the set in {} would be empty: {why}", folder.display()),
+            help: Some(
+                "look at the rejects with `flow rejects`; `allow_empty: true`, or --allow-shrink, writes the empty set"
+                    .into(),
+            ),
+        };
+        return Err(state.failed(node, None, error));
+    }
     let files = set.finish()?;
     state.events.send(Event::Exported {
         stage: stage.name.clone(),

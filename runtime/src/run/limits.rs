@@ -2,7 +2,7 @@
 
 use super::counts::RunCounts;
 use super::summary::StageSummary;
-use crate::dataflow::job::{LIMIT_HELP, commonest, faults};
+use crate::dataflow::job::{LIMIT_HELP, faults, too_many};
 use crate::error::StageError;
 use crate::kind::Role;
 use crate::plan::graph::StagePart;
@@ -69,10 +69,7 @@ pub(super) fn check(state: &PlanState, node: usize, summary: &StageSummary) -> R
     if !past {
         return Ok(false);
     }
-    let message = format!(
-        "{faults} rejects of class fault, and max_rejects is {said}: {}",
-        commonest(&summary.rejects)
-    );
+    let message = too_many(faults, &said, &summary.rejects, &state.rejects_of(&[node]));
     match limit.action {
         LimitAction::Warn => {
             state.events.send(crate::event::Event::Warning {

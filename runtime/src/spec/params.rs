@@ -113,7 +113,7 @@ pub(super) struct GivenMap<'a> {
     pub steps: Steps,
     /// What gives the values, in words.
     pub by: String,
-    /// Of an include, the head of its file before references were put in.
+    /// Of an include or a test, the head of its pipeline file before references were put in.
     pub written: Option<&'a Mapping>,
 }
 
@@ -374,6 +374,7 @@ impl Params {
         let source = all.source;
         for (key, value) in map {
             let Some(key) = key.as_str() else {
+                self.may_stand_in(source);
                 found.push(Diagnostic::new("names of parameters must be text").at(Place::of(
                     source,
                     steps,

@@ -20,7 +20,7 @@ use super::yaml::{self, Mapping, Part, Steps, Value};
 use crate::registry::Registry;
 use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
-use document::Document;
+use document::{Document, OVERLAY};
 
 /// Reads a pipeline file with its includes and puts parameters in. Kinds that are not in `registry` are reported by
 /// [`check`](fn@super::check).
@@ -151,12 +151,18 @@ impl Reader<'_> {
         if let Some(test) = test {
             let (source, steps) = (&test.origin.source, test.origin.steps.key("params"));
             let by = format!("test `{}` in {}", test.name, source.path.display());
+            // The file, as far as it holds these values.
+            let values = Value::Mapping(test.params.clone());
+            let root = steps.0.iter().rev().fold(values, |value, step| match step {
+                yaml::Step::Key(key) => Value::Mapping(Mapping::from_iter([(Value::from(key.clone()), value)])),
+                yaml::Step::Index(_) => value,
+            });
             let given = GivenMap {
                 map: &test.params,
                 source,
                 steps,
                 by,
-                written: None,
+                written: root.as_mapping(),
             };
             params.give_map(&given, &mut self.found);
         }
@@ -232,14 +238,20 @@ impl Reader<'_> {
     }
 
     fn overlay(&mut self, path: &Path, params: &mut Params) {
-        let Some(mut document) = self.document(path, None, "an overlay", &["description", "params"]) else {
+        let Some(mut document) = self.document(path, None, OVERLAY, &["description", "params"]) else {
             if params.has_secrets() {
                 self.unshown.insert(path.to_path_buf());
             }
             return;
         };
-        if params.may_hold_secret(&document.root) {
-            self.unshown.insert(path.to_path_buf());
+        // What stands elsewhere may be meant for a secret, too.
+        let is_misplaced = |(key, value): (&Value, &Value)| match key.as_str() {
+            Some("params") => !matches!(value, Value::Null | Value::Mapping(_)),
+            Some("flow" | "description") => false,
+            _ => true,
+        };
+        if document.root.iter().any(is_misplaced) {
+            params.may_stand_in(&document.source);
         }
         if let Some(values) = document.root.get_mut("params") {
             params.put_file_dir("", values, &file_dir(path));

@@ -2,16 +2,75 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::yaml::{Part, Step, Steps, locate};
+use super::yaml::{Indexed, Part, PlaceIndex, Step, Steps, locate};
 
 /// A file that was read, kept so that any later error can point into it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct SourceFile {
     /// As it was given, for the reader.
     pub path: PathBuf,
     pub text: String,
+    /// Made when the first place is asked for: most files have no mistake.
+    index: OnceLock<TextIndex>,
+}
+
+/// Where things are in a text, so that many mistakes do not read it many times.
+#[derive(Debug)]
+struct TextIndex {
+    /// Where each line begins, in bytes.
+    lines: Vec<usize>,
+    places: Option<PlaceIndex>,
+}
+
+impl PartialEq for SourceFile {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.path, &self.text) == (&other.path, &other.text)
+    }
+}
+
+impl Eq for SourceFile {}
+
+impl SourceFile {
+    pub fn new(path: PathBuf, text: String) -> SourceFile {
+        SourceFile {
+            path,
+            text,
+            index: OnceLock::new(),
+        }
+    }
+
+    fn index(&self) -> &TextIndex {
+        self.index.get_or_init(|| {
+            let ends = self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+            TextIndex {
+                lines: std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect(),
+                places: PlaceIndex::of(&self.text),
+            }
+        })
+    }
+
+    /// Line and column (from 1, in characters) of what `steps` leads to, if the text holds it.
+    fn locate(&self, steps: &Steps, part: Part) -> Option<(usize, usize)> {
+        match self.index().places.as_ref().map(|places| places.get(steps, part)) {
+            Some(Indexed::At(place)) => Some(place),
+            Some(Indexed::Absent) => None,
+            Some(Indexed::Container) | None => locate(&self.text, steps, part),
+        }
+    }
+
+    /// Byte offset and text of a line (from 1), without its end.
+    fn line(&self, line: usize) -> (usize, &str) {
+        let lines = &self.index().lines;
+        match lines.get(line.saturating_sub(1)) {
+            Some(&start) if line > 0 && start < self.text.len() => {
+                let end = lines.get(line).copied().unwrap_or(self.text.len());
+                (start, self.text[start..end].trim_end_matches(['\n', '\r']))
+            }
+            _ => (self.text.len(), ""),
+        }
+    }
 }
 
 /// A stretch of text in a file.
@@ -46,7 +105,7 @@ impl Place {
     /// The place at `line` and `column`, as long as the word or scalar there.
     pub fn at(source: &Arc<SourceFile>, line: usize, column: usize) -> Place {
         let line = line.max(1);
-        let (start, text) = line_of(&source.text, line);
+        let (start, text) = source.line(line);
         let skipped: usize = text.chars().take(column.saturating_sub(1)).map(char::len_utf8).sum();
         let length = token_length(&text[skipped..]);
         Place {
@@ -65,7 +124,7 @@ impl Place {
         let mut steps = steps.clone();
         let mut part = part;
         loop {
-            if let Some((line, column)) = locate(&source.text, &steps, part) {
+            if let Some((line, column)) = source.locate(&steps, part) {
                 return Place::at(source, line, column);
             }
             if steps.0.pop().is_none() {
@@ -84,12 +143,12 @@ impl Place {
     /// Exact for block text (`|`) and for text on one line without escapes; otherwise the place where the
     /// setting begins.
     pub fn within(source: &Arc<SourceFile>, steps: &Steps, offset: (usize, usize)) -> Place {
-        let Some((line, column)) = locate(&source.text, steps, Part::Value) else {
+        let Some((line, column)) = source.locate(steps, Part::Value) else {
             return Place::of(source, steps, Part::Value);
         };
         let start = Place::at(source, line, column);
-        let (_, text) = line_of(&source.text, line);
-        let rest = &text[start.offset - line_of(&source.text, line).0..];
+        let (begin, text) = source.line(line);
+        let rest = &text[start.offset - begin..];
         if rest.starts_with('|') {
             return within_block(source, line, rest, offset).unwrap_or(start);
         }
@@ -121,7 +180,7 @@ fn within_block(source: &Arc<SourceFile>, line: usize, header: &str, offset: (us
         // The digit counts from the indentation of the parent, which is that of the key on this line (or of
         // the item's first key after its dashes).
         Some(digit) => {
-            let (_, key_line) = line_of(&source.text, line);
+            let (_, key_line) = source.line(line);
             let parent = key_line.len() - key_line.trim_start_matches([' ', '-']).len();
             parent + digit as usize
         }
@@ -130,18 +189,6 @@ fn within_block(source: &Arc<SourceFile>, line: usize, header: &str, offset: (us
     let column = indent + offset.1.max(1);
     // One past the end is where "something is missing" points to.
     (column <= wanted.chars().count() + 1).then(|| Place::at(source, line + offset.0.max(1), column))
-}
-
-/// Byte offset and text of a line (from 1), without its end.
-fn line_of(text: &str, line: usize) -> (usize, &str) {
-    let mut start = 0;
-    for (number, piece) in text.split_inclusive('\n').enumerate() {
-        if number + 1 == line {
-            return (start, piece.trim_end_matches(['\n', '\r']));
-        }
-        start += piece.len();
-    }
-    (text.len(), "")
 }
 
 /// How many bytes of the rest of a line belong to the scalar that begins it.
@@ -188,10 +235,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn source(text: &str) -> Arc<SourceFile> {
-        Arc::new(SourceFile {
-            path: "p.yaml".into(),
-            text: text.into(),
-        })
+        Arc::new(SourceFile::new("p.yaml".into(), text.into()))
     }
 
     fn marked(place: &Place) -> &str {

@@ -3,10 +3,12 @@
 mod depth;
 mod doubled;
 mod locate;
+mod place_index;
 
 use std::fmt;
 
 pub use locate::{Part, locate};
+pub use place_index::{Indexed, PlaceIndex};
 use serde::de::DeserializeOwned;
 pub use serde_yaml::{Mapping, Number, Value};
 
@@ -300,6 +302,23 @@ mod tests {
         assert_eq!(at("stages.scan.list[2]", Part::Value), None);
         assert_eq!(at("stages.none", Part::Key), None);
         assert!(at("stages.scan.empty", Part::Value).is_some());
+        let index = PlaceIndex::of(text).expect("an index");
+        for (path, part) in [
+            ("stages", Part::Key),
+            ("stages.scan", Part::Key),
+            ("stages.scan.with.shards", Part::Value),
+            ("stages.scan.with.ü[1]", Part::Value),
+            ("stages.scan.list[0]", Part::Key),
+            ("stages.scan.list[1].k", Part::Key),
+            ("stages.scan.list[1].k", Part::Value),
+            ("stages.scan.empty", Part::Value),
+        ] {
+            let place = at(path, part).expect("a place");
+            assert_eq!(index.get(&Steps::parse(path), part), Indexed::At(place), "{path}");
+        }
+        let with = index.get(&Steps::parse("stages.scan.with"), Part::Value);
+        assert_eq!(with, Indexed::Container);
+        assert_eq!(index.get(&Steps::parse("stages.none"), Part::Key), Indexed::Absent);
     }
 
     #[test]
@@ -396,7 +415,15 @@ mod tests {
             let text = to_text(&value);
             let mut all = Vec::new();
             paths(&value, Steps::default(), &mut all);
+            let index = PlaceIndex::of(&text).expect("an index");
             for steps in all {
+                for part in [Part::Key, Part::Value] {
+                    match index.get(&steps, part) {
+                        Indexed::At(place) => prop_assert_eq!(locate(&text, &steps, part), Some(place), "{}", steps),
+                        Indexed::Container => {}
+                        Indexed::Absent => prop_assert!(false, "{} is absent", steps),
+                    }
+                }
                 let (line, column) = locate(&text, &steps, Part::Value).expect("a place");
                 let length = text.lines().nth(line - 1).map_or(0, |line| line.chars().count());
                 prop_assert!(column <= length + 1, "{steps} at {line}:{column} in {text:?}");
@@ -412,6 +439,7 @@ mod tests {
         fn hostile_text_never_panics(text in "[ -~\n\t{}\\[\\]:&*!|>%@`-]{0,60}", path in "[a-z.\\[\\]0-9]{0,12}") {
             let _ = parse_text(&text);
             let _ = locate(&text, &Steps::parse(&path), Part::Key);
+            let _ = PlaceIndex::of(&text);
         }
     }
 }

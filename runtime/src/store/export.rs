@@ -126,6 +126,8 @@ pub struct ExportSet {
     key: Digest,
     names: BTreeMap<String, PathBuf>,
     guarded: Vec<Guarded>,
+    /// Why a set without a row is likely not meant.
+    without_rows: Option<String>,
     files: Files,
     /// Knows the name of the waiting folder. Dropped last: the folder is let go after it has been cleaned up.
     lock: Lock,
@@ -219,6 +221,7 @@ impl ExportSet {
             key,
             names: BTreeMap::new(),
             guarded: Vec::new(),
+            without_rows: None,
             files,
             lock,
         })
@@ -260,6 +263,16 @@ impl ExportSet {
             rows,
             most,
         });
+    }
+
+    /// Says that the set has no row, and why that is likely not meant: it is then written only where the user allows it.
+    pub fn guard_empty(&mut self, why: String) {
+        self.without_rows = Some(why);
+    }
+
+    /// Why the set, which has no row, is likely not meant.
+    pub fn without_rows(&self) -> Option<&str> {
+        self.without_rows.as_deref()
     }
 
     /// What was guarded and became too few (where it was 100 rows at least). Files of the old set that cannot be read are left out of account.

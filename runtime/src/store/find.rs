@@ -1,10 +1,12 @@
 //! Looking for a segment in what is committed.
 
-use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
-use arrow::compute::filter_record_batch;
+use std::sync::Arc;
+
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
+use arrow::compute::{can_cast_types, filter_record_batch};
 use arrow::datatypes::DataType;
 
-use super::artifact::Data;
+use super::artifact::{Artifact, Data};
 use super::record::Record;
 use super::{Store, parquet_file};
 use crate::digest::Digest;
@@ -21,10 +23,43 @@ pub struct FoundRow {
     pub values: String,
 }
 
+/// By what a row is found: its columns of these names, where it has them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowNames<'r> {
+    pub segment_id: Option<&'r str>,
+    pub audio_path: Option<&'r str>,
+    pub tar_path: Option<&'r str>,
+    pub tar_member_name: Option<&'r str>,
+}
+
 /// The columns of a row that are not null, each with its value as JSON.
 pub type RowValues = Vec<(String, String)>;
 
 impl Store {
+    /// What records of a recipe hold on a port; none where none of them kept it. The columns are those of the first file.
+    ///
+    /// # Errors
+    /// If that file cannot be read.
+    pub fn stored_artifact(
+        &self,
+        recipe: &Digest,
+        records: &[Arc<Record>],
+        port: &str,
+    ) -> Result<Option<Artifact>, StageError> {
+        let kept: Vec<&Arc<Record>> = records
+            .iter()
+            .filter(|record| record.ports.contains_key(port))
+            .collect();
+        let Some((first, stored)) = kept.first().and_then(|record| Some((record, record.ports.get(port)?))) else {
+            return Ok(None);
+        };
+        let Data::File { path, .. } = self.data_of(recipe, first, port, stored)? else {
+            return Ok(None);
+        };
+        let schema = parquet_file::schema_of(&path)?;
+        Ok(Some(self.artifact(recipe, port, schema, kept)?))
+    }
+
     /// The first rows that a record holds on a port; none where it did not keep the port. Lists of floats are left out.
     ///
     /// # Errors
@@ -62,17 +97,17 @@ impl Store {
         Ok(first)
     }
 
-    /// The rows of a segment (by the column `segment_id`) that a record holds on a port; none where the port has no
-    /// such column.
+    /// The rows that a record holds on a port, of those whose names are wanted; none where the port has no column
+    /// `segment_id`.
     ///
     /// # Errors
     /// If the data file cannot be read or is not what its record says.
-    pub fn find_segment(
+    pub fn find_rows(
         &self,
         recipe: &Digest,
         record: &Record,
         port: &str,
-        segment_id: &str,
+        is_wanted: &mut dyn FnMut(&RowNames<'_>) -> bool,
     ) -> Result<Vec<FoundRow>, StageError> {
         let Some(stored) = record.ports.get(port) else {
             return Ok(Vec::new());
@@ -87,7 +122,7 @@ impl Store {
         let mut found = Vec::new();
         for batch in parquet_file::open(&path, stored.bytes, &schema, None, selection.as_deref())? {
             let batch = batch?;
-            let matching = matching(&batch, segment_id)?;
+            let matching = matching(&batch, is_wanted)?;
             if matching.true_count() == 0 {
                 continue;
             }
@@ -104,13 +139,30 @@ impl Store {
     }
 }
 
-fn matching(batch: &RecordBatch, segment_id: &str) -> Result<BooleanArray, StageError> {
-    let ids = batch
-        .column_by_name("segment_id")
-        .ok_or_else(|| StageError::failed("the rows have no column `segment_id`"))?;
-    let ids = arrow::compute::cast(ids, &DataType::Utf8)?;
-    let ids = ids.as_string::<i32>();
-    Ok((0..ids.len())
-        .map(|row| Some(ids.is_valid(row) && ids.value(row) == segment_id))
+fn matching(batch: &RecordBatch, is_wanted: &mut dyn FnMut(&RowNames<'_>) -> bool) -> Result<BooleanArray, StageError> {
+    let texts = |name: &str| -> Result<Option<StringArray>, StageError> {
+        match batch.column_by_name(name) {
+            Some(column) if can_cast_types(column.data_type(), &DataType::Utf8) => {
+                let texts = arrow::compute::cast(column, &DataType::Utf8)?;
+                Ok(Some(texts.as_string::<i32>().clone()))
+            }
+            _ => Ok(None),
+        }
+    };
+    let (ids, recordings) = (texts("segment_id")?, texts("audio_path")?);
+    let (tars, members) = (texts("tar_path")?, texts("tar_member_name")?);
+    Ok((0..batch.num_rows())
+        .map(|row| {
+            Some(is_wanted(&RowNames {
+                segment_id: value(ids.as_ref(), row),
+                audio_path: value(recordings.as_ref(), row),
+                tar_path: value(tars.as_ref(), row),
+                tar_member_name: value(members.as_ref(), row),
+            }))
+        })
         .collect())
+}
+
+fn value(texts: Option<&StringArray>, row: usize) -> Option<&str> {
+    texts.filter(|texts| texts.is_valid(row)).map(|texts| texts.value(row))
 }

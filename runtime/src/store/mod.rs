@@ -51,7 +51,7 @@ pub(crate) use data_file_writer::DataFileWriter;
 pub use digested_file::DigestedFile;
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStatus, FileInSet, Shrunk, file_in_set};
-pub use find::{FoundRow, RowValues};
+pub use find::{FoundRow, RowNames, RowValues};
 pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub use garbage::GarbageSummary;
 pub use lock::Lock;

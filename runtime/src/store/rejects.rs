@@ -204,6 +204,42 @@ impl RejectSet {
         })
     }
 
+    /// The first rejects of each reason of each stage, at most `each` of a reason, in the order of [`RejectSet::iter`]. Of
+    /// the files only those are read that hold some of them.
+    ///
+    /// # Errors
+    /// Where a file cannot be read.
+    pub fn first_of_each(&self, each: u64) -> Result<Vec<(Arc<str>, Partition, Reject)>, StageError> {
+        let mut found = Vec::new();
+        for stage in self.stages.iter() {
+            let mut taken: BTreeMap<(String, RejectClass), u64> = BTreeMap::new();
+            for part in &stage.parts {
+                let wanted = |count: &ReasonCount| {
+                    let taken = taken.get(&(count.reason.clone(), count.class));
+                    each.saturating_sub(taken.copied().unwrap_or_default()).min(count.rows)
+                };
+                let mut wanted: u64 = part.by_reason.iter().map(wanted).sum();
+                if wanted == 0 {
+                    continue;
+                }
+                for batch in part.batches()? {
+                    for reject in from_batch(&batch?)? {
+                        let taken = taken.entry((reject.reason.clone(), reject.class)).or_default();
+                        if *taken < each {
+                            *taken += 1;
+                            wanted = wanted.saturating_sub(1);
+                            found.push((Arc::clone(&stage.stage), part.partition.clone(), reject));
+                        }
+                    }
+                    if wanted == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// How many rejects there are.
     pub fn rows(&self) -> u64 {
         self.stages

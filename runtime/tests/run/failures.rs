@@ -70,6 +70,12 @@ fn reject_limits_look_at_faults_alone() {
         assert_eq!(error.exit_code(), 1);
         assert!(error.to_string().contains("3 rejects of class fault"), "{error}");
         assert!(error.to_string().contains("2 not_a_number, 1 unreadable"), "{error}");
+        // What was wrong with the first of each reason.
+        assert!(
+            error.to_string().contains("; the first: s01, row 1: not_a_number"),
+            "{error}"
+        );
+        assert!(error.to_string().contains("; s02: unreadable"), "{error}");
     }
     limit("max_rejects: 2, max_rejects_action: warn");
     assert_eq!(place.run(&[]).past_reject_limit, ["scan"]);
@@ -78,6 +84,10 @@ fn reject_limits_look_at_faults_alone() {
     fresh.pipeline(&PIPELINE.replace("scan: {uses: toy.count,", "scan: {uses: toy.count, max_rejects: 2,"));
     let error = fresh.try_run(&[]).unwrap_err();
     assert!(error.to_string().contains("max_rejects is 2"), "{error}");
+    assert!(
+        error.to_string().contains("; the first: s01, row 0: not_a_number"),
+        "{error}"
+    );
 }
 
 /// Of a source, whose files are known, and of a stage that reads files of its own.

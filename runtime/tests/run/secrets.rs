@@ -274,6 +274,37 @@ fn an_include_gives_a_secret_no_text() {
     check_with(&place, &[format!("password={PASSWORD}")], None).unwrap();
 }
 
+/// A test stands in a pipeline file, too.
+#[test]
+fn a_test_gives_a_secret_no_text() {
+    use flow_runtime::spec::{Style, load_for_test, load_tests};
+
+    let place = Place::new();
+    let registry = Registry::new(toys::kinds()).unwrap();
+    let loaded = |value: &str| {
+        place.pipeline(&format!(
+            "{LOGIN}tests:\n  one: {{params: {{site: {{password: {value}}}}}, expect: {{login: {{rows: 0}}}}}}\n"
+        ));
+        let path = place.path("pipeline.yaml");
+        let tests = load_tests(&path, &registry).unwrap();
+        let overrides = Overrides {
+            set: ["shards", "out"]
+                .map(|name| format!("{name}={}", place.path(name).display()))
+                .to_vec(),
+            environment: Arc::new(|name| (name == "PASSWORD").then(|| PASSWORD.to_string())),
+            ..Overrides::default()
+        };
+        load_for_test(&path, &overrides, &registry, &tests[0]).map_err(|found| found.render(Style::Plain))
+    };
+    let error = loaded(PASSWORD).err().unwrap();
+    assert!(
+        error.contains("`site.password` is secret, so its value cannot stand in a pipeline file"),
+        "{error}"
+    );
+    assert!(!error.contains(PASSWORD), "{error}");
+    assert!(loaded("'${env:PASSWORD}'").is_ok());
+}
+
 /// Whatever is wrong with an overlay: its lines hold the value.
 #[test]
 fn messages_about_an_overlay_do_not_show_the_secrets_in_it() {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flow_evaluation::speaker_transcripts::{read_seglst, read_stm};
 use flow_evaluation::utterance::{Utterance, turns};
+use flow_runtime::open_regular_file_or_open_pipe;
 use flow_speakers::rttm::read_rttm;
 use flow_speakers::stages::recording_name;
 use flow_speakers::turns::Turn;
@@ -93,7 +94,9 @@ pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>
             "see docs/speakers.md for the forms of files",
         )
     };
-    let bytes = fs::read(path).map_err(|error| wrong(&error))?;
+    let mut bytes = Vec::new();
+    let read = open_regular_file_or_open_pipe(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    read.map_err(|error| wrong(&error))?;
     let text = String::from_utf8(bytes).map_err(|error| wrong(&error))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     parse(text).map_err(|error| wrong(&error))
@@ -163,6 +166,8 @@ fn utterances_of(segment: &Segment) -> Vec<Utterance> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use flow_transcription::{Metadata, Performance, Word};
 
     use super::*;
@@ -176,6 +181,19 @@ mod tests {
         });
         let paths = paths.collect();
         (folder, paths)
+    }
+
+    #[test]
+    fn a_named_pipe_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("a.rttm");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let failure = read(&pipe, |_| Ok::<_, String>(())).unwrap_err();
+        assert!(
+            failure.to_string().contains("it is a pipe, not a regular file"),
+            "{failure}"
+        );
     }
 
     fn transcript(speakers: [Option<&str>; 3]) -> String {

@@ -77,7 +77,7 @@ fn pale(off: bool) -> &'static str {
 }
 
 /// The path of an edge: straight and bent in turn, a bend with upright ends.
-fn path(points: &[(f64, f64)]) -> String {
+pub fn path(points: &[(f64, f64)]) -> String {
     let mut text = String::new();
     for (number, (x, y)) in points.iter().enumerate() {
         let _ = match number.checked_sub(1).map(|before| points[before]) {
@@ -93,7 +93,7 @@ fn path(points: &[(f64, f64)]) -> String {
 }
 
 /// A name that fits its box.
-fn fitted(name: &str) -> String {
+pub fn fitted(name: &str) -> String {
     // About the width of a box at this size of letters.
     const LETTERS: usize = 25;
     if name.chars().count() <= LETTERS {

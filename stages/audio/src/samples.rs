@@ -1,7 +1,8 @@
 //! The samples of a recording, or why there are none.
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 use flow_runtime::StageError;
 use schemars::JsonSchema;
@@ -151,14 +152,42 @@ pub fn samples_or_damage(
 }
 
 /// Held while a long recording is worked on (more than ten minutes, or 20 MB where its header does not say how long it is):
-/// those take much memory, and go one after the other. None for other recordings.
-pub fn lock_if_long(path: &Path) -> Option<MutexGuard<'static, ()>> {
+/// those take much memory, and go one after the other. None for other recordings. While the lock is waited for, `is_stopped` is
+/// asked many times a second.
+///
+/// # Errors
+/// If `is_stopped` says so before the lock is had.
+pub fn lock_if_long(path: &Path, is_stopped: &dyn Fn() -> bool) -> Result<Option<MutexGuard<'static, ()>>, Stopped> {
     static LONG: Mutex<()> = Mutex::new(());
     let is_long = stated_seconds(path, None).map_or_else(
         || path.metadata().is_ok_and(|metadata| metadata.len() > 20_000_000),
         |seconds| seconds > 600.0,
     );
-    is_long.then(|| LONG.lock().unwrap_or_else(PoisonError::into_inner))
+    if is_long {
+        lock(&LONG, is_stopped).map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+/// A wait was ended before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped;
+
+fn lock<'m>(mutex: &'m Mutex<()>, is_stopped: &dyn Fn() -> bool) -> Result<MutexGuard<'m, ()>, Stopped> {
+    // Much less than what the lock is held for.
+    const EVERY: Duration = Duration::from_millis(20);
+    loop {
+        if is_stopped() {
+            return Err(Stopped);
+        }
+        match mutex.try_lock() {
+            Ok(guard) => return Ok(guard),
+            // Nothing lies under the lock that a panic could leave half done.
+            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(EVERY),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -177,6 +206,20 @@ mod tests {
         samples(&path, max_seconds)
             .unwrap()
             .map_or_else(|refusal| refusal.reason, |_| "ok")
+    }
+
+    #[test]
+    fn whoever_is_stopped_does_not_wait_for_the_lock() {
+        let mutex = Mutex::new(());
+        let held = lock(&mutex, &|| false).unwrap();
+        let asked = std::cell::Cell::new(0);
+        let stopped = lock(&mutex, &|| {
+            asked.set(asked.get() + 1);
+            asked.get() > 2
+        });
+        assert_eq!(stopped.map(drop), Err(Stopped));
+        drop(held);
+        assert!(lock(&mutex, &|| false).is_ok());
     }
 
     #[test]

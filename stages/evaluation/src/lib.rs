@@ -15,7 +15,7 @@ pub mod page;
 mod recordings;
 pub mod report;
 mod screen;
-mod set_section;
+pub mod set_section;
 pub mod speaker_transcripts;
 pub mod timeline;
 pub mod timeline_page;

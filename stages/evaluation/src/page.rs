@@ -171,7 +171,8 @@ fn tiles(data: &PageData) -> Markup {
                 @let seconds: f64 = data.languages.iter().map(|l| l.2).sum();
                 div.tile { b { (format!("{:.2} h", seconds / 3600.0)) } span { "of speech to train on" } }
             }
-            div.tile { b { (count(data.rejects.iter().map(|r| r.3).sum())) } span { "rows rejected on the way" } }
+            @let rejected = count(data.rejects.iter().map(|r| r.3).sum());
+            div.tile { b { a href="#rejected-on-the-way" { (rejected) } } span { "rows rejected on the way" } }
             @if data.curves.skipped > 0 {
                 div.tile { b { (count(data.curves.skipped)) } span { "steps skipped, not finite" } }
             }
@@ -339,7 +340,7 @@ fn mixture_section(mixture: &Mixture) -> Markup {
 
 fn rejects(data: &PageData) -> Markup {
     html! {
-        section {
+        section id="rejected-on-the-way" {
             h2 { "Rejected rows" }
             @if data.rejects.is_empty() { p.quiet { "None." } } @else {
                 table {
@@ -427,6 +428,9 @@ mod tests {
         assert!(page.contains("ek &lt;b&gt;do") && !page.contains("<b>do"));
         assert!(page.contains("data:audio/flac;base64,ZkxhQw=="));
         assert!(page.contains("heard as") && page.contains(">ur<"));
+        // The number of rejected rows leads to their table.
+        assert!(page.contains("<a href=\"#rejected-on-the-way\">1,234</a>"), "{page}");
+        assert_eq!(page.matches("id=\"rejected-on-the-way\"").count(), 1);
         assert!(!page.contains("<script") && !page.contains("http"));
     }
 

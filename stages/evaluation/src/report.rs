@@ -131,7 +131,7 @@ pub struct EvaluationReport;
 
 impl Kind for EvaluationReport {
     const NAME: &'static str = "evaluation.report";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole(
             "transcripts",

@@ -182,7 +182,7 @@ enum Mark {
 }
 
 /// Reference and hypothesis, with the words marked in which they differ. Long texts are cut, and very long ones have no marks.
-fn compared<'t>(reference: &'t str, hypothesis: &'t str) -> Markup {
+pub fn compared<'t>(reference: &'t str, hypothesis: &'t str) -> Markup {
     // The tags are compared apart: errors of words are counted without them.
     let ((_, said_text), (_, heard_text)) = (split_tag(reference), split_tag(hypothesis));
     let Some(edits) = align(&words(said_text), &words(heard_text)) else {

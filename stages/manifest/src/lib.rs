@@ -4,6 +4,7 @@
 //! The modules [`text`], [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
 //! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`dedup`], [`split`], [`disjoint`] and [`mod@write`] are the stage kinds over them.
 
+pub mod browse;
 pub mod columns;
 pub mod dedup;
 pub mod disjoint;

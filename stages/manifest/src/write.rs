@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::reject::ReasonCount;
 use flow_runtime::{
     Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet, Shape,
     StageError,
@@ -60,7 +61,8 @@ const STATISTICS: &str = "statistics.json";
 /// recording; it is relative to `out` where `audio` (or `shards`) is relative.
 ///
 /// The set is written as a whole, with `flow.json` in the end. One with far fewer rows than the set that stands there (see
-/// `max_shrink`) is not written: what was read may be missing.
+/// `max_shrink`) is not written: what was read may be missing. One without a row is not, where rows were refused before (see
+/// `allow_empty`).
 ///
 /// # Example
 ///
@@ -89,6 +91,10 @@ pub struct WriteSettings {
     /// there were fewer than 100).
     #[serde(default = "half")]
     pub max_shrink: f64,
+    /// Write a set without a row although all rows that came in were refused. Without it such a set is an error that names the
+    /// commonest reasons, unless the run was started with `--allow-shrink`.
+    #[serde(default)]
+    pub allow_empty: bool,
 }
 
 /// Whether a file name is that of a manifest as they are written here.
@@ -180,6 +186,10 @@ impl Export for Writer {
                 .unzip();
             set.guard_rows(what, files, rows.iter().sum(), self.settings.max_shrink);
         }
+        let rows: u64 = inputs.iter().map(Artifact::rows).sum();
+        if rows == 0 && rejects.rows() > 0 && !self.settings.allow_empty {
+            set.guard_empty(all_refused(rejects));
+        }
         let (statistics, refused) = (set.file(STATISTICS)?, set.file(REJECTS)?);
         let figures = std::thread::scope(|scope| {
             // Beside the manifests, which the encoders work off group by group.
@@ -191,6 +201,20 @@ impl Export for Writer {
         })?;
         write_statistics(figures, &statistics)
     }
+}
+
+/// That no row came through, and the commonest reasons.
+fn all_refused(rejects: &RejectSet) -> String {
+    const NAMED: usize = 5;
+    let mut reasons: Vec<(u64, String)> = Vec::new();
+    for (stage, counts) in rejects.by_reason() {
+        let named = |count: ReasonCount| (count.rows, format!("{} of stage {stage}", count.reason));
+        reasons.extend(counts.into_iter().map(named));
+    }
+    reasons.sort_by(|one, other| other.0.cmp(&one.0).then_with(|| one.1.cmp(&other.1)));
+    let named = reasons.iter().take(NAMED);
+    let named: Vec<String> = named.map(|(rows, reason)| format!("{rows} {reason}")).collect();
+    format!("all {} rows were refused: {}", rejects.rows(), named.join(", "))
 }
 
 impl Writer {

@@ -212,3 +212,42 @@ fn each_tar_gets_the_folder_of_shards() {
         assert_eq!(paths, wanted, "{shards}");
     }
 }
+
+/// Rows came in, and none of them came through.
+#[test]
+fn an_empty_set_is_written_only_where_it_is_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = read(&manifest(folder.path()));
+    let schema = rows.shape.outputs[0].schema.clone();
+    let reject = |reason: &str| flow_runtime::Reject {
+        row: Some(0),
+        segment_id: None,
+        reason: reason.into(),
+        class: flow_runtime::RejectClass::Rule,
+        detail: String::new(),
+        values: "{}".into(),
+    };
+    let write = |allowed: &str, rejects: &[&str]| {
+        let out = folder.path().join("out");
+        let settings = format!("{{out: {:?}{allowed}}}", out.to_str().unwrap());
+        let mut harness = Harness::<Write>::from_yaml(&settings)
+            .unwrap()
+            .input("train", schema.clone());
+        harness = harness.empty_partition("train", "en/a");
+        for reason in rejects {
+            harness = harness.rejected("clean", "en/a", reject(reason));
+        }
+        let written = harness.run().map(|_| ());
+        (written, out.join("train_manifest_v2.parquet").is_file())
+    };
+    let (refused, is_there) = write("", &["too_short", "noisy", "noisy"]);
+    let message = refused.unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "all 3 rows were refused: 2 noisy of stage clean, 1 too_short of stage clean"
+    );
+    assert!(!is_there, "written all the same");
+    assert!(matches!(write(", allow_empty: true", &["noisy"]), (Ok(()), true)));
+    // Where nothing was refused there was nothing to write.
+    assert!(matches!(write("", &[]), (Ok(()), true)));
+}

@@ -21,6 +21,7 @@ pub mod session;
 pub mod settings;
 pub mod start;
 pub mod tensorboard;
+pub mod text_faults;
 pub mod train;
 pub mod train_tokenizer;
 pub mod trainer;

@@ -157,6 +157,9 @@ impl ResolvedSettings {
         if !(0.0..=1.0).contains(&self.warn_unknown_letters) {
             return refuse("warn_unknown_letters", "it is a share, from 0 to 1");
         }
+        if !(0.0..=1.0).contains(&self.warn_empty_texts) {
+            return refuse("warn_empty_texts", "it is a share, from 0 to 1");
+        }
         if !(0.0..1.0).contains(&self.average_decay) {
             return refuse("average_decay", "it must be at least 0 and below 1");
         }

@@ -136,6 +136,9 @@ pub struct TrainSettings {
     /// Share of the transcripts of a language, from 0 to 1, that may have letters which the tokenizer does not know before a
     /// warning names them. In place of such a letter the model learns the tokenizer's unknown piece.
     pub warn_unknown_letters: f64,
+    /// Share of all transcripts, from 0 to 1, that may be without a word before a warning gives their number. Many of them mean
+    /// that the text was read from a wrong column.
+    pub warn_empty_texts: f64,
 
     /// Optimizer.
     pub optimizer: Optimizer,
@@ -226,6 +229,7 @@ impl Default for TrainSettings {
             max_tokens: 512,
             long_texts: OverLimit::Reject,
             warn_unknown_letters: 0.01,
+            warn_empty_texts: 0.01,
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
             recompute: false,
@@ -334,6 +338,36 @@ impl TrainSettings {
         }
     }
 
+    /// Phases and warm-ups that do not end within the run, in words for a warning.
+    pub fn phase_warnings(&self) -> Vec<String> {
+        const GROUPS: &str = "the parameter groups are encoder, decoder and joint";
+        let mut warnings = Vec::new();
+        let (steps, unfreeze) = (self.max_steps, self.unfreeze_step);
+        if unfreeze > 0 && unfreeze >= steps {
+            warnings.push(format!(
+                "`unfreeze_step` is {unfreeze} and `max_steps` is {steps}: the encoder stays frozen for the whole run, only decoder \
+                 and joint learn, and `phase2_lr` is never used ({GROUPS}; `unfreeze_step: 0` trains all of them from the first step)"
+            ));
+        }
+        let phases = [
+            ("warmup_steps", self.warmup_steps, unfreeze.min(steps), "phase1_lr"),
+            (
+                "phase2_warmup",
+                self.phase2_warmup,
+                steps.saturating_sub(unfreeze),
+                "phase2_lr",
+            ),
+        ];
+        for (name, warmup, length, rate) in phases {
+            if length > 0 && warmup > length {
+                warnings.push(format!(
+                    "`{name}` is {warmup} and its phase has {length} steps: the warm-up does not end, and `{rate}` is never reached"
+                ));
+            }
+        }
+        warnings
+    }
+
     /// Where the model is computed.
     pub fn device(&self) -> Result<DeviceChoice, TrainingError> {
         self.device
@@ -381,5 +415,39 @@ impl TrainSettings {
         } else {
             &self.tokenizer
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_that_do_not_end_are_told() {
+        let warnings = |max_steps, unfreeze_step, warmup_steps, phase2_warmup| {
+            let settings = TrainSettings {
+                max_steps,
+                unfreeze_step,
+                warmup_steps,
+                phase2_warmup,
+                ..TrainSettings::default()
+            };
+            settings.phase_warnings()
+        };
+        assert_eq!(warnings(600, 100, 20, 50), Vec::<String>::new());
+        // Phase 1 has no step, so its warm-up does not count.
+        assert_eq!(warnings(1, 0, 20, 1), Vec::<String>::new());
+        let frozen = warnings(100, 100, 20, 50);
+        assert!(
+            frozen.len() == 1
+                && frozen[0].contains("`unfreeze_step` is 100")
+                && frozen[0].contains("encoder, decoder and joint"),
+            "{frozen:?}"
+        );
+        let cold = warnings(120, 10, 11, 111);
+        assert!(
+            cold.len() == 2 && cold[0].contains("`warmup_steps`") && cold[1].contains("`phase2_warmup` is 111"),
+            "{cold:?}"
+        );
     }
 }

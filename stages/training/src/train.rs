@@ -103,6 +103,7 @@ impl Kind for TrainingTrain {
         let mut identity = serde_json::to_value(settings).unwrap_or(Value::Null);
         if let Some(settings) = identity.as_object_mut() {
             settings.remove("warn_unknown_letters");
+            settings.remove("warn_empty_texts");
             settings.remove("hub_token");
         }
         identity

@@ -25,6 +25,7 @@ use crate::ranks::{ProcessGroup, RankLayout};
 use crate::resolved_settings::ResolvedSettings;
 use crate::session::{Evaluate, LeftOut, Session};
 use crate::start::{Start, find_start};
+use crate::text_faults::TextFaults;
 use crate::unknown_letters::UnknownLetters;
 
 /// The micro-batches of one step.
@@ -85,8 +86,15 @@ pub(crate) fn train(
             message: message.clone(),
         });
     }
+    for message in settings.phase_warnings() {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
+    }
     warn_of_long_texts(settings, context, &mut session)?;
     report_unknown_letters(settings, context, &mut session)?;
+    report_text_faults(settings, context, &mut session)?;
     let mut compared = false;
     loop {
         let began = Instant::now();
@@ -263,6 +271,25 @@ fn report_unknown_letters(
     if let Some(table) = unknown.table() {
         context.report(table);
         session.note(unknown.figures())?;
+    }
+    Ok(())
+}
+
+/// Sends warnings of transcripts without a word, where they are many, and of wrong tags.
+fn report_text_faults(settings: &ResolvedSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
+    let (Some(rows), Some(tokenizer)) = (context.input("train"), session.tokenizer()) else {
+        return Ok(());
+    };
+    let faults = TextFaults::count(rows, tokenizer)?;
+    let warnings = [faults.empty_warning(settings.warn_empty_texts), faults.tag_warning()];
+    for message in warnings.into_iter().flatten() {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
+    }
+    for figures in faults.figures() {
+        session.note(figures)?;
     }
     Ok(())
 }

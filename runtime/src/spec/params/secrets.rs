@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::super::source::SourceFile;
-use super::super::yaml::{Mapping, Value};
 use super::Params;
 use crate::secret::Secrets;
 
@@ -26,8 +25,8 @@ impl Params {
         self.is_secret(name) || (unknown && self.has_secrets())
     }
 
-    /// Notes that a file gives a value under a name that is unknown, which is perhaps the misspelt one of a secret.
-    pub(super) fn may_stand_in(&mut self, source: &SourceFile) {
+    /// Notes that a file gives something under a name that is unknown, which is perhaps the misspelt one of a secret.
+    pub fn may_stand_in(&mut self, source: &SourceFile) {
         if self.has_secrets() {
             self.files_with_secrets.insert(source.path.clone());
         }
@@ -40,33 +39,5 @@ impl Params {
 
     pub fn has_secrets(&self) -> bool {
         self.params.iter().any(|param| param.secret)
-    }
-
-    /// Whether the value of a secret may stand in an overlay: under its name, or under one that is unknown.
-    pub fn may_hold_secret(&self, overlay: &Mapping) -> bool {
-        let may_hold = |(key, value): (&Value, &Value)| match key.as_str() {
-            Some("params") => self.may_give_secret("", value),
-            Some("flow" | "description") => false,
-            _ => true,
-        };
-        self.has_secrets() && overlay.iter().any(may_hold)
-    }
-
-    fn may_give_secret(&self, prefix: &str, values: &Value) -> bool {
-        let map = match values {
-            Value::Null => return false,
-            Value::Mapping(map) => map,
-            _ => return true,
-        };
-        map.iter().any(|(key, value)| match key.as_str() {
-            None => true,
-            Some(key) => {
-                let name = format!("{prefix}{key}");
-                match self.is_group(&name) {
-                    true => self.may_give_secret(&format!("{name}."), value),
-                    false => self.may_be_secret(&name),
-                }
-            }
-        })
     }
 }

@@ -1,11 +1,13 @@
 //! One file: its text, and the head that says what it is.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Read;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Reader;
-use crate::open_regular_file;
+use crate::regular_file::{is_open_pipe, open_regular_file};
 use crate::spec::FORMAT;
 use crate::spec::diagnostic::Diagnostic;
 use crate::spec::params::brief;
@@ -14,6 +16,12 @@ use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
 
 /// No pipeline comes near this; a file that does is something else.
 const MAX_BYTES: u64 = 16 << 20;
+
+/// Most bytes of an overlay that comes through a pipe.
+const MAX_PIPE_BYTES: u64 = 4 << 20;
+
+/// What an overlay is called in messages.
+pub(super) const OVERLAY: &str = "an overlay";
 
 /// A file and the map at its head.
 pub(super) struct Document {
@@ -36,7 +44,7 @@ impl Reader<'_> {
         what: &str,
         known: &[&str],
     ) -> Option<Document> {
-        let text = match read_text(path) {
+        let text = match read_text(path, what == OVERLAY) {
             Ok(text) => text,
             Err(message) => {
                 self.found.push(Diagnostic {
@@ -47,10 +55,7 @@ impl Reader<'_> {
                 return None;
             }
         };
-        let source = Arc::new(SourceFile {
-            path: path.to_path_buf(),
-            text,
-        });
+        let source = Arc::new(SourceFile::new(path.to_path_buf(), text));
         let root = match yaml::parse_text(&source.text) {
             Ok(Value::Mapping(root)) => root,
             Ok(other) => {
@@ -155,14 +160,34 @@ fn tagged(value: &Value, steps: &Steps) -> Option<Steps> {
     }
 }
 
-fn read_text(path: &Path) -> Result<String, String> {
-    let file = open_regular_file(path).map_err(|error| error.to_string())?;
+fn read_all(file: File, most: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1)
+    file.take(most + 1)
         .read_to_end(&mut bytes)
         .map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(format!("it is larger than {} MiB", MAX_BYTES >> 20));
+    if bytes.len() as u64 > most {
+        return Err(format!("it is larger than {} MiB", most >> 20));
     }
+    Ok(bytes)
+}
+
+/// What the shell gives as `<(...)` is read to its end, where pipes may be read.
+fn read_text(path: &Path, with_pipes: bool) -> Result<String, String> {
+    // The same path is another pipe in the next command only.
+    static PIPES: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new());
+    let bytes = if with_pipes && is_open_pipe(path) {
+        // A pipe gives its bytes once, and a command may read its overlays more than once.
+        let mut pipes = PIPES.lock().unwrap_or_else(PoisonError::into_inner);
+        match pipes.get(path) {
+            Some(bytes) => bytes.clone(),
+            None => {
+                let bytes = read_all(File::open(path).map_err(|error| error.to_string())?, MAX_PIPE_BYTES)?;
+                pipes.insert(path.to_path_buf(), bytes.clone());
+                bytes
+            }
+        }
+    } else {
+        read_all(open_regular_file(path).map_err(|error| error.to_string())?, MAX_BYTES)?
+    };
     String::from_utf8(bytes).map_err(|error| format!("it is not UTF-8 (byte {})", error.utf8_error().valid_up_to()))
 }

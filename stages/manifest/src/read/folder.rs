@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use flow_runtime::{Partition, SourcePartition, StageError};
 
+use super::folder_languages::FolderLanguages;
 use super::listing::{AUDIO, Listed, Transcript, list, stem};
 use super::looks::{Chain, looks_of};
 use super::naming::{language, named};
@@ -59,6 +60,7 @@ pub struct AudioFolder {
     root: PathBuf,
     blocks: Vec<(Partition, Vec<Listed>)>,
     lang: String,
+    folders: FolderLanguages,
     source: String,
 }
 
@@ -86,10 +88,25 @@ impl AudioFolder {
         }
         Ok(AudioFolder {
             root: root.to_path_buf(),
+            folders: FolderLanguages::of(
+                blocks
+                    .iter()
+                    .flat_map(|(_, files)| files)
+                    .map(|listed| listed.file.as_str()),
+            ),
             blocks,
             lang: settings.lang.clone(),
             source: settings.source.clone(),
         })
+    }
+
+    /// What was decided about the names of its folders, where they count.
+    pub fn decision(&self) -> Option<String> {
+        if self.lang.is_empty() {
+            self.folders.decision()
+        } else {
+            None
+        }
     }
 
     pub fn partitions(&self) -> Vec<SourcePartition> {
@@ -149,7 +166,7 @@ impl AudioFolder {
         ManifestRow {
             segment_id: names.segment_id,
             shard_id: names.shard_id.unwrap_or_else(|| file_stem(&self.root)),
-            lang: language(None, &self.lang, file, &text),
+            lang: language(None, &self.lang, self.folders.language(file), &text),
             text,
             source: self.source.clone(),
             wanted: self.wanted(file),

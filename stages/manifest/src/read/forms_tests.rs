@@ -492,3 +492,90 @@ fn folders_that_lie_too_deep_are_an_error() {
         "{message}"
     );
 }
+
+#[test]
+fn folders_are_languages_only_where_all_of_them_are() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("tree/dr/a.wav", ""),
+            ("tree/dr/a.txt", "one"),
+            ("tree/speaker1/b.wav", ""),
+            ("tree/speaker1/b.txt", "<|de|> two"),
+            ("tree/hi/c.wav", ""),
+            ("tree/hi/c.txt", "three"),
+            ("table/hi/a.wav", ""),
+            ("table/s1/a.wav", ""),
+            ("table/t.csv", "path,text\nhi/a.wav,one\ns1/a.wav,<|de|> two\n"),
+            ("lines/hi/a.wav", ""),
+            ("lines/s1/a.wav", ""),
+            (
+                "lines/metadata.jsonl",
+                "{\"file_name\": \"hi/a.wav\", \"text\": \"one\"}\n{\"file_name\": \"s1/a.wav\", \"text\": \"<|de|> two\"}\n",
+            ),
+        ],
+    );
+    for (manifest, lost) in [("tree", 2), ("table/t.csv", 1), ("lines", 1)] {
+        let settings = settings(&folder.path().join(manifest));
+        let output = run(settings.clone());
+        assert_eq!(column(&output, "lang"), ["de"], "{manifest}");
+        assert_eq!(reasons(&output), vec!["missing_field"; lost], "{manifest}");
+        let decision = opened(&settings).decision().unwrap();
+        assert!(decision.contains("are not taken for languages"), "{decision}");
+        // It stands in the log.
+        let is_told = |event: &Event| matches!(event, Event::Note { message } if message.ends_with(&decision));
+        assert!(output.events.iter().any(is_told), "{:?}", output.events);
+    }
+    // Where the table has a row of each language's folder alone, folders count.
+    fs::write(
+        folder.path().join("table/t.csv"),
+        "path,text,lang\nhi/a.wav,one,\ns1/a.wav,two,de\n",
+    )
+    .unwrap();
+    let settings = settings(&folder.path().join("table/t.csv"));
+    assert_eq!(column(&run(settings.clone()), "lang"), ["hi", "de"]);
+    let decision = opened(&settings).decision().unwrap();
+    assert!(decision.ends_with("taken for languages: `hi`"), "{decision}");
+}
+
+#[test]
+fn what_is_no_language_is_a_reject_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |lang: &str| {
+        format!("{{\"audio_filepath\": \"a.wav\", \"duration\": 0.5, \"text\": \"x\", \"target_lang\": \"{lang}\"}}\n")
+    };
+    lay_out(
+        folder.path(),
+        &[
+            ("a.wav", ""),
+            (
+                "m.jsonl",
+                &["hi", "auto_detect", "en-US", "speaker one"].map(line).concat(),
+            ),
+            (
+                "t.csv",
+                "path,text,Locale,duration\na.wav,x,hi,0.5\na.wav,x,auto_detect,0.5\na.wav,x,en-US,0.5\na.wav,x,speaker one,0.5\n",
+            ),
+            ("tagged.csv", "path,text,duration\na.wav,<|null|> x,0.5\n"),
+        ],
+    );
+    for (manifest, field, unit) in [("m.jsonl", "`target_lang`", "line"), ("t.csv", "`locale`", "row")] {
+        let output = run(settings(&folder.path().join(manifest)));
+        assert_eq!(column(&output, "lang"), ["hi", "en"]);
+        assert_eq!(reasons(&output), ["bad_language"; 2]);
+        let expected =
+            format!("\"auto_detect\" in {field} is no language code such as `hi` or `en-US` ({manifest}, {unit} 2)");
+        assert_eq!(details(&output)[0], expected);
+        assert!(details(&output)[1].contains("\"speaker one\""));
+    }
+    let tagged = run(settings(&folder.path().join("tagged.csv")));
+    assert_eq!(reasons(&tagged), ["bad_language"]);
+    assert!(
+        details(&tagged)[0].contains("\"null\" in the tag"),
+        "{:?}",
+        details(&tagged)
+    );
+    let message = failure(with_lang(&folder.path().join("m.jsonl"), "English, US"));
+    assert!(message.contains("is no language code"), "{message}");
+}

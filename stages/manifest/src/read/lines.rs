@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flow_runtime::{Partition, SourcePartition, StageError, open_regular_file};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use super::files::{label, trailing_number};
+use super::folder_languages::FolderLanguages;
 use super::looks::{Chain, Eyes, FileLook};
 use super::naming::{language, named};
 use super::places::Places;
@@ -23,7 +25,7 @@ use crate::extra;
 const BLOCK_LINES: u64 = 8_192;
 const BLOCK_BYTES: u64 = 64 << 20;
 /// Longest line that is read.
-const LONGEST_LINE: u64 = 1 << 20;
+pub const LONGEST_LINE: u64 = 1 << 20;
 
 /// Keys that name the language, the first that is there counts.
 const LANGUAGE_KEYS: [&str; 4] = ["lang", "language", "target_lang", "source_lang"];
@@ -56,6 +58,8 @@ struct Block {
 pub struct LineRules {
     pub places: Places,
     pub lang: String,
+    /// Of recordings that lines name by `file_name`.
+    pub folders: Arc<FolderLanguages>,
     pub source: String,
 }
 
@@ -127,15 +131,45 @@ impl LineManifest {
         let rules = LineRules {
             places: settings.places(Path::new("")),
             lang: settings.lang.clone(),
+            folders: Arc::default(),
             source: settings.source.clone(),
         };
-        Ok(LineManifest {
+        let mut manifest = LineManifest {
             files,
             blocks,
             rules,
             tars,
             look: settings.check_audio,
-        })
+        };
+        if settings.lang.is_empty() {
+            manifest.rules.folders = Arc::new(manifest.folders_of_file_names()?);
+        }
+        Ok(manifest)
+    }
+
+    /// The folders of recordings that lines name by `file_name` without naming a language.
+    fn folders_of_file_names(&self) -> Result<FolderLanguages, ManifestError> {
+        let mut folders = FolderLanguages::default();
+        for (_, block) in &self.blocks {
+            self.each_line(*block, |_, line| {
+                if let Ok(line) = line
+                    && line.contains(FILE_NAME)
+                    && let Ok(Value::Object(fields)) = serde_json::from_str(line)
+                {
+                    let fields = Fields { line, fields };
+                    if let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(FILE_NAME)) {
+                        folders.add(file);
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(folders)
+    }
+
+    /// What was decided about the names of folders, where they count.
+    pub fn decision(&self) -> Option<String> {
+        self.rules.folders.decision()
     }
 
     /// # Errors
@@ -300,10 +334,10 @@ pub fn row_of<'t>(
         .ok_or_else(|| refuse("missing_field", "duration"))?;
     let start = fields.number("offset")?.filter(|&start| start != 0.0);
     let shard = fields.shard()?;
-    let lang = match fields.language()? {
-        Some(lang) => lang.to_string(),
-        None if !rules.lang.is_empty() => rules.lang.clone(),
-        None => tag_of(&text).unwrap_or_default().to_string(),
+    let (lang_field, lang) = match fields.language()? {
+        Some((key, lang)) => (key, lang.to_string()),
+        None if !rules.lang.is_empty() => ("", rules.lang.clone()),
+        None => ("", tag_of(&text).unwrap_or_default().to_string()),
     };
     let (tar_path, member) = (word("tar_path")?, word("tar_member_name")?);
     let path = fields.text("audio_filepath")?.filter(|path| !path.is_empty());
@@ -314,6 +348,7 @@ pub fn row_of<'t>(
         text,
         duration: Some(duration),
         lang,
+        lang_field,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
         extra: extra::of_line(line, &fields.fields, &[]),
@@ -368,12 +403,19 @@ fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Resul
     let start = fields.number("offset")?.filter(|&start| start != 0.0);
     let names = named(file, start);
     let id = fields.text("segment_id")?.filter(|id| !id.is_empty());
+    let said = fields.language()?;
     Ok(ManifestRow {
         segment_id: id.map_or(names.segment_id, str::to_string),
         shard_id: fields.shard()?.or(names.shard_id).unwrap_or_else(|| stem.to_string()),
         text: text.to_string(),
         duration: fields.number("duration")?,
-        lang: language(fields.language()?, &rules.lang, file, text),
+        lang: language(
+            said.map(|(_, lang)| lang),
+            &rules.lang,
+            rules.folders.language(file),
+            text,
+        ),
+        lang_field: said.map_or("", |(key, _)| key),
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
         wanted: rules.places.of_path(file),
@@ -410,11 +452,12 @@ impl Fields<'_> {
         })
     }
 
-    /// The language that the line names.
-    fn language(&self) -> Result<Option<&str>, Refusal> {
+    /// The language that the line names, and the key that does.
+    fn language(&self) -> Result<Option<(&'static str, &str)>, Refusal> {
         let mut found = None;
         for key in LANGUAGE_KEYS {
-            found = found.or(self.text(key)?.filter(|lang| !lang.is_empty()));
+            let lang = self.text(key)?.filter(|lang| !lang.is_empty());
+            found = found.or(lang.map(|lang| (key, lang)));
         }
         Ok(found)
     }

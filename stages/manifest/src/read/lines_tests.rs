@@ -8,8 +8,8 @@ fn rules() -> LineRules {
             folder: "/m".into(),
             ..Places::default()
         },
-        lang: String::new(),
         source: "manifest".into(),
+        ..LineRules::default()
     }
 }
 

@@ -3,10 +3,12 @@
 pub(crate) mod decoded_text;
 mod files;
 mod folder;
+mod folder_languages;
 mod grouped;
 mod lines;
 mod listing;
 mod looks;
+mod manifest_line;
 mod naming;
 mod opening;
 mod places;
@@ -25,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
     ReadOnce, Shape, Source, SourcePartition, StageError,
@@ -34,6 +37,7 @@ use serde::{Deserialize, Serialize};
 
 pub use files::Format;
 pub use lines::{tag_of, untagged};
+pub use manifest_line::{ManifestLine, manifest_line};
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use row_rules::Regions;
@@ -43,7 +47,7 @@ use crate::error::ManifestError;
 use files::expand;
 use places::Places;
 use recordings::Recordings;
-use row_rules::RowRules;
+use row_rules::{RowRules, is_language_code};
 use rows::Rows;
 
 /// Starts from a manifest that exists.
@@ -78,9 +82,11 @@ use rows::Rows;
 ///
 /// Recordings of tables and folders that say no duration are decoded to measure it.
 ///
-/// A row without a language gets `lang`; else, in tables and folders, the first folder of its path if that is named like a
-/// language; else the one in a tag that its text begins with (`<|hi|> ...`). `en-US` and `en_US` become `en`, unless `regions`
-/// is `keep`. An empty text is taken as it is.
+/// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
+/// are named like languages (two or three letters, perhaps with a region; the log says what was decided); else the one in a tag
+/// that its text begins with (`<|hi|> ...`). `en-US` and `en_US` become `en`, unless `regions` is `keep`. A language has the
+/// form of BCP 47: two or three letters, perhaps with script, region and variant (`hi`, `zh-Hant-TW`). An empty text is taken
+/// as it is.
 ///
 /// Columns out: `_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source, audio_path, start,
 /// offset, size, extra`. `audio_path` is the recording's file; where `offset` and `size` are not null, it is the tar that holds
@@ -95,7 +101,7 @@ use rows::Rows;
 ///
 /// Rows are refused (class `rule`) as `duration_too_short` and `duration_too_long` by `min_duration` and `max_duration`, and
 /// (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`, `bad_type`,
-/// `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the row begins
+/// `bad_language` (the detail names the value and its field), `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the row begins
 /// after its recording, or ends more than 0.1 s after it, by the header of a FLAC or WAV file; of other formats, and with
 /// `check_audio: false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
 /// original. Each run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition
@@ -189,6 +195,17 @@ impl ReadSettings {
         }
     }
 
+    /// Refuses a language for rows that has not the form of one.
+    fn check_lang(&self) -> Result<(), StageError> {
+        if self.lang.is_empty() || is_language_code(&self.lang) {
+            return Ok(());
+        }
+        Err(StageError::setting(
+            "lang",
+            format!("{:?} is no language code such as `hi` or `en-US`", self.lang),
+        ))
+    }
+
     /// Refuses limits of the duration that are no lengths, or that no row keeps.
     fn check_durations(&self) -> Result<(), StageError> {
         for (name, limit) in [("min_duration", self.min_duration), ("max_duration", self.max_duration)] {
@@ -215,7 +232,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 5;
+    const VERSION: u32 = 6;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
@@ -233,6 +250,7 @@ impl Kind for Read {
         };
         if !settings.manifest.is_empty() {
             settings.check_durations()?;
+            settings.check_lang()?;
             let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
             for (name, pattern) in patterns {
                 expand(pattern).map_err(|why| StageError::setting(name, why))?;
@@ -327,7 +345,13 @@ impl Reader {
 
 impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let mut partitions = self.manifest()?.partitions()?;
+        let manifest = self.manifest()?;
+        if let Some(decision) = manifest.decision() {
+            self.context.events.send(Event::Note {
+                message: format!("{}: {decision}", self.settings.manifest),
+            });
+        }
+        let mut partitions = manifest.partitions()?;
         partitions.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(partitions)
     }

@@ -3,7 +3,6 @@
 use std::path::{Component, Path};
 
 use super::lines::tag_of;
-use super::row_rules::names_language;
 
 /// Names of a row, by the path of its recording as the manifest has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,14 +36,13 @@ pub fn named(file: &str, start: Option<f64>) -> Named {
     }
 }
 
-/// The language of a row: the one that the manifest says, else the one of the setting, else that of the first folder of the
-/// path, else the one in a tag that the text begins with; empty where nothing tells.
-pub fn language(said: Option<&str>, setting: &str, file: &str, text: &str) -> String {
-    let first = file.split_once('/').map(|(first, _)| first);
+/// The language of a row: the one that the manifest says, else the one of the setting, else that of the folder, where folders
+/// are named like languages, else the one in a tag that the text begins with; empty where nothing tells.
+pub fn language(said: Option<&str>, setting: &str, folder: Option<&str>, text: &str) -> String {
     match said.filter(|lang| !lang.is_empty()) {
         Some(lang) => lang.to_string(),
         None if !setting.is_empty() => setting.to_string(),
-        None => match first.filter(|first| names_language(first)) {
+        None => match folder {
             Some(folder) => folder.to_lowercase(),
             None => tag_of(text).unwrap_or_default().to_string(),
         },
@@ -71,10 +69,10 @@ mod tests {
 
     #[test]
     fn languages_are_found_in_their_order() {
-        assert_eq!(language(Some("de"), "en", "hi/a.wav", "<|ta|> x"), "de");
-        assert_eq!(language(Some(""), "en", "hi/a.wav", "<|ta|> x"), "en");
-        assert_eq!(language(None, "", "Hi/a.wav", "<|ta|> x"), "hi");
-        assert_eq!(language(None, "", "wav/a.wav", "<|ta|> x"), "ta");
-        assert_eq!(language(None, "", "hi.wav", "x"), "");
+        assert_eq!(language(Some("de"), "en", Some("hi"), "<|ta|> x"), "de");
+        assert_eq!(language(Some(""), "en", Some("hi"), "<|ta|> x"), "en");
+        assert_eq!(language(None, "", Some("Hi"), "<|ta|> x"), "hi");
+        assert_eq!(language(None, "", None, "<|ta|> x"), "ta");
+        assert_eq!(language(None, "", None, "x"), "");
     }
 }

@@ -32,6 +32,16 @@ impl Manifest {
         })
     }
 
+    /// What was decided about the names of folders, in words for the log; none where they do not count.
+    pub(super) fn decision(&self) -> Option<String> {
+        match self {
+            Manifest::Tables(_) => None,
+            Manifest::Lines(lines) => lines.decision(),
+            Manifest::Texts(tables) => tables.decision(),
+            Manifest::Folder(folder) => folder.decision(),
+        }
+    }
+
     pub(super) fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         match self {
             Manifest::Tables(tables) => tables.read(partition, rows),

@@ -6,7 +6,16 @@ use serde::{Deserialize, Serialize};
 use super::rows::{Refusal, refuse_by_rule};
 
 /// Names of folders of three letters that are no languages in the folders of a corpus, though some are ISO 639-3 codes.
-const NO_LANGUAGES: [&str; 10] = ["aac", "all", "dev", "lab", "oga", "ogg", "raw", "txt", "val", "wav"];
+const NO_LANGUAGES: [&str; 13] = [
+    "aac", "all", "dev", "lab", "oga", "ogg", "raw", "set", "spk", "txt", "utt", "val", "wav",
+];
+
+/// The codes of ISO 639-1: no other folder of two letters names a language.
+const TWO_LETTERS: &str = "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de \
+    dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu \
+    ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng \
+    nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw \
+    ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu";
 
 /// What becomes of the region in a language tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -66,15 +75,44 @@ fn language_and_region(tag: &str) -> Option<(&str, &str)> {
     ((2..=3).contains(&language.len()) && letters(language) && is_region).then_some((language, region))
 }
 
-/// Whether a folder is named like a language: two or three letters, perhaps with a region (`hi`, `en-IN`), and none of
-/// the names that folders of a corpus often have (`dev`, `wav`).
+/// Whether a tag has the form of a language code of ISO 639 or BCP 47: two or three letters, perhaps followed by subtags for
+/// extended languages, scripts, regions and variants (`hi`, `zh-Hant-TW`, `cmn_hans_cn`, `rm-sursilv`).
+pub fn is_language_code(tag: &str) -> bool {
+    // Longer than any tag that is in use.
+    const MOST_SUBTAGS: usize = 5;
+    let letters = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphabetic());
+    let mut parts = tag.split(['-', '_']);
+    let is_language = parts
+        .next()
+        .is_some_and(|language| (2..=3).contains(&language.len()) && letters(language));
+    let mut subtags = parts.clone();
+    is_language
+        && parts.count() <= MOST_SUBTAGS
+        && subtags.all(|subtag| match subtag.len() {
+            2 => letters(subtag),
+            3 => letters(subtag) || subtag.bytes().all(|byte| byte.is_ascii_digit()),
+            4 => letters(subtag) || (subtag.as_bytes()[0].is_ascii_digit() && is_alphanumeric(subtag)),
+            5..=8 => is_alphanumeric(subtag),
+            _ => false,
+        })
+}
+
+fn is_alphanumeric(subtag: &str) -> bool {
+    subtag.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// Whether a folder is named like a language: a code of ISO 639-1 or three letters, perhaps with a region (`hi`, `en-IN`), and
+/// none of the names that folders of a corpus often have (`dev`, `wav`).
 pub fn names_language(folder: &str) -> bool {
     // A number after letters is more often that of a speaker (`spk_001`) than a region's.
     let tag = language_and_region(folder).filter(|(_, region)| region.len() == 2);
     let language = tag.map_or(folder, |(language, _)| language);
-    (2..=3).contains(&language.len())
-        && language.bytes().all(|byte| byte.is_ascii_alphabetic())
-        && !NO_LANGUAGES.contains(&language.to_ascii_lowercase().as_str())
+    let language = language.to_ascii_lowercase();
+    match language.len() {
+        2 => TWO_LETTERS.split(' ').any(|code| code == language),
+        3 => language.bytes().all(|byte| byte.is_ascii_alphabetic()) && !NO_LANGUAGES.contains(&language.as_str()),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -93,6 +131,8 @@ mod tests {
             ("wav", false),
             ("wav_001", false),
             ("dev-us", false),
+            ("dr", false),
+            ("spk", false),
             ("a", false),
         ] {
             assert_eq!(names_language(folder), is_language, "{folder}");
@@ -126,6 +166,49 @@ mod tests {
         ] {
             assert_eq!(drop.language(tag.into()), language, "{tag}");
             assert_eq!(keep.language(tag.into()), tag);
+        }
+    }
+
+    #[test]
+    fn codes_of_languages_have_a_form() {
+        for tag in [
+            "hi",
+            "hin",
+            "en-US",
+            "en_us",
+            "es-419",
+            "zh-Hant",
+            "zh-Hant-TW",
+            "cmn_hans_cn",
+            "rm-sursilv",
+            "ca-valencia",
+            "sl-rozaj-1994",
+            "nan-tw",
+            "HI",
+        ] {
+            assert!(is_language_code(tag), "{tag}");
+        }
+        for tag in [
+            "",
+            "h",
+            "hindi",
+            "Klingon",
+            "null",
+            "h1",
+            "en-",
+            "-en",
+            "en--US",
+            "en US",
+            " hi",
+            "हि",
+            "en-u",
+            "en-toolongatag",
+            "/data/a.wav",
+            "one two",
+            "1.5",
+            "aa-bb-cc-dd-ee-ff-gg",
+        ] {
+            assert!(!is_language_code(tag), "{tag}");
         }
     }
 

@@ -8,7 +8,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
 use super::recordings::{Found, Recordings, Wanted};
-use super::row_rules::RowRules;
+use super::row_rules::{RowRules, is_language_code};
 use super::sample::KeptRows;
 use crate::extra::EXTRA;
 
@@ -20,6 +20,8 @@ const CHUNK_BYTES: usize = 64 << 20;
 const MOST_TEXT: usize = 1 << 30;
 /// Bytes of a refused line that are kept.
 const KEPT_OF_A_LINE: usize = 64 << 10;
+/// Letters of a wrong language that a reject shows.
+const SHOWN_OF_A_LANGUAGE: usize = 40;
 
 const TEXTS: [&str; 8] = [
     "segment_id",
@@ -79,6 +81,8 @@ pub struct ManifestRow {
     /// In seconds; none where the recording has to tell.
     pub duration: Option<f64>,
     pub lang: String,
+    /// The key or column that names the language; empty where it is named by none.
+    pub lang_field: &'static str,
     pub tar_member_name: String,
     pub tar_path: String,
     pub source: String,
@@ -119,6 +123,18 @@ impl ManifestRow {
             return Err(refuse(
                 "missing_field",
                 "lang: the row names none; the setting `lang` gives one to all such rows",
+            ));
+        }
+        if !is_language_code(&self.lang) {
+            // Of a wrong column this may be anything.
+            let shown: String = self.lang.chars().take(SHOWN_OF_A_LANGUAGE).collect();
+            let field = match self.lang_field {
+                "" => "the tag that its text begins with".to_string(),
+                field => format!("`{field}`"),
+            };
+            return Err(refuse(
+                "bad_language",
+                format!("{shown:?} in {field} is no language code such as `hi` or `en-US`"),
             ));
         }
         Ok(())
@@ -203,6 +219,17 @@ impl<'a> Rows<'a> {
         self.kept.take().unwrap_or_default()
     }
 
+    /// What is wrong with a row, with its place in the manifest.
+    fn with_place(&self, detail: String) -> String {
+        match &self.place {
+            Some((file, unit, number)) if !detail.contains(&format!("{unit} {number}")) => {
+                let space = if detail.is_empty() { "" } else { " " };
+                format!("{detail}{space}({file}, {unit} {number})")
+            }
+            _ => detail,
+        }
+    }
+
     /// Takes the next row of the manifest, or what is wrong with it. `values` gives it as JSON, for the reject.
     ///
     /// # Errors
@@ -234,15 +261,15 @@ impl<'a> Rows<'a> {
         };
         let found = match found {
             Ok((row, _)) if self.all_bytes.saturating_add(row.bytes()) > self.most_bytes => {
+                let detail = self.with_place(format!("the partition has more than {} bytes of text", self.most_bytes));
                 // Its values are what there is too much of.
-                let why = format!("the partition has more than {} bytes of text", self.most_bytes);
                 let values = serde_json::json!({"text_bytes": row.text.len()}).to_string();
                 self.out.reject(Reject {
                     row: Some(number),
                     segment_id: segment_id.filter(|id| !id.is_empty() && id.len() <= KEPT_OF_A_LINE),
                     reason: "too_much_text".into(),
                     class: RejectClass::Fault,
-                    detail: why,
+                    detail,
                     values,
                 });
                 return Ok(());
@@ -251,14 +278,17 @@ impl<'a> Rows<'a> {
         };
         match found {
             Ok((row, found)) => self.append(number, &row, &found)?,
-            Err(Refusal { reason, class, detail }) => self.out.reject(Reject {
-                row: Some(number),
-                segment_id: segment_id.filter(|id| !id.is_empty()),
-                reason: reason.into(),
-                class,
-                detail,
-                values: values(),
-            }),
+            Err(Refusal { reason, class, detail }) => {
+                let detail = self.with_place(detail);
+                self.out.reject(Reject {
+                    row: Some(number),
+                    segment_id: segment_id.filter(|id| !id.is_empty()),
+                    reason: reason.into(),
+                    class,
+                    detail,
+                    values: values(),
+                });
+            }
         }
         Ok(())
     }

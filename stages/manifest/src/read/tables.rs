@@ -520,6 +520,7 @@ impl Columns {
             segment_id: of(0),
             shard_id: self.shard_id(row, file),
             lang: or(or(of(3), lang), tag_of(&text).unwrap_or_default()),
+            lang_field: if of(3).is_empty() { "" } else { "lang" },
             text,
             duration: Some(self.duration.value(row)),
             tar_member_name: of(4),

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use super::decoded_text::DecodedText;
 use super::files::label;
+use super::folder_languages::FolderLanguages;
 use super::looks::{Chain, Eyes, FileLook};
 use super::naming::{language, named};
 use super::places::Places;
@@ -47,6 +48,8 @@ pub struct TextTables {
     tables: Vec<Table>,
     blocks: Vec<(Partition, Block)>,
     lang: String,
+    /// Of recordings whose rows name no language.
+    folders: FolderLanguages,
     source: String,
     /// Whether recordings are looked for.
     look: bool,
@@ -80,6 +83,7 @@ struct Columns {
     file: usize,
     text: usize,
     lang: Option<usize>,
+    lang_name: &'static str,
     duration: Option<usize>,
     offset: Option<usize>,
     id: Option<usize>,
@@ -99,6 +103,7 @@ impl TextTables {
             tables: Vec::new(),
             blocks: Vec::new(),
             lang: settings.lang.clone(),
+            folders: FolderLanguages::default(),
             source: settings.source.clone(),
             look: settings.check_audio,
         };
@@ -107,7 +112,7 @@ impl TextTables {
                 Some(_) => file_stem(&path),
                 None => label(number, &path),
             };
-            let (table, blocks) = Table::open(path, folder, settings)?;
+            let (table, blocks) = Table::open(path, folder, settings, &mut tables.folders)?;
             tables.blocks.extend(blocks.into_iter().enumerate().map(|(at, range)| {
                 let name = Partition::from(format!("{name}/{at:06}"));
                 let block = Block {
@@ -123,6 +128,11 @@ impl TextTables {
             Some(first) if tables.blocks.is_empty() => Err(first.wrong("there are no rows in it".into())),
             _ => Ok(tables),
         }
+    }
+
+    /// What was decided about the names of folders, where they count.
+    pub fn decision(&self) -> Option<String> {
+        self.folders.decision()
     }
 
     pub fn partitions(&self) -> Vec<SourcePartition> {
@@ -165,6 +175,7 @@ impl Table {
         path: PathBuf,
         folder: Option<&Path>,
         settings: &ReadSettings,
+        folders: &mut FolderLanguages,
     ) -> Result<(Table, Vec<Range<usize>>), ManifestError> {
         let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
         let text = read_text(&path)?;
@@ -179,7 +190,18 @@ impl Table {
         })?;
         let (mut blocks, mut start, mut rows) = (Vec::new(), walk.at(), 0);
         loop {
-            let more = walk.next().is_some();
+            let record = walk.next();
+            let is_row = |record: &&Record<'_>| record.broken.is_none() && record.fields.len() == columns.count;
+            if let (true, Some(record)) = (settings.lang.is_empty(), record.as_ref().filter(is_row))
+                && columns
+                    .lang
+                    .and_then(|place| record.fields.get(place))
+                    .is_none_or(|lang| lang.is_empty())
+                && let Some(file) = record.fields.get(columns.file)
+            {
+                folders.add(file);
+            }
+            let more = record.is_some();
             rows += usize::from(more);
             if rows == BLOCK || (!more && rows > 0) {
                 blocks.push(start..walk.at());
@@ -245,7 +267,8 @@ impl Table {
             shard_id: shard.unwrap_or_else(|| self.stem.clone()),
             text: text.to_string(),
             duration,
-            lang: language(field(columns.lang), &tables.lang, file, text),
+            lang: language(field(columns.lang), &tables.lang, tables.folders.language(file), text),
+            lang_field: field(columns.lang).map_or("", |_| columns.lang_name),
             source: field(columns.source).unwrap_or(&tables.source).to_string(),
             start,
             wanted: self.wanted(file),
@@ -302,6 +325,10 @@ impl Columns {
             file: needed(&FILE_COLUMNS, "the recording's file")?,
             text: needed(&TEXT_COLUMNS, "the text")?,
             lang: find(&LANGUAGE_COLUMNS),
+            lang_name: LANGUAGE_COLUMNS
+                .into_iter()
+                .find(|name| find(&[*name]).is_some())
+                .unwrap_or_default(),
             duration: find(&["duration"]),
             offset: find(&["offset"]),
             id: find(&ID_COLUMNS),
@@ -326,6 +353,52 @@ impl Columns {
         }
         Ok(columns)
     }
+}
+
+/// The row that begins at a line of a table, from 1 with the heading, as it stands there, and the segment that it stands for;
+/// none where no row begins there.
+///
+/// # Errors
+/// When the table cannot be read or its heading lacks a column.
+pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<(String, Option<String>)>, ManifestError> {
+    let text = read_text(path)?;
+    let quoted = path
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    let mut records = text.records(0..text.text.len(), quoted);
+    let heading = records.next().map(|record| record.fields).unwrap_or_default();
+    let columns = Columns::of(&heading).map_err(|why| ManifestError::Manifest {
+        path: path.to_path_buf(),
+        why,
+    })?;
+    let lines_before = |at: usize| text.text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() as u64;
+    let (mut at, mut line) = (records.at(), lines_before(records.at()) + 1);
+    while let Some(record) = records.next() {
+        // Blank lines before the record, then the record.
+        let within = &text.text[at..records.at()];
+        let blank = within.len() - within.trim_start_matches(['\n', '\r']).len();
+        let begins = line + within[..blank].matches('\n').count() as u64;
+        if begins == number {
+            let field = |place: Option<usize>| {
+                let field = place
+                    .and_then(|place| record.fields.get(place))
+                    .map(AsRef::<str>::as_ref);
+                field.filter(|field| !field.is_empty())
+            };
+            let start = field(columns.offset).and_then(|text| text.trim().parse::<f64>().ok());
+            let segment = field(columns.id).map(str::to_string).or_else(|| {
+                let start = start.filter(|&start: &f64| start != 0.0);
+                field(Some(columns.file)).map(|file| named(file, start).segment_id)
+            });
+            return Ok(Some((record.line.to_string(), segment)));
+        }
+        if begins > number {
+            break;
+        }
+        line += within.matches('\n').count() as u64;
+        at = records.at();
+    }
+    Ok(None)
 }
 
 /// What is not UTF-8 is replaced, and refused line by line.

@@ -1,12 +1,12 @@
 //! The texts of manifests, without their recordings.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use arrow::array::AsArray;
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
+use flow_runtime::open_regular_file_or_open_pipe;
 use flow_runtime::store::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 use serde_json::{Map, Value};
@@ -81,7 +81,7 @@ fn of_table(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestErro
 
 fn of_lines(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestError> {
     let io = |error| ManifestError::io(path, error);
-    let mut reader = BufReader::new(File::open(path).map_err(io)?);
+    let mut reader = BufReader::new(open_regular_file_or_open_pipe(path).map_err(io)?);
     let (mut line, mut number, mut without) = (Vec::new(), 0u64, 0);
     let mut mark = "\u{feff}".as_bytes();
     loop {
@@ -119,6 +119,7 @@ fn of_lines(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestErro
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::sync::Arc;
 
     use arrow::array::{ArrayRef, RecordBatch, StringArray};
@@ -156,6 +157,16 @@ mod tests {
         writer.write(&batch).unwrap();
         writer.close().unwrap();
         assert_eq!(texts(&table).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_named_pipe_is_not_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let pipe = place.path().join("a.jsonl");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let error = texts(&pipe).unwrap_err().to_string();
+        assert!(error.contains("it is a pipe, not a regular file"), "{error}");
     }
 
     #[test]

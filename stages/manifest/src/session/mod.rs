@@ -1,4 +1,4 @@
-//! SQL over batches in memory. This module and its parts are the only ones that name DataFusion.
+//! SQL over batches in memory. This module with its parts and [`crate::browse`] are the only ones that name DataFusion.
 //!
 //! A [`Session`] holds relations: named schemas whose rows are set anew for every partition. A [`Query`]
 //! or an [`Expression`] is planned once and run for each. One thread, no files, nothing that is random or

@@ -53,6 +53,9 @@ pub(super) struct Pickle<'a> {
 const MAX_VALUES: usize = 1_000_000;
 const MAX_DEPTH: usize = 64;
 
+/// Values of a whole pickle, of its stack and of its memo. A checkpoint has some dozens for each tensor.
+const MAX_NODES: usize = 2_000_000;
+
 /// Shapes of more dimensions are refused: they are copied for each tensor.
 const MAX_DIMENSIONS: usize = 8;
 
@@ -161,6 +164,13 @@ impl<'a> Pickle<'a> {
 
     fn run(&mut self) -> Result<NodeId, String> {
         loop {
+            // An instruction of one byte makes a node of many.
+            let most = self.nodes.len().max(self.stack.len()).max(self.memo.len());
+            if most > MAX_NODES {
+                return Err(format!(
+                    "has a data.pkl of more than {MAX_NODES} values, which no checkpoint needs"
+                ));
+            }
             let code = self.take(1)?[0];
             match code {
                 0x80 => drop(self.take(1)?),

@@ -147,3 +147,19 @@ fn a_tensor_may_have_many_names_and_a_name_one_tensor() {
         "{why}"
     );
 }
+
+/// An instruction of one byte makes a value of many: a small file must not fill the memory.
+#[test]
+fn a_pickle_has_so_many_values() {
+    let too_many = MAX_NODES + 2;
+    for (what, instructions) in [
+        ("nodes", vec![b'N'; too_many]),
+        ("nodes that are dropped", b"N0".repeat(too_many)),
+        ("a memo", [&b"N"[..], &vec![0x94; too_many]].concat()),
+        ("a stack", [&b"Nq\x00"[..], &b"h\x00".repeat(too_many)].concat()),
+    ] {
+        let bytes = [&b"\x80\x02"[..], &instructions, b"."].concat();
+        let why = Pickle::read(&bytes).map(drop).unwrap_err();
+        assert!(why.contains("more than 2000000 values"), "{what}: {why}");
+    }
+}

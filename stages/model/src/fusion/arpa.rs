@@ -1,12 +1,12 @@
 //! Reads n-gram models in the ARPA format, over token ids as NeMo writes them.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::TOKEN_OFFSET;
 use super::acceptor::{Arc, Backoff, BackoffAcceptor};
 use super::estimate::MAX_ORDER;
+use super::open_regular_file;
 use crate::{Error, Result};
 
 /// Longest line, in bytes.
@@ -46,7 +46,7 @@ struct Found {
 /// # Errors
 /// If the file cannot be read or is no such model: the line is named.
 pub fn read_arpa(path: &Path, vocabulary: usize) -> Result<BackoffAcceptor> {
-    let file = File::open(path).map_err(|source| Error::Io {
+    let file = open_regular_file(path).map_err(|source| Error::Io {
         path: path.into(),
         source,
     })?;

@@ -4,11 +4,11 @@
 //! a phrase before its end gives back what it scored.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use super::acceptor::{Arc, Backoff, BackoffAcceptor};
+use super::open_regular_file;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -89,7 +89,7 @@ pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Vec<Phrase>> {
         what,
     };
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(io)?;
+    let file = open_regular_file(path).map_err(io)?;
     file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > LARGEST_FILE {
         return Err(wrong(format!("more than {LARGEST_FILE} bytes of phrases")));

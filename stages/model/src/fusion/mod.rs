@@ -11,12 +11,22 @@ pub use arpa::{parse_arpa, read_arpa};
 pub use boosting::{BoostingRules, Phrase, boosting_tree, read_phrases};
 pub use estimate::{Corpus, MAX_ORDER, write_witten_bell};
 
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::{Error, Result};
 
 /// Token `i` stands in an ARPA file as the character of this code plus `i`, as in NeMo.
 pub const TOKEN_OFFSET: u32 = 100;
+
+/// Opening a pipe waits until somebody writes to it, and a device may have no end.
+fn open_regular_file(path: &Path) -> std::io::Result<File> {
+    if std::fs::metadata(path)?.is_file() {
+        return File::open(path);
+    }
+    Err(std::io::Error::other("it is no regular file"))
+}
 
 /// Models whose scores are added to those of tokens, each with its weight.
 #[derive(Debug, Clone, Default)]

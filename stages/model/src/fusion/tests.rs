@@ -112,6 +112,16 @@ fn files_are_read_by_name() {
     let error = read_arpa(&path, 1).unwrap_err().to_string();
     assert!(error.contains("a.arpa: line 10: token 1 is not below 1"), "{error}");
     assert!(read_arpa(&place.path().join("gone.arpa"), 3).is_err());
+    let pipe = place.path().join("pipe.arpa");
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let error = read_arpa(&pipe, 3).unwrap_err().to_string();
+    assert!(error.contains("no regular file"), "{error}");
 }
 
 #[test]

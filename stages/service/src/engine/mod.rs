@@ -167,6 +167,15 @@ impl Engine {
         self.inner.shared.places().jobs.len()
     }
 
+    /// Whether a request would be taken now: to be asked before an upload is read.
+    ///
+    /// # Errors
+    /// [`EngineError::Busy`], [`EngineError::Draining`].
+    pub fn check_room(&self) -> Result<(), EngineError> {
+        let shared = &self.inner.shared;
+        shared.places().check_room(shared.settings.max_queue)
+    }
+
     /// Takes a request. Dropping the job cancels it.
     ///
     /// # Errors
@@ -179,13 +188,7 @@ impl Engine {
         }
         let work = {
             let mut places = shared.places();
-            if places.draining {
-                return Err(EngineError::Draining);
-            }
-            if places.jobs.len() >= shared.settings.max_queue {
-                let retry_after = places.retry_after();
-                return Err(EngineError::Busy { retry_after });
-            }
+            places.check_room(shared.settings.max_queue)?;
             let id = places.next;
             places.next += 1;
             let work = Arc::new(Work::new(id, request, Arc::clone(shared)));

@@ -203,11 +203,10 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
     let (samples, _alone) = match kept {
         Some(kept) => (kept, None),
         None => {
-            let alone = lock_if_long(work.path());
-            // It may have waited for long.
-            if work.has_ended() || work.fail_if_late() {
+            let Ok(alone) = lock_if_long(work.path(), &|| work.has_ended() || work.is_late()) else {
+                work.fail_if_late();
                 return Ok(());
-            }
+            };
             let max_duration = shared.settings.max_duration;
             let found = samples_or_damage(work.path(), max_duration, OnDamage::Keep);
             let found = found.map_err(|error| EngineError::Failed(named(work, &error.to_string())))?;

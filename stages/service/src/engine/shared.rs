@@ -92,6 +92,21 @@ impl Places {
         self.jobs.is_empty() && self.live == 0
     }
 
+    /// Whether there is a place for one more request.
+    ///
+    /// # Errors
+    /// [`EngineError::Draining`], or [`EngineError::Busy`] where there are `max_queue`.
+    pub fn check_room(&self, max_queue: usize) -> Result<(), EngineError> {
+        if self.draining {
+            return Err(EngineError::Draining);
+        }
+        if self.jobs.len() >= max_queue {
+            let retry_after = self.retry_after();
+            return Err(EngineError::Busy { retry_after });
+        }
+        Ok(())
+    }
+
     /// Seconds until one of the requests is likely to have ended.
     pub fn retry_after(&self) -> u64 {
         let each = self.mean_seconds.unwrap_or(1.0) / self.jobs.len().max(1) as f64;

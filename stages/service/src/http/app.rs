@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Router;
 use tokio::sync::{Semaphore, watch};
 
+use super::addresses::Addresses;
 use super::error::ApiError;
 use super::keys::Keys;
 use super::metrics::Metrics;
@@ -50,6 +51,7 @@ pub struct Shared {
     pub failure: Mutex<Option<ServeError>>,
     /// A permit for each connection.
     pub connections: Arc<Semaphore>,
+    pub addresses: Arc<Addresses>,
     pub requests: AtomicU64,
 }
 

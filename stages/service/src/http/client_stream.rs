@@ -6,28 +6,27 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A connection whose writes fail with [`io::ErrorKind::TimedOut`] when none succeeds for `limit`. It holds its permit, also
-/// once it has become a WebSocket.
-pub struct ClientStream<T> {
+/// A connection whose writes fail with [`io::ErrorKind::TimedOut`] when none succeeds for `limit`. It holds its place, `P`,
+/// also once it has become a WebSocket.
+pub struct ClientStream<T, P> {
     inner: T,
     limit: Duration,
     /// When a write that waits fails.
     sleep: Pin<Box<Sleep>>,
     is_waiting: bool,
-    _permit: OwnedSemaphorePermit,
+    _place: P,
 }
 
-impl<T> ClientStream<T> {
-    pub fn new(inner: T, limit: Duration, permit: OwnedSemaphorePermit) -> Self {
+impl<T, P> ClientStream<T, P> {
+    pub fn new(inner: T, limit: Duration, place: P) -> Self {
         Self {
             inner,
             limit,
             sleep: Box::pin(sleep(limit)),
             is_waiting: false,
-            _permit: permit,
+            _place: place,
         }
     }
 
@@ -48,7 +47,7 @@ impl<T> ClientStream<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for ClientStream<T> {
+impl<T: AsyncRead + Unpin, P: Unpin> AsyncRead for ClientStream<T, P> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -58,7 +57,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for ClientStream<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for ClientStream<T> {
+impl<T: AsyncWrite + Unpin, P: Unpin> AsyncWrite for ClientStream<T, P> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write(context, bytes);
         self.watched(polled, context)

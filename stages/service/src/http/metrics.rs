@@ -32,6 +32,7 @@ pub struct Metrics {
     pub queued: Gauge<i64, AtomicI64>,
     pub loaded_models: Gauge<i64, AtomicI64>,
     pub connections: Gauge<i64, AtomicI64>,
+    pub refused_connections: Counter,
     pub ready: Gauge<i64, AtomicI64>,
 }
 
@@ -55,6 +56,7 @@ impl Default for Metrics {
             queued: Gauge::default(),
             loaded_models: Gauge::default(),
             connections: Gauge::default(),
+            refused_connections: Counter::default(),
             ready: Gauge::default(),
         };
         let mut registry = Registry::default();
@@ -99,6 +101,8 @@ impl Default for Metrics {
         }
         let help = "Requests for a transcript or a diarization, by what became of them";
         registry.register("flow_transcriptions", help, metrics.transcriptions.clone());
+        let help = "Connections that were closed at once, as their address had too many";
+        registry.register("flow_refused_connections", help, metrics.refused_connections.clone());
         let help = "Responses by method, route and status";
         registry.register("flow_http_responses", help, metrics.responses.clone());
         for (name, help, gauge) in [

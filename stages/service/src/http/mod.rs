@@ -6,6 +6,7 @@
 //! its time and its rate, the parts of a form and the length of each, the files that lie in the private folder, and how long a
 //! response may wait for its reader.
 
+mod addresses;
 mod app;
 mod body;
 mod client_stream;
@@ -30,5 +31,6 @@ mod upload;
 pub use app::Log;
 pub use endpoints::{Action, ENDPOINTS, Endpoint};
 pub use error::ApiError;
+pub use origin::Callers;
 pub use server::{ServeError, Server, StopHandle};
 pub use settings::{HttpSettings, ServeSettings, SettingsError};

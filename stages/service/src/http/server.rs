@@ -17,11 +17,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
+use super::addresses::{AddressPlace, Addresses};
 use super::app::{App, Log, Phase, Shared};
 use super::client_stream::ClientStream;
 use super::endpoints::router;
@@ -71,6 +72,9 @@ pub enum ServeError {
     #[error("{0}")]
     Failed(String),
 }
+
+/// A connection, as long as it is open: one of all, and one of its address.
+type Place = (OwnedSemaphorePermit, AddressPlace);
 
 /// The address of a client.
 #[derive(Debug, Clone, Copy)]
@@ -222,6 +226,10 @@ impl Server {
             phase: self.phase.subscribe(),
             failure: Mutex::new(None),
             connections: Arc::clone(&connections),
+            addresses: Arc::new(Addresses::new(
+                settings.max_connections_per_address,
+                &settings.trusted_proxies,
+            )),
             requests: AtomicU64::new(0),
             settings,
         });
@@ -293,45 +301,55 @@ async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsA
     let mut closing = pin!(reached(app.phase.clone(), Phase::Closing));
     loop {
         let next = pin!(async {
-            let accepted = listener.accept().await;
-            // In this order: only connections have permits.
-            (accepted, Arc::clone(&app.connections).acquire_owned().await)
-        });
-        let (stream, peer, permit) = match select(next, closing.as_mut()).await {
-            Either::Right(_) => return,
+            let (stream, peer) = listener.accept().await?;
+            // Before it waits for a permit, of which clients with too many connections take none.
+            let Some(address) = app.addresses.place(peer.ip()) else {
+                return Ok(None);
+            };
+            let permit = Arc::clone(&app.connections).acquire_owned().await;
             // The semaphore is never closed.
-            Either::Left(((_, Err(_)), _)) => return,
-            Either::Left(((Err(_), permit), _)) => {
-                drop(permit);
+            let permit = permit.map_err(io::Error::other)?;
+            Ok::<_, io::Error>(Some((stream, peer, (permit, address))))
+        });
+        let (stream, peer, place) = match select(next, closing.as_mut()).await {
+            Either::Right(_) => return,
+            Either::Left((Err(_), _)) => {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
-            Either::Left(((Ok((stream, peer)), Ok(permit)), _)) => (stream, peer, permit),
+            Either::Left((Ok(None), _)) => {
+                app.metrics.refused_connections.inc();
+                continue;
+            }
+            Either::Left((Ok(Some(accepted)), _)) => accepted,
         };
         // Deltas are small, and are to come at once. A connection on which that cannot be set works as well.
         let _ = stream.set_nodelay(true);
+        // By the places that are left now: when the task runs, those who came later have theirs.
+        let header_time = header_time(app);
         let (app, tls, router) = (Arc::clone(app), tls.cloned(), router.clone());
         tokio::spawn(async move {
             // It lives as long as the connection, which may outlive its requests as a WebSocket.
-            let stream = ClientStream::new(stream, Duration::from_secs_f64(app.settings.write_timeout), permit);
-            connection(&app, stream, peer, tls, router).await;
+            let stream = ClientStream::new(stream, Duration::from_secs_f64(app.settings.write_timeout), place);
+            connection(&app, stream, peer, header_time, tls, router).await;
         });
     }
 }
 
 async fn connection(
     app: &App,
-    stream: ClientStream<TcpStream>,
+    stream: ClientStream<TcpStream, Place>,
     peer: SocketAddr,
+    header_time: Duration,
     tls: Option<TlsAcceptor>,
     router: Router,
 ) {
     let Some(tls) = tls else {
-        return requests(app, stream, peer, router).await;
+        return requests(app, stream, peer, header_time, router).await;
     };
-    let handshake = timeout(header_time(app), tls.accept(stream));
+    let handshake = timeout(header_time, tls.accept(stream));
     if let Ok(Ok(stream)) = handshake.await {
-        requests(app, stream, peer, router).await;
+        requests(app, stream, peer, header_time, router).await;
     }
 }
 
@@ -344,7 +362,7 @@ fn header_time(app: &App) -> Duration {
 }
 
 /// Serves the requests of a connection, one after the other.
-async fn requests<T>(app: &App, stream: T, peer: SocketAddr, router: Router)
+async fn requests<T>(app: &App, stream: T, peer: SocketAddr, header_time: Duration, router: Router)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -354,7 +372,7 @@ where
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(header_time(app))
+        .header_read_timeout(header_time)
         .max_header_size(MAX_HEAD)
         .max_buf_size(READ_AHEAD)
         .serve_connection(TokioIo::new(stream), service)

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -95,6 +96,10 @@ pub struct HttpSettings {
     pub write_timeout: f64,
     /// Connections at once; more wait.
     pub max_connections: usize,
+    /// Connections at once of one address (with IPv6, of a network of 64 bits); more are closed. 0 for no bound.
+    pub max_connections_per_address: usize,
+    /// Addresses that may have any number of connections, since those of many clients come from them.
+    pub trusted_proxies: Vec<IpAddr>,
     /// The longest time that requests which were taken have left when the service is stopped.
     pub drain_timeout: f64,
 }
@@ -118,6 +123,8 @@ impl Default for HttpSettings {
             header_timeout: 30.0,
             write_timeout: 60.0,
             max_connections: 512,
+            max_connections_per_address: 256,
+            trusted_proxies: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
             drain_timeout: 30.0,
         }
     }
@@ -306,6 +313,7 @@ mod tests {
             ("http:\n  max_uplod: 3\n", "max_uplod"),
             ("http:\n  max_upload: many\n", "`http.max_upload`"),
             ("http:\n  max_upload: -1\n", "`http.max_upload`"),
+            ("http:\n  trusted_proxies: [proxy]\n", "`http.trusted_proxies[0]`"),
             ("engine:\n  models: [{name: a}]\n", "engine.models"),
             ("htpp: {}\n", "htpp"),
             ("[", "serve.yaml"),

@@ -93,6 +93,8 @@ async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, Api
         let message = "the body has to be a form: multipart/form-data with a boundary";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", message));
     };
+    // Nobody should upload what is refused then.
+    app.engine()?.check_room().map_err(|error| refused(app, error))?;
     let body = limited(request.into_body(), app.settings.body_limits());
     tokio::select! {
         form = form::read(Multipart::new(body, &boundary), &app.uploads) => form,
@@ -116,11 +118,14 @@ fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
             asked,
             reservation: upload.reservation,
         }),
-        Err(error) => {
-            app.metrics.refused(&error);
-            Err(error.into())
-        }
+        Err(error) => Err(refused(app, error)),
     }
+}
+
+/// Counts a request that the engine does not take.
+fn refused(app: &App, error: EngineError) -> ApiError {
+    app.metrics.refused(&error);
+    error.into()
 }
 
 async fn finish(app: &App, job: Job, begin: Instant) -> Result<Finished, ApiError> {

@@ -4,8 +4,10 @@ use flow_audio::AudioError;
 use flow_audio::resample::Resampler;
 use flow_speakers::silero::SAMPLE_RATE;
 
-/// Rates of PCM, in samples a second.
-pub const PCM_RATES: [u32; 4] = [8_000, 16_000, 24_000, 48_000];
+/// Rates of PCM, in samples a second: those of telephones and speech, and of the microphones of browsers.
+pub const PCM_RATES: [u32; 10] = [
+    8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 88_200, 96_000, 192_000,
+];
 /// Samples a second of G.711.
 const TELEPHONE_RATE: u32 = 8_000;
 
@@ -176,12 +178,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
         fn messages_may_end_anywhere(
-            bytes in prop::collection::vec(any::<u8>(), 0..4_000), sizes in prop::collection::vec(1usize..700, 1..5), kind in 0..6usize,
+            bytes in prop::collection::vec(any::<u8>(), 0..4_000), sizes in prop::collection::vec(1usize..700, 1..5),
+            kind in 0..PCM_RATES.len() + 2,
         ) {
             let format = match kind {
-                4 => AudioFormat::Ulaw,
-                5 => AudioFormat::Alaw,
-                kind => AudioFormat::Pcm { rate: PCM_RATES[kind] },
+                0 => AudioFormat::Ulaw,
+                1 => AudioFormat::Alaw,
+                kind => AudioFormat::Pcm { rate: PCM_RATES[kind - 2] },
             };
             let whole = samples_of(format, &bytes, &[bytes.len().max(1)]);
             let count = (bytes.len() / format.width()) as u64;

@@ -245,3 +245,68 @@ fn clients_that_say_nothing_keep_the_last_places_for_seconds_alone() {
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
     drop(silent);
 }
+
+/// The first bytes of the answer to a request on this connection, which stays open.
+fn first_bytes(service: &Service, stream: &mut TcpStream) -> String {
+    let head = format!("GET /health HTTP/1.1\r\nHost: {}\r\n\r\n", service.address);
+    let mut bytes = [0; 12];
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // A connection that is closed takes nothing, or gives nothing.
+    let _ = stream.write_all(head.as_bytes());
+    let _ = stream.read_exact(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn one_address_does_not_take_the_places_of_others() {
+    const MOST: usize = 3;
+    let mut settings = settings();
+    settings.http.max_connections_per_address = MOST;
+    settings.http.trusted_proxies = Vec::new();
+    settings.http.header_timeout = 10_000.0;
+    let service = Service::start(settings);
+    let mut open = Vec::new();
+    // Connections of the client that waited for the service may still be there.
+    wait(|| {
+        let mut stream = TcpStream::connect(service.address).unwrap();
+        if first_bytes(&service, &mut stream) == "HTTP/1.1 200" {
+            open.push(stream);
+        }
+        open.len() == MOST
+    });
+    let mut fourth = TcpStream::connect(service.address).unwrap();
+    assert_ne!(first_bytes(&service, &mut fourth), "HTTP/1.1 200");
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let mut other = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        socket.connect(service.address).await.unwrap().into_std().unwrap()
+    });
+    other.set_nonblocking(false).unwrap();
+    assert_eq!(first_bytes(&service, &mut other), "HTTP/1.1 200");
+
+    // A place that is given back can be taken, and it is told how often there was none.
+    open.pop();
+    wait(|| {
+        let mut stream = TcpStream::connect(service.address).unwrap();
+        first_bytes(&service, &mut stream) == "HTTP/1.1 200"
+    });
+    open.clear();
+    wait(|| {
+        let answer = service.raw(
+            format!(
+                "GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+                service.address
+            )
+            .as_bytes(),
+        );
+        let count = answer
+            .lines()
+            .find_map(|line| line.strip_prefix("flow_refused_connections_total "));
+        count.is_some_and(|count| count.parse::<u64>().unwrap() >= 1)
+    });
+}

@@ -61,6 +61,33 @@ fn a_full_queue_says_when_to_come_back_and_a_client_that_goes_makes_room() {
 }
 
 #[test]
+fn an_upload_is_not_read_while_the_queue_is_full() {
+    let mut settings = settings();
+    settings.engine.max_queue = 1;
+    let service = Service::start(settings);
+    let body = form(Some(&long_recording(LONG)), &[]);
+    let head = |length: usize, more: &str| {
+        format!(
+            "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: {}\r\nContent-Type: {}\r\nContent-Length: {length}\r\n{more}\r\n",
+            service.address,
+            content_type()
+        )
+    };
+    let mut client = TcpStream::connect(service.address).unwrap();
+    client.write_all(head(body.len(), "").as_bytes()).unwrap();
+    client.write_all(&body).unwrap();
+    wait(|| service.metric("flow_queued_requests") == 1.0);
+    // A client that asks first is not told to go on.
+    let answer = service.raw(head(body.len(), "Expect: 100-continue\r\n").as_bytes());
+    assert!(answer.starts_with("HTTP/1.1 429"), "{answer}");
+    // One that does not has its answer while nothing of its body has come.
+    let answer = service.raw(head(body.len(), "").as_bytes());
+    assert!(answer.starts_with("HTTP/1.1 429"), "{answer}");
+    assert!(answer.to_lowercase().contains("retry-after:"), "{answer}");
+    drop(client);
+}
+
+#[test]
 fn many_clients_at_once_are_served() {
     let service = Arc::new(Service::start(settings()));
     let audio = Arc::new(recording("eval1_de.wav"));

@@ -379,9 +379,10 @@ impl Source for Diarizing {
             Ok(place) => listed[place].clone(),
             Err(_) => return Err(StageError::failed(format!("there is no recording `{partition}`"))),
         };
-        let _alone = lock_if_long(&recording.path);
-        // Somebody may have waited here for long.
         let cancel = self.context.cancel.clone();
+        let Ok(_alone) = lock_if_long(&recording.path, &|| cancel.is_set()) else {
+            return Err(stopped());
+        };
         if cancel.is_set() {
             return Err(stopped());
         }

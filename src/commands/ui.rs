@@ -1,0 +1,109 @@
+//! `flow ui`: the state directory in a browser, until a signal ends it.
+
+use std::io::{self, ErrorKind, Write};
+use std::net::{SocketAddr, TcpListener};
+
+use flow_runtime::run::is_ignored;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tokio::sync::oneshot;
+
+use crate::arguments::UiArguments;
+use crate::failure::{Exit, Failure};
+use crate::ui::{Settings, server, site};
+
+const USUAL_PORT: u16 = 8001;
+
+pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    for file in arguments.files.iter().chain(&arguments.transcripts) {
+        if !file.exists() {
+            return Err(Failure::usage(
+                format!("{} is not there", file.display()),
+                "name Parquet files or files of JSON lines; transcripts go behind --transcripts",
+            ));
+        }
+    }
+    let state = &arguments.state.state;
+    if state.exists() && !state.join("FORMAT").is_file() {
+        return Err(Failure::usage(
+            format!("{} is no state directory of flow", state.display()),
+            "name it with --state",
+        ));
+    }
+    let listener = listen(arguments.listen)?;
+    let address = listener.local_addr()?;
+    let corrections = arguments.allow_edit.then(|| {
+        let file = arguments.corrections.clone();
+        file.unwrap_or_else(|| "corrections.parquet".into())
+    });
+    let settings = Settings {
+        state: state.clone(),
+        files: arguments.files.clone(),
+        shards: arguments.shards.clone(),
+        transcripts: arguments.transcripts.clone(),
+        corrections,
+    };
+    let (router, url) = site(settings, address)?;
+    let stop = stop_on_signals()?;
+    writeln!(out, "open {url}")?;
+    out.flush()?;
+    server::serve(listener, router, stop).map_err(|error| Failure::unreadable(format!("cannot serve: {error}")))?;
+    Ok(Exit::Done)
+}
+
+fn listen(wanted: Option<SocketAddr>) -> Result<TcpListener, Failure> {
+    let address = wanted.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], USUAL_PORT)));
+    if !address.ip().is_loopback() {
+        return Err(Failure::usage(
+            format!("--listen {address}: `flow ui` is for this machine alone"),
+            "listen on 127.0.0.1, and reach it from another machine by `ssh -L 8001:127.0.0.1:8001 HOST`",
+        ));
+    }
+    let listened = match TcpListener::bind(address) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse && wanted.is_none() => {
+            TcpListener::bind(SocketAddr::new(address.ip(), 0))
+        }
+        listened => listened,
+    };
+    listened.map_err(|error| {
+        Failure::usage(
+            format!("cannot listen on {address}: {error}"),
+            "name another address with --listen, such as 127.0.0.1:0",
+        )
+    })
+}
+
+/// Told when a signal asks for the end.
+fn stop_on_signals() -> Result<oneshot::Receiver<()>, Failure> {
+    let failed = |error: io::Error| Failure::unreadable(format!("cannot handle signals: {error}"));
+    let (sender, receiver) = oneshot::channel();
+    // Under nohup it stays ignored.
+    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hang_up)).map_err(failed)?;
+    let wait = move || {
+        if signals.forever().next().is_some() {
+            // The other end is there as long as anything is served.
+            let _ = sender.send(());
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(wait)
+        .map_err(failed)?;
+    Ok(receiver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_listened_on_and_a_port_that_is_taken_is_told() {
+        for wrong in ["0.0.0.0:0", "192.0.2.1:8001", "[::]:0"] {
+            assert_eq!(listen(Some(wrong.parse().unwrap())).unwrap_err().exit(), Exit::Usage);
+        }
+        let first = listen(Some("127.0.0.1:0".parse().unwrap())).unwrap();
+        let taken = listen(Some(first.local_addr().unwrap())).unwrap_err();
+        assert!(taken.to_string().contains("cannot listen"), "{taken}");
+    }
+}

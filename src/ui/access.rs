@@ -1,0 +1,222 @@
+//! Who may see the pages: requests for this machine's own names, from a browser that was given the token.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+
+use axum::extract::{Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, LOCATION, ORIGIN, REFERRER_POLICY, SET_COOKIE,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use flow_service::http::Callers;
+use subtle::ConstantTimeEq;
+
+use super::{PageError, Shared};
+
+/// Nothing but what the program itself carries runs in a page, and nothing of any other server is asked for.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; \
+    connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// Who may see the pages.
+pub struct Access {
+    token: String,
+    /// Sent with every form that changes something.
+    form_token: String,
+    /// Cookies are those of a host, whatever the port: each server has a name of its own.
+    cookie: String,
+    callers: Callers,
+}
+
+impl Access {
+    /// # Errors
+    /// If the machine gives no random numbers.
+    pub fn new(address: SocketAddr) -> io::Result<Access> {
+        Ok(Access {
+            token: random()?,
+            form_token: random()?,
+            cookie: format!("flow_ui_{}", address.port()),
+            callers: Callers::new(true, address, &[], &[]),
+        })
+    }
+
+    /// The address that opens the pages.
+    pub fn url(&self, address: SocketAddr) -> String {
+        format!("http://{address}/?token={}", self.token)
+    }
+
+    /// What a form that changes something holds.
+    pub fn form_token(&self) -> &str {
+        &self.form_token
+    }
+
+    /// # Errors
+    /// 403 if it is not that of this server's forms.
+    pub fn check_form(&self, given: &str) -> Result<(), PageError> {
+        match is_same(given, &self.form_token) {
+            true => Ok(()),
+            false => Err(PageError::new(
+                StatusCode::FORBIDDEN,
+                "the form is not one of this server, or of an earlier start of it: load its page again",
+            )),
+        }
+    }
+
+    fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Admission, PageError> {
+        let refused = |why: &str| PageError::new(StatusCode::FORBIDDEN, why);
+        if self.callers.check(uri, headers).is_err() {
+            return Err(refused(
+                "the request is not for this server, or comes from a page of another one",
+            ));
+        }
+        let is_read = matches!(*method, Method::GET | Method::HEAD);
+        if !is_read && headers.get(ORIGIN).is_none() {
+            return Err(refused(
+                "a request that changes something has to say which page it comes from",
+            ));
+        }
+        let given = uri
+            .query()
+            .unwrap_or_default()
+            .split('&')
+            .find_map(|pair| pair.strip_prefix("token="));
+        if let (Some(given), true, "/") = (given, is_read, uri.path()) {
+            return match is_same(given, &self.token) {
+                true => Ok(Admission::Cookie),
+                false => Err(refused(
+                    "the token in the address is not that of this server: it has another one each time it starts",
+                )),
+            };
+        }
+        let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
+        let mut cookies = cookies
+            .flat_map(|value| value.split(';'))
+            .filter_map(|pair| pair.trim().split_once('='));
+        if cookies.any(|(name, value)| name == self.cookie && is_same(value, &self.token)) {
+            return Ok(Admission::Page);
+        }
+        Err(refused(
+            "open the address that `flow ui` printed: it holds the token that this page needs",
+        ))
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Admission {
+    Page,
+    /// The token was in the address: it is put into a cookie, out of the browser's history.
+    Cookie,
+}
+
+/// Compares in a time that depends on the length alone.
+fn is_same(given: &str, known: &str) -> bool {
+    given.as_bytes().ct_eq(known.as_bytes()).into()
+}
+
+/// 256 random bits.
+fn random() -> io::Result<String> {
+    let mut bytes = [0u8; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Lets through who may see the pages, and sets the headers that all responses have.
+pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    let admission = app.access.check(request.method(), request.uri(), request.headers());
+    let mut response = match admission {
+        Ok(Admission::Page) => next.run(request).await,
+        Ok(Admission::Cookie) => {
+            let cookie = format!(
+                "{}={}; HttpOnly; SameSite=Strict; Path=/",
+                app.access.cookie, app.access.token
+            );
+            (
+                StatusCode::SEE_OTHER,
+                [(LOCATION, "/".to_owned()), (SET_COOKIE, cookie)],
+            )
+                .into_response()
+        }
+        Err(error) => error.into_response(),
+    };
+    let headers = response.headers_mut();
+    let policy = |name: HeaderName, value: &'static str| (name, HeaderValue::from_static(value));
+    for (name, value) in [
+        policy(CONTENT_SECURITY_POLICY, POLICY),
+        policy(X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        policy(X_FRAME_OPTIONS, "DENY"),
+        policy(REFERRER_POLICY, "no-referrer"),
+        policy(CACHE_CONTROL, "no-store"),
+        policy(HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.entry(name).or_insert(value);
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::header::HOST;
+
+    use super::*;
+
+    fn check(access: &Access, method: Method, path: &str, headers: &[(HeaderName, &str)]) -> Result<Admission, u16> {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap()));
+        let checked = access.check(&method, &path.parse().unwrap(), &headers.collect());
+        checked.map_err(|error| error.status.as_u16())
+    }
+
+    #[test]
+    fn pages_need_the_token_in_the_address_and_then_in_the_cookie() {
+        let access = Access::new("127.0.0.1:8001".parse().unwrap()).unwrap();
+        let own = (HOST, "127.0.0.1:8001");
+        let address = format!("/?token={}", access.token);
+        assert_eq!(access.token.len(), 64);
+        assert_eq!(
+            check(&access, Method::GET, &address, &[own.clone()]),
+            Ok(Admission::Cookie)
+        );
+        let cookie = format!("other=1; flow_ui_8001={}", access.token);
+        let with = [own.clone(), (COOKIE, cookie.as_str())];
+        assert_eq!(check(&access, Method::GET, "/runs/1", &with), Ok(Admission::Page));
+        for (path, headers) in [
+            ("/", vec![own.clone()]),
+            ("/?token=", vec![own.clone()]),
+            (&address[..address.len() - 1], vec![own.clone()]),
+            // On another path the token would stay in the history.
+            (&format!("/runs/1{}", &address[1..]), vec![own.clone()]),
+            ("/", vec![own.clone(), (COOKIE, "flow_ui_8001=")]),
+            ("/", vec![own.clone(), (COOKIE, &cookie.replace("8001", "8002"))]),
+            // A name that points here all of a sudden, and a page of another origin.
+            ("/", vec![(HOST, "evil.example:8001"), with[1].clone()]),
+            ("/", vec![own.clone(), with[1].clone(), (ORIGIN, "http://evil.example")]),
+            ("/", vec![with[1].clone()]),
+        ] {
+            assert_eq!(
+                check(&access, Method::GET, path, &headers),
+                Err(403),
+                "{path} {headers:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_changes_something_comes_from_a_page_of_this_server() {
+        let access = Access::new("127.0.0.1:8001".parse().unwrap()).unwrap();
+        let cookie = format!("flow_ui_8001={}", access.token);
+        let with = [(HOST, "localhost:8001"), (COOKIE, cookie.as_str())];
+        let from = |origin| [with[0].clone(), with[1].clone(), (ORIGIN, origin)];
+        assert_eq!(check(&access, Method::POST, "/corrections", &with), Err(403));
+        assert_eq!(check(&access, Method::POST, "/corrections", &from("null")), Err(403));
+        let own = from("http://localhost:8001");
+        assert_eq!(check(&access, Method::POST, "/corrections", &own), Ok(Admission::Page));
+        assert!(access.check_form(access.form_token()).is_ok());
+        for wrong in ["", "0", &access.token] {
+            assert!(access.check_form(wrong).is_err());
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! What a person corrected: texts of segments, and segments that are bad. It is kept as a Parquet file to which rows are only
+//! added, and which a pipeline takes (`corrections` of `pipelines/build_manifest_v2.yaml`). Of several rows of a segment the
+//! last counts.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use axum::body::Bytes;
+use axum::extract::{Query, State};
+use axum::http::header::LOCATION;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use flow_evaluation::wer::split_tag;
+use flow_runtime::store::write_atomically;
+use maud::{Markup, html};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use super::layout::address;
+use super::rows::value;
+use super::tables::Pairs;
+use super::{App, PageError, Shared, answer};
+
+/// The longest text that is taken, in letters.
+const MAX_LETTERS: usize = 5000;
+/// More than this was not typed by people.
+const MAX_ROWS: usize = 5_000_000;
+/// Columns that hold what was said, the first that a row has.
+const TEXTS: [&str; 5] = ["text", "reference", "transcription_native", "clean", "norm"];
+
+/// A row of the file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Correction {
+    pub segment_id: String,
+    pub old_text: String,
+    /// None where the text stays.
+    pub new_text: Option<String>,
+    /// The segment is to be left out.
+    pub bad: bool,
+    pub who: String,
+    /// RFC 3339.
+    pub at: String,
+}
+
+/// The columns of the file.
+pub fn schema() -> SchemaRef {
+    let text = |name: &str, nullable| Field::new(name, DataType::Utf8, nullable);
+    Arc::new(Schema::new(vec![
+        text("segment_id", false),
+        text("old_text", true),
+        text("new_text", true),
+        Field::new("bad", DataType::Boolean, false),
+        text("who", true),
+        text("at", false),
+    ]))
+}
+
+/// All rows of the file; none if it is not there.
+fn read(path: &Path) -> Result<Vec<RecordBatch>, PageError> {
+    let unreadable = |error: &dyn std::fmt::Display| PageError::unreadable(format!("{}: {error}", path.display()));
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let file = flow_runtime::open_regular_file(path).map_err(|error| unreadable(&error))?;
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| unreadable(&error))?;
+    let names: Vec<&str> = reader
+        .schema()
+        .fields()
+        .iter()
+        .map(|field| field.name().as_str())
+        .collect();
+    let wanted = schema();
+    if names
+        != wanted
+            .fields()
+            .iter()
+            .map(|field| field.name().as_str())
+            .collect::<Vec<_>>()
+    {
+        return Err(unreadable(&"it is no file of corrections"));
+    }
+    let batches: Result<Vec<RecordBatch>, _> = reader.build().map_err(|error| unreadable(&error))?.collect();
+    let batches = batches.map_err(|error| unreadable(&error))?;
+    let same = batches
+        .into_iter()
+        .map(|batch| RecordBatch::try_new(Arc::clone(&wanted), batch.columns().to_vec()));
+    same.collect::<Result<_, _>>().map_err(|error| unreadable(&error))
+}
+
+/// The last correction of a segment.
+pub fn last(path: &Path, segment_id: &str) -> Result<Option<Correction>, PageError> {
+    let mut last = None;
+    for batch in read(path)? {
+        let ids = batch.column(0).as_string::<i32>();
+        let text = |column: usize, row: usize| {
+            let column = batch.column(column).as_string::<i32>();
+            column.is_valid(row).then(|| column.value(row).to_owned())
+        };
+        if let Some(row) = (0..batch.num_rows()).rev().find(|row| ids.value(*row) == segment_id) {
+            last = Some(Correction {
+                segment_id: segment_id.to_owned(),
+                old_text: text(1, row).unwrap_or_default(),
+                new_text: text(2, row),
+                bad: batch.column(3).as_boolean().value(row),
+                who: text(4, row).unwrap_or_default(),
+                at: text(5, row).unwrap_or_default(),
+            });
+        }
+    }
+    Ok(last)
+}
+
+/// Adds a row. Others who add at the same time, in this process or another, wait; the file is whole at any time.
+pub fn append(path: &Path, correction: &Correction) -> Result<(), PageError> {
+    let lock = lock(path)?;
+    let mut batches = read(path)?;
+    let texts = |text: &str| Arc::new(StringArray::from(vec![text]));
+    let row = RecordBatch::try_new(
+        schema(),
+        vec![
+            texts(&correction.segment_id),
+            texts(&correction.old_text),
+            Arc::new(StringArray::from(vec![correction.new_text.as_deref()])),
+            Arc::new(BooleanArray::from(vec![correction.bad])),
+            texts(&correction.who),
+            texts(&correction.at),
+        ],
+    );
+    batches.push(row.map_err(PageError::unreadable)?);
+    if batches.iter().map(RecordBatch::num_rows).sum::<usize>() > MAX_ROWS {
+        return Err(PageError::unreadable(
+            "there are too many corrections in one file: name another one with --corrections",
+        ));
+    }
+    let all = concat_batches(&schema(), &batches).map_err(PageError::unreadable)?;
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, schema(), None).map_err(PageError::unreadable)?;
+    writer.write(&all).map_err(PageError::unreadable)?;
+    writer.close().map_err(PageError::unreadable)?;
+    write_atomically(path, &bytes)?;
+    drop(lock);
+    Ok(())
+}
+
+/// Held while a row is added; the system lets go of it when the process ends.
+fn lock(path: &Path) -> Result<File, PageError> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let name = PathBuf::from(name);
+    let failed = |error: std::io::Error| PageError::unreadable(format!("{}: {error}", name.display()));
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&name)
+        .map_err(failed)?;
+    file.lock().map_err(failed)?;
+    Ok(file)
+}
+
+/// The form for a row; nothing where nothing may be changed, or the row is of no segment.
+pub fn form(app: &App, row: &RecordBatch, pairs: &[(String, String)]) -> Markup {
+    let (Some(file), Some(segment)) = (&app.settings.corrections, value(row, "segment_id")) else {
+        return html! {};
+    };
+    let Some((column, text)) = TEXTS.iter().find_map(|name| Some((*name, value(row, name)?))) else {
+        return html! {};
+    };
+    let (tag, plain) = split_tag(&text);
+    let lang = tag.map(str::to_owned).or_else(|| value(row, "lang"));
+    let before = match last(file, &segment) {
+        Ok(before) => before,
+        Err(error) => return html! { p.failed dir="auto" { (error.message) } },
+    };
+    let shown = before
+        .as_ref()
+        .and_then(|before| before.new_text.as_deref())
+        .unwrap_or(plain);
+    let back = address(
+        "/row",
+        pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())),
+    );
+    html! {
+        section {
+            h2 { "Correct" }
+            @if let Some(before) = &before { p.quiet { "Last corrected " (before.at) @if !before.who.is_empty() { " by " span dir="auto" { (before.who) } } @if before.bad { ": marked as bad" } } }
+            form.correction action="/corrections" method="post" {
+                input type="hidden" name="form_token" value=(app.access.form_token());
+                input type="hidden" name="segment_id" value=(segment);
+                input type="hidden" name="old_text" value=(plain);
+                input type="hidden" name="back" value=(back);
+                label { (column) textarea name="new_text" dir="auto" lang=[lang] rows="3" { (shown) } }
+                label.check { input type="checkbox" name="bad" value="1" checked[before.as_ref().is_some_and(|before| before.bad)]; "The row is bad: leave it out" }
+                button { "Keep" }
+            }
+        }
+    }
+}
+
+/// Reads the fields of a form.
+///
+/// # Errors
+/// In words, what is wrong with them.
+fn correction(fields: &[(String, String)], who: &str, at: String) -> Result<Correction, String> {
+    let field = |name: &str| {
+        fields
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_str())
+            .unwrap_or_default()
+    };
+    let segment_id = field("segment_id");
+    if segment_id.is_empty() || segment_id.chars().count() > MAX_LETTERS {
+        return Err("the form names no segment".into());
+    }
+    let (old_text, bad) = (field("old_text").to_owned(), field("bad") == "1");
+    // One line, as texts of manifests are.
+    let new_text = field("new_text").split_whitespace().collect::<Vec<_>>().join(" ");
+    if new_text.chars().count() > MAX_LETTERS {
+        return Err(format!("the text is longer than {MAX_LETTERS} letters"));
+    }
+    if let Some(control) = new_text.chars().find(|letter| letter.is_control()) {
+        return Err(format!("the text holds a control character: {control:?}"));
+    }
+    if new_text.is_empty() && !bad {
+        return Err("the text is empty: mark the row as bad instead".into());
+    }
+    Ok(Correction {
+        segment_id: segment_id.to_owned(),
+        new_text: (!new_text.is_empty() && new_text != old_text).then_some(new_text),
+        old_text,
+        bad,
+        who: who.to_owned(),
+        at,
+    })
+}
+
+pub async fn post(State(app): State<Shared>, body: Bytes) -> Response {
+    answer(&app, move |app| {
+        let Some(file) = &app.settings.corrections else {
+            return Err(PageError::new(
+                StatusCode::FORBIDDEN,
+                "nothing may be changed here: start it with --allow-edit",
+            ));
+        };
+        let unreadable = || PageError::bad_request("the form cannot be read, or is too long");
+        let body = std::str::from_utf8(&body).map_err(|_| unreadable())?;
+        let uri: Uri = format!("/?{body}").parse().map_err(|_| unreadable())?;
+        let Query(fields) = Query::<Pairs>::try_from_uri(&uri).map_err(|_| unreadable())?;
+        let field = |name: &str| {
+            fields
+                .iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, value)| value.as_str())
+                .unwrap_or_default()
+        };
+        app.access.check_form(field("form_token"))?;
+        let who = std::env::var("USER").unwrap_or_default();
+        let at = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Millis, true);
+        let correction = correction(&fields, &who, at).map_err(PageError::bad_request)?;
+        let _one = app.correcting.lock().unwrap_or_else(PoisonError::into_inner);
+        append(file, &correction)?;
+        // To the page that it came from, and to no other server's.
+        let back = Some(field("back"))
+            .filter(|back| back.starts_with("/row?"))
+            .unwrap_or("/");
+        Ok((StatusCode::SEE_OTHER, [(LOCATION, back.to_owned())]).into_response())
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(fields: &[(&str, &str)]) -> Pairs {
+        fields
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    fn made(given: &[(&str, &str)]) -> Result<Correction, String> {
+        correction(&fields(given), "me", "now".into())
+    }
+
+    #[test]
+    fn forms_become_corrections_or_are_refused() {
+        let text = made(&[("segment_id", "s"), ("old_text", "a b"), ("new_text", " नमस्ते\n दुनिया ")]).unwrap();
+        assert_eq!((text.new_text.as_deref(), text.bad), (Some("नमस्ते दुनिया"), false));
+        let bad = made(&[
+            ("segment_id", "s"),
+            ("old_text", "a b"),
+            ("new_text", "a b"),
+            ("bad", "1"),
+        ])
+        .unwrap();
+        assert_eq!((bad.new_text, bad.bad), (None, true));
+        let long = "x".repeat(MAX_LETTERS + 1);
+        for wrong in [
+            vec![("new_text", "a")],
+            vec![("segment_id", "s")],
+            vec![("segment_id", "s"), ("new_text", "a\u{0}b")],
+            vec![("segment_id", "s"), ("new_text", &long)],
+        ] {
+            assert!(made(&wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn rows_are_added_by_many_at_once_and_the_last_of_a_segment_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("corrections.parquet");
+        assert_eq!(last(&path, "s0").unwrap(), None);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let path = &path;
+                scope.spawn(move || {
+                    for number in 0..5 {
+                        let segment_id = format!("s{thread}");
+                        let new_text = Some(format!("text {number}"));
+                        append(
+                            path,
+                            &Correction {
+                                segment_id,
+                                new_text,
+                                ..Correction::default()
+                            },
+                        )
+                        .unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(
+            read(&path).unwrap().iter().map(RecordBatch::num_rows).sum::<usize>(),
+            20
+        );
+        for thread in 0..4 {
+            let last = last(&path, &format!("s{thread}")).unwrap().unwrap();
+            assert_eq!(last.new_text.as_deref(), Some("text 4"));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_file_of_corrections_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("corrections.parquet");
+        std::fs::write(&path, "a letter").unwrap();
+        assert!(append(&path, &Correction::default()).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"a letter");
+    }
+}

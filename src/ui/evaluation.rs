@@ -1,0 +1,428 @@
+//! Transcripts of an evaluation: error rates, the worst utterances with what was misheard in them and how they sound, and two
+//! evaluations side by side.
+
+use std::collections::HashMap;
+
+use arrow::datatypes::Schema;
+use axum::extract::{Query, State};
+use axum::http::Uri;
+use axum::response::Response;
+use flow_evaluation::alignment::{Edit, align};
+use flow_evaluation::page::percent;
+use flow_evaluation::set_section::compared;
+use flow_evaluation::wer::{split_tag, words};
+use flow_manifest::browse::{Filter, Group, PlacedRow, RowQuery, Test, Total};
+use maud::{Markup, html};
+
+use super::filters::View;
+use super::layout::{Section, address, page, said};
+use super::rows::TIME_LIMIT;
+use super::runs::store;
+use super::sound::Place;
+use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run};
+use super::{App, PageError, Shared, answer};
+use crate::table::count;
+
+/// Runs in which evaluations are looked for.
+const RUNS: usize = 30;
+/// Utterances with the most errors that are shown, and that words taken for others are counted in.
+const WORST: usize = 40;
+const COUNTED: usize = 2000;
+/// Pairs of words, and of letters, that are shown.
+const CONFUSED: usize = 30;
+/// Values of a column that have a line each.
+const GROUPS: usize = 60;
+/// Of a range of durations, in seconds.
+const SECONDS: f64 = 2.0;
+const COUNTS: [&str; 4] = ["word_errors", "words", "char_errors", "chars"];
+const SHOWN: [&str; 7] = [
+    "segment_id",
+    "lang",
+    "reference",
+    "hypothesis",
+    "word_errors",
+    "words",
+    "duration",
+];
+
+fn is_evaluation(schema: &Schema) -> bool {
+    COUNTS
+        .iter()
+        .chain(&SHOWN)
+        .all(|name| schema.column_with_name(name).is_some())
+}
+
+/// All transcripts of evaluations, the latest first.
+fn evaluations(app: &App, only: Option<&str>) -> Result<Vec<TableRef>, PageError> {
+    let mut found = Vec::new();
+    let mut runs = store(app)?.runs()?;
+    runs.reverse();
+    for run in runs
+        .iter()
+        .filter(|run| only.is_none_or(|only| only == *run))
+        .take(RUNS)
+    {
+        let Ok(snapshots) = past_run(app, run).and_then(|run| Ok(run.snapshots()?)) else {
+            continue;
+        };
+        let kinds: HashMap<&str, &str> = snapshots
+            .stages
+            .iter()
+            .map(|one| (one.stage.as_str(), one.kind.as_str()))
+            .collect();
+        for port in ports_of_run(app, run)? {
+            let TableRef::Artifact { stage, .. } = &port.table else {
+                continue;
+            };
+            if kinds.get(stage.as_str()) == Some(&"evaluation.decode") {
+                found.push(port.table);
+            }
+        }
+    }
+    if only.is_none() {
+        found.extend((0..app.settings.files.len()).map(TableRef::File));
+    }
+    found.retain(|table| match table {
+        TableRef::File(_) => open(app, table).is_ok_and(|opened| is_evaluation(opened.rows.schema())),
+        _ => true,
+    });
+    Ok(found)
+}
+
+fn name(table: &TableRef) -> String {
+    match table.run() {
+        Some(run) => format!("{} of run {run}", table.title()),
+        None => table.title(),
+    }
+}
+
+fn show_address(table: &TableRef, other: Option<&TableRef>) -> String {
+    let own = table.query();
+    let other = other.map(|other| address("", other.query().iter().map(|(name, value)| (*name, value.as_str()))));
+    let own = own.iter().map(|(name, value)| (*name, value.as_str()));
+    address(
+        "/evaluation/show",
+        own.chain(other.as_deref().map(|other| ("other", other))),
+    )
+}
+
+pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
+    answer(&app, move |app| {
+        let only = pairs.iter().find(|(name, _)| name == "run").map(|(_, run)| run.as_str());
+        let found = evaluations(app, only)?;
+        let main = html! {
+            @if found.is_empty() { p { "No run kept transcripts of an evaluation: those have a stage " code { "evaluation.decode" } "." } }
+            ul { @for table in &found { li { a href=(show_address(table, None)) { (name(table)) } } } }
+        };
+        Ok(page(app, Section::Evaluation, "Evaluations", &main))
+    })
+    .await
+}
+
+/// Errors and units of words and letters.
+fn rate(total: &Total, errors: usize) -> f64 {
+    match total.sums[errors + 1] {
+        units if units > 0.0 => total.sums[errors] / units,
+        _ => f64::NAN,
+    }
+}
+
+pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
+    answer(&app, move |app| {
+        let reference = TableRef::parse(&pairs)?;
+        let table = evaluation(app, &reference)?;
+        let other = pairs.iter().find(|(name, _)| name == "other").map(|(_, query)| other_of(query)).transpose()?;
+        let other = other.map(|other| Ok::<_, PageError>((evaluation(app, &other)?, other))).transpose()?;
+        let view = View::parse(&pairs)?;
+        let compared_with = other.as_ref().map(|(table, _)| table);
+        let groups = [
+            ("Set", Group::Value("set".into())),
+            ("Language", Group::Value("lang".into())),
+            ("Duration", Group::Bucket { column: "duration".into(), width: SECONDS }),
+            ("Source", Group::Value("source".into())),
+        ];
+        let mut tables = Vec::new();
+        for (head, group) in groups {
+            tables.push(rates(head, &group, &table, compared_with, &view.filters)?);
+        }
+        let worst = worst(&table, &view.filters, COUNTED)?;
+        let beside = match compared_with {
+            Some(other) => hypotheses(other, &worst[..worst.len().min(WORST)])?,
+            None => HashMap::new(),
+        };
+        let candidates = evaluations(app, None)?;
+        let main = html! {
+            p { a href=(reference.address()) { "Rows" }
+                @if let Some((_, other)) = &other { " · beside " a href=(show_address(other, Some(&reference))) { (name(other)) } " · " a href=(show_address(&reference, None)) { "alone" } }
+            }
+            @if candidates.len() > 1 { details { summary { "Compare with another" }
+                ul { @for candidate in candidates.iter().filter(|candidate| **candidate != reference) { li { a href=(show_address(&reference, Some(candidate))) { (name(candidate)) } } } }
+            } }
+            @for table in &tables { (table) }
+            (worst_section(&reference, &table, &worst, &beside, other.is_some()))
+            (confusions(&worst))
+        };
+        Ok(page(app, Section::Evaluation, &name(&reference), &main))
+    })
+    .await
+}
+
+fn other_of(query: &str) -> Result<TableRef, PageError> {
+    let wrong = || PageError::bad_request("`other` in the address names no rows");
+    let uri: Uri = format!("/{}", query.trim_start_matches('/'))
+        .parse()
+        .map_err(|_| wrong())?;
+    let Query(pairs) = Query::<Pairs>::try_from_uri(&uri).map_err(|_| wrong())?;
+    TableRef::parse(&pairs)
+}
+
+fn evaluation(app: &App, reference: &TableRef) -> Result<Table, PageError> {
+    let table = open(app, reference)?;
+    match is_evaluation(table.rows.schema()) {
+        true => Ok(table),
+        false => Err(PageError::bad_request(format!(
+            "{} holds no transcripts of an evaluation",
+            table.title
+        ))),
+    }
+}
+
+fn rates(
+    head: &str,
+    group: &Group,
+    table: &Table,
+    other: Option<&Table>,
+    filters: &[Filter],
+) -> Result<Markup, PageError> {
+    let column = match group {
+        Group::Value(column) | Group::Bucket { column, .. } => column,
+    };
+    if table.rows.schema().column_with_name(column).is_none() {
+        return Ok(html! {});
+    }
+    let totals = table.rows.totals(group, &COUNTS, filters, GROUPS, TIME_LIMIT)?;
+    let others = match other.filter(|other| other.rows.schema().column_with_name(column).is_some()) {
+        Some(other) => other.rows.totals(group, &COUNTS, filters, GROUPS, TIME_LIMIT)?,
+        None => Vec::new(),
+    };
+    if totals.len() < 2 && head != "Set" {
+        return Ok(html! {});
+    }
+    let label = |total: &Total| {
+        let value = total.value.clone().unwrap_or_else(|| "none".into());
+        match (group, value.parse::<f64>()) {
+            (Group::Bucket { width, .. }, Ok(from)) => format!("{from} to {} s", from + width),
+            _ => value,
+        }
+    };
+    Ok(html! {
+        section {
+            h2 { "Error rates by " (head.to_lowercase()) }
+            div.scroll { table.rows {
+                thead { tr { th { (head) } th.n { "Utterances" } th.n { "Words" } th { "WER" } @if other.is_some() { th { "Other" } th.n { "Difference" } } th.n { "CER" } } }
+                tbody { @for total in &totals {
+                    @let own = rate(total, 0);
+                    @let beside = others.iter().find(|other| other.value == total.value).map(|other| rate(other, 0));
+                    tr {
+                        td { (said(&label(total), None)) }
+                        td.n { (count(total.rows)) }
+                        td.n { (count(total.sums[1] as u64)) }
+                        td { (bar(own)) (percent(own)) }
+                        @if other.is_some() {
+                            td { @if let Some(beside) = beside { (bar(beside)) (percent(beside)) } @else { "-" } }
+                            @match beside.map(|beside| beside - own).filter(|difference| difference.is_finite()) {
+                                Some(difference) => { td.n class=(if difference <= 0.0 { "done" } else { "failed" }) { (format!("{:+.2}", 100.0 * difference)) } }
+                                None => { td.n { "-" } }
+                            }
+                        }
+                        td.n { (percent(rate(total, 2))) }
+                    }
+                } }
+            } }
+        }
+    })
+}
+
+fn bar(rate: f64) -> Markup {
+    let value = if rate.is_finite() { rate.clamp(0.0, 1.0) } else { 0.0 };
+    html! { meter min="0" max="1" value=(format!("{value:.4}")) {} " " }
+}
+
+/// The utterances with the most errors.
+fn worst(table: &Table, filters: &[Filter], limit: usize) -> Result<Vec<PlacedRow>, PageError> {
+    let mut filters = filters.to_vec();
+    filters.push(Filter {
+        column: "word_errors".into(),
+        test: Test::AtLeast(1.0),
+    });
+    Ok(table.rows.page(&RowQuery {
+        filters,
+        sort: Some(("word_errors".into(), true)),
+        columns: SHOWN.map(str::to_owned).to_vec(),
+        offset: 0,
+        limit,
+        time_limit: TIME_LIMIT,
+    })?)
+}
+
+fn text(row: &PlacedRow, column: usize) -> &str {
+    row.values[column].as_deref().unwrap_or_default()
+}
+
+/// What another model heard in the same segments, with its errors.
+fn hypotheses(other: &Table, rows: &[PlacedRow]) -> Result<HashMap<String, (String, String)>, PageError> {
+    let segments: Vec<String> = rows.iter().map(|row| text(row, 0).to_owned()).collect();
+    let found = other.rows.page(&RowQuery {
+        filters: vec![Filter {
+            column: "segment_id".into(),
+            test: Test::OneOf(segments),
+        }],
+        sort: None,
+        columns: ["segment_id", "hypothesis", "word_errors"].map(str::to_owned).to_vec(),
+        offset: 0,
+        limit: 4 * WORST,
+        time_limit: TIME_LIMIT,
+    })?;
+    let told = found.into_iter().map(|row| {
+        (
+            text(&row, 0).to_owned(),
+            (text(&row, 1).to_owned(), text(&row, 2).to_owned()),
+        )
+    });
+    Ok(told.collect())
+}
+
+fn worst_section(
+    reference: &TableRef,
+    table: &Table,
+    rows: &[PlacedRow],
+    beside: &HashMap<String, (String, String)>,
+    is_compared: bool,
+) -> Markup {
+    if rows.is_empty() {
+        return html! {};
+    }
+    let may_sound = Place::may_be_in(table.rows.schema());
+    html! {
+        section {
+            h2 { "Most errors" }
+            p.quiet { "Words that were not heard are " del { "struck through" } ", those that were heard and not said " ins { "underlined" } ", those that were heard as others " span.sub { "have a wavy line" } "." }
+            div.scroll { table.rows.marks {
+                thead { tr { th { "Segment" } th.n { "Errors" } th { "Reference, and what was heard" } @if is_compared { th { "What the other heard" } } } }
+                tbody { @for row in rows.iter().take(WORST) {
+                    @let place = [("part", row.part.to_string()), ("row", row.row.to_string())];
+                    @let query = reference.query();
+                    @let query = || query.iter().map(|(name, value)| (*name, value.as_str())).chain(place.iter().map(|(name, value)| (*name, value.as_str())));
+                    tr data-href=(address("/row", query())) {
+                        td { a href=(address("/row", query())) { (said(text(row, 0), None)) } br; (text(row, 1)) @if may_sound { " " button.play type="button" data-play=(address("/sound", query())) aria-label="Play" { "▶" } } }
+                        td.n { (text(row, 4)) " of " (text(row, 5)) }
+                        td { (compared(text(row, 2), text(row, 3))) }
+                        @if is_compared { td { @match beside.get(text(row, 0)) {
+                            Some((hypothesis, errors)) => { (compared(text(row, 2), hypothesis)) span.quiet { (errors) " errors" } }
+                            None => { span.quiet { "not in it" } }
+                        } } }
+                    }
+                } }
+            } }
+        }
+    }
+}
+
+/// How often something was said and something else heard.
+type Confused = Vec<((String, String), u64)>;
+
+/// Words, and letters within them, that were heard as others.
+fn confused(rows: &[PlacedRow]) -> (Confused, Confused) {
+    let (mut of_words, mut of_letters) = (HashMap::new(), HashMap::new());
+    for row in rows {
+        let ((_, said), (_, heard)) = (split_tag(text(row, 2)), split_tag(text(row, 3)));
+        for edit in align(&words(said), &words(heard)).unwrap_or_default() {
+            let Edit::Substitution(said, heard) = edit else {
+                continue;
+            };
+            *of_words.entry((said.to_owned(), heard.to_owned())).or_insert(0) += 1;
+            for edit in align(&letters(said), &letters(heard)).unwrap_or_default() {
+                if let Edit::Substitution(said, heard) = edit {
+                    *of_letters.entry((said.to_owned(), heard.to_owned())).or_insert(0) += 1;
+                }
+            }
+        }
+    }
+    let most = |counts: HashMap<(String, String), u64>| {
+        let mut counts: Confused = counts.into_iter().collect();
+        counts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        counts.truncate(CONFUSED);
+        counts
+    };
+    (most(of_words), most(of_letters))
+}
+
+fn letters(word: &str) -> Vec<&str> {
+    let ends = word
+        .char_indices()
+        .map(|(begin, letter)| &word[begin..begin + letter.len_utf8()]);
+    ends.collect()
+}
+
+fn confusions(rows: &[PlacedRow]) -> Markup {
+    let (of_words, of_letters) = confused(rows);
+    let table = |head: &str, pairs: &Confused| {
+        html! {
+            table.rows { thead { tr { th { (head) " said" } th { "Heard as" } th.n { "Times" } } }
+                tbody { @for ((from, to), times) in pairs { tr { td { (said(from, None)) } td { (said(to, None)) } td.n { (count(*times)) } } } } }
+        }
+    };
+    if of_words.is_empty() {
+        return html! {};
+    }
+    html! {
+        section {
+            h2 { "Words and letters heard as others" }
+            @if rows.len() == COUNTED { p.quiet { "In the " (COUNTED) " utterances with the most errors." } }
+            div.two { (table("Word", &of_words)) (table("Letter", &of_letters)) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_letters_heard_as_others_are_counted() {
+        let row = |said: &str, heard: &str| PlacedRow {
+            part: 0,
+            row: 0,
+            values: ["s", "hi", said, heard, "1", "3", "1.0"]
+                .iter()
+                .map(|value| Some((*value).to_owned()))
+                .collect(),
+        };
+        let rows = [
+            row("<|hi|> अब कल ठीक", "<|en|> अब कब ठीक"),
+            row("कल", "कब"),
+            row("ठीक", ""),
+        ];
+        let (of_words, of_letters) = confused(&rows);
+        assert_eq!(of_words, [(("कल".to_owned(), "कब".to_owned()), 2)]);
+        assert_eq!(of_letters, [(("ल".to_owned(), "ब".to_owned()), 2)]);
+    }
+
+    #[test]
+    fn the_other_evaluation_is_read_from_within_an_address() {
+        let table = TableRef::Artifact {
+            run: "r".into(),
+            stage: "a&b".into(),
+            port: "rows".into(),
+        };
+        let other = TableRef::File(3);
+        let uri: Uri = show_address(&table, Some(&other)).parse().unwrap();
+        let Query(pairs) = Query::<Pairs>::try_from_uri(&uri).unwrap();
+        assert_eq!(TableRef::parse(&pairs).unwrap(), table);
+        let query = &pairs.iter().find(|(name, _)| name == "other").unwrap().1;
+        assert_eq!(other_of(query).unwrap(), other);
+        for wrong in ["", "?of=file", "\n", "?of=file&file=x"] {
+            assert!(other_of(wrong).is_err());
+        }
+    }
+}

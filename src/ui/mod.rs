@@ -1,0 +1,219 @@
+//! `flow ui`: a state directory, its exports and other rows, looked at and listened to in a browser on this machine. Pages are
+//! made by the program; one style sheet and one script are all that a browser gets beside them.
+//!
+//! Nothing that an address holds is a path: it names runs, stages, ports and places of rows.
+
+mod access;
+mod corrections;
+mod dag;
+mod evaluation;
+mod filters;
+mod follower;
+mod layout;
+mod picture;
+mod rows;
+mod runs;
+pub mod server;
+mod sound;
+mod tables;
+mod training;
+mod transcripts;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use flow_manifest::ManifestError;
+use flow_runtime::StageError;
+use flow_runtime::store::StoreError;
+use tokio::sync::Semaphore;
+
+use crate::failure::Failure;
+use access::Access;
+use follower::Follower;
+use tables::{Pairs, Table, TableRef};
+
+/// Questions that are answered at once; others wait.
+const AT_ONCE: usize = 3;
+/// The largest form that is taken, as bytes.
+const MAX_FORM: usize = 60 << 10;
+
+/// What is looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    pub state: PathBuf,
+    /// Parquet files and files of JSON lines.
+    pub files: Vec<PathBuf>,
+    /// What paths of tars begin below, where that is not what a run was given.
+    pub shards: Option<PathBuf>,
+    /// JSON transcripts, and folders of them.
+    pub transcripts: Vec<PathBuf>,
+    /// The file of corrections, where some may be made.
+    pub corrections: Option<PathBuf>,
+}
+
+/// What all requests share.
+pub struct App {
+    settings: Settings,
+    access: Access,
+    questions: Arc<Semaphore>,
+    followers: Mutex<Vec<(String, Arc<Mutex<Follower>>)>>,
+    tables: Mutex<Vec<(TableRef, Table)>>,
+    clips: Mutex<Vec<(Pairs, Arc<Vec<f32>>)>>,
+    /// One correction is written after the other.
+    correcting: Mutex<()>,
+}
+
+type Shared = Arc<App>;
+
+/// Why there is no page.
+#[derive(Debug)]
+pub struct PageError {
+    status: StatusCode,
+    message: String,
+}
+
+impl PageError {
+    fn new(status: StatusCode, message: impl Into<String>) -> PageError {
+        PageError {
+            status,
+            message: message.into(),
+        }
+    }
+
+    fn bad_request(message: impl Into<String>) -> PageError {
+        PageError::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// What is asked for is not there.
+    fn absent(what: &str) -> PageError {
+        PageError::new(StatusCode::NOT_FOUND, format!("there is no such {what}"))
+    }
+
+    /// Files that are not what they should be: the page says so, and others are shown.
+    fn unreadable(error: impl std::fmt::Display) -> PageError {
+        PageError::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())
+    }
+}
+
+impl From<Failure> for PageError {
+    fn from(error: Failure) -> Self {
+        PageError::unreadable(error)
+    }
+}
+
+impl From<StoreError> for PageError {
+    fn from(error: StoreError) -> Self {
+        PageError::unreadable(error)
+    }
+}
+
+impl From<StageError> for PageError {
+    fn from(error: StageError) -> Self {
+        PageError::unreadable(error)
+    }
+}
+
+impl From<ManifestError> for PageError {
+    fn from(error: ManifestError) -> Self {
+        PageError::unreadable(error)
+    }
+}
+
+impl From<io::Error> for PageError {
+    fn from(error: io::Error) -> Self {
+        PageError::unreadable(error)
+    }
+}
+
+impl IntoResponse for PageError {
+    fn into_response(self) -> Response {
+        layout::error_page(self.status, &self.message)
+    }
+}
+
+/// Answers a request by work that reads files, on a thread for such work. A panic in it is one page's.
+async fn answer(app: &Shared, work: impl FnOnce(&App) -> Result<Response, PageError> + Send + 'static) -> Response {
+    let permit = Arc::clone(&app.questions).acquire_owned().await;
+    let worker = Arc::clone(app);
+    let done = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        work(&worker)
+    });
+    match done.await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => error.into_response(),
+        Err(_) => {
+            let message = "this page could not be made; this is a bug in flow, and the lines that it printed say where";
+            PageError::new(StatusCode::INTERNAL_SERVER_ERROR, message).into_response()
+        }
+    }
+}
+
+/// The pages, and the address that opens them.
+///
+/// # Errors
+/// If the machine gives no random numbers.
+pub fn site(settings: Settings, address: SocketAddr) -> io::Result<(Router, String)> {
+    let access = Access::new(address)?;
+    let url = access.url(address);
+    let app: Shared = Arc::new(App {
+        settings,
+        access,
+        questions: Arc::new(Semaphore::new(AT_ONCE)),
+        followers: Mutex::default(),
+        tables: Mutex::default(),
+        clips: Mutex::default(),
+        correcting: Mutex::default(),
+    });
+    let router = Router::new()
+        .route("/", get(runs::list))
+        .route("/runs/{id}", get(runs::show))
+        .route("/runs/{id}/live", get(runs::follow))
+        .route("/runs/{id}/log", get(runs::log))
+        .route("/runs/{id}/report", get(runs::report))
+        .route("/tables", get(tables::list))
+        .route("/rows", get(rows::list))
+        .route("/counts", get(rows::counts))
+        .route("/row", get(rows::row))
+        .route("/sound", get(sound::sound))
+        .route("/waveform", get(sound::show_waveform))
+        .route("/spectrogram", get(sound::show_spectrogram))
+        .route("/evaluation", get(evaluation::list))
+        .route("/evaluation/show", get(evaluation::show))
+        .route("/training", get(training::list))
+        .route("/training/live", get(training::follow))
+        .route("/transcripts", get(transcripts::list))
+        .route("/transcripts/show", get(transcripts::show))
+        .route("/transcripts/sound", get(transcripts::sound))
+        .route("/corrections", post(corrections::post))
+        .route(
+            "/assets/ui.css",
+            get(|| asset("text/css; charset=utf-8", include_str!("ui.css"))),
+        )
+        .route(
+            "/assets/ui.js",
+            get(|| asset("text/javascript; charset=utf-8", include_str!("ui.js"))),
+        )
+        .route(
+            "/assets/icon.svg",
+            get(|| asset("image/svg+xml", include_str!("icon.svg"))),
+        )
+        .fallback(|| async { PageError::absent("page") })
+        .layer(DefaultBodyLimit::max(MAX_FORM))
+        .layer(from_fn_with_state(Arc::clone(&app), access::guard))
+        .with_state(app);
+    Ok((router, url))
+}
+
+async fn asset(kind: &'static str, text: &'static str) -> Response {
+    ([(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-cache")], text).into_response()
+}

@@ -1,0 +1,419 @@
+//! Runs of the state directory: a list, and a page of each that follows it while it goes on.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{Path as InAddress, Query, State};
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::response::sse::{Event as ServerSentEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use flow_runtime::event::{Event, StageOutcome};
+use flow_runtime::store::{Access, Store};
+use maud::{Markup, html};
+
+use super::dag::{self, Frozen};
+use super::follower::{Ended, Follower, last_lines};
+use super::layout::{Section, address, page};
+use super::tables::{RunPort, TableRef, ports_of_run};
+use super::{App, PageError, Shared, answer};
+use crate::run_progress::StageProgress;
+use crate::screen::sentence::sentence;
+use crate::table::{count, plural};
+
+/// Runs that the list shows: the latest ones.
+const SHOWN: usize = 200;
+/// Between looks at a run that goes on.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A report is one page; what is larger is none of ours.
+const MAX_REPORT: u64 = 256 << 20;
+
+/// The state directory, for looking.
+pub fn store(app: &App) -> Result<Store, PageError> {
+    Ok(Store::open(&app.settings.state, Access::Read)?)
+}
+
+/// The run of this name, read as far as it is written.
+fn follower(app: &App, id: &str) -> Result<Arc<Mutex<Follower>>, PageError> {
+    const REMEMBERED: usize = 8;
+    let folder = store(app)?.run_folder(id).map_err(|_| PageError::absent("run"))?;
+    if !folder.is_dir() {
+        return Err(PageError::absent("run"));
+    }
+    let mut followers = app.followers.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = followers.iter().position(|(known, _)| known == id);
+    let follower = match known {
+        Some(at) => followers.remove(at).1,
+        None => Arc::new(Mutex::new(Follower::new(&folder.join("events.jsonl")))),
+    };
+    followers.push((id.to_owned(), Arc::clone(&follower)));
+    let too_many = followers.len().saturating_sub(REMEMBERED);
+    followers.drain(..too_many);
+    drop(followers);
+    follower.lock().unwrap_or_else(PoisonError::into_inner).advance()?;
+    Ok(follower)
+}
+
+pub async fn list(State(app): State<Shared>) -> Response {
+    answer(&app, |app| {
+        let store = store(app)?;
+        let holder = Store::holder(&app.settings.state);
+        let mut ids = store.runs()?;
+        ids.reverse();
+        let left_out = ids.len().saturating_sub(SHOWN);
+        ids.truncate(SHOWN);
+        let mut rows = Vec::new();
+        for id in ids {
+            let Ok(folder) = store.run_folder(&id) else { continue };
+            let is_held = holder.as_ref().is_some_and(|holder| holder.run == id);
+            rows.push((head(&folder), is_held, id));
+        }
+        let main = html! {
+            @if rows.is_empty() { p { "There are no runs yet: " code { "flow run" } " makes one." } }
+            @if let Some(holder) = &holder { p.going { "Going on: " (holder) } }
+            @if !rows.is_empty() {
+                table.rows {
+                    thead { tr { th { "Run" } th { "Pipeline" } th { "Started" } th { "Outcome" } } }
+                    tbody { @for (head, is_held, id) in &rows {
+                        @let link = format!("/runs/{id}");
+                        tr data-href=(link) {
+                            td { a href=(link) { (id) } }
+                            td dir="auto" { (head.pipeline) }
+                            td { (head.started) }
+                            td class=(outcome_class(head.outcome.as_deref(), *is_held)) {
+                                @match (&head.outcome, is_held) {
+                                    (Some(outcome), _) => { (outcome) }
+                                    (None, true) => { "going on" }
+                                    (None, false) => { "cut short" }
+                                }
+                            }
+                        }
+                    } }
+                }
+            }
+            @if left_out > 0 { p.quiet { (plural(left_out as u64, "earlier run")) " not shown." } }
+        };
+        Ok(page(app, Section::Runs, "Runs", &main))
+    })
+    .await
+}
+
+struct Head {
+    pipeline: String,
+    started: String,
+    outcome: Option<String>,
+}
+
+/// What the list says of a run, from the first and the last lines of its events.
+fn head(folder: &Path) -> Head {
+    use std::io::{BufRead, BufReader, Read};
+    let file = folder.join("events.jsonl");
+    let mut first = Vec::new();
+    if let Ok(opened) = std::fs::File::open(&file) {
+        let mut reader = BufReader::new(opened.take(1 << 20));
+        let _ = reader.read_until(b'\n', &mut first);
+    }
+    let first: serde_json::Value = serde_json::from_slice(&first).unwrap_or_default();
+    let text = |name: &str| first[name].as_str().unwrap_or_default().to_owned();
+    let last = last_lines(&file, None).map(|(_, lines)| lines).unwrap_or_default();
+    let outcome = last.iter().rev().find_map(|line| match serde_json::from_str(line) {
+        Ok(Event::RunFinished { outcome, .. }) => Some(outcome),
+        _ => None,
+    });
+    Head {
+        pipeline: text("pipeline"),
+        started: text("at"),
+        outcome,
+    }
+}
+
+fn outcome_class(outcome: Option<&str>, is_held: bool) -> &'static str {
+    match outcome {
+        Some("done") => "done",
+        Some(_) => "failed",
+        None if is_held => "going",
+        None => "quiet",
+    }
+}
+
+pub async fn show(State(app): State<Shared>, InAddress(id): InAddress<String>) -> Response {
+    answer(&app, move |app| {
+        let follower = follower(app, &id)?;
+        let folder = store(app)?.run_folder(&id)?;
+        let (pipeline, started, is_over) = {
+            let follower = follower.lock().unwrap_or_else(PoisonError::into_inner);
+            (follower.pipeline.clone(), follower.started.clone(), follower.ended.is_some())
+        };
+        let frozen = Frozen::read(&folder.join("spec.yaml"), &[]);
+        let ports = ports_of_run(app, &id);
+        let main = html! {
+            p.quiet { "Run " code { (id) } ", started " (started) }
+            p.links {
+                a href={ "/runs/" (id) "/log" } { "Log" }
+                @if folder.join("report.html").is_file() { a href={ "/runs/" (id) "/report" } { "Report" } }
+                a href=(address("/evaluation", [("run", id.as_str())])) { "Evaluation" }
+            }
+            div #live data-live=[(!is_over).then(|| format!("/runs/{id}/live"))] { (live(app, &id)?) }
+            (rows_of_stages(ports))
+            @if !frozen.params.is_empty() {
+                details { summary { "Parameters" }
+                    table { tbody { @for (name, value) in &frozen.params { tr { td { code { (name) } } td dir="auto" { (value) } } } } }
+                }
+            }
+        };
+        Ok(page(app, Section::Runs, &pipeline, &main))
+    })
+    .await
+}
+
+fn rows_of_stages(ports: Result<Vec<RunPort>, PageError>) -> Markup {
+    let ports = match ports {
+        Ok(ports) => ports,
+        Err(error) => return html! { p.quiet dir="auto" { (error.message) } },
+    };
+    if ports.is_empty() {
+        return html! {};
+    }
+    html! {
+        section {
+            h2 { "Rows that stages kept" }
+            ul.columns { @for port in &ports {
+                li { a href=(address("/rows", port.table.query().iter().map(|(name, value)| (*name, value.as_str())))) { (port.table.title()) }
+                    " " span.quiet { (plural(port.rows, "row")) } }
+            } }
+        }
+    }
+}
+
+/// The part of the page that changes while the run goes on.
+fn live(app: &App, id: &str) -> Result<Markup, PageError> {
+    let follower = follower(app, id)?;
+    let run = follower.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = store(app)?.run_folder(id)?;
+    let frozen = Frozen::read(&folder.join("spec.yaml"), &run.switched_off);
+    let is_held = Store::holder(&app.settings.state).is_some_and(|holder| holder.run == id);
+    let stage = |name: &str| run.progress.stages.iter().find(|stage| stage.name == name);
+    let drawn = dag::drawing(&frozen.nodes, |node| {
+        if node.off {
+            let text = "switched off".to_owned();
+            return dag::State { class: "off", text };
+        }
+        let at = stage(&node.name);
+        let class = state_class(at, run.ended.is_some(), is_held);
+        let text = at.map_or("not reached".to_owned(), |at| state_text(at, run.times.get(&node.name)));
+        dag::State { class, text }
+    });
+    Ok(html! {
+        @match &run.ended {
+            Some(Ended { in_words, outcome, seconds }) => {
+                p class=(if outcome == "done" { "done" } else { "failed" }) dir="auto" { (in_words) " (" (time(*seconds)) ")" }
+            }
+            None if is_held => { p.going { "Going on." } }
+            None => { p.failed { "It was cut short; what was committed stays, and " code { "flow run" } " goes on from there." } }
+        }
+        @for failure in &run.failures { p.failed dir="auto" { (failure) } }
+        (drawn)
+        section {
+            h2 { "Stages" }
+            table.rows {
+                thead { tr { th { "Stage" } th { "Partitions" } th.n { "Reused" } th.n { "Rows in" } th.n { "Rows out" } th.n { "Rejects" } th.n { "Time" } th { "State" } } }
+                tbody { @for name in &run.stages {
+                    @match stage(name) {
+                        None => { tr { td { (name) } td {} td.n { "-" } td.n { "-" } td.n { "-" } td.n { "-" } td.n { "-" } td.quiet { "not reached" } } }
+                        Some(at) => {
+                            tr {
+                                td { (name) @if let Some(figures) = run.figures.get(name) { br; span.quiet dir="auto" { (figures) } } }
+                                td { progress value=(at.done()) max=(at.to_run().max(1)) aria-label={ (at.done()) " of " (at.to_run()) } {} " " (count(at.done())) " of " (count(at.to_run())) }
+                                td.n { (count(at.reused())) }
+                                td.n { (count(at.rows_in)) }
+                                td.n { (count(at.rows_out)) }
+                                td.n { (count(at.rejected)) }
+                                td.n { (run.times.get(name).and_then(|(from, to)| seconds_between(from, to)).map_or("-".to_owned(), time)) }
+                                td class=(state_class(Some(at), run.ended.is_some(), is_held)) { (outcome_text(at)) @for failure in &at.failures { br; span dir="auto" { (failure.message) } } }
+                            }
+                        }
+                    }
+                } }
+            }
+        }
+        (rejects(id, &run))
+        @if !run.exports.is_empty() {
+            section { h2 { "Exports" }
+                ul { @for (number, (stage, folder, files)) in run.exports.iter().enumerate() {
+                    li { (stage) ": " code dir="auto" { (folder) } ul { @for file in files.iter().take(50) {
+                        @let table = TableRef::Export { run: id.to_owned(), export: number, file: file.clone() };
+                        li { @if table.may_have_rows() { a href=(table.address()) { (file) } } @else { (file) } }
+                    } } }
+                } }
+            }
+        }
+        @if !run.warnings.is_empty() {
+            section { h2 { "Warnings" } ul { @for warning in &run.warnings { li dir="auto" { (warning) } } } }
+        }
+        section { h2 { "Latest events" }
+            ol.log { @for (at, told) in run.latest.iter().rev() { li { time { (at) } " " span dir="auto" { (told) } } } }
+            @if run.damaged > 0 { p.failed { (plural(run.damaged, "line")) " of the events cannot be read." } }
+        }
+    })
+}
+
+fn rejects(id: &str, run: &Follower) -> Markup {
+    let all: Vec<_> = run
+        .progress
+        .stages
+        .iter()
+        .flat_map(|stage| stage.rejects.iter().map(move |reason| (&stage.name, reason)))
+        .collect();
+    if all.is_empty() {
+        return html! {};
+    }
+    html! {
+        section {
+            h2 { "Rejects" }
+            table.rows {
+                thead { tr { th { "Stage" } th { "Reason" } th { "Class" } th.n { "Rows" } } }
+                tbody { @for (stage, reason) in all {
+                    @let link = address("/rows", [("of", "rejects"), ("run", id), ("f.stage", stage.as_str()), ("f.reason", reason.reason.as_str())]);
+                    tr data-href=(link) {
+                        td { (stage) } td { a href=(link) { (reason.reason) } } td { (reason.class.as_str()) } td.n { (count(reason.rows)) }
+                    }
+                } }
+            }
+        }
+    }
+}
+
+fn state_class(stage: Option<&StageProgress>, is_over: bool, is_held: bool) -> &'static str {
+    match stage.map(|stage| stage.outcome) {
+        None => "waiting",
+        Some(Some(StageOutcome::Done)) => "done",
+        Some(Some(StageOutcome::Failed)) => "failed",
+        Some(Some(StageOutcome::Incomplete | StageOutcome::LeftOut)) => "incomplete",
+        Some(None) if is_over || !is_held => "incomplete",
+        Some(None) => "going",
+    }
+}
+
+fn outcome_text(stage: &StageProgress) -> &'static str {
+    stage.outcome.map_or("in work", StageOutcome::as_str)
+}
+
+/// What a stage's box says.
+fn state_text(stage: &StageProgress, times: Option<&(String, String)>) -> String {
+    let time = times.and_then(|(from, to)| seconds_between(from, to)).map(time);
+    let time = time.map_or(String::new(), |time| format!(", {time}"));
+    match stage.outcome {
+        None => format!("{} of {}{time}", stage.done(), stage.to_run()),
+        Some(StageOutcome::Done) if stage.to_run() == 0 && stage.reused() > 0 => "reused".to_owned(),
+        Some(StageOutcome::Done) => format!("{}{time}", plural(stage.rows_out, "row")),
+        Some(outcome) => format!("{}{time}", outcome.as_str()),
+    }
+}
+
+fn seconds_between(from: &str, to: &str) -> Option<f64> {
+    let read = |text: &str| chrono::DateTime::parse_from_rfc3339(text).ok();
+    Some((read(to)? - read(from)?).num_milliseconds() as f64 / 1000.0)
+}
+
+/// A time in seconds, as people read it.
+pub fn time(seconds: f64) -> String {
+    if seconds < 90.0 {
+        return format!("{seconds:.1} s");
+    }
+    let whole = seconds.round() as u64;
+    match whole / 3600 {
+        0 => format!("{} min {:02} s", whole / 60, whole % 60),
+        hours => format!("{hours} h {:02} min", whole / 60 % 60),
+    }
+}
+
+/// The changing part of the page, each time it changed, until the run is over.
+pub async fn follow(State(app): State<Shared>, InAddress(id): InAddress<String>) -> Response {
+    let events = futures::stream::unfold(
+        (app, id, None::<String>, false),
+        |(app, id, shown, is_last)| async move {
+            if is_last {
+                return None;
+            }
+            loop {
+                if shown.is_some() {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                let (worker, run) = (Arc::clone(&app), id.clone());
+                let drawn = tokio::task::spawn_blocking(move || {
+                    let drawn = live(&worker, &run).map(Markup::into_string);
+                    let is_over = follower(&worker, &run)
+                        .is_ok_and(|follower| follower.lock().unwrap_or_else(PoisonError::into_inner).ended.is_some());
+                    (drawn, is_over)
+                });
+                let Ok((Ok(drawn), is_over)) = drawn.await else {
+                    return None;
+                };
+                if shown.as_ref() == Some(&drawn) {
+                    continue;
+                }
+                let name = if is_over { "end" } else { "part" };
+                let event = ServerSentEvent::default().event(name).data(drawn.replace('\r', " "));
+                return Some((Ok::<_, Infallible>(event), (app, id, Some(drawn), is_over)));
+            }
+        },
+    );
+    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+}
+
+#[derive(serde::Deserialize)]
+pub struct LogQuery {
+    to: Option<u64>,
+}
+
+pub async fn log(
+    State(app): State<Shared>,
+    InAddress(id): InAddress<String>,
+    Query(query): Query<LogQuery>,
+) -> Response {
+    answer(&app, move |app| {
+        let folder = store(app)?.run_folder(&id).map_err(|_| PageError::absent("run"))?;
+        let (first, lines) =
+            last_lines(&folder.join("events.jsonl"), query.to).map_err(|_| PageError::absent("log of that run"))?;
+        let told = lines.iter().map(|line| {
+            let value: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+            let at = value["at"].as_str().unwrap_or_default().to_owned();
+            match serde_json::from_value::<Event>(value) {
+                Ok(event) => (at, sentence(&event)),
+                Err(_) => (
+                    at,
+                    format!("unreadable: {}", line.chars().take(200).collect::<String>()),
+                ),
+            }
+        });
+        let main = html! {
+            p { a href={ "/runs/" (id) } { "Run " (id) } }
+            @if first > 0 { p { a rel="prev" href={ "/runs/" (id) "/log?to=" (first) } { "Earlier" } } }
+            ol.log { @for (at, told) in told { li { time { (at) } " " span dir="auto" { (told) } } } }
+        };
+        Ok(page(app, Section::Runs, "Log", &main))
+    })
+    .await
+}
+
+/// The report that the run wrote, as it is: a page without scripts.
+pub async fn report(State(app): State<Shared>, InAddress(id): InAddress<String>) -> Response {
+    answer(&app, move |app| {
+        let folder = store(app)?.run_folder(&id).map_err(|_| PageError::absent("run"))?;
+        let file = folder.join("report.html");
+        let absent = || PageError::absent("report of that run");
+        if file.metadata().map_err(|_| absent())?.len() > MAX_REPORT {
+            return Err(PageError::new(StatusCode::PAYLOAD_TOO_LARGE, "the report is too large to be shown here"));
+        }
+        let text = flow_runtime::read_regular_file(&file).map_err(|_| absent())?;
+        let policy = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; frame-ancestors 'none'";
+        Ok((
+            [(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, policy)],
+            text,
+        )
+            .into_response())
+    })
+    .await
+}

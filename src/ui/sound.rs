@@ -1,0 +1,301 @@
+//! The recordings of rows: where they are, their samples, and how a browser gets and sees them. Only what a row of an opened
+//! table names is read, and only what decodes as a recording is sent.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float64Type, Schema};
+use axum::extract::{Query, State};
+use axum::http::header::{ACCEPT_RANGES, CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use flow_audio::RecordingReader;
+use flow_audio::decode::{SAMPLE_RATE, decode};
+use flow_audio::recording_reader::{Channels, Progress};
+
+use super::picture::{spectrogram, waveform};
+use super::rows::{has, row_of, value};
+use super::tables::{Pairs, Table};
+use super::{App, PageError, Shared, answer};
+
+/// The longest sound that is sent.
+const MAX_SECONDS: f64 = 900.0;
+/// For decoding one.
+const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// Sounds that stay decoded: a browser asks for parts, and for pictures.
+const REMEMBERED: usize = 4;
+
+/// Where the recording of a row is.
+#[derive(Debug, PartialEq)]
+pub enum Place {
+    /// In the row itself.
+    Bytes(Vec<u8>),
+    Stored {
+        path: PathBuf,
+        /// Offset and size in bytes.
+        range: Option<(u64, u64)>,
+        /// The member of the tar.
+        member: Option<String>,
+        /// Seconds.
+        start: f64,
+        duration: Option<f64>,
+    },
+}
+
+impl Place {
+    /// Whether rows of such columns may have a recording.
+    pub fn may_be_in(schema: &Schema) -> bool {
+        let names = ["clip", "audio_path", "audio_filepath", "tar_path"];
+        names.iter().any(|name| schema.column_with_name(name).is_some())
+    }
+
+    /// Where the recording of a row is, or why that is not known.
+    pub fn of_row(row: &RecordBatch, table: &Table) -> Result<Place, String> {
+        let clip = row
+            .column_by_name("clip")
+            .and_then(|column| column.as_binary_opt::<i32>());
+        if let Some(clip) = clip.filter(|clip| clip.is_valid(0)) {
+            return Ok(Place::Bytes(clip.value(0).to_vec()));
+        }
+        let number = |name: &str| {
+            let column = cast(row.column_by_name(name)?, &DataType::Float64).ok()?;
+            let number = column
+                .is_valid(0)
+                .then(|| column.as_primitive::<Float64Type>().value(0))?;
+            Some(number).filter(|number| number.is_finite() && *number >= 0.0)
+        };
+        let stored = |path, range, member, start, duration| Place::Stored {
+            path,
+            range,
+            member,
+            start,
+            duration,
+        };
+        let bytes = |offset: &str, size: &str| Some((number(offset)? as u64, number(size)? as u64));
+        if let Some(path) = value(row, "audio_filepath") {
+            // As NeMo has it: `offset` are seconds.
+            let start = number("offset").unwrap_or(0.0);
+            return Ok(stored(beside(&path, table), None, None, start, number("duration")));
+        }
+        if let Some(path) = value(row, "audio_path") {
+            let range = bytes("offset", "size").or_else(|| bytes("tar_offset", "tar_size"));
+            let start = number("start");
+            let duration = start.and_then(|_| number("duration"));
+            return Ok(stored(
+                beside(&path, table),
+                range,
+                None,
+                start.unwrap_or(0.0),
+                duration,
+            ));
+        }
+        let Some(tar) = value(row, "tar_path") else {
+            return Err("the row does not say where its recording is".into());
+        };
+        let path = match &table.shards {
+            Some(shards) => shards.join(&tar),
+            None => beside(&tar, table),
+        };
+        let start = number("start");
+        let duration = start.and_then(|_| number("duration"));
+        if let Some(range) = bytes("offset", "size").or_else(|| bytes("tar_offset", "tar_size")) {
+            return Ok(stored(path, Some(range), None, start.unwrap_or(0.0), duration));
+        }
+        match value(row, "tar_member_name") {
+            Some(member) => Ok(stored(path, None, Some(member), 0.0, None)),
+            None if has(row, "tar_member_name") => Err("the name in the tar cannot be read".into()),
+            None => Err("the row does not say where in the tar its recording is".into()),
+        }
+    }
+
+    /// The samples: 16 kHz, mono, in [-1, 1].
+    pub fn samples(&self) -> Result<Vec<f32>, String> {
+        let (path, range, member, start, duration) = match self {
+            Place::Bytes(bytes) => return decode(bytes, MAX_SECONDS).map_err(|error| error.to_string()),
+            Place::Stored {
+                path,
+                range,
+                member,
+                start,
+                duration,
+            } => (path, *range, member, *start, *duration),
+        };
+        let range = match member {
+            None => range,
+            Some(member) => Some(member_range(path, member)?),
+        };
+        let rate = f64::from(SAMPLE_RATE);
+        let first = (start * rate) as usize;
+        let wanted = (duration.unwrap_or(MAX_SECONDS).min(MAX_SECONDS) * rate) as usize;
+        let begin = Instant::now();
+        let mut reader = RecordingReader::open(path, range, Channels::Mix).map_err(|error| error.to_string())?;
+        let (mut samples, mut passed) = (Vec::new(), 0);
+        loop {
+            let progress = reader.read(&mut samples).map_err(|error| error.to_string())?;
+            let skipped = samples.len().min(first - passed);
+            samples.drain(..skipped);
+            passed += skipped;
+            let is_enough = samples.len() >= wanted;
+            if is_enough || progress == Progress::End {
+                samples.truncate(wanted);
+                break;
+            }
+            if let Progress::Damaged(why) = progress {
+                // What is before the damage is heard.
+                if samples.is_empty() {
+                    return Err(format!("{}: {why}", path.display()));
+                }
+                break;
+            }
+            if begin.elapsed() > TIME_LIMIT {
+                return Err(format!("{}: the place is too far into the recording", path.display()));
+            }
+        }
+        if samples.is_empty() {
+            return Err(format!("{}: there is no sound at {start} s", path.display()));
+        }
+        Ok(samples)
+    }
+}
+
+/// A path of a manifest: where it leads, or beside the manifest if nothing is there.
+fn beside(path: &str, table: &Table) -> PathBuf {
+    let path = PathBuf::from(path);
+    match &table.beside {
+        Some(folder) if path.is_relative() && !path.exists() => folder.join(path),
+        _ => path,
+    }
+}
+
+/// Where a member is in a tar.
+fn member_range(tar: &Path, member: &str) -> Result<(u64, u64), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", tar.display());
+    let file: File = flow_runtime::open_regular_file(tar).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
+    let listing = flow_audio::tar::list(&mut BufReader::new(file), length).map_err(failed)?;
+    let wanted = member.strip_prefix("./").unwrap_or(member);
+    // The later one of a name counts, as with `tar -x`.
+    let found = listing.members.iter().rfind(|member| member.name == wanted);
+    let found = found.ok_or_else(|| format!("{} has no member `{member}`", tar.display()))?;
+    Ok((found.offset, found.size))
+}
+
+/// The sound of the row that an address names.
+fn clip(app: &App, pairs: &[(String, String)]) -> Result<Arc<Vec<f32>>, PageError> {
+    let mut clips = app.clips.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(at) = clips.iter().position(|(known, _)| known == pairs) {
+        let known = clips.remove(at);
+        let samples = Arc::clone(&known.1);
+        clips.push(known);
+        return Ok(samples);
+    }
+    drop(clips);
+    let (_, table, row) = row_of(app, pairs)?;
+    let place = Place::of_row(&row, &table);
+    let samples = place.and_then(|place| place.samples());
+    let samples = samples.map_err(|why| PageError::new(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+    let samples = Arc::new(samples);
+    // What stages of a run that goes on keep may change, and so may files.
+    if samples.len() <= (60 * SAMPLE_RATE) as usize {
+        let mut clips = app.clips.lock().unwrap_or_else(PoisonError::into_inner);
+        clips.push((pairs.to_vec(), Arc::clone(&samples)));
+        let too_many = clips.len().saturating_sub(REMEMBERED);
+        clips.drain(..too_many);
+    }
+    Ok(samples)
+}
+
+pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, headers: HeaderMap) -> Response {
+    answer(&app, move |app| Ok(part_of(&wav(&*clip(app, &pairs)?), &headers))).await
+}
+
+pub async fn show_waveform(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
+    answer(&app, move |app| {
+        let drawn = waveform(&*clip(app, &pairs)?);
+        Ok(([(CONTENT_TYPE, "image/svg+xml")], drawn).into_response())
+    })
+    .await
+}
+
+pub async fn show_spectrogram(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
+    answer(&app, move |app| {
+        let drawn = spectrogram(&*clip(app, &pairs)?)?;
+        Ok(([(CONTENT_TYPE, "image/png")], drawn).into_response())
+    })
+    .await
+}
+
+/// Samples as a WAV of 16 bits.
+pub fn wav(samples: &[f32]) -> Vec<u8> {
+    let data = samples.len() as u32 * 2;
+    let mut bytes = Vec::with_capacity(44 + data as usize);
+    bytes.extend_from_slice(b"RIFF");
+    bytes.extend_from_slice(&(36 + data).to_le_bytes());
+    bytes.extend_from_slice(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    bytes.extend_from_slice(&SAMPLE_RATE.to_le_bytes());
+    bytes.extend_from_slice(&(SAMPLE_RATE * 2).to_le_bytes());
+    bytes.extend_from_slice(b"\x02\0\x10\0data");
+    bytes.extend_from_slice(&data.to_le_bytes());
+    for sample in samples {
+        bytes.extend_from_slice(&((sample.clamp(-1.0, 1.0) * 32767.0) as i16).to_le_bytes());
+    }
+    bytes
+}
+
+/// The part of a WAV that is asked for, or all of it.
+pub fn part_of(bytes: &[u8], headers: &HeaderMap) -> Response {
+    let kind = (CONTENT_TYPE, "audio/wav".to_owned());
+    let accepts = (ACCEPT_RANGES, "bytes".to_owned());
+    let length = bytes.len();
+    let asked = headers
+        .get(RANGE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|range| wanted_range(range, length));
+    match asked {
+        None => ([kind, accepts], bytes.to_vec()).into_response(),
+        Some(None) => {
+            let range = (CONTENT_RANGE, format!("bytes */{length}"));
+            (StatusCode::RANGE_NOT_SATISFIABLE, [accepts, range]).into_response()
+        }
+        Some(Some((first, last))) => {
+            let range = (CONTENT_RANGE, format!("bytes {first}-{last}/{length}"));
+            (
+                StatusCode::PARTIAL_CONTENT,
+                [kind, accepts, range],
+                bytes[first..=last].to_vec(),
+            )
+                .into_response()
+        }
+    }
+}
+
+/// What a `Range` asks for (RFC 9110, 14.2): None where it is to be passed over, Some(None) where there are no such bytes,
+/// else the first and the last place.
+pub fn wanted_range(range: &str, length: usize) -> Option<Option<(usize, usize)>> {
+    let spec = range.strip_prefix("bytes=")?;
+    let (first, last) = spec.split_once('-')?;
+    let number = |text: &str| -> Option<usize> {
+        let is_number = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+        is_number.then(|| text.parse().unwrap_or(usize::MAX))
+    };
+    let end = length.checked_sub(1)?;
+    if first.is_empty() {
+        let count = number(last)?;
+        return Some((count > 0).then(|| (length - count.min(length), end)));
+    }
+    let first = number(first)?;
+    let last = if last.is_empty() { end } else { number(last)? };
+    if last < first {
+        return None;
+    }
+    Some((first <= end).then(|| (first, last.min(end))))
+}
+
+#[cfg(test)]
+#[path = "sound_tests.rs"]
+mod tests;

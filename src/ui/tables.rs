@@ -1,0 +1,384 @@
+//! Which rows can be looked at: what stages of runs kept, rejects, exported manifests, and files that the command line names.
+//! A page names one of these, and never a path.
+
+use std::path::{Component, Path, PathBuf};
+use std::sync::PoisonError;
+
+use axum::extract::State;
+use axum::response::Response;
+use flow_manifest::browse::RowSet;
+use maud::html;
+
+use super::dag::Frozen;
+use super::follower::Follower;
+use super::layout::{Section, address, page};
+use super::runs::store;
+use super::{App, PageError, Shared, answer};
+use crate::commands::past_run::PastRun;
+use crate::run_progress::stage_of;
+use crate::table::plural;
+
+/// Runs whose rows the page of tables lists.
+const RUNS: usize = 5;
+/// Tables that stay open.
+const REMEMBERED: usize = 4;
+
+/// Rows as a page names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TableRef {
+    /// What a stage kept on a port in a run.
+    Artifact { run: String, stage: String, port: String },
+    /// The rejects of a run.
+    Rejects { run: String },
+    /// A file of an export of a run.
+    Export { run: String, export: usize, file: String },
+    /// A file of the command line.
+    File(usize),
+}
+
+/// Names and values of a page's query.
+pub type Pairs = Vec<(String, String)>;
+
+impl TableRef {
+    /// # Errors
+    /// If the query names no table.
+    pub fn parse(pairs: &[(String, String)]) -> Result<TableRef, PageError> {
+        let text = |name: &str| {
+            pairs
+                .iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, value)| value.clone())
+        };
+        let given =
+            |name: &str| text(name).ok_or_else(|| PageError::bad_request(format!("the address lacks `{name}`")));
+        let number = |name: &str| {
+            let number = given(name)?.parse();
+            number.map_err(|_| PageError::bad_request(format!("`{name}` in the address is no number")))
+        };
+        match given("of")?.as_str() {
+            "artifact" => Ok(TableRef::Artifact {
+                run: given("run")?,
+                stage: given("stage")?,
+                port: given("port")?,
+            }),
+            "rejects" => Ok(TableRef::Rejects { run: given("run")? }),
+            "export" => Ok(TableRef::Export {
+                run: given("run")?,
+                export: number("export")?,
+                file: given("file")?,
+            }),
+            "file" => Ok(TableRef::File(number("file")?)),
+            other => Err(PageError::bad_request(format!("there are no rows of `{other}`"))),
+        }
+    }
+
+    /// As [`TableRef::parse`] reads it.
+    pub fn query(&self) -> Vec<(&'static str, String)> {
+        match self {
+            TableRef::Artifact { run, stage, port } => vec![
+                ("of", "artifact".into()),
+                ("run", run.clone()),
+                ("stage", stage.clone()),
+                ("port", port.clone()),
+            ],
+            TableRef::Rejects { run } => vec![("of", "rejects".into()), ("run", run.clone())],
+            TableRef::Export { run, export, file } => vec![
+                ("of", "export".into()),
+                ("run", run.clone()),
+                ("export", export.to_string()),
+                ("file", file.clone()),
+            ],
+            TableRef::File(file) => vec![("of", "file".into()), ("file", file.to_string())],
+        }
+    }
+
+    /// The address of its rows.
+    pub fn address(&self) -> String {
+        address(
+            "/rows",
+            self.query().iter().map(|(name, value)| (*name, value.as_str())),
+        )
+    }
+
+    pub fn title(&self) -> String {
+        match self {
+            TableRef::Artifact { stage, port, .. } if port == "rows" => stage.clone(),
+            TableRef::Artifact { stage, port, .. } => format!("{stage}.{port}"),
+            TableRef::Rejects { .. } => "Rejects".into(),
+            TableRef::Export { file, .. } => file.clone(),
+            TableRef::File(file) => format!("File {file}"),
+        }
+    }
+
+    pub fn run(&self) -> Option<&str> {
+        match self {
+            TableRef::Artifact { run, .. } | TableRef::Rejects { run } | TableRef::Export { run, .. } => Some(run),
+            TableRef::File(_) => None,
+        }
+    }
+
+    /// Whether it can be one, by the ending of its name.
+    pub fn may_have_rows(&self) -> bool {
+        match self {
+            TableRef::Export { file, .. } => {
+                [".parquet", ".jsonl", ".json"]
+                    .iter()
+                    .any(|ending| file.ends_with(ending))
+                    && file != "flow.json"
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Rows that were opened.
+#[derive(Clone)]
+pub struct Table {
+    pub rows: RowSet,
+    pub title: String,
+    /// What paths of tars begin below.
+    pub shards: Option<PathBuf>,
+    /// The folder of the file that the rows are of.
+    pub beside: Option<PathBuf>,
+}
+
+/// Opens a table; one that was opened lately is still open.
+pub fn open(app: &App, table: &TableRef) -> Result<Table, PageError> {
+    let mut tables = app.tables.lock().unwrap_or_else(PoisonError::into_inner);
+    // What stages kept of a run that goes on grows, and so does what is not of a run at all.
+    let is_settled = matches!(table, TableRef::Artifact { run, .. } | TableRef::Rejects { run } if is_over(app, run));
+    if is_settled && let Some(at) = tables.iter().position(|(known, _)| known == table) {
+        let found = tables.remove(at);
+        tables.push(found.clone());
+        return Ok(found.1);
+    }
+    drop(tables);
+    let opened = opened(app, table)?;
+    if is_settled {
+        tables = app.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.push((table.clone(), opened.clone()));
+        let too_many = tables.len().saturating_sub(REMEMBERED);
+        tables.drain(..too_many);
+    }
+    Ok(opened)
+}
+
+fn is_over(app: &App, run: &str) -> bool {
+    flow_runtime::store::Store::holder(&app.settings.state).is_none_or(|holder| holder.run != run)
+}
+
+/// The run of this name.
+pub fn past_run(app: &App, id: &str) -> Result<PastRun, PageError> {
+    let store = store(app)?;
+    let folder = store.run_folder(id).map_err(|_| PageError::absent("run"))?;
+    if !folder.is_dir() {
+        return Err(PageError::absent("run"));
+    }
+    Ok(PastRun {
+        id: id.to_owned(),
+        folder,
+        store,
+    })
+}
+
+fn opened(app: &App, table: &TableRef) -> Result<Table, PageError> {
+    let shards = match (&app.settings.shards, table.run()) {
+        (Some(shards), _) => Some(shards.clone()),
+        (None, Some(run)) => {
+            let frozen = Frozen::read(&past_run(app, run)?.folder.join("spec.yaml"), &[]);
+            // That of the whole pipeline, or of a stage (an included pipeline has parameters of its own).
+            let of_stage = || frozen.settings.iter().find(|(name, _)| name.ends_with(".shards"));
+            frozen
+                .param("shards")
+                .or_else(|| of_stage().map(|(_, value)| value.as_str()))
+                .map(PathBuf::from)
+        }
+        (None, None) => None,
+    };
+    let table_of = |rows, beside: Option<&Path>| Table {
+        rows,
+        title: table.title(),
+        shards,
+        beside: beside.map(Path::to_owned),
+    };
+    match table {
+        TableRef::Artifact { run, stage, port } => {
+            let run = past_run(app, run)?;
+            let snapshots = run.snapshots()?;
+            let snapshot = snapshots.stages.iter().find(|snapshot| is_of(&snapshot.stage, stage));
+            let snapshot = snapshot.ok_or_else(|| PageError::absent("stage of that run"))?;
+            let records = run.records_of(snapshot)?;
+            let artifact = run.store.stored_artifact(&snapshot.recipe, &records, port)?;
+            let artifact = artifact.ok_or_else(|| PageError::absent("rows of that stage"))?;
+            Ok(table_of(RowSet::of_artifact(&artifact), None))
+        }
+        TableRef::Rejects { run } => {
+            let run = past_run(app, run)?;
+            let mut sets = Vec::new();
+            for snapshot in &run.snapshots()?.stages {
+                let stage = stage_of(&snapshot.stage).to_owned();
+                for record in run.records_of(snapshot)? {
+                    if record.rejects.rows > 0 {
+                        let set = run
+                            .store
+                            .reject_set(&[(stage.clone(), snapshot.recipe, vec![record.clone()])]);
+                        sets.push((stage.clone(), record.partition.clone(), set));
+                    }
+                }
+            }
+            Ok(table_of(RowSet::of_rejects(sets)?, None))
+        }
+        TableRef::Export { run, export, file } => {
+            let path = exported(app, run, *export, file)?;
+            Ok(table_of(RowSet::of_files(std::slice::from_ref(&path))?, path.parent()))
+        }
+        TableRef::File(number) => {
+            let path = app
+                .settings
+                .files
+                .get(*number)
+                .ok_or_else(|| PageError::absent("file"))?;
+            let title = path.display().to_string();
+            let table = table_of(RowSet::of_files(std::slice::from_ref(path))?, path.parent());
+            Ok(Table { title, ..table })
+        }
+    }
+}
+
+/// The path of a file that the run says it exported.
+fn exported(app: &App, run: &str, export: usize, file: &str) -> Result<PathBuf, PageError> {
+    let run = past_run(app, run)?;
+    let mut follower = Follower::new(&run.folder.join("events.jsonl"));
+    follower.advance()?;
+    let (_, folder, files) = follower
+        .exports
+        .get(export)
+        .ok_or_else(|| PageError::absent("export"))?;
+    let is_below = Path::new(file)
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)));
+    if !is_below || !files.iter().any(|known| known == file) {
+        return Err(PageError::absent("file of that export"));
+    }
+    Ok(Path::new(folder).join(file))
+}
+
+/// Rows that a stage kept.
+pub struct RunPort {
+    pub table: TableRef,
+    pub rows: u64,
+}
+
+/// Whether a snapshot is of the stage, whose parts have their names behind it. The keys and decisions of a global stage are
+/// its own affair.
+fn is_of(part: &str, stage: &str) -> bool {
+    stage_of(part) == stage && !part.ends_with(":keys") && !part.ends_with(":decide")
+}
+
+/// All ports that stages of a run kept rows of.
+pub fn ports_of_run(app: &App, id: &str) -> Result<Vec<RunPort>, PageError> {
+    let run = past_run(app, id)?;
+    let mut found = Vec::new();
+    for snapshot in &run.snapshots()?.stages {
+        let stage = stage_of(&snapshot.stage);
+        if !is_of(&snapshot.stage, stage) {
+            continue;
+        }
+        let mut ports: Vec<(&str, u64)> = Vec::new();
+        // What is no longer there is said where the rows are opened.
+        let records = snapshot.among(&run.store.records(&snapshot.recipe)?);
+        for record in &records {
+            for (port, stored) in &record.ports {
+                match ports.iter_mut().find(|(known, _)| known == port) {
+                    Some((_, rows)) => *rows += stored.rows,
+                    None => ports.push((port, stored.rows)),
+                }
+            }
+        }
+        for (port, rows) in ports {
+            let table = TableRef::Artifact {
+                run: id.to_owned(),
+                stage: stage.to_owned(),
+                port: port.to_owned(),
+            };
+            found.push(RunPort { table, rows });
+        }
+    }
+    Ok(found)
+}
+
+/// The page of all tables.
+pub async fn list(State(app): State<Shared>) -> Response {
+    answer(&app, |app| {
+        let mut runs = store(app)?.runs()?;
+        runs.reverse();
+        runs.truncate(RUNS);
+        let main = html! {
+            @if !app.settings.files.is_empty() {
+                section { h2 { "Files" }
+                    ul { @for (number, file) in app.settings.files.iter().enumerate() {
+                        li { a href=(TableRef::File(number).address()) dir="auto" { (file.display()) } }
+                    } }
+                }
+            }
+            @for run in &runs {
+                section {
+                    h2 { a href={ "/runs/" (run) } { "Run " (run) } }
+                    @match ports_of_run(app, run) {
+                        Err(error) => { p.quiet dir="auto" { (error.message) } }
+                        Ok(ports) => {
+                            ul.columns {
+                                @for port in &ports { li { a href=(port.table.address()) { (port.table.title()) } " " span.quiet { (plural(port.rows, "row")) } } }
+                                li { a href=(TableRef::Rejects { run: run.clone() }.address()) { "Rejects" } }
+                            }
+                        }
+                    }
+                }
+            }
+            @if runs.is_empty() && app.settings.files.is_empty() {
+                p { "There is nothing to look at: run a pipeline, or name files as in " code { "flow ui manifest.parquet" } "." }
+            }
+        };
+        Ok(page(app, Section::Rows, "Rows", &main))
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_read_from_its_own_address_and_from_no_other() {
+        let (run, stage) = ("r-1".to_owned(), "a/b".to_owned());
+        for table in [
+            TableRef::Artifact {
+                run: run.clone(),
+                stage,
+                port: "rows".into(),
+            },
+            TableRef::Rejects { run: run.clone() },
+            TableRef::Export {
+                run,
+                export: 2,
+                file: "x/ü & y.parquet".into(),
+            },
+            TableRef::File(7),
+        ] {
+            let pairs: Pairs = table
+                .query()
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect();
+            assert_eq!(TableRef::parse(&pairs).unwrap(), table);
+            for cut in 0..pairs.len() {
+                assert!(TableRef::parse(&pairs[..cut]).is_err(), "{pairs:?}");
+            }
+        }
+        let pairs = [
+            ("of".to_owned(), "file".to_owned()),
+            ("file".to_owned(), "../etc/passwd".to_owned()),
+        ];
+        assert!(TableRef::parse(&pairs).is_err());
+    }
+}

@@ -1,0 +1,233 @@
+//! Curves of trainings, several laid over each other, followed while they go on.
+
+use std::convert::Infallible;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::response::sse::{Event as ServerSentEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use flow_evaluation::chart::{self, Points};
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::dag::Frozen;
+use super::layout::{Section, address, page};
+use super::runs::store;
+use super::tables::Pairs;
+use super::{App, PageError, Shared, answer};
+
+/// Runs in which trainings are looked for, and trainings that are drawn at once.
+const RUNS: usize = 50;
+const DRAWN: usize = 4;
+/// The longest line that is read of a training's figures.
+const MAX_LINE: u64 = 1 << 20;
+/// Points of a curve: of more, every second one is kept.
+const POINTS: usize = 4000;
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// A training, whose figures are beside its checkpoints.
+struct Training {
+    run: String,
+    stage: String,
+    file: PathBuf,
+}
+
+fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
+    let store = store(app)?;
+    let mut runs = store.runs()?;
+    runs.reverse();
+    let mut found: Vec<Training> = Vec::new();
+    for run in runs.into_iter().take(RUNS) {
+        let frozen = Frozen::read(&store.run_folder(&run)?.join("spec.yaml"), &[]);
+        for (name, folder) in &frozen.settings {
+            let Some(stage) = name.strip_suffix(".checkpoints") else {
+                continue;
+            };
+            let file = Path::new(folder).join("metrics.jsonl");
+            // A run that went on with a training has the same file.
+            if file.is_file() && !found.iter().any(|known| known.file == file) {
+                found.push(Training {
+                    run: run.clone(),
+                    stage: stage.to_owned(),
+                    file,
+                });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What is drawn: kind of line, figure, title, whether it is a share.
+const CURVES: [(&str, &str, &str, bool); 7] = [
+    ("train", "loss", "Training loss", false),
+    ("evaluation", "loss", "Validation loss", false),
+    ("evaluation", "wer", "Validation WER", true),
+    ("evaluation", "cer", "Validation CER", true),
+    ("train", "lr", "Learning rate", false),
+    (
+        "train",
+        "audio_seconds_per_second",
+        "Seconds of audio per second",
+        false,
+    ),
+    ("train", "grad_norm", "Gradient norm", false),
+];
+
+/// The curves of a file of figures, in the order of [`CURVES`]. Lines that are damaged or cut are passed over.
+fn curves(file: &Path) -> std::io::Result<[Points; CURVES.len()]> {
+    let mut curves: [Points; CURVES.len()] = Default::default();
+    // How many lines of a curve there are to each point that is kept, and how many came.
+    let mut strides = [(1usize, 0usize); CURVES.len()];
+    let mut reader = BufReader::new(flow_runtime::open_regular_file(file)?);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line)? == 0 {
+            return Ok(curves);
+        }
+        let Ok(figures) = serde_json::from_slice::<Value>(&line) else {
+            continue;
+        };
+        let Some(step) = figures["step"].as_f64() else { continue };
+        for (index, (kind, figure, ..)) in CURVES.iter().enumerate() {
+            let Some(value) = (figures["kind"] == *kind).then(|| figures[*figure].as_f64()).flatten() else {
+                continue;
+            };
+            let (stride, came) = &mut strides[index];
+            *came += 1;
+            let points = &mut curves[index];
+            if (*came - 1) % *stride == 0 {
+                points.push((step, value));
+            }
+            if points.len() > POINTS {
+                let mut place = 0;
+                points.retain(|_| {
+                    place += 1;
+                    place % 2 == 1
+                });
+                *stride *= 2;
+            }
+        }
+    }
+}
+
+fn chosen<'t>(all: &'t [Training], pairs: &[(String, String)]) -> Vec<&'t Training> {
+    let wanted = |training: &&Training| {
+        pairs
+            .iter()
+            .any(|(name, value)| name == "of" && *value == key(training))
+    };
+    let chosen: Vec<&Training> = all.iter().filter(wanted).take(DRAWN).collect();
+    if chosen.is_empty() {
+        all.iter().take(1).collect()
+    } else {
+        chosen
+    }
+}
+
+fn key(training: &Training) -> String {
+    format!("{}/{}", training.run, training.stage)
+}
+
+fn charts(trainings: &[&Training]) -> Markup {
+    let all: Vec<(String, std::io::Result<_>)> = trainings
+        .iter()
+        .map(|training| (key(training), curves(&training.file)))
+        .collect();
+    html! {
+        @for (name, read) in &all { @if let Err(error) = read { p.failed dir="auto" { (name) ": " (error) } } }
+        div.charts { @for (index, (_, _, title, is_share)) in CURVES.iter().enumerate() {
+            @let series: Vec<(&str, Points)> = all.iter().filter_map(|(name, curves)| Some((name.as_str(), curves.as_ref().ok()?[index].clone()))).filter(|(_, points)| !points.is_empty()).collect();
+            @if !series.is_empty() { (chart::lines(title, &series, if *is_share { flow_evaluation::page::percent } else { short })) }
+        } }
+    }
+}
+
+fn short(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        small if small < 0.01 => format!("{value:.1e}"),
+        small if small < 10.0 => format!("{value:.2}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
+    answer(&app, move |app| {
+        let all = trainings(app)?;
+        let drawn = chosen(&all, &pairs);
+        let keys: Vec<String> = drawn.iter().map(|training| key(training)).collect();
+        let live = address("/training/live", keys.iter().map(|key| ("of", key.as_str())));
+        let main = html! {
+            @if all.is_empty() { p { "No run of this state directory trained a model." } }
+            @if all.len() > 1 {
+                form.filters action="/training" method="get" {
+                    fieldset { legend { "Trainings, " (DRAWN) " at most" }
+                        @for training in &all { @let key = key(training); label.check { input type="checkbox" name="of" value=(key) checked[keys.contains(&key)]; (key) } }
+                    }
+                    button { "Draw" }
+                }
+            }
+            @if !all.is_empty() { div #live data-live=(live) { (charts(&drawn)) } }
+        };
+        Ok(page(app, Section::Training, "Training", &main))
+    })
+    .await
+}
+
+/// The charts, each time the figures changed.
+pub async fn follow(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
+    let events = futures::stream::unfold((app, pairs, None::<Vec<u64>>), |(app, pairs, shown)| async move {
+        tokio::time::sleep(PAUSE).await;
+        let (worker, query) = (app.clone(), pairs.clone());
+        let drawn = tokio::task::spawn_blocking(move || {
+            let all = trainings(&worker).ok()?;
+            let chosen = chosen(&all, &query);
+            let sizes = chosen
+                .iter()
+                .map(|training| training.file.metadata().map_or(0, |file| file.len()));
+            let sizes: Vec<u64> = sizes.collect();
+            // Of a training that does not go on nothing is drawn again.
+            let has_grown = shown.is_some_and(|before| before != sizes);
+            Some((sizes, has_grown.then(|| charts(&chosen).into_string())))
+        });
+        let (sizes, drawn) = drawn.await.ok()??;
+        let event = match drawn {
+            Some(drawn) => ServerSentEvent::default().event("part").data(drawn.replace('\r', " ")),
+            None => ServerSentEvent::default().comment(""),
+        };
+        Some((Ok::<_, Infallible>(event), (app, pairs, Some(sizes))))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_are_read_past_damage_and_thinned() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("metrics.jsonl");
+        let mut text = String::from(
+            "no JSON\n{\"kind\":\"train\"}\n{\"kind\":\"evaluation\",\"step\":5,\"wer\":0.25,\"loss\":null}\n",
+        );
+        for step in 0..3 * POINTS {
+            text.push_str(&format!("{{\"kind\":\"train\",\"step\":{step},\"loss\":1.5}}\n"));
+        }
+        text.push_str("{\"kind\":\"train\",\"step\":9");
+        std::fs::write(&file, text).unwrap();
+        let curves = curves(&file).unwrap();
+        assert_eq!(curves[2], [(5.0, 0.25)]);
+        assert!(curves[1].is_empty());
+        let steps: Vec<f64> = curves[0].iter().map(|(step, _)| *step).collect();
+        assert!(steps.len() <= POINTS && steps.len() > POINTS / 2);
+        assert!(
+            steps.windows(2).all(|pair| pair[1] - pair[0] == 4.0),
+            "{:?}",
+            &steps[..8]
+        );
+    }
+}

@@ -1,0 +1,268 @@
+//! JSON transcripts of `flow transcribe`: read along with the recording, the word that is spoken lit.
+
+use std::path::{Path, PathBuf};
+
+use axum::extract::{Query, State};
+use axum::http::header::{ACCEPT_RANGES, CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use flow_audio::RecordingReader;
+use flow_audio::decode::read_range;
+use flow_audio::recording_reader::Channels;
+use flow_transcription::Transcript;
+use maud::{Markup, html};
+
+use super::layout::{Section, address, page};
+use super::runs::time;
+use super::sound::wanted_range;
+use super::tables::Pairs;
+use super::{App, PageError, Shared, answer};
+
+/// Transcripts that are listed, and how deep folders are looked through.
+const LISTED: usize = 2000;
+const DEPTH: usize = 4;
+/// The largest transcript that is shown: some days of speech.
+const MAX_BYTES: u64 = 64 << 20;
+/// Bytes of a recording in one answer; a browser asks for more.
+const PART: usize = 2 << 20;
+/// Words of which the model was less sure are marked.
+const LOW: f64 = 0.5;
+const COLOURS: usize = 8;
+
+/// Transcripts by the names that pages call them by.
+fn listed(app: &App) -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    for path in &app.settings.transcripts {
+        if path.is_dir() {
+            walk(path, path, DEPTH, &mut found);
+        } else {
+            found.push((path.display().to_string(), path.clone()));
+        }
+    }
+    found.sort();
+    found.dedup_by(|a, b| a.0 == b.0);
+    found
+}
+
+fn walk(root: &Path, folder: &Path, depth: usize, found: &mut Vec<(String, PathBuf)>) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() && depth > 0 {
+            walk(root, &path, depth - 1, found);
+        } else if kind.is_file() && path.extension().is_some_and(|ending| ending == "json") && found.len() < LISTED {
+            let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+            found.push((name, path));
+        }
+    }
+}
+
+/// The transcript that an address names: one of those that are listed.
+fn named(app: &App, pairs: &[(String, String)]) -> Result<(String, PathBuf, Transcript), PageError> {
+    let name = pairs.iter().find(|(name, _)| name == "name").map(|(_, name)| name);
+    let found = listed(app).into_iter().find(|(known, _)| Some(known) == name);
+    let (name, path) = found.ok_or_else(|| PageError::absent("transcript"))?;
+    let unreadable = |why: String| PageError::unreadable(format!("{}: {why}", path.display()));
+    let size = path.metadata().map_err(|error| unreadable(error.to_string()))?.len();
+    if size > MAX_BYTES {
+        return Err(unreadable("it is too large for a transcript".into()));
+    }
+    let bytes = flow_runtime::read_regular_file(&path).map_err(|error| unreadable(error.to_string()))?;
+    let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
+    let transcript = Transcript::from_json(&text).map_err(|error| unreadable(error.to_string()))?;
+    Ok((name, path, transcript))
+}
+
+/// The recording that a transcript is of: where it was, or beside the transcript.
+fn recording(path: &Path, transcript: &Transcript) -> Result<PathBuf, String> {
+    let source = PathBuf::from(&transcript.metadata.source_file);
+    let beside = || Some(path.parent()?.join(source.file_name()?));
+    let found = [Some(source.clone()), beside()]
+        .into_iter()
+        .flatten()
+        .find(|path| path.is_file());
+    let found = found.ok_or_else(|| format!("{} is not there", source.display()))?;
+    // Whatever else a transcript may name is not sent.
+    RecordingReader::open(&found, None, Channels::Mix).map_err(|error| error.to_string())?;
+    Ok(found)
+}
+
+pub async fn list(State(app): State<Shared>) -> Response {
+    answer(&app, |app| {
+        let found = listed(app);
+        let main = html! {
+            @if found.is_empty() {
+                p { "No transcripts are named: " code { "flow ui --transcripts FOLDER" } " shows those that " code { "flow transcribe" } " wrote as JSON." }
+            }
+            p.quiet { "To transcribe a file or what you say, start " code { "flow serve" } ": its own page takes both, at " a href="http://127.0.0.1:8000/" rel="noreferrer" { "127.0.0.1:8000" } " unless it was told otherwise." }
+            ul { @for (name, _) in found.iter().take(LISTED) {
+                li { a href=(address("/transcripts/show", [("name", name.as_str())])) dir="auto" { (name) } }
+            } }
+        };
+        Ok(page(app, Section::Transcripts, "Transcripts", &main))
+    })
+    .await
+}
+
+pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
+    answer(&app, move |app| {
+        let (name, path, transcript) = named(app, &pairs)?;
+        let recording = recording(&path, &transcript);
+        let metadata = &transcript.metadata;
+        let lang = match metadata.languages.as_slice() {
+            [only] => Some(only.as_str()),
+            _ => None,
+        };
+        let main = html! {
+            p.quiet { (time(metadata.duration_s)) " · model " span dir="auto" { (metadata.model) } " · " (metadata.processed_at) }
+            @match &recording {
+                Ok(_) => { div.player { audio #player controls preload="metadata" src=(address("/transcripts/sound", [("name", name.as_str())])) {} } }
+                Err(why) => { p.failed dir="auto" { "No sound: " (why) } }
+            }
+            @if !transcript.speakers.is_empty() {
+                p { @for (number, speaker) in transcript.speakers.iter().enumerate() { span class={ "speaker s" (number % COLOURS) } dir="auto" { (speaker) } " " } }
+            }
+            p.quiet { span.low { "Marked" } " words: the model was less than " (LOW) " sure." }
+            div.transcript lang=[lang] { @for segment in &transcript.segments { (segment_of(segment, &transcript.speakers)) } }
+        };
+        Ok(page(app, Section::Transcripts, &name, &main))
+    })
+    .await
+}
+
+fn segment_of(segment: &flow_transcription::Segment, speakers: &[String]) -> Markup {
+    let colour = |speaker: &Option<String>| {
+        let number = speaker
+            .as_ref()
+            .and_then(|speaker| speakers.iter().position(|known| known == speaker));
+        number.map_or(String::new(), |number| format!(" s{}", number % COLOURS))
+    };
+    html! {
+        p dir="auto" {
+            button.time type="button" data-start=(segment.start) { (clock(segment.start)) }
+            @if let Some(speaker) = &segment.speaker { " " b class={ "speaker" (colour(&segment.speaker)) } { (speaker) } }
+            " "
+            @if segment.words.is_empty() {
+                span.word data-start=(segment.start) data-end=(segment.end) { (segment.text) }
+            } @else { @for word in &segment.words {
+                @let is_low = word.confidence.is_some_and(|confidence| confidence < LOW);
+                span class={ "word" (colour(&word.speaker)) @if is_low { " low" } } data-start=(word.start) data-end=(word.end) title=[word.confidence.map(|confidence| format!("confidence {confidence:.2}"))] { (word.word) }
+                " "
+            } }
+        }
+    }
+}
+
+/// Seconds as `1:02:03`.
+fn clock(seconds: f64) -> String {
+    let whole = seconds.max(0.0) as u64;
+    match whole / 3600 {
+        0 => format!("{}:{:02}", whole / 60, whole % 60),
+        hours => format!("{hours}:{:02}:{:02}", whole / 60 % 60, whole % 60),
+    }
+}
+
+/// The recording of a transcript, as it is stored, part by part.
+pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, headers: HeaderMap) -> Response {
+    answer(&app, move |app| {
+        let (_, path, transcript) = named(app, &pairs)?;
+        let path = recording(&path, &transcript).map_err(PageError::unreadable)?;
+        let length = usize::try_from(path.metadata()?.len()).unwrap_or(usize::MAX);
+        let asked = headers
+            .get(RANGE)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|range| wanted_range(range, length));
+        let Some((first, last)) = asked.unwrap_or(length.checked_sub(1).map(|last| (0, last))) else {
+            let range = (CONTENT_RANGE, format!("bytes */{length}"));
+            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, [range]).into_response());
+        };
+        let last = last.min(first.saturating_add(PART - 1));
+        let bytes = read_range(&path, first as u64, (last - first + 1) as u64).map_err(PageError::unreadable)?;
+        let headers = [
+            (CONTENT_TYPE, kind_of(&path).to_owned()),
+            (ACCEPT_RANGES, "bytes".to_owned()),
+            (CONTENT_RANGE, format!("bytes {first}-{last}/{length}")),
+        ];
+        Ok((StatusCode::PARTIAL_CONTENT, headers, bytes).into_response())
+    })
+    .await
+}
+
+/// The media type of a recording by the ending of its name; a browser looks at the bytes, too.
+fn kind_of(path: &Path) -> &'static str {
+    let ending = path
+        .extension()
+        .and_then(|ending| ending.to_str())
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    match ending.as_str() {
+        "flac" => "audio/flac",
+        "mp3" => "audio/mpeg",
+        "ogg" | "opus" | "oga" => "audio/ogg",
+        "m4a" | "mp4" => "audio/mp4",
+        "webm" => "audio/webm",
+        _ => "audio/wav",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flow_transcription::{Metadata, Performance, Segment, Word};
+
+    use super::*;
+
+    fn word(word: &str, confidence: f64) -> Word {
+        Word {
+            word: word.into(),
+            start: 1.5,
+            end: 2.0,
+            confidence: Some(confidence),
+            speaker: Some("Asha".into()),
+        }
+    }
+
+    #[test]
+    fn words_have_times_speakers_and_how_sure_the_model_was() {
+        let segment = Segment {
+            start: 3725.0,
+            end: 3726.0,
+            text: "नमस्ते <b>".into(),
+            confidence: None,
+            speaker: Some("Asha".into()),
+            words: vec![word("नमस्ते", 0.9), word("<b>", 0.2)],
+        };
+        let drawn = segment_of(&segment, &["Ravi".into(), "Asha".into()]).into_string();
+        assert!(
+            drawn.contains("1:02:05") && drawn.contains("class=\"word s1\" data-start=\"1.5\""),
+            "{drawn}"
+        );
+        assert!(
+            drawn.contains("class=\"word s1 low\"") && drawn.contains("&lt;b&gt;") && !drawn.contains("<b>"),
+            "{drawn}"
+        );
+        assert_eq!(clock(f64::NAN), "0:00");
+    }
+
+    #[test]
+    fn a_transcript_names_recordings_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        let transcript = |source: &str| {
+            let metadata = Metadata {
+                source_file: source.into(),
+                ..Metadata::default()
+            };
+            Transcript::from_segments(metadata, Performance::default(), Vec::new())
+        };
+        std::fs::write(folder.path().join("secret.txt"), "secret").unwrap();
+        std::fs::write(folder.path().join("a.wav"), super::super::sound::wav(&[0.25; 16_000])).unwrap();
+        assert!(recording(&path, &transcript("/gone/secret.txt")).is_err());
+        assert!(recording(&path, &transcript("")).is_err());
+        // Moved with its transcript.
+        assert_eq!(
+            recording(&path, &transcript("/gone/a.wav")),
+            Ok(folder.path().join("a.wav"))
+        );
+    }
+}

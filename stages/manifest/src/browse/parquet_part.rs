@@ -1,0 +1,199 @@
+//! Parquet files, of which only the row groups are read that may hold what is asked for.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::statistics::Statistics;
+
+use super::{Bound, Test, open};
+use crate::error::ManifestError;
+
+const BATCH_ROWS: usize = 2048;
+
+/// Whether the file begins as Parquet files do.
+pub fn is_parquet(path: &Path) -> Result<bool, ManifestError> {
+    let mut magic = Vec::new();
+    let read = open(path)?.take(4).read_to_end(&mut magic);
+    read.map_err(|error| ManifestError::io(path, error))?;
+    Ok(magic == b"PAR1")
+}
+
+fn damaged(path: &Path) -> impl Fn(ParquetError) -> ManifestError + use<> {
+    let path = path.to_owned();
+    move |source| ManifestError::Parquet {
+        path: path.clone(),
+        source,
+    }
+}
+
+fn metadata(file: &File, path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
+    // The types that the file has itself: what another writer noted beside them is not needed.
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    ArrowReaderMetadata::load(file, options).map_err(damaged(path))
+}
+
+/// The columns of a file, and how many rows it says it has.
+pub fn schema(path: &Path) -> Result<(SchemaRef, u64), ManifestError> {
+    let metadata = metadata(&open(path)?, path)?;
+    let rows = metadata.metadata().file_metadata().num_rows();
+    Ok((metadata.schema().clone(), u64::try_from(rows).unwrap_or(0)))
+}
+
+/// The row at `row`, with all columns.
+pub fn row(path: &Path, row: u64) -> Result<Option<RecordBatch>, ManifestError> {
+    let file = open(path)?;
+    let metadata = metadata(&file, path)?;
+    let mut first = 0u64;
+    for (group, of_group) in metadata.metadata().row_groups().iter().enumerate() {
+        let rows = u64::try_from(of_group.num_rows()).unwrap_or(0);
+        if row < first + rows {
+            let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone())
+                .with_row_groups(vec![group])
+                .with_offset(usize::try_from(row - first).unwrap_or(usize::MAX))
+                .with_limit(1)
+                .build()
+                .map_err(damaged(path))?;
+            for batch in reader {
+                let batch = batch?;
+                if batch.num_rows() > 0 {
+                    return Ok(Some(batch.slice(0, 1)));
+                }
+            }
+            return Ok(None);
+        }
+        first += rows;
+    }
+    Ok(None)
+}
+
+/// The batches of the columns `named` (those that are there), with the places of their first rows.
+pub fn batches(path: &Path, named: &[&str], bounds: &[Bound]) -> Result<Groups, ManifestError> {
+    let file = open(path)?;
+    let metadata = metadata(&file, path)?;
+    let mut groups = Vec::new();
+    let mut first = 0u64;
+    for (group, of_group) in metadata.metadata().row_groups().iter().enumerate() {
+        if bounds.iter().all(|bound| may_pass(of_group, bound)) {
+            groups.push((group, first));
+        }
+        first += u64::try_from(of_group.num_rows()).unwrap_or(0);
+    }
+    let wanted: Vec<usize> = metadata
+        .schema()
+        .fields()
+        .iter()
+        .enumerate()
+        .filter(|(_, field)| named.contains(&field.name().as_str()))
+        .map(|(index, _)| index)
+        .collect();
+    Ok(Groups {
+        path: path.to_owned(),
+        file,
+        metadata,
+        columns: wanted,
+        groups: groups.into_iter(),
+        reader: None,
+    })
+}
+
+/// The batches of some row groups.
+pub struct Groups {
+    path: PathBuf,
+    file: File,
+    metadata: ArrowReaderMetadata,
+    columns: Vec<usize>,
+    groups: std::vec::IntoIter<(usize, u64)>,
+    /// Of the row group that is read, and the place of its next row.
+    reader: Option<(ParquetRecordBatchReader, u64)>,
+}
+
+impl Groups {
+    fn reader_of(&self, group: usize) -> Result<ParquetRecordBatchReader, ManifestError> {
+        let file = self
+            .file
+            .try_clone()
+            .map_err(|error| ManifestError::io(&self.path, error))?;
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone());
+        let mask = ProjectionMask::roots(builder.parquet_schema(), self.columns.iter().copied());
+        let builder = builder
+            .with_projection(mask)
+            .with_row_groups(vec![group])
+            .with_batch_size(BATCH_ROWS);
+        builder.build().map_err(damaged(&self.path))
+    }
+}
+
+impl Iterator for Groups {
+    type Item = Result<(u64, RecordBatch), ManifestError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some((reader, next)) = &mut self.reader {
+                match reader.next() {
+                    Some(Ok(batch)) => {
+                        let first = *next;
+                        *next += batch.num_rows() as u64;
+                        return Some(Ok((first, batch)));
+                    }
+                    Some(Err(error)) => {
+                        let message = format!("{}: {error}", self.path.display());
+                        return Some(Err(ManifestError::Rows { message, row: None }));
+                    }
+                    None => self.reader = None,
+                }
+            }
+            let (group, first) = self.groups.next()?;
+            match self.reader_of(group) {
+                Ok(reader) => self.reader = Some((reader, first)),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+/// False where the statistics of a row group say that none of its rows passes.
+fn may_pass(group: &RowGroupMetaData, bound: &Bound) -> bool {
+    let column = group.columns().iter().find(|column| {
+        let parts = column.column_path().parts();
+        parts.len() == 1 && parts[0] == bound.column
+    });
+    let Some(statistics) = column.and_then(|column| column.statistics()) else {
+        return true;
+    };
+    match &bound.test {
+        Test::AtLeast(least) => numbers(statistics).is_none_or(|(_, most)| most >= *least),
+        Test::AtMost(most) => numbers(statistics).is_none_or(|(least, _)| least <= *most),
+        Test::Equals(text) => {
+            let Statistics::ByteArray(_) = statistics else {
+                return true;
+            };
+            let (Some(least), Some(most)) = (statistics.min_bytes_opt(), statistics.max_bytes_opt()) else {
+                return true;
+            };
+            // Cut statistics are bounds, too.
+            least <= text.as_bytes() && text.as_bytes() <= most
+        }
+        Test::OneOf(_) | Test::Contains(_) | Test::IsNull => true,
+    }
+}
+
+/// The least and the largest value.
+fn numbers(statistics: &Statistics) -> Option<(f64, f64)> {
+    let (least, most) = match statistics {
+        Statistics::Int32(values) => (f64::from(*values.min_opt()?), f64::from(*values.max_opt()?)),
+        Statistics::Int64(values) => (*values.min_opt()? as f64, *values.max_opt()? as f64),
+        Statistics::Float(values) => (f64::from(*values.min_opt()?), f64::from(*values.max_opt()?)),
+        Statistics::Double(values) => (*values.min_opt()?, *values.max_opt()?),
+        _ => return None,
+    };
+    (least.is_finite() && most.is_finite() && least <= most).then_some((least, most))
+}

@@ -1,0 +1,96 @@
+//! Whether the folders that recordings lie in are named like languages.
+
+use std::collections::BTreeSet;
+
+use super::row_rules::names_language;
+
+/// Most languages that a message names.
+const SHOWN: usize = 20;
+
+/// The first folders of the paths of all recordings of a manifest. They are taken for languages only where each of them is
+/// named like one: `hi/`, `en-IN/`, but not `dr1/` or `hi/` beside `speaker1/`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FolderLanguages {
+    folders: BTreeSet<String>,
+    /// The first folder that is not named like a language.
+    other: Option<String>,
+}
+
+impl FolderLanguages {
+    pub fn of<'f>(files: impl IntoIterator<Item = &'f str>) -> FolderLanguages {
+        let mut folders = FolderLanguages::default();
+        files.into_iter().for_each(|file| folders.add(file));
+        folders
+    }
+
+    /// Adds the path of a recording as the manifest has it; one without a folder says nothing.
+    pub fn add(&mut self, file: &str) {
+        let Some(folder) = first_folder(file) else { return };
+        if self.other.is_some() || self.folders.contains(folder) {
+            return;
+        }
+        if names_language(folder) {
+            self.folders.insert(folder.to_string());
+        } else {
+            self.other = Some(folder.to_string());
+        }
+    }
+
+    /// The folder of the path that names its language; none where folders do not.
+    pub fn language<'f>(&self, file: &'f str) -> Option<&'f str> {
+        first_folder(file).filter(|folder| self.other.is_none() && self.folders.contains(*folder))
+    }
+
+    /// What was decided, in words for the log; none where there is no folder.
+    pub fn decision(&self) -> Option<String> {
+        let quoted = |name: &String| format!("`{name}`");
+        match &self.other {
+            Some(other) if self.folders.is_empty() => Some(format!(
+                "folders are not taken for languages, since `{other}` is no language code"
+            )),
+            Some(other) => {
+                let first = self.folders.first().map(quoted).unwrap_or_default();
+                Some(format!(
+                    "folders are not taken for languages, since `{other}` is no language code, though {first} might be one"
+                ))
+            }
+            None if self.folders.is_empty() => None,
+            None => {
+                let shown: Vec<String> = self.folders.iter().take(SHOWN).map(quoted).collect();
+                let more = match self.folders.len().saturating_sub(SHOWN) {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                Some(format!(
+                    "the names of folders are taken for languages: {}{more}",
+                    shown.join(", ")
+                ))
+            }
+        }
+    }
+}
+
+fn first_folder(file: &str) -> Option<&str> {
+    file.split_once('/').map(|(first, _)| first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_languages_together_or_not_at_all() {
+        let all = FolderLanguages::of(["hi/x/a.wav", "en-IN/b.wav", "c.wav"]);
+        assert_eq!((all.language("hi/y.wav"), all.language("c.wav")), (Some("hi"), None));
+        assert_eq!(
+            all.decision().unwrap(),
+            "the names of folders are taken for languages: `en-IN`, `hi`"
+        );
+        let mixed = FolderLanguages::of(["dr/a.wav", "speaker1/b.wav", "hi/c.wav"]);
+        assert_eq!((mixed.language("dr/a.wav"), mixed.language("hi/c.wav")), (None, None));
+        assert!(mixed.decision().unwrap().contains("`speaker1`"), "{mixed:?}");
+        // Of an absolute path nothing is a first folder with a name.
+        assert_eq!(FolderLanguages::of(["/hi/a.wav"]).language("/hi/a.wav"), None);
+        assert_eq!(FolderLanguages::of(["a.wav"]).decision(), None);
+    }
+}

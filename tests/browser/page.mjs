@@ -1,0 +1,160 @@
+// The page of `flow serve` in a real browser: ADDRESS RECORDING CONVERSATION. RECORDING is a WAV file, which is also what the
+// microphone hears; CONVERSATION has several speakers. FLOW_TEST_CHROMIUM is the browser (`chromium`); below FLOW_TEST_PICTURES,
+// where it is set, pictures of the page are saved. Needs the package playwright-core in the folder in which it is run.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+
+const [address, recording, conversation] = process.argv.slice(2);
+const require = createRequire(pathToFileURL(join(process.cwd(), "package.json")));
+const { chromium } = require("playwright-core");
+const pictures = process.env.FLOW_TEST_PICTURES;
+const wanted = process.env.FLOW_TEST_CHROMIUM ?? "chromium";
+const executablePath = wanted.includes("/") ? wanted : execFileSync("which", [wanted], { encoding: "utf8" }).trim();
+const PATIENCE = 120_000;
+
+const browser = await chromium.launch({
+  executablePath,
+  args: [
+    "--no-sandbox",
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",
+    `--use-file-for-fake-audio-capture=${recording}%noloop`,
+  ],
+});
+
+// What no page may do: print errors, or ask another server.
+const faults = [];
+
+async function open(options) {
+  const context = await browser.newContext({ viewport: { width: 1100, height: 800 }, ...options });
+  context.setDefaultTimeout(PATIENCE);
+  const page = await context.newPage();
+  page.on("pageerror", (error) => faults.push(String(error)));
+  page.on("console", (message) => message.type() === "error" && faults.push(message.text()));
+  page.on("request", (request) => {
+    const { protocol, origin } = new URL(request.url());
+    if (protocol.startsWith("http") && origin !== address) {
+      faults.push(`it asks ${request.url()}`);
+    }
+  });
+  await page.goto(address);
+  return page;
+}
+
+async function picture(page, name) {
+  if (pictures) {
+    await page.screenshot({ path: join(pictures, `${name}.png`), fullPage: true });
+  }
+}
+
+// Nothing is wider than the window.
+async function fits(page) {
+  const [content, window] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+  assert.ok(content <= window, `the page is ${content} pixels wide in a window of ${window}`);
+}
+
+// The contrast (WCAG 2) of what an element writes to what is behind it.
+async function contrast(page, selector) {
+  return page.locator(selector).first().evaluate((element) => {
+    const luminance = (colour) => {
+      const [red, green, blue] = colour.match(/[\d.]+/g).map((part) => {
+        const value = Number(part) / 255;
+        return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+      });
+      return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    };
+    let behind = element;
+    while (behind.parentElement && getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") {
+      behind = behind.parentElement;
+    }
+    const [a, b] = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(luminance);
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  });
+}
+
+async function readable(page) {
+  for (const selector of ["h1", ".drop label", "#speak", "#status", ".word", ".note", ".head button"]) {
+    const found = await contrast(page, selector);
+    assert.ok(found >= 4.5, `${selector} has a contrast of ${found.toFixed(2)}`);
+  }
+}
+
+// A recording: its words come, one that is clicked is played, and the one that is spoken is lit.
+{
+  const page = await open({});
+  await picture(page, "1-empty");
+  await page.setInputFiles("#file", recording);
+  await page.waitForSelector(".word");
+  const words = await page.locator(".word").allTextContents();
+  assert.ok(words.length >= 3, words.join(" "));
+  const name = recording.split("/").pop();
+  assert.equal(await page.locator("#file").evaluate((input) => input.files[0]?.name), name);
+  assert.match(await page.locator("#status").textContent(), /^Done in /);
+  // A browser shows nothing in a field that it cannot be typed into while it is disabled.
+  assert.ok(await page.locator("#file").isEnabled());
+  await page.locator(".word").nth(2).click();
+  await page.waitForSelector(".word.now");
+  const time = await page.locator("#player").evaluate((player) => player.currentTime);
+  assert.ok(time > 0, "the player is at the beginning");
+  await picture(page, "2-words");
+  await page.locator("#player").evaluate((player) => player.pause());
+  const [download] = await Promise.all([page.waitForEvent("download"), page.click("#save-srt")]);
+  assert.match(readFileSync(await download.path(), "utf8"), /^1\n00:00:0\d,\d{3} --> /);
+
+  // What is no recording is told.
+  await page.setInputFiles("#file", { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("no recording") });
+  await page.waitForSelector("#error:not([hidden])");
+  assert.equal(await page.locator(".word").count(), 0);
+  await picture(page, "3-error");
+  // The browser itself prints that the server answered 400.
+  assert.equal(faults.splice(0).filter((fault) => !fault.includes("400")).join("\n"), "");
+  await page.context().close();
+}
+console.log("recording: as expected");
+
+// Speakers; a phone; the dark scheme. By the keyboard alone where that can be.
+for (const [name, options] of [
+  ["4-phone", { viewport: { width: 360, height: 740 }, isMobile: true, hasTouch: true }],
+  ["5-dark", { colorScheme: "dark" }],
+]) {
+  const page = await open(options);
+  await page.focus("#diarize");
+  await page.keyboard.press("Space");
+  await page.setInputFiles("#file", conversation);
+  await page.waitForSelector(".segment .speaker");
+  const speakers = new Set(await page.locator(".segment .speaker").allTextContents());
+  assert.ok(speakers.size >= 2, [...speakers].join(", "));
+  await fits(page);
+  await readable(page);
+  await picture(page, name);
+  await page.context().close();
+}
+console.log("speakers, phone and dark: as expected");
+
+// The microphone: words come while it listens, and stay after "Stop".
+{
+  const page = await open({ permissions: ["microphone"] });
+  await page.focus("#speak");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("#transcript .segment p:has-text(' ')");
+  const said = await page.locator("#speak").textContent();
+  assert.equal(said, "Stop");
+  await page.waitForFunction(() => document.querySelector("#transcript").textContent.trim().split(/\s+/).length >= 3);
+  await picture(page, "6-live");
+  await page.click("#speak");
+  await page.waitForFunction(() => document.querySelector("#status").textContent === "Done.");
+  const words = await page.locator(".word").allTextContents();
+  assert.ok(words.length >= 3, words.join(" "));
+  assert.ok(await page.locator("#error").isHidden(), await page.locator("#error").textContent());
+  await picture(page, "7-live-done");
+  console.log(`live: ${words.join(" ")}`);
+}
+
+assert.equal(faults.join("\n"), "");
+await browser.close();
+console.log("page: as expected");

@@ -1,0 +1,381 @@
+//! `flow ui`: its pages over the state directory of a bundled pipeline, and who may see them.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::binary::{Workplace, expect_code, program, read_manifest, stderr};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The program while it serves, and what a browser knows of it.
+struct Site {
+    child: Child,
+    address: String,
+    cookie: String,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+fn ask(address: &str, request: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+    let status = head[9..12].parse().unwrap();
+    let mut body = bytes[end + 4..].to_vec();
+    if head.to_lowercase().contains("transfer-encoding: chunked") {
+        body = unchunked(&body);
+    }
+    Answer { status, head, body }
+}
+
+fn unchunked(mut bytes: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(end) = bytes.windows(2).position(|two| two == b"\r\n") {
+        let size = usize::from_str_radix(std::str::from_utf8(&bytes[..end]).unwrap(), 16).unwrap();
+        body.extend_from_slice(&bytes[end + 2..end + 2 + size]);
+        bytes = &bytes[(end + 4 + size).min(bytes.len())..];
+        if size == 0 {
+            break;
+        }
+    }
+    body
+}
+
+impl Site {
+    fn start(command: &mut Command) -> Site {
+        let mut child = command
+            .args(["--listen", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let url = line
+            .trim()
+            .strip_prefix("open http://")
+            .unwrap_or_else(|| panic!("{line}"));
+        let (address, path) = url.split_once('/').unwrap();
+        let mut site = Site {
+            child,
+            address: address.to_owned(),
+            cookie: String::new(),
+        };
+        assert_eq!(site.get("/").status, 403);
+        let first = site.get(&format!("/{path}"));
+        assert_eq!(first.status, 303, "{}", first.head);
+        let cookie = first
+            .head
+            .lines()
+            .find_map(|line| line.strip_prefix("set-cookie: "))
+            .unwrap();
+        assert!(
+            cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"),
+            "{cookie}"
+        );
+        site.cookie = cookie.split(';').next().unwrap().to_owned();
+        site
+    }
+
+    fn request(&self, method: &str, path: &str, more: &str, body: &str) -> Answer {
+        let (address, cookie) = (&self.address, &self.cookie);
+        let length = body.len();
+        ask(
+            address,
+            &format!(
+                "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nCookie: {cookie}\r\nContent-Length: {length}\r\n{more}\r\n{body}"
+            ),
+        )
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.request("GET", path, "", "")
+    }
+
+    #[track_caller]
+    fn page(&self, path: &str) -> String {
+        let answer = self.get(path);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answer.text()
+    }
+}
+
+/// The addresses of a page that begin so, as they are meant.
+fn links(page: &str, begin: &str) -> Vec<String> {
+    let links = page.split("=\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let links = links.filter(|link| link.starts_with(begin));
+    links.map(|link| link.replace("&amp;", "&")).collect()
+}
+
+#[track_caller]
+fn first(page: &str, begin: &str) -> String {
+    links(page, begin)
+        .first()
+        .unwrap_or_else(|| panic!("no {begin} in {page}"))
+        .clone()
+}
+
+#[test]
+fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
+    let place = Workplace::bundled("micro");
+    place.build_manifests(&[]);
+    let manifest = place.out().join("train_manifest_v2.parquet");
+    let damaged = place.path("damaged.parquet");
+    std::fs::write(&damaged, b"PAR1 is how it begins").unwrap();
+    let mut flow = program();
+    flow.arg("ui")
+        .args([&manifest, &damaged])
+        .arg("--state")
+        .arg(place.path("state"));
+    flow.arg("--shards").arg(&place.shards);
+    let site = Site::start(&mut flow);
+
+    let runs = site.get("/");
+    assert!(
+        runs.head.contains("content-security-policy: default-src 'none'"),
+        "{}",
+        runs.head
+    );
+    let run = first(&runs.text(), "/runs/");
+    let shown = site.page(&run);
+    assert!(
+        shown.contains("<svg") && shown.contains("checked") && shown.contains("build_manifest_v2"),
+        "{shown}"
+    );
+    // A run that is over is told once.
+    let live = site.get(&format!("{run}/live"));
+    assert!(live.text().contains("event: end"), "{}", live.text());
+    assert!(site.page(&format!("{run}/log")).contains("unique"));
+    assert!(site.page(&format!("{run}/report")).contains("<h2>"));
+
+    // Rejects by reason, and rows that stages kept.
+    let rejects = links(&shown, "/rows?of=rejects");
+    assert!(!rejects.is_empty());
+    for link in &rejects {
+        let rows = site.page(link);
+        assert!(!links(&rows, "/row?").is_empty(), "{link}: {rows}");
+    }
+    let kept = links(&shown, "/rows?of=artifact");
+    assert!(!kept.is_empty());
+    for link in &kept {
+        site.page(link);
+    }
+
+    // The manifest of the command line.
+    let rows = site.page("/rows?of=file&file=0");
+    let expected = read_manifest(&manifest);
+    assert!(rows.contains(&format!("<p>{} rows", expected.len())), "{rows}");
+    let one = &expected[0].segment_id;
+    let filtered = site.page(&format!("/rows?of=file&file=0&f.segment_id={one}"));
+    assert!(filtered.contains("<p>1 rows of "), "{filtered}");
+    assert!(
+        site.page("/rows?of=file&file=0&c.text=%27%20OR%201%3D1")
+            .contains("<p>0 rows of ")
+    );
+    assert!(site.page("/counts?of=file&file=0&by=lang").contains(&expected[0].lang));
+    let row = site.page(&first(&filtered, "/row?"));
+    assert!(row.contains(one.as_str()) && !row.contains("No sound"), "{row}");
+    let sound = first(&row, "/sound?");
+    let whole = site.get(&sound);
+    assert_eq!((whole.status, &whole.body[..4]), (200, &b"RIFF"[..]));
+    let part = site.request("GET", &sound, "Range: bytes=44-47\r\n", "");
+    assert_eq!((part.status, &part.body[..]), (206, &whole.body[44..48]));
+    assert!(site.get(&first(&row, "/spectrogram?")).body.starts_with(b"\x89PNG"));
+    assert!(site.page(&first(&row, "/waveform?")).contains("<path"));
+
+    // The same row of a stage tells its lineage.
+    let of_stage = kept.iter().find(|link| link.contains("stage=split")).unwrap();
+    let row = site.page(&first(&site.page(of_stage), "/row?"));
+    assert!(row.contains("Lineage") && row.contains("goes on"), "{row}");
+
+    // What is damaged or not there has a page that says so, and the others go on.
+    let answer = site.get("/rows?of=file&file=1");
+    assert_eq!(answer.status, 422, "{}", answer.text());
+    assert!(answer.text().contains("damaged.parquet"));
+    for (path, status) in [
+        ("/rows?of=file&file=2", 404),
+        ("/rows?of=file&file=../../etc/passwd", 400),
+        ("/rows?of=artifact&run=..%2F..&stage=a&port=b", 404),
+        ("/runs/..%2F..%2Fetc", 404),
+        ("/runs/no-such/log", 404),
+        ("/sound?of=file&file=0&part=0&row=999999", 404),
+        ("/rows?of=file&file=0&min.duration=NaN", 400),
+        ("/transcripts/show?name=../../etc/passwd", 404),
+        ("/nowhere", 404),
+    ] {
+        let answer = site.get(path);
+        assert_eq!(answer.status, status, "{path}: {}", answer.text());
+    }
+    for path in [
+        "/tables",
+        "/evaluation",
+        "/training",
+        "/transcripts",
+        "/assets/ui.css",
+        "/assets/ui.js",
+    ] {
+        site.page(path);
+    }
+
+    // Nobody else, and nothing is changed.
+    let (address, cookie) = (&site.address, &site.cookie);
+    let other = format!("GET / HTTP/1.1\r\nHost: evil.example\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n");
+    assert_eq!(ask(address, &other).status, 403);
+    let own = format!("Origin: http://{address}\r\n");
+    assert_eq!(site.request("POST", "/corrections", &own, "segment_id=a").status, 403);
+}
+
+#[test]
+fn corrections_are_kept_where_they_may_be_made() {
+    let place = Workplace::bundled("micro");
+    place.build_manifests(&[]);
+    let corrections = place.path("corrections.parquet");
+    let mut flow = program();
+    flow.arg("ui").arg(place.out().join("train_manifest_v2.parquet"));
+    flow.arg("--state")
+        .arg(place.path("state"))
+        .arg("--allow-edit")
+        .arg("--corrections")
+        .arg(&corrections);
+    let site = Site::start(&mut flow);
+    let address = first(&site.page("/rows?of=file&file=0"), "/row?");
+    let row = site.page(&address);
+    let token = row
+        .split("name=\"form_token\" value=\"")
+        .nth(1)
+        .unwrap()
+        .split('"')
+        .next()
+        .unwrap();
+    let back = address.replace('&', "%26").replace('=', "%3D").replace('?', "%3F");
+    let form = format!("form_token={token}&segment_id=s1&old_text=a&new_text=%E0%A4%8F%E0%A4%95&back={back}");
+    let own = format!("Origin: http://{}\r\n", site.address);
+    assert_eq!(site.request("POST", "/corrections", "", &form).status, 403);
+    assert_eq!(
+        site.request("POST", "/corrections", &own, &form.replace(token, "0"))
+            .status,
+        403
+    );
+    assert!(!corrections.exists());
+    let kept = site.request("POST", "/corrections", &own, &form);
+    assert_eq!(kept.status, 303, "{}", kept.text());
+    assert!(kept.head.contains(&format!("location: {address}")), "{}", kept.head);
+    let batches = crate::binary::read_parquet(&corrections);
+    assert_eq!(batches.iter().map(|batch| batch.num_rows()).sum::<usize>(), 1);
+    let elsewhere = form.replace(&back, "%2F%2Fevil.example");
+    let kept = site.request("POST", "/corrections", &own, &elsewhere);
+    assert!(kept.head.contains("location: /\r\n"), "{}", kept.head);
+}
+
+#[test]
+fn what_was_corrected_arrives_in_the_manifests() {
+    let place = Workplace::bundled("micro");
+    place.build_manifests(&[]);
+    let train = || read_manifest(&place.out().join("train_manifest_v2.parquet"));
+    let (before, bytes) = (train(), place.out_bytes());
+    let (changed, bad) = (&before[0], &before[1]);
+    let corrections = place.path("corrections.parquet");
+    let mut flow = program();
+    flow.arg("ui").arg("--state").arg(place.path("state"));
+    flow.arg("--allow-edit").arg("--corrections").arg(&corrections);
+    let site = Site::start(&mut flow);
+    let run = first(&site.page("/"), "/runs/");
+    let kept = links(&site.page(&run), "/rows?of=artifact");
+    let rows = kept
+        .iter()
+        .find(|link| link.contains("stage=split") && link.contains("port=train"))
+        .unwrap();
+    let row = site.page(&first(
+        &site.page(&format!("{rows}&f.segment_id={}", changed.segment_id)),
+        "/row?",
+    ));
+    let token = row
+        .split("name=\"form_token\" value=\"")
+        .nth(1)
+        .unwrap()
+        .split('"')
+        .next()
+        .unwrap();
+    let own = format!("Origin: http://{}\r\n", site.address);
+    for (segment, fields) in [
+        (&changed.segment_id, "new_text=no"),
+        (
+            &changed.segment_id,
+            "new_text=%E0%A4%A8%E0%A4%AF%E0%A4%BE+%E0%A4%AA%E0%A4%BE%E0%A4%A0",
+        ),
+        (&bad.segment_id, "new_text=&bad=1"),
+    ] {
+        let form = format!("form_token={token}&segment_id={segment}&old_text=a&{fields}");
+        assert_eq!(site.request("POST", "/corrections", &own, &form).status, 303);
+    }
+
+    place.build_manifests(&[&format!("corrections={}", corrections.display())]);
+    let after: Vec<_> = [train(), read_manifest(&place.out().join("val_manifest_v2.parquet"))].concat();
+    let of = |segment: &str| after.iter().find(|row| row.segment_id == segment);
+    assert!(of(&changed.segment_id).unwrap().text.ends_with("नया पाठ"));
+    assert!(of(&bad.segment_id).is_none());
+    let reasons: Vec<String> = crate::binary::read_rejects(&place.out().join("rejects.parquet"))
+        .into_iter()
+        .map(|reject| reject.reason)
+        .collect();
+    assert!(reasons.contains(&"marked_bad".to_owned()), "{reasons:?}");
+
+    // Without them all is as it was, and nothing is done again but the writing.
+    place.build_manifests(&[]);
+    assert!(place.out_bytes() == bytes);
+}
+
+#[test]
+fn it_ends_well_at_a_signal_and_says_what_is_wrong_before_it_begins() {
+    let place = Workplace::bundled("micro");
+    let mut flow = program();
+    flow.arg("ui").arg("--state").arg(place.path("state"));
+    let mut site = Site::start(&mut flow);
+    assert!(site.page("/").contains("no runs yet"));
+    // SAFETY: the call takes two numbers; the process is a child that was not waited for, so the number is its own.
+    assert_eq!(unsafe { libc::kill(site.child.id() as i32, libc::SIGTERM) }, 0);
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = site.child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begin.elapsed() < PATIENCE, "the signal does not end it");
+        sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.code(), Some(0));
+    for (arguments, said) in [
+        (["ui", "no-such.parquet"], "no-such.parquet is not there"),
+        (["ui", "--listen=0.0.0.0:0"], "for this machine alone"),
+        (["ui", "--state=src"], "no state directory"),
+        (["ui", "--corrections=x"], "--allow-edit"),
+    ] {
+        let output = program().args(arguments).output().unwrap();
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
+}
