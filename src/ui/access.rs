@@ -147,7 +147,8 @@ pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> R
         policy(CONTENT_SECURITY_POLICY, POLICY),
         policy(X_CONTENT_TYPE_OPTIONS, "nosniff"),
         policy(X_FRAME_OPTIONS, "DENY"),
-        policy(REFERRER_POLICY, "no-referrer"),
+        // With `no-referrer` a browser does not say which page a form comes from.
+        policy(REFERRER_POLICY, "same-origin"),
         policy(CACHE_CONTROL, "no-store"),
         policy(HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
     ] {
