@@ -6,6 +6,8 @@ use serde_json::{Map, Value, json};
 
 /// What stands for a value that a parameter gives.
 const REFERENCE: &str = "#/$defs/reference";
+/// A stage that an input reads, or several of which it reads one.
+const FIRST_OF: &str = "#/$defs/first_of";
 
 pub fn schema(registry: &Registry) -> Value {
     let mut definitions = Map::new();
@@ -16,6 +18,13 @@ pub fn schema(registry: &Registry) -> Value {
     definitions.insert(
         "name".into(),
         json!({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]{0,63}$"}),
+    );
+    definitions.insert(
+        "first_of".into(),
+        json!({"anyOf": [
+            {"type": "string"},
+            {"description": "Of these the first that is not switched off.", "type": "array", "minItems": 1, "items": {"type": "string"}},
+        ]}),
     );
     let mut by_kind = Vec::new();
     for kind in registry.kinds() {
@@ -62,7 +71,7 @@ pub fn schema(registry: &Registry) -> Value {
         "properties": {
             "uses": {"description": "The stage's kind.", "enum": kinds},
             "when": when("The stage"),
-            "from": {"description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`, or a map of the kind's inputs to these; a list of them in a map stands for the first that takes part."},
+            "from": {"description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`, or a map of the kind's inputs to these. In a map, a list of stages is read as the first of them that is not switched off."},
             "with": {"description": "The settings of the kind.", "type": ["object", "null"]},
             "max_rejects": {"description": "How many rejects of class `fault` the stage may give: `5%` of its rows, or a count.", "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
             "max_rejects_action": {"description": "What happens past the limit: the run fails, or goes on and ends with exit code 4.", "enum": ["fail", "warn"]},
@@ -152,20 +161,12 @@ fn when(what: &str) -> Value {
     })
 }
 
-/// What an input reads: a stage, or the first that takes part of several.
-fn reference(doc: &str) -> Value {
-    json!({"description": doc, "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
-    ]})
-}
-
 /// The inputs of a kind, as `from` gives them.
 fn from(ports: &[InputPort]) -> Value {
     let mut given: Map<String, Value> = Map::new();
     let many = ports.iter().find(|port| port.is_many());
     for port in ports.iter().filter(|port| !port.is_many()) {
-        given.insert(port.name.into(), reference(port.doc));
+        given.insert(port.name.into(), json!({"description": port.doc, "$ref": FIRST_OF}));
     }
     let required: Vec<&str> = ports
         .iter()
@@ -174,7 +175,7 @@ fn from(ports: &[InputPort]) -> Value {
         .collect();
     let mut map = json!({"type": "object", "properties": given, "required": required, "additionalProperties": false});
     if let Some(many) = many {
-        map["additionalProperties"] = reference(many.doc);
+        map["additionalProperties"] = json!({"description": many.doc, "$ref": FIRST_OF});
     }
     let mut forms = vec![map];
     let alone = match (ports, required.as_slice()) {

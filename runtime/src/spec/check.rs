@@ -6,7 +6,6 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
-use super::edges::choose;
 use super::merge::merge_groups;
 use super::pipeline::{Edge, Pipeline, Stage};
 use super::source::Place;
@@ -80,21 +79,17 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
     let mut found = Vec::new();
     merge_groups(&mut pipeline, registry, &mut found);
     let mut outcomes: Vec<Outcome> = Vec::new();
-    let names: Vec<String> = pipeline.stages.iter().map(|stage| stage.name.clone()).collect();
-    let positions: HashMap<&str, usize> = names
+    let positions: HashMap<String, usize> = pipeline
+        .stages
         .iter()
         .enumerate()
-        .map(|(index, name)| (name.as_str(), index))
+        .map(|(index, stage)| (stage.name.clone(), index))
         .collect();
     let mut taking_part = 0;
     for stage in &mut pipeline.stages {
-        choose(&mut stage.from, |edge| {
-            let producer = positions
-                .get(edge.stage.as_str())
-                .and_then(|index| outcomes.get(*index));
-            matches!(producer, Some(Outcome::Off(_)))
-        });
-        let stage = &*stage;
+        for edge in &mut stage.from {
+            choose(edge, &positions, &outcomes);
+        }
         let known = Known {
             registry,
             positions: &positions,
@@ -153,7 +148,7 @@ enum Outcome {
 /// What all stages are checked with.
 struct Known<'a> {
     registry: &'a Registry,
-    positions: &'a HashMap<&'a str, usize>,
+    positions: &'a HashMap<String, usize>,
     secrets: &'a Secrets,
 }
 
@@ -333,11 +328,24 @@ fn bind(
     inputs::bind(kind.name(), kind.inputs(), &offered)
 }
 
+/// Where an edge has fallbacks, it becomes the first choice whose stage is not switched off, or the last one if all are.
+fn choose(edge: &mut Edge, positions: &HashMap<String, usize>, done: &[Outcome]) {
+    let is_off = |edge: &Edge| {
+        let producer = positions.get(&edge.stage).and_then(|index| done.get(*index));
+        matches!(producer, Some(Outcome::Off(_)))
+    };
+    for fallback in std::mem::take(&mut edge.fallbacks) {
+        if is_off(edge) {
+            *edge = fallback;
+        }
+    }
+}
+
 /// One for each edge, in the order of `from`, and none within where that stage is switched off; none at all where an edge is
 /// wrong, or comes from a stage that is.
 fn producers(
     stage: &Stage,
-    positions: &HashMap<&str, usize>,
+    positions: &HashMap<String, usize>,
     done: &[Outcome],
     found: &mut Vec<Diagnostic>,
 ) -> Option<Vec<Option<Produced>>> {
@@ -404,7 +412,7 @@ fn other_port(
     stage: &Stage,
     edge: &Edge,
     wanted: &InputPort,
-    positions: &HashMap<&str, usize>,
+    positions: &HashMap<String, usize>,
     done: &[Outcome],
 ) -> Option<String> {
     let producer = positions.get(edge.stage.as_str()).and_then(|index| done.get(*index));

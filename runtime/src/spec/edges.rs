@@ -15,8 +15,8 @@ pub(super) fn is_stage_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-/// Reads `from`: one reference, a list, or a map of names to references, or to lists of which the first counts whose stage takes
-/// part. `group` (`manifest/`) goes before stage names.
+/// Reads `from`: one reference, a list, or a map of names to references, or to lists of them of which one is read. `group`
+/// (`manifest/`) goes before stage names.
 /// The error is where, from the head of `from`, and what.
 pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<Edge>, (Steps, String)> {
     let edges = match from {
@@ -39,22 +39,28 @@ pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<
                 }
             })
             .collect::<Result<Vec<_>, _>>()?,
-        Value::Mapping(map) => {
-            let mut edges = Vec::new();
-            for (key, value) in map {
-                let Some(name) = key.as_str() else {
-                    let message = format!("names of inputs must be text, found {}", yaml::describe(value));
-                    return Err((steps.clone(), message));
-                };
-                if !is_stage_name(name) {
-                    let message =
-                        format!("`{name}` cannot name an input: use letters, digits, `_` and `-`, a letter first");
-                    return Err((steps.key(name), message));
-                }
-                edges.extend(named_input(name, value, &steps.key(name), group)?);
-            }
-            edges
-        }
+        Value::Mapping(map) => map
+            .iter()
+            .map(|(key, value)| match (key.as_str(), value) {
+                (Some(name), _) if !is_stage_name(name) => Err((
+                    steps.key(name),
+                    format!("`{name}` cannot name an input: use letters, digits, `_` and `-`, a letter first"),
+                )),
+                (Some(name), Value::String(text)) => edge(Some(name), text, steps.key(name), group),
+                (Some(name), Value::Sequence(choices)) => first_of(name, choices, &steps.key(name), group),
+                (Some(name), other) => Err((
+                    steps.key(name),
+                    format!(
+                        "an input is named `stage` or `stage.port`, or is a list of these, found {}",
+                        yaml::describe(other)
+                    ),
+                )),
+                (None, other) => Err((
+                    steps.clone(),
+                    format!("names of inputs must be text, found {}", yaml::describe(other)),
+                )),
+            })
+            .collect::<Result<Vec<_>, _>>()?,
         other => {
             return Err((
                 steps.clone(),
@@ -66,7 +72,7 @@ pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<
         }
     };
     let mut names = BTreeSet::new();
-    for edge in edges.iter().filter(|edge| !edge.is_alternative) {
+    for edge in &edges {
         if !names.insert(edge.input.as_str()) {
             let message = format!(
                 "two inputs are called `{}`; give them names: `from: {{name: {}, ...}}`",
@@ -79,45 +85,27 @@ pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<
     Ok(edges)
 }
 
-/// What a map of names gives for one of them: a reference, or a list of them.
-fn named_input(name: &str, value: &Value, steps: &Steps, group: &str) -> Result<Vec<Edge>, (Steps, String)> {
-    let no_reference = |steps: Steps, other: &Value| {
-        let message = format!(
-            "an input is named `stage` or `stage.port`, found {}",
-            yaml::describe(other)
-        );
-        Err((steps, message))
-    };
-    let items = match value {
-        Value::String(text) => return Ok(vec![edge(Some(name), text, steps.clone(), group)?]),
-        Value::Sequence(items) if !items.is_empty() => items,
-        other => return no_reference(steps.clone(), other),
-    };
-    let mut edges = Vec::with_capacity(items.len());
-    for (index, item) in items.iter().enumerate() {
-        let Value::String(text) = item else {
-            return no_reference(steps.index(index), item);
+/// Reads a list of stages of which the first that is not switched off is read.
+fn first_of(input: &str, choices: &[Value], steps: &Steps, group: &str) -> Result<Edge, (Steps, String)> {
+    let mut edges = Vec::with_capacity(choices.len());
+    for (index, choice) in choices.iter().enumerate() {
+        let steps = steps.index(index);
+        let Value::String(text) = choice else {
+            let message = format!(
+                "an input is named `stage` or `stage.port`, found {}",
+                yaml::describe(choice)
+            );
+            return Err((steps, message));
         };
-        edges.push(Edge {
-            is_alternative: index > 0,
-            ..edge(Some(name), text, steps.index(index), group)?
-        });
+        edges.push(edge(Some(input), text, steps, group)?);
     }
-    Ok(edges)
-}
-
-/// Of edges that stand for each other, leaves the first whose stage takes part; the first of all where none does.
-pub(super) fn choose(edges: &mut Vec<Edge>, is_off: impl Fn(&Edge) -> bool) {
-    let mut chosen: Vec<Edge> = Vec::with_capacity(edges.len());
-    for edge in std::mem::take(edges) {
-        match chosen.last_mut().filter(|_| edge.is_alternative) {
-            None => chosen.push(edge),
-            Some(last) if is_off(last) && !is_off(&edge) => *last = edge,
-            Some(_) => {}
-        }
-    }
-    chosen.iter_mut().for_each(|edge| edge.is_alternative = false);
-    *edges = chosen;
+    let mut edges = edges.into_iter();
+    let Some(mut first) = edges.next() else {
+        let message = format!("the list of stages for `{input}` is empty: name at least one");
+        return Err((steps.clone(), message));
+    };
+    first.fallbacks = edges.collect();
+    Ok(first)
 }
 
 fn edge(input: Option<&str>, text: &str, steps: Steps, group: &str) -> Result<Edge, (Steps, String)> {
@@ -135,9 +123,9 @@ fn edge(input: Option<&str>, text: &str, steps: Steps, group: &str) -> Result<Ed
     Ok(Edge {
         input: input.unwrap_or(own_name).to_string(),
         named: input.is_some(),
-        is_alternative: false,
         stage: format!("{group}{stage}"),
         port: port.map(str::to_string),
+        fallbacks: Vec::new(),
         steps,
     })
 }
@@ -152,7 +140,7 @@ pub(super) fn order(stages: Vec<Stage>, found: &mut Vec<Diagnostic>) -> Vec<Stag
     let mut producers: Vec<Vec<usize>> = Vec::new();
     for stage in &stages {
         let mut of_this = Vec::new();
-        for edge in &stage.from {
+        for edge in stage.from.iter().flat_map(Edge::choices) {
             match positions.get(edge.stage.as_str()) {
                 Some(index) => of_this.push(*index),
                 None => found.push(unknown_producer(stage, edge, &stages)),

@@ -55,15 +55,22 @@ pub struct Edge {
     pub input: String,
     /// Whether the name is a key in a map.
     pub named: bool,
-    /// Whether it stands for the one before it, of the same name, where that one's stage is switched off. None does once the
-    /// pipeline was checked.
-    pub(super) is_alternative: bool,
     /// The producer, with its groups.
     pub stage: String,
     /// None: its first port.
     pub port: Option<String>,
+    /// What is read instead where that stage is switched off: the first of these that is not. Settled when the pipeline is
+    /// checked, after which there are none.
+    pub(super) fallbacks: Vec<Edge>,
     /// Where the edge stands, from the head of the file.
     pub(super) steps: Steps,
+}
+
+impl Edge {
+    /// The edge itself and its fallbacks, in their order.
+    pub(super) fn choices(&self) -> impl Iterator<Item = &Edge> {
+        std::iter::once(self).chain(&self.fallbacks)
+    }
 }
 
 /// How many rejects of class `fault` a stage may give.

@@ -124,37 +124,6 @@ fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
 }
 
 #[test]
-fn of_several_stages_the_first_that_takes_part_is_read() {
-    let text = "flow: 1\nparams: {fast: false, other: true}\nstages:\n  \
-        fast: {when: \"${fast}\", uses: toy.count, with: {rows: 1}}\n  \
-        other: {when: \"${other}\", uses: toy.count, with: {rows: 2}}\n  \
-        slow: {uses: toy.count, with: {rows: 3}}\n  \
-        both: {uses: toy.both, from: {rows: [fast, other, slow]}}\n";
-    let files = Files::new(&[("p.yaml", text)]);
-    for (set, read) in [
-        (&[][..], "other"),
-        (&["fast=true"], "fast"),
-        (&["other=false"], "slow"),
-        (&["fast=true", "other=false"], "fast"),
-    ] {
-        let checked = files.check(set).unwrap();
-        let both = &checked.stages[checked.position("both").unwrap()];
-        let inputs: Vec<(&str, &str)> = both
-            .inputs
-            .iter()
-            .map(|input| (input.name.as_str(), checked.stages[input.stage].name.as_str()))
-            .collect();
-        assert_eq!(inputs, [("rows", read)], "{set:?}");
-        let edges = &checked.pipeline.stages[checked.position("both").unwrap()].from;
-        assert_eq!(edges.iter().map(ToString::to_string).collect::<Vec<_>>(), [read]);
-    }
-    for wrong in ["[]", "[fast, 7]", "[fast, nowhere]", "{a: fast}"] {
-        let files = Files::new(&[("p.yaml", &text.replace("[fast, other, slow]", wrong))]);
-        assert!(files.check(&[]).is_err(), "{wrong}");
-    }
-}
-
-#[test]
 fn of_a_list_the_first_stage_is_read_that_takes_part() {
     let text = "flow: 1
 params: {manifest: '', split: false}
@@ -182,7 +151,7 @@ stages:
     let checked = files.check(&["manifest=x"]).unwrap();
     let off = checked.pipeline.switched_off.iter().find(|off| off.stage == "none");
     assert!(
-        off.unwrap().reason.contains("`divided`, which is switched off"),
+        off.unwrap().reason.contains("`below`, which is switched off"),
         "{off:?}"
     );
     assert!(
@@ -211,6 +180,30 @@ stages:
     for right in [of("1", "1", ""), of("1", "2", ", rows: 3")] {
         Files::new(&[("p.yaml", right.as_str())]).check(&[]).unwrap();
     }
+}
+
+#[test]
+fn lists_of_stages_are_checked_as_a_whole() {
+    let of = |list: &str| {
+        mistakes(&format!(
+            "flow: 1\nstages:\n  a: {{uses: toy.count, with: {{rows: 1}}}}\n  b: {{uses: toy.both, from: {{rows: {list}}}}}\n"
+        ))
+    };
+    let said = of("[]");
+    assert!(said.contains("the list of stages for `rows` is empty"), "{said}");
+    let said = of("[a, 3]");
+    assert!(
+        said.contains("p.yaml:4:") && said.contains("found a whole number"),
+        "{said}"
+    );
+    // One that is not read has to be there, too.
+    let said = of("[a, aa]");
+    assert!(
+        said.contains("there is no stage `aa`") && said.contains("did you mean `a`?"),
+        "{said}"
+    );
+    let said = of("[a, b]");
+    assert!(said.contains("in a circle: b -> b"), "{said}");
 }
 
 #[test]

@@ -206,6 +206,17 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// What is wrong with a row, with its place in the manifest.
+    fn with_place(&self, detail: String) -> String {
+        match &self.place {
+            Some((file, unit, number)) if !detail.contains(&format!("{unit} {number}")) => {
+                let space = if detail.is_empty() { "" } else { " " };
+                format!("{detail}{space}({file}, {unit} {number})")
+            }
+            _ => detail,
+        }
+    }
+
     /// Rows are kept in `kept`, and neither looked up nor handed on.
     pub(super) fn keeping(self, kept: KeptRows) -> Self {
         Rows {
@@ -217,17 +228,6 @@ impl<'a> Rows<'a> {
     /// The rows that were kept; from now on none are.
     pub(super) fn take_kept(&mut self) -> KeptRows {
         self.kept.take().unwrap_or_default()
-    }
-
-    /// What is wrong with a row, with its place in the manifest.
-    fn with_place(&self, detail: String) -> String {
-        match &self.place {
-            Some((file, unit, number)) if !detail.contains(&format!("{unit} {number}")) => {
-                let space = if detail.is_empty() { "" } else { " " };
-                format!("{detail}{space}({file}, {unit} {number})")
-            }
-            _ => detail,
-        }
     }
 
     /// Takes the next row of the manifest, or what is wrong with it. `values` gives it as JSON, for the reject.
