@@ -73,6 +73,18 @@ pub fn find(root: &Path, name: &str) -> PathBuf {
     panic!("no {name} below {}", root.display());
 }
 
+#[test]
+fn steps_that_a_stage_left_out_does_not_give_are_explained() {
+    let place = Workplace::new("micro");
+    expect_code(&finetune(&place, &["train.max_steps=2"]).output().unwrap(), 0);
+    let mut more = finetune(&place, &["train.max_steps=4"]);
+    let output = more.args(["--from", "train"]).output().unwrap();
+    expect_code(&output, 1);
+    let said = stderr(&output);
+    assert!(said.contains("its inputs give 2 steps"), "{said}");
+    assert!(said.contains("run without them"), "{said}");
+}
+
 /// Two ranks, then one: the epoch in hand goes on as it was planned, with two micro-batches a step, and training needs
 /// nobody's leave for that.
 #[test]

@@ -4,8 +4,8 @@
 
 // After "Stop": the session ends when nothing comes from the server for so long, in milliseconds.
 const LAST_WORDS = 60000;
-// More audio than this waits to be sent: the server or the connection is too slow. Bytes: ten seconds at 48 kHz.
-const MOST_UNSENT = 960000;
+// More audio than this waits to be sent: the server or the connection is too slow. Seconds, of samples of two bytes.
+const MOST_UNSENT = 10;
 
 // What a browser takes as a subprotocol of a WebSocket, which is how the API key is sent.
 const TOKEN = /^[A-Za-z0-9!#$%&'*+.^_`|~-]*$/;
@@ -81,7 +81,7 @@ function connect(session) {
     } else if (data.audio && !session.ready) {
       session.early.push(data.audio);
     } else if (data.audio && socket.readyState === WebSocket.OPEN) {
-      if (socket.bufferedAmount > MOST_UNSENT) {
+      if (socket.bufferedAmount > MOST_UNSENT * 2 * session.rate) {
         endLive(session, "The server or the connection is too slow for live transcription.");
         return;
       }

@@ -182,7 +182,8 @@ function playFrom(seconds) {
   const player = byId("player");
   if (!player.hidden) {
     player.currentTime = seconds;
-    player.play();
+    // It fails where it is paused before it has begun, and where the browser cannot play the format, as the player shows.
+    player.play().catch(() => {});
   }
 }
 
