@@ -58,6 +58,9 @@ const NUMBERS: [&str; 9] = [
     "actual",
 ];
 
+/// Columns that only the page of a row shows.
+const UNLISTED: [&str; 5] = [flow_runtime::ROW, "tar_path", "tar_member_name", "audio_hash", "norm"];
+
 /// What a page shows of a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
@@ -218,7 +221,7 @@ impl Columns {
         let rest = schema
             .fields()
             .iter()
-            .filter(|field| !field.data_type().is_nested() && field.name() != flow_runtime::ROW);
+            .filter(|field| !field.data_type().is_nested() && !UNLISTED.contains(&field.name().as_str()));
         for name in all.into_iter().chain(rest.map(|field| field.name().clone())) {
             let is_there = schema.field_with_name(&name).is_ok();
             if is_there && !columns.shown.contains(&name) && columns.shown.len() < COLUMNS {

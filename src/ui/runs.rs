@@ -232,7 +232,7 @@ fn live(app: &App, id: &str) -> Result<Markup, PageError> {
                         Some(at) => {
                             tr {
                                 td { (name) @if let Some(figures) = run.figures.get(name) { br; span.quiet dir="auto" { (figures) } } }
-                                td { progress value=(at.done()) max=(at.to_run().max(1)) aria-label={ (at.done()) " of " (at.to_run()) } {} " " (count(at.done())) " of " (count(at.to_run())) }
+                                td.partitions { progress value=(at.done()) max=(at.to_run().max(1)) aria-label={ (at.done()) " of " (at.to_run()) } {} " " (count(at.done())) " of " (count(at.to_run())) }
                                 td.n { (count(at.reused())) }
                                 td.n { (count(at.rows_in)) }
                                 td.n { (count(at.rows_out)) }

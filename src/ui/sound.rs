@@ -93,9 +93,12 @@ impl Place {
         let Some(tar) = value(row, "tar_path") else {
             return Err("the row does not say where its recording is".into());
         };
-        let path = match &table.shards {
-            Some(shards) => shards.join(&tar),
-            None => beside(&tar, table),
+        // Rows of stages have paths below `shards`, written manifests whole ones.
+        let whole = beside(&tar, table);
+        let below = table.shards.as_ref().map(|shards| shards.join(&tar));
+        let path = match below {
+            Some(below) if below.is_file() || !whole.is_file() => below,
+            _ => whole,
         };
         let start = number("start");
         let duration = start.and_then(|_| number("duration"));

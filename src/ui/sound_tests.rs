@@ -62,6 +62,11 @@ fn sounds_are_found_in_files_tars_and_rows() {
     assert_eq!(part, whole[8000..24_000]);
     let member = row(&[("tar_path", text("s.tar")), ("tar_member_name", text("b.wav"))]);
     assert_eq!(heard(member, &below).unwrap(), whole);
+    // A written manifest has the whole path, beside a folder of shards or without one.
+    let whole_path = text(&folder.path().join("s.tar").display().to_string());
+    let member = row(&[("tar_path", whole_path), ("tar_member_name", text("b.wav"))]);
+    assert_eq!(heard(member.clone(), &below).unwrap(), whole);
+    assert_eq!(heard(member, &table(None, None)).unwrap(), whole);
     let reject = row(&[(
         "values",
         text("{\"tar_path\":\"s.tar\",\"tar_member_name\":\"./b.wav\"}"),

@@ -124,7 +124,7 @@ impl TableRef {
                 [".parquet", ".jsonl", ".json"]
                     .iter()
                     .any(|ending| file.ends_with(ending))
-                    && file != "flow.json"
+                    && !["flow.json", "statistics.json"].contains(&file.as_str())
             }
             _ => true,
         }

@@ -163,17 +163,17 @@ fn segment_of(segment: &Segment, speakers: &[String], renamed: &BTreeMap<String,
         number.map_or(String::new(), |number| format!(" s{}", number % COLOURS))
     };
     html! {
-        p dir="auto" {
+        p {
             button.time type="button" data-start=(segment.start) { (clock(segment.start)) }
             @if let Some(speaker) = &segment.speaker { " " b class={ "speaker" (colour(&segment.speaker)) } { (shown(speaker, renamed)) } }
-            " "
-            @if segment.words.is_empty() {
+            // The words alone say in which direction they run.
+            span.words dir="auto" { @if segment.words.is_empty() {
                 span.word data-start=(segment.start) data-end=(segment.end) { (segment.text) }
             } @else { @for word in &segment.words {
                 @let is_low = word.confidence.is_some_and(|confidence| confidence < LOW);
                 span class={ "word" (colour(&word.speaker)) @if is_low { " low" } } data-start=(word.start) data-end=(word.end) title=[word.confidence.map(|confidence| format!("confidence {confidence:.2}"))] { (word.word) }
                 " "
-            } }
+            } } }
         }
     }
 }
