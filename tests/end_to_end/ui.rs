@@ -291,6 +291,77 @@ fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
     assert_eq!(site.request("POST", "/corrections", &own, "segment_id=a").status, 403);
 }
 
+#[test]
+fn evaluations_and_trainings_are_drawn() {
+    let place = Workplace::bundled("micro");
+    let mut evaluate = program();
+    evaluate.args(["run", "pipelines/evaluate.yaml", "--progress", "plain", "--state"]);
+    evaluate.arg(place.path("state"));
+    for (name, value) in [
+        ("shards", place.shards.as_path()),
+        ("manifests", &place.out()),
+        ("report", &place.path("report")),
+    ] {
+        evaluate.args(["--set", &format!("{name}={}", value.display())]);
+    }
+    evaluate.args(["--set", "samples_per_language=2", "--set", "max_faults=100%"]);
+    expect_code(&evaluate.output().unwrap(), 0);
+    // A training as its run and its figures tell of it.
+    let (run, checkpoints) = (
+        place.path("state/runs/29990101T000000000Z-0000"),
+        place.path("checkpoints"),
+    );
+    std::fs::create_dir(&run).unwrap();
+    std::fs::create_dir(&checkpoints).unwrap();
+    let spec = format!(
+        "stages: {{train: {{uses: training.train, with: {{checkpoints: '{}'}}}}}}\n",
+        checkpoints.display()
+    );
+    std::fs::write(run.join("spec.yaml"), spec).unwrap();
+    let figures =
+        "{\"kind\":\"train\",\"step\":1,\"loss\":3.0}\n{\"kind\":\"train\",\"step\":2,\"loss\":2.0}\n{\"kind\"";
+    std::fs::write(checkpoints.join("metrics.jsonl"), figures).unwrap();
+
+    let mut flow = program();
+    flow.arg("ui")
+        .arg("--state")
+        .arg(place.path("state"))
+        .arg("--shards")
+        .arg(&place.shards);
+    let site = Site::start(&mut flow);
+    let shown = site.page(&first(&site.page("/evaluation"), "/evaluation/show?"));
+    for part in [
+        "Error rates by language",
+        "Most errors",
+        "Words and letters heard as others",
+        " %",
+        "class=\"sub\"",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert_eq!(&site.get(&first(&shown, "/sound?")).body[..4], b"RIFF");
+    // Beside itself it is as good as it is.
+    let alone = first(&site.page("/evaluation"), "/evaluation/show?");
+    let query = alone.split_once('?').unwrap().1;
+    let other = format!("?{query}")
+        .replace('%', "%25")
+        .replace('&', "%26")
+        .replace('=', "%3D")
+        .replace('?', "%3F");
+    let beside = site.page(&format!("{alone}&other={other}"));
+    assert!(
+        beside.contains("What the other heard") && beside.contains("+0.00"),
+        "{beside}"
+    );
+    let drawn = site.page("/training");
+    assert!(
+        drawn.contains("Training loss") && drawn.contains("<polyline") && !drawn.contains("Validation WER"),
+        "{drawn}"
+    );
+    // A run that left nothing but that has a page.
+    assert!(site.page("/runs/29990101T000000000Z-0000").contains("cut short"));
+}
+
 /// `FLOW_TEST_PICTURES=FOLDER cargo test --release --test end_to_end -- --ignored browser` saves pictures of the pages there.
 #[test]
 #[ignore = "needs chromium, and installs the Node package playwright-core from a package index"]
