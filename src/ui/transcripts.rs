@@ -50,6 +50,10 @@ fn walk(root: &Path, folder: &Path, depth: usize, found: &mut Vec<(String, PathB
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let path = entry.path();
+        // Such as the state directory of `flow transcribe`.
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
         let Ok(kind) = entry.file_type() else { continue };
         if kind.is_dir() && depth > 0 {
             walk(root, &path, depth - 1, found);
@@ -273,6 +277,21 @@ mod tests {
             "{drawn}"
         );
         assert_eq!(clock(f64::NAN), "0:00");
+    }
+
+    #[test]
+    fn hidden_folders_hold_no_transcripts() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.json", "of/b.json", "of/c.txt", ".flow/runs/plan.json", ".d.json"] {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "{}").unwrap();
+        }
+        let mut found = Vec::new();
+        walk(folder.path(), folder.path(), DEPTH, &mut found);
+        let mut names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["a.json", "of/b.json"]);
     }
 
     #[test]
