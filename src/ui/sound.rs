@@ -291,7 +291,7 @@ pub fn wanted_range(range: &str, length: usize) -> Option<Option<(usize, usize)>
         return Some((count > 0).then(|| (length - count.min(length), end)));
     }
     let first = number(first)?;
-    let last = if last.is_empty() { end } else { number(last)? };
+    let last = if last.is_empty() { end.max(first) } else { number(last)? };
     if last < first {
         return None;
     }

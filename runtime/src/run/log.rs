@@ -95,7 +95,7 @@ pub(super) fn run(
                 ..
             } => {
                 let message = format!(
-                    "its inputs give {total} steps, which are all done, but step {} comes next ({detail})",
+                    "its inputs have no step left to give, but step {} comes next ({detail})",
                     step + 1
                 );
                 let help = "a stage that `--from` or `--only` leaves out gives the steps of its last run: run without \

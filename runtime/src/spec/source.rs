@@ -12,16 +12,11 @@ pub struct SourceFile {
     /// As it was given, for the reader.
     pub path: PathBuf,
     pub text: String,
-    /// Made when the first place is asked for: most files have no mistake.
-    index: OnceLock<TextIndex>,
-}
-
-/// Where things are in a text, so that many mistakes do not read it many times.
-#[derive(Debug)]
-struct TextIndex {
-    /// Where each line begins, in bytes.
-    lines: Vec<usize>,
-    places: Option<PlaceIndex>,
+    /// Where each line begins, in bytes. Like `places` made when it is asked for, since most files have no mistake, and kept,
+    /// so that many mistakes do not read the text many times.
+    lines: OnceLock<Vec<usize>>,
+    /// Of a text that was read as YAML: others, such as one nested without a bottom, may keep the parser busy for ever.
+    places: OnceLock<Option<PlaceIndex>>,
 }
 
 impl PartialEq for SourceFile {
@@ -37,23 +32,15 @@ impl SourceFile {
         SourceFile {
             path,
             text,
-            index: OnceLock::new(),
+            lines: OnceLock::new(),
+            places: OnceLock::new(),
         }
     }
 
-    fn index(&self) -> &TextIndex {
-        self.index.get_or_init(|| {
-            let ends = self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
-            TextIndex {
-                lines: std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect(),
-                places: PlaceIndex::of(&self.text),
-            }
-        })
-    }
-
-    /// Line and column (from 1, in characters) of what `steps` leads to, if the text holds it.
+    /// Line and column (from 1, in characters) of what `steps` leads to, if the text, which is YAML, holds it.
     fn locate(&self, steps: &Steps, part: Part) -> Option<(usize, usize)> {
-        match self.index().places.as_ref().map(|places| places.get(steps, part)) {
+        let places = self.places.get_or_init(|| PlaceIndex::of(&self.text));
+        match places.as_ref().map(|places| places.get(steps, part)) {
             Some(Indexed::At(place)) => Some(place),
             Some(Indexed::Absent) => None,
             Some(Indexed::Container) | None => locate(&self.text, steps, part),
@@ -62,7 +49,10 @@ impl SourceFile {
 
     /// Byte offset and text of a line (from 1), without its end.
     fn line(&self, line: usize) -> (usize, &str) {
-        let lines = &self.index().lines;
+        let lines = self.lines.get_or_init(|| {
+            let ends = self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+            std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect()
+        });
         match lines.get(line.saturating_sub(1)) {
             Some(&start) if line > 0 && start < self.text.len() => {
                 let end = lines.get(line).copied().unwrap_or(self.text.len());

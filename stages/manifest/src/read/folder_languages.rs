@@ -86,8 +86,10 @@ mod tests {
             all.decision().unwrap(),
             "the names of folders are taken for languages: `en-IN`, `hi`"
         );
-        let mixed = FolderLanguages::of(["dr/a.wav", "speaker1/b.wav", "hi/c.wav"]);
-        assert_eq!((mixed.language("dr/a.wav"), mixed.language("hi/c.wav")), (None, None));
+        let mixed = FolderLanguages::of(["en/a.wav", "speaker1/b.wav", "hi/c.wav"]);
+        assert_eq!((mixed.language("en/a.wav"), mixed.language("hi/c.wav")), (None, None));
+        let dialects = FolderLanguages::of(["dr/a.wav", "hi/b.wav"]);
+        assert_eq!(dialects.language("hi/b.wav"), None);
         assert!(mixed.decision().unwrap().contains("`speaker1`"), "{mixed:?}");
         // Of an absolute path nothing is a first folder with a name.
         assert_eq!(FolderLanguages::of(["/hi/a.wav"]).language("/hi/a.wav"), None);
