@@ -439,6 +439,43 @@ fn a_flat_folder_needs_no_more_than_a_language() {
 }
 
 #[test]
+fn und_is_the_language_of_rows_where_nothing_else_tells_one() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("mono/a.wav", ""),
+            ("mono/a.txt", "just words"),
+            ("two/hi/a.wav", ""),
+            ("two/hi/a.txt", "words"),
+            ("two/en/b.wav", ""),
+            ("two/en/b.txt", "words"),
+        ],
+    );
+    let at = |name: &str| folder.path().join(name);
+    assert_eq!(column(&run(with_lang(&at("mono"), "und")), "lang"), ["und"]);
+    let mut languages = column(&run(with_lang(&at("two"), "und")), "lang");
+    languages.sort();
+    assert_eq!(languages, ["en", "hi"]);
+
+    fs::write(
+        at("m.jsonl"),
+        [
+            r#"{"audio_filepath": "mono/a.wav", "duration": 1.0, "text": "words"}"#,
+            r#"{"audio_filepath": "mono/a.wav", "duration": 1.0, "text": "<|ta|> words"}"#,
+            r#"{"audio_filepath": "mono/a.wav", "duration": 1.0, "text": "words", "lang": "de"}"#,
+        ]
+        .join("\n"),
+    )
+    .unwrap();
+    let mut settings = with_lang(&at("m.jsonl"), "und");
+    settings.check_audio = false;
+    let output = run(settings);
+    assert_eq!(column(&output, "lang"), ["und", "ta", "de"]);
+    assert_eq!(reasons(&output), Vec::<&str>::new());
+}
+
+#[test]
 fn links_to_folders_are_followed_once() {
     let folder = tempfile::tempdir().unwrap();
     lay_out(

@@ -84,7 +84,8 @@ use rows::Rows;
 ///
 /// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
 /// are named like languages (two or three letters, perhaps with a region; the log says what was decided); else the one in a tag
-/// that its text begins with (`<|hi|> ...`). `en-US` and `en_US` become `en`, unless `regions` is `keep`. A language has the
+/// that its text begins with (`<|hi|> ...`). With `lang: und`, the code for an undetermined language, rows get it where nothing
+/// else tells: for data of one language and models whose texts carry no tags. `en-US` and `en_US` become `en`, unless `regions` is `keep`. A language has the
 /// form of BCP 47: two or three letters, perhaps with script, region and variant (`hi`, `zh-Hant-TW`). An empty text is taken
 /// as it is.
 ///
@@ -141,7 +142,7 @@ pub struct ReadSettings {
     /// Tars that hold the recordings of a NeMo manifest, written like `manifest`: as many as manifests, or with the
     /// number at the end of their names that a line gives as `shard_id`.
     pub tars: String,
-    /// Language of rows that name none.
+    /// Language of rows that name none; `und` stands for an undetermined one, where neither a folder nor a tag tells it.
     pub lang: String,
     /// What becomes of the region in a language: `en-US`, `en_US`.
     pub regions: Regions,
@@ -232,7 +233,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 6;
+    const VERSION: u32 = 7;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(

@@ -12,7 +12,7 @@ use super::decoded_text::DecodedText;
 use super::files::label;
 use super::folder_languages::FolderLanguages;
 use super::looks::{Chain, Eyes, FileLook};
-use super::naming::{language, named};
+use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
@@ -192,7 +192,7 @@ impl Table {
         loop {
             let record = walk.next();
             let is_row = |record: &&Record<'_>| record.broken.is_none() && record.fields.len() == columns.count;
-            if let (true, Some(record)) = (settings.lang.is_empty(), record.as_ref().filter(is_row))
+            if let (false, Some(record)) = (names_all(&settings.lang), record.as_ref().filter(is_row))
                 && columns
                     .lang
                     .and_then(|place| record.fields.get(place))
