@@ -143,7 +143,10 @@ fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
         None => Ok(files),
         Some(missing) => Err(ManifestError::Manifest {
             path: missing.clone(),
-            why: format!("{what} is not there (paths are relative to the current directory)"),
+            why: match missing.exists() {
+                true => format!("{what} is neither a file nor a folder (a named pipe or a device is not read)"),
+                false => format!("{what} is not there (paths are relative to the current directory)"),
+            },
         }),
     }
 }
