@@ -144,6 +144,8 @@ pub struct ReadSettings {
     pub tars: String,
     /// Language of rows that name none; `und` stands for an undetermined one, where neither a folder nor a tag tells it.
     pub lang: String,
+    /// Columns of tables that have names of their own, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`.
+    pub columns: Vec<String>,
     /// What becomes of the region in a language: `en-US`, `en_US`.
     pub regions: Regions,
     /// Least length of a row in seconds; one of exactly this length stays. Nothing: no limit.
@@ -168,6 +170,7 @@ impl Default for ReadSettings {
             shards: PathBuf::new(),
             tars: String::new(),
             lang: String::new(),
+            columns: Vec::new(),
             regions: Regions::default(),
             min_duration: None,
             max_duration: None,
@@ -205,6 +208,14 @@ impl ReadSettings {
             "lang",
             format!("{:?} is no language code such as `hi` or `en-US`", self.lang),
         ))
+    }
+
+    /// Refuses new names of columns that no column can have.
+    fn check_columns(&self) -> Result<(), StageError> {
+        match text_tables::renamed(&self.columns) {
+            Ok(_) => Ok(()),
+            Err(why) => Err(StageError::setting("columns", why)),
+        }
     }
 
     /// Refuses limits of the duration that are no lengths, or that no row keeps.
@@ -252,6 +263,7 @@ impl Kind for Read {
         if !settings.manifest.is_empty() {
             settings.check_durations()?;
             settings.check_lang()?;
+            settings.check_columns()?;
             let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
             for (name, pattern) in patterns {
                 expand(pattern).map_err(|why| StageError::setting(name, why))?;
