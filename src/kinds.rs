@@ -25,6 +25,7 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_training::read_tokenizer::ReadTokenizer>(),
         kind::<flow_training::write_tokenizer::WriteTokenizer>(),
         kind::<flow_training::limit_texts::LimitTexts>(),
+        kind::<flow_training::language_tags::TagTexts>(),
         kind::<flow_training::train::TrainingTrain>(),
         kind::<flow_training::write_model::WriteModel>(),
         kind::<flow_evaluation::decode::EvaluationDecode>(),

@@ -38,9 +38,22 @@ pub use summary::{RunSummary, StageSummary};
 /// # Errors
 /// As [`run`], except for what only running can find.
 pub fn plan(checked: &Arc<Checked>, options: &Options) -> Result<Plan, RunError> {
+    match plan_despite_refusal(checked, options)? {
+        (plan, None) => Ok(plan),
+        (_, Some(refusal)) => Err(refusal),
+    }
+}
+
+/// As [`plan`], also where a stage would refuse the run because of what its log holds: with the reason.
+///
+/// # Errors
+/// As [`plan`], but for such a refusal.
+pub fn plan_despite_refusal(checked: &Arc<Checked>, options: &Options) -> Result<(Plan, Option<RunError>), RunError> {
+    let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
     let store = Store::open(&options.state, Access::Read)?;
-    let planned = PlanState::new(checked, options, store, &Events::default(), false).and_then(|mut state| state.plan());
-    planned.map_err(|error| error.hidden(&checked.pipeline.secrets))
+    let mut state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;
+    let plan = state.plan().map_err(hidden)?;
+    Ok((plan, state.refusals.into_iter().next().map(hidden)))
 }
 
 /// Runs a pipeline: plans it, freezes spec and plan in the run's folder, and runs region after region.

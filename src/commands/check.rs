@@ -41,8 +41,15 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
         // Making the plan lists every source and reads what the stages keep of their own.
         let options = Options::new(&arguments.state.state);
         flow_runtime::run::plan(&checked, &options).map_err(|error| Failure::run(error, &checked))?;
-        manifests::look_at_manifests(&checked, out)?;
-        writeln!(out, "{path}: {stages}, {found}; the files are there")?;
+        let without = manifests::look_at_manifests(&checked, out)?;
+        match without.is_empty() {
+            true => writeln!(out, "{path}: {stages}, {found}; the files are there")?,
+            false => writeln!(
+                out,
+                "{path}: {stages}, {found}; the files are there, but {} would have no row",
+                without.join(", ")
+            )?,
+        }
     } else {
         writeln!(out, "{path}: {stages}, {found}")?;
     }

@@ -13,13 +13,16 @@ use crate::table::{self, plural};
 
 pub fn plan(arguments: &PlanArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
-    let plan = flow_runtime::run::plan(&checked, &options(&arguments.selection))
+    let (plan, refusal) = flow_runtime::run::plan_despite_refusal(&checked, &options(&arguments.selection))
         .map_err(|error| Failure::run(error, &checked))?;
     if arguments.json {
         serde_json::to_writer(&mut *out, &plan).map_err(std::io::Error::from)?;
         writeln!(out)?;
     } else {
         show(&plan, arguments.partitions, out)?;
+    }
+    if let Some(refusal) = refusal {
+        return Err(Failure::run(refusal, &checked));
     }
     Ok(if arguments.exit_code && !plan.is_empty() {
         Exit::Noted

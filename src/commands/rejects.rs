@@ -1,10 +1,12 @@
 //! `flow rejects`: the rows that stages refused.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flow_runtime::RejectSet;
 use flow_runtime::escape::escape_line;
+use flow_runtime::event::Event;
 use flow_runtime::plan::Plan;
 
 use super::past_run::PastRun;
@@ -31,6 +33,7 @@ pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit
     } else {
         count(&set, out)?;
         examples(&set, out)?;
+        left_out(&run, out)?;
     }
     Ok(Exit::Done)
 }
@@ -114,6 +117,43 @@ fn examples(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
             escape_line(&format!("{stage}: {}: {place}: {detail}{more}", reject.reason))
         )?;
         heading = "";
+    }
+    Ok(())
+}
+
+/// Recordings that stages could not load while a run trained, which are no rejects: their rows had gone on before.
+fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
+    const SHOWN: usize = 3;
+    let mut stages: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
+    for (_, logged) in run.events()? {
+        match logged.event {
+            Event::StageFigures { stage, figures } => {
+                if let Some(count) = figures["recordings_left_out"].as_u64() {
+                    stages.entry(stage).or_default().0 = count;
+                }
+            }
+            Event::Warning {
+                stage: Some(stage),
+                message,
+            } if message.starts_with("step ") => {
+                let shown = &mut stages.entry(stage).or_default().1;
+                if shown.len() < SHOWN {
+                    shown.push(message);
+                }
+            }
+            _ => {}
+        }
+    }
+    for (stage, (count, messages)) in stages.into_iter().filter(|(_, (count, _))| *count > 0) {
+        let recordings = table::plural(count, "recording");
+        writeln!(
+            out,
+            "\nLeft out while loading, beside the rejects: {recordings} of {}",
+            escape_line(&stage)
+        )?;
+        for message in messages {
+            writeln!(out, "{}", escape_line(&format!("{stage}: {message}")))?;
+        }
     }
     Ok(())
 }

@@ -362,9 +362,19 @@ impl PlanState {
         };
         let stage = &self.checked.stages[self.graph.nodes[node].stage];
         let has_result = !stage.shape.outputs.is_empty();
+        let only_plans = !self.may_write;
+        let mut refused = None;
         let (standing, result) = catch_panic(|| match stage.settings.open(&context)? {
             Body::Log(mut body) => {
-                let standing = body.position()?;
+                let standing = match body.position() {
+                    // The plan goes on, to show the other stages, too.
+                    Err(error @ StageError::Refused { .. }) if only_plans => {
+                        let detail = format!("would be refused: {error}");
+                        refused = Some(error);
+                        LogPosition::At { step: 0, detail }
+                    }
+                    standing => standing?,
+                };
                 let result = match standing {
                     LogPosition::Finished { .. } if has_result => Some(body.result()?),
                     _ => None,
@@ -376,6 +386,9 @@ impl PlanState {
             )),
         })
         .map_err(|error| self.failed(node, None, error))?;
+        if let Some(error) = refused {
+            self.refusals.push(self.failed(node, None, error));
+        }
         if let LogPosition::Finished { .. } = standing {
             match &result {
                 None => self.nodes[node].all_settled = true,

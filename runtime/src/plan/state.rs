@@ -107,6 +107,8 @@ pub(crate) struct PlanState {
     pub may_write: bool,
     /// What failed so far, in a run that goes on all the same.
     pub failures: Failures,
+    /// Why a run would be refused, where only a plan is made, which goes on all the same.
+    pub refusals: Vec<RunError>,
 }
 
 impl PlanState {
@@ -139,6 +141,7 @@ impl PlanState {
             cancel: Cancel::default(),
             may_write,
             failures,
+            refusals: Vec::new(),
         })
     }
 

@@ -53,6 +53,13 @@ fn a_log_goes_on_where_it_stood() {
         );
         assert!(place.plan(&[&log]).is_empty(), "{:?}", counts(&place.plan(&[&log])));
         assert_eq!(place.run(&[&log]).ran, 0);
+        // A plan tells of it, and shows the other stages.
+        let (plan, refusal) = plan_despite_refusal(&place.checked(&[&log, "rate=2"]), &place.options).unwrap();
+        assert_eq!(refusal.unwrap().to_string(), "stage `train`: the rate changed");
+        let train = plan.stages.iter().find(|stage| stage.stage == "train").unwrap();
+        assert_eq!(train.run, 1);
+        assert_eq!(train.reasons[0].1, "would be refused: the rate changed");
+        assert!(plan.stages.iter().any(|stage| stage.reuse > 0));
         let error = place.try_run(&[&log, "rate=2"]).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert_eq!(error.to_string(), "stage `train`: the rate changed");

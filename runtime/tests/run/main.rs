@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use flow_runtime::event::{Event, Events, StageOutcome};
 use flow_runtime::plan::{Action, Options, Plan};
 use flow_runtime::registry::Registry;
-use flow_runtime::run::{RunError, RunSummary, plan, run};
+use flow_runtime::run::{RunError, RunSummary, plan, plan_despite_refusal, run};
 use flow_runtime::spec::{Checked, Overrides, check, load};
 use flow_runtime::store::{Access, Store};
 

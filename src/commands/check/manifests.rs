@@ -18,8 +18,10 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Places that a line names.
 const PLACES: usize = 5;
 
-/// Looks at some rows of each manifest that a stage reads, and says what they are like and which would be refused.
-pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<(), Failure> {
+/// Looks at some rows of each manifest that a stage reads, and says what they are like and which would be refused. The names
+/// of the stages of whose manifests no row could be used.
+pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<Vec<String>, Failure> {
+    let mut without = Vec::new();
     for (index, stage) in checked.stages.iter().enumerate() {
         if stage.kind.name() != "manifest.read" {
             continue;
@@ -34,8 +36,16 @@ pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<(), F
         for line in lines(&stage.name, &settings.manifest, &sample) {
             writeln!(out, "{}", escape_line(&line))?;
         }
+        if has_no_row(&sample) {
+            without.push(stage.name.clone());
+        }
     }
-    Ok(())
+    Ok(without)
+}
+
+/// Whether every row that was looked at would be refused.
+fn has_no_row(sample: &ManifestSample) -> bool {
+    sample.refused > 0 && sample.layouts.is_empty() && !sample.is_cut
 }
 
 fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
@@ -80,7 +90,12 @@ fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
         named(&sample.other_tag),
     );
     if sample.refused > 0 {
-        lines.push(format!("  rows that would be refused: {}", count(sample.refused)));
+        let all = if has_no_row(sample) {
+            ", and none that was looked at can be used"
+        } else {
+            ""
+        };
+        lines.push(format!("  rows that would be refused: {}{all}", count(sample.refused)));
     }
     let refused = sample.refusals.iter();
     lines.extend(refused.map(|refused| format!("    {}  {}: {}", refused.reason, refused.place, refused.detail)));
@@ -138,6 +153,17 @@ mod tests {
   rows that would be refused: 2
     missing_audio  m.jsonl, line 4: not there: gone.wav
     ..."
+        );
+        assert!(!has_no_row(&sample));
+        let sample = ManifestSample {
+            layouts: [].into(),
+            ..sample
+        };
+        assert!(has_no_row(&sample));
+        let said = lines("rows", "m.jsonl", &sample).join("\n");
+        assert!(
+            said.contains("rows that would be refused: 2, and none that was looked at can be used"),
+            "{said}"
         );
     }
 }

@@ -432,6 +432,8 @@ impl LoadBody {
             return loaded;
         };
         let so_far = loader.left_out.fetch_add(broken.len() as u64, Ordering::Relaxed) + broken.len() as u64;
+        // Told as in `metrics.jsonl`: the first step is 1.
+        let step = step + 1;
         let message = format!(
             "step {step}: {} of {total} recordings left out ({so_far} so far); {segment_id}: {error}",
             broken.len()

@@ -266,6 +266,16 @@ fn a_broken_recording_is_left_out_and_told() {
     assert!(broken > 0 && rows(&whole).len() == rows(&output).len());
     let warned = |event: &Event| matches!(event, Event::Warning { message, .. } if message.contains("left out") && message.contains("rec_en_"));
     assert!(output.events.iter().any(warned));
+    // The first of the four steps is 1.
+    let is_of = |event: &Event, step: u64| matches!(event, Event::Warning { message, .. } if message.starts_with(&format!("step {step}: ")));
+    let told = |step| output.events.iter().any(|event| is_of(event, step));
+    let lost = |step: u64| {
+        let rows = output.rows("batches", &step_name(step - 1));
+        (0..rows.num_rows()).any(|at| rows["signal"].as_list::<i32>().value_length(at) == 0)
+    };
+    for step in 1..=4 {
+        assert_eq!(told(step), lost(step), "step {step}");
+    }
     let all_spoilt = |_: &str, batch: RecordBatch| spoil("en/en_0000", batch);
     // A step of which nothing could be loaded is for training to skip.
     let nothing = harness(settings(), all_spoilt).0.run().unwrap();

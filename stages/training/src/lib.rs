@@ -5,6 +5,7 @@ pub mod checkpoint;
 pub mod error;
 mod file_set;
 pub mod init;
+pub mod language_tags;
 pub mod limit_texts;
 pub mod loaded_rows;
 pub mod long_texts;

@@ -57,6 +57,7 @@ pub struct Session {
     vocabulary_change: Option<VocabularyChange>,
     /// Damaged checkpoints that were passed over, one line each.
     set_aside: Vec<String>,
+    rate_after_end: Option<String>,
     /// Step and word error rate of the last evaluation.
     evaluated: Option<(u64, f64)>,
     /// The lowest word error rate of the checkpoints.
@@ -105,6 +106,10 @@ impl Session {
         let resumed = match &start {
             Start::Fresh { .. } => None,
             Start::Resume { record, .. } => Some(record.step),
+        };
+        let steps_before = match &start {
+            Start::Fresh { .. } => None,
+            Start::Resume { record, .. } => record.settings.get("max_steps").and_then(serde_json::Value::as_u64),
         };
         let identity = settings.identity()?;
         let device = settings.device()?.open(0)?;
@@ -157,6 +162,8 @@ impl Session {
             ..record
         };
         Planned::note(&mut record.plans, record.step, settings.ranks, settings.grad_accum);
+        let width = model.config.encoder.d_model;
+        let rate_after_end = steps_before.and_then(|before| settings.rate_after_end(before, record.step, width));
         let mut metrics = Metrics::open(folder.folder(), resumed)?;
         let lowest = checkpoint::best(folder.folder())?.and_then(|(_, record)| record.validation_wer);
         if let Some(change) = &vocabulary_change {
@@ -175,6 +182,7 @@ impl Session {
             folder: Arc::new(folder),
             writing: None,
             set_aside,
+            rate_after_end,
             evaluated: None,
             lowest,
             metrics,
@@ -210,6 +218,11 @@ impl Session {
     /// Damaged checkpoints that were passed over and set aside, one line each.
     pub fn set_aside(&self) -> &[String] {
         &self.set_aside
+    }
+
+    /// What becomes of the learning rate where training had ended and now goes on.
+    pub fn rate_after_end(&self) -> Option<&str> {
+        self.rate_after_end.as_deref()
     }
 
     /// Notes that there was nothing to work on for some time.

@@ -338,6 +338,31 @@ impl TrainSettings {
         }
     }
 
+    /// What becomes of the learning rate where training had ended after `before` steps and goes on at `step`, in words;
+    /// none where it had not ended. `d_model` matters to Noam only.
+    pub fn rate_after_end(&self, before: u64, step: u64, d_model: usize) -> Option<String> {
+        if before == 0 || step < before || self.max_steps <= before {
+            return None;
+        }
+        let earlier = TrainSettings {
+            max_steps: before,
+            ..self.clone()
+        };
+        let (earlier, now) = (earlier.recipe(d_model), self.recipe(d_model));
+        let cosine = match self.schedule {
+            ScheduleShape::Cosine => " (the cosine is that of all steps)",
+            ScheduleShape::Noam | ScheduleShape::Constant => "",
+        };
+        Some(format!(
+            "training had ended after {before} steps, and `max_steps` is now {}: the learning rate was {:.2e} in the last step, \
+             is {:.2e} in the next one and {:.2e} in the last{cosine}",
+            self.max_steps,
+            earlier.rate(before - 1),
+            now.rate(step),
+            now.rate(self.max_steps - 1)
+        ))
+    }
+
     /// Phases and warm-ups that do not end within the run, in words for a warning.
     pub fn phase_warnings(&self) -> Vec<String> {
         const GROUPS: &str = "the parameter groups are encoder, decoder and joint";
@@ -421,6 +446,27 @@ impl TrainSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Where a finished schedule is made longer, the rate that had come to its end rises again.
+    #[test]
+    fn what_the_rate_does_after_its_end_is_told() {
+        let settings = TrainSettings {
+            max_steps: 200,
+            unfreeze_step: 0,
+            phase2_warmup: 0,
+            phase2_lr: 1e-3,
+            min_lr: 0.0,
+            ..TrainSettings::default()
+        };
+        let said = settings.rate_after_end(100, 100, 144).expect("it had ended");
+        assert!(
+            said.contains("after 100 steps") && said.contains("is 5.00e-4 in the next one") && said.contains("cosine"),
+            "{said}"
+        );
+        // In the middle of a run, and where nothing is left to do.
+        assert_eq!(settings.rate_after_end(100, 50, 144), None);
+        assert_eq!(settings.rate_after_end(200, 200, 144), None);
+    }
 
     #[test]
     fn phases_that_do_not_end_are_told() {

@@ -13,6 +13,8 @@ use crate::transcripts::Transcripts;
 const NAMED: usize = 5;
 /// Tags that are told apart; further ones are counted together.
 const MOST_TAGS: usize = 100;
+/// What BCP 47 calls a language that is not known.
+const UNDETERMINED: &str = "und";
 /// Longest name of a tag.
 const LONGEST_TAG: usize = 32;
 
@@ -228,8 +230,19 @@ fn next_tag(text: &str) -> Option<(&str, &str, &str)> {
 
 /// Whether a tag is that of a language, and of another than this one. Regions and scripts do not count: `en` is `en-US`.
 fn names_another(tag: &str, language: &str) -> bool {
-    let primary = |text: &str| text.split(['-', '_']).next().unwrap_or_default().to_ascii_lowercase();
-    let (of_tag, of_row) = (primary(tag), primary(language));
-    let is_language = (2..=3).contains(&of_tag.len()) && of_tag.bytes().all(|byte| byte.is_ascii_alphabetic());
-    is_language && !of_row.is_empty() && of_tag != of_row
+    let (of_tag, of_row) = (
+        primary(tag).to_ascii_lowercase(),
+        primary(language).to_ascii_lowercase(),
+    );
+    is_language(tag) && !of_row.is_empty() && of_row != UNDETERMINED && of_tag != of_row
+}
+
+/// Whether a tag begins with a code of two or three letters, as those of languages do.
+pub(crate) fn is_language(tag: &str) -> bool {
+    let code = primary(tag);
+    (2..=3).contains(&code.len()) && code.bytes().all(|byte| byte.is_ascii_alphabetic())
+}
+
+fn primary(tag: &str) -> &str {
+    tag.split(['-', '_']).next().unwrap_or_default()
 }

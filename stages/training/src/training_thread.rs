@@ -86,6 +86,11 @@ pub(crate) fn train(
             message: message.clone(),
         });
     }
+    if let Some(message) = session.rate_after_end() {
+        context.events.send(Event::Note {
+            message: format!("{}: {message}", context.stage),
+        });
+    }
     for message in settings.phase_warnings() {
         context.events.send(Event::Warning {
             stage: Some(context.stage.clone()),

@@ -11,6 +11,7 @@ use flow_runtime::event::Event;
 use flow_runtime::harness::{Harness, Output};
 use flow_runtime::{Artifact, Partition, RejectClass, StageError};
 use flow_sampling::load::loaded_schema;
+use flow_training::language_tags::{LanguageTags, LanguageTagsSettings, TagTexts};
 use flow_training::limit_texts::{LimitTexts, LimitTextsSettings};
 use flow_training::loaded_rows::micro_batches;
 use flow_training::long_texts::{LongTexts, OverLimit};
@@ -333,6 +334,78 @@ fn rows_with_too_many_tokens_are_rejects() {
             .to_string()
             .contains("tokenizer.read")
     );
+}
+
+/// Texts of shards, which are tagged, and of manifests, which are not, become the same.
+#[test]
+fn texts_begin_with_the_tags_that_the_tokenizer_has() {
+    let trained = train(settings(TokenizerType::Bpe), &[&rows()], 1).expect("trained");
+    let table = trained.rows("tokenizer", "tokenizer");
+    let tagged = |texts: &[(&str, &str)], tags: LanguageTags| {
+        let rows = RecordBatch::try_new(
+            schema(),
+            vec![
+                Arc::new(UInt32Array::from_iter_values(0..texts.len() as u32)),
+                Arc::new(StringArray::from(vec!["seg"; texts.len()])),
+                Arc::new(StringArray::from_iter_values(texts.iter().map(|(text, _)| text))),
+                Arc::new(StringArray::from_iter_values(texts.iter().map(|(_, lang)| lang))),
+            ],
+        )
+        .expect("rows");
+        let output = Harness::<TagTexts>::new(LanguageTagsSettings { tags })
+            .input("rows", schema())
+            .input("tokenizer", tokenizer_schema())
+            .feed("rows", "p/0", rows)
+            .feed("tokenizer", "tokenizer", table.clone())
+            .run()
+            .expect("tagged");
+        assert!(output.rejects().is_empty());
+        let rows = output.rows("rows", "p/0");
+        let texts = rows.column_by_name("text").expect("text").as_string::<i32>().clone();
+        texts
+            .iter()
+            .map(|text| text.expect("a text").to_owned())
+            .collect::<Vec<_>>()
+    };
+    // The tokenizer has the tags of `en` and `hi`.
+    let texts = [
+        ("ring king", "en"),
+        ("<|en|> ring king", "en"),
+        ("दस", "hi"),
+        ("<|de|> ring", "de"),
+        ("ring", "de"),
+        ("ring", "und"),
+        ("<|noise|> ring", "de"),
+        ("<|hi|> ring", "en"),
+    ];
+    assert_eq!(
+        tagged(&texts, LanguageTags::Auto),
+        [
+            "<|en|> ring king",
+            "<|en|> ring king",
+            "<|hi|> दस",
+            "ring",
+            "ring",
+            "ring",
+            "<|noise|> ring",
+            "<|hi|> ring"
+        ]
+    );
+    assert_eq!(
+        tagged(&texts, LanguageTags::Never),
+        [
+            "ring king",
+            "ring king",
+            "दस",
+            "ring",
+            "ring",
+            "ring",
+            "<|noise|> ring",
+            "ring"
+        ]
+    );
+    let as_is: Vec<&str> = texts.iter().map(|(text, _)| *text).collect();
+    assert_eq!(tagged(&texts, LanguageTags::AsIs), as_is);
 }
 
 /// Training that is given such rows all the same leaves them out, or cuts them.

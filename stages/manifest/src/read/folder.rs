@@ -9,7 +9,7 @@ use flow_runtime::{Partition, SourcePartition, StageError};
 use super::folder_languages::FolderLanguages;
 use super::listing::{AUDIO, Listed, Transcript, list, stem};
 use super::looks::{Chain, looks_of};
-use super::naming::{language, named};
+use super::naming::{language, named, names_all};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::transcripts::{transcript, transcripts_of};
@@ -102,7 +102,7 @@ impl AudioFolder {
 
     /// What was decided about the names of its folders, where they count.
     pub fn decision(&self) -> Option<String> {
-        if self.lang.is_empty() {
+        if !names_all(&self.lang) {
             self.folders.decision()
         } else {
             None

@@ -403,6 +403,38 @@ fn hugging_face_folders_have_metadata_as_json_lines() {
 }
 
 #[test]
+fn columns_of_other_names_are_named_by_a_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    lay_out(folder.path(), &[("a.wav", ""), ("b.wav", "")]);
+    fs::write(
+        at("all.csv"),
+        "wav_file,words,text,secs,tongue,speaker\na.wav,said,raw,1.5,de,s1\nb.wav,heard,raw,1.0,de,s2\n",
+    )
+    .unwrap();
+    let read = |columns: &[&str]| {
+        let mut settings = with_lang(&at("all.csv"), "en");
+        settings.check_audio = false;
+        settings.columns = columns.iter().map(ToString::to_string).collect();
+        settings
+    };
+    let columns = ["wav_file=audio_filepath", "words=text", "secs=duration", "tongue=lang"];
+    let output = run(read(&columns));
+    // The setting counts, though the table has a column `text` too.
+    assert_eq!(column(&output, "text"), ["said", "heard"]);
+    assert_eq!(column(&output, "lang"), ["de", "de"]);
+    assert_eq!(column(&output, "extra"), [r#"{"speaker":"s1"}"#, r#"{"speaker":"s2"}"#]);
+    for (wrong, message) in [
+        (&["words"][..], "THEIRS=OURS"),
+        (&["words=txt"], "no column that is read"),
+        (&["a=text", "b=sentence"], "both"),
+    ] {
+        let refused = Harness::<Read>::new(read(wrong)).shape().unwrap_err().to_string();
+        assert!(refused.contains(message), "{refused}");
+    }
+}
+
+#[test]
 fn a_flat_folder_needs_no_more_than_a_language() {
     let folder = tempfile::tempdir().unwrap();
     lay_out(
@@ -436,6 +468,43 @@ fn a_flat_folder_needs_no_more_than_a_language() {
     let without = run(settings(folder.path()));
     assert_eq!(reasons(&without), ["missing_field"; 4]);
     assert!(details(&without).iter().all(|detail| detail.contains("setting `lang`")));
+}
+
+#[test]
+fn und_is_the_language_of_rows_where_nothing_else_tells_one() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("mono/a.wav", ""),
+            ("mono/a.txt", "just words"),
+            ("two/hi/a.wav", ""),
+            ("two/hi/a.txt", "words"),
+            ("two/en/b.wav", ""),
+            ("two/en/b.txt", "words"),
+        ],
+    );
+    let at = |name: &str| folder.path().join(name);
+    assert_eq!(column(&run(with_lang(&at("mono"), "und")), "lang"), ["und"]);
+    let mut languages = column(&run(with_lang(&at("two"), "und")), "lang");
+    languages.sort();
+    assert_eq!(languages, ["en", "hi"]);
+
+    fs::write(
+        at("m.jsonl"),
+        [
+            r#"{"audio_filepath": "mono/a.wav", "duration": 1.0, "text": "words"}"#,
+            r#"{"audio_filepath": "mono/a.wav", "duration": 1.0, "text": "<|ta|> words"}"#,
+            r#"{"audio_filepath": "mono/a.wav", "duration": 1.0, "text": "words", "lang": "de"}"#,
+        ]
+        .join("\n"),
+    )
+    .unwrap();
+    let mut settings = with_lang(&at("m.jsonl"), "und");
+    settings.check_audio = false;
+    let output = run(settings);
+    assert_eq!(column(&output, "lang"), ["und", "ta", "de"]);
+    assert_eq!(reasons(&output), Vec::<&str>::new());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::files::{label, trailing_number};
 use super::folder_languages::FolderLanguages;
 use super::looks::{Chain, Eyes, FileLook};
-use super::naming::{language, named};
+use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::text_tables::TEXT_COLUMNS;
@@ -141,7 +141,7 @@ impl LineManifest {
             tars,
             look: settings.check_audio,
         };
-        if settings.lang.is_empty() {
+        if !names_all(&settings.lang) {
             manifest.rules.folders = Arc::new(manifest.folders_of_file_names()?);
         }
         Ok(manifest)
@@ -334,11 +334,9 @@ pub fn row_of<'t>(
         .ok_or_else(|| refuse("missing_field", "duration"))?;
     let start = fields.number("offset")?.filter(|&start| start != 0.0);
     let shard = fields.shard()?;
-    let (lang_field, lang) = match fields.language()? {
-        Some((key, lang)) => (key, lang.to_string()),
-        None if !rules.lang.is_empty() => ("", rules.lang.clone()),
-        None => ("", tag_of(&text).unwrap_or_default().to_string()),
-    };
+    let said = fields.language()?;
+    let lang_field = said.map_or("", |(key, _)| key);
+    let lang = language(said.map(|(_, lang)| lang), &rules.lang, None, &text);
     let (tar_path, member) = (word("tar_path")?, word("tar_member_name")?);
     let path = fields.text("audio_filepath")?.filter(|path| !path.is_empty());
     let shard_id = shard.clone().unwrap_or_else(|| stem.to_string());

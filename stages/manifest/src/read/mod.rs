@@ -84,7 +84,8 @@ use rows::Rows;
 ///
 /// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
 /// are named like languages (two or three letters, perhaps with a region; the log says what was decided); else the one in a tag
-/// that its text begins with (`<|hi|> ...`). `en-US` and `en_US` become `en`, unless `regions` is `keep`. A language has the
+/// that its text begins with (`<|hi|> ...`). With `lang: und`, the code for an undetermined language, rows get it where nothing
+/// else tells: for data of one language and models whose texts carry no tags. `en-US` and `en_US` become `en`, unless `regions` is `keep`. A language has the
 /// form of BCP 47: two or three letters, perhaps with script, region and variant (`hi`, `zh-Hant-TW`). An empty text is taken
 /// as it is.
 ///
@@ -141,8 +142,10 @@ pub struct ReadSettings {
     /// Tars that hold the recordings of a NeMo manifest, written like `manifest`: as many as manifests, or with the
     /// number at the end of their names that a line gives as `shard_id`.
     pub tars: String,
-    /// Language of rows that name none.
+    /// Language of rows that name none; `und` stands for an undetermined one, where neither a folder nor a tag tells it.
     pub lang: String,
+    /// Columns of tables that have names of their own, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`.
+    pub columns: Vec<String>,
     /// What becomes of the region in a language: `en-US`, `en_US`.
     pub regions: Regions,
     /// Least length of a row in seconds; one of exactly this length stays. Nothing: no limit.
@@ -167,6 +170,7 @@ impl Default for ReadSettings {
             shards: PathBuf::new(),
             tars: String::new(),
             lang: String::new(),
+            columns: Vec::new(),
             regions: Regions::default(),
             min_duration: None,
             max_duration: None,
@@ -206,6 +210,14 @@ impl ReadSettings {
         ))
     }
 
+    /// Refuses new names of columns that no column can have.
+    fn check_columns(&self) -> Result<(), StageError> {
+        match text_tables::renamed(&self.columns) {
+            Ok(_) => Ok(()),
+            Err(why) => Err(StageError::setting("columns", why)),
+        }
+    }
+
     /// Refuses limits of the duration that are no lengths, or that no row keeps.
     fn check_durations(&self) -> Result<(), StageError> {
         for (name, limit) in [("min_duration", self.min_duration), ("max_duration", self.max_duration)] {
@@ -232,7 +244,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 6;
+    const VERSION: u32 = 7;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
@@ -251,6 +263,7 @@ impl Kind for Read {
         if !settings.manifest.is_empty() {
             settings.check_durations()?;
             settings.check_lang()?;
+            settings.check_columns()?;
             let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
             for (name, pattern) in patterns {
                 expand(pattern).map_err(|why| StageError::setting(name, why))?;

@@ -36,17 +36,24 @@ pub fn named(file: &str, start: Option<f64>) -> Named {
     }
 }
 
+/// The code of BCP 47 for an undetermined language.
+pub const UNDETERMINED: &str = "und";
+
 /// The language of a row: the one that the manifest says, else the one of the setting, else that of the folder, where folders
-/// are named like languages, else the one in a tag that the text begins with; empty where nothing tells.
+/// are named like languages, else the one in a tag that the text begins with; empty where nothing tells. A setting of
+/// [`UNDETERMINED`] counts last, where nothing else tells.
 pub fn language(said: Option<&str>, setting: &str, folder: Option<&str>, text: &str) -> String {
-    match said.filter(|lang| !lang.is_empty()) {
-        Some(lang) => lang.to_string(),
-        None if !setting.is_empty() => setting.to_string(),
-        None => match folder {
-            Some(folder) => folder.to_lowercase(),
-            None => tag_of(text).unwrap_or_default().to_string(),
-        },
-    }
+    let said = said.filter(|lang| !lang.is_empty()).map(str::to_string);
+    let named = said
+        .or_else(|| names_all(setting).then(|| setting.to_string()))
+        .or_else(|| folder.map(str::to_lowercase))
+        .or_else(|| tag_of(text).map(str::to_string));
+    named.unwrap_or_else(|| setting.to_string())
+}
+
+/// Whether a setting names the language of all rows that name none.
+pub fn names_all(setting: &str) -> bool {
+    !setting.is_empty() && setting != UNDETERMINED
 }
 
 #[cfg(test)]
@@ -74,5 +81,10 @@ mod tests {
         assert_eq!(language(None, "", Some("Hi"), "<|ta|> x"), "hi");
         assert_eq!(language(None, "", None, "<|ta|> x"), "ta");
         assert_eq!(language(None, "", None, "x"), "");
+        // Undetermined is what nothing else tells.
+        assert_eq!(language(Some("de"), "und", Some("hi"), "<|ta|> x"), "de");
+        assert_eq!(language(None, "und", Some("hi"), "<|ta|> x"), "hi");
+        assert_eq!(language(None, "und", None, "<|ta|> x"), "ta");
+        assert_eq!(language(None, "und", None, "x"), "und");
     }
 }

@@ -97,6 +97,17 @@ impl ReadSettings {
                 why: "`tars` belongs to manifests of JSON lines".into(),
             });
         }
+        let is_table = match (format, files.as_slice()) {
+            (Format::Table, _) => true,
+            (Format::Folder, [root]) => table_of(root)?.is_some_and(|table| format_of(&table) == Some(Format::Table)),
+            _ => false,
+        };
+        if !self.columns.is_empty() && !is_table {
+            return Err(ManifestError::Manifest {
+                path: self.manifest.clone().into(),
+                why: "`columns` belongs to CSV and TSV".into(),
+            });
+        }
         match (format, files.as_slice()) {
             (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self, scratch)?)),
             (Format::Table, _) => Ok(Manifest::Texts(TextTables::open(files, None, self)?)),
@@ -143,7 +154,10 @@ fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
         None => Ok(files),
         Some(missing) => Err(ManifestError::Manifest {
             path: missing.clone(),
-            why: format!("{what} is not there (paths are relative to the current directory)"),
+            why: match missing.exists() {
+                true => format!("{what} is neither a file nor a folder (a named pipe or a device is not read)"),
+                false => format!("{what} is not there (paths are relative to the current directory)"),
+            },
         }),
     }
 }

@@ -122,7 +122,7 @@ impl ManifestRow {
         if self.lang.trim().is_empty() {
             return Err(refuse(
                 "missing_field",
-                "lang: the row names none; the setting `lang` gives one to all such rows",
+                "lang: the row names none; the setting `lang` gives one to all such rows (`und` where it does not matter)",
             ));
         }
         if !is_language_code(&self.lang) {

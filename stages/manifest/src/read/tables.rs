@@ -15,8 +15,8 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 
 use super::files::label;
 use super::grouped::{Grouped, Grouping};
-use super::lines::tag_of;
 use super::looks::{Chain, FileLook, Look, looks_of};
+use super::naming::language;
 use super::places::{Places, shard_folders};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
@@ -519,7 +519,7 @@ impl Columns {
         Ok(ManifestRow {
             segment_id: of(0),
             shard_id: self.shard_id(row, file),
-            lang: or(or(of(3), lang), tag_of(&text).unwrap_or_default()),
+            lang: language(Some(&of(3)), lang, None, &text),
             lang_field: if of(3).is_empty() { "" } else { "lang" },
             text,
             duration: Some(self.duration.value(row)),

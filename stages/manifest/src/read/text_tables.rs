@@ -12,7 +12,7 @@ use super::decoded_text::DecodedText;
 use super::files::label;
 use super::folder_languages::FolderLanguages;
 use super::looks::{Chain, Eyes, FileLook};
-use super::naming::{language, named};
+use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
@@ -184,15 +184,18 @@ impl Table {
             .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
         let mut walk = text.records(0..text.text.len(), quoted);
         let heading = walk.next().map(|record| record.fields).unwrap_or_default();
-        let columns = Columns::of(&heading).map_err(|why| ManifestError::Manifest {
-            path: path.clone(),
-            why,
-        })?;
+        let heading = with_new_names(&heading, &settings.columns);
+        let columns = heading
+            .and_then(|heading| Columns::of(&heading))
+            .map_err(|why| ManifestError::Manifest {
+                path: path.clone(),
+                why,
+            })?;
         let (mut blocks, mut start, mut rows) = (Vec::new(), walk.at(), 0);
         loop {
             let record = walk.next();
             let is_row = |record: &&Record<'_>| record.broken.is_none() && record.fields.len() == columns.count;
-            if let (true, Some(record)) = (settings.lang.is_empty(), record.as_ref().filter(is_row))
+            if let (false, Some(record)) = (names_all(&settings.lang), record.as_ref().filter(is_row))
                 && columns
                     .lang
                     .and_then(|place| record.fields.get(place))
@@ -303,6 +306,77 @@ impl Table {
     }
 }
 
+/// The names that stand for each field of a row.
+const NAMES: [&[&str]; 8] = [
+    &FILE_COLUMNS,
+    &TEXT_COLUMNS,
+    &LANGUAGE_COLUMNS,
+    &ID_COLUMNS,
+    &["duration"],
+    &["offset"],
+    &["shard_id"],
+    &["source"],
+];
+
+/// The setting `columns`: pairs of a column's name in the table and one that stands for a field of a row.
+///
+/// # Errors
+/// For one that is no such pair, and for a field that is given twice.
+pub fn renamed(columns: &[String]) -> Result<Vec<(&str, &str)>, String> {
+    let mut pairs: Vec<(&str, &str)> = Vec::new();
+    for column in columns {
+        let pair = column
+            .rsplit_once('=')
+            .map(|(theirs, ours)| (theirs.trim(), ours.trim()));
+        let Some((theirs, ours)) = pair.filter(|(theirs, _)| !theirs.is_empty()) else {
+            return Err(format!(
+                "{column:?} is not of the form THEIRS=OURS, such as wav_file=audio_filepath"
+            ));
+        };
+        let Some(names) = names_like(ours) else {
+            return Err(format!(
+                "{ours:?} is no column that is read: one of {}",
+                NAMES.concat().join(", ")
+            ));
+        };
+        if let Some((before, _)) = pairs.iter().find(|(_, other)| names.contains(other)) {
+            return Err(format!("{before:?} and {theirs:?} are both {ours}"));
+        }
+        pairs.push((theirs, ours));
+    }
+    Ok(pairs)
+}
+
+fn names_like(ours: &str) -> Option<&'static [&'static str]> {
+    NAMES.into_iter().find(|names| names.contains(&ours))
+}
+
+/// A heading with the names that the setting `columns` gives. Other columns of a field that it names do not count.
+fn with_new_names<T: AsRef<str>>(heading: &[T], columns: &[String]) -> Result<Vec<String>, String> {
+    let pairs = renamed(columns)?;
+    let mut names: Vec<String> = heading.iter().map(|name| name.as_ref().trim().to_string()).collect();
+    let mut places = Vec::new();
+    for (theirs, ours) in &pairs {
+        let place = names.iter().position(|name| name.eq_ignore_ascii_case(theirs));
+        let place = place.ok_or_else(|| {
+            let shown: String = names.join(", ").chars().take(SHOWN).collect();
+            format!("it has no column {theirs:?}, which `columns` names; its columns are: {shown}")
+        })?;
+        places.push((place, *ours));
+    }
+    for (place, name) in names.iter_mut().enumerate() {
+        let is_field = |ours: &str| {
+            names_like(ours).is_some_and(|names| names.iter().any(|other| other.eq_ignore_ascii_case(name)))
+        };
+        match places.iter().find(|(renamed, _)| *renamed == place) {
+            Some((_, ours)) => *name = ours.to_string(),
+            None if places.iter().any(|(_, ours)| is_field(ours)) => name.clear(),
+            None => {}
+        }
+    }
+    Ok(names)
+}
+
 impl Columns {
     /// The error says which columns there are.
     fn of<T: AsRef<str>>(heading: &[T]) -> Result<Columns, String> {
@@ -315,7 +389,8 @@ impl Columns {
             find(wanted).ok_or_else(|| {
                 let shown: String = names.join(", ").chars().take(SHOWN).collect();
                 format!(
-                    "its first line names no column for {what} (one of {}); its columns are: {shown}",
+                    "its first line names no column for {what} (one of {}; `columns` names one that is called otherwise); its \
+                     columns are: {shown}",
                     wanted.join(", ")
                 )
             })
