@@ -149,7 +149,7 @@ impl TextTables {
             SourcePartition {
                 name: name.clone(),
                 files: vec![table.path.clone()],
-                extra: chain.map(Chain::to_hex).unwrap_or_default(),
+                extra: chain.map(Chain::to_hex).unwrap_or_default() + self.folders.in_key(),
             }
         };
         self.blocks.par_iter().map(partition).collect()
