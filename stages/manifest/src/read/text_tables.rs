@@ -355,12 +355,15 @@ impl Columns {
     }
 }
 
-/// The row that begins at a line of a table, from 1 with the heading, as it stands there, and the segment that it stands for;
-/// none where no row begins there.
+/// A row as it stands in a table, its segment, and its recording.
+type NamedLine = (String, Option<String>, Option<String>);
+
+/// The row that begins at a line of a table, from 1 with the heading, as it stands there, the segment that it stands for, and
+/// the recording that it names; none where no row begins there.
 ///
 /// # Errors
 /// When the table cannot be read or its heading lacks a column.
-pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<(String, Option<String>)>, ManifestError> {
+pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<NamedLine>, ManifestError> {
     let text = read_text(path)?;
     let quoted = path
         .extension()
@@ -390,7 +393,8 @@ pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<(String, Optio
                 let start = start.filter(|&start: &f64| start != 0.0);
                 field(Some(columns.file)).map(|file| named(file, start).segment_id)
             });
-            return Ok(Some((record.line.to_string(), segment)));
+            let file = field(Some(columns.file)).map(str::to_string);
+            return Ok(Some((record.line.to_string(), segment, file)));
         }
         if begins > number {
             break;
