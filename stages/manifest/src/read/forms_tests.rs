@@ -615,12 +615,12 @@ fn what_is_no_language_is_a_reject_that_names_it() {
             ("tagged.csv", "path,text,duration\na.wav,<|null|> x,0.5\n"),
         ],
     );
-    for (manifest, field, unit) in [("m.jsonl", "`target_lang`", "line"), ("t.csv", "`locale`", "row")] {
+    for (manifest, field, line) in [("m.jsonl", "`target_lang`", 2), ("t.csv", "`locale`", 3)] {
         let output = run(settings(&folder.path().join(manifest)));
         assert_eq!(column(&output, "lang"), ["hi", "en"]);
         assert_eq!(reasons(&output), ["bad_language"; 2]);
         let expected =
-            format!("\"auto_detect\" in {field} is no language code such as `hi` or `en-US` ({manifest}, {unit} 2)");
+            format!("\"auto_detect\" in {field} is no language code such as `hi` or `en-US` ({manifest}, line {line})");
         assert_eq!(details(&output)[0], expected);
         assert!(details(&output)[1].contains("\"speaker one\""));
     }

@@ -208,9 +208,9 @@ impl LineManifest {
         let (path, look) = &self.files[block.file];
         look.still(path)?;
         let mut failed = None;
-        rows.begin_file(path, "line");
+        rows.begin_file(path);
         self.each_line(block, |number, line| {
-            rows.at(number);
+            rows.at_line(number);
             let pushed = match line {
                 Ok(line) if line.trim().is_empty() => return Ok(()),
                 Ok(line) => rows.push(self.row(line, number, block.file), || line_values(line)),
