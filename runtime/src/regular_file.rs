@@ -1,8 +1,10 @@
 //! Files that users name are opened where they are regular files: opening a pipe waits until somebody writes to it, and a
 //! device may have no end.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
@@ -24,7 +26,8 @@ pub fn open_regular_file(path: &Path) -> io::Result<File> {
     Err(io::Error::other(format!("it is {found}, not a regular file")))
 }
 
-/// Opens a file that is read once, from its beginning to its end: a regular file, or a pipe that this process has open already.
+/// Opens a file that is read once, from its beginning to its end: a regular file, or a pipe without a name that this process has
+/// open already.
 ///
 /// # Errors
 /// If it cannot be opened, or is neither.
@@ -36,13 +39,16 @@ pub fn open_regular_file_or_open_pipe(path: &Path) -> io::Result<File> {
 }
 
 /// Whether a path is that of a pipe which this process has open already, such as `/dev/fd/63` of a shell's `<(...)`: opening
-/// it waits for nobody.
+/// it waits for nobody. Opening a pipe with a name waits for somebody who writes to it, though a descriptor may lead there, too.
 pub(crate) fn is_open_pipe(path: &Path) -> bool {
-    let is_descriptor = path == Path::new("/dev/stdin")
-        || path
-            .parent()
-            .is_some_and(|folder| [Path::new("/dev/fd"), Path::new("/proc/self/fd")].contains(&folder));
-    is_descriptor && std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
+    let descriptors = Path::new("/proc/self/fd");
+    let descriptor = match path.parent() {
+        _ if path == Path::new("/dev/stdin") => Some(OsStr::new("0")),
+        Some(folder) if folder == Path::new("/dev/fd") || folder == descriptors => path.file_name(),
+        _ => None,
+    };
+    let target = descriptor.and_then(|descriptor| std::fs::read_link(descriptors.join(descriptor)).ok());
+    target.is_some_and(|target| target.as_os_str().as_bytes().starts_with(b"pipe:["))
 }
 
 /// All bytes of a file.
@@ -98,5 +104,19 @@ mod tests {
         let mut file = open_regular_file_or_open_pipe(Path::new(&path)).unwrap();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "text");
+        // Who opens a pipe with a name once more waits for a writer, who may be gone.
+        let folder = tempfile::tempdir().unwrap();
+        let named = folder.path().join("pipe");
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&named)
+                .status()
+                .unwrap()
+                .success()
+        );
+        let held = File::options().read(true).write(true).open(&named).unwrap();
+        let path = format!("/dev/fd/{}", held.as_raw_fd());
+        let error = open_regular_file_or_open_pipe(Path::new(&path)).unwrap_err();
+        assert_eq!(error.to_string(), "it is a pipe, not a regular file");
     }
 }

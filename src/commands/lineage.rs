@@ -210,7 +210,17 @@ impl Wanted {
                 row.tar_path.or(row.audio_path).is_some_and(|of| is_same_path(of, tar))
                     && row.tar_member_name.is_some_and(|of| is_same_path(of, member))
             }
-            Wanted::Line(line) => row.segment_id.is_some() && row.segment_id == line.segment_id.as_deref(),
+            // Lines of JSON may have one id for recordings of several folders.
+            Wanted::Line(line) => {
+                row.segment_id.is_some()
+                    && row.segment_id == line.segment_id.as_deref()
+                    && match (row.audio_path, &line.recording, row.tar_path) {
+                        (Some(path), Some(recording), None | Some("")) if !path.is_empty() => {
+                            is_same_path(path, recording)
+                        }
+                        _ => true,
+                    }
+            }
         }
     }
 
@@ -229,12 +239,15 @@ impl Wanted {
             tar_path: value("tar_path"),
             tar_member_name: value("tar_member_name"),
         };
-        self.is(&names)
-            || match (self, value("line")) {
-                (Wanted::Line(wanted), Some(line)) => wanted.line == line,
-                (Wanted::Recording(path), Some(line)) => line.contains(path.as_str()),
-                _ => false,
+        // Of longer lines a reject keeps the beginning.
+        const LONG: usize = 60_000;
+        match (self, value("line")) {
+            (Wanted::Line(wanted), Some(line)) => {
+                wanted.line == line || (line.len() > LONG && wanted.line.starts_with(line))
             }
+            (Wanted::Recording(path), Some(line)) => self.is(&names) || line.contains(path.as_str()),
+            _ => self.is(&names),
+        }
     }
 
     /// What of it is nearest to a segment's id.
@@ -408,6 +421,13 @@ mod tests {
             ..RowNames::default()
         };
         assert!(search(1).unwrap()[0].wanted.is(&row));
+        for (recording, is) in [("/data/a.wav", true), ("/data/b.wav", false)] {
+            let row = RowNames {
+                audio_path: Some(recording),
+                ..row
+            };
+            assert_eq!(search(1).unwrap()[0].wanted.is(&row), is, "{recording}");
+        }
         let reject = Reject {
             row: Some(1),
             segment_id: None,
@@ -418,6 +438,12 @@ mod tests {
         };
         assert!(search(2).unwrap()[0].wanted.is_reject(&reject));
         assert!(!search(1).unwrap()[0].wanted.is_reject(&reject));
+        // Another line of the same id.
+        let other = Reject {
+            segment_id: Some("a".into()),
+            ..reject
+        };
+        assert!(!search(1).unwrap()[0].wanted.is_reject(&other));
         assert!(search(3).is_err());
     }
 }

@@ -52,6 +52,10 @@ pub struct SplitSettings {
     pub norm: String,
     /// Column with the recording; needed for `split_by: recording` only.
     pub recording_id: String,
+    /// Column with a further thing that must not stand on both sides, such as a segment's names; for `split_by: recording` only.
+    /// Empty: none. Where it is null, it ties nothing.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub segment_key: String,
     /// Least rows for validation in all; where fewer can be chosen, the stage fails and says why.
     #[serde(skip_serializing_if = "is_none_asked_for")]
     pub min_val_rows: u64,
@@ -72,12 +76,17 @@ impl Default for SplitSettings {
             lang: "lang".into(),
             norm: "norm".into(),
             recording_id: "recording_id".into(),
+            segment_key: String::new(),
             min_val_rows: 0,
         }
     }
 }
 
 impl SplitSettings {
+    fn segment_column(&self) -> Option<&String> {
+        (self.split_by == SplitBy::Recording && !self.segment_key.is_empty()).then_some(&self.segment_key)
+    }
+
     /// Refuses a split that has fewer rows for validation than are asked for. `languages`: rows in all and for validation.
     fn check_rows(&self, languages: &BTreeMap<String, (u64, u64)>, quota: Quota) -> Result<(), StageError> {
         let (rows, val) = totals(languages);
@@ -128,7 +137,8 @@ impl SplitSettings {
         } else {
             let alike = match self.split_by {
                 SplitBy::Text => "the same words",
-                SplitBy::Recording => "the same words or recording",
+                SplitBy::Recording if self.segment_key.is_empty() => "the same words or recording",
+                SplitBy::Recording => "the same words, recording or segment",
             };
             let why = format!(
                 "{targets} may be chosen, but rows with {alike} stay together, and there are more in each such group"
@@ -194,6 +204,14 @@ impl Kind for Split {
         columns::expect(input, &settings.norm, &DataType::Utf8)?;
         if settings.split_by == SplitBy::Recording {
             columns::expect(input, &settings.recording_id, &DataType::Utf8)?;
+            if let Some(column) = settings.segment_column() {
+                columns::expect(input, column, &DataType::Utf8)?;
+            }
+        } else if !settings.segment_key.is_empty() {
+            return Err(StageError::setting(
+                "segment_key",
+                "it is for `split_by: recording` only",
+            ));
         }
         let outputs = ["train", "val"].map(|name| Port {
             name: name.into(),
@@ -217,7 +235,7 @@ struct Splitter {
 
 impl Global for Splitter {
     fn key_schema(&self) -> SchemaRef {
-        key_schema(self.settings.split_by)
+        key_schema(self.settings.split_by, self.settings.segment_column().is_some())
     }
 
     fn decision_schema(&self) -> SchemaRef {
@@ -228,6 +246,7 @@ impl Global for Splitter {
         let settings = &self.settings;
         let recording = (settings.split_by == SplitBy::Recording).then_some(&settings.recording_id);
         let names = [&settings.lang, &settings.norm].into_iter().chain(recording);
+        let names = names.chain(settings.segment_column());
         Some(std::iter::once(ROW.to_string()).chain(names.cloned()).collect())
     }
 
@@ -248,10 +267,15 @@ impl Global for Splitter {
             }
             SplitBy::Recording => {
                 let recording = keys_of(columns::text(batch, &settings.recording_id)?);
-                vec![Arc::new(rows), Arc::new(lang), Arc::new(norm), Arc::new(recording)]
+                let mut columns: Vec<Arc<dyn Array>> =
+                    vec![Arc::new(rows), Arc::new(lang), Arc::new(norm), Arc::new(recording)];
+                if let Some(column) = settings.segment_column() {
+                    columns.push(Arc::new(keys_of(columns::text(batch, column)?)));
+                }
+                columns
             }
         };
-        Ok(RecordBatch::try_new(key_schema(settings.split_by), columns)?)
+        Ok(RecordBatch::try_new(self.key_schema(), columns)?)
     }
 
     fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
@@ -395,7 +419,46 @@ mod tests {
     #[test]
     fn a_setting_that_is_not_set_is_not_part_of_the_key() {
         let settings = serde_json::to_value(SplitSettings::default()).unwrap();
-        assert!(settings.get("min_val_rows").is_none(), "{settings}");
+        for name in ["min_val_rows", "segment_key"] {
+            assert!(settings.get(name).is_none(), "{settings}");
+        }
+    }
+
+    #[test]
+    fn rows_of_one_segment_stay_together() {
+        let names = ["norm", "recording_id", "segment", "lang"];
+        let fields = names.map(|name| Field::new(name, DataType::Utf8, true));
+        let number = Field::new(ROW, DataType::UInt32, false);
+        let schema = Arc::new(Schema::new(std::iter::once(number).chain(fields).collect::<Vec<_>>()));
+        let columns: Vec<Arc<dyn Array>> = vec![
+            Arc::new(UInt32Array::from_iter_values(0..4)),
+            // In the order of choice: zwei, drei, vier, eins.
+            Arc::new(StringArray::from(vec!["eins", "zwei", "drei", "vier"])),
+            Arc::new(StringArray::from(vec![Some("a"), Some("b"), None, None])),
+            Arc::new(StringArray::from(vec![Some("s"), Some("s"), None, None])),
+            Arc::new(StringArray::from(vec!["de"; 4])),
+        ];
+        let batch = RecordBatch::try_new(Arc::clone(&schema), columns).unwrap();
+        let val = |settings: &str| -> Vec<String> {
+            let output = Harness::<Split>::from_yaml(settings)
+                .unwrap()
+                .input("rows", Arc::clone(&schema))
+                .feed("rows", "de/a", batch.clone())
+                .run()
+                .unwrap();
+            let rows = output.all_rows("val");
+            let norms = columns::text(&rows, "norm").unwrap();
+            norms.iter().flatten().map(str::to_string).collect()
+        };
+        assert_eq!(val("{split_by: recording, val_percent: 50}"), ["zwei", "drei"]);
+        assert_eq!(
+            val("{split_by: recording, val_percent: 50, segment_key: segment}"),
+            ["drei", "vier"]
+        );
+        assert_eq!(
+            val("{split_by: recording, val_percent: 75, segment_key: segment}").len(),
+            2
+        );
     }
 
     #[test]

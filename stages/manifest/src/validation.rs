@@ -46,8 +46,9 @@ impl Quota {
 }
 
 /// Schema of key rows. By text: the words as a 128-bit key ([`group_key`]), whose first half is their place in the order
-/// of choice. By recording: the words themselves, which name a group, and the recording as a key.
-pub fn key_schema(by: SplitBy) -> SchemaRef {
+/// of choice. By recording: the words themselves, which name a group, and the recording as a key; `with_segment` also the
+/// segment as one.
+pub fn key_schema(by: SplitBy, with_segment: bool) -> SchemaRef {
     let mut fields = vec![
         Field::new(ROW, DataType::UInt32, false),
         // Null only in rows that do not come to be decided about.
@@ -60,6 +61,9 @@ pub fn key_schema(by: SplitBy) -> SchemaRef {
         SplitBy::Recording => {
             fields.push(Field::new("norm", DataType::Utf8, false));
             fields.push(Field::new("recording", DataType::FixedSizeBinary(16), true));
+            if with_segment {
+                fields.push(Field::new("segment", DataType::FixedSizeBinary(16), true));
+            }
         }
     }
     Arc::new(Schema::new(fields))
@@ -255,9 +259,14 @@ fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) 
     let mut ties = Ties::default();
     let mut texts: HashMap<&str, u32> = HashMap::new();
     let mut recordings: ByKey<u32> = ByKey::default();
+    let mut segments: ByKey<u32> = ByKey::default();
     let mut rows: Vec<(u32, u32)> = Vec::new(); // text, language
     for batch in all.iter().flat_map(|(_, batches)| batches) {
         let recording = keys(batch, "recording")?;
+        let segment = match batch.column_by_name("segment") {
+            Some(_) => Some(keys(batch, "segment")?),
+            None => None,
+        };
         let norms = columns::text(batch, "norm")?;
         for (place, lang) in columns::text(batch, "lang")?.iter().enumerate() {
             let lang = languages.count(lang.unwrap_or(""))?;
@@ -266,13 +275,16 @@ fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) 
                 Some(&text) => text,
                 None => *texts.entry(norm).or_insert(ties.add()?),
             };
-            if recording.is_valid(place) {
-                let key = key_at(recording, place);
-                let recording = match recordings.get(&key) {
-                    Some(&recording) => recording,
-                    None => *recordings.entry(key).or_insert(ties.add()?),
+            for (keys, known) in [(Some(recording), &mut recordings), (segment, &mut segments)] {
+                let Some(keys) = keys.filter(|keys| keys.is_valid(place)) else {
+                    continue;
                 };
-                ties.tie(text, recording);
+                let key = key_at(keys, place);
+                let number = match known.get(&key) {
+                    Some(&number) => number,
+                    None => *known.entry(key).or_insert(ties.add()?),
+                };
+                ties.tie(text, number);
             }
             rows.push((text, lang));
         }
@@ -467,7 +479,10 @@ mod tests {
                     ],
                 };
                 let name = Partition::from(format!("x/{partition}"));
-                (name, vec![RecordBatch::try_new(key_schema(by), columns).unwrap()])
+                (
+                    name,
+                    vec![RecordBatch::try_new(key_schema(by, false), columns).unwrap()],
+                )
             })
             .collect()
     }

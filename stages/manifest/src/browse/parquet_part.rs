@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
@@ -79,6 +79,10 @@ pub fn row(path: &Path, row: u64) -> Result<Option<RecordBatch>, ManifestError> 
 pub fn batches(path: &Path, named: &[&str], bounds: &[Bound]) -> Result<Groups, ManifestError> {
     let file = open(path)?;
     let metadata = metadata(&file, path)?;
+    let bounds: Vec<&Bound> = bounds
+        .iter()
+        .filter(|bound| is_told(metadata.schema(), bound))
+        .collect();
     let mut groups = Vec::new();
     let mut first = 0u64;
     for (group, of_group) in metadata.metadata().row_groups().iter().enumerate() {
@@ -160,6 +164,19 @@ impl Iterator for Groups {
     }
 }
 
+/// Whether statistics of the column hold values as filters see them. Those of decimals are without their point, those of
+/// unsigned numbers may look negative.
+fn is_told(schema: &SchemaRef, bound: &Bound) -> bool {
+    let Ok(field) = schema.field_with_name(&bound.column) else {
+        return false;
+    };
+    match bound.test {
+        Test::AtLeast(_) | Test::AtMost(_) => field.data_type().is_signed_integer() || field.data_type().is_floating(),
+        Test::Equals(_) => field.data_type() == &DataType::Utf8,
+        Test::OneOf(_) | Test::Contains(_) | Test::IsNull => false,
+    }
+}
+
 /// False where the statistics of a row group say that none of its rows passes.
 fn may_pass(group: &RowGroupMetaData, bound: &Bound) -> bool {
     let column = group.columns().iter().find(|column| {
@@ -169,6 +186,10 @@ fn may_pass(group: &RowGroupMetaData, bound: &Bound) -> bool {
     let Some(statistics) = column.and_then(|column| column.statistics()) else {
         return true;
     };
+    // Writers of old sorted letters beyond ASCII otherwise.
+    if statistics.is_min_max_deprecated() {
+        return true;
+    }
     match &bound.test {
         Test::AtLeast(least) => numbers(statistics).is_none_or(|(_, most)| most >= *least),
         Test::AtMost(most) => numbers(statistics).is_none_or(|(least, _)| least <= *most),

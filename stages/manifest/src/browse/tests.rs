@@ -101,6 +101,35 @@ fn values_of_filters_are_values_whatever_stands_in_them() {
     }
 }
 
+/// Statistics hold decimals without their point, and unsigned numbers as signed ones.
+#[test]
+fn no_row_group_is_left_out_for_statistics_of_another_form() {
+    use arrow::array::{Decimal128Array, UInt32Array};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.parquet");
+    let seconds = Decimal128Array::from(vec![150, 1_250])
+        .with_precision_and_scale(9, 2)
+        .unwrap();
+    let large = UInt32Array::from(vec![u32::MAX - 1, u32::MAX]);
+    let columns: [(&str, ArrayRef); 2] = [("seconds", Arc::new(seconds)), ("large", Arc::new(large))];
+    let rows = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), rows.schema(), None).unwrap();
+    writer.write(&rows).unwrap();
+    writer.close().unwrap();
+    let set = RowSet::of_files(&[path]).unwrap();
+    for (column, test) in [
+        ("seconds", Test::AtMost(2.0)),
+        ("seconds", Test::AtLeast(12.0)),
+        ("large", Test::AtLeast(4294967295.0)),
+    ] {
+        assert_eq!(
+            set.count(&[filter(column, test.clone())], TIME).unwrap(),
+            1,
+            "{column} {test:?}"
+        );
+    }
+}
+
 #[test]
 fn pages_are_cut_out_of_the_sorted_rows_and_name_their_places() {
     let folder = tempfile::tempdir().unwrap();

@@ -88,12 +88,17 @@ impl AudioFolder {
         }
         Ok(AudioFolder {
             root: root.to_path_buf(),
-            folders: FolderLanguages::of(
-                blocks
-                    .iter()
-                    .flat_map(|(_, files)| files)
-                    .map(|listed| listed.file.as_str()),
-            ),
+            folders: if names_all(&settings.lang) {
+                FolderLanguages::default()
+            } else {
+                FolderLanguages::of(
+                    blocks
+                        .iter()
+                        .flat_map(|(_, files)| files)
+                        .filter(|listed| !matches!(listed.transcript, Transcript::Refused { .. }))
+                        .map(|listed| listed.file.as_str()),
+                )
+            },
             blocks,
             lang: settings.lang.clone(),
             source: settings.source.clone(),
@@ -102,11 +107,7 @@ impl AudioFolder {
 
     /// What was decided about the names of its folders, where they count.
     pub fn decision(&self) -> Option<String> {
-        if !names_all(&self.lang) {
-            self.folders.decision()
-        } else {
-            None
-        }
+        self.folders.decision()
     }
 
     pub fn partitions(&self) -> Vec<SourcePartition> {
@@ -114,6 +115,11 @@ impl AudioFolder {
             let wanted: Vec<Wanted> = files.iter().map(|listed| self.wanted(&listed.file)).collect();
             let mut chain = Chain::default();
             looks_of(&wanted).iter().for_each(|look| chain.add(look));
+            // Rows are named by their files, and a file that gets another name looks as before.
+            let mut names = blake3::Hasher::new();
+            for listed in files {
+                names.update(listed.file.as_bytes()).update(b"\0");
+            }
             // Each list once.
             let (mut texts, mut lists) = (Vec::new(), HashSet::new());
             for listed in files {
@@ -132,7 +138,12 @@ impl AudioFolder {
             SourcePartition {
                 name: name.clone(),
                 files: texts,
-                extra: chain.to_hex(),
+                extra: format!(
+                    "{} {}{}",
+                    chain.to_hex(),
+                    names.finalize().to_hex(),
+                    self.folders.in_key()
+                ),
             }
         };
         self.blocks.iter().map(partition).collect()

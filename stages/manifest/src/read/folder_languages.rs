@@ -41,6 +41,14 @@ impl FolderLanguages {
         first_folder(file).filter(|folder| self.other.is_none() && self.folders.contains(*folder))
     }
 
+    /// What of the decision belongs to the key of a partition: files of other partitions take part in it.
+    pub fn in_key(&self) -> &'static str {
+        match self.other.is_none() && !self.folders.is_empty() {
+            true => " folders are languages",
+            false => "",
+        }
+    }
+
     /// What was decided, in words for the log; none where there is no folder.
     pub fn decision(&self) -> Option<String> {
         let quoted = |name: &String| format!("`{name}`");

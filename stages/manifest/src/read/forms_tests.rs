@@ -608,6 +608,61 @@ fn folders_are_languages_only_where_all_of_them_are() {
     assert!(decision.ends_with("taken for languages: `hi`"), "{decision}");
 }
 
+/// What other parts of a manifest decide about the languages of a part belongs to its key.
+#[test]
+fn a_folder_that_is_no_language_changes_the_key_of_all_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |file: &str| format!("{{\"file_name\": \"{file}\", \"text\": \"one\"}}\n");
+    let table = |file: &str| format!("path,text\n{file},one\n");
+    lay_out(
+        folder.path(),
+        &[
+            ("tree/hi/a.wav", ""),
+            ("tree/hi/a.txt", "one"),
+            ("tree/ta/b.wav", ""),
+            ("tree/ta/b.txt", "two"),
+            ("l/hi/a.wav", ""),
+            ("l/1.jsonl", &line("hi/a.wav")),
+            ("l/2.jsonl", &line("ta/a.wav")),
+            ("t/hi/a.wav", ""),
+            ("t/1.csv", &table("hi/a.wav")),
+            ("t/2.csv", &table("ta/a.wav")),
+        ],
+    );
+    for (manifest, change) in [
+        ("tree", &[("tree/s1/c.wav", ""), ("tree/s1/c.txt", "three")][..]),
+        ("l/{1,2}.jsonl", &[("l/2.jsonl", &line("s1/a.wav"))]),
+        ("t/{1,2}.csv", &[("t/2.csv", &table("s1/a.wav"))]),
+    ] {
+        let settings = settings(&folder.path().join(manifest));
+        let first = |settings: &ReadSettings| extras(settings).swap_remove(0);
+        let (before, named) = (first(&settings), first(&with_lang(&folder.path().join(manifest), "de")));
+        lay_out(folder.path(), change);
+        assert_ne!(first(&settings), before, "{manifest}");
+        // Where a language is given, folders do not count.
+        assert_eq!(
+            first(&with_lang(&folder.path().join(manifest), "de")),
+            named,
+            "{manifest}"
+        );
+    }
+}
+
+#[test]
+fn a_pair_with_another_name_is_another_row() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(folder.path(), &[("a.wav", ""), ("a.txt", "one"), ("lonely.txt", "two")]);
+    let settings = with_lang(folder.path(), "en");
+    let before = extras(&settings);
+    for (old, new) in [("a.wav", "b.wav"), ("a.txt", "b.txt")] {
+        fs::rename(folder.path().join(old), folder.path().join(new)).unwrap();
+    }
+    let after = extras(&settings);
+    assert_ne!(after, before);
+    fs::rename(folder.path().join("lonely.txt"), folder.path().join("other.txt")).unwrap();
+    assert_ne!(extras(&settings), after, "the reject names it");
+}
+
 #[test]
 fn what_is_no_language_is_a_reject_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -629,12 +684,12 @@ fn what_is_no_language_is_a_reject_that_names_it() {
             ("tagged.csv", "path,text,duration\na.wav,<|null|> x,0.5\n"),
         ],
     );
-    for (manifest, field, unit) in [("m.jsonl", "`target_lang`", "line"), ("t.csv", "`locale`", "row")] {
+    for (manifest, field, line) in [("m.jsonl", "`target_lang`", 2), ("t.csv", "`locale`", 3)] {
         let output = run(settings(&folder.path().join(manifest)));
         assert_eq!(column(&output, "lang"), ["hi", "en"]);
         assert_eq!(reasons(&output), ["bad_language"; 2]);
         let expected =
-            format!("\"auto_detect\" in {field} is no language code such as `hi` or `en-US` ({manifest}, {unit} 2)");
+            format!("\"auto_detect\" in {field} is no language code such as `hi` or `en-US` ({manifest}, line {line})");
         assert_eq!(details(&output)[0], expected);
         assert!(details(&output)[1].contains("\"speaker one\""));
     }

@@ -157,7 +157,9 @@ impl LineManifest {
                     && let Ok(Value::Object(fields)) = serde_json::from_str(line)
                 {
                     let fields = Fields { line, fields };
-                    if let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(FILE_NAME)) {
+                    if fields.names_file(!matches!(self.tars, Tars::None))
+                        && let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(FILE_NAME))
+                    {
                         folders.add(file);
                     }
                 }
@@ -179,7 +181,7 @@ impl LineManifest {
             Ok(SourcePartition {
                 name: name.clone(),
                 files: vec![self.files[block.file].0.clone()],
-                extra: self.recordings(*block)?.map(Chain::to_hex).unwrap_or_default(),
+                extra: self.recordings(*block)?.map(Chain::to_hex).unwrap_or_default() + self.rules.folders.in_key(),
             })
         };
         self.blocks.par_iter().map(partition).collect()
@@ -206,9 +208,9 @@ impl LineManifest {
         let (path, look) = &self.files[block.file];
         look.still(path)?;
         let mut failed = None;
-        rows.begin_file(path, "line");
+        rows.begin_file(path);
         self.each_line(block, |number, line| {
-            rows.at(number);
+            rows.at_line(number);
             let pushed = match line {
                 Ok(line) if line.trim().is_empty() => return Ok(()),
                 Ok(line) => rows.push(self.row(line, number, block.file), || line_values(line)),
@@ -321,7 +323,7 @@ pub fn row_of<'t>(
         Err(error) => return Err(bad_json(&error, number)),
     };
     let fields = Fields { line, fields };
-    if !tarred && ["audio_filepath", "tar_path"].iter().all(|key| !fields.has(key)) && fields.has(FILE_NAME) {
+    if fields.names_file(tarred) {
         return row_of_file_name(&fields, rules, stem);
     }
     let word = |key| Ok(fields.text(key)?.unwrap_or_default().to_string());
@@ -440,6 +442,11 @@ impl Fields<'_> {
     /// Whether there is such a key, with a value other than null.
     fn has(&self, key: &str) -> bool {
         self.fields.get(key).is_some_and(|value| !value.is_null())
+    }
+
+    /// Whether the line names its recording by `file_name`.
+    fn names_file(&self, tarred: bool) -> bool {
+        !tarred && ["audio_filepath", "tar_path"].iter().all(|key| !self.has(key)) && self.has(FILE_NAME)
     }
 
     /// The shard that the line names, by a text or a number.

@@ -1,7 +1,7 @@
 //! One line of a manifest, found by its number: for those who ask what became of it.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 use flow_runtime::open_regular_file;
 
@@ -18,6 +18,8 @@ pub struct ManifestLine {
     pub line: String,
     /// The segment that `manifest.read` makes of it; none where it makes no row of it.
     pub segment_id: Option<String>,
+    /// The path of the recording that it names, without the root and `.` and `..` that it begins with; none where it names none.
+    pub recording: Option<String>,
 }
 
 /// The line of this number, from 1; in a table the heading is line 1.
@@ -34,20 +36,34 @@ pub fn manifest_line(path: &Path, number: u64) -> Result<ManifestLine, ManifestE
             let line = json_line(path, number).map_err(|error| ManifestError::io(path, error))?;
             let line = line.ok_or_else(|| wrong(format!("it has no line {number}")))?;
             let row = row_of(&line, number, &LineRules::default(), &file_stem(path), |_| None, false);
+            let row = row.ok();
+            let file = row.as_ref().and_then(|row| row.wanted.files.first());
             Ok(ManifestLine {
-                segment_id: row.ok().map(|row| row.segment_id),
+                recording: file.and_then(|file| plain(file)),
+                segment_id: row.map(|row| row.segment_id),
                 line,
             })
         }
         Some(Format::Table) => {
-            let (line, segment_id) =
+            let (line, segment_id, file) =
                 segment_of_line(path, number)?.ok_or_else(|| wrong(format!("it has no row at line {number}")))?;
-            Ok(ManifestLine { line, segment_id })
+            Ok(ManifestLine {
+                line,
+                segment_id,
+                recording: file.and_then(|file| plain(Path::new(&file))),
+            })
         }
         _ => Err(wrong(
             "it is neither a manifest of JSON lines nor a table as text".into(),
         )),
     }
+}
+
+fn plain(file: &Path) -> Option<String> {
+    let parts = file.components();
+    let parts = parts.skip_while(|part| !matches!(part, Component::Normal(_)));
+    let plain = parts.collect::<PathBuf>();
+    plain.to_str().filter(|plain| !plain.is_empty()).map(str::to_string)
 }
 
 fn json_line(path: &Path, number: u64) -> std::io::Result<Option<String>> {
@@ -81,14 +97,20 @@ mod tests {
         let second = ManifestLine {
             line: line.into(),
             segment_id: Some("b@2.5".into()),
+            recording: Some("a/b.wav".into()),
         };
         assert_eq!(found("m.jsonl", 2).unwrap(), second);
         assert_eq!(found("m.jsonl", 3).unwrap().segment_id, None);
         assert!(found("m.jsonl", 4).unwrap_err().to_string().contains("no line 4"));
         // A field with a line break makes two lines of one row.
+        std::fs::write(at("spaces.csv"), "path,text\n \t\n\na.wav,x\n").unwrap();
+        assert_eq!(found("spaces.csv", 4).unwrap().line, "a.wav,x");
+        assert!(found("spaces.csv", 2).is_err());
         std::fs::write(at("t.csv"), "path,text\na.wav,\"x\ny\"\nhi/b.wav,z\n").unwrap();
         assert_eq!(found("t.csv", 4).unwrap().segment_id.as_deref(), Some("hi/b"));
         assert_eq!(found("t.csv", 4).unwrap().line, "hi/b.wav,z");
+        assert_eq!(found("t.csv", 4).unwrap().recording.as_deref(), Some("hi/b.wav"));
+        assert_eq!(plain(Path::new("../.././x/../b.wav")).as_deref(), Some("x/../b.wav"));
         for (name, number) in [
             ("t.csv", 1),
             ("t.csv", 5),

@@ -160,8 +160,8 @@ pub struct Rows<'a> {
     most_bytes: usize,
     /// Number of the next row.
     next: u32,
-    /// Where in the manifest the row is: the file, what is counted in it, and the number from 1.
-    place: Option<(String, &'static str, u64)>,
+    /// Where in the manifest the row is: the file, and the number of the line, from 1.
+    place: Option<(String, u64)>,
     /// Where rows are only looked at, those that are kept for it.
     kept: Option<KeptRows>,
 }
@@ -193,25 +193,25 @@ impl<'a> Rows<'a> {
         Rows { rules, ..self }
     }
 
-    /// The rows that come now are those of this file; `unit` is what [`Rows::at`] counts, such as `line`.
-    pub fn begin_file(&mut self, path: &Path, unit: &'static str) {
+    /// The rows that come now are those of this file, which has lines.
+    pub fn begin_file(&mut self, path: &Path) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        self.place = Some((name, unit, 0));
+        self.place = Some((name, 0));
     }
 
-    /// The row that comes next is the one of this number in the file, from 1.
-    pub fn at(&mut self, number: u64) {
-        if let Some((.., at)) = &mut self.place {
-            *at = number;
+    /// The row that comes next begins at this line of the file, from 1.
+    pub fn at_line(&mut self, number: u64) {
+        if let Some((_, line)) = &mut self.place {
+            *line = number;
         }
     }
 
     /// What is wrong with a row, with its place in the manifest.
     fn with_place(&self, detail: String) -> String {
         match &self.place {
-            Some((file, unit, number)) if !detail.contains(&format!("{unit} {number}")) => {
+            Some((file, line)) if !detail.contains(&format!("line {line} ")) => {
                 let space = if detail.is_empty() { "" } else { " " };
-                format!("{detail}{space}({file}, {unit} {number})")
+                format!("{detail}{space}({file}, line {line})")
             }
             _ => detail,
         }
@@ -246,7 +246,7 @@ impl<'a> Rows<'a> {
         if let Some(kept) = &mut self.kept {
             kept.add(row, |row| {
                 match (&self.place, row.and_then(|row| row.wanted.files.first())) {
-                    (Some((file, unit, number)), _) => format!("{file}, {unit} {number}"),
+                    (Some((file, line)), _) => format!("{file}, line {line}"),
                     (None, Some(recording)) => recording.display().to_string(),
                     (None, None) => format!("row {number}"),
                 }

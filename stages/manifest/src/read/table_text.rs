@@ -21,6 +21,8 @@ pub struct Records<'t> {
     /// Ends where the table does.
     text: &'t str,
     at: usize,
+    /// Where the record begins that was given last.
+    given: usize,
     quoted: bool,
     decoded: Option<&'t DecodedText>,
 }
@@ -32,6 +34,7 @@ pub fn records(text: &str, quoted: bool) -> Records<'_> {
     Records {
         text,
         at: 0,
+        given: 0,
         quoted,
         decoded: None,
     }
@@ -43,6 +46,7 @@ impl<'t> Records<'t> {
         Records {
             text: &decoded.text[..range.end],
             at: range.start,
+            given: range.start,
             quoted,
             decoded: Some(decoded),
         }
@@ -52,6 +56,21 @@ impl<'t> Records<'t> {
     pub fn at(&self) -> usize {
         self.at
     }
+
+    /// The records, each with the number of the line that it begins at; `line` is the one that the first byte is of.
+    pub fn with_lines(mut self, mut line: u64) -> impl Iterator<Item = (u64, Record<'t>)> {
+        let mut counted = self.at;
+        std::iter::from_fn(move || {
+            let record = self.next()?;
+            line += line_ends(&self.text[counted..self.given]);
+            counted = self.given;
+            Some((line, record))
+        })
+    }
+}
+
+pub fn line_ends(text: &str) -> u64 {
+    text.bytes().filter(|byte| *byte == b'\n').count() as u64
 }
 
 impl<'t> Iterator for Records<'t> {
@@ -71,6 +90,7 @@ impl<'t> Iterator for Records<'t> {
             let range = self.at..self.at + length;
             self.at = range.end;
             if !record.line.trim().is_empty() {
+                self.given = range.start;
                 if self.decoded.is_some_and(|decoded| decoded.is_replaced(range)) && record.broken.is_none() {
                     record.broken = Some(("not_utf8", "the line is not UTF-8"));
                 }

@@ -16,7 +16,7 @@ use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
-use super::table_text::Record;
+use super::table_text::{Record, line_ends};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
@@ -59,8 +59,8 @@ struct Block {
     table: usize,
     /// Of the table's text, in bytes.
     range: Range<usize>,
-    /// Number of its first row in the table, from 1, without the heading.
-    first_row: u64,
+    /// Number of the line that it begins with, from 1, which is the heading's.
+    first_line: u64,
 }
 
 struct Table {
@@ -113,12 +113,15 @@ impl TextTables {
                 None => label(number, &path),
             };
             let (table, blocks) = Table::open(path, folder, settings, &mut tables.folders)?;
+            let (mut counted, mut line) = (0, 1);
             tables.blocks.extend(blocks.into_iter().enumerate().map(|(at, range)| {
                 let name = Partition::from(format!("{name}/{at:06}"));
+                line += line_ends(&table.text.text[counted..range.start]);
+                counted = range.start;
                 let block = Block {
                     table: number,
                     range,
-                    first_row: (at * BLOCK) as u64 + 1,
+                    first_line: line,
                 };
                 (name, block)
             }));
@@ -149,7 +152,7 @@ impl TextTables {
             SourcePartition {
                 name: name.clone(),
                 files: vec![table.path.clone()],
-                extra: chain.map(Chain::to_hex).unwrap_or_default(),
+                extra: chain.map(Chain::to_hex).unwrap_or_default() + self.folders.in_key(),
             }
         };
         self.blocks.par_iter().map(partition).collect()
@@ -160,9 +163,10 @@ impl TextTables {
         let (_, block) = found.ok_or_else(|| StageError::failed(format!("the manifest has no part {partition}")))?;
         let table = &self.tables[block.table];
         table.look.still(&table.path)?;
-        rows.begin_file(&table.path, "row");
-        for (number, record) in (block.first_row..).zip(table.text.records(block.range.clone(), table.quoted)) {
-            rows.at(number);
+        rows.begin_file(&table.path);
+        let records = table.text.records(block.range.clone(), table.quoted);
+        for (line, record) in records.with_lines(block.first_line) {
+            rows.at_line(line);
             rows.push(table.row(&record, self), || line_values(record.line))?;
         }
         Ok(())
@@ -430,50 +434,44 @@ impl Columns {
     }
 }
 
-/// The row that begins at a line of a table, from 1 with the heading, as it stands there, and the segment that it stands for;
-/// none where no row begins there.
+/// A row as it stands in a table, its segment, and its recording.
+type NamedLine = (String, Option<String>, Option<String>);
+
+/// The row that begins at a line of a table, from 1 with the heading, as it stands there, the segment that it stands for, and
+/// the recording that it names; none where no row begins there.
 ///
 /// # Errors
 /// When the table cannot be read or its heading lacks a column.
-pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<(String, Option<String>)>, ManifestError> {
+pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<NamedLine>, ManifestError> {
     let text = read_text(path)?;
     let quoted = path
         .extension()
         .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
-    let mut records = text.records(0..text.text.len(), quoted);
-    let heading = records.next().map(|record| record.fields).unwrap_or_default();
+    let mut records = text.records(0..text.text.len(), quoted).with_lines(1);
+    let heading = records.next().map(|(_, record)| record.fields).unwrap_or_default();
     let columns = Columns::of(&heading).map_err(|why| ManifestError::Manifest {
         path: path.to_path_buf(),
         why,
     })?;
-    let lines_before = |at: usize| text.text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() as u64;
-    let (mut at, mut line) = (records.at(), lines_before(records.at()) + 1);
-    while let Some(record) = records.next() {
-        // Blank lines before the record, then the record.
-        let within = &text.text[at..records.at()];
-        let blank = within.len() - within.trim_start_matches(['\n', '\r']).len();
-        let begins = line + within[..blank].matches('\n').count() as u64;
-        if begins == number {
-            let field = |place: Option<usize>| {
-                let field = place
-                    .and_then(|place| record.fields.get(place))
-                    .map(AsRef::<str>::as_ref);
-                field.filter(|field| !field.is_empty())
-            };
-            let start = field(columns.offset).and_then(|text| text.trim().parse::<f64>().ok());
-            let segment = field(columns.id).map(str::to_string).or_else(|| {
-                let start = start.filter(|&start: &f64| start != 0.0);
-                field(Some(columns.file)).map(|file| named(file, start).segment_id)
-            });
-            return Ok(Some((record.line.to_string(), segment)));
-        }
-        if begins > number {
-            break;
-        }
-        line += within.matches('\n').count() as u64;
-        at = records.at();
-    }
-    Ok(None)
+    let Some((_, record)) = records
+        .find(|(line, _)| *line >= number)
+        .filter(|(line, _)| *line == number)
+    else {
+        return Ok(None);
+    };
+    let field = |place: Option<usize>| {
+        let field = place
+            .and_then(|place| record.fields.get(place))
+            .map(AsRef::<str>::as_ref);
+        field.filter(|field| !field.is_empty())
+    };
+    let file = field(Some(columns.file));
+    let segment = field(columns.id).map(str::to_string).or_else(|| {
+        let start = field(columns.offset).and_then(|text| text.trim().parse::<f64>().ok());
+        let start = start.filter(|&start| start != 0.0);
+        file.map(|file| named(file, start).segment_id)
+    });
+    Ok(Some((record.line.to_string(), segment, file.map(str::to_string))))
 }
 
 /// What is not UTF-8 is replaced, and refused line by line.
