@@ -12,6 +12,7 @@ mod follower;
 mod layout;
 mod picture;
 mod rows;
+mod run_summary;
 mod runs;
 pub mod server;
 mod sound;
@@ -19,6 +20,7 @@ mod tables;
 mod training;
 mod transcripts;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -39,6 +41,7 @@ use tokio::sync::Semaphore;
 use crate::failure::Failure;
 use access::Access;
 use follower::Follower;
+use run_summary::RunSummary;
 use tables::{Pairs, Table, TableRef};
 
 /// Questions that are answered at once; others wait.
@@ -66,6 +69,8 @@ pub struct App {
     access: Access,
     store: Mutex<Option<Store>>,
     questions: Arc<Semaphore>,
+    /// Of runs that are over.
+    summaries: Mutex<BTreeMap<String, Arc<RunSummary>>>,
     followers: Mutex<Vec<(String, Arc<Mutex<Follower>>)>>,
     tables: Mutex<Vec<(TableRef, Table)>>,
     clips: Mutex<Vec<(Pairs, Arc<Vec<f32>>)>>,
@@ -171,6 +176,7 @@ pub fn site(settings: Settings, address: SocketAddr) -> io::Result<(Router, Stri
         access,
         store: Mutex::default(),
         questions: Arc::new(Semaphore::new(AT_ONCE)),
+        summaries: Mutex::default(),
         followers: Mutex::default(),
         tables: Mutex::default(),
         clips: Mutex::default(),
