@@ -47,7 +47,7 @@ use tables::{Pairs, Table, TableRef};
 /// Questions that are answered at once; others wait.
 const AT_ONCE: usize = 3;
 /// The largest form that is taken, as bytes.
-const MAX_FORM: usize = 60 << 10;
+const MAX_FORM: usize = 128 << 10;
 
 /// What is looked at.
 #[derive(Clone, Debug, Default)]
@@ -74,8 +74,6 @@ pub struct App {
     followers: Mutex<Vec<(String, Arc<Mutex<Follower>>)>>,
     tables: Mutex<Vec<(TableRef, Table)>>,
     clips: Mutex<Vec<(Pairs, Arc<Vec<f32>>)>>,
-    /// One correction is written after the other.
-    correcting: Mutex<()>,
 }
 
 type Shared = Arc<App>;
@@ -180,7 +178,6 @@ pub fn site(settings: Settings, address: SocketAddr) -> io::Result<(Router, Stri
         followers: Mutex::default(),
         tables: Mutex::default(),
         clips: Mutex::default(),
-        correcting: Mutex::default(),
     });
     let router = Router::new()
         .route("/", get(runs::list))
