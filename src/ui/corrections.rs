@@ -2,9 +2,10 @@
 //! added, and which a pipeline takes (`corrections` of `pipelines/build_manifest_v2.yaml`). Of several rows of a segment the
 //! last counts.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
 use arrow::compute::concat_batches;
@@ -29,6 +30,9 @@ use super::{App, PageError, Shared, answer};
 const MAX_LETTERS: usize = 5000;
 /// More than this was not typed by people.
 const MAX_ROWS: usize = 5_000_000;
+/// For others who add rows.
+const LOCK_TIME: Duration = Duration::from_secs(3);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Columns that hold what was said, the first that a row has.
 const TEXTS: [&str; 5] = ["text", "reference", "transcription_native", "clean", "norm"];
 
@@ -102,8 +106,12 @@ fn read(path: &Path) -> Result<Vec<RecordBatch>, PageError> {
 
 /// The corrections of a segment's text, or of the names of a recording's speakers, the last one last.
 pub fn of(path: &Path, what: &str, segment_id: &str) -> Result<Vec<Correction>, PageError> {
+    Ok(among(&read(path)?, what, segment_id))
+}
+
+fn among(batches: &[RecordBatch], what: &str, segment_id: &str) -> Vec<Correction> {
     let mut found = Vec::new();
-    for batch in read(path)? {
+    for batch in batches {
         let text = |column: usize, row: usize| {
             let column = batch.column(column).as_string::<i32>();
             column.is_valid(row).then(|| column.value(row).to_owned())
@@ -121,13 +129,29 @@ pub fn of(path: &Path, what: &str, segment_id: &str) -> Result<Vec<Correction>, 
             });
         }
     }
-    Ok(found)
+    found
 }
 
-/// Adds a row. Others who add at the same time, in this process or another, wait; the file is whole at any time.
-pub fn append(path: &Path, correction: &Correction) -> Result<(), PageError> {
-    let lock = lock(path)?;
+/// Adds a row. Others who add at the same time, in this process or another, wait; the file is whole at any time. `seen` is when
+/// the segment was last corrected, as far as the person knows (empty: never), where that is to be looked at.
+pub fn append(path: &Path, correction: &Correction, seen: Option<&str>) -> Result<(), PageError> {
+    let lock = lock(path, LOCK_TIME)?;
     let mut batches = read(path)?;
+    let before = among(&batches, &correction.what, &correction.segment_id);
+    if let (Some(last), Some(seen)) = (before.last(), seen)
+        && last.at != seen
+    {
+        let text = last.new_text.as_ref().unwrap_or(&last.old_text);
+        let (who, at) = (&last.who, &last.at);
+        let message = format!(
+            "{who} corrected this at {at}, after your page was loaded, to: {text} - nothing was kept; load the page of the row again"
+        );
+        return Err(PageError::new(StatusCode::CONFLICT, message.trim_start()));
+    }
+    // The text that stays may be an earlier correction, as rows that were made with it show.
+    let was_changed = before.iter().any(|one| one.new_text.is_some());
+    let staying = || (was_changed && !correction.old_text.is_empty()).then_some(correction.old_text.as_str());
+    let new_text = correction.new_text.as_deref().or_else(staying);
     let texts = |text: &str| Arc::new(StringArray::from(vec![text]));
     let row = RecordBatch::try_new(
         schema(),
@@ -135,7 +159,7 @@ pub fn append(path: &Path, correction: &Correction) -> Result<(), PageError> {
             texts(&correction.what),
             texts(&correction.segment_id),
             texts(&correction.old_text),
-            Arc::new(StringArray::from(vec![correction.new_text.as_deref()])),
+            Arc::new(StringArray::from(vec![new_text])),
             Arc::new(BooleanArray::from(vec![correction.bad])),
             texts(&correction.who),
             texts(&correction.at),
@@ -158,7 +182,7 @@ pub fn append(path: &Path, correction: &Correction) -> Result<(), PageError> {
 }
 
 /// Held while a row is added; the system lets go of it when the process ends.
-fn lock(path: &Path) -> Result<File, PageError> {
+fn lock(path: &Path, patience: Duration) -> Result<File, PageError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let name = PathBuf::from(name);
@@ -169,8 +193,21 @@ fn lock(path: &Path) -> Result<File, PageError> {
         .write(true)
         .open(&name)
         .map_err(failed)?;
-    file.lock().map_err(failed)?;
-    Ok(file)
+    let deadline = Instant::now() + patience;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => {
+                let message = format!(
+                    "{}: another process holds the lock; nothing was kept, try again",
+                    name.display()
+                );
+                return Err(PageError::new(StatusCode::SERVICE_UNAVAILABLE, message));
+            }
+        }
+    }
 }
 
 /// The form for a row; nothing where nothing may be changed, or the row is of no segment.
@@ -204,6 +241,7 @@ pub fn form(app: &App, row: &RecordBatch, pairs: &[(String, String)]) -> Markup 
                 input type="hidden" name="what" value=(TEXT);
                 input type="hidden" name="segment_id" value=(segment);
                 input type="hidden" name="old_text" value=(plain);
+                input type="hidden" name="seen" value=(before.as_ref().map_or("", |before| &before.at));
                 input type="hidden" name="back" value=(back);
                 label { (column) textarea name="new_text" dir="auto" lang=[lang] rows="3" { (shown) } }
                 label.check { input type="checkbox" name="bad" value="1" checked[before.as_ref().is_some_and(|before| before.bad)]; "The row is bad: leave it out" }
@@ -277,6 +315,16 @@ fn correction(fields: &[(String, String)], who: &str, at: String) -> Result<Corr
     })
 }
 
+/// The fields of a form. Each is read by itself: all together may be longer than an address.
+fn fields_of(body: &str) -> Option<Pairs> {
+    let mut fields = Pairs::new();
+    for field in body.split('&') {
+        let uri: Uri = format!("/?{field}").parse().ok()?;
+        fields.extend(Query::<Pairs>::try_from_uri(&uri).ok()?.0);
+    }
+    Some(fields)
+}
+
 pub async fn post(State(app): State<Shared>, body: Bytes) -> Response {
     answer(&app, move |app| {
         let Some(file) = &app.settings.corrections else {
@@ -287,8 +335,7 @@ pub async fn post(State(app): State<Shared>, body: Bytes) -> Response {
         };
         let unreadable = || PageError::bad_request("the form cannot be read, or is too long");
         let body = std::str::from_utf8(&body).map_err(|_| unreadable())?;
-        let uri: Uri = format!("/?{body}").parse().map_err(|_| unreadable())?;
-        let Query(fields) = Query::<Pairs>::try_from_uri(&uri).map_err(|_| unreadable())?;
+        let fields = fields_of(body).ok_or_else(unreadable)?;
         let field = |name: &str| {
             fields
                 .iter()
@@ -300,8 +347,8 @@ pub async fn post(State(app): State<Shared>, body: Bytes) -> Response {
         let who = std::env::var("USER").unwrap_or_default();
         let at = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Millis, true);
         let correction = correction(&fields, &who, at).map_err(PageError::bad_request)?;
-        let _one = app.correcting.lock().unwrap_or_else(PoisonError::into_inner);
-        append(file, &correction)?;
+        let seen = fields.iter().find(|(name, _)| name == "seen");
+        append(file, &correction, seen.map(|(_, at)| at.as_str()))?;
         // To the page that it came from, and to no other server's.
         let back = Some(field("back"))
             .filter(|back| {
@@ -398,6 +445,7 @@ mod tests {
                                 new_text,
                                 ..Correction::default()
                             },
+                            None,
                         )
                         .unwrap();
                     }
@@ -420,7 +468,67 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("corrections.parquet");
         std::fs::write(&path, "a letter").unwrap();
-        assert!(append(&path, &Correction::default()).is_err());
+        assert!(append(&path, &Correction::default(), None).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"a letter");
+    }
+
+    fn text(old_text: &str, new_text: Option<&str>, at: &str) -> Correction {
+        Correction {
+            what: TEXT.into(),
+            segment_id: "s".into(),
+            old_text: old_text.into(),
+            new_text: new_text.map(str::to_owned),
+            at: at.into(),
+            ..Correction::default()
+        }
+    }
+
+    #[test]
+    fn a_corrected_text_that_is_kept_again_is_not_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("corrections.parquet");
+        let last = || of(&path, TEXT, "s").unwrap().pop().unwrap().new_text;
+        append(&path, &text("a", None, "1"), None).unwrap();
+        assert_eq!(last(), None);
+        append(&path, &text("a", Some("b"), "2"), None).unwrap();
+        // The row of a manifest that was made with the correction, whose text is left as it is.
+        append(&path, &text("b", None, "3"), None).unwrap();
+        assert_eq!(last().as_deref(), Some("b"));
+        // That of an earlier manifest, whose text is wanted again.
+        append(&path, &text("a", None, "4"), None).unwrap();
+        assert_eq!(last().as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn what_another_person_corrected_meanwhile_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("corrections.parquet");
+        append(&path, &text("a", Some("b"), "1"), Some("")).unwrap();
+        let late = append(&path, &text("a", Some("c"), "2"), Some("")).unwrap_err();
+        assert_eq!(late.status, StatusCode::CONFLICT);
+        assert!(late.message.contains("to: b"), "{}", late.message);
+        append(&path, &text("a", Some("c"), "2"), Some("1")).unwrap();
+        assert_eq!(of(&path, TEXT, "s").unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_lock_that_is_not_let_go_of_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("corrections.parquet");
+        let held = lock(&path, Duration::ZERO).unwrap();
+        let refused = lock(&path, Duration::ZERO).unwrap_err();
+        assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+        drop(held);
+        assert!(lock(&path, Duration::ZERO).is_ok());
+    }
+
+    #[test]
+    fn the_longest_texts_fit_into_a_form() {
+        let long = "%E0%A4%A8".repeat(MAX_LETTERS);
+        let body = format!("old_text={long}&new_text={long}&a=b+c&empty=");
+        assert!(body.len() < super::super::MAX_FORM);
+        let fields = fields_of(&body).unwrap();
+        assert_eq!(fields[1].1, "न".repeat(MAX_LETTERS));
+        assert_eq!(fields[2], ("a".to_owned(), "b c".to_owned()));
     }
 }

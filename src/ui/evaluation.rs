@@ -17,12 +17,15 @@ use maud::{Markup, html};
 use super::filters::View;
 use super::layout::{Section, address, page, said};
 use super::rows::TIME_LIMIT;
-use super::runs::store;
+use super::run_summary::{RunSummary, summary};
+use super::runs::{store, time, when};
 use super::sound::Place;
 use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run};
 use super::{App, PageError, Shared, answer};
-use crate::table::count;
+use crate::table::{count, plural};
 
+/// The kind of stage whose rows are transcripts of an evaluation.
+const KIND: &str = "evaluation.decode";
 /// Runs in which evaluations are looked for.
 const RUNS: usize = 30;
 /// Utterances with the most errors that are shown, and that words taken for others are counted in.
@@ -52,41 +55,46 @@ fn is_evaluation(schema: &Schema) -> bool {
         .all(|name| schema.column_with_name(name).is_some())
 }
 
-/// All transcripts of evaluations, the latest first.
-fn evaluations(app: &App, only: Option<&str>) -> Result<Vec<TableRef>, PageError> {
-    let mut found = Vec::new();
+/// The transcripts of evaluations that a run kept.
+fn of_run(app: &App, run: &str) -> Result<Vec<TableRef>, PageError> {
+    let snapshots = past_run(app, run)?.snapshots()?;
+    let kinds: HashMap<&str, &str> = snapshots
+        .stages
+        .iter()
+        .map(|one| (one.stage.as_str(), one.kind.as_str()))
+        .collect();
+    if !kinds.values().any(|kind| *kind == KIND) {
+        return Ok(Vec::new());
+    }
+    let tables = ports_of_run(app, run)?.into_iter().map(|port| port.table);
+    let is_transcripts = |table: &TableRef| matches!(table, TableRef::Artifact { stage, .. } if kinds.get(stage.as_str()) == Some(&KIND));
+    Ok(tables.filter(is_transcripts).collect())
+}
+
+/// The runs in which evaluations are looked for, the latest first.
+fn runs_to_look_in(app: &App, only: Option<&str>) -> Result<Vec<String>, PageError> {
     let mut runs = store(app)?.runs()?;
     runs.reverse();
-    for run in runs
-        .iter()
-        .filter(|run| only.is_none_or(|only| only == *run))
-        .take(RUNS)
-    {
-        let Ok(snapshots) = past_run(app, run).and_then(|run| Ok(run.snapshots()?)) else {
-            continue;
-        };
-        let kinds: HashMap<&str, &str> = snapshots
-            .stages
-            .iter()
-            .map(|one| (one.stage.as_str(), one.kind.as_str()))
-            .collect();
-        for port in ports_of_run(app, run)? {
-            let TableRef::Artifact { stage, .. } = &port.table else {
-                continue;
-            };
-            if kinds.get(stage.as_str()) == Some(&"evaluation.decode") {
-                found.push(port.table);
-            }
-        }
-    }
-    if only.is_none() {
-        found.extend((0..app.settings.files.len()).map(TableRef::File));
-    }
-    found.retain(|table| match table {
-        TableRef::File(_) => open(app, table).is_ok_and(|opened| is_evaluation(opened.rows.schema())),
-        _ => true,
-    });
-    Ok(found)
+    runs.retain(|run| only.is_none_or(|only| only == run));
+    runs.truncate(RUNS);
+    Ok(runs)
+}
+
+/// The files of the command line that hold transcripts of an evaluation.
+fn of_files(app: &App) -> impl Iterator<Item = (TableRef, Table)> {
+    let files = (0..app.settings.files.len()).map(TableRef::File);
+    files.filter_map(|file| {
+        let table = open(app, &file).ok()?;
+        is_evaluation(table.rows.schema()).then_some((file, table))
+    })
+}
+
+/// All transcripts of evaluations, the latest first.
+fn evaluations(app: &App) -> Result<Vec<TableRef>, PageError> {
+    let runs = runs_to_look_in(app, None)?;
+    // A run whose records are damaged has a page that says so.
+    let found = runs.iter().flat_map(|run| of_run(app, run).unwrap_or_default());
+    Ok(found.chain(of_files(app).map(|(file, _)| file)).collect())
 }
 
 fn name(table: &TableRef) -> String {
@@ -96,7 +104,7 @@ fn name(table: &TableRef) -> String {
     }
 }
 
-fn show_address(table: &TableRef, other: Option<&TableRef>) -> String {
+pub fn show_address(table: &TableRef, other: Option<&TableRef>) -> String {
     let own = table.query();
     let other = other.map(|other| address("", other.query().iter().map(|(name, value)| (*name, value.as_str()))));
     let own = own.iter().map(|(name, value)| (*name, value.as_str()));
@@ -109,14 +117,98 @@ fn show_address(table: &TableRef, other: Option<&TableRef>) -> String {
 pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
     answer(&app, move |app| {
         let only = pairs.iter().find(|(name, _)| name == "run").map(|(_, run)| run.as_str());
-        let found = evaluations(app, only)?;
+        let runs = runs_to_look_in(app, only)?;
+        let runs: Vec<_> = runs.iter().map(|run| summary(app, run, true)).collect();
+        let mut rows: Vec<(TableRef, Option<Rates>, Option<&RunSummary>)> = Vec::new();
+        for run in &runs {
+            rows.extend(run.rates.iter().map(|(table, rates)| (table.clone(), *rates, Some(&**run))));
+        }
+        if only.is_none() {
+            rows.extend(of_files(app).map(|(file, table)| (file, overall(&table, &[]).ok(), None)));
+        }
         let main = html! {
-            @if found.is_empty() { p { "No run kept transcripts of an evaluation: those have a stage " code { "evaluation.decode" } "." } }
-            ul { @for table in &found { li { a href=(show_address(table, None)) { (name(table)) } } } }
+            @if rows.is_empty() { p { "No run kept transcripts of an evaluation: those have a stage " code { "evaluation.decode" } "." } }
+            @else { div.scroll { table.rows {
+                thead { tr { th { "Evaluation" } th { "Pipeline" } th { "Started (UTC)" } th.n { "Time of the run" } th.n { "Utterances" } th.n { "Hours" } th.n { "Words" } th { "WER" } th.n { "CER" } } }
+                tbody { @for (table, rates, run) in &rows {
+                    @let link = show_address(table, None);
+                    tr data-href=(link) {
+                        td { a href=(link) { (name(table)) } }
+                        @match run {
+                            Some(run) => { td dir="auto" { (run.pipeline) } td.whole { (when(&run.started)) } td.n { (run.seconds.map_or("-".to_owned(), time)) } }
+                            None => { td {} td {} td {} }
+                        }
+                        @match rates {
+                            Some(rates) => {
+                                td.n { (count(rates.utterances)) } td.n { (rates.hours()) } td.n { (count(rates.words as u64)) }
+                                td.whole { (bar(rates.wer())) (percent(rates.wer())) } td.n { (percent(rates.cer())) }
+                            }
+                            None => { td.n { "-" } td.n { "-" } td.n { "-" } td { "-" } td.n { "-" } }
+                        }
+                    }
+                } }
+            } } }
         };
         Ok(page(app, Section::Evaluation, "Evaluations", &main))
     })
     .await
+}
+
+/// What all rows of an evaluation come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rates {
+    utterances: u64,
+    seconds: f64,
+    word_errors: f64,
+    words: f64,
+    char_errors: f64,
+    chars: f64,
+}
+
+impl Rates {
+    /// NaN where there are no words.
+    pub fn wer(&self) -> f64 {
+        self.word_errors / self.words
+    }
+
+    fn cer(&self) -> f64 {
+        self.char_errors / self.chars
+    }
+
+    fn hours(&self) -> String {
+        format!("{:.2}", self.seconds / 3600.0)
+    }
+}
+
+/// The sums over the rows that pass `filters`.
+fn overall(table: &Table, filters: &[Filter]) -> Result<Rates, PageError> {
+    // All numbers of words are in one range of this width.
+    let all = Group::Bucket {
+        column: "words".into(),
+        width: f64::MAX,
+    };
+    let sums = ["duration", "word_errors", "words", "char_errors", "chars"];
+    let totals = table.rows.totals(&all, &sums, filters, GROUPS, TIME_LIMIT)?;
+    let mut rates = Rates::default();
+    for total in &totals {
+        rates.utterances += total.rows;
+        rates.seconds += total.sums[0];
+        rates.word_errors += total.sums[1];
+        rates.words += total.sums[2];
+        rates.char_errors += total.sums[3];
+        rates.chars += total.sums[4];
+    }
+    Ok(rates)
+}
+
+/// The evaluations of a run with what they come to; None where they cannot be read: their own pages say why.
+pub fn rates_of_run(app: &App, run: &str) -> Vec<(TableRef, Option<Rates>)> {
+    let tables = of_run(app, run).unwrap_or_default().into_iter();
+    let with_rates = tables.map(|table| {
+        let rates = evaluation(app, &table).and_then(|opened| overall(&opened, &[]));
+        (table, rates.ok())
+    });
+    with_rates.collect()
 }
 
 /// Errors and units of words and letters.
@@ -150,11 +242,13 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
             Some(other) => hypotheses(other, &worst[..worst.len().min(WORST)])?,
             None => HashMap::new(),
         };
-        let candidates = evaluations(app, None)?;
+        let candidates = evaluations(app)?;
+        let of_all = overall(&table, &view.filters)?;
         let main = html! {
             p { a href=(reference.address()) { "Rows" }
                 @if let Some((_, other)) = &other { " · beside " a href=(show_address(other, Some(&reference))) { (name(other)) } " · " a href=(show_address(&reference, None)) { "alone" } }
             }
+            p { strong { "WER " (percent(of_all.wer())) } " · CER " (percent(of_all.cer())) " · " (plural(of_all.utterances, "utterance")) " · " (of_all.hours()) " hours" }
             @if candidates.len() > 1 { details { summary { "Compare with another" }
                 ul { @for candidate in candidates.iter().filter(|candidate| **candidate != reference) { li { a href=(show_address(&reference, Some(candidate))) { (name(candidate)) } } } }
             } }

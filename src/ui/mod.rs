@@ -12,6 +12,7 @@ mod follower;
 mod layout;
 mod picture;
 mod rows;
+mod run_summary;
 mod runs;
 pub mod server;
 mod sound;
@@ -19,6 +20,7 @@ mod tables;
 mod training;
 mod transcripts;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -39,12 +41,13 @@ use tokio::sync::Semaphore;
 use crate::failure::Failure;
 use access::Access;
 use follower::Follower;
+use run_summary::RunSummary;
 use tables::{Pairs, Table, TableRef};
 
 /// Questions that are answered at once; others wait.
 const AT_ONCE: usize = 3;
 /// The largest form that is taken, as bytes.
-const MAX_FORM: usize = 60 << 10;
+const MAX_FORM: usize = 128 << 10;
 
 /// What is looked at.
 #[derive(Clone, Debug, Default)]
@@ -66,11 +69,11 @@ pub struct App {
     access: Access,
     store: Mutex<Option<Store>>,
     questions: Arc<Semaphore>,
+    /// Of runs that are over.
+    summaries: Mutex<BTreeMap<String, Arc<RunSummary>>>,
     followers: Mutex<Vec<(String, Arc<Mutex<Follower>>)>>,
     tables: Mutex<Vec<(TableRef, Table)>>,
     clips: Mutex<Vec<(Pairs, Arc<Vec<f32>>)>>,
-    /// One correction is written after the other.
-    correcting: Mutex<()>,
 }
 
 type Shared = Arc<App>;
@@ -171,10 +174,10 @@ pub fn site(settings: Settings, address: SocketAddr) -> io::Result<(Router, Stri
         access,
         store: Mutex::default(),
         questions: Arc::new(Semaphore::new(AT_ONCE)),
+        summaries: Mutex::default(),
         followers: Mutex::default(),
         tables: Mutex::default(),
         clips: Mutex::default(),
-        correcting: Mutex::default(),
     });
     let router = Router::new()
         .route("/", get(runs::list))

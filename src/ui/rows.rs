@@ -21,6 +21,8 @@ use crate::table::count;
 pub const TIME_LIMIT: Duration = Duration::from_secs(15);
 /// Longer values are cut in lists.
 const SHOWN_LETTERS: usize = 240;
+/// Of a path, the end is shown.
+const SHOWN_OF_PATH: usize = 36;
 /// Values of a column that are counted one by one.
 const VALUES: usize = 200;
 
@@ -146,15 +148,57 @@ fn list_of(table: &TableRef, columns: &Columns, view: &View, rows: &[PlacedRow],
                 tr data-href=(href) {
                     td { a href=(href) aria-label={ "Row " (row.row) } { "›" } @if may_sound { button.play type="button" data-play=(link("/sound", table, &place)) aria-label="Play" { "▶" } } }
                     @for (column, value) in columns.shown.iter().zip(&row.values) {
-                        td.n[columns.numbers.contains(column)] { @match value {
+                        td.n[columns.numbers.contains(column)] .whole[is_short_name(value.as_deref())] { @match value {
                             None => { span.quiet { "null" } }
-                            Some(value) => { (said(&cut(value), lang)) }
+                            Some(value) => { (listed(value, columns.numbers.contains(column), lang)) }
                         } }
                     }
                 }
             } }
         } }
     }
+}
+
+/// A value as a list shows it: of numbers some digits, of paths the end, of long texts the beginning; whole where the mouse
+/// rests on it.
+fn listed(value: &str, is_number: bool, lang: Option<&str>) -> Markup {
+    let number = value
+        .parse::<f64>()
+        .ok()
+        .filter(|number| is_number && number.is_finite());
+    let short = match number {
+        Some(number) if value.len() > 8 && (1e-3..1e9).contains(&number.abs()) => rounded(&format!("{number:.4}")),
+        Some(_) => value.to_owned(),
+        None if is_path(value) => end_of_path(value),
+        None => cut(value),
+    };
+    if short == value {
+        return said(value, lang);
+    }
+    // A title of many thousand letters is of no use.
+    let title: String = value.chars().take(2000).collect();
+    html! { span title=(title) { (said(&short, lang)) } }
+}
+
+/// Whether it is the path of a file: some folders, and no space.
+fn is_path(value: &str) -> bool {
+    value.len() <= 4096 && value.matches('/').count() >= 2 && !value.contains(char::is_whitespace)
+}
+
+/// A name, such as that of a segment, that is not to be broken.
+fn is_short_name(value: Option<&str>) -> bool {
+    value.is_some_and(|value| value.len() <= 24 && !value.contains(char::is_whitespace))
+}
+
+/// As many of its last parts as there is room for, the last one in any case.
+fn end_of_path(path: &str) -> String {
+    if path.chars().count() <= SHOWN_OF_PATH {
+        return path.to_owned();
+    }
+    let ends = path.match_indices('/').map(|(at, _)| &path[at..]);
+    let fits = |end: &&str| end.chars().count() < SHOWN_OF_PATH;
+    let end = ends.clone().find(fits).or_else(|| ends.last()).unwrap_or(path);
+    cut(&format!("…{end}"))
 }
 
 fn cut(value: &str) -> String {
@@ -364,6 +408,30 @@ mod tests {
         assert_eq!((told("lang"), told("no_such")), (None, None));
         for damaged in [None, Some(""), Some("[1]"), Some("{")] {
             assert_eq!(value(&row(damaged), "text"), None);
+        }
+    }
+
+    #[test]
+    fn lists_show_the_ends_of_paths_and_some_digits_of_numbers() {
+        let shown = |value: &str, is_number| listed(value, is_number, None).into_string();
+        let path = "/data/corpus/with/many/folders/000001/seg_000001.flac";
+        let drawn = shown(path, false);
+        assert!(
+            drawn.contains(">…/000001/seg_000001.flac<") && drawn.contains(&format!("title=\"{path}\"")),
+            "{drawn}"
+        );
+        let name = format!("/a/b/{}.flac", "é".repeat(60));
+        assert!(shown(&name, false).contains(&format!("…/{}.flac", "é".repeat(60))));
+        for whole in ["a/b/c.wav", "said and/or heard, at 1/2", "///", "seg_1"] {
+            assert!(!shown(whole, false).contains("title"), "{whole}");
+        }
+        let drawn = shown("0.5603926342014051", true);
+        assert!(
+            drawn.contains(">0.5604<") && drawn.contains("title=\"0.5603926342014051\""),
+            "{drawn}"
+        );
+        for whole in ["NaN", "inf", "1e-12", "0.5", "12345678901", "0.0000000012"] {
+            assert!(!shown(whole, true).contains("title"), "{whole}");
         }
     }
 

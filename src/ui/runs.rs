@@ -1,15 +1,15 @@
 //! Runs of the state directory: a list, and a page of each that follows it while it goes on.
 
 use std::convert::Infallible;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::{Path as InAddress, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::sse::{Event as ServerSentEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use flow_evaluation::page::percent;
 use flow_runtime::event::{Event, StageOutcome};
 use flow_runtime::store::{Access, Store};
 use maud::{Markup, html};
@@ -17,14 +17,17 @@ use maud::{Markup, html};
 use super::dag::{self, Frozen};
 use super::follower::{Ended, Follower, last_lines};
 use super::layout::{Section, address, page};
+use super::run_summary::summary;
 use super::tables::{RunPort, TableRef, ports_of_run};
-use super::{App, PageError, Shared, answer};
+use super::{App, PageError, Shared, answer, evaluation};
 use crate::run_progress::StageProgress;
 use crate::screen::sentence::sentence;
 use crate::table::{count, plural};
 
 /// Runs that the list shows: the latest ones.
-const SHOWN: usize = 200;
+pub const SHOWN: usize = 200;
+/// For the figures of the runs of the list; those that come after it have none.
+const LIST_TIME: Duration = Duration::from_secs(5);
 /// Between looks at a run that goes on.
 const PAUSE: Duration = Duration::from_secs(1);
 /// A report is one page; what is larger is none of ours.
@@ -71,26 +74,36 @@ pub async fn list(State(app): State<Shared>) -> Response {
         ids.reverse();
         let left_out = ids.len().saturating_sub(SHOWN);
         ids.truncate(SHOWN);
-        let mut rows = Vec::new();
-        for id in ids {
-            let Ok(folder) = store.run_folder(&id) else { continue };
+        let deadline = Instant::now() + LIST_TIME;
+        let rows = ids.into_iter().map(|id| {
             let is_held = holder.as_ref().is_some_and(|holder| holder.run == id);
-            rows.push((head(&folder), is_held, id));
-        }
+            (summary(app, &id, Instant::now() < deadline), is_held, id)
+        });
+        let rows: Vec<_> = rows.collect();
         let main = html! {
             @if rows.is_empty() { p { "There are no runs yet: " code { "flow run" } " makes one." } }
             @if let Some(holder) = &holder { p.going { "Going on: " (holder) } }
             @if !rows.is_empty() {
-                table.rows {
-                    thead { tr { th { "Run" } th { "Pipeline" } th { "Started" } th { "Outcome" } } }
-                    tbody { @for (head, is_held, id) in &rows {
+                div.scroll { table.rows {
+                    thead { tr {
+                        th { "Run" } th { "Pipeline" } th { "Started (UTC)" } th.n { "Time" }
+                        th.n title="The most rows that one stage gave out" { "Rows" } th.n { "Rejects" } th { "WER" } th { "Outcome" }
+                    } }
+                    tbody { @for (run, is_held, id) in &rows {
                         @let link = format!("/runs/{id}");
                         tr data-href=(link) {
-                            td { a href=(link) { (id) } }
-                            td dir="auto" { (head.pipeline) }
-                            td { (head.started) }
-                            td class=(outcome_class(head.outcome.as_deref(), *is_held)) {
-                                @match (&head.outcome, is_held) {
+                            td.whole { a href=(link) { (id) } }
+                            td dir="auto" { (run.pipeline) }
+                            td.whole { (when(&run.started)) }
+                            td.n { (run.seconds.map_or("-".to_owned(), time)) }
+                            td.n { (run.rows.map_or("-".to_owned(), count)) }
+                            td.n { (run.rejects.map_or("-".to_owned(), count)) }
+                            td.whole { @for (number, (table, rates)) in run.rates.iter().enumerate() {
+                                @if number > 0 { br; }
+                                a href=(evaluation::show_address(table, None)) { (table.stage()) } " " (percent(rates.map_or(f64::NAN, |rates| rates.wer())))
+                            } }
+                            td class=(outcome_class(run.outcome.as_deref(), *is_held)) {
+                                @match (&run.outcome, is_held) {
                                     (Some(outcome), _) => { (outcome) }
                                     (None, true) => { "going on" }
                                     (None, false) => { "cut short" }
@@ -98,42 +111,13 @@ pub async fn list(State(app): State<Shared>) -> Response {
                             }
                         }
                     } }
-                }
+                } }
             }
             @if left_out > 0 { p.quiet { (plural(left_out as u64, "earlier run")) " not shown." } }
         };
         Ok(page(app, Section::Runs, "Runs", &main))
     })
     .await
-}
-
-struct Head {
-    pipeline: String,
-    started: String,
-    outcome: Option<String>,
-}
-
-/// What the list says of a run, from the first and the last lines of its events.
-fn head(folder: &Path) -> Head {
-    use std::io::{BufRead, BufReader, Read};
-    let file = folder.join("events.jsonl");
-    let mut first = Vec::new();
-    if let Ok(opened) = std::fs::File::open(&file) {
-        let mut reader = BufReader::new(opened.take(1 << 20));
-        let _ = reader.read_until(b'\n', &mut first);
-    }
-    let first: serde_json::Value = serde_json::from_slice(&first).unwrap_or_default();
-    let text = |name: &str| first[name].as_str().unwrap_or_default().to_owned();
-    let last = last_lines(&file, None).map(|(_, lines)| lines).unwrap_or_default();
-    let outcome = last.iter().rev().find_map(|line| match serde_json::from_str(line) {
-        Ok(Event::RunFinished { outcome, .. }) => Some(outcome),
-        _ => None,
-    });
-    Head {
-        pipeline: text("pipeline"),
-        started: text("at"),
-        outcome,
-    }
 }
 
 fn outcome_class(outcome: Option<&str>, is_held: bool) -> &'static str {
@@ -333,6 +317,14 @@ pub fn time(seconds: f64) -> String {
     match whole / 3600 {
         0 => format!("{} min {:02} s", whole / 60, whole % 60),
         hours => format!("{hours} h {:02} min", whole / 60 % 60),
+    }
+}
+
+/// A time of RFC 3339 to the second, in UTC.
+pub fn when(at: &str) -> String {
+    match chrono::DateTime::parse_from_rfc3339(at) {
+        Ok(at) => at.to_utc().format("%Y-%m-%d %H:%M:%S").to_string(),
+        Err(_) => at.to_owned(),
     }
 }
 

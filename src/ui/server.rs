@@ -19,6 +19,8 @@ use tower::ServiceExt;
 /// Of one person's browser there are some six.
 const MAX_CONNECTIONS: usize = 64;
 const HEAD_TIME: Duration = Duration::from_secs(30);
+/// Where few places are left: connections that say nothing make room.
+const SHORT_HEAD_TIME: Duration = Duration::from_secs(2);
 const MAX_HEAD: usize = 64 << 10;
 /// For what is at work when the end is asked for.
 const END_TIME: Duration = Duration::from_secs(3);
@@ -55,8 +57,9 @@ async fn accept(listener: TcpListener, router: Router) {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let router = router.clone();
+                let head_time = head_time(places.available_permits());
                 tokio::spawn(async move {
-                    requests(stream, router).await;
+                    requests(stream, head_time, router).await;
                     drop(place);
                 });
             }
@@ -65,14 +68,34 @@ async fn accept(listener: TcpListener, router: Router) {
     }
 }
 
-async fn requests(stream: TcpStream, router: Router) {
+/// For the head of a request, by the places for connections that are left.
+fn head_time(places: usize) -> Duration {
+    if places < MAX_CONNECTIONS / 2 {
+        SHORT_HEAD_TIME
+    } else {
+        HEAD_TIME
+    }
+}
+
+async fn requests(stream: TcpStream, head_time: Duration, router: Router) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request: Request<Incoming>| router.clone().oneshot(request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(head_time)
         .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service);
     // How a connection ends is the browser's affair.
     let _ = connection.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_take_the_last_places_have_little_time() {
+        assert_eq!(head_time(MAX_CONNECTIONS - 1), HEAD_TIME);
+        assert_eq!(head_time(0), SHORT_HEAD_TIME);
+    }
 }

@@ -117,6 +117,14 @@ impl TableRef {
         }
     }
 
+    /// The stage that kept it, or its title.
+    pub fn stage(&self) -> String {
+        match self {
+            TableRef::Artifact { stage, .. } => stage.clone(),
+            _ => self.title(),
+        }
+    }
+
     /// Whether it can be one, by the ending of its name.
     pub fn may_have_rows(&self) -> bool {
         match self {

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::header::{ACCEPT_RANGES, CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use flow_audio::RecordingReader;
@@ -14,15 +16,23 @@ use flow_transcription::{Segment, Transcript};
 use maud::{Markup, html};
 
 use super::corrections::{SPEAKER, of as corrections_of, speaker_form};
-use super::layout::{Section, address, page};
-use super::runs::time;
+use super::layout::{Section, address, page, said};
+use super::runs::{time, when};
 use super::sound::wanted_range;
 use super::tables::Pairs;
 use super::{App, PageError, Shared, answer};
+use crate::table::plural;
 
-/// Transcripts that are listed, and how deep folders are looked through.
-const LISTED: usize = 2000;
+/// Transcripts that are listed, those of a page, and how deep folders are looked through.
+const LISTED: usize = 100_000;
+const PAGE: usize = 50;
 const DEPTH: usize = 4;
+/// For reading those of a page.
+const LIST_TIME: Duration = Duration::from_secs(3);
+/// Of larger ones the list shows no more than the name.
+const MAX_LISTED_BYTES: u64 = 4 << 20;
+/// Letters of a text that the list shows.
+const SHOWN_LETTERS: usize = 160;
 /// The largest transcript that is shown: some days of speech.
 const MAX_BYTES: u64 = 64 << 20;
 /// Bytes of a recording in one answer; a browser asks for more.
@@ -31,21 +41,31 @@ const PART: usize = 2 << 20;
 const LOW: f64 = 0.5;
 const COLOURS: usize = 8;
 
-/// Transcripts by the names that pages call them by.
-fn listed(app: &App) -> Vec<(String, PathBuf)> {
+/// Transcripts by the names that pages call them by, and whether there are more.
+fn listed(app: &App) -> (Vec<(String, PathBuf)>, bool) {
+    let given = &app.settings.transcripts;
     let mut found = Vec::new();
-    for path in &app.settings.transcripts {
+    for path in given {
         if path.is_dir() {
-            walk(path, path, DEPTH, &mut found);
+            // Two folders may hold files of the same name.
+            let root = if given.len() == 1 {
+                path.as_path()
+            } else {
+                Path::new("")
+            };
+            walk(root, path, DEPTH, &mut found);
         } else {
             found.push((path.display().to_string(), path.clone()));
         }
     }
     found.sort();
-    found.dedup_by(|a, b| a.0 == b.0);
-    found
+    found.dedup();
+    let are_more = found.len() > LISTED;
+    found.truncate(LISTED);
+    (found, are_more)
 }
 
+/// Adds the transcripts in a folder, one more than are listed at most. Links are not followed.
 fn walk(root: &Path, folder: &Path, depth: usize, found: &mut Vec<(String, PathBuf)>) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -57,26 +77,30 @@ fn walk(root: &Path, folder: &Path, depth: usize, found: &mut Vec<(String, PathB
         let Ok(kind) = entry.file_type() else { continue };
         if kind.is_dir() && depth > 0 {
             walk(root, &path, depth - 1, found);
-        } else if kind.is_file() && path.extension().is_some_and(|ending| ending == "json") && found.len() < LISTED {
+        } else if kind.is_file() && path.extension().is_some_and(|ending| ending == "json") && found.len() <= LISTED {
             let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
             found.push((name, path));
         }
     }
 }
 
+fn read(path: &Path, max_bytes: u64) -> Result<Transcript, PageError> {
+    let unreadable = |why: String| PageError::unreadable(format!("{}: {why}", path.display()));
+    let size = path.metadata().map_err(|error| unreadable(error.to_string()))?.len();
+    if size > max_bytes {
+        return Err(unreadable("it is too large".into()));
+    }
+    let bytes = flow_runtime::read_regular_file(path).map_err(|error| unreadable(error.to_string()))?;
+    let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
+    Transcript::from_json(&text).map_err(|error| unreadable(error.to_string()))
+}
+
 /// The transcript that an address names: one of those that are listed.
 fn named(app: &App, pairs: &[(String, String)]) -> Result<(String, PathBuf, Transcript), PageError> {
     let name = pairs.iter().find(|(name, _)| name == "name").map(|(_, name)| name);
-    let found = listed(app).into_iter().find(|(known, _)| Some(known) == name);
+    let found = listed(app).0.into_iter().find(|(known, _)| Some(known) == name);
     let (name, path) = found.ok_or_else(|| PageError::absent("transcript"))?;
-    let unreadable = |why: String| PageError::unreadable(format!("{}: {why}", path.display()));
-    let size = path.metadata().map_err(|error| unreadable(error.to_string()))?.len();
-    if size > MAX_BYTES {
-        return Err(unreadable("it is too large for a transcript".into()));
-    }
-    let bytes = flow_runtime::read_regular_file(&path).map_err(|error| unreadable(error.to_string()))?;
-    let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
-    let transcript = Transcript::from_json(&text).map_err(|error| unreadable(error.to_string()))?;
+    let transcript = read(&path, MAX_BYTES)?;
     Ok((name, path, transcript))
 }
 
@@ -94,21 +118,84 @@ fn recording(path: &Path, transcript: &Transcript) -> Result<PathBuf, String> {
     Ok(found)
 }
 
-pub async fn list(State(app): State<Shared>) -> Response {
-    answer(&app, |app| {
-        let found = listed(app);
+/// A page of the list.
+#[derive(serde::Deserialize)]
+pub struct ListQuery {
+    /// What names have in them, whatever the case of letters.
+    #[serde(default)]
+    name: String,
+    /// From 0.
+    #[serde(default)]
+    page: usize,
+}
+
+pub async fn list(State(app): State<Shared>, Query(query): Query<ListQuery>) -> Response {
+    answer(&app, move |app| {
+        let (mut found, are_more) = listed(app);
+        let wanted = query.name.trim().to_lowercase();
+        found.retain(|(name, _)| name.to_lowercase().contains(&wanted));
+        let first = query.page.saturating_mul(PAGE);
+        let shown = found.iter().skip(first).take(PAGE);
+        // Those that were read in time have figures.
+        let deadline = Instant::now() + LIST_TIME;
+        let read_in_time = |path: &Path| (Instant::now() < deadline).then(|| read(path, MAX_LISTED_BYTES));
+        let shown: Vec<_> = shown.map(|(name, path)| (name, read_in_time(path))).collect();
+        let at = |page: usize| address("/transcripts", [("name", query.name.as_str()), ("page", &page.to_string())]);
         let main = html! {
-            @if found.is_empty() {
+            @if app.settings.transcripts.is_empty() {
                 p { "No transcripts are named: " code { "flow ui --transcripts FOLDER" } " shows those that " code { "flow transcribe" } " wrote as JSON." }
             }
             p.quiet { "To transcribe a file or what you say, start " code { "flow serve" } ": its own page takes both, at " a href="http://127.0.0.1:8000/" rel="noreferrer" { "127.0.0.1:8000" } " unless it was told otherwise." }
-            ul { @for (name, _) in found.iter().take(LISTED) {
-                li { a href=(address("/transcripts/show", [("name", name.as_str())])) dir="auto" { (name) } }
-            } }
+            @if !app.settings.transcripts.is_empty() {
+                form.filters action="/transcripts" method="get" role="search" {
+                    label { "name contains" input type="search" name="name" value=(query.name) dir="auto" autocomplete="off" data-search; }
+                    button { "Show" }
+                }
+                p { (plural(found.len() as u64, "transcript")) @if are_more { ", and more, which are not listed" } }
+                div.scroll { table.rows {
+                    thead { tr { th { "Transcript" } th.n { "Duration" } th.n { "Speakers" } th { "Text" } th { "Made (UTC)" } } }
+                    tbody { @for (name, read) in &shown { (row_of(name, read.as_ref())) } }
+                } }
+                nav.pages aria-label="Pages of transcripts" {
+                    @if query.page > 0 { a rel="prev" href=(at(query.page - 1)) { "← Before" } }
+                    span { "Page " (query.page.saturating_add(1)) }
+                    @if found.len() > first.saturating_add(PAGE) { a rel="next" href=(at(query.page + 1)) { "Next →" } }
+                }
+            }
         };
         Ok(page(app, Section::Transcripts, "Transcripts", &main))
     })
     .await
+}
+
+/// A line of the list; of a transcript that was not read, its name.
+fn row_of(name: &str, read: Option<&Result<Transcript, PageError>>) -> Markup {
+    let link = address("/transcripts/show", [("name", name)]);
+    html! {
+        tr data-href=(link) {
+            td { a href=(link) dir="auto" { (name) } }
+            @match read {
+                Some(Ok(transcript)) => {
+                    @let metadata = &transcript.metadata;
+                    @let begin: String = transcript.text.chars().take(SHOWN_LETTERS).collect();
+                    td.n { (time(metadata.duration_s)) }
+                    td.n { @if !transcript.speakers.is_empty() { (transcript.speakers.len()) } }
+                    td { (said(&begin, language(transcript))) @if begin.len() < transcript.text.len() { "…" } }
+                    td.whole { (when(&metadata.processed_at)) }
+                }
+                Some(Err(error)) => { td {} td {} td.failed dir="auto" { (error.message) } td {} }
+                None => { td {} td {} td {} td {} }
+            }
+        }
+    }
+}
+
+/// The language of a transcript that is in one.
+fn language(transcript: &Transcript) -> Option<&str> {
+    match transcript.metadata.languages.as_slice() {
+        [only] => Some(only.as_str()),
+        _ => None,
+    }
 }
 
 pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
@@ -119,10 +206,7 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
         let renamed = renamed(app, &source)?;
         let back = address("/transcripts/show", [("name", name.as_str())]);
         let metadata = &transcript.metadata;
-        let lang = match metadata.languages.as_slice() {
-            [only] => Some(only.as_str()),
-            _ => None,
-        };
+        let lang = language(&transcript);
         let main = html! {
             p.quiet { (time(metadata.duration_s)) " · model " span dir="auto" { (metadata.model) } " · " (metadata.processed_at) }
             @match &recording {
@@ -210,8 +294,8 @@ pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, header
                 return Ok((StatusCode::RANGE_NOT_SATISFIABLE, [range]).into_response());
             }
             None => {
-                let bytes = read_range(&path, 0, length as u64).map_err(PageError::unreadable)?;
-                return Ok(([kind, accepts], bytes).into_response());
+                let whole = (CONTENT_LENGTH, length.to_string());
+                return Ok(([kind, accepts, whole], in_parts(path, length as u64)).into_response());
             }
         };
         let last = last.min(first.saturating_add(PART - 1));
@@ -220,6 +304,25 @@ pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, header
         Ok((StatusCode::PARTIAL_CONTENT, [kind, accepts, range], bytes).into_response())
     })
     .await
+}
+
+/// A file part by part: a recording may be larger than the memory.
+fn in_parts(path: PathBuf, length: u64) -> Body {
+    let parts = futures::stream::unfold((path, 0u64), move |(path, first)| async move {
+        if first >= length {
+            return None;
+        }
+        let end = length.min(first.saturating_add(PART as u64));
+        let read = tokio::task::spawn_blocking(move || {
+            let part = read_range(&path, first, end - first).map_err(std::io::Error::other);
+            (path, part)
+        });
+        let (path, part) = read.await.ok()?;
+        // A failure is the last that is told.
+        let next = if part.is_ok() { end } else { length };
+        Some((part, (path, next)))
+    });
+    Body::from_stream(parts)
 }
 
 /// The media type of a recording by the ending of its name; a browser looks at the bytes, too.
