@@ -197,7 +197,7 @@ fn end_of_path(path: &str) -> String {
     }
     let ends = path.match_indices('/').map(|(at, _)| &path[at..]);
     let fits = |end: &&str| end.chars().count() < SHOWN_OF_PATH;
-    let end = ends.clone().find(fits).or_else(|| ends.last()).unwrap_or(path);
+    let end = ends.clone().find(fits).or_else(|| ends.next_back()).unwrap_or(path);
     cut(&format!("…{end}"))
 }
 
