@@ -195,7 +195,7 @@ fn end_of_path(path: &str) -> String {
     if path.chars().count() <= SHOWN_OF_PATH {
         return path.to_owned();
     }
-    let ends = path.match_indices('/').map(|(at, _)| &path[at..]);
+    let mut ends = path.match_indices('/').map(|(at, _)| &path[at..]);
     let fits = |end: &&str| end.chars().count() < SHOWN_OF_PATH;
     let end = ends.clone().find(fits).or_else(|| ends.next_back()).unwrap_or(path);
     cut(&format!("…{end}"))
