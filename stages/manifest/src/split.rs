@@ -22,7 +22,7 @@ use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_key
 /// # What it does
 ///
 /// Rows with the same words (`norm`) stay together, whatever their language; with `split_by: recording`, rows
-/// of the same recording too. Such a group is at home in the smallest language code of its rows. For each
+/// of the same recording too, and those with the same `segment_key` if that is set. Such a group is at home in the smallest language code of its rows. For each
 /// language, groups at home there go to validation in the order of a hash of their words and `split_seed`, until
 /// `val_per_language` rows, or `val_percent` of the language's rows if that is less, are reached; a group larger than what
 /// is missing is passed over. Which rows are chosen does not depend on their order or on how they are

@@ -208,6 +208,24 @@ fn wrong_manifests_and_settings_are_named() {
         matches!(&error, StageError::Setting { path, .. } if path == "manifest"),
         "{error}"
     );
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("rows.parquet");
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let error = Harness::<Plan>::new(PlanSettings {
+        manifest: pipe,
+        ..PlanSettings::default()
+    });
+    let error = error.run().unwrap_err();
+    assert!(
+        error.to_string().contains("it is a pipe, not a regular file"),
+        "{error}"
+    );
     let error = Harness::<Plan>::new(settings("report.json")).run().unwrap_err();
     assert!(error.to_string().contains("report.json"), "{error}");
     let error = Harness::<Plan>::new(settings("decisions.parquet")).run().unwrap_err();

@@ -265,7 +265,8 @@ impl RowSet {
                 "the column `{}` holds no numbers",
                 filter.column
             ))),
-            Test::AtLeast(least) => Ok(number().gt_eq(lit(*least))),
+            // What is no number counts as larger than all of them, and is none of those that are asked for.
+            Test::AtLeast(least) => Ok(number().gt_eq(lit(*least)).and(number().lt_eq(lit(f64::INFINITY)))),
             Test::AtMost(most) => Ok(number().lt_eq(lit(*most))),
         }
     }

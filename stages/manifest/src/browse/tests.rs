@@ -111,7 +111,12 @@ fn no_row_group_is_left_out_for_statistics_of_another_form() {
         .with_precision_and_scale(9, 2)
         .unwrap();
     let large = UInt32Array::from(vec![u32::MAX - 1, u32::MAX]);
-    let columns: [(&str, ArrayRef); 2] = [("seconds", Arc::new(seconds)), ("large", Arc::new(large))];
+    let wrong = Float64Array::from(vec![f64::NAN, 3.0]);
+    let columns: [(&str, ArrayRef); 3] = [
+        ("seconds", Arc::new(seconds)),
+        ("large", Arc::new(large)),
+        ("wrong", Arc::new(wrong)),
+    ];
     let rows = RecordBatch::try_from_iter(columns).unwrap();
     let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), rows.schema(), None).unwrap();
     writer.write(&rows).unwrap();
@@ -121,6 +126,8 @@ fn no_row_group_is_left_out_for_statistics_of_another_form() {
         ("seconds", Test::AtMost(2.0)),
         ("seconds", Test::AtLeast(12.0)),
         ("large", Test::AtLeast(4294967295.0)),
+        ("wrong", Test::AtLeast(2.0)),
+        ("wrong", Test::AtMost(4.0)),
     ] {
         assert_eq!(
             set.count(&[filter(column, test.clone())], TIME).unwrap(),
