@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 
+use flow_hub::HubReference;
 use flow_runtime::StageError;
 use flow_runtime::plan::Options;
 use flow_runtime::registry::Registry;
@@ -64,6 +65,9 @@ fn warnings(checked: &Checked) -> Vec<Diagnostic> {
     found
 }
 
+/// Settings that name a model, which may be one of the hub.
+const HUB_SETTINGS: [&str; 3] = ["init", "model", "extend"];
+
 /// Files and folders that are not there, each once.
 fn missing_sources(checked: &Checked) -> Vec<Diagnostic> {
     let mut seen = BTreeSet::new();
@@ -73,7 +77,13 @@ fn missing_sources(checked: &Checked) -> Vec<Diagnostic> {
             if path.as_os_str().is_empty() || path.exists() || !seen.insert(path.clone()) {
                 continue;
             }
-            let message = format!("{} is not there", path.display());
+            let hub = match path.to_str().and_then(HubReference::meant) {
+                Some(meant) if HUB_SETTINGS.contains(&setting) => {
+                    format!("; a model of the Hugging Face hub is written {meant}")
+                }
+                _ => String::new(),
+            };
+            let message = format!("{} is not there{hub}", path.display());
             found.push(checked.diagnose(index, &StageError::setting(setting, message)));
         }
     }

@@ -203,6 +203,10 @@ fn check_warns_of_what_will_go_wrong() {
     for (set, expected) in [
         (&["shards=nowhere/shards"][..], "nowhere/shards is not there"),
         (&["init=nowhere.nemo"], "nowhere.nemo is not there"),
+        (
+            &["init=nvidia/parakeet-tdt-0.6b-v2"],
+            "is written hf://nvidia/parakeet-tdt-0.6b-v2",
+        ),
         (&["tokenizer=nowhere.model"], "nowhere.model is not there"),
         (
             &["train_manifest=nowhere.jsonl", val.as_str()],

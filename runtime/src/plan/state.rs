@@ -456,14 +456,18 @@ impl PlanState {
         upstream.iter().all(|upstream| self.nodes[*upstream].all_settled)
     }
 
-    /// The rejects of every settled stage before the whole inputs of a source, a log or an export, in the order of the
-    /// pipeline.
+    /// The rejects of every settled stage before the whole inputs of a source, a log or an export, or before the decision of a
+    /// global stage, in the order of the pipeline.
     fn rejects_before(&self, node: usize) -> RejectSet {
         let described = &self.graph.nodes[node];
-        if !matches!(described.role, Role::Source | Role::Log | Role::Export) {
+        let decides = described.part == StagePart::Decide;
+        if !decides && !matches!(described.role, Role::Source | Role::Log | Role::Export) {
             return RejectSet::default();
         }
         let mut before = BTreeSet::new();
+        if decides {
+            before.extend(self.graph.upstream(node));
+        }
         for input in described.inputs.iter().filter(|input| input.flow == Flow::Whole) {
             before.insert(input.node);
             before.extend(self.graph.upstream(input.node));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW, RowOutcome,
-    Shape, StageError,
+    Artifact, Body, ColumnType, Context, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW, RejectSet,
+    RowOutcome, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -88,7 +88,13 @@ impl SplitSettings {
     }
 
     /// Refuses a split that has fewer rows for validation than are asked for. `languages`: rows in all and for validation.
-    fn check_rows(&self, languages: &BTreeMap<String, (u64, u64)>, quota: Quota) -> Result<(), StageError> {
+    /// `rejects`: of the stages before.
+    fn check_rows(
+        &self,
+        languages: &BTreeMap<String, (u64, u64)>,
+        quota: Quota,
+        rejects: &RejectSet,
+    ) -> Result<(), StageError> {
         let (rows, val) = totals(languages);
         if val >= self.min_val_rows {
             return Ok(());
@@ -100,7 +106,11 @@ impl SplitSettings {
         );
         // The language with the most rows is the first that gives some.
         let Some((lang, (most, _))) = languages.iter().max_by_key(|(_, (rows, _))| *rows) else {
-            return Err(StageError::failed(format!("{found}: there are no rows to divide")));
+            let why = format!(
+                "there are no rows to divide into training and validation ({})",
+                rejects.in_words()
+            );
+            return Err(StageError::failed(why).with_help("`flow rejects` shows what was refused"));
         };
         let targets: u64 = languages.values().map(|(rows, _)| quota.target(*rows)).sum();
         let of = if lang.is_empty() {
@@ -298,7 +308,7 @@ impl Global for Splitter {
             }
         }
         let split = decide_split(&keys, settings.split_by, quota, settings.split_seed)?;
-        settings.check_rows(&split.languages, quota)?;
+        settings.check_rows(&split.languages, quota, &self.context.rejects)?;
         self.context
             .report(figures(&split.languages, settings.min_val_rows > 0));
         Ok(split.validation)
@@ -383,6 +393,34 @@ mod tests {
             }
             Err(other) => panic!("{other}"),
         }
+    }
+
+    #[test]
+    fn where_no_row_is_left_the_commonest_reject_is_named() {
+        let reject = flow_runtime::Reject {
+            row: Some(0),
+            segment_id: None,
+            reason: "duration_too_long".into(),
+            class: flow_runtime::RejectClass::Rule,
+            detail: String::new(),
+            values: String::new(),
+        };
+        let schema = Arc::new(Schema::new(vec![
+            Field::new(ROW, DataType::UInt32, false),
+            Field::new("lang", DataType::Utf8, false),
+            Field::new("norm", DataType::Utf8, false),
+        ]));
+        let harness = Harness::<Split>::from_yaml("{min_val_rows: 1}")
+            .unwrap()
+            .input("rows", Arc::clone(&schema))
+            .feed("rows", "de/a", RecordBatch::new_empty(schema))
+            .rejected("train_rows", "de/a", reject);
+        let said = harness.run().unwrap_err().to_string();
+        assert!(said.contains("no rows to divide"), "{said}");
+        assert!(
+            said.contains("`duration_too_long` of stage train_rows, 1 times"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -57,8 +57,23 @@ impl AudioColumns {
     /// How the rows of an input say it; `members` says whether there is an input to look names up in.
     ///
     /// # Errors
-    /// When they do not say it.
+    /// When they do not say it, or only in part: without `start`, a part of a recording would be taken for all of it.
     pub fn of_input(rows: &Input, members: bool) -> Result<Self, StageError> {
+        let has = |name: &&str| rows.schema.field_with_name(name).is_ok();
+        let (there, missing): (Vec<&str>, Vec<&str>) =
+            AudioColumns::PathRange.names().iter().partition(|name| has(name));
+        if there.len() > 1 && there[0] == "audio_path" && !missing.is_empty() {
+            return Err(StageError::Input {
+                name: rows.name.clone(),
+                message: format!(
+                    "`{}` says only in part where the audio is: it has `{}`, but not `{}`",
+                    rows.name,
+                    there.join("`, `"),
+                    missing.join("`, `")
+                ),
+                help: Some("select `audio_path, start, \"offset\", size` of the rows of manifest.read".into()),
+            });
+        }
         AudioColumns::of(&rows.schema, members).ok_or_else(|| StageError::Input {
             name: rows.name.clone(),
             message: format!("`{}` does not say where the audio is", rows.name),

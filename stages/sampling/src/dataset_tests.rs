@@ -81,3 +81,30 @@ fn files_parts_and_members_of_tars_are_read() {
     }
     assert!(signal(8).unwrap_err().to_string().contains("the row ends at 1.5 s"));
 }
+
+/// Without `start` all of a recording would be taken for each of its parts.
+#[test]
+fn rows_that_lost_a_column_of_their_place_are_refused() {
+    static PORT: flow_runtime::InputPort = flow_runtime::InputPort::whole("rows", "rows");
+    let place = |names: &[&str]| {
+        let fields: Vec<Field> = names
+            .iter()
+            .map(|name| Field::new(*name, DataType::Utf8, true))
+            .collect();
+        let input = Input {
+            name: "rows".into(),
+            port: &PORT,
+            schema: Arc::new(Schema::new(fields)),
+        };
+        AudioColumns::of_input(&input, false).map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        place(&["audio_path", "offset", "size", "start"]),
+        Ok(AudioColumns::PathRange)
+    );
+    assert_eq!(place(&["audio_path"]), Ok(AudioColumns::Path));
+    assert_eq!(place(&["tar_path", "offset", "size"]), Ok(AudioColumns::TarRange));
+    let lost = place(&["audio_path", "offset", "size"]).unwrap_err();
+    assert!(lost.contains("only in part") && lost.contains("not `start`"), "{lost}");
+    assert!(place(&["audio_path", "start"]).is_err());
+}

@@ -8,6 +8,7 @@ use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use flow_evaluation::wer::split_tag;
 use flow_model::tokenizer::Tokenizer;
+use flow_runtime::event::Event;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, Shape,
     StageError,
@@ -15,7 +16,7 @@ use flow_runtime::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::text_faults::is_language;
+use crate::text_faults::{UNDETERMINED, is_language};
 use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
 
 /// Makes the texts of all rows begin with the tag of their language, or none of them, as the tokenizer has such tags or not.
@@ -86,6 +87,7 @@ impl Kind for TagTexts {
             tags: settings.tags,
             context: context.clone(),
             tokenizer: None,
+            told: false,
         })))
     }
 }
@@ -95,6 +97,8 @@ struct Tagger {
     context: Context,
     /// Read with the first rows.
     tokenizer: Option<Tokenizer>,
+    /// Whether it was said that rows of no known language get no tag.
+    told: bool,
 }
 
 impl Operator for Tagger {
@@ -135,6 +139,19 @@ impl Tagger {
                 Some(tagged)
             })
             .collect();
+        let untagged = tags == LanguageTags::Auto
+            && languages.iter().flatten().any(|language| language == UNDETERMINED)
+            && has_language_tags(tokenizer);
+        if untagged && !self.told {
+            self.told = true;
+            self.context.events.send(Event::Note {
+                message: format!(
+                    "{}: rows of the language `{UNDETERMINED}` get no tag, though the tokenizer has tags of languages; where the \
+                     model is to tell languages, name that of the rows (`lang`)",
+                    self.context.stage
+                ),
+            });
+        }
         if !is_changed {
             return Ok(batch);
         }
@@ -153,6 +170,13 @@ impl Tagger {
             .as_ref()
             .ok_or_else(|| StageError::failed("there is no tokenizer"))
     }
+}
+
+fn has_language_tags(tokenizer: &Tokenizer) -> bool {
+    let pieces = (0..tokenizer.vocabulary_size() as u32).filter_map(|id| tokenizer.piece(id));
+    pieces
+        .filter_map(|piece| split_tag(piece).0)
+        .any(|tag| is_language(tag) && tag != UNDETERMINED)
 }
 
 fn text_column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, StageError> {

@@ -14,7 +14,7 @@ const NAMED: usize = 5;
 /// Tags that are told apart; further ones are counted together.
 const MOST_TAGS: usize = 100;
 /// What BCP 47 calls a language that is not known.
-const UNDETERMINED: &str = "und";
+pub(crate) const UNDETERMINED: &str = "und";
 /// Longest name of a tag.
 const LONGEST_TAG: usize = 32;
 

@@ -360,6 +360,10 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
             .run()
             .expect("tagged");
         assert!(output.rejects().is_empty());
+        // One row is of no known language, which is told where tags are put.
+        let is_note = |event: &Event| matches!(event, Event::Note { message } if message.contains("language `und`"));
+        let told = output.events.iter().any(is_note);
+        assert_eq!(told, tags == LanguageTags::Auto);
         let rows = output.rows("rows", "p/0");
         let texts = rows.column_by_name("text").expect("text").as_string::<i32>().clone();
         texts
