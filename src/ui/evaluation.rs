@@ -92,8 +92,14 @@ fn of_files(app: &App) -> impl Iterator<Item = (TableRef, Table)> {
 /// All transcripts of evaluations, the latest first.
 fn evaluations(app: &App) -> Result<Vec<TableRef>, PageError> {
     let runs = runs_to_look_in(app, None)?;
-    // A run whose records are damaged has a page that says so.
-    let found = runs.iter().flat_map(|run| of_run(app, run).unwrap_or_default());
+    let of_run = |run: &String| {
+        summary(app, run, true)
+            .rates
+            .clone()
+            .into_iter()
+            .map(|(table, _)| table)
+    };
+    let found = runs.iter().flat_map(of_run);
     Ok(found.chain(of_files(app).map(|(file, _)| file)).collect())
 }
 

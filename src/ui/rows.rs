@@ -146,9 +146,9 @@ fn list_of(table: &TableRef, columns: &Columns, view: &View, rows: &[PlacedRow],
                 @let lang = language.and_then(|at| row.values[at].as_deref());
                 @let href = link("/row", table, &place);
                 tr data-href=(href) {
-                    td { a href=(href) aria-label={ "Row " (row.row) } { "›" } @if may_sound { button.play type="button" data-play=(link("/sound", table, &place)) aria-label="Play" { "▶" } } }
+                    td.open { a href=(href) aria-label={ "Row " (row.row) } { "›" } @if may_sound { button.play type="button" data-play=(link("/sound", table, &place)) aria-label="Play" { "▶" } } }
                     @for (column, value) in columns.shown.iter().zip(&row.values) {
-                        td.n[columns.numbers.contains(column)] .whole[is_short_name(value.as_deref())] { @match value {
+                        td.n[columns.numbers.contains(column)] .whole[is_short_name(value.as_deref())] .words[value.as_ref().is_some_and(|value| value.len() > 24)] { @match value {
                             None => { span.quiet { "null" } }
                             Some(value) => { (listed(value, columns.numbers.contains(column), lang)) }
                         } }
@@ -196,8 +196,8 @@ fn end_of_path(path: &str) -> String {
         return path.to_owned();
     }
     let mut ends = path.match_indices('/').map(|(at, _)| &path[at..]);
-    let fits = |end: &&str| end.chars().count() < SHOWN_OF_PATH;
-    let end = ends.clone().find(fits).or_else(|| ends.next_back()).unwrap_or(path);
+    let last = path.rfind('/').map_or(path, |at| &path[at..]);
+    let end = ends.find(|end| end.chars().count() < SHOWN_OF_PATH).unwrap_or(last);
     cut(&format!("…{end}"))
 }
 
@@ -331,13 +331,15 @@ pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Respo
             let place: Pairs = place.iter().map(|(name, value)| (name.clone(), if name == "row" { row.to_string() } else { value.clone() })).collect();
             link("/row", &reference, &place)
         };
-        let sound = Place::of_row(&row, &table);
+        let part = pairs.iter().find(|(name, _)| name == "part").and_then(|(_, value)| value.parse().ok());
+        let is_last = part.and_then(|part| table.rows.rows_of_part(part)).is_some_and(|rows| number + 1 >= rows);
+        let sound = Place::of_row(&row, &table).and_then(Place::found);
         let values = texts(row.columns(), 1)?.pop().unwrap_or_default();
         let main = html! {
             nav.pages aria-label="Rows beside this one" {
                 @if number > 0 { a rel="prev" href=(beside(number - 1)) { "← Before" } }
                 a href=(reference.address()) { "All rows" }
-                a rel="next" href=(beside(number + 1)) { "Next →" }
+                @if !is_last { a rel="next" href=(beside(number + 1)) { "Next →" } }
             }
             @match &sound {
                 Ok(_) => {
@@ -417,7 +419,7 @@ mod tests {
         let path = "/data/corpus/with/many/folders/000001/seg_000001.flac";
         let drawn = shown(path, false);
         assert!(
-            drawn.contains(">…/000001/seg_000001.flac<") && drawn.contains(&format!("title=\"{path}\"")),
+            drawn.contains(">…/folders/000001/seg_000001.flac<") && drawn.contains(&format!("title=\"{path}\"")),
             "{drawn}"
         );
         let name = format!("/a/b/{}.flac", "é".repeat(60));

@@ -26,8 +26,8 @@ use crate::table::{count, plural};
 
 /// Runs that the list shows: the latest ones.
 pub const SHOWN: usize = 200;
-/// For the figures of the runs of the list; those that come after it have none.
-const LIST_TIME: Duration = Duration::from_secs(5);
+/// For looking up figures of the runs of the list, which are known from then on.
+const LIST_TIME: Duration = Duration::from_millis(1500);
 /// Between looks at a run that goes on.
 const PAUSE: Duration = Duration::from_secs(1);
 /// A report is one page; what is larger is none of ours.
@@ -113,6 +113,8 @@ pub async fn list(State(app): State<Shared>) -> Response {
                     } }
                 } }
             }
+            @let without = rows.iter().filter(|(run, ..)| run.rows.is_none()).count();
+            @if without > 0 { p.quiet { "Rows, rejects and WER of " (plural(without as u64, "run")) " were not looked up in time: load the page again." } }
             @if left_out > 0 { p.quiet { (plural(left_out as u64, "earlier run")) " not shown." } }
         };
         Ok(page(app, Section::Runs, "Runs", &main))

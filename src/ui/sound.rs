@@ -111,6 +111,18 @@ impl Place {
         }
     }
 
+    /// The place itself, or why there is no file at it.
+    pub fn found(self) -> Result<Place, String> {
+        if let Place::Stored { path, .. } = &self {
+            let name = path.display();
+            let metadata = path.metadata().map_err(|error| format!("{name}: {error}"))?;
+            if !metadata.is_file() {
+                return Err(format!("{name} is no regular file"));
+            }
+        }
+        Ok(self)
+    }
+
     /// The samples: 16 kHz, mono, in [-1, 1].
     pub fn samples(&self) -> Result<Vec<f32>, String> {
         let (path, range, member, start, duration) = match self {

@@ -144,3 +144,24 @@ fn parts_of_a_sound_are_sent_as_they_are_asked_for() {
     }
     assert_eq!(part_of(&bytes, &HeaderMap::new()).status().as_u16(), 200);
 }
+
+#[test]
+fn a_recording_that_is_gone_is_told_by_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| {
+        let place = Place::Stored {
+            path: folder.path().join(name),
+            range: None,
+            member: None,
+            start: 0.0,
+            duration: None,
+        };
+        place.found()
+    };
+    std::fs::write(folder.path().join("a.wav"), "no sound").unwrap();
+    assert!(at("a.wav").is_ok() && Place::Bytes(Vec::new()).found().is_ok());
+    for wrong in ["gone.tar", "."] {
+        let why = at(wrong).unwrap_err();
+        assert!(why.contains(&folder.path().display().to_string()), "{why}");
+    }
+}

@@ -325,7 +325,13 @@ pub async fn list(State(app): State<Shared>) -> Response {
             @if !app.settings.files.is_empty() {
                 section { h2 { "Files" }
                     ul { @for (number, file) in app.settings.files.iter().enumerate() {
-                        li { a href=(TableRef::File(number).address()) dir="auto" { (file.display()) } }
+                        @let table = TableRef::File(number);
+                        li { a href=(table.address()) dir="auto" { (file.display()) } " "
+                            @match open(app, &table) {
+                                Ok(opened) => { @if let Some(rows) = opened.rows.rows() { span.quiet { (plural(rows, "row")) } } }
+                                Err(_) => { span.failed { "cannot be read" } }
+                            }
+                        }
                     } }
                 }
             }

@@ -9,10 +9,12 @@ use axum::extract::{Query, State};
 use axum::response::sse::{Event as ServerSentEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use flow_evaluation::chart::{self, Points};
+use flow_evaluation::page::percent;
 use maud::{Markup, html};
 use serde_json::Value;
 
 use super::dag::Frozen;
+use super::follower::last_lines;
 use super::layout::{Section, address, page};
 use super::runs::store;
 use super::tables::Pairs;
@@ -113,6 +115,21 @@ fn curves(file: &Path) -> std::io::Result<[Points; CURVES.len()]> {
     }
 }
 
+/// How far a training is: its last step, and the last error rate of its validation, as the end of its figures says.
+fn latest(file: &Path) -> String {
+    let lines = last_lines(file, None).map(|(_, lines)| lines).unwrap_or_default();
+    let figures: Vec<Value> = lines
+        .iter()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let last = |name: &str| figures.iter().rev().find_map(|line| line[name].as_f64());
+    let wer = figures.iter().rev().filter(|line| line["kind"] == "evaluation");
+    let wer = wer.into_iter().find_map(|line| line["wer"].as_f64());
+    let step = last("step").map(|step| format!("step {step}"));
+    let wer = wer.map(|wer| format!("validation WER {}", percent(wer)));
+    step.into_iter().chain(wer).collect::<Vec<_>>().join(", ")
+}
+
 fn chosen<'t>(all: &'t [Training], pairs: &[(String, String)]) -> Vec<&'t Training> {
     let wanted = |training: &&Training| {
         pairs
@@ -140,7 +157,7 @@ fn charts(trainings: &[&Training]) -> Markup {
         @for (name, read) in &all { @if let Err(error) = read { p.failed dir="auto" { (name) ": " (error) } } }
         div.charts { @for (index, (_, _, title, is_share)) in CURVES.iter().enumerate() {
             @let series: Vec<(&str, Points)> = all.iter().filter_map(|(name, curves)| Some((name.as_str(), curves.as_ref().ok()?[index].clone()))).filter(|(_, points)| !points.is_empty()).collect();
-            @if !series.is_empty() { (chart::lines(title, &series, if *is_share { flow_evaluation::page::percent } else { short })) }
+            @if !series.is_empty() { (chart::lines(title, &series, if *is_share { percent } else { short })) }
         } }
     }
 }
@@ -162,10 +179,11 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
         let live = address("/training/live", keys.iter().map(|key| ("of", key.as_str())));
         let main = html! {
             @if all.is_empty() { p { "No run of this state directory trained a model." } }
+            @if let [only] = all.as_slice() { p { a href={ "/runs/" (only.run) } { (key(only)) } " " span.quiet { (latest(&only.file)) } } }
             @if all.len() > 1 {
                 form.filters action="/training" method="get" {
                     fieldset { legend { "Trainings, " (DRAWN) " at most" }
-                        @for training in &all { @let key = key(training); label.check { input type="checkbox" name="of" value=(key) checked[keys.contains(&key)]; (key) } }
+                        @for training in &all { @let key = key(training); label.check { input type="checkbox" name="of" value=(key) checked[keys.contains(&key)]; (key) " " span.quiet { (latest(&training.file)) } } }
                     }
                     button { "Draw" }
                 }
@@ -229,5 +247,18 @@ mod tests {
             "{:?}",
             &steps[..8]
         );
+    }
+
+    #[test]
+    fn the_latest_figures_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("metrics.jsonl");
+        assert_eq!(latest(&file), "");
+        std::fs::write(
+            &file,
+            "{\"kind\":\"evaluation\",\"step\":20,\"wer\":0.5}\n{\"kind\":\"evaluation\",\"step\":40,\"wer\":0.475}\n{\"kind\":\"train\",\"step\":41}\n{\"kind\":\"train\",\"step\":4",
+        )
+        .unwrap();
+        assert_eq!(latest(&file), "step 41, validation WER 47.5 %");
     }
 }

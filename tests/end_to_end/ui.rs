@@ -192,7 +192,9 @@ fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
         "{}",
         runs.head
     );
-    let run = first(&runs.text(), "/runs/");
+    let runs = runs.text();
+    assert!(runs.contains(">done<") && runs.contains(" s</td>"), "{runs}");
+    let run = first(&runs, "/runs/");
     let shown = site.page(&run);
     assert!(
         shown.contains("<svg") && shown.contains("checked") && shown.contains("build_manifest_v2"),
@@ -274,7 +276,12 @@ fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
     }
 
     // The transcript: its words, and its recording as it is stored.
-    let shown = site.page(&first(&site.page("/transcripts"), "/transcripts/show?"));
+    let transcripts = site.page("/transcripts");
+    for part in ["नमस्ते", "2.0 s", "1 transcript<"] {
+        assert!(transcripts.contains(part), "{part}: {transcripts}");
+    }
+    assert!(site.page("/transcripts?name=other").contains("0 transcripts"));
+    let shown = site.page(&first(&transcripts, "/transcripts/show?"));
     assert!(
         shown.contains("class=\"word s1 low\"") && shown.contains("कल"),
         "{shown}"
@@ -282,6 +289,11 @@ fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
     let sound = first(&shown, "/transcripts/sound?");
     let part = site.request("GET", &sound, "Range: bytes=0-3\r\n", "");
     assert_eq!((part.status, &part.body[..]), (206, &b"fLaC"[..]));
+    let whole = site.get(&sound);
+    let stored = std::fs::read(repository("tests/data/golden/speakers/conv2.flac")).unwrap();
+    assert!(whole.body == stored, "{} bytes of {}", whole.body.len(), stored.len());
+    let length = format!("content-length: {}", stored.len());
+    assert!(whole.head.to_lowercase().contains(&length), "{}", whole.head);
 
     // Nobody else, and nothing is changed.
     let (address, cookie) = (&site.address, &site.cookie);
@@ -329,7 +341,20 @@ fn evaluations_and_trainings_are_drawn() {
         .arg("--shards")
         .arg(&place.shards);
     let site = Site::start(&mut flow);
-    let shown = site.page(&first(&site.page("/evaluation"), "/evaluation/show?"));
+    let listed = site.page("/evaluation");
+    assert!(listed.contains("evaluate") && listed.contains(" %</td>"), "{listed}");
+    // The list of runs has the same rate.
+    let runs = site.page("/");
+    let rate = runs
+        .split("</a> ")
+        .find_map(|rest| rest.split_once(" %").map(|(rate, _)| rate))
+        .unwrap();
+    assert!(
+        rate.parse::<f64>().is_ok() && listed.contains(&format!("{rate} %")),
+        "{rate}: {listed}"
+    );
+    let shown = site.page(&first(&listed, "/evaluation/show?"));
+    assert!(shown.contains(&format!("WER {rate} %")), "{shown}");
     for part in [
         "Error rates by language",
         "Most errors",
@@ -358,6 +383,7 @@ fn evaluations_and_trainings_are_drawn() {
         drawn.contains("Training loss") && drawn.contains("<polyline") && !drawn.contains("Validation WER"),
         "{drawn}"
     );
+    assert!(drawn.contains("step 2"), "{drawn}");
     // A run that left nothing but that has a page.
     assert!(site.page("/runs/29990101T000000000Z-0000").contains("cut short"));
 }
@@ -433,6 +459,9 @@ fn corrections_are_kept_where_they_may_be_made() {
     assert!(kept.head.contains(&format!("location: {address}")), "{}", kept.head);
     let batches = crate::binary::read_parquet(&corrections);
     assert_eq!(batches.iter().map(|batch| batch.num_rows()).sum::<usize>(), 1);
+    // Somebody who has not seen it does not overwrite it.
+    let late = site.request("POST", "/corrections", &own, &format!("{form}&seen="));
+    assert_eq!(late.status, 409, "{}", late.text());
     let elsewhere = form.replace(&back, "%2F%2Fevil.example");
     let kept = site.request("POST", "/corrections", &own, &elsewhere);
     assert!(kept.head.contains("location: /\r\n"), "{}", kept.head);

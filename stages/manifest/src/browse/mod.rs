@@ -181,6 +181,11 @@ impl RowSet {
         self.inner.parts.iter().map(|part| part.rows).sum()
     }
 
+    /// How many rows the part at `part` has, where that is known without reading them.
+    pub fn rows_of_part(&self, part: usize) -> Option<u64> {
+        self.inner.parts.get(part)?.rows
+    }
+
     /// The row at `row` of the part at `part`, with all columns; none if there is no such row.
     ///
     /// # Errors
