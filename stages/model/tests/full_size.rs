@@ -32,7 +32,7 @@ fn folder() -> PathBuf {
 }
 
 fn json(name: &str) -> serde_json::Value {
-    serde_json::from_str(&std::fs::read_to_string(folder().join(name)).unwrap()).unwrap()
+    serde_json::from_slice(&read_packed(&folder().join(name), 1).unwrap()).unwrap()
 }
 
 /// Element `j` of tensor `i`: 24 bits of a hash as a number in [-1, 1), times 2^exponent.

@@ -23,8 +23,10 @@ fn golden(name: &str) -> PathBuf {
     PathBuf::from(folder).join(name)
 }
 
+/// A golden file of JSON, which may be packed.
 fn json(name: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(golden(name)).expect("golden file")).expect("golden JSON")
+    let bytes = flow_model::checkpoint::read_packed(&golden(name), 1).expect("golden file");
+    serde_json::from_slice(&bytes).expect("golden JSON")
 }
 
 /// The tensors of a golden file, which may be packed; None if there is no such file.

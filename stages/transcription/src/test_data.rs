@@ -36,9 +36,10 @@ pub fn speakers_json(name: &str) -> Value {
     json(&speakers(name))
 }
 
+/// A file of JSON, which may be packed.
 pub fn json(path: &Path) -> Value {
-    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    let text = read_packed(path, 1).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// The float32 tensors of a safetensors file whose names `wanted` takes: name, shape, values. The file may be packed.
