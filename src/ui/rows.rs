@@ -1,5 +1,6 @@
 //! Rows of a table: a page of them, one with all its values and its recording, and how many there are of each kind.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
@@ -21,6 +22,10 @@ use crate::table::count;
 pub const TIME_LIMIT: Duration = Duration::from_secs(15);
 /// Longer values are cut in lists.
 const SHOWN_LETTERS: usize = 240;
+/// The longest value that an address filters by, as bytes.
+const LONGEST_FILTER: usize = 4000;
+/// On the page of its row.
+const SHOWN_OF_ROW: usize = 100_000;
 /// Of a path, the end is shown.
 const SHOWN_OF_PATH: usize = 36;
 /// Values of a column that are counted one by one.
@@ -201,6 +206,14 @@ fn end_of_path(path: &str) -> String {
     cut(&format!("…{end}"))
 }
 
+/// A value as the page of its row shows it: whole, unless nobody would read it to its end.
+fn whole(value: &str) -> Cow<'_, str> {
+    match value.char_indices().nth(SHOWN_OF_ROW) {
+        None => value.into(),
+        Some((end, _)) => format!("{}… ({} bytes in all)", &value[..end], count(value.len() as u64)).into(),
+    }
+}
+
 fn cut(value: &str) -> String {
     match value.char_indices().nth(SHOWN_LETTERS) {
         None => value.to_owned(),
@@ -256,8 +269,13 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
                     };
                     @let more: Pairs = view.query().into_iter().filter(|(name, _)| name != "page").chain(filter).collect();
                     @let href = link("/rows", &reference, &more);
-                    tr data-href=(href) {
-                        td { a href=(href) { @if total.value.is_none() { "null" } @else { (said(&value, None)) } } }
+                    // What is longer than an address may be is not led on from.
+                    @let is_long = value.len() > LONGEST_FILTER;
+                    tr data-href=[(!is_long).then_some(&href)] {
+                        td {
+                            @if is_long { (said(&cut(&value), None)) }
+                            @else { a href=(href) { @if total.value.is_none() { "null" } @else { (said(&cut(&value), None)) } } }
+                        }
                         td.n { (count(total.rows)) }
                         @for seconds in &total.sums { td.n { (format!("{:.2}", seconds / 3600.0)) } }
                     }
@@ -354,7 +372,7 @@ pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Respo
             table.values { tbody { @for (field, value) in row.schema().fields().iter().zip(&values) {
                 tr { th scope="row" { (field.name()) } td { @match value {
                     None => { span.quiet { "null" } }
-                    Some(value) => { (said(value, lang.as_deref())) }
+                    Some(value) => { (said(&whole(value), lang.as_deref())) }
                 } } }
             } } }
             (corrections::form(app, &row, &pairs))
@@ -411,6 +429,14 @@ mod tests {
         for damaged in [None, Some(""), Some("[1]"), Some("{")] {
             assert_eq!(value(&row(damaged), "text"), None);
         }
+    }
+
+    #[test]
+    fn values_that_nobody_reads_are_cut() {
+        let long = "न".repeat(SHOWN_OF_ROW);
+        assert_eq!(whole(&long), long);
+        let shown = whole(&format!("{long}न")).into_owned();
+        assert!(shown.ends_with("न… (300,003 bytes in all)"));
     }
 
     #[test]

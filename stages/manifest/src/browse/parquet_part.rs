@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use arrow::array::RecordBatch;
+use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -18,6 +18,10 @@ use super::{Bound, Test, open};
 use crate::error::ManifestError;
 
 const BATCH_ROWS: usize = 2048;
+/// Of a batch in memory, where its rows are as long as the first ones of their row group.
+pub(super) const BATCH_BYTES: usize = 16 << 20;
+/// Rows that tell how long rows are.
+const FIRST_ROWS: usize = 16;
 
 /// Whether the file begins as Parquet files do.
 pub fn is_parquet(path: &Path) -> Result<bool, ManifestError> {
@@ -121,7 +125,22 @@ pub struct Groups {
 }
 
 impl Groups {
+    /// A small file may hold long values many times over: a batch has fewer rows where they are long.
     fn reader_of(&self, group: usize) -> Result<ParquetRecordBatchReader, ManifestError> {
+        let mut of_row = 1;
+        for batch in self.reader(group, FIRST_ROWS)?.take(1) {
+            let batch = batch?;
+            let sizes = batch
+                .columns()
+                .iter()
+                .map(|column| column.to_data().get_slice_memory_size());
+            let bytes: usize = sizes.map(|size| size.unwrap_or(0)).sum();
+            of_row = of_row.max(bytes / batch.num_rows().max(1));
+        }
+        self.reader(group, (BATCH_BYTES / of_row).clamp(1, BATCH_ROWS))
+    }
+
+    fn reader(&self, group: usize, rows: usize) -> Result<ParquetRecordBatchReader, ManifestError> {
         let file = self
             .file
             .try_clone()
@@ -131,7 +150,7 @@ impl Groups {
         let builder = builder
             .with_projection(mask)
             .with_row_groups(vec![group])
-            .with_batch_size(BATCH_ROWS);
+            .with_batch_size(rows);
         builder.build().map_err(damaged(&self.path))
     }
 }

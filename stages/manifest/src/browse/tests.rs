@@ -318,3 +318,33 @@ fn files_that_are_cut_or_damaged_anywhere_are_named() {
     let set = RowSet::of_files(&[file(&folder)]).unwrap();
     assert!(set.page(&short).unwrap_err().to_string().contains("narrow the filters"));
 }
+
+#[test]
+fn long_values_that_a_small_file_repeats_come_few_at_a_time() {
+    const ROWS: usize = 400;
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("rows.parquet");
+    // A value of 256 KiB, which is stored once.
+    let long = "x".repeat(1 << 18);
+    let text = StringArray::from_iter_values(std::iter::repeat_n(long.as_str(), 20));
+    let rows = RecordBatch::try_from_iter([("text", Arc::new(text) as ArrayRef)]).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), rows.schema(), None).unwrap();
+    for _ in 0..ROWS / rows.num_rows() {
+        writer.write(&rows).unwrap();
+    }
+    writer.close().unwrap();
+    assert!(path.metadata().unwrap().len() < 4 << 20);
+    let set = RowSet::of_files(&[path]).unwrap();
+    let mut next = 0;
+    for placed in set.batches(0, &[0], &[]).unwrap() {
+        let (first, batch) = placed.unwrap();
+        assert_eq!(first, next);
+        assert!(
+            batch.num_rows() * long.len() <= parquet_part::BATCH_BYTES,
+            "{} rows",
+            batch.num_rows()
+        );
+        next += batch.num_rows() as u64;
+    }
+    assert_eq!(next, ROWS as u64);
+}
