@@ -22,6 +22,9 @@ pub struct UiArguments {
     /// A JSON transcript that `flow transcribe` wrote, or a folder of them; may be given several times
     #[arg(long, value_name = "PATH")]
     pub transcripts: Vec<PathBuf>,
+    /// A folder that the recordings of transcripts lie in, as given to `flow transcribe`; may be given several times
+    #[arg(long, value_name = "FOLDER")]
+    pub recordings: Vec<PathBuf>,
     /// Let texts be corrected, rows be marked as bad, and speakers be named
     #[arg(long)]
     pub allow_edit: bool,

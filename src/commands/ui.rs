@@ -15,6 +15,12 @@ use crate::ui::{Settings, server, site};
 const USUAL_PORT: u16 = 8001;
 
 pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if let Some(folder) = arguments.recordings.iter().find(|folder| !folder.is_dir()) {
+        return Err(Failure::usage(
+            format!("--recordings {}: there is no such folder", folder.display()),
+            "name the folder that `flow transcribe` was given",
+        ));
+    }
     for file in arguments.files.iter().chain(&arguments.transcripts) {
         if !file.exists() {
             return Err(Failure::usage(
@@ -41,6 +47,7 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
         files: arguments.files.clone(),
         shards: arguments.shards.clone(),
         transcripts: arguments.transcripts.clone(),
+        recordings: arguments.recordings.clone(),
         corrections,
     };
     let (router, url) = site(settings, address)?;

@@ -1,7 +1,7 @@
 //! JSON transcripts of `flow transcribe`: read along with the recording, the word that is spoken lit.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -104,15 +104,24 @@ fn named(app: &App, pairs: &[(String, String)]) -> Result<(String, PathBuf, Tran
     Ok((name, path, transcript))
 }
 
-/// The recording that a transcript is of: where it was, or beside the transcript.
-fn recording(path: &Path, transcript: &Transcript) -> Result<PathBuf, String> {
+/// The recording that a transcript is of: below one of `folders`, where it was, or beside the transcript.
+fn recording(path: &Path, transcript: &Transcript, folders: &[PathBuf]) -> Result<PathBuf, String> {
     let source = PathBuf::from(&transcript.metadata.source_file);
-    let beside = || Some(path.parent()?.join(source.file_name()?));
-    let found = [Some(source.clone()), beside()]
-        .into_iter()
-        .flatten()
-        .find(|path| path.is_file());
-    let found = found.ok_or_else(|| format!("{} is not there", source.display()))?;
+    let stays_below = source
+        .components()
+        .all(|component| matches!(component, Component::Normal(_) | Component::CurDir));
+    let folders = folders
+        .iter()
+        .filter(|_| stays_below)
+        .map(|folder| folder.join(&source));
+    let beside = source.file_name().and_then(|name| Some(path.parent()?.join(name)));
+    let mut places = folders.chain([source.clone()]).chain(beside);
+    let found = places.find(|path| path.is_file()).ok_or_else(|| {
+        format!(
+            "{} is not there; --recordings names the folder that it lies in",
+            source.display()
+        )
+    })?;
     // Whatever else a transcript may name is not sent.
     RecordingReader::open(&found, None, Channels::Mix).map_err(|error| format!("{}: {error}", found.display()))?;
     Ok(found)
@@ -201,7 +210,7 @@ fn language(transcript: &Transcript) -> Option<&str> {
 pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
     answer(&app, move |app| {
         let (name, path, transcript) = named(app, &pairs)?;
-        let recording = recording(&path, &transcript);
+        let recording = recording(&path, &transcript, &app.settings.recordings);
         let source = transcript.metadata.source_file.clone();
         let renamed = renamed(app, &source)?;
         let back = address("/transcripts/show", [("name", name.as_str())]);
@@ -279,7 +288,7 @@ fn clock(seconds: f64) -> String {
 pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, headers: HeaderMap) -> Response {
     answer(&app, move |app| {
         let (_, path, transcript) = named(app, &pairs)?;
-        let path = recording(&path, &transcript).map_err(PageError::unreadable)?;
+        let path = recording(&path, &transcript, &app.settings.recordings).map_err(PageError::unreadable)?;
         let length = usize::try_from(path.metadata()?.len()).unwrap_or(usize::MAX);
         let asked = headers
             .get(RANGE)
@@ -410,12 +419,23 @@ mod tests {
         };
         std::fs::write(folder.path().join("secret.txt"), "secret").unwrap();
         std::fs::write(folder.path().join("a.wav"), super::super::sound::wav(&[0.25; 16_000])).unwrap();
-        assert!(recording(&path, &transcript("/gone/secret.txt")).is_err());
-        assert!(recording(&path, &transcript("")).is_err());
+        assert!(recording(&path, &transcript("/gone/secret.txt"), &[]).is_err());
+        assert!(recording(&path, &transcript(""), &[]).is_err());
         // Moved with its transcript.
         assert_eq!(
-            recording(&path, &transcript("/gone/a.wav")),
+            recording(&path, &transcript("/gone/a.wav"), &[]),
             Ok(folder.path().join("a.wav"))
         );
+        // Below a folder of recordings, and no way out of it.
+        let talks = folder.path().join("talks");
+        std::fs::create_dir_all(talks.join("day1")).unwrap();
+        std::fs::rename(folder.path().join("a.wav"), talks.join("day1/a.wav")).unwrap();
+        let folders = [folder.path().join("other"), talks.clone()];
+        assert_eq!(
+            recording(&path, &transcript("day1/a.wav"), &folders),
+            Ok(talks.join("day1/a.wav"))
+        );
+        let why = recording(&path, &transcript("../talks/day1/a.wav"), &folders).unwrap_err();
+        assert!(why.contains("--recordings"), "{why}");
     }
 }
