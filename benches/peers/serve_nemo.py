@@ -1,21 +1,16 @@
 """NeMo behind FastAPI beside `flow serve`: MODEL.nemo."""
 
-import logging
-import os
 import sys
 import warnings
 
 warnings.filterwarnings("ignore")
 
 import torch
-from nemo.collections.asr.models import ASRModel
-from nemo.utils import logging as nemo_logging
 
+from nemo_model import load
 from serving import serve
 
-nemo_logging.setLevel(logging.ERROR)
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-model = ASRModel.restore_from(sys.argv[1], map_location="cpu").eval()
+model = load(sys.argv[1])
 
 
 def transcribe(path):
