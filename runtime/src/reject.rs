@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Partition;
+
 pub(crate) mod packed;
 
 /// Why a row was refused, in kind: a filter said no, or something is broken.
@@ -45,6 +47,26 @@ pub struct Reject {
 }
 
 impl Reject {
+    /// Where it is from, in words: the partition, and the row and its segment where they are known.
+    pub fn place(&self, partition: &Partition) -> String {
+        let mut place = partition.as_str().to_string();
+        if let Some(row) = self.row {
+            place.push_str(&format!(", row {row}"));
+        }
+        if let Some(segment) = &self.segment_id {
+            place.push_str(&format!(", segment {segment}"));
+        }
+        place
+    }
+
+    /// The detail, cut after so many letters.
+    pub fn short_detail(&self, letters: usize) -> String {
+        match self.detail.char_indices().nth(letters) {
+            Some((end, _)) => format!("{}...", &self.detail[..end]),
+            None => self.detail.clone(),
+        }
+    }
+
     /// The one order that does not depend on how a run went: by row (a refused partition first), then by what they say.
     pub(crate) fn compare(&self, other: &Reject) -> Ordering {
         let key = |reject: &Reject| (reject.row, reject.class);

@@ -102,19 +102,11 @@ fn examples(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
         if reject.detail.is_empty() {
             continue;
         }
-        let mut place = partition.as_str().to_string();
-        if let Some(row) = reject.row {
-            place.push_str(&format!(", row {row}"));
-        }
-        if let Some(segment) = &reject.segment_id {
-            place.push_str(&format!(", segment {segment}"));
-        }
-        let detail: String = reject.detail.chars().take(LONGEST).collect();
-        let more = if detail.len() < reject.detail.len() { "..." } else { "" };
+        let (place, detail) = (reject.place(&partition), reject.short_detail(LONGEST));
         writeln!(
             out,
             "{heading}{}",
-            escape_line(&format!("{stage}: {}: {place}: {detail}{more}", reject.reason))
+            escape_line(&format!("{stage}: {}: {place}: {detail}", reject.reason))
         )?;
         heading = "";
     }

@@ -519,18 +519,10 @@ pub(crate) fn too_many(faults: u64, limit: &str, reasons: &[ReasonCount], set: &
 
 /// Where a reject is from and what is wrong with it, on one line.
 fn in_words(partition: &Partition, reject: &Reject) -> String {
-    let mut text = partition.as_str().to_string();
-    if let Some(row) = reject.row {
-        text.push_str(&format!(", row {row}"));
+    let place = reject.place(partition);
+    if reject.detail.is_empty() {
+        return format!("{place}: {}", reject.reason);
     }
-    if let Some(segment) = &reject.segment_id {
-        text.push_str(&format!(", segment {segment}"));
-    }
-    text.push_str(&format!(": {}", reject.reason));
-    if !reject.detail.is_empty() {
-        let detail: String = reject.detail.chars().take(SHOWN_OF_A_DETAIL).collect();
-        let more = if detail.len() < reject.detail.len() { "..." } else { "" };
-        text.push_str(&format!(", {}{more}", detail.replace('\n', " ")));
-    }
-    text
+    let detail = reject.short_detail(SHOWN_OF_A_DETAIL).replace('\n', " ");
+    format!("{place}: {}, {detail}", reject.reason)
 }
