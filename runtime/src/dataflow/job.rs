@@ -440,12 +440,14 @@ impl RegionState {
             if let Some(limit) = described.fault_limit
                 && faults > limit
             {
-                let committed = lock(&self.committed);
-                let own = committed.iter().filter(|(of, _)| *of == node);
-                let reasons = add_up(own.flat_map(|(_, record)| &record.rejects.by_reason));
-                let records = committed.iter().filter(|(of, _)| *of == node);
-                let records = records.map(|(_, record)| Arc::clone(record)).collect();
-                let stages = [(described.stage.clone(), described.recipe, records)];
+                // Others may commit while the rejects are read.
+                let own: Vec<Arc<Record>> = lock(&self.committed)
+                    .iter()
+                    .filter(|(of, _)| *of == node)
+                    .map(|(_, record)| Arc::clone(record))
+                    .collect();
+                let reasons = add_up(own.iter().flat_map(|record| &record.rejects.by_reason));
+                let stages = [(described.stage.clone(), described.recipe, own)];
                 let set = self.job.store.reject_set(&stages);
                 let message = too_many(faults, &limit.to_string(), &reasons, &set);
                 return Err((node, StageError::failed(message).with_help(LIMIT_HELP)));
