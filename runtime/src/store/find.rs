@@ -32,6 +32,9 @@ pub struct RowNames<'r> {
     pub tar_member_name: Option<&'r str>,
 }
 
+/// The columns of [`RowNames`].
+const NAME_COLUMNS: [&str; 4] = ["segment_id", "audio_path", "tar_path", "tar_member_name"];
+
 /// The columns of a row that are not null, each with its value as JSON.
 pub type RowValues = Vec<(String, String)>;
 
@@ -98,7 +101,7 @@ impl Store {
     }
 
     /// The rows that a record holds on a port, of those whose names are wanted; none where the port has no column
-    /// `segment_id`.
+    /// `segment_id`. `is_wanted` may be asked twice of a row.
     ///
     /// # Errors
     /// If the data file cannot be read or is not what its record says.
@@ -117,6 +120,19 @@ impl Store {
         };
         let schema = parquet_file::schema_of(&path)?;
         if schema.field_with_name("segment_id").is_err() {
+            return Ok(Vec::new());
+        }
+        // Most files hold none of them, and their other columns, which may be large, are not read.
+        let has = |name: &&str| schema.field_with_name(name).is_ok();
+        let names: Vec<&str> = NAME_COLUMNS.into_iter().filter(has).collect();
+        let mut is_there = false;
+        for batch in parquet_file::open(&path, stored.bytes, &schema, Some(&names), selection.as_deref())? {
+            if matching(&batch?, is_wanted)?.true_count() > 0 {
+                is_there = true;
+                break;
+            }
+        }
+        if !is_there {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
