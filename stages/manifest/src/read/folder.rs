@@ -110,6 +110,11 @@ impl AudioFolder {
         self.folders.decision()
     }
 
+    /// The names of the partitions, without a look at their recordings.
+    pub fn names(&self) -> Vec<Partition> {
+        self.blocks.iter().map(|(name, _)| name.clone()).collect()
+    }
+
     pub fn partitions(&self) -> Vec<SourcePartition> {
         let partition = |(name, files): &(Partition, Vec<Listed>)| {
             let wanted: Vec<Wanted> = files.iter().map(|listed| self.wanted(&listed.file)).collect();

@@ -174,6 +174,11 @@ impl LineManifest {
         self.rules.folders.decision()
     }
 
+    /// The names of the partitions, without a look at their recordings.
+    pub fn names(&self) -> Vec<Partition> {
+        self.blocks.iter().map(|(name, _)| name.clone()).collect()
+    }
+
     /// # Errors
     /// When a file cannot be read.
     pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {

@@ -23,6 +23,16 @@ pub enum Manifest {
 }
 
 impl Manifest {
+    /// The names of the partitions, without a look at their recordings.
+    pub(super) fn names(&self) -> Vec<Partition> {
+        match self {
+            Manifest::Tables(tables) => tables.names(),
+            Manifest::Lines(lines) => lines.names(),
+            Manifest::Texts(tables) => tables.names(),
+            Manifest::Folder(folder) => folder.names(),
+        }
+    }
+
     pub(super) fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
         Ok(match self {
             Manifest::Tables(tables) => tables.partitions(),

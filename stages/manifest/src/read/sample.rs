@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use flow_audio::part::{TOLERANCE_SECONDS, decode_row, stated_seconds};
 use flow_audio::recording_reader::{Channels, RecordingReader};
-use flow_runtime::{Out, Partition, StageError};
+use flow_runtime::{Out, StageError};
 
 use super::lines::tag_of;
 use super::recordings::{Found, Recordings};
@@ -106,11 +106,7 @@ impl ManifestSample {
     pub fn of(settings: &ReadSettings, scratch: &Path, most: usize, limit: Duration) -> Result<Self, StageError> {
         let began = Instant::now();
         let manifest = settings.open(scratch).map_err(StageError::from)?;
-        let names: Vec<Partition> = manifest
-            .partitions()?
-            .into_iter()
-            .map(|partition| partition.name)
-            .collect();
+        let names = manifest.names();
         let chosen = spread(names.len(), MOST_PARTITIONS);
         let mut sample = ManifestSample {
             partitions: names.len(),

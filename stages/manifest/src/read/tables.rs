@@ -131,6 +131,11 @@ impl TableManifest {
         }
     }
 
+    /// The names of the partitions, without a look at their recordings.
+    pub fn names(&self) -> Vec<Partition> {
+        self.shards.keys().cloned().collect()
+    }
+
     pub fn partitions(&self) -> Vec<SourcePartition> {
         let partition = |(name, shard): (&Partition, &Shard)| SourcePartition {
             name: name.clone(),

@@ -138,6 +138,11 @@ impl TextTables {
         self.folders.decision()
     }
 
+    /// The names of the partitions, without a look at their recordings.
+    pub fn names(&self) -> Vec<Partition> {
+        self.blocks.iter().map(|(name, _)| name.clone()).collect()
+    }
+
     pub fn partitions(&self) -> Vec<SourcePartition> {
         let partition = |(name, block): &(Partition, Block)| {
             let table = &self.tables[block.table];
