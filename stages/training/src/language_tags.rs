@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::text_faults::{UNDETERMINED, is_language};
-use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
+use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 
 /// Makes the texts of all rows begin with the tag of their language, or none of them, as the tokenizer has such tags or not.
 ///
@@ -86,7 +86,7 @@ impl Kind for TagTexts {
         Ok(Body::Local(Box::new(Tagger {
             tags: settings.tags,
             context: context.clone(),
-            tokenizer: None,
+            tokenizer: TokenizerInput::default(),
             told: false,
         })))
     }
@@ -95,8 +95,7 @@ impl Kind for TagTexts {
 struct Tagger {
     tags: LanguageTags,
     context: Context,
-    /// Read with the first rows.
-    tokenizer: Option<Tokenizer>,
+    tokenizer: TokenizerInput,
     /// Whether it was said that rows of no known language get no tag.
     told: bool,
 }
@@ -121,7 +120,7 @@ impl Operator for Tagger {
 impl Tagger {
     fn with_tags(&mut self, batch: RecordBatch) -> Result<RecordBatch, StageError> {
         let tags = self.tags;
-        let tokenizer = self.tokenizer()?;
+        let tokenizer = self.tokenizer.get(&self.context)?;
         let place = batch.schema().index_of("text")?;
         let (texts, languages) = (text_column(&batch, "text")?, text_column(&batch, "lang")?);
         let (texts, languages): (&StringArray, &StringArray) = (texts.as_string(), languages.as_string());
@@ -139,10 +138,12 @@ impl Tagger {
                 Some(tagged)
             })
             .collect();
-        let untagged = tags == LanguageTags::Auto
+        // The whole vocabulary is looked through for it.
+        let untagged = !self.told
+            && tags == LanguageTags::Auto
             && languages.iter().flatten().any(|language| language == UNDETERMINED)
             && has_language_tags(tokenizer);
-        if untagged && !self.told {
+        if untagged {
             self.told = true;
             self.context.events.send(Event::Note {
                 message: format!(
@@ -159,16 +160,6 @@ impl Tagger {
         let tagged: ArrayRef = Arc::new(tagged);
         columns[place] = cast(&tagged, columns[place].data_type())?;
         Ok(RecordBatch::try_new(batch.schema(), columns)?)
-    }
-
-    fn tokenizer(&mut self) -> Result<&Tokenizer, StageError> {
-        if self.tokenizer.is_none() {
-            let bytes = read_tokenizer_files(self.context.required("tokenizer")?)?.0;
-            self.tokenizer = Some(Tokenizer::from_bytes(&bytes).map_err(StageError::failed)?);
-        }
-        self.tokenizer
-            .as_ref()
-            .ok_or_else(|| StageError::failed("there is no tokenizer"))
     }
 }
 

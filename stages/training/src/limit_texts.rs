@@ -3,7 +3,6 @@
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::DataType;
-use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
     RejectClass, Shape, StageError,
@@ -12,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::long_texts::OverLimit;
-use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
+use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 
 /// Refuses rows whose transcript has more tokens than training takes.
 ///
@@ -81,7 +80,7 @@ impl Kind for LimitTexts {
         Ok(Body::Local(Box::new(Limiter {
             settings: settings.clone(),
             context: context.clone(),
-            tokenizer: None,
+            tokenizer: TokenizerInput::default(),
         })))
     }
 }
@@ -89,8 +88,7 @@ impl Kind for LimitTexts {
 struct Limiter {
     settings: LimitTextsSettings,
     context: Context,
-    /// Read with the first rows.
-    tokenizer: Option<Tokenizer>,
+    tokenizer: TokenizerInput,
 }
 
 impl Operator for Limiter {
@@ -127,7 +125,7 @@ impl Limiter {
     /// Rows whose text has too many tokens, and how many it has.
     fn over(&mut self, batch: &RecordBatch) -> Result<Vec<(usize, usize)>, StageError> {
         let limit = self.settings.max_tokens;
-        let tokenizer = self.tokenizer()?;
+        let tokenizer = self.tokenizer.get(&self.context)?;
         let column = batch
             .column_by_name("text")
             .ok_or_else(|| StageError::failed("the rows have no `text`"))?;
@@ -137,15 +135,5 @@ impl Limiter {
         Ok(counted
             .filter_map(|row| Some((row, tokenizer.tokens_over(texts.value(row), limit)?)))
             .collect())
-    }
-
-    fn tokenizer(&mut self) -> Result<&Tokenizer, StageError> {
-        if self.tokenizer.is_none() {
-            let bytes = read_tokenizer_files(self.context.required("tokenizer")?)?.0;
-            self.tokenizer = Some(Tokenizer::from_bytes(&bytes).map_err(StageError::failed)?);
-        }
-        self.tokenizer
-            .as_ref()
-            .ok_or_else(|| StageError::failed("there is no tokenizer"))
     }
 }

@@ -246,6 +246,25 @@ pub fn read_tokenizer_files(artifact: &Artifact) -> Result<(Vec<u8>, String), St
     Err(missing())
 }
 
+/// The tokenizer of the input `tokenizer`, read when it is first asked for.
+#[derive(Default)]
+pub(crate) struct TokenizerInput(Option<Tokenizer>);
+
+impl TokenizerInput {
+    /// # Errors
+    /// If there is no such input, or no tokenizer in it.
+    pub fn get(&mut self, context: &Context) -> Result<&Tokenizer, StageError> {
+        let tokenizer = match self.0.take() {
+            Some(tokenizer) => tokenizer,
+            None => {
+                let (model, _) = read_tokenizer_files(context.required("tokenizer")?)?;
+                Tokenizer::from_bytes(&model).map_err(StageError::failed)?
+            }
+        };
+        Ok(self.0.insert(tokenizer))
+    }
+}
+
 /// The kind `tokenizer.train`.
 pub struct TrainTokenizer;
 
