@@ -107,9 +107,9 @@ fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
 
 /// How many there are, and where the first of them are.
 fn named(places: &[String]) -> Vec<String> {
-    let Some(_) = places.first() else {
+    if places.is_empty() {
         return Vec::new();
-    };
+    }
     let shown = places.iter().take(PLACES).cloned().collect::<Vec<_>>().join("; ");
     let more = if places.len() > PLACES { "; ..." } else { "" };
     vec![format!("{} ({shown}{more})", places.len())]

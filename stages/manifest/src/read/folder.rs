@@ -20,10 +20,10 @@ use crate::error::ManifestError;
 const TABLES: [&str; 3] = ["metadata.csv", "metadata.tsv", "metadata.jsonl"];
 /// Tables of a folder of Common Voice beside `clips`, the first that is there counts.
 const COMMON_VOICE: [&str; 2] = ["validated.tsv", "train.tsv"];
-/// Names of a folder that an error shows.
-const SHOWN: usize = 10;
 /// Those that are read only where they are named.
 const OF_COMMON_VOICE: [&str; 4] = ["dev.tsv", "test.tsv", "other.tsv", "invalidated.tsv"];
+/// Names of a folder that an error shows.
+const SHOWN: usize = 10;
 
 /// The table that says what a folder holds; none where transcripts lie beside the recordings.
 ///

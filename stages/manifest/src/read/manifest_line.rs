@@ -102,10 +102,10 @@ mod tests {
         assert_eq!(found("m.jsonl", 2).unwrap(), second);
         assert_eq!(found("m.jsonl", 3).unwrap().segment_id, None);
         assert!(found("m.jsonl", 4).unwrap_err().to_string().contains("no line 4"));
-        // A field with a line break makes two lines of one row.
         std::fs::write(at("spaces.csv"), "path,text\n \t\n\na.wav,x\n").unwrap();
         assert_eq!(found("spaces.csv", 4).unwrap().line, "a.wav,x");
         assert!(found("spaces.csv", 2).is_err());
+        // A field with a line break makes two lines of one row.
         std::fs::write(at("t.csv"), "path,text\na.wav,\"x\ny\"\nhi/b.wav,z\n").unwrap();
         assert_eq!(found("t.csv", 4).unwrap().segment_id.as_deref(), Some("hi/b"));
         assert_eq!(found("t.csv", 4).unwrap().line, "hi/b.wav,z");

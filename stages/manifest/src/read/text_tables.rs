@@ -188,9 +188,7 @@ impl Table {
     ) -> Result<(Table, Vec<Range<usize>>), ManifestError> {
         let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
         let text = read_text(&path)?;
-        let quoted = path
-            .extension()
-            .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+        let quoted = is_quoted(&path);
         let mut walk = text.records(0..text.text.len(), quoted);
         let heading = walk.next().map(|record| record.fields).unwrap_or_default();
         let heading = with_new_names(&heading, &settings.columns);
@@ -449,9 +447,7 @@ type NamedLine = (String, Option<String>, Option<String>);
 /// When the table cannot be read or its heading lacks a column.
 pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<NamedLine>, ManifestError> {
     let text = read_text(path)?;
-    let quoted = path
-        .extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    let quoted = is_quoted(path);
     let mut records = text.records(0..text.text.len(), quoted).with_lines(1);
     let heading = records.next().map(|(_, record)| record.fields).unwrap_or_default();
     let columns = Columns::of(&heading).map_err(|why| ManifestError::Manifest {
@@ -477,6 +473,12 @@ pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<NamedLine>, Ma
         file.map(|file| named(file, start).segment_id)
     });
     Ok(Some((record.line.to_string(), segment, file.map(str::to_string))))
+}
+
+/// Whether the fields of a table may stand in quotes, as those of CSV, and not of TSV, do.
+fn is_quoted(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"))
 }
 
 /// What is not UTF-8 is replaced, and refused line by line.
