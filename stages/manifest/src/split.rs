@@ -121,6 +121,10 @@ impl SplitSettings {
         let (setting, why, help) = if self.val_per_language == 0 {
             let help = "set it to the rows of each language that validation shall have".to_string();
             ("val_per_language", "it is 0".to_string(), help)
+        } else if targets < self.min_val_rows && languages.len() == 1 && self.val_per_language < self.min_val_rows {
+            let why = format!("it allows {} rows", self.val_per_language);
+            let help = format!("set it to {} or more", self.min_val_rows);
+            ("val_per_language", why, help)
         } else if targets < self.min_val_rows {
             let why = format!(
                 "{} % of the {most} rows{of} are {}",
@@ -132,18 +136,7 @@ impl SplitSettings {
                 1..=100 => format!("set it to {enough} or more, or take more rows"),
                 _ => "there are too few rows: take more of them".to_string(),
             };
-            let by_count = self.val_per_language < self.min_val_rows && languages.len() == 1;
-            match by_count {
-                true => {
-                    let why = format!("it allows {} rows", self.val_per_language);
-                    (
-                        "val_per_language",
-                        why,
-                        format!("set it to {} or more", self.min_val_rows),
-                    )
-                }
-                false => ("val_percent", why, help),
-            }
+            ("val_percent", why, help)
         } else {
             let alike = match self.split_by {
                 SplitBy::Text => "the same words",
