@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Output;
 
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
@@ -13,20 +14,28 @@ fn texts(place: &Workplace) -> Vec<String> {
     rows.into_iter().map(|row| row.text).collect()
 }
 
+/// Runs `pipelines/train_tokenizer.yaml` with these settings.
+fn train_tokenizer<S: AsRef<str>>(place: &Workplace, settings: impl IntoIterator<Item = S>) -> Output {
+    let mut flow = crate::binary::program();
+    flow.args([
+        "run",
+        "pipelines/train_tokenizer.yaml",
+        "--progress",
+        "plain",
+        "--state",
+    ]);
+    flow.arg(place.path("state"));
+    for setting in settings {
+        flow.args(["--set", setting.as_ref()]);
+    }
+    flow.output().unwrap()
+}
+
 #[test]
 fn a_tokenizer_is_trained_from_shards_and_from_their_manifest_alike() {
     for kind in ["bpe", "unigram"] {
         let place = Workplace::new("micro");
         let run = |settings: &[&str]| {
-            let mut flow = crate::binary::program();
-            flow.args([
-                "run",
-                "pipelines/train_tokenizer.yaml",
-                "--progress",
-                "plain",
-                "--state",
-            ]);
-            flow.arg(place.path("state"));
             let all = [
                 format!("shards={}", place.shards.display()),
                 format!("manifests={}", place.out().display()),
@@ -34,10 +43,7 @@ fn a_tokenizer_is_trained_from_shards_and_from_their_manifest_alike() {
                 "vocab_size=380".into(),
                 "special=[<pad>]".into(),
             ];
-            for setting in all.iter().map(String::as_str).chain(settings.iter().copied()) {
-                flow.args(["--set", setting]);
-            }
-            flow.output().unwrap()
+            train_tokenizer(&place, all.iter().map(String::as_str).chain(settings.iter().copied()))
         };
         let model = |out: &Path| std::fs::read(out.join("tokenizer.model")).unwrap();
         let (first, second) = (place.path("first"), place.path("second"));
@@ -99,25 +105,15 @@ fn a_tokenizer_is_extended_for_a_new_language() {
         .filter(|c| *c != ' ')
         .collect();
     let pieces = old.vocabulary_size() + letters.len() + 3;
-    let mut flow = crate::binary::program();
-    flow.args([
-        "run",
-        "pipelines/train_tokenizer.yaml",
-        "--progress",
-        "plain",
-        "--state",
-    ]);
-    flow.arg(place.path("state"));
-    for (name, value) in [
+    let settings = [
         ("manifest", place.path("el.jsonl").display().to_string()),
         ("out", place.path("out").display().to_string()),
         ("extend", init.display().to_string()),
         ("lang", "el".into()),
         ("vocab_size", pieces.to_string()),
-    ] {
-        flow.args(["--set", &format!("{name}={value}")]);
-    }
-    expect_code(&flow.output().unwrap(), 0);
+    ];
+    let settings = settings.map(|(name, value)| format!("{name}={value}"));
+    expect_code(&train_tokenizer(&place, settings), 0);
     let new = Tokenizer::load(&place.path("out/tokenizer.model")).unwrap();
     assert_eq!(new.vocabulary_size(), pieces);
     for text in texts {
