@@ -40,13 +40,26 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     Ok(Exit::Done)
 }
 
-/// What became of the segment in the run, stage by stage; at least one step.
-pub fn steps(run: &PastRun, segment: &str) -> Result<Vec<Step>, Failure> {
+/// What became of what the user names, stage by stage; at least one step.
+fn steps(run: &PastRun, text: &str) -> Result<Vec<Step>, Failure> {
+    first_found(run, &searches(text)?, text)
+}
+
+/// What became of the segment of an id, stage by stage; at least one step. Ids come from data: nothing else is read into them.
+pub fn steps_of_segment(run: &PastRun, id: &str) -> Result<Vec<Step>, Failure> {
+    let search = Search {
+        partition: None,
+        wanted: Wanted::Segment(id.to_string()),
+    };
+    first_found(run, &[search], id)
+}
+
+/// What the first of the searches finds that finds anything.
+fn first_found(run: &PastRun, searches: &[Search], text: &str) -> Result<Vec<Step>, Failure> {
     let plan = run.plan()?;
-    let searches = searches(segment)?;
     let stages = stages_of(run, &plan)?;
     let mut found = Vec::new();
-    for search in &searches {
+    for search in searches {
         for (stage, records) in &stages {
             for record in records {
                 if search
@@ -63,7 +76,7 @@ pub fn steps(run: &PastRun, segment: &str) -> Result<Vec<Step>, Failure> {
         }
     }
     if found.is_empty() {
-        return Err(not_found(run, &stages, &searches, segment)?);
+        return Err(not_found(run, &stages, searches, text)?);
     }
     Ok(found)
 }
@@ -245,7 +258,7 @@ impl Wanted {
             (Wanted::Line(wanted), Some(line)) => {
                 wanted.line == line || (line.len() > LONG && wanted.line.starts_with(line))
             }
-            (Wanted::Recording(path), Some(line)) => self.is(&names) || line.contains(path.as_str()),
+            (Wanted::Recording(path), Some(line)) => self.is(&names) || names_file(line, path),
             _ => self.is(&names),
         }
     }
@@ -263,6 +276,19 @@ impl Wanted {
             Wanted::Line(line) => line.segment_id.clone().unwrap_or_default(),
         }
     }
+}
+
+/// Whether a line of a manifest that could not be read names a file: its path, or the end of it, as a value of its own.
+fn names_file(line: &str, path: &str) -> bool {
+    const ENDS: &[char] = &['"', '\'', ',', ';', '\t', '\r', '\n'];
+    // What is neither in a folder nor has an ending is a word like others.
+    path.contains(['/', '.'])
+        && line.match_indices(path).any(|(at, _)| {
+            let before = line[..at].chars().next_back();
+            let after = line[at + path.len()..].chars().next();
+            before.is_none_or(|letter| letter == '/' || ENDS.contains(&letter))
+                && after.is_none_or(|letter| ENDS.contains(&letter))
+        })
 }
 
 /// Whether one path is the other, or ends with it.
@@ -367,6 +393,21 @@ fn values_of(values: &str) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_name_files_as_values_of_their_own() {
+        for (line, path, is) in [
+            (r#"{"audio_filepath": "rec/a.wav", "text": "de"}"#, "rec/a.wav", true),
+            (r#"{"audio_filepath": "/data/rec/a.wav"}"#, "a.wav", true),
+            (r#"{"audio_filepath": "rec/aa.wav"}"#, "a.wav", false),
+            (r#"{"audio_filepath": "rec/a.wav.bak"}"#, "a.wav", false),
+            ("id\ta.wav\ttext", "a.wav", true),
+            // An id that was mistyped is no file.
+            (r#"{"audio_filepath": "de", "lang": "de"}"#, "de", false),
+        ] {
+            assert_eq!(names_file(line, path), is, "{path} in {line}");
+        }
+    }
 
     #[test]
     fn a_segment_is_named_in_many_ways() {

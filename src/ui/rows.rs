@@ -339,7 +339,7 @@ pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Respo
         let lang = value(&row, "lang").or_else(|| value(&row, "language"));
         let segment = value(&row, "segment_id");
         let steps = match (reference.run(), &segment) {
-            (Some(run), Some(segment)) => Some(lineage::steps(&past_run(app, run)?, segment)),
+            (Some(run), Some(segment)) => Some(lineage::steps_of_segment(&past_run(app, run)?, segment)),
             _ => None,
         };
         let place: Pairs = pairs.iter().filter(|(name, _)| name == "part" || name == "row").cloned().collect();
