@@ -20,7 +20,7 @@ use super::rows::TIME_LIMIT;
 use super::run_summary::{RunSummary, summary};
 use super::runs::{store, time, when};
 use super::sound::Place;
-use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run};
+use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run, value_of};
 use super::{App, PageError, Shared, answer};
 use crate::table::{count, plural};
 
@@ -122,7 +122,7 @@ pub fn show_address(table: &TableRef, other: Option<&TableRef>) -> String {
 
 pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
     answer(&app, move |app| {
-        let only = pairs.iter().find(|(name, _)| name == "run").map(|(_, run)| run.as_str());
+        let only = value_of(&pairs, "run");
         let runs = runs_to_look_in(app, only)?;
         let runs: Vec<_> = runs.iter().map(|run| summary(app, run, true)).collect();
         let mut rows: Vec<(TableRef, Option<Rates>, Option<&RunSummary>)> = Vec::new();
@@ -229,7 +229,7 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
     answer(&app, move |app| {
         let reference = TableRef::parse(&pairs)?;
         let table = evaluation(app, &reference)?;
-        let other = pairs.iter().find(|(name, _)| name == "other").map(|(_, query)| other_of(query)).transpose()?;
+        let other = value_of(&pairs, "other").map(other_of).transpose()?;
         let other = other.map(|other| Ok::<_, PageError>((evaluation(app, &other)?, other))).transpose()?;
         let view = View::parse(&pairs)?;
         let compared_with = other.as_ref().map(|(table, _)| table);

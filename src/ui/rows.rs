@@ -13,7 +13,7 @@ use maud::{Markup, html};
 use super::filters::{Columns, LAST_PAGE, PAGE_ROWS, View};
 use super::layout::{Section, address, page, said};
 use super::sound::Place;
-use super::tables::{Pairs, Table, TableRef, open, past_run};
+use super::tables::{Pairs, Table, TableRef, open, past_run, value_of};
 use super::{App, PageError, Shared, answer, corrections};
 use crate::commands::lineage;
 use crate::table::count;
@@ -237,8 +237,7 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
     answer(&app, move |app| {
         let reference = TableRef::parse(&pairs)?;
         let view = View::parse(&pairs)?;
-        let by = pairs.iter().find(|(name, _)| name == "by").map(|(_, value)| value.as_str());
-        let by = by.ok_or_else(|| PageError::bad_request("the address lacks `by`"))?;
+        let by = value_of(&pairs, "by").ok_or_else(|| PageError::bad_request("the address lacks `by`"))?;
         let table = open(app, &reference)?;
         let columns = Columns::of(table.rows.schema());
         let is_number = table.rows.schema().field_with_name(by).is_ok_and(|field| field.data_type().is_numeric());
@@ -306,8 +305,7 @@ fn width_of(column: &str) -> f64 {
 pub fn row_of(app: &App, pairs: &[(String, String)]) -> Result<(TableRef, Table, RecordBatch), PageError> {
     let reference = TableRef::parse(pairs)?;
     let number = |wanted: &str| {
-        let found = pairs.iter().find(|(name, _)| name == wanted);
-        let number = found.and_then(|(_, value)| value.parse::<u64>().ok());
+        let number = value_of(pairs, wanted).and_then(|value| value.parse::<u64>().ok());
         number.ok_or_else(|| PageError::bad_request(format!("`{wanted}` in the address is no number")))
     };
     let table = open(app, &reference)?;
@@ -344,12 +342,12 @@ pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Respo
         };
         let place: Pairs = pairs.iter().filter(|(name, _)| name == "part" || name == "row").cloned().collect();
         let at = |path: &str| link(path, &reference, &place);
-        let number: u64 = place.iter().find(|(name, _)| name == "row").and_then(|(_, value)| value.parse().ok()).unwrap_or(0);
+        let number: u64 = value_of(&place, "row").and_then(|value| value.parse().ok()).unwrap_or(0);
         let beside = |row: u64| {
             let place: Pairs = place.iter().map(|(name, value)| (name.clone(), if name == "row" { row.to_string() } else { value.clone() })).collect();
             link("/row", &reference, &place)
         };
-        let part = pairs.iter().find(|(name, _)| name == "part").and_then(|(_, value)| value.parse().ok());
+        let part = value_of(&pairs, "part").and_then(|value| value.parse().ok());
         let is_last = part.and_then(|part| table.rows.rows_of_part(part)).is_some_and(|rows| number + 1 >= rows);
         let sound = Place::of_row(&row, &table).and_then(Place::found);
         let values = texts(row.columns(), 1)?.pop().unwrap_or_default();

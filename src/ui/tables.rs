@@ -39,18 +39,20 @@ pub enum TableRef {
 /// Names and values of a page's query.
 pub type Pairs = Vec<(String, String)>;
 
+/// The first value of a name.
+pub fn value_of<'p>(pairs: &'p [(String, String)], name: &str) -> Option<&'p str> {
+    let found = pairs.iter().find(|(known, _)| known == name);
+    found.map(|(_, value)| value.as_str())
+}
+
 impl TableRef {
     /// # Errors
     /// If the query names no table.
     pub fn parse(pairs: &[(String, String)]) -> Result<TableRef, PageError> {
-        let text = |name: &str| {
-            pairs
-                .iter()
-                .find(|(known, _)| known == name)
-                .map(|(_, value)| value.clone())
+        let given = |name: &str| {
+            let value = value_of(pairs, name).map(str::to_owned);
+            value.ok_or_else(|| PageError::bad_request(format!("the address lacks `{name}`")))
         };
-        let given =
-            |name: &str| text(name).ok_or_else(|| PageError::bad_request(format!("the address lacks `{name}`")));
         let number = |name: &str| {
             let number = given(name)?.parse();
             number.map_err(|_| PageError::bad_request(format!("`{name}` in the address is no number")))

@@ -19,7 +19,7 @@ use super::corrections::{SPEAKER, of as corrections_of, speaker_form};
 use super::layout::{Section, address, page, said};
 use super::runs::{time, when};
 use super::sound::wanted_range;
-use super::tables::Pairs;
+use super::tables::{Pairs, value_of};
 use super::{App, PageError, Shared, answer};
 use crate::table::plural;
 
@@ -97,8 +97,11 @@ fn read(path: &Path, max_bytes: u64) -> Result<Transcript, PageError> {
 
 /// The transcript that an address names: one of those that are listed.
 fn named(app: &App, pairs: &[(String, String)]) -> Result<(String, PathBuf, Transcript), PageError> {
-    let name = pairs.iter().find(|(name, _)| name == "name").map(|(_, name)| name);
-    let found = listed(app).0.into_iter().find(|(known, _)| Some(known) == name);
+    let name = value_of(pairs, "name");
+    let found = listed(app)
+        .0
+        .into_iter()
+        .find(|(known, _)| Some(known.as_str()) == name);
     let (name, path) = found.ok_or_else(|| PageError::absent("transcript"))?;
     let transcript = read(&path, MAX_BYTES)?;
     Ok((name, path, transcript))
