@@ -172,10 +172,7 @@ fn rows_of_stages(ports: Result<Vec<RunPort>, PageError>) -> Markup {
     html! {
         section {
             h2 { "Rows that stages kept" }
-            ul.columns { @for port in &ports {
-                li { a href=(address("/rows", port.table.query().iter().map(|(name, value)| (*name, value.as_str())))) { (port.table.title()) }
-                    " " span.quiet { (plural(port.rows, "row")) } }
-            } }
+            ul.columns { @for port in &ports { (port.line()) } }
         }
     }
 }

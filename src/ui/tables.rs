@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use axum::extract::State;
 use axum::response::Response;
 use flow_manifest::browse::RowSet;
-use maud::html;
+use maud::{Markup, html};
 
 use super::dag::Frozen;
 use super::follower::Follower;
@@ -96,9 +96,16 @@ impl TableRef {
 
     /// The address of its rows.
     pub fn address(&self) -> String {
+        self.link("/rows", &[])
+    }
+
+    /// The address of a page about it, with more in its query.
+    pub fn link(&self, path: &str, more: &[(String, String)]) -> String {
+        let own = self.query();
+        let own = own.iter().map(|(name, value)| (*name, value.as_str()));
         address(
-            "/rows",
-            self.query().iter().map(|(name, value)| (*name, value.as_str())),
+            path,
+            own.chain(more.iter().map(|(name, value)| (name.as_str(), value.as_str()))),
         )
     }
 
@@ -279,6 +286,13 @@ pub struct RunPort {
     pub rows: u64,
 }
 
+impl RunPort {
+    /// A line of a list, which leads to the rows.
+    pub fn line(&self) -> Markup {
+        html! { li { a href=(self.table.address()) { (self.table.title()) } " " span.quiet { (plural(self.rows, "row")) } } }
+    }
+}
+
 /// Whether a snapshot is of the stage, whose parts have their names behind it. The keys and decisions of a global stage are
 /// its own affair.
 fn is_of(part: &str, stage: &str) -> bool {
@@ -344,7 +358,7 @@ pub async fn list(State(app): State<Shared>) -> Response {
                         Err(error) => { p.quiet dir="auto" { (error.message) } }
                         Ok(ports) => {
                             ul.columns {
-                                @for port in &ports { li { a href=(port.table.address()) { (port.table.title()) } " " span.quiet { (plural(port.rows, "row")) } } }
+                                @for port in &ports { (port.line()) }
                                 li { a href=(TableRef::Rejects { run: run.clone() }.address()) { "Rejects" } }
                             }
                         }
