@@ -18,11 +18,11 @@ use super::filters::View;
 use super::layout::{Section, page, said};
 use super::rows::{TIME_LIMIT, place_of};
 use super::run_summary::{RunSummary, summary};
-use super::runs::{store, time, when};
+use super::runs::{store, when};
 use super::sound::Place;
 use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run, value_of};
 use super::{App, PageError, Shared, answer};
-use crate::table::{count, plural};
+use crate::table::{count, duration, plural};
 
 /// The kind of stage whose rows are transcripts of an evaluation.
 const KIND: &str = "evaluation.decode";
@@ -136,7 +136,7 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
                     tr data-href=(link) {
                         td { a href=(link) { (name(table)) } }
                         @match run {
-                            Some(run) => { td dir="auto" { (run.pipeline) } td.whole { (when(&run.started)) } td.n { (run.seconds.map_or("-".to_owned(), time)) } }
+                            Some(run) => { td dir="auto" { (run.pipeline) } td.whole { (when(&run.started)) } td.n { (run.seconds.map_or("-".to_owned(), duration)) } }
                             None => { td {} td {} td {} }
                         }
                         @match rates {
