@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::run_progress::RunProgress;
 use crate::screen::sentence::failure;
-use crate::table::count;
+use crate::table::{count, duration};
 
 /// Name of the page in the run's folder.
 const PAGE: &str = "report.html";
@@ -327,19 +327,6 @@ fn reported_table(table: &Value) -> Markup {
             tbody { @for row in &rows { tr { @for (at, cell) in row.iter().enumerate() { @if at == 0 { td { (cell) } } @else { td.n { (cell) } } } } } }
         }
     } }
-}
-
-fn duration(seconds: f64) -> String {
-    if seconds < 90.0 {
-        return format!("{seconds:.1} s");
-    }
-    let seconds = seconds.round() as u64;
-    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    if hours > 0 {
-        format!("{hours} h {minutes:02} min")
-    } else {
-        format!("{minutes} min {rest:02} s")
-    }
 }
 
 #[cfg(test)]

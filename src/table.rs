@@ -47,6 +47,18 @@ pub fn count(number: u64) -> String {
     text
 }
 
+/// Seconds as pages show them: `42.0 s`, `3 min 20 s`, `2 h 05 min`.
+pub fn duration(seconds: f64) -> String {
+    if seconds < 90.0 {
+        return format!("{seconds:.1} s");
+    }
+    let whole = seconds.round() as u64;
+    match whole / 3600 {
+        0 => format!("{} min {:02} s", whole / 60, whole % 60),
+        hours => format!("{hours} h {:02} min", whole / 60 % 60),
+    }
+}
+
 /// `1 row`, `2 rows`.
 pub fn plural(number: u64, one: &str) -> String {
     format!("{} {one}{}", count(number), if number == 1 { "" } else { "s" })

@@ -23,7 +23,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::layout::address;
 use super::rows::value;
-use super::tables::Pairs;
+use super::tables::{Pairs, value_of};
 use super::{App, PageError, Shared, answer};
 
 /// The longest text that is taken, in letters.
@@ -274,13 +274,7 @@ pub fn speaker_form(app: &App, recording: &str, speaker: &str, shown: &str, back
 /// # Errors
 /// In words, what is wrong with them.
 fn correction(fields: &[(String, String)], who: &str, at: String) -> Result<Correction, String> {
-    let field = |name: &str| {
-        fields
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value.as_str())
-            .unwrap_or_default()
-    };
+    let field = |name: &str| value_of(fields, name).unwrap_or_default();
     let what = field("what");
     if what != TEXT && what != SPEAKER {
         return Err("the form does not say what it corrects".into());
@@ -336,19 +330,12 @@ pub async fn post(State(app): State<Shared>, body: Bytes) -> Response {
         let unreadable = || PageError::bad_request("the form cannot be read, or is too long");
         let body = std::str::from_utf8(&body).map_err(|_| unreadable())?;
         let fields = fields_of(body).ok_or_else(unreadable)?;
-        let field = |name: &str| {
-            fields
-                .iter()
-                .find(|(known, _)| known == name)
-                .map(|(_, value)| value.as_str())
-                .unwrap_or_default()
-        };
+        let field = |name: &str| value_of(&fields, name).unwrap_or_default();
         app.access.check_form(field("form_token"))?;
         let who = std::env::var("USER").unwrap_or_default();
         let at = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Millis, true);
         let correction = correction(&fields, &who, at).map_err(PageError::bad_request)?;
-        let seen = fields.iter().find(|(name, _)| name == "seen");
-        append(file, &correction, seen.map(|(_, at)| at.as_str()))?;
+        append(file, &correction, value_of(&fields, "seen"))?;
         // To the page that it came from, and to no other server's.
         let back = Some(field("back"))
             .filter(|back| {

@@ -15,14 +15,14 @@ use flow_manifest::browse::{Filter, Group, PlacedRow, RowQuery, Test, Total};
 use maud::{Markup, html};
 
 use super::filters::View;
-use super::layout::{Section, address, page, said};
-use super::rows::TIME_LIMIT;
+use super::layout::{Section, page, said};
+use super::rows::{TIME_LIMIT, place_of};
 use super::run_summary::{RunSummary, summary};
-use super::runs::{store, time, when};
+use super::runs::{store, when};
 use super::sound::Place;
-use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run};
+use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run, value_of};
 use super::{App, PageError, Shared, answer};
-use crate::table::{count, plural};
+use crate::table::{count, duration, plural};
 
 /// The kind of stage whose rows are transcripts of an evaluation.
 const KIND: &str = "evaluation.decode";
@@ -111,18 +111,13 @@ fn name(table: &TableRef) -> String {
 }
 
 pub fn show_address(table: &TableRef, other: Option<&TableRef>) -> String {
-    let own = table.query();
-    let other = other.map(|other| address("", other.query().iter().map(|(name, value)| (*name, value.as_str()))));
-    let own = own.iter().map(|(name, value)| (*name, value.as_str()));
-    address(
-        "/evaluation/show",
-        own.chain(other.as_deref().map(|other| ("other", other))),
-    )
+    let other = other.map(|other| ("other".to_owned(), other.link("", &[])));
+    table.link("/evaluation/show", other.as_slice())
 }
 
 pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
     answer(&app, move |app| {
-        let only = pairs.iter().find(|(name, _)| name == "run").map(|(_, run)| run.as_str());
+        let only = value_of(&pairs, "run");
         let runs = runs_to_look_in(app, only)?;
         let runs: Vec<_> = runs.iter().map(|run| summary(app, run, true)).collect();
         let mut rows: Vec<(TableRef, Option<Rates>, Option<&RunSummary>)> = Vec::new();
@@ -141,7 +136,7 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
                     tr data-href=(link) {
                         td { a href=(link) { (name(table)) } }
                         @match run {
-                            Some(run) => { td dir="auto" { (run.pipeline) } td.whole { (when(&run.started)) } td.n { (run.seconds.map_or("-".to_owned(), time)) } }
+                            Some(run) => { td dir="auto" { (run.pipeline) } td.whole { (when(&run.started)) } td.n { (run.seconds.map_or("-".to_owned(), duration)) } }
                             None => { td {} td {} td {} }
                         }
                         @match rates {
@@ -229,7 +224,7 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
     answer(&app, move |app| {
         let reference = TableRef::parse(&pairs)?;
         let table = evaluation(app, &reference)?;
-        let other = pairs.iter().find(|(name, _)| name == "other").map(|(_, query)| other_of(query)).transpose()?;
+        let other = value_of(&pairs, "other").map(other_of).transpose()?;
         let other = other.map(|other| Ok::<_, PageError>((evaluation(app, &other)?, other))).transpose()?;
         let view = View::parse(&pairs)?;
         let compared_with = other.as_ref().map(|(table, _)| table);
@@ -410,11 +405,10 @@ fn worst_section(
             div.scroll { table.rows.marks {
                 thead { tr { th { "Segment" } th.n { "Errors" } th { "Reference, and what was heard" } @if is_compared { th { "What the other heard" } } } }
                 tbody { @for row in rows.iter().take(WORST) {
-                    @let place = [("part", row.part.to_string()), ("row", row.row.to_string())];
-                    @let query = reference.query();
-                    @let query = || query.iter().map(|(name, value)| (*name, value.as_str())).chain(place.iter().map(|(name, value)| (*name, value.as_str())));
-                    tr data-href=(address("/row", query())) {
-                        td { a href=(address("/row", query())) { (said(text(row, 0), None)) } br; (text(row, 1)) @if may_sound { " " button.play type="button" data-play=(address("/sound", query())) aria-label="Play" { "▶" } } }
+                    @let place = place_of(row);
+                    @let link = reference.link("/row", &place);
+                    tr data-href=(link) {
+                        td { a href=(link) { (said(text(row, 0), None)) } br; (text(row, 1)) @if may_sound { " " button.play type="button" data-play=(reference.link("/sound", &place)) aria-label="Play" { "▶" } } }
                         td.n { (text(row, 4)) " of " (text(row, 5)) }
                         td { (compared(text(row, 2), text(row, 3))) }
                         @if is_compared { td { @match beside.get(text(row, 0)) {

@@ -5,7 +5,7 @@ use arrow::datatypes::{DataType, Schema};
 use flow_manifest::browse::{Filter, Test};
 
 use super::PageError;
-use super::tables::Pairs;
+use super::tables::{Pairs, value_of};
 
 /// Rows of a page.
 pub const PAGE_ROWS: usize = 50;
@@ -153,12 +153,7 @@ impl View {
 
     /// The value that a field of the form shows.
     pub fn value(&self, field: &str) -> String {
-        let pairs = self.query();
-        pairs
-            .into_iter()
-            .find(|(name, _)| name == field)
-            .map(|(_, value)| value)
-            .unwrap_or_default()
+        value_of(&self.query(), field).unwrap_or_default().to_owned()
     }
 }
 

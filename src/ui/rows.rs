@@ -11,9 +11,9 @@ use flow_manifest::browse::{Group, PlacedRow, RowQuery, texts};
 use maud::{Markup, html};
 
 use super::filters::{Columns, LAST_PAGE, PAGE_ROWS, View};
-use super::layout::{Section, address, page, said};
+use super::layout::{Section, page, said};
 use super::sound::Place;
-use super::tables::{Pairs, Table, TableRef, open, past_run};
+use super::tables::{Pairs, Table, TableRef, open, past_run, value_of};
 use super::{App, PageError, Shared, answer, corrections};
 use crate::commands::lineage;
 use crate::table::count;
@@ -34,14 +34,12 @@ const VALUES: usize = 200;
 /// The column of rejects that holds the values that the row had, as JSON.
 pub const REJECTED: &str = "values";
 
-/// An address of this table's with more in its query.
-fn link(path: &str, table: &TableRef, more: &[(String, String)]) -> String {
-    let own = table.query();
-    let own = own.iter().map(|(name, value)| (*name, value.as_str()));
-    address(
-        path,
-        own.chain(more.iter().map(|(name, value)| (name.as_str(), value.as_str()))),
-    )
+/// Where a row stands in its table, as addresses say it.
+pub fn place_of(row: &PlacedRow) -> [(String, String); 2] {
+    [
+        ("part".to_owned(), row.part.to_string()),
+        ("row".to_owned(), row.row.to_string()),
+    ]
 }
 
 pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
@@ -76,7 +74,7 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
                         @if let Some(of) = table.rows.rows().filter(|_| !view.filters.is_empty()) { " of " (count(of)) }
                         @for column in columns.kinds.iter().chain(&columns.numbers) {
                             @let more: Pairs = [("by".to_owned(), column.clone())].into_iter().chain(view.query()).collect();
-                            " · " a href=(link("/counts", &reference, &more)) { "by " (column) }
+                            " · " a href=(reference.link("/counts", &more)) { "by " (column) }
                         }
                     }
                     (list_of(&reference, &columns, &view, &rows, may_sound))
@@ -143,15 +141,15 @@ fn list_of(table: &TableRef, columns: &Columns, view: &View, rows: &[PlacedRow],
                 @let (ordered, descending) = match &view.sort { Some((by, descending)) if by == column => (true, *descending), _ => (false, false) };
                 @let sorted = View { sort: Some((column.clone(), ordered && !descending)), page: 0, ..view.clone() };
                 th.n[columns.numbers.contains(column)] aria-sort=[ordered.then_some(if descending { "descending" } else { "ascending" })] {
-                    a href=(link("/rows", table, &sorted.query())) { (column) @if ordered { @if descending { " ↓" } @else { " ↑" } } }
+                    a href=(table.link("/rows", &sorted.query())) { (column) @if ordered { @if descending { " ↓" } @else { " ↑" } } }
                 }
             } } }
             tbody { @for row in rows.iter().take(PAGE_ROWS) {
-                @let place = [("part".to_owned(), row.part.to_string()), ("row".to_owned(), row.row.to_string())];
+                @let place = place_of(row);
                 @let lang = language.and_then(|at| row.values[at].as_deref());
-                @let href = link("/row", table, &place);
+                @let href = table.link("/row", &place);
                 tr data-href=(href) {
-                    td.open { a href=(href) aria-label={ "Row " (row.row) } { "›" } @if may_sound { button.play type="button" data-play=(link("/sound", table, &place)) aria-label="Play" { "▶" } } }
+                    td.open { a href=(href) aria-label={ "Row " (row.row) } { "›" } @if may_sound { button.play type="button" data-play=(table.link("/sound", &place)) aria-label="Play" { "▶" } } }
                     @for (column, value) in columns.shown.iter().zip(&row.values) {
                         td.n[columns.numbers.contains(column)] .whole[is_short_name(value.as_deref())] .words[value.as_ref().is_some_and(|value| value.len() > 24)] { @match value {
                             None => { span.quiet { "null" } }
@@ -222,7 +220,7 @@ fn cut(value: &str) -> String {
 }
 
 fn pages(table: &TableRef, view: &View, is_more: bool) -> Markup {
-    let at = |page: usize| link("/rows", table, &View { page, ..view.clone() }.query());
+    let at = |page: usize| table.link("/rows", &View { page, ..view.clone() }.query());
     html! {
         nav.pages aria-label="Pages of rows" {
             @if view.page > 0 { a rel="prev" href=(at(view.page - 1)) { "← Before" } }
@@ -237,8 +235,7 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
     answer(&app, move |app| {
         let reference = TableRef::parse(&pairs)?;
         let view = View::parse(&pairs)?;
-        let by = pairs.iter().find(|(name, _)| name == "by").map(|(_, value)| value.as_str());
-        let by = by.ok_or_else(|| PageError::bad_request("the address lacks `by`"))?;
+        let by = value_of(&pairs, "by").ok_or_else(|| PageError::bad_request("the address lacks `by`"))?;
         let table = open(app, &reference)?;
         let columns = Columns::of(table.rows.schema());
         let is_number = table.rows.schema().field_with_name(by).is_ok_and(|field| field.data_type().is_numeric());
@@ -253,7 +250,7 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
         }
         let bars: Vec<(String, f64)> = totals.iter().filter_map(|total| Some((total.value.clone()?, total.rows as f64))).collect();
         let main = html! {
-            p { a href=(link("/rows", &reference, &view.query())) { "← Rows" } }
+            p { a href=(reference.link("/rows", &view.query())) { "← Rows" } }
             @if is_number && bars.len() < 40 { (chart::columns(by, &bars)) }
             table.rows {
                 thead { tr { th { (by) @if is_number { " from" } } th.n { "Rows" } @if !seconds.is_empty() { th.n { "Hours" } } } }
@@ -268,7 +265,7 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
                         }
                     };
                     @let more: Pairs = view.query().into_iter().filter(|(name, _)| name != "page").chain(filter).collect();
-                    @let href = link("/rows", &reference, &more);
+                    @let href = reference.link("/rows", &more);
                     // What is longer than an address may be is not led on from.
                     @let is_long = value.len() > LONGEST_FILTER;
                     tr data-href=[(!is_long).then_some(&href)] {
@@ -306,8 +303,7 @@ fn width_of(column: &str) -> f64 {
 pub fn row_of(app: &App, pairs: &[(String, String)]) -> Result<(TableRef, Table, RecordBatch), PageError> {
     let reference = TableRef::parse(pairs)?;
     let number = |wanted: &str| {
-        let found = pairs.iter().find(|(name, _)| name == wanted);
-        let number = found.and_then(|(_, value)| value.parse::<u64>().ok());
+        let number = value_of(pairs, wanted).and_then(|value| value.parse::<u64>().ok());
         number.ok_or_else(|| PageError::bad_request(format!("`{wanted}` in the address is no number")))
     };
     let table = open(app, &reference)?;
@@ -343,13 +339,13 @@ pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Respo
             _ => None,
         };
         let place: Pairs = pairs.iter().filter(|(name, _)| name == "part" || name == "row").cloned().collect();
-        let at = |path: &str| link(path, &reference, &place);
-        let number: u64 = place.iter().find(|(name, _)| name == "row").and_then(|(_, value)| value.parse().ok()).unwrap_or(0);
+        let at = |path: &str| reference.link(path, &place);
+        let number: u64 = value_of(&place, "row").and_then(|value| value.parse().ok()).unwrap_or(0);
         let beside = |row: u64| {
             let place: Pairs = place.iter().map(|(name, value)| (name.clone(), if name == "row" { row.to_string() } else { value.clone() })).collect();
-            link("/row", &reference, &place)
+            reference.link("/row", &place)
         };
-        let part = pairs.iter().find(|(name, _)| name == "part").and_then(|(_, value)| value.parse().ok());
+        let part = value_of(&pairs, "part").and_then(|value| value.parse().ok());
         let is_last = part.and_then(|part| table.rows.rows_of_part(part)).is_some_and(|rows| number + 1 >= rows);
         let sound = Place::of_row(&row, &table).and_then(Place::found);
         let values = texts(row.columns(), 1)?.pop().unwrap_or_default();

@@ -22,7 +22,7 @@ use super::tables::{RunPort, TableRef, ports_of_run};
 use super::{App, PageError, Shared, answer, evaluation};
 use crate::run_progress::StageProgress;
 use crate::screen::sentence::sentence;
-use crate::table::{count, plural};
+use crate::table::{count, duration, plural};
 
 /// Runs that the list shows: the latest ones.
 pub const SHOWN: usize = 200;
@@ -95,7 +95,7 @@ pub async fn list(State(app): State<Shared>) -> Response {
                             td.whole { a href=(link) { (id) } }
                             td dir="auto" { (run.pipeline) }
                             td.whole { (when(&run.started)) }
-                            td.n { (run.seconds.map_or("-".to_owned(), time)) }
+                            td.n { (run.seconds.map_or("-".to_owned(), duration)) }
                             td.n { (run.rows.map_or("-".to_owned(), count)) }
                             td.n { (run.rejects.map_or("-".to_owned(), count)) }
                             td.whole { @for (number, (table, rates)) in run.rates.iter().enumerate() {
@@ -172,10 +172,7 @@ fn rows_of_stages(ports: Result<Vec<RunPort>, PageError>) -> Markup {
     html! {
         section {
             h2 { "Rows that stages kept" }
-            ul.columns { @for port in &ports {
-                li { a href=(address("/rows", port.table.query().iter().map(|(name, value)| (*name, value.as_str())))) { (port.table.title()) }
-                    " " span.quiet { (plural(port.rows, "row")) } }
-            } }
+            ul.columns { @for port in &ports { (port.line()) } }
         }
     }
 }
@@ -201,7 +198,7 @@ fn live(app: &App, id: &str) -> Result<Markup, PageError> {
     Ok(html! {
         @match &run.ended {
             Some(Ended { in_words, outcome, seconds }) => {
-                p class=(if outcome == "done" { "done" } else { "failed" }) dir="auto" { (in_words) " (" (time(*seconds)) ")" }
+                p class=(if outcome == "done" { "done" } else { "failed" }) dir="auto" { (in_words) " (" (duration(*seconds)) ")" }
             }
             None if is_held => { p.going { "Going on." } }
             None => { p.failed { "It was cut short; what was committed stays, and " code { "flow run" } " goes on from there." } }
@@ -223,7 +220,7 @@ fn live(app: &App, id: &str) -> Result<Markup, PageError> {
                                 td.n { (count(at.rows_in)) }
                                 td.n { (count(at.rows_out)) }
                                 td.n { (count(at.rejected)) }
-                                td.n { (run.times.get(name).and_then(|(from, to)| seconds_between(from, to)).map_or("-".to_owned(), time)) }
+                                td.n { (run.times.get(name).and_then(|(from, to)| seconds_between(from, to)).map_or("-".to_owned(), duration)) }
                                 td class=(state_class(Some(at), run.ended.is_some(), is_held)) { (outcome_text(at)) @for failure in &at.failures { br; span dir="auto" { (failure.message) } } }
                             }
                         }
@@ -295,7 +292,7 @@ fn outcome_text(stage: &StageProgress) -> &'static str {
 
 /// What a stage's box says.
 fn state_text(stage: &StageProgress, times: Option<&(String, String)>) -> String {
-    let time = times.and_then(|(from, to)| seconds_between(from, to)).map(time);
+    let time = times.and_then(|(from, to)| seconds_between(from, to)).map(duration);
     let time = time.map_or(String::new(), |time| format!(", {time}"));
     match stage.outcome {
         None => format!("{} of {}{time}", stage.done(), stage.to_run()),
@@ -308,18 +305,6 @@ fn state_text(stage: &StageProgress, times: Option<&(String, String)>) -> String
 fn seconds_between(from: &str, to: &str) -> Option<f64> {
     let read = |text: &str| chrono::DateTime::parse_from_rfc3339(text).ok();
     Some((read(to)? - read(from)?).num_milliseconds() as f64 / 1000.0)
-}
-
-/// A time in seconds, as people read it.
-pub fn time(seconds: f64) -> String {
-    if seconds < 90.0 {
-        return format!("{seconds:.1} s");
-    }
-    let whole = seconds.round() as u64;
-    match whole / 3600 {
-        0 => format!("{} min {:02} s", whole / 60, whole % 60),
-        hours => format!("{hours} h {:02} min", whole / 60 % 60),
-    }
 }
 
 /// A time of RFC 3339 to the second, in UTC.

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use axum::extract::State;
 use axum::response::Response;
 use flow_manifest::browse::RowSet;
-use maud::html;
+use maud::{Markup, html};
 
 use super::dag::Frozen;
 use super::follower::Follower;
@@ -39,18 +39,20 @@ pub enum TableRef {
 /// Names and values of a page's query.
 pub type Pairs = Vec<(String, String)>;
 
+/// The first value of a name.
+pub fn value_of<'p>(pairs: &'p [(String, String)], name: &str) -> Option<&'p str> {
+    let found = pairs.iter().find(|(known, _)| known == name);
+    found.map(|(_, value)| value.as_str())
+}
+
 impl TableRef {
     /// # Errors
     /// If the query names no table.
     pub fn parse(pairs: &[(String, String)]) -> Result<TableRef, PageError> {
-        let text = |name: &str| {
-            pairs
-                .iter()
-                .find(|(known, _)| known == name)
-                .map(|(_, value)| value.clone())
+        let given = |name: &str| {
+            let value = value_of(pairs, name).map(str::to_owned);
+            value.ok_or_else(|| PageError::bad_request(format!("the address lacks `{name}`")))
         };
-        let given =
-            |name: &str| text(name).ok_or_else(|| PageError::bad_request(format!("the address lacks `{name}`")));
         let number = |name: &str| {
             let number = given(name)?.parse();
             number.map_err(|_| PageError::bad_request(format!("`{name}` in the address is no number")))
@@ -94,9 +96,16 @@ impl TableRef {
 
     /// The address of its rows.
     pub fn address(&self) -> String {
+        self.link("/rows", &[])
+    }
+
+    /// The address of a page about it, with more in its query.
+    pub fn link(&self, path: &str, more: &[(String, String)]) -> String {
+        let own = self.query();
+        let own = own.iter().map(|(name, value)| (*name, value.as_str()));
         address(
-            "/rows",
-            self.query().iter().map(|(name, value)| (*name, value.as_str())),
+            path,
+            own.chain(more.iter().map(|(name, value)| (name.as_str(), value.as_str()))),
         )
     }
 
@@ -277,6 +286,13 @@ pub struct RunPort {
     pub rows: u64,
 }
 
+impl RunPort {
+    /// A line of a list, which leads to the rows.
+    pub fn line(&self) -> Markup {
+        html! { li { a href=(self.table.address()) { (self.table.title()) } " " span.quiet { (plural(self.rows, "row")) } } }
+    }
+}
+
 /// Whether a snapshot is of the stage, whose parts have their names behind it. The keys and decisions of a global stage are
 /// its own affair.
 fn is_of(part: &str, stage: &str) -> bool {
@@ -342,7 +358,7 @@ pub async fn list(State(app): State<Shared>) -> Response {
                         Err(error) => { p.quiet dir="auto" { (error.message) } }
                         Ok(ports) => {
                             ul.columns {
-                                @for port in &ports { li { a href=(port.table.address()) { (port.table.title()) } " " span.quiet { (plural(port.rows, "row")) } } }
+                                @for port in &ports { (port.line()) }
                                 li { a href=(TableRef::Rejects { run: run.clone() }.address()) { "Rejects" } }
                             }
                         }

@@ -17,11 +17,11 @@ use maud::{Markup, html};
 
 use super::corrections::{SPEAKER, of as corrections_of, speaker_form};
 use super::layout::{Section, address, page, said};
-use super::runs::{time, when};
+use super::runs::when;
 use super::sound::wanted_range;
-use super::tables::Pairs;
+use super::tables::{Pairs, value_of};
 use super::{App, PageError, Shared, answer};
-use crate::table::plural;
+use crate::table::{duration, plural};
 
 /// Transcripts that are listed, those of a page, and how deep folders are looked through.
 const LISTED: usize = 100_000;
@@ -97,8 +97,11 @@ fn read(path: &Path, max_bytes: u64) -> Result<Transcript, PageError> {
 
 /// The transcript that an address names: one of those that are listed.
 fn named(app: &App, pairs: &[(String, String)]) -> Result<(String, PathBuf, Transcript), PageError> {
-    let name = pairs.iter().find(|(name, _)| name == "name").map(|(_, name)| name);
-    let found = listed(app).0.into_iter().find(|(known, _)| Some(known) == name);
+    let name = value_of(pairs, "name");
+    let found = listed(app)
+        .0
+        .into_iter()
+        .find(|(known, _)| Some(known.as_str()) == name);
     let (name, path) = found.ok_or_else(|| PageError::absent("transcript"))?;
     let transcript = read(&path, MAX_BYTES)?;
     Ok((name, path, transcript))
@@ -187,7 +190,7 @@ fn row_of(name: &str, read: Option<&Result<Transcript, PageError>>) -> Markup {
                 Some(Ok(transcript)) => {
                     @let metadata = &transcript.metadata;
                     @let begin: String = transcript.text.chars().take(SHOWN_LETTERS).collect();
-                    td.n { (time(metadata.duration_s)) }
+                    td.n { (duration(metadata.duration_s)) }
                     td.n { @if !transcript.speakers.is_empty() { (transcript.speakers.len()) } }
                     td { (said(&begin, language(transcript))) @if begin.len() < transcript.text.len() { "…" } }
                     td.whole { (when(&metadata.processed_at)) }
@@ -217,7 +220,7 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
         let metadata = &transcript.metadata;
         let lang = language(&transcript);
         let main = html! {
-            p.quiet { (time(metadata.duration_s)) " · model " span dir="auto" { (metadata.model) } " · " (metadata.processed_at) }
+            p.quiet { (duration(metadata.duration_s)) " · model " span dir="auto" { (metadata.model) } " · " (metadata.processed_at) }
             @match &recording {
                 Ok(_) => { div.player { audio #player controls preload="metadata" src=(address("/transcripts/sound", [("name", name.as_str())])) {} } }
                 Err(why) => { p.failed dir="auto" { "No sound: " (why) } }
