@@ -46,7 +46,7 @@ pub fn store(app: &App) -> Result<Store, PageError> {
 }
 
 /// The run of this name, read as far as it is written.
-fn follower(app: &App, id: &str) -> Result<Arc<Mutex<Follower>>, PageError> {
+pub fn follower(app: &App, id: &str) -> Result<Arc<Mutex<Follower>>, PageError> {
     const REMEMBERED: usize = 8;
     let folder = store(app)?.run_folder(id).map_err(|_| PageError::absent("run"))?;
     if !folder.is_dir() {
