@@ -160,9 +160,9 @@ pub struct Table {
 
 /// Opens a table; one that was opened lately is still open.
 pub fn open(app: &App, table: &TableRef) -> Result<Table, PageError> {
-    let mut tables = app.tables.lock().unwrap_or_else(PoisonError::into_inner);
     // What stages kept of a run that goes on grows, and so does what is not of a run at all.
     let is_settled = matches!(table, TableRef::Artifact { run, .. } | TableRef::Rejects { run } if is_over(app, run));
+    let mut tables = app.tables.lock().unwrap_or_else(PoisonError::into_inner);
     if is_settled && let Some(at) = tables.iter().position(|(known, _)| known == table) {
         let found = tables.remove(at);
         tables.push(found.clone());
