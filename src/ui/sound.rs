@@ -266,11 +266,7 @@ pub fn part_of(bytes: &[u8], headers: &HeaderMap) -> Response {
     let kind = (CONTENT_TYPE, "audio/wav".to_owned());
     let accepts = (ACCEPT_RANGES, "bytes".to_owned());
     let length = bytes.len();
-    let asked = headers
-        .get(RANGE)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|range| wanted_range(range, length));
-    match asked {
+    match wanted_range(headers, length) {
         None => ([kind, accepts], bytes.to_vec()).into_response(),
         Some(None) => {
             let range = (CONTENT_RANGE, format!("bytes */{length}"));
@@ -288,10 +284,10 @@ pub fn part_of(bytes: &[u8], headers: &HeaderMap) -> Response {
     }
 }
 
-/// What a `Range` asks for (RFC 9110, 14.2): None where it is to be passed over, Some(None) where there are no such bytes,
-/// else the first and the last place.
-pub fn wanted_range(range: &str, length: usize) -> Option<Option<(usize, usize)>> {
-    let spec = range.strip_prefix("bytes=")?;
+/// What `Range` asks for (RFC 9110, 14.2): None where it is not there or to be passed over, Some(None) where there are no such
+/// bytes, else the first and the last place.
+pub fn wanted_range(headers: &HeaderMap, length: usize) -> Option<Option<(usize, usize)>> {
+    let spec = headers.get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?;
     let (first, last) = spec.split_once('-')?;
     let number = |text: &str| -> Option<usize> {
         let is_number = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
