@@ -78,10 +78,10 @@ impl Place {
             let start = number("offset").unwrap_or(0.0);
             return Ok(stored(beside(&path, table), None, None, start, number("duration")));
         }
+        let range = bytes("offset", "size").or_else(|| bytes("tar_offset", "tar_size"));
+        let start = number("start");
+        let duration = start.and_then(|_| number("duration"));
         if let Some(path) = value(row, "audio_path") {
-            let range = bytes("offset", "size").or_else(|| bytes("tar_offset", "tar_size"));
-            let start = number("start");
-            let duration = start.and_then(|_| number("duration"));
             return Ok(stored(
                 beside(&path, table),
                 range,
@@ -100,10 +100,8 @@ impl Place {
             Some(below) if below.is_file() || !whole.is_file() => below,
             _ => whole,
         };
-        let start = number("start");
-        let duration = start.and_then(|_| number("duration"));
-        if let Some(range) = bytes("offset", "size").or_else(|| bytes("tar_offset", "tar_size")) {
-            return Ok(stored(path, Some(range), None, start.unwrap_or(0.0), duration));
+        if range.is_some() {
+            return Ok(stored(path, range, None, start.unwrap_or(0.0), duration));
         }
         match value(row, "tar_member_name") {
             Some(member) => Ok(stored(path, None, Some(member), 0.0, None)),
