@@ -14,7 +14,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -24,17 +24,18 @@ use flow_random::SplitMix64;
 
 #[allow(dead_code, reason = "other benchmarks use the rest")]
 mod measured;
+mod peers;
 mod recordings;
 #[allow(dead_code, reason = "tests use the rest")]
 #[path = "../tests/end_to_end/served.rs"]
 mod served;
 
-use measured::{installed, python};
+use measured::installed;
+use peers::{THREADS, exported, peer, rounds};
 use recordings::{RATE, clips, long, wav};
 use served::{Served, TRANSCRIPTIONS, agent, content_type, form, post, raw_post};
 
 const SEED: u64 = 23;
-const THREADS: &str = "2";
 const CLIPS: usize = 64;
 /// Of each number of clients; those beside a long recording are `CLIPS`.
 const REQUESTS: usize = 256;
@@ -298,34 +299,6 @@ fn flow(root: &Path) -> Command {
     flow
 }
 
-fn peer(script: &str, root: &Path) -> Command {
-    let mut command = Command::new(python());
-    command.arg(root.join("benches/peers").join(script));
-    for variable in ["OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
-        command.env(variable, THREADS);
-    }
-    command.env("CUDA_VISIBLE_DEVICES", "");
-    command
-}
-
-/// The model as onnx-asr reads it, exported by NeMo if it was not before.
-fn exported(root: &Path, onnx: &Path, nemo: bool) -> bool {
-    let export = || {
-        let mut export = peer("transcribe_nemo.py", root);
-        export
-            .arg("--export")
-            .arg(root.join("configs/models/small.nemo"))
-            .arg(onnx);
-        let status = export.stdout(Stdio::null()).stderr(Stdio::null()).status();
-        nemo && status.is_ok_and(|status| status.success())
-    };
-    let is_there = onnx.join("vocab.txt").exists() || export();
-    if !is_there {
-        println!("onnx_asr: the model could not be exported, for which NeMo and onnx are needed; left out");
-    }
-    is_there
-}
-
 /// The name of the processor, and how many of them there are.
 fn machine() -> String {
     let information = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -338,10 +311,7 @@ fn machine() -> String {
 }
 
 fn main() {
-    let rounds = std::env::args()
-        .find_map(|argument| argument.parse().ok())
-        .unwrap_or(1usize)
-        .max(1);
+    let rounds = rounds();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("{}; load before: {}; best of {rounds}", machine(), load.trim());

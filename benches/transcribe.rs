@@ -10,15 +10,16 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 mod measured;
+mod peers;
 mod recordings;
 
-use measured::{Measured, installed, measure, python};
+use measured::{Measured, installed, measure};
+use peers::{THREADS, exported, peer, rounds};
 use recordings::{RATE, clips, long, wav};
 
-const THREADS: &str = "2";
 const SHORT_FILES: usize = 500;
 /// Length of the long recording, and of the cuts of it that peers are given, in samples.
 const LONG: usize = 3600 * RATE;
@@ -100,16 +101,6 @@ fn words(out: &Path) -> usize {
     lines.map(count).sum()
 }
 
-fn peer(name: &str, root: &Path) -> Command {
-    let mut command = Command::new(python());
-    command.arg(root.join("benches/peers").join(name));
-    for variable in ["OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
-        command.env(variable, THREADS);
-    }
-    command.env("CUDA_VISIBLE_DEVICES", "").stderr(Stdio::null());
-    command
-}
-
 fn show(name: &str, workload: &Workload, of: &Measured, words: &str, base: Option<&Measured>) {
     let ratio = base.map_or(String::new(), |flow| {
         format!(
@@ -137,10 +128,7 @@ fn better(best: Option<Measured>, now: Measured) -> Option<Measured> {
 }
 
 fn main() {
-    let rounds = std::env::args()
-        .find_map(|argument| argument.parse().ok())
-        .unwrap_or(1usize)
-        .max(1);
+    let rounds = rounds();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let work = root.join("work/bench/transcribe");
     let workloads = workloads(root, &work);
@@ -154,17 +142,8 @@ fn main() {
     if nemo {
         peers.push(("NeMo", "transcribe_nemo.py", &model));
     }
-    if installed("onnx_asr") {
-        let exports = || {
-            let mut export = peer("transcribe_nemo.py", root);
-            export.arg("--export").arg(&model).arg(&onnx).stdout(Stdio::null());
-            nemo && export.status().is_ok_and(|status| status.success())
-        };
-        if onnx.join("vocab.txt").exists() || exports() {
-            peers.push(("onnx-asr", "transcribe_onnx_asr.py", &onnx));
-        } else {
-            println!("onnx_asr: the model could not be exported, for which NeMo and onnx are needed; left out");
-        }
+    if installed("onnx_asr") && exported(root, &onnx, nemo) {
+        peers.push(("onnx-asr", "transcribe_onnx_asr.py", &onnx));
     }
     for workload in &workloads {
         let mut best: Option<Measured> = None;

@@ -1,6 +1,6 @@
-//! What a person corrected: texts of segments, segments that are bad, and names of speakers. It is kept as a Parquet file to which rows are only
-//! added, and which a pipeline takes (`corrections` of `pipelines/build_manifest_v2.yaml`). Of several rows of a segment the
-//! last counts.
+//! What a person corrected: texts of segments, segments that are bad, and names of speakers. It is kept as a Parquet file to
+//! which rows are only added, and which a pipeline takes (`corrections` of `pipelines/build_manifest_v2.yaml`). Of several rows
+//! of a segment the last counts.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -80,19 +80,11 @@ fn read(path: &Path) -> Result<Vec<RecordBatch>, PageError> {
     }
     let file = flow_runtime::open_regular_file(path).map_err(|error| unreadable(&error))?;
     let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| unreadable(&error))?;
-    let names: Vec<&str> = reader
-        .schema()
-        .fields()
-        .iter()
-        .map(|field| field.name().as_str())
-        .collect();
     let wanted = schema();
-    if names
-        != wanted
-            .fields()
-            .iter()
-            .map(|field| field.name().as_str())
-            .collect::<Vec<_>>()
+    let (fields, wanted_fields) = (reader.schema().fields().iter(), wanted.fields().iter());
+    if !fields
+        .map(|field| field.name())
+        .eq(wanted_fields.map(|field| field.name()))
     {
         return Err(unreadable(&"it is no file of corrections"));
     }

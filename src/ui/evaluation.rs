@@ -289,9 +289,7 @@ fn rates(
     other: Option<&Table>,
     filters: &[Filter],
 ) -> Result<Markup, PageError> {
-    let column = match group {
-        Group::Value(column) | Group::Bucket { column, .. } => column,
-    };
+    let column = group.column();
     if table.rows.schema().column_with_name(column).is_none() {
         return Ok(html! {});
     }

@@ -46,7 +46,7 @@ pub fn store(app: &App) -> Result<Store, PageError> {
 }
 
 /// The run of this name, read as far as it is written.
-fn follower(app: &App, id: &str) -> Result<Arc<Mutex<Follower>>, PageError> {
+pub fn follower(app: &App, id: &str) -> Result<Arc<Mutex<Follower>>, PageError> {
     const REMEMBERED: usize = 8;
     let folder = store(app)?.run_folder(id).map_err(|_| PageError::absent("run"))?;
     if !folder.is_dir() {
@@ -148,7 +148,7 @@ pub async fn show(State(app): State<Shared>, InAddress(id): InAddress<String>) -
                 @if folder.join("report.html").is_file() { a href={ "/runs/" (id) "/report" } { "Report" } }
                 a href=(address("/evaluation", [("run", id.as_str())])) { "Evaluation" }
             }
-            div #live data-live=[(!is_over).then(|| format!("/runs/{id}/live"))] { (live(app, &id)?) }
+            div #live data-live=[(!is_over).then(|| format!("/runs/{id}/live"))] { (live(app, &id)?.0) }
             (rows_of_stages(ports))
             @if !frozen.params.is_empty() {
                 details { summary { "Parameters" }
@@ -177,8 +177,8 @@ fn rows_of_stages(ports: Result<Vec<RunPort>, PageError>) -> Markup {
     }
 }
 
-/// The part of the page that changes while the run goes on.
-fn live(app: &App, id: &str) -> Result<Markup, PageError> {
+/// The part of the page that changes while the run goes on, and whether it shows the run's end.
+fn live(app: &App, id: &str) -> Result<(Markup, bool), PageError> {
     let follower = follower(app, id)?;
     let run = follower.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = store(app)?.run_folder(id)?;
@@ -195,7 +195,7 @@ fn live(app: &App, id: &str) -> Result<Markup, PageError> {
         let text = at.map_or("not reached".to_owned(), |at| state_text(at, run.times.get(&node.name)));
         dag::State { class, text }
     });
-    Ok(html! {
+    let part = html! {
         @match &run.ended {
             Some(Ended { in_words, outcome, seconds }) => {
                 p class=(if outcome == "done" { "done" } else { "failed" }) dir="auto" { (in_words) " (" (duration(*seconds)) ")" }
@@ -246,7 +246,8 @@ fn live(app: &App, id: &str) -> Result<Markup, PageError> {
             ol.log { @for (at, told) in run.latest.iter().rev() { li { time { (at) } " " span dir="auto" { (told) } } } }
             @if run.damaged > 0 { p.failed { (plural(run.damaged, "line")) " of the events cannot be read." } }
         }
-    })
+    };
+    Ok((part, run.ended.is_some()))
 }
 
 fn rejects(id: &str, run: &Follower) -> Markup {
@@ -329,12 +330,9 @@ pub async fn follow(State(app): State<Shared>, InAddress(id): InAddress<String>)
                 }
                 let (worker, run) = (Arc::clone(&app), id.clone());
                 let drawn = tokio::task::spawn_blocking(move || {
-                    let drawn = live(&worker, &run).map(Markup::into_string);
-                    let is_over = follower(&worker, &run)
-                        .is_ok_and(|follower| follower.lock().unwrap_or_else(PoisonError::into_inner).ended.is_some());
-                    (drawn, is_over)
+                    live(&worker, &run).map(|(drawn, is_over)| (drawn.into_string(), is_over))
                 });
-                let Ok((Ok(drawn), is_over)) = drawn.await else {
+                let Ok(Ok((drawn, is_over))) = drawn.await else {
                     return None;
                 };
                 if shown.as_ref() == Some(&drawn) {

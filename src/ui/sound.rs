@@ -78,10 +78,10 @@ impl Place {
             let start = number("offset").unwrap_or(0.0);
             return Ok(stored(beside(&path, table), None, None, start, number("duration")));
         }
+        let range = bytes("offset", "size").or_else(|| bytes("tar_offset", "tar_size"));
+        let start = number("start");
+        let duration = start.and_then(|_| number("duration"));
         if let Some(path) = value(row, "audio_path") {
-            let range = bytes("offset", "size").or_else(|| bytes("tar_offset", "tar_size"));
-            let start = number("start");
-            let duration = start.and_then(|_| number("duration"));
             return Ok(stored(
                 beside(&path, table),
                 range,
@@ -100,10 +100,8 @@ impl Place {
             Some(below) if below.is_file() || !whole.is_file() => below,
             _ => whole,
         };
-        let start = number("start");
-        let duration = start.and_then(|_| number("duration"));
-        if let Some(range) = bytes("offset", "size").or_else(|| bytes("tar_offset", "tar_size")) {
-            return Ok(stored(path, Some(range), None, start.unwrap_or(0.0), duration));
+        if range.is_some() {
+            return Ok(stored(path, range, None, start.unwrap_or(0.0), duration));
         }
         match value(row, "tar_member_name") {
             Some(member) => Ok(stored(path, None, Some(member), 0.0, None)),
@@ -266,11 +264,7 @@ pub fn part_of(bytes: &[u8], headers: &HeaderMap) -> Response {
     let kind = (CONTENT_TYPE, "audio/wav".to_owned());
     let accepts = (ACCEPT_RANGES, "bytes".to_owned());
     let length = bytes.len();
-    let asked = headers
-        .get(RANGE)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|range| wanted_range(range, length));
-    match asked {
+    match wanted_range(headers, length) {
         None => ([kind, accepts], bytes.to_vec()).into_response(),
         Some(None) => {
             let range = (CONTENT_RANGE, format!("bytes */{length}"));
@@ -288,10 +282,10 @@ pub fn part_of(bytes: &[u8], headers: &HeaderMap) -> Response {
     }
 }
 
-/// What a `Range` asks for (RFC 9110, 14.2): None where it is to be passed over, Some(None) where there are no such bytes,
-/// else the first and the last place.
-pub fn wanted_range(range: &str, length: usize) -> Option<Option<(usize, usize)>> {
-    let spec = range.strip_prefix("bytes=")?;
+/// What `Range` asks for (RFC 9110, 14.2): None where it is not there or to be passed over, Some(None) where there are no such
+/// bytes, else the first and the last place.
+pub fn wanted_range(headers: &HeaderMap, length: usize) -> Option<Option<(usize, usize)>> {
+    let spec = headers.get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?;
     let (first, last) = spec.split_once('-')?;
     let number = |text: &str| -> Option<usize> {
         let is_number = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());

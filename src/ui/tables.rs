@@ -10,9 +10,8 @@ use flow_manifest::browse::RowSet;
 use maud::{Markup, html};
 
 use super::dag::Frozen;
-use super::follower::Follower;
 use super::layout::{Section, address, page};
-use super::runs::store;
+use super::runs::{follower, store};
 use super::{App, PageError, Shared, answer};
 use crate::commands::past_run::PastRun;
 use crate::run_progress::stage_of;
@@ -161,9 +160,9 @@ pub struct Table {
 
 /// Opens a table; one that was opened lately is still open.
 pub fn open(app: &App, table: &TableRef) -> Result<Table, PageError> {
-    let mut tables = app.tables.lock().unwrap_or_else(PoisonError::into_inner);
     // What stages kept of a run that goes on grows, and so does what is not of a run at all.
     let is_settled = matches!(table, TableRef::Artifact { run, .. } | TableRef::Rejects { run } if is_over(app, run));
+    let mut tables = app.tables.lock().unwrap_or_else(PoisonError::into_inner);
     if is_settled && let Some(at) = tables.iter().position(|(known, _)| known == table) {
         let found = tables.remove(at);
         tables.push(found.clone());
@@ -264,13 +263,9 @@ fn opened(app: &App, table: &TableRef) -> Result<Table, PageError> {
 
 /// The path of a file that the run says it exported.
 fn exported(app: &App, run: &str, export: usize, file: &str) -> Result<PathBuf, PageError> {
-    let run = past_run(app, run)?;
-    let mut follower = Follower::new(&run.folder.join("events.jsonl"));
-    follower.advance()?;
-    let (_, folder, files) = follower
-        .exports
-        .get(export)
-        .ok_or_else(|| PageError::absent("export"))?;
+    let follower = follower(app, run)?;
+    let run = follower.lock().unwrap_or_else(PoisonError::into_inner);
+    let (_, folder, files) = run.exports.get(export).ok_or_else(|| PageError::absent("export"))?;
     let is_below = Path::new(file)
         .components()
         .all(|part| matches!(part, Component::Normal(_)));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use flow_audio::RecordingReader;
@@ -293,13 +293,9 @@ pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, header
         let (_, path, transcript) = named(app, &pairs)?;
         let path = recording(&path, &transcript, &app.settings.recordings).map_err(PageError::unreadable)?;
         let length = usize::try_from(path.metadata()?.len()).unwrap_or(usize::MAX);
-        let asked = headers
-            .get(RANGE)
-            .and_then(|value| value.to_str().ok())
-            .and_then(|range| wanted_range(range, length));
         let kind = (CONTENT_TYPE, kind_of(&path).to_owned());
         let accepts = (ACCEPT_RANGES, "bytes".to_owned());
-        let (first, last) = match asked {
+        let (first, last) = match wanted_range(&headers, length) {
             Some(Some(range)) => range,
             Some(None) => {
                 let range = (CONTENT_RANGE, format!("bytes */{length}"));

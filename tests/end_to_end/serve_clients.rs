@@ -26,7 +26,7 @@ fn service() -> (Served, TempDir) {
 }
 
 /// A folder below the target folder, kept for the next time.
-pub fn kept(name: &str) -> PathBuf {
+fn kept(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).unwrap();
     folder
@@ -34,7 +34,7 @@ pub fn kept(name: &str) -> PathBuf {
 
 /// Whether a step of the installation succeeds; says what it printed if not.
 #[allow(clippy::print_stderr, reason = "tells why nothing was tested")]
-pub fn installed(command: &mut Command) -> bool {
+fn installed(command: &mut Command) -> bool {
     match command.stdin(Stdio::null()).output() {
         Ok(output) if output.status.success() => true,
         Ok(output) => {
@@ -75,12 +75,31 @@ fn run_openai(client: &mut Command) {
 }
 
 /// Whether npm installs a package into a folder.
-pub fn npm_installs(package: &str, folder: &Path) -> bool {
+fn npm_installs(package: &str, folder: &Path) -> bool {
     // Without it npm installs into a folder further up that has one.
     fs::write(folder.join("package.json"), "{\"private\": true}\n").unwrap();
     let mut install = Command::new("npm");
     install.args(["install", "--no-audit", "--no-fund", "--silent", package]);
     installed(install.current_dir(folder))
+}
+
+/// Node with a script of `tests/browser`, in a folder of this name with what it needs; none where that is not to be had.
+pub fn browser(script: &str, folder: &str) -> Option<Command> {
+    let folder = kept(folder);
+    let chromium = std::env::var("FLOW_TEST_CHROMIUM").unwrap_or_else(|_| "chromium".into());
+    if !installed(Command::new(&chromium).arg("--version")) || !npm_installs("playwright-core@latest", &folder) {
+        return None;
+    }
+    let mut browser = Command::new("node");
+    browser
+        .arg(repository("tests/browser").join(script))
+        .current_dir(&folder);
+    if let Some(pictures) = std::env::var_os("FLOW_TEST_PICTURES") {
+        fs::create_dir_all(&pictures).unwrap();
+        // It runs in another folder.
+        browser.env("FLOW_TEST_PICTURES", fs::canonicalize(pictures).unwrap());
+    }
+    Some(browser)
 }
 
 pub fn repository(path: &str) -> PathBuf {
@@ -121,24 +140,15 @@ fn openais_node_client_works_as_its_users_know_it() {
 #[test]
 #[ignore = "needs chromium, and installs the Node package playwright-core from a package index"]
 fn the_page_works_in_a_browser() {
-    let folder = kept("browser");
-    let chromium = std::env::var("FLOW_TEST_CHROMIUM").unwrap_or_else(|_| "chromium".into());
-    if !installed(Command::new(&chromium).arg("--version")) || !npm_installs("playwright-core@latest", &folder) {
+    let Some(mut browser) = browser("page.mjs", "browser") else {
         return;
-    }
+    };
     let mut flow = program();
     flow.args(["serve", "--listen", "127.0.0.1:0", "--diarize", "--model"]);
     flow.arg("configs/models/small.nemo");
     let service = Served::start(flow, PATIENCE).unwrap();
-    let mut browser = Command::new("node");
-    browser.arg(repository("tests/browser/page.mjs"));
-    if let Some(pictures) = std::env::var_os("FLOW_TEST_PICTURES") {
-        fs::create_dir_all(&pictures).unwrap();
-        // It runs in another folder.
-        browser.env("FLOW_TEST_PICTURES", fs::canonicalize(pictures).unwrap());
-    }
     let recording = repository("tests/data/golden/model/audio/eval3_es.wav");
     let conversation = repository("tests/data/golden/speakers/conv2.flac");
     let arguments = [recording.as_os_str(), conversation.as_os_str()];
-    run(browser.current_dir(&folder), &service, &arguments);
+    run(&mut browser, &service, &arguments);
 }

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::binary::{Workplace, expect_code, program, read_manifest, stderr};
-use crate::serve_clients::{installed, kept, npm_installs, repository};
+use crate::serve_clients::{browser, repository};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -143,6 +143,13 @@ fn first(page: &str, begin: &str) -> String {
         .first()
         .unwrap_or_else(|| panic!("no {begin} in {page}"))
         .clone()
+}
+
+/// What the forms of a page hold.
+#[track_caller]
+fn form_token(page: &str) -> &str {
+    let (_, rest) = page.split_once("name=\"form_token\" value=\"").unwrap();
+    rest.split_once('"').unwrap().0
 }
 
 /// A folder with a transcript of two speakers.
@@ -392,11 +399,9 @@ fn evaluations_and_trainings_are_drawn() {
 #[test]
 #[ignore = "needs chromium, and installs the Node package playwright-core from a package index"]
 fn the_pages_work_in_a_browser() {
-    let folder = kept("browser_ui");
-    let chromium = std::env::var("FLOW_TEST_CHROMIUM").unwrap_or_else(|_| "chromium".into());
-    if !installed(Command::new(&chromium).arg("--version")) || !npm_installs("playwright-core@latest", &folder) {
+    let Some(mut browser) = browser("ui.mjs", "browser_ui") else {
         return;
-    }
+    };
     let place = Workplace::bundled("mini");
     place.build_manifests(&[]);
     let mut flow = program();
@@ -408,17 +413,7 @@ fn the_pages_work_in_a_browser() {
     flow.arg("--transcripts").arg(transcripts(&place)).arg("--allow-edit");
     flow.arg("--corrections").arg(place.path("corrections.parquet"));
     let site = Site::start(&mut flow);
-    let mut browser = Command::new("node");
-    browser
-        .arg(repository("tests/browser/ui.mjs"))
-        .arg(&site.url)
-        .current_dir(&folder);
-    if let Some(pictures) = std::env::var_os("FLOW_TEST_PICTURES") {
-        std::fs::create_dir_all(&pictures).unwrap();
-        // It runs in another folder.
-        browser.env("FLOW_TEST_PICTURES", std::fs::canonicalize(pictures).unwrap());
-    }
-    let output = browser.stdin(Stdio::null()).output().unwrap();
+    let output = browser.arg(&site.url).stdin(Stdio::null()).output().unwrap();
     expect_code(&output, 0);
 }
 
@@ -437,13 +432,7 @@ fn corrections_are_kept_where_they_may_be_made() {
     let site = Site::start(&mut flow);
     let address = first(&site.page("/rows?of=file&file=0"), "/row?");
     let row = site.page(&address);
-    let token = row
-        .split("name=\"form_token\" value=\"")
-        .nth(1)
-        .unwrap()
-        .split('"')
-        .next()
-        .unwrap();
+    let token = form_token(&row);
     let back = address.replace('&', "%26").replace('=', "%3D").replace('?', "%3F");
     let form = format!("form_token={token}&what=text&segment_id=s1&old_text=a&new_text=%E0%A4%8F%E0%A4%95&back={back}");
     let own = format!("Origin: http://{}\r\n", site.address);
@@ -489,13 +478,7 @@ fn what_was_corrected_arrives_in_the_manifests() {
         &site.page(&format!("{rows}&f.segment_id={}", changed.segment_id)),
         "/row?",
     ));
-    let token = row
-        .split("name=\"form_token\" value=\"")
-        .nth(1)
-        .unwrap()
-        .split('"')
-        .next()
-        .unwrap();
+    let token = form_token(&row);
     let own = format!("Origin: http://{}\r\n", site.address);
     for (segment, fields) in [
         (&changed.segment_id, "new_text=no"),

@@ -76,7 +76,8 @@ pub enum Group {
 }
 
 impl Group {
-    fn column(&self) -> &str {
+    /// The column that rows are put together by.
+    pub fn column(&self) -> &str {
         match self {
             Group::Value(column) | Group::Bucket { column, .. } => column,
         }
