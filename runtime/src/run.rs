@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::dataflow::job::Signals;
+use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::{EVENT_VERSION, Event, Events, StageFailure, StageOutcome};
 use crate::partition::Partition;
@@ -54,6 +55,18 @@ pub fn plan_despite_refusal(checked: &Arc<Checked>, options: &Options) -> Result
     let mut state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;
     let plan = state.plan().map_err(hidden)?;
     Ok((plan, state.refusals.into_iter().next().map(hidden)))
+}
+
+/// What the sources of a pipeline list: equal as long as none of their partitions comes, goes or changes. Reads no file, only
+/// sizes, times and inodes.
+///
+/// # Errors
+/// A source that cannot list its partitions, a state directory that cannot be read.
+pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Digest, RunError> {
+    let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
+    let store = Store::open(&options.state, Access::Read)?;
+    let mut state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;
+    state.listing().map_err(hidden)
 }
 
 /// Runs a pipeline: plans it, freezes spec and plan in the run's folder, and runs region after region.

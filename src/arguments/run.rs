@@ -69,6 +69,13 @@ pub struct RunArguments {
     /// again
     #[arg(long)]
     pub keep_going: bool,
+    /// Stay, and run the pipeline again each time its sources or its files have changed: partitions that come, change or go.
+    /// SIGTERM and SIGINT end it
+    #[arg(long, conflicts_with_all = ["hosts", "launch", "force", "from"])]
+    pub watch: bool,
+    /// With --watch: for how long sources must not have changed before they are read (at the latest, after ten times that)
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds, requires = "watch")]
+    pub settle: f64,
     /// What standard error shows while the run goes on
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub progress: Progress,

@@ -23,6 +23,7 @@ pub mod status;
 pub mod test;
 pub mod transcribe;
 pub mod ui;
+pub mod watch;
 
 mod fetch;
 mod kind_page;

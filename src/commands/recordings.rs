@@ -391,6 +391,8 @@ fn run_arguments(
             port: None,
             join_timeout: 600.0,
         },
+        watch: false,
+        settle: 10.0,
         allow_shrink: false,
         keep_going: false,
         progress: arguments.progress,

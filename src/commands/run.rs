@@ -25,7 +25,28 @@ use crate::screen::{self, Screen};
 /// A run that lost a process and does not come to its end within this time is ended: one of its own ranks hangs.
 const LAST_RESORT: Duration = Duration::from_secs(60);
 
+/// What becomes of the file of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    New,
+    /// Events are added to those of the runs before.
+    Append,
+}
+
 pub fn run(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if arguments.watch {
+        return super::watch::watch(arguments, registry, out);
+    }
+    run_once(arguments, registry, Files::New, out)
+}
+
+/// One run of the pipeline.
+pub fn run_once(
+    arguments: &RunArguments,
+    registry: &Registry,
+    files: Files,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
     let launch = launch::read(&arguments.processes, &launch::environment)?;
     let launch = launch.filter(|launch| launch.processes > 1);
@@ -35,7 +56,12 @@ pub fn run(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -
     let events = Events::default();
     events.hide(&checked.pipeline.secrets);
     if let Some(path) = &arguments.events {
-        let file = std::fs::File::create(path).map_err(|error| {
+        let mut open = std::fs::OpenOptions::new();
+        match files {
+            Files::New => open.write(true).create(true).truncate(true),
+            Files::Append => open.append(true).create(true),
+        };
+        let file = open.open(path).map_err(|error| {
             Failure::usage(
                 format!("cannot write events to {}: {error}", path.display()),
                 "give --events a file in a folder that can be written",

@@ -38,3 +38,4 @@ mod training;
 mod transcription;
 mod ui;
 mod unreadable;
+mod watch;

@@ -234,7 +234,7 @@ impl PlanState {
         self.space(node)
     }
 
-    fn list_source(&mut self, node: usize) -> Result<Option<Vec<ListedPartition>>, RunError> {
+    pub(super) fn list_source(&mut self, node: usize) -> Result<Option<Vec<ListedPartition>>, RunError> {
         let Some(context) = self.context(node)? else {
             return Ok(None);
         };

@@ -31,7 +31,7 @@ use clip::{Clip, Maker, Refused};
 use espeak::Espeak;
 use plan::PlannedShard;
 use sentences::{Choice, Language, Side};
-pub use settings::{HeldOut, NoiseSettings, RoomSettings, SynthesizeSettings};
+pub use settings::{HeldOut, JoinedSettings, NoiseSettings, RoomSettings, SynthesizeSettings};
 use words::Excluded;
 
 /// Faults that a shard may have besides as many as it has clips.
@@ -83,7 +83,7 @@ impl Kind for Synthesize {
     /// What every shard depends on. What one shard depends on (its length, its language) is said with the shard.
     fn identity(settings: &SynthesizeSettings) -> serde_json::Value {
         let settings = settings.in_order();
-        serde_json::json!({
+        let mut identity = serde_json::json!({
             "seed": settings.seed,
             "held_out": {"voices": settings.held_out.voices, "sentences": settings.held_out.sentences},
             "variants": settings.variants,
@@ -95,7 +95,11 @@ impl Kind for Synthesize {
             "max_duration": settings.max_duration,
             "noise": settings.noise,
             "room": settings.room,
-        })
+        });
+        if settings.joined.share > 0.0 {
+            identity["joined"] = serde_json::json!(settings.joined);
+        }
+        identity
     }
 
     fn missing_outputs(
@@ -132,13 +136,17 @@ impl Source for Synthesizer {
             let Some(language) = known.languages.get(&shard.lang) else {
                 continue;
             };
-            let decided_by = serde_json::json!({
+            let mut decided_by = serde_json::json!({
                 "espeak": version,
                 "language": language.digest(),
                 "excluded": excluded,
                 "side": shard.side.name(),
                 "seconds": shard.seconds,
             });
+            if self.settings.joined.share > 0.0 && self.settings.joined.languages > 0.0 {
+                let all: Vec<String> = known.languages.values().map(Language::digest).collect();
+                decided_by["languages"] = serde_json::json!(all);
+            }
             partitions.push(SourcePartition {
                 name: Partition::new(name),
                 files: Vec::new(),
@@ -154,9 +162,15 @@ impl Source for Synthesizer {
         let shard = known.shards.get(partition.as_str()).ok_or_else(unknown)?;
         let language = known.languages.get(&shard.lang).ok_or_else(unknown)?;
         let [train, val] = self.settings.variants_of_sides();
+        let others: Vec<&Language> = known
+            .languages
+            .values()
+            .filter(|other| other.name != language.name)
+            .collect();
         let maker = Maker {
             settings: &self.settings,
             language,
+            others: &others,
             choice: Choice {
                 side: shard.side,
                 held_out: self.settings.held_out.sentences,
@@ -275,7 +289,11 @@ impl Synthesizer {
         // What rounding leaves of a millisecond is not worth a clip.
         while spoken < seconds - 1e-3 {
             // Twice as many as are likely needed, at least where that is few.
-            let ahead = ((seconds - spoken) / plan::CLIP_SECONDS * 1.2) as u32 + self.context.threads as u32;
+            let each = match clips.len() {
+                0 => plan::CLIP_SECONDS,
+                count => (spoken / count as f64).max(plan::CLIP_SECONDS),
+            };
+            let ahead = ((seconds - spoken) / each * 1.2) as u32 + self.context.threads as u32;
             let numbers: Vec<u32> = (next..next.saturating_add(ahead.clamp(1, WAVE))).collect();
             next = next.saturating_add(numbers.len() as u32);
             let made = examine::each(&self.pool, &stop, &numbers, |number| maker.make(*number));

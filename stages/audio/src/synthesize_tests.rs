@@ -345,3 +345,70 @@ fn what_decides_a_shard_is_in_its_key_and_nothing_else() {
         assert_ne!(same, key(other));
     }
 }
+
+#[test]
+fn clips_of_several_sentences_are_as_long_as_asked_and_leave_the_others_as_they_are() {
+    let place = Place::new(PLAIN);
+    let other = "voice: xx\nwords: {word: [uno, due, tre, sei]}\nsequences: [{of: [word], length: [2, 4], share: 1}]\n";
+    std::fs::write(place.path("texts").join("bb.yaml"), other).unwrap();
+    let run = |out: &str, share: f64, threads| {
+        let more = serde_json::json!({
+            "out": place.path(out), "hours": 0.2, "max_duration": 10.0, "held_out": {"hours": 0.0},
+            "joined": {"share": share, "seconds": [6.0, 9.0]},
+        });
+        place.run(more, threads).unwrap()
+    };
+    let (plain, mixed) = (run("plain", 0.0, 2), run("mixed", 0.5, 1));
+    run("again", 0.5, 3);
+    assert_eq!(files(&place.path("mixed")), files(&place.path("again")));
+
+    let by_segment = |output: &Output| -> BTreeMap<String, (String, String, f64, String)> {
+        let mut found = BTreeMap::new();
+        for partition in &output.partitions {
+            let rows = output.rows("train", partition.as_str());
+            for row in 0..rows.num_rows() {
+                let of = |name: &str| texts(&rows, name)[row].to_owned();
+                let duration = rows["duration"].as_primitive::<Float64Type>().value(row);
+                found.insert(of("segment_id"), (of("text"), of("voice"), duration, of("audio_hash")));
+            }
+        }
+        found
+    };
+    let (plain, mixed) = (by_segment(&plain), by_segment(&mixed));
+    let (mut joined, mut alone) = (0, 0);
+    let (mut languages, mut voices) = (0, 0);
+    for (segment, row) in &mixed {
+        let (text, voice, duration, _) = row;
+        let Some(before) = plain.get(segment) else {
+            continue;
+        };
+        if text == &before.0 {
+            assert_eq!(row, before);
+            alone += 1;
+            continue;
+        }
+        joined += 1;
+        assert!(
+            text.starts_with(&format!("{} ", before.0)),
+            "{text} and not {}",
+            before.0
+        );
+        assert!((6.0..=10.0).contains(duration), "{duration}");
+        let is_other = |word: &str| ["uno", "due", "tre", "sei"].contains(&word);
+        languages += usize::from(text.split(' ').any(is_other) && !text.split(' ').all(is_other));
+        let of_voices: Vec<&str> = voice.split(' ').collect();
+        assert!(voice.starts_with(&before.1) && of_voices.len() <= 2, "{voice}");
+        voices += usize::from(of_voices == ["xx+f1", "xx+m1"] || of_voices == ["xx+m1", "xx+f1"]);
+    }
+    assert!(joined > 5 && alone > 5, "{joined} joined, {alone} alone");
+    assert!(
+        languages > 0 && voices > 0,
+        "{languages} of two languages, {voices} of two voices"
+    );
+
+    let more = serde_json::json!({"joined": {"share": 0.5, "seconds": [30.0, 40.0]}});
+    let Err(StageError::Setting { path, .. }) = place.run(more, 1) else {
+        panic!("longer than max_duration");
+    };
+    assert_eq!(path, "joined.seconds");
+}

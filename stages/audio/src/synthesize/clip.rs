@@ -6,7 +6,7 @@ use super::espeak::{Espeak, Manner, Unspoken};
 use super::random::Random;
 use super::sentences::{Choice, Language};
 use super::settings::SynthesizeSettings;
-use super::sound::{self, Noise, RATE, Room, Scene};
+use super::sound::{self, Noise, Pause, RATE, Room, Scene, Tone};
 use crate::error::AudioError;
 use crate::flac::{Samples, StreamInfo};
 use crate::flac_encode::encode;
@@ -20,7 +20,34 @@ pub struct Drawn {
     pub speed: u32,
     pub pitch: u32,
     pub scene: Scene,
+    /// How many seconds further sentences are added for; none if there are none.
+    pub until: Option<f64>,
 }
+
+/// How somebody speaks, whatever the language.
+#[derive(Clone, Debug, PartialEq)]
+struct Speaker {
+    variant: String,
+    speed: u32,
+    pitch: u32,
+}
+
+/// A further sentence of a clip.
+#[derive(Clone, Debug)]
+struct Further<'a> {
+    language: &'a Language,
+    text: String,
+    speaker: Speaker,
+    pause: Pause,
+    level: f64,
+}
+
+/// Below this length a pause holds no tone, in seconds.
+const SHORTEST_TONED: f64 = 0.3;
+/// Frequencies of tones in pauses, in Hz.
+const FREQUENCIES: [f64; 2] = [200.0, 2_000.0];
+/// Levels of tones in pauses, in dB of the speech.
+const TONE_LEVELS: [f64; 2] = [-20.0, 0.0];
 
 /// A clip that was spoken.
 #[derive(Clone, Debug)]
@@ -28,7 +55,7 @@ pub struct Clip {
     pub number: u32,
     pub segment_id: String,
     pub text: String,
-    /// With its variant: `hi+f2`.
+    /// With its variant: `hi+f2`. Of several sentences each one once, with spaces between.
     pub voice: String,
     pub drawn: Drawn,
     pub frames: u64,
@@ -62,6 +89,8 @@ pub struct Refused {
 pub struct Maker<'a> {
     pub settings: &'a SynthesizeSettings,
     pub language: &'a Language,
+    /// All other languages that are spoken, for further sentences of a clip.
+    pub others: &'a [&'a Language],
     pub choice: Choice<'a>,
     pub shard_id: &'a str,
     /// Variants of the voice that this side speaks with.
@@ -112,13 +141,103 @@ impl Maker<'_> {
             noise: noisy.then_some(noise),
             room: in_room.then_some(room),
         };
+        let mut random = self.random(number, "joined");
+        let joined = random.unit() < settings.joined.share;
+        let until = random.between(settings.joined.seconds);
         Some(Drawn {
             text,
             variant,
             speed,
             pitch,
             scene,
+            until: joined.then_some(until),
         })
+    }
+
+    /// What the further sentence `place` (from 1) of clip `number` is, after one of this speaker. None where no sentence
+    /// is left to say.
+    fn draw_further(&self, number: u32, place: u32, before: &Speaker) -> Option<Further<'_>> {
+        let settings = self.settings;
+        let mut random = self.random(number, &format!("sentence {place}"));
+        let elsewhere = random.unit() < settings.joined.languages;
+        let other = random.pick(self.others).copied();
+        let language = other.filter(|_| elsewhere).unwrap_or(self.language);
+        let another = random.unit() < settings.joined.voices;
+        let speaker = Speaker {
+            variant: random.pick(self.variants).cloned().unwrap_or_default(),
+            speed: random.whole(settings.speed),
+            pitch: random.whole(settings.pitch),
+        };
+        let seconds = random.between(settings.joined.pause);
+        let toned = random.unit() < settings.joined.tones && seconds >= SHORTEST_TONED;
+        let tone = Tone {
+            frequency: random.between(FREQUENCIES),
+            level: random.between(TONE_LEVELS),
+        };
+        let level = random.between(settings.joined.level);
+        let text = language.draw(&mut random, &self.choice)?;
+        Some(Further {
+            language,
+            text,
+            speaker: if another { speaker } else { before.clone() },
+            pause: Pause {
+                seconds,
+                tone: toned.then_some(tone),
+            },
+            level,
+        })
+    }
+
+    /// Adds sentences to the first one, which is spoken, to its text and to its voice, until there are `until` seconds of
+    /// them. One that espeak-ng fails to speak, or that would make the clip too long, ends that.
+    fn join(
+        &self,
+        number: u32,
+        drawn: &Drawn,
+        until: f64,
+        spoken: &mut Vec<f32>,
+        (text, voice): (&mut String, &mut String),
+    ) -> Result<(), AudioError> {
+        let seconds = |samples: usize| samples as f64 / f64::from(RATE);
+        let echo = drawn.scene.room.as_ref().map_or(0.0, |room| room.decay);
+        let around = drawn.scene.silence.iter().sum::<f64>() + echo;
+        let mut before = Speaker {
+            variant: drawn.variant.clone(),
+            speed: drawn.speed,
+            pitch: drawn.pitch,
+        };
+        let mut place = 0;
+        while seconds(spoken.len()) < until {
+            place += 1;
+            let Some(further) = self.draw_further(number, place, &before) else {
+                break;
+            };
+            let manner = Manner {
+                voice: further.language.voice(),
+                variant: &further.speaker.variant,
+                speed: further.speaker.speed,
+                pitch: further.speaker.pitch,
+            };
+            let Ok(sound) = self.espeak.speak(&further.text, &manner)? else {
+                break;
+            };
+            let Ok(signal) = resample(sound.signal, sound.rate, RATE) else {
+                break;
+            };
+            let longest = around + seconds(spoken.len() + signal.len()) + further.pause.seconds;
+            if longest > self.settings.max_duration || !sound::join(spoken, &further.pause, &signal, further.level) {
+                break;
+            }
+            text.push(' ');
+            text.push_str(&further.text);
+            let name = manner.name();
+            if !voice.split(' ').any(|known| known == name) {
+                voice.push(' ');
+                voice.push_str(&name);
+            }
+            before = further.speaker;
+        }
+        Ok(())
     }
 
     /// Speaks clip `number`. None where no sentence is left to say.
@@ -165,6 +284,11 @@ impl Maker<'_> {
                 return refused(Unspoken { reason, detail }, false);
             }
         };
+        let (mut text, mut voice) = (drawn.text.clone(), voice.clone());
+        let mut signal = signal;
+        if let Some(until) = drawn.until {
+            self.join(number, &drawn, until, &mut signal, (&mut text, &mut voice))?;
+        }
         let Some(signal) = sound::stage(&signal, &drawn.scene, &mut self.random(number, "sound")) else {
             return refused(silent(), false);
         };
@@ -191,8 +315,8 @@ impl Maker<'_> {
         Ok(Some(Ok(Clip {
             number,
             segment_id: segment_id.clone(),
-            text: drawn.text.clone(),
-            voice: voice.clone(),
+            text,
+            voice,
             frames,
             flac,
             drawn,

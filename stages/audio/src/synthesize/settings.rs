@@ -20,7 +20,9 @@ use super::Known;
 ///
 /// Each shard is a partition: `<lang>/<lang>_train_0000`, ..., and `<lang>/<lang>_val_0000`, ... for validation. In
 /// validation alone there are the variants `held_out.voices` and the share `held_out.sentences` of all sentences (told by
-/// the words alone, so that it is the same one for every language, seed and corpus). A shard is as long as
+/// the words alone, so that it is the same one for every language, seed and corpus). A clip of several sentences (`joined`)
+/// has the words of all of them, and as `voice` (and `speaker_id`) each of its voices once, in order, with spaces between;
+/// `speed` and `pitch` are those of the first. A shard is as long as
 /// `clips_per_shard` clips of 3 seconds, the last one of a language shorter; `hours` is met to within a clip for each shard.
 ///
 /// The same settings and the same version of espeak-ng give the same bytes, whatever the number of workers and wherever
@@ -109,6 +111,9 @@ pub struct SynthesizeSettings {
     /// Rooms that clips are spoken in.
     #[serde(default)]
     pub room: RoomSettings,
+    /// Clips of several sentences with pauses between them, as recordings of conversations and lectures are.
+    #[serde(default)]
+    pub joined: JoinedSettings,
     /// The program: a name to be looked for in `PATH`, or a path.
     #[serde(default = "program")]
     pub program: PathBuf,
@@ -154,6 +159,42 @@ pub struct RoomSettings {
     pub decay: [f64; 2],
     /// Energy of the reverberation to that of the direct sound, from and to, in dB.
     pub level: [f64; 2],
+}
+
+/// Clips of several sentences with pauses between them.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct JoinedSettings {
+    /// Share of the clips that are of several sentences, 0 to 1.
+    pub share: f64,
+    /// Sentences are added until a clip has so many seconds, from and to; one that would make it longer than
+    /// `max_duration` is left out, and ends it.
+    pub seconds: [f64; 2],
+    /// Pause before each further sentence, from and to, in seconds (at most 10).
+    pub pause: [f64; 2],
+    /// Share of the pauses of at least 0.3 seconds that hold a tone, 0 to 1.
+    pub tones: f64,
+    /// Share of the further sentences that another voice speaks, 0 to 1.
+    pub voices: f64,
+    /// Share of the further sentences that are of another of the languages to be spoken, 0 to 1. Such a clip still
+    /// counts as one of its shard's language.
+    pub languages: f64,
+    /// Power of each further sentence to that of the first one, from and to, in dB (-40 to 40).
+    pub level: [f64; 2],
+}
+
+impl Default for JoinedSettings {
+    fn default() -> Self {
+        JoinedSettings {
+            share: 0.0,
+            seconds: [5.0, 20.0],
+            pause: [0.2, 1.2],
+            tones: 0.1,
+            voices: 0.5,
+            languages: 0.3,
+            level: [-6.0, 6.0],
+        }
+    }
 }
 
 impl Default for HeldOut {
@@ -305,6 +346,18 @@ impl SynthesizeSettings {
         one("room.share", self.room.share, 0.0, 1.0)?;
         within("room.decay", self.room.decay, 0.01, 5.0)?;
         within("room.level", self.room.level, -60.0, 20.0)?;
+        one("joined.share", self.joined.share, 0.0, 1.0)?;
+        within("joined.seconds", self.joined.seconds, 0.0, 3_600.0)?;
+        within("joined.pause", self.joined.pause, 0.0, 10.0)?;
+        one("joined.tones", self.joined.tones, 0.0, 1.0)?;
+        one("joined.voices", self.joined.voices, 0.0, 1.0)?;
+        one("joined.languages", self.joined.languages, 0.0, 1.0)?;
+        within("joined.level", self.joined.level, -40.0, 40.0)?;
+        if self.joined.share > 0.0 && self.joined.seconds[0] > self.max_duration {
+            let message =
+                "`joined.seconds` begins above `max_duration`, so that no clip could be as long as it asks for";
+            return Err(StageError::setting("joined.seconds", message));
+        }
         one("time_limit", self.time_limit, 0.1, 3_600.0)?;
         one("held_out.sentences", self.held_out.sentences, 0.0, 90.0)?;
         one("held_out.hours", self.held_out.hours, 0.0, 90.0)?;

@@ -12,6 +12,10 @@ const KEPT: [f64; 2] = [0.02, 0.04];
 const REFLECTIONS: f64 = 1_500.0;
 /// When the first reflection comes, in seconds.
 const FIRST_REFLECTION: f64 = 0.003;
+/// Silence before and after the tone in a pause, in seconds.
+const AROUND_TONE: f64 = 0.05;
+/// How long a tone takes to reach its level, and to fall, in seconds.
+const TONE_RAMP: f64 = 0.01;
 
 /// How one clip is to sound.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +67,57 @@ pub fn stage(spoken: &[f32], scene: &Scene, random: &mut Random) -> Option<Vec<f
     let factor = (decibels(scene.level).min(1.0) / f64::from(peak)) as f32;
     clip.iter_mut().for_each(|sample| *sample *= factor);
     Some(clip)
+}
+
+/// What lies between two sentences.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pause {
+    pub seconds: f64,
+    pub tone: Option<Tone>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tone {
+    /// In Hz.
+    pub frequency: f64,
+    /// Power of the tone to that of the speech before it, in dB.
+    pub level: f64,
+}
+
+/// Adds a pause and a sentence to the sentences that are spoken already. The power of the sentence becomes `level` dB
+/// of theirs. False, and nothing is added, if there is no sound in it.
+pub fn join(spoken: &mut Vec<f32>, pause: &Pause, sentence: &[f32], level: f64) -> bool {
+    let (Some(sentence), Some(sounding)) = (sounding(sentence), sounding(spoken)) else {
+        return false;
+    };
+    let loudness = power(sounding);
+    let begin = spoken.len();
+    spoken.resize(begin + samples_in(pause.seconds), 0.0);
+    if let Some(tone) = &pause.tone {
+        add_tone(&mut spoken[begin..], loudness, tone);
+    }
+    let factor = ((loudness / power(sentence)).sqrt() * decibels(level)) as f32;
+    spoken.extend(sentence.iter().map(|sample| sample * factor));
+    true
+}
+
+/// Adds a tone in the middle of a pause, [`AROUND_TONE`] of which stay silent at each end. It is a triangle wave, which
+/// needs no sine: those differ in their last bit between machines.
+fn add_tone(pause: &mut [f32], loudness: f64, tone: &Tone) {
+    /// The square of a triangle wave of height 1 has this mean.
+    const POWER: f64 = 1.0 / 3.0;
+    let silent = samples_in(AROUND_TONE);
+    let Some(length) = pause.len().checked_sub(2 * silent).filter(|length| *length > 0) else {
+        return;
+    };
+    let height = (loudness / POWER).sqrt() * decibels(tone.level);
+    let ramp = samples_in(TONE_RAMP).clamp(1, length.div_ceil(2)) as f64;
+    for (number, sample) in pause[silent..silent + length].iter_mut().enumerate() {
+        let phase = (number as f64 * tone.frequency / f64::from(RATE)).fract();
+        let wave = 4.0 * (phase - 0.5).abs() - 1.0;
+        let edge = number.min(length - 1 - number) as f64 + 1.0;
+        *sample = (height * wave * (edge / ramp).min(1.0)) as f32;
+    }
 }
 
 /// Samples as numbers of 16 bits, in the upper half of 32 as [`crate::flac::Samples`] holds them.

@@ -167,3 +167,54 @@ fn rooms_have_the_energy_and_the_decay_that_were_asked() {
     assert_eq!(staged(&spoken, &scene, 4), staged(&spoken, &scene, 4));
     assert_ne!(staged(&spoken, &scene, 4), staged(&spoken, &scene, 5));
 }
+
+#[test]
+fn a_sentence_is_joined_after_a_pause_at_its_level() {
+    let mut spoken = tone(3_000, 16_000, 2_000);
+    let pause = Pause {
+        seconds: 0.5,
+        tone: None,
+    };
+    let begin = spoken.len() + 8_000;
+    assert!(join(&mut spoken, &pause, &tone(4_000, 8_000, 4_000), -6.0));
+    assert!(spoken[begin - 8_000..begin].iter().all(|sample| *sample == 0.0));
+    // Its own silence is cut to 20 and 40 ms.
+    let expected = begin + 320 + 8_000 + 640;
+    assert!(
+        spoken.len().abs_diff(expected) < 20,
+        "{} and not {expected}",
+        spoken.len()
+    );
+    let ratio = in_decibels(power(&spoken[begin + 400..begin + 8_200]) / power(&spoken[3_000..19_000]));
+    assert!((ratio + 6.0).abs() < 0.5, "{ratio} dB");
+
+    let before = spoken.clone();
+    for silence in [&[0.001; 16_000][..], &[]] {
+        assert!(!join(&mut spoken, &pause, silence, 0.0));
+        assert_eq!(spoken, before);
+    }
+
+    // A tone of 500 Hz in the middle of the pause, 10 dB below the speech.
+    let mut spoken = tone(0, 16_000, 0);
+    let toned = Pause {
+        seconds: 0.5,
+        tone: Some(Tone {
+            frequency: 500.0,
+            level: -10.0,
+        }),
+    };
+    assert!(join(&mut spoken, &toned, &tone(0, 8_000, 0), 0.0));
+    let pause = &spoken[16_000..24_000];
+    assert!(pause[..800].iter().chain(&pause[7_200..]).all(|sample| *sample == 0.0));
+    let inner = &pause[1_000..7_000];
+    let level = in_decibels(power(inner) / power(&spoken[..16_000]));
+    assert!((level + 10.0).abs() < 0.5, "{level} dB");
+    let crossings = inner.windows(2).filter(|two| (two[0] < 0.0) != (two[1] < 0.0)).count();
+    // Two for each period of 32 samples.
+    assert!(crossings.abs_diff(6_000 / 16) <= 1, "{crossings}");
+    // A pause that is shorter than the silence around a tone has none.
+    let mut spoken = tone(0, 16_000, 0);
+    let short = Pause { seconds: 0.08, ..toned };
+    assert!(join(&mut spoken, &short, &tone(0, 8_000, 0), 0.0));
+    assert!(spoken[16_000..16_000 + 1_280].iter().all(|sample| *sample == 0.0));
+}

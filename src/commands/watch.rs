@@ -1,0 +1,200 @@
+//! `flow run --watch`: the pipeline runs again each time its sources have changed, until a signal ends it.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flow_runtime::Digest;
+use flow_runtime::kind::Role;
+use flow_runtime::registry::Registry;
+use signal_hook::SigId;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag::{register, register_conditional_shutdown, register_usize};
+use signal_hook::low_level::unregister;
+
+use super::run::{Files, run_once};
+use super::{checked, options};
+use crate::arguments::{Progress, RunArguments};
+use crate::failure::{Exit, Failure};
+use crate::screen;
+
+/// Sources that change all the time are run after so many times `--settle`, whatever still changes.
+const LONGEST_WAIT: u32 = 10;
+/// A run that failed is tried again after this time, or as long as sources may take to settle if that is more.
+const RETRY: Duration = Duration::from_secs(60);
+/// How often sources are listed, at most and at least.
+const LISTED_EVERY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(30)];
+/// How soon a signal is noticed.
+const TICK: Duration = Duration::from_millis(100);
+
+pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
+    refuse_training(arguments, registry)?;
+    let signals = Signals::install()?;
+    let watch = Watch {
+        arguments,
+        registry,
+        settle: Duration::from_secs_f64(arguments.settle),
+    };
+    let mut files = Files::New;
+    loop {
+        // Listed before the run, so that what changes meanwhile is taken up by the next one.
+        let listed = watch.listing();
+        let outcome = run_once(arguments, registry, files, out);
+        if signals.came().is_some() {
+            return outcome;
+        }
+        let failed = outcome.is_err();
+        match (&outcome, files) {
+            (Ok(_), _) => {}
+            // What is wrong from the start is for whoever starts it to mend.
+            (Err(_), Files::New) => return outcome,
+            (Err(failure), Files::Append) => say(failure.render(screen::style()).trim_end()),
+        }
+        files = Files::Append;
+        if arguments.progress != Progress::None {
+            say("waiting for changes of the sources");
+        }
+        if watch.wait(listed.ok(), failed, &signals).is_some() {
+            return outcome;
+        }
+    }
+}
+
+/// A training goes on from its checkpoints, and refuses other data than it began with.
+fn refuse_training(arguments: &RunArguments, registry: &Registry) -> Result<(), Failure> {
+    let checked = checked(&arguments.pipeline, registry)?;
+    let log = checked.stages.iter().find(|stage| stage.shape.role == Role::Log);
+    let Some(stage) = log.filter(|_| arguments.selection.until.is_none() && arguments.selection.only.is_empty()) else {
+        return Ok(());
+    };
+    Err(Failure::usage(
+        format!(
+            "the stage `{}` trains, and a training cannot take up changed data",
+            stage.name
+        ),
+        "watch the stages before it: --until STAGE",
+    ))
+}
+
+struct Watch<'a> {
+    arguments: &'a RunArguments,
+    registry: &'a Registry,
+    settle: Duration,
+}
+
+impl Watch<'_> {
+    /// What sources list, and the pipeline with its values; read anew each time.
+    fn listing(&self) -> Result<Digest, Failure> {
+        let checked = checked(&self.arguments.pipeline, self.registry)?;
+        let listed = flow_runtime::run::listing(&checked, &options(&self.arguments.selection))
+            .map_err(|error| Failure::run(error, &checked))?;
+        let parts = [checked.pipeline.frozen(), listed.to_hex()];
+        Ok(Digest::of_parts(parts))
+    }
+
+    /// Waits until the sources are others than `before` and have not changed for the time to settle, or until a failed run
+    /// is to be tried again. The signal that ended the wait, if one did.
+    fn wait(&self, before: Option<Digest>, failed: bool, signals: &Signals) -> Option<i32> {
+        let every = (self.settle / 2).clamp(LISTED_EVERY[0], LISTED_EVERY[1]);
+        let longest = self.settle * LONGEST_WAIT;
+        let began = Instant::now();
+        let mut last = before;
+        let mut changed: Option<(Instant, Instant)> = None;
+        let mut complained = String::new();
+        loop {
+            let next = Instant::now() + every;
+            while Instant::now() < next {
+                if let Some(signal) = signals.came() {
+                    return Some(signal);
+                }
+                thread::sleep(TICK);
+            }
+            let now = match self.listing() {
+                Ok(listed) => Some(listed),
+                // A folder that is gone for now, or a pipeline that is being written.
+                Err(failure) => {
+                    let text = failure.render(screen::style());
+                    if text != complained {
+                        say(text.trim_end());
+                        complained = text;
+                    }
+                    continue;
+                }
+            };
+            complained.clear();
+            if now != last {
+                let first = changed.map_or(Instant::now(), |(first, _)| first);
+                changed = Some((first, Instant::now()));
+                last = now;
+            }
+            if last == before && changed.is_some() {
+                // Changed back.
+                changed = None;
+            }
+            if let Some((first, latest)) = changed
+                && (latest.elapsed() >= self.settle || first.elapsed() >= longest)
+            {
+                return None;
+            }
+            if failed && began.elapsed() >= RETRY.max(longest) {
+                return None;
+            }
+        }
+    }
+}
+
+/// A line for whoever looks at standard error. A screen that cannot be written ends nothing.
+fn say(text: &str) {
+    if !text.is_empty() {
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+}
+
+/// SIGINT, SIGTERM and SIGHUP, noted beside what a run makes of them. While nothing runs, a second SIGINT or SIGTERM ends
+/// the process at once.
+struct Signals {
+    came: Arc<AtomicUsize>,
+    ids: Vec<SigId>,
+}
+
+impl Signals {
+    fn install() -> Result<Signals, Failure> {
+        let failed = |error: std::io::Error| Failure::unreadable(format!("cannot handle signals: {error}"));
+        let mut signals = Signals {
+            came: Arc::default(),
+            ids: Vec::new(),
+        };
+        let armed = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: the first signal finds the flag unset, and arms it.
+            let ids = [
+                register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed)).map_err(failed)?,
+                register(signal, Arc::clone(&armed)).map_err(failed)?,
+            ];
+            signals.ids.extend(ids);
+        }
+        let hang_up = (!flow_runtime::run::is_ignored(SIGHUP)).then_some(SIGHUP);
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hang_up) {
+            let id = register_usize(signal, Arc::clone(&signals.came), signal as usize).map_err(failed)?;
+            signals.ids.push(id);
+        }
+        Ok(signals)
+    }
+
+    /// The last signal that came.
+    fn came(&self) -> Option<i32> {
+        i32::try_from(self.came.load(Ordering::Acquire))
+            .ok()
+            .filter(|signal| *signal > 0)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for id in self.ids.drain(..) {
+            unregister(id);
+        }
+    }
+}
