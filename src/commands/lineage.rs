@@ -9,13 +9,14 @@ use flow_manifest::read::{ManifestLine, manifest_line};
 use flow_runtime::escape::escape_line;
 use flow_runtime::plan::Plan;
 use flow_runtime::spec::nearest;
-use flow_runtime::store::{Record, RowNames, StageSnapshot};
+use flow_runtime::store::{Record, StageSnapshot};
 use flow_runtime::{Partition, Reject};
 
 use super::past_run::PastRun;
 use super::rejects::stage_of;
 use crate::arguments::LineageArguments;
 use crate::failure::{Exit, Failure};
+use crate::kinds::ID_COLUMN;
 
 pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let mut arguments = arguments.clone();
@@ -132,11 +133,13 @@ fn segment_ids(run: &PastRun, stages: &[StageRecords]) -> Result<BTreeSet<String
                 if ids.len() >= MOST {
                     return Ok(ids);
                 }
-                let mut note = |row: &RowNames<'_>| {
-                    ids.extend(row.segment_id.map(str::to_string));
+                let mut note = |row: &[Option<&str>]| {
+                    ids.extend(row.iter().flatten().map(|id| (*id).to_string()));
                     false
                 };
-                let rows = run.store.find_rows(&stage.recipe, record, port, &mut note);
+                let rows = run
+                    .store
+                    .find_rows(&stage.recipe, record, port, &[ID_COLUMN], &mut note);
                 rows.map_err(Failure::unreadable)?;
             }
         }
@@ -165,6 +168,30 @@ enum Wanted {
         member: String,
     },
     Line(ManifestLine),
+}
+
+/// By what a row is found: its columns of these names, where it has them.
+#[derive(Clone, Copy, Debug, Default)]
+struct RowNames<'r> {
+    segment_id: Option<&'r str>,
+    audio_path: Option<&'r str>,
+    tar_path: Option<&'r str>,
+    tar_member_name: Option<&'r str>,
+}
+
+impl<'r> RowNames<'r> {
+    const COLUMNS: [&'static str; 4] = [ID_COLUMN, "audio_path", "tar_path", "tar_member_name"];
+
+    /// Of the texts in [`RowNames::COLUMNS`].
+    fn of(texts: &[Option<&'r str>]) -> Self {
+        let text = |at: usize| texts.get(at).copied().flatten();
+        RowNames {
+            segment_id: text(0),
+            audio_path: text(1),
+            tar_path: text(2),
+            tar_member_name: text(3),
+        }
+    }
 }
 
 /// The ways to take what the user gave, the likeliest first. A segment's id may have slashes itself.
@@ -241,13 +268,13 @@ impl Wanted {
     fn is_reject(&self, reject: &Reject) -> bool {
         let Ok(values) = serde_json::from_str::<serde_json::Value>(&reject.values) else {
             return self.is(&RowNames {
-                segment_id: reject.segment_id.as_deref(),
+                segment_id: reject.id.as_deref(),
                 ..RowNames::default()
             });
         };
         let value = |name: &str| values.get(name).and_then(serde_json::Value::as_str);
         let names = RowNames {
-            segment_id: reject.segment_id.as_deref(),
+            segment_id: reject.id.as_deref(),
             audio_path: value("audio_path"),
             tar_path: value("tar_path"),
             tar_member_name: value("tar_member_name"),
@@ -343,8 +370,10 @@ fn of_record(
         values,
     };
     for port in record.ports.keys() {
-        let mut is_wanted = |row: &RowNames<'_>| search.wanted.is(row);
-        let rows = run.store.find_rows(&stage.recipe, record, port, &mut is_wanted);
+        let mut is_wanted = |row: &[Option<&str>]| search.wanted.is(&RowNames::of(row));
+        let rows = run
+            .store
+            .find_rows(&stage.recipe, record, port, &RowNames::COLUMNS, &mut is_wanted);
         for row in rows.map_err(Failure::unreadable)? {
             steps.push(step(row.row, format!("goes on ({port})"), values_of(&row.values)));
         }
@@ -471,7 +500,7 @@ mod tests {
         }
         let reject = Reject {
             row: Some(1),
-            segment_id: None,
+            id: None,
             reason: "bad_json".into(),
             class: flow_runtime::RejectClass::Fault,
             detail: String::new(),
@@ -481,7 +510,7 @@ mod tests {
         assert!(!search(1).unwrap()[0].wanted.is_reject(&reject));
         // Another line of the same id.
         let other = Reject {
-            segment_id: Some("a".into()),
+            id: Some("a".into()),
             ..reject
         };
         assert!(!search(1).unwrap()[0].wanted.is_reject(&other));

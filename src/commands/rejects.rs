@@ -159,7 +159,7 @@ fn list(set: &RejectSet, reason: Option<&str>, out: &mut dyn Write) -> Result<()
             continue;
         }
         let row = reject.row.map_or(String::new(), |row| row.to_string());
-        let segment = reject.segment_id.unwrap_or_default();
+        let segment = reject.id.unwrap_or_default();
         writeln!(
             out,
             "{}\t{row}\t{}\t{stage}\t{}\t{}\t{}",
@@ -223,7 +223,7 @@ mod tests {
     fn hostile_texts_stay_on_their_line() {
         let reject = Reject {
             row: Some(3),
-            segment_id: Some("a\tb\n\u{1b}[2J".into()),
+            id: Some("a\tb\n\u{1b}[2J".into()),
             reason: "too_short".into(),
             class: RejectClass::Rule,
             detail: "ü".into(),
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(lines.len(), 4, "{text}");
         assert_eq!(lines[..2], ["", "The first of each reason:"]);
         assert!(
-            lines.contains(&"clean: too_short: hi/1, row 3, segment a\\tb\\n\\u{1b}[2J: ü"),
+            lines.contains(&"clean: too_short: hi/1, row 3 (a\\tb\\n\\u{1b}[2J): ü"),
             "{text}"
         );
     }

@@ -24,6 +24,8 @@ pub struct Checked {
     pub pipeline: Pipeline,
     /// Producers before consumers; the same order as `pipeline.stages`.
     pub stages: Vec<CheckedStage>,
+    /// See [`Registry::id_column`].
+    pub id_column: &'static str,
 }
 
 /// One stage of a checked pipeline.
@@ -132,7 +134,11 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
             .map(|help| pipeline.secrets.hide(help).into_owned());
     }
     Diagnostics::unless_empty(found, ())?;
-    Ok(Checked { pipeline, stages })
+    Ok(Checked {
+        pipeline,
+        stages,
+        id_column: registry.id_column(),
+    })
 }
 
 /// What a stage comes to.

@@ -170,7 +170,7 @@ impl Source for Synthesizer {
         for refused in refused {
             out.reject(Reject {
                 row: Some(refused.number),
-                segment_id: Some(refused.segment_id),
+                id: Some(refused.segment_id),
                 reason: refused.why.reason.into(),
                 class: if refused.by_rule {
                     RejectClass::Rule

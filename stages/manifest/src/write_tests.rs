@@ -221,7 +221,7 @@ fn an_empty_set_is_written_only_where_it_is_allowed() {
     let schema = rows.shape.outputs[0].schema.clone();
     let reject = |reason: &str| flow_runtime::Reject {
         row: Some(0),
-        segment_id: None,
+        id: None,
         reason: reason.into(),
         class: flow_runtime::RejectClass::Rule,
         detail: String::new(),

@@ -344,7 +344,7 @@ fn where_no_row_is_left_the_commonest_reject_is_named() {
     for (row, reason) in (0..).zip(["quality_too_low", "duration_too_long", "duration_too_long"]) {
         let reject = flow_runtime::Reject {
             row: Some(row),
-            segment_id: None,
+            id: None,
             reason: reason.into(),
             class: flow_runtime::RejectClass::Rule,
             detail: String::new(),

@@ -266,7 +266,7 @@ impl<'a> Rows<'a> {
                 let values = serde_json::json!({"text_bytes": row.text.len()}).to_string();
                 self.out.reject(Reject {
                     row: Some(number),
-                    segment_id: segment_id.filter(|id| !id.is_empty() && id.len() <= KEPT_OF_A_LINE),
+                    id: segment_id.filter(|id| !id.is_empty() && id.len() <= KEPT_OF_A_LINE),
                     reason: "too_much_text".into(),
                     class: RejectClass::Fault,
                     detail,
@@ -282,7 +282,7 @@ impl<'a> Rows<'a> {
                 let detail = self.with_place(detail);
                 self.out.reject(Reject {
                     row: Some(number),
-                    segment_id: segment_id.filter(|id| !id.is_empty()),
+                    id: segment_id.filter(|id| !id.is_empty()),
                     reason: reason.into(),
                     class,
                     detail,
