@@ -43,7 +43,7 @@ pub struct Synthesize;
 
 impl Kind for Synthesize {
     const NAME: &'static str = "audio.synthesize";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new("files", "the tars that were written"),

@@ -379,6 +379,11 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
         ("ring", "und"),
         ("<|noise|> ring", "de"),
         ("<|hi|> ring", "en"),
+        // Regions, of which the tokenizer has no tags.
+        ("ring", "en-GB"),
+        ("<|en-US|> ring", "en-GB"),
+        ("<|hi_IN|>दस", "hi"),
+        ("<|de-AT|> ring", "de"),
     ];
     assert_eq!(
         tagged(&texts, LanguageTags::Auto),
@@ -390,7 +395,11 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
             "ring",
             "ring",
             "<|noise|> ring",
-            "<|hi|> ring"
+            "<|hi|> ring",
+            "<|en|> ring",
+            "<|en|> ring",
+            "<|hi|> दस",
+            "ring"
         ]
     );
     assert_eq!(
@@ -403,6 +412,10 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
             "ring",
             "ring",
             "<|noise|> ring",
+            "ring",
+            "ring",
+            "ring",
+            "दस",
             "ring"
         ]
     );

@@ -539,19 +539,6 @@ fn written_value<'l>(line: &'l str, key: &str) -> Option<&'l str> {
     found
 }
 
-/// The language in a tag that a text begins with: `<|hi|> ...`.
-pub fn tag_of(text: &str) -> Option<&str> {
-    let (tag, _) = text.strip_prefix("<|")?.split_once("|>")?;
-    let plain = !tag.is_empty() && tag.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
-    plain.then_some(tag)
-}
-
-/// A text without the language tag that it may begin with, and without white space around it.
-pub fn untagged(text: &str) -> &str {
-    let behind = tag_of(text).map_or(text, |tag| &text[tag.len() + "<||>".len()..]);
-    behind.trim()
-}
-
 #[cfg(test)]
 #[path = "lines_tests.rs"]
 mod tests;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder, UInt32Builder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_audio::language_tag::is_language;
 use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
 use super::recordings::{Found, Recordings, Wanted};
-use super::row_rules::{RowRules, is_language_code};
+use super::row_rules::RowRules;
 use super::sample::KeptRows;
 use crate::extra::EXTRA;
 
@@ -125,7 +126,7 @@ impl ManifestRow {
                 "lang: the row names none; the setting `lang` gives one to all such rows (`und` where it does not matter)",
             ));
         }
-        if !is_language_code(&self.lang) {
+        if !is_language(&self.lang) {
             // Of a wrong column this may be anything.
             let shown: String = self.lang.chars().take(SHOWN_OF_A_LANGUAGE).collect();
             let field = match self.lang_field {
