@@ -5,10 +5,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flow_manifest::read::{ManifestLine, manifest_line};
+use flow_manifest::read::{ManifestLine, ReadSettings};
 use flow_runtime::escape::escape_line;
 use flow_runtime::plan::Plan;
-use flow_runtime::spec::nearest;
+use flow_runtime::spec::{nearest, yaml};
 use flow_runtime::store::{Record, StageSnapshot};
 use flow_runtime::{Partition, Reject};
 
@@ -43,7 +43,21 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
 
 /// What became of what the user names, stage by stage; at least one step.
 fn steps(run: &PastRun, text: &str) -> Result<Vec<Step>, Failure> {
-    first_found(run, &searches(text)?, text)
+    first_found(run, &searches(text, &settings_of_readers(run)?)?, text)
+}
+
+/// The settings of the stages of the run that read manifests.
+fn settings_of_readers(run: &PastRun) -> Result<Vec<ReadSettings>, Failure> {
+    let mut found = Vec::new();
+    for with in run.settings_of("manifest.read")? {
+        // Those of another version may be others.
+        if let Ok(settings) = yaml::typed::<ReadSettings>(&with)
+            && !settings.manifest.is_empty()
+        {
+            found.push(settings);
+        }
+    }
+    Ok(found)
 }
 
 /// What became of the segment of an id, stage by stage; at least one step. Ids come from data: nothing else is read into them.
@@ -195,7 +209,7 @@ impl<'r> RowNames<'r> {
 }
 
 /// The ways to take what the user gave, the likeliest first. A segment's id may have slashes itself.
-fn searches(text: &str) -> Result<Vec<Search>, Failure> {
+fn searches(text: &str, readers: &[ReadSettings]) -> Result<Vec<Search>, Failure> {
     let nothing = || Failure::usage(format!("`{text}` names no segment"), FORMS);
     if text.is_empty() {
         return Err(nothing());
@@ -208,9 +222,19 @@ fn searches(text: &str) -> Result<Vec<Search>, Failure> {
         && let Ok(number) = number.parse::<u64>()
         && Path::new(file).is_file()
     {
-        let line = manifest_line(Path::new(file), number);
-        let line = line.map_err(|error| Failure::usage(format!("`{text}` names no segment: {error}"), FORMS))?;
-        return Ok(vec![everywhere(Wanted::Line(line))]);
+        // As the run read it; or else as a stage without further settings would.
+        let plain = ReadSettings {
+            manifest: file.to_string(),
+            ..ReadSettings::default()
+        };
+        for settings in readers.iter().chain([&plain]) {
+            let line = settings.line(Path::new(file), number);
+            let line = line.map_err(|error| Failure::usage(format!("`{text}` names no segment: {error}"), FORMS))?;
+            if let Some(line) = line {
+                return Ok(vec![everywhere(Wanted::Line(line))]);
+            }
+        }
+        return Err(nothing());
     }
     let mut searches = Vec::new();
     if let Some((tar, member)) = text.split_once("::")
@@ -254,9 +278,9 @@ impl Wanted {
             Wanted::Line(line) => {
                 row.segment_id.is_some()
                     && row.segment_id == line.segment_id.as_deref()
-                    && match (row.audio_path, &line.recording, row.tar_path) {
-                        (Some(path), Some(recording), None | Some("")) if !path.is_empty() => {
-                            is_same_path(path, recording)
+                    && match (row.audio_path, row.tar_path) {
+                        (Some(path), None | Some("")) if !path.is_empty() && !line.recordings.is_empty() => {
+                            line.recordings.iter().any(|recording| is_same_path(path, recording))
                         }
                         _ => true,
                     }
@@ -279,12 +303,8 @@ impl Wanted {
             tar_path: value("tar_path"),
             tar_member_name: value("tar_member_name"),
         };
-        // Of longer lines a reject keeps the beginning.
-        const LONG: usize = 60_000;
         match (self, value("line")) {
-            (Wanted::Line(wanted), Some(line)) => {
-                wanted.line == line || (line.len() > LONG && wanted.line.starts_with(line))
-            }
+            (Wanted::Line(wanted), Some(_)) => wanted.values == reject.values,
             (Wanted::Recording(path), Some(line)) => self.is(&names) || names_file(line, path),
             _ => self.is(&names),
         }
@@ -440,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_segment_is_named_in_many_ways() {
-        let first = |text: &str| searches(text).unwrap().remove(0);
+        let first = |text: &str| searches(text, &[]).unwrap().remove(0);
         let segment = |text: &str| Wanted::Segment(text.into());
         let with = first("hi/hi_0001/rec/7");
         assert_eq!(
@@ -461,7 +481,7 @@ mod tests {
         };
         assert!(member.is(&row), "{member:?}");
         assert!(!first("other.tar::a.flac").wanted.is(&row));
-        let path = searches("/data/hi/x.flac").unwrap().pop().unwrap().wanted;
+        let path = searches("/data/hi/x.flac", &[]).unwrap().pop().unwrap().wanted;
         for (recording, is) in [
             ("hi/x.flac", true),
             ("/data/hi/x.flac", true),
@@ -475,7 +495,7 @@ mod tests {
             assert_eq!(path.is(&row), is, "{recording}");
         }
         for wrong in ["", "hi//x", "hi/hi_0001/"] {
-            assert!(searches(wrong).is_err(), "{wrong}");
+            assert!(searches(wrong, &[]).is_err(), "{wrong}");
         }
     }
 
@@ -485,7 +505,7 @@ mod tests {
         let path = folder.path().join("m.jsonl");
         let line = r#"{"audio_filepath": "a.wav", "duration": 1, "text": "x"}"#;
         std::fs::write(&path, format!("{line}\nbroken\n")).unwrap();
-        let search = |number: u32| searches(&format!("{}:{number}", path.display()));
+        let search = |number: u32| searches(&format!("{}:{number}", path.display()), &[]);
         let row = RowNames {
             segment_id: Some("a"),
             ..RowNames::default()

@@ -37,7 +37,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use files::Format;
-pub use manifest_line::{ManifestLine, manifest_line};
+pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use row_rules::Regions;

@@ -8,6 +8,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::language_tag::is_language;
 use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
+use super::manifest_line::LineSearch;
 use super::recordings::{Found, Recordings, Wanted};
 use super::row_rules::RowRules;
 use super::sample::KeptRows;
@@ -165,6 +166,8 @@ pub struct Rows<'a> {
     place: Option<(String, u64)>,
     /// Where rows are only looked at, those that are kept for it.
     kept: Option<KeptRows>,
+    /// Where one row is looked for, its line.
+    search: Option<LineSearch>,
 }
 
 impl<'a> Rows<'a> {
@@ -187,6 +190,7 @@ impl<'a> Rows<'a> {
             next: 0,
             place: None,
             kept: None,
+            search: None,
         }
     }
 
@@ -198,6 +202,9 @@ impl<'a> Rows<'a> {
     pub fn begin_file(&mut self, path: &Path) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         self.place = Some((name, 0));
+        if let Some(search) = &mut self.search {
+            search.begin_file(path);
+        }
     }
 
     /// The row that comes next begins at this line of the file, from 1.
@@ -226,6 +233,19 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// One row is looked for, and none is looked up or handed on.
+    pub(super) fn searching(self, search: LineSearch) -> Self {
+        Rows {
+            search: Some(search),
+            ..self
+        }
+    }
+
+    /// The search, with what it found.
+    pub(super) fn into_search(self) -> Option<LineSearch> {
+        self.search
+    }
+
     /// The rows that were kept; from now on none are.
     pub(super) fn take_kept(&mut self) -> KeptRows {
         self.kept.take().unwrap_or_default()
@@ -252,6 +272,11 @@ impl<'a> Rows<'a> {
                     (None, None) => format!("row {number}"),
                 }
             });
+            return Ok(());
+        }
+        if let Some(search) = &mut self.search {
+            let line = self.place.as_ref().map_or(0, |(_, line)| *line);
+            search.row(line, row, values);
             return Ok(());
         }
         self.out.read(1);
