@@ -165,6 +165,9 @@ pub struct Input {
     pub name: String,
     pub port: &'static InputPort,
     pub schema: SchemaRef,
+    /// The columns that the same rows had in the stages before the one that gives them, the nearest first: as far as stages
+    /// keep their rows. Known while a pipeline is checked.
+    pub before: Vec<SchemaRef>,
 }
 
 /// All inputs of a stage, in the order in which its kind declares them. Those that stand for one declared input keep the
@@ -267,6 +270,7 @@ pub(crate) fn bind(
             name: name.to_string(),
             port,
             schema: SchemaRef::clone(schema),
+            before: Vec::new(),
         };
         bound.push((at, place, input));
     }

@@ -120,17 +120,15 @@ fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
     for (_, logged) in run.events()? {
         match logged.event {
             Event::StageFigures { stage, figures } => {
-                if let Some(count) = figures["recordings_left_out"].as_u64() {
-                    stages.entry(stage).or_default().0 = count;
-                }
-            }
-            Event::Warning {
-                stage: Some(stage),
-                message,
-            } if message.starts_with("step ") => {
-                let shown = &mut stages.entry(stage).or_default().1;
-                if shown.len() < SHOWN {
-                    shown.push(message);
+                let Some(count) = figures["recordings_left_out"].as_u64() else {
+                    continue;
+                };
+                let (so_far, shown) = stages.entry(stage).or_default();
+                *so_far = count;
+                if let Some(message) = figures["left_out"]["warning"].as_str()
+                    && shown.len() < SHOWN
+                {
+                    shown.push(message.to_string());
                 }
             }
             _ => {}

@@ -526,8 +526,8 @@ fn the_same_version_writes_the_same_files() {
     let folder = tempfile::tempdir().unwrap();
     let (parquet, lines) = (folder.path().join("train.parquet"), folder.path().join("train.jsonl"));
     let extracted = crate::write_lines::Extracted::new(Path::new("audio"), Path::new("manifests"));
-    crate::write::write_manifest(&train, "shards", &extracted, &parquet).unwrap();
-    crate::write_lines::write_lines(&train, "shards", &extracted, &lines).unwrap();
+    crate::write::write_manifest(&train, "shards", &extracted, &[], &parquet).unwrap();
+    crate::write_lines::write_lines(&train, "shards", &extracted, &[], &lines).unwrap();
     let digest = |path| Digest::of(&std::fs::read(path).unwrap()).short().to_string();
     assert_eq!(
         (Write::VERSION, digest(&parquet).as_str(), digest(&lines).as_str()),
