@@ -118,20 +118,18 @@ fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
     const SHOWN: usize = 3;
     let mut stages: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
     for (_, logged) in run.events()? {
-        match logged.event {
-            Event::StageFigures { stage, figures } => {
-                let Some(count) = figures["recordings_left_out"].as_u64() else {
-                    continue;
-                };
-                let (so_far, shown) = stages.entry(stage).or_default();
-                *so_far = count;
-                if let Some(message) = figures["left_out"]["warning"].as_str()
-                    && shown.len() < SHOWN
-                {
-                    shown.push(message.to_string());
-                }
-            }
-            _ => {}
+        let Event::StageFigures { stage, figures } = logged.event else {
+            continue;
+        };
+        let Some(count) = figures["recordings_left_out"].as_u64() else {
+            continue;
+        };
+        let (so_far, shown) = stages.entry(stage).or_default();
+        *so_far = count;
+        if let Some(message) = figures["left_out"]["warning"].as_str()
+            && shown.len() < SHOWN
+        {
+            shown.push(message.to_string());
         }
     }
     for (stage, (count, messages)) in stages.into_iter().filter(|(_, (count, _))| *count > 0) {
