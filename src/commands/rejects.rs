@@ -125,7 +125,7 @@ fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
             continue;
         };
         let (so_far, shown) = stages.entry(stage).or_default();
-        *so_far = count;
+        *so_far = (*so_far).max(count);
         if let Some(message) = figures["left_out"]["warning"].as_str()
             && shown.len() < SHOWN
         {
