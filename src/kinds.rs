@@ -2,6 +2,9 @@
 
 use flow_runtime::registry::{AnyKind, kind};
 
+/// The column that names a segment of speech, in the rows of all kinds: rejects have it, and `flow lineage` finds rows by it.
+pub const ID_COLUMN: &str = "segment_id";
+
 /// All stage kinds that `flow` comes with.
 pub fn all() -> Vec<Box<dyn AnyKind>> {
     vec![

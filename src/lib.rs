@@ -80,6 +80,7 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
 
 fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Write) -> Result<Exit, Failure> {
     let registry = Registry::new(kinds).map_err(|error| Failure::Bug(error.to_string()))?;
+    let registry = registry.with_id_column(kinds::ID_COLUMN);
     // What programs read keeps its bytes.
     let is_for_programs = match &arguments.command {
         Command::Plan(arguments) => arguments.json,

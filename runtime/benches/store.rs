@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let start = Instant::now();
             let reject = |row| Reject {
                 row: Some(row),
-                segment_id: Some(format!("segment {row}")),
+                id: Some(format!("name {row}")),
                 reason: "too_long".into(),
                 class: RejectClass::Rule,
                 detail: String::new(),

@@ -1,6 +1,6 @@
 //! Text of the user's data, as it is shown to a person: what a terminal would obey is made visible.
 //!
-//! Names of files, members of tars, transcripts and whatever quotes them may hold escape codes that move the cursor, colour
+//! Names of files, members of archives, texts and whatever quotes them may hold escape codes that move the cursor, colour
 //! what follows or set the title, and characters that turn the direction of writing around. Files and JSON keep them.
 
 use std::borrow::Cow;

@@ -80,7 +80,7 @@ pub enum Event {
         done: u64,
         total: u64,
     },
-    /// Figures of the stage's own: step, loss, seconds of audio, ...
+    /// Figures of the stage's own: step, loss, rows in a second, ...
     StageFigures { stage: String, figures: serde_json::Value },
     StageFinished {
         stage: String,

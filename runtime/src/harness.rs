@@ -30,7 +30,7 @@ use crate::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progre
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::processes::{Address, Join, Processes, join};
-use crate::reject::Reject;
+use crate::reject::{ID_COLUMN, Reject};
 use crate::row_number::ROW;
 use crate::row_order::in_row_order;
 use crate::store::{Artifact, ExportSet, RejectSet};
@@ -73,6 +73,7 @@ pub struct Harness<K: Kind> {
     rejects: Vec<(String, Partition, Reject)>,
     scratch: PathBuf,
     threads: usize,
+    id_column: &'static str,
 }
 
 struct Fed {
@@ -109,6 +110,7 @@ impl<K: Kind> Harness<K> {
             rejects: Vec::new(),
             scratch: std::env::temp_dir().join(format!("flow-harness-{}", std::process::id())),
             threads: 1,
+            id_column: ID_COLUMN,
         }
     }
 
@@ -165,6 +167,12 @@ impl<K: Kind> Harness<K> {
 
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
+        self
+    }
+
+    /// The column that names rows, as [`crate::registry::Registry::with_id_column`] says it; `id` if nothing is said.
+    pub fn id_column(mut self, id_column: &'static str) -> Self {
+        self.id_column = id_column;
         self
     }
 
@@ -254,6 +262,7 @@ impl<K: Kind> Harness<K> {
         let body = K::open(&self.settings, &context)?;
         let mut run = Run {
             shape,
+            id_column: self.id_column,
             streamed: reads.iter().map(|reads| *reads == Reads::Streamed).collect(),
             woken,
             in_hand: BTreeMap::new(),
@@ -332,6 +341,7 @@ impl Fed {
 
 struct Run {
     shape: Shape,
+    id_column: &'static str,
     /// Of each input, whether it is streamed.
     streamed: Vec<bool>,
     woken: Arc<(Mutex<bool>, Condvar)>,
@@ -367,7 +377,7 @@ impl Run {
         }
         for partition in partitions {
             self.begin(&partition.name);
-            let mut out = Out::new(partition.name.clone());
+            let mut out = Out::new(partition.name.clone()).named_by(self.id_column);
             body.read(&partition.name, &mut out)?;
             self.drain(&mut out)?;
             self.finish(&partition.name, true)?;
@@ -387,7 +397,7 @@ impl Run {
         let first = streamed.iter().position(|streamed| *streamed);
         for partition in &partitions {
             self.begin(partition);
-            let mut out = Out::new(partition.clone());
+            let mut out = Out::new(partition.clone()).named_by(self.id_column);
             for (position, fed) in inputs.iter().enumerate().filter(|(position, _)| streamed[*position]) {
                 for (_, batch) in fed.batches.iter().filter(|(of, _)| of == partition) {
                     if Some(position) == first {
@@ -433,7 +443,7 @@ impl Run {
         if self.in_hand.is_empty() {
             return Ok(());
         }
-        let mut out = Out::new(Partition::new(""));
+        let mut out = Out::new(Partition::new("")).named_by(self.id_column);
         let done = body.poll(&mut out)?;
         self.drain(&mut out)?;
         for partition in done {
@@ -483,7 +493,7 @@ impl Run {
             }
             let own = in_row_order(&decision_schema, decisions.remove(partition).unwrap_or_default())?;
             let own = concat_batches(&decision_schema, &own)?;
-            let mut out = Out::new(partition.clone());
+            let mut out = Out::new(partition.clone()).named_by(self.id_column);
             let numbers: Vec<_> = batch.column_by_name(ROW).cloned().into_iter().collect();
             let ports = self.shape.outputs.len();
             apply(body.as_mut(), ports, &rows, partition, &numbers, &own, &mut out)?;

@@ -165,6 +165,9 @@ pub struct Input {
     pub name: String,
     pub port: &'static InputPort,
     pub schema: SchemaRef,
+    /// The columns that the same rows had in the stages before the one that gives them, the nearest first: as far as stages
+    /// keep their rows. Known while a pipeline is checked.
+    pub before: Vec<SchemaRef>,
 }
 
 /// All inputs of a stage, in the order in which its kind declares them. Those that stand for one declared input keep the
@@ -267,6 +270,7 @@ pub(crate) fn bind(
             name: name.to_string(),
             port,
             schema: SchemaRef::clone(schema),
+            before: Vec::new(),
         };
         bound.push((at, place, input));
     }
@@ -424,17 +428,17 @@ mod tests {
 
     static NAMED: [InputPort; 3] = [
         InputPort::streamed("rows", "what is scored").columns(&[("text", ColumnType::Text)]),
-        InputPort::whole("model", "of training.train")
+        InputPort::whole("model", "of toy.model")
             .optional()
             .columns(&[("path", ColumnType::Text)]),
-        InputPort::whole("members", "of audio.probe").optional(),
+        InputPort::whole("members", "of toy.members").optional(),
     ];
     static TABLES: [InputPort; 1] = [InputPort::streamed("tables", "what is asked").count(InputCount::Many)];
     static MIXED: [InputPort; 2] = [
-        InputPort::whole("transcripts", "of evaluation.decode")
+        InputPort::whole("guesses", "of toy.guess")
             .count(InputCount::Many)
             .columns(&[("hypothesis", ColumnType::Text)]),
-        InputPort::whole("model", "of training.train")
+        InputPort::whole("model", "of toy.model")
             .optional()
             .columns(&[("path", ColumnType::Text)]),
     ];
@@ -506,11 +510,11 @@ mod tests {
             None kind `toy.kind` needs the input `rows`: what is scored; from: {rows: STAGE}, and if wanted `model`, `members`
             Some(0) kind `toy.kind` has no input `rowes`; did you mean `rows`?
             Some(0) kind `toy.kind` has several inputs, so each needs its name; from: {rows: STAGE}, and if wanted `model`, `members`
-            Some(0) the input `rows` has no column `text`; it should be what is scored; it fits the input `model`: of training.train
+            Some(0) the input `rows` has no column `text`; it should be what is scored; it fits the input `model`: of toy.model
             Some(0) the input `rows` has its column `text` as Int64, not as text; it should be what is scored; 
             Some(1) the input `rows` is given twice; 
-            Some(0) the input `modle` has no column `hypothesis`; it should be of evaluation.decode; did you mean `model`?
-            Some(0) the input `heard` has no column `hypothesis`; it should be of evaluation.decode; it fits the input `model`: of training.train
+            Some(0) the input `modle` has no column `hypothesis`; it should be of toy.guess; did you mean `model`?
+            Some(0) the input `heard` has no column `hypothesis`; it should be of toy.guess; it fits the input `model`: of toy.model
             None kind `toy.kind` needs the input `tables`: what is asked; from: STAGE
             Some(1) the input `a` is given twice; 
             Some(0) kind `toy.kind` takes no input; leave out `from`

@@ -5,7 +5,7 @@ use arrow::array::RecordBatch;
 use crate::error::StageError;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
-use crate::reject::{Reject, RejectClass};
+use crate::reject::{ID_COLUMN, Reject, RejectClass};
 use crate::store::{DigestedFile, RowRange};
 
 /// Receives what a body produces for the partition in hand.
@@ -14,6 +14,7 @@ use crate::store::{DigestedFile, RowRange};
 /// itself with [`Out::of`].
 pub struct Out {
     pub(crate) partition: Partition,
+    id_column: &'static str,
     pub(crate) batches: Vec<(Partition, usize, RecordBatch)>,
     pub(crate) rejects: Vec<(Partition, PackedRejects)>,
     pub(crate) read: Vec<(Partition, u64)>,
@@ -27,6 +28,7 @@ impl Out {
     pub fn new(partition: Partition) -> Self {
         Out {
             partition,
+            id_column: ID_COLUMN,
             batches: Vec::new(),
             rejects: Vec::new(),
             read: Vec::new(),
@@ -34,6 +36,12 @@ impl Out {
             selected: Vec::new(),
             digested: Vec::new(),
         }
+    }
+
+    /// Rows that are refused are named by this column.
+    pub(crate) fn named_by(mut self, id_column: &'static str) -> Self {
+        self.id_column = id_column;
+        self
     }
 
     /// What follows belongs to `partition`.
@@ -62,7 +70,7 @@ impl Out {
         }
     }
 
-    /// Refuses rows of `batch` (by position), with all their columns as JSON.
+    /// Refuses rows of `batch` (by position), with what names them, and all their other columns as JSON.
     pub fn reject_rows(
         &mut self,
         batch: &RecordBatch,
@@ -71,14 +79,17 @@ impl Out {
         class: RejectClass,
         detail: &str,
     ) -> Result<(), StageError> {
-        crate::row_json::rejects(batch, positions, reason, class, detail, |reject| self.reject(reject))
+        let id_column = self.id_column;
+        crate::row_json::rejects(batch, id_column, positions, reason, class, detail, |reject| {
+            self.reject(reject)
+        })
     }
 
     /// Refuses the whole partition with one reject.
     pub fn reject_partition(&mut self, reason: &str, class: RejectClass, detail: impl Into<String>) {
         self.reject(Reject {
             row: None,
-            segment_id: None,
+            id: None,
             reason: reason.into(),
             class,
             detail: detail.into(),

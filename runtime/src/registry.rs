@@ -10,6 +10,7 @@ use crate::error::StageError;
 use crate::inputs::{InputPort, Inputs, OutputPort};
 use crate::kind::{Body, Kind, Shape};
 use crate::partition::Partition;
+use crate::reject::ID_COLUMN;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
 use crate::store::Artifact;
 use crate::suggest::did_you_mean;
@@ -159,9 +160,18 @@ fn sorted(value: serde_json::Value) -> serde_json::Value {
 pub struct DuplicateKind(pub String);
 
 /// All kinds of a binary, by name.
-#[derive(Default)]
 pub struct Registry {
     kinds: BTreeMap<&'static str, Arc<dyn AnyKind>>,
+    id_column: &'static str,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Registry {
+            kinds: BTreeMap::new(),
+            id_column: ID_COLUMN,
+        }
+    }
 }
 
 impl Registry {
@@ -173,7 +183,22 @@ impl Registry {
                 return Err(DuplicateKind(name.to_string()));
             }
         }
-        Ok(Registry { kinds: by_name })
+        Ok(Registry {
+            kinds: by_name,
+            ..Registry::default()
+        })
+    }
+
+    /// Says which column of texts names a row, in the rows of all kinds that have it; `id` if nothing is said. Rejects have a
+    /// column of this name.
+    pub fn with_id_column(mut self, id_column: &'static str) -> Self {
+        self.id_column = id_column;
+        self
+    }
+
+    /// See [`Registry::with_id_column`].
+    pub fn id_column(&self) -> &'static str {
+        self.id_column
     }
 
     pub fn get(&self, name: &str) -> Option<&Arc<dyn AnyKind>> {
@@ -198,7 +223,7 @@ impl Registry {
         let mut faults = Vec::new();
         for kind in self.kinds() {
             let name = kind.name();
-            // A kind of SQL is named by its language.
+            // A kind of SQL may be one word.
             let named = match name.split_once('.') {
                 Some((area, verb)) => is_lower_name(area) && is_lower_name(verb),
                 None => is_lower_name(name) && !kind.sql_settings().is_empty(),

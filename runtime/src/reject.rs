@@ -31,12 +31,16 @@ impl RejectClass {
 /// refuses rows of its input for this reason runs again each time.
 pub const UNREADABLE: &str = "unreadable_file";
 
+/// The column that names a row where a binary says nothing else.
+pub(crate) const ID_COLUMN: &str = "id";
+
 /// One refused row, or (with `row` empty) one refused partition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reject {
     /// `_row` of the refused row; none when the whole partition was refused.
     pub row: Option<u32>,
-    pub segment_id: Option<String>,
+    /// What names the row: its value in the column that [`crate::registry::Registry::id_column`] gives, where it has one.
+    pub id: Option<String>,
     /// A name in snake case, such as `quality_too_low`.
     pub reason: String,
     pub class: RejectClass,
@@ -47,14 +51,14 @@ pub struct Reject {
 }
 
 impl Reject {
-    /// Where it is from, in words: the partition, and the row and its segment where they are known.
+    /// Where it is from, in words: the partition, and the row and what names it where they are known.
     pub fn place(&self, partition: &Partition) -> String {
         let mut place = partition.as_str().to_string();
         if let Some(row) = self.row {
             place.push_str(&format!(", row {row}"));
         }
-        if let Some(segment) = &self.segment_id {
-            place.push_str(&format!(", segment {segment}"));
+        if let Some(id) = &self.id {
+            place.push_str(&format!(" ({id})"));
         }
         place
     }
@@ -72,7 +76,7 @@ impl Reject {
         let key = |reject: &Reject| (reject.row, reject.class);
         key(self)
             .cmp(&key(other))
-            .then_with(|| self.segment_id.cmp(&other.segment_id))
+            .then_with(|| self.id.cmp(&other.id))
             .then_with(|| self.reason.cmp(&other.reason))
             .then_with(|| self.detail.cmp(&other.detail))
             .then_with(|| self.values.cmp(&other.values))

@@ -13,16 +13,14 @@ use crate::error::StageError;
 use crate::reject::{Reject, RejectClass};
 use crate::row_number::ROW;
 
-/// Column that names a segment; kept beside the values.
-const SEGMENT: &str = "segment_id";
-
-/// Gives rejects of the rows at `positions`, one at a time: `_row` and `segment_id` where the batch has them, and all other
+/// Gives rejects of the rows at `positions`, one at a time: `_row` and `id_column` where the batch has them, and all other
 /// columns as a JSON object, in the order of the schema.
 ///
 /// Numbers that JSON has not are strings (`"NaN"`, `"inf"`, `"-inf"`), binary is hexadecimal, and lists of
 /// floats (signals, features) are left out: they are the bulk of a batch and say nothing to a reader.
 pub(crate) fn rejects(
     batch: &RecordBatch,
+    id_column: &str,
     positions: &[usize],
     reason: &str,
     class: RejectClass,
@@ -37,15 +35,15 @@ pub(crate) fn rejects(
         ),
         None => None,
     };
-    let segments = match batch.column_by_name(SEGMENT) {
+    let ids = match batch.column_by_name(id_column) {
         Some(column) => Some(arrow::compute::cast(column, &DataType::Utf8)?),
         None => None,
     };
-    let segments: Option<&StringArray> = segments.as_ref().and_then(|column| column.as_string_opt());
+    let ids: Option<&StringArray> = ids.as_ref().and_then(|column| column.as_string_opt());
     // Dictionaries are looked up once and not for each row.
     let mut columns = Vec::with_capacity(batch.num_columns());
     for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
-        if field.name() == ROW || field.name() == SEGMENT || is_signal(column.data_type()) {
+        if field.name() == ROW || field.name() == id_column || is_signal(column.data_type()) {
             continue;
         }
         let column = match column.data_type() {
@@ -73,7 +71,7 @@ pub(crate) fn rejects(
         values.push('}');
         give(Reject {
             row: rows.filter(|rows| rows.is_valid(at)).map(|rows| rows.value(at)),
-            segment_id: segments
+            id: ids
                 .filter(|column| column.is_valid(at))
                 .map(|column| column.value(at).to_string()),
             reason: reason.to_string(),
@@ -230,7 +228,7 @@ mod tests {
 
     fn of(batch: &RecordBatch, at: usize) -> Reject {
         let mut given = Vec::new();
-        rejects(batch, &[at], "reason", RejectClass::Fault, "detail", |reject| {
+        rejects(batch, "name", &[at], "reason", RejectClass::Fault, "detail", |reject| {
             given.push(reject)
         })
         .unwrap();
@@ -255,7 +253,7 @@ mod tests {
         let batch = batch(vec![
             ("zulu", Arc::new(Float64Array::from(vec![f64::NAN, 1e300]))),
             ("_row", Arc::new(UInt32Array::from(vec![7, 8]))),
-            ("segment_id", Arc::new(StringViewArray::from(vec![Some("s"), None]))),
+            ("name", Arc::new(StringViewArray::from(vec![Some("s"), None]))),
             ("text", Arc::new(StringArray::from(vec![Some("a \"b\"\n\u{1}"), None]))),
             ("count", Arc::new(Int64Array::from(vec![i64::MIN, 0]))),
             ("big", Arc::new(UInt64Array::from(vec![u64::MAX, 0]))),
@@ -268,13 +266,13 @@ mod tests {
             ("score", Arc::new(Float64Array::from(vec![f64::INFINITY, 2.0]))),
         ]);
         let first = of(&batch, 0);
-        assert_eq!((first.row, first.segment_id.as_deref()), (Some(7), Some("s")));
+        assert_eq!((first.row, first.id.as_deref()), (Some(7), Some("s")));
         assert_eq!(
             first.values,
             r#"{"zulu":"NaN","text":"a \"b\"\n\u0001","count":-9223372036854775808,"big":18446744073709551615,"tokens":[1,null],"hash":"00ff","word":"b","pair":{"x":0.1,"y":true},"at":"1970-01-01T00:00:00","score":"inf"}"#
         );
         let second = of(&batch, 1);
-        assert_eq!((second.row, second.segment_id), (Some(8), None));
+        assert_eq!((second.row, second.id), (Some(8), None));
         assert_eq!(
             second.values,
             r#"{"zulu":1e+300,"text":null,"count":0,"big":0,"tokens":null,"hash":"","word":"a","pair":{"x":"-inf","y":null},"at":"1970-01-01T00:00:01","score":2.0}"#
@@ -286,12 +284,12 @@ mod tests {
         let plain = batch(vec![("a", Arc::new(Int8Array::from(vec![1])))]);
         let reject = of(&plain, 0);
         assert_eq!(
-            (reject.row, reject.segment_id, reject.values.as_str()),
+            (reject.row, reject.id, reject.values.as_str()),
             (None, None, r#"{"a":1}"#)
         );
-        assert!(rejects(&plain, &[1], "r", RejectClass::Rule, "", drop).is_err());
+        assert!(rejects(&plain, "name", &[1], "r", RejectClass::Rule, "", drop).is_err());
         let wrong = batch(vec![("_row", Arc::new(Int64Array::from(vec![1])))]);
-        let error = rejects(&wrong, &[0], "r", RejectClass::Rule, "", drop)
+        let error = rejects(&wrong, "name", &[0], "r", RejectClass::Rule, "", drop)
             .unwrap_err()
             .to_string();
         assert!(error.contains("_row") && error.contains("Int64"), "{error}");
@@ -300,7 +298,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_and_number_reads_back(name in any::<String>(), text in any::<String>(), number in any::<f64>(), narrow in any::<f32>()) {
-            prop_assume!(!["_row", "segment_id", "n", "f"].contains(&name.as_str()));
+            prop_assume!(!["_row", "name", "n", "f"].contains(&name.as_str()));
             let batch = batch(vec![
                 (name.as_str(), Arc::new(StringArray::from(vec![text.clone()]))),
                 ("n", Arc::new(Float64Array::from(vec![number]))),

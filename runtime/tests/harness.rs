@@ -107,7 +107,7 @@ fn two_inputs_a_global_stage_a_log_and_an_export() {
 
     let reject = Reject {
         row: Some(1),
-        segment_id: None,
+        id: None,
         reason: "r".into(),
         class: RejectClass::Rule,
         detail: "d".into(),

@@ -5,17 +5,18 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flow_manifest::read::{ManifestLine, manifest_line};
+use flow_manifest::read::{ManifestLine, ReadSettings};
 use flow_runtime::escape::escape_line;
 use flow_runtime::plan::Plan;
-use flow_runtime::spec::nearest;
-use flow_runtime::store::{Record, RowNames, StageSnapshot};
+use flow_runtime::spec::{nearest, yaml};
+use flow_runtime::store::{Record, StageSnapshot};
 use flow_runtime::{Partition, Reject};
 
 use super::past_run::PastRun;
 use super::rejects::stage_of;
 use crate::arguments::LineageArguments;
 use crate::failure::{Exit, Failure};
+use crate::kinds::ID_COLUMN;
 
 pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let mut arguments = arguments.clone();
@@ -42,7 +43,21 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
 
 /// What became of what the user names, stage by stage; at least one step.
 fn steps(run: &PastRun, text: &str) -> Result<Vec<Step>, Failure> {
-    first_found(run, &searches(text)?, text)
+    first_found(run, &searches(text, &settings_of_readers(run)?)?, text)
+}
+
+/// The settings of the stages of the run that read manifests.
+fn settings_of_readers(run: &PastRun) -> Result<Vec<ReadSettings>, Failure> {
+    let mut found = Vec::new();
+    for with in run.settings_of("manifest.read")? {
+        // Those of another version may be others.
+        if let Ok(settings) = yaml::typed::<ReadSettings>(&with)
+            && !settings.manifest.is_empty()
+        {
+            found.push(settings);
+        }
+    }
+    Ok(found)
 }
 
 /// What became of the segment of an id, stage by stage; at least one step. Ids come from data: nothing else is read into them.
@@ -132,11 +147,13 @@ fn segment_ids(run: &PastRun, stages: &[StageRecords]) -> Result<BTreeSet<String
                 if ids.len() >= MOST {
                     return Ok(ids);
                 }
-                let mut note = |row: &RowNames<'_>| {
-                    ids.extend(row.segment_id.map(str::to_string));
+                let mut note = |row: &[Option<&str>]| {
+                    ids.extend(row.iter().flatten().map(|id| (*id).to_string()));
                     false
                 };
-                let rows = run.store.find_rows(&stage.recipe, record, port, &mut note);
+                let rows = run
+                    .store
+                    .find_rows(&stage.recipe, record, port, &[ID_COLUMN], &mut note);
                 rows.map_err(Failure::unreadable)?;
             }
         }
@@ -167,8 +184,32 @@ enum Wanted {
     Line(ManifestLine),
 }
 
+/// By what a row is found: its columns of these names, where it has them.
+#[derive(Clone, Copy, Debug, Default)]
+struct RowNames<'r> {
+    segment_id: Option<&'r str>,
+    audio_path: Option<&'r str>,
+    tar_path: Option<&'r str>,
+    tar_member_name: Option<&'r str>,
+}
+
+impl<'r> RowNames<'r> {
+    const COLUMNS: [&'static str; 4] = [ID_COLUMN, "audio_path", "tar_path", "tar_member_name"];
+
+    /// Of the texts in [`RowNames::COLUMNS`].
+    fn of(texts: &[Option<&'r str>]) -> Self {
+        let text = |at: usize| texts.get(at).copied().flatten();
+        RowNames {
+            segment_id: text(0),
+            audio_path: text(1),
+            tar_path: text(2),
+            tar_member_name: text(3),
+        }
+    }
+}
+
 /// The ways to take what the user gave, the likeliest first. A segment's id may have slashes itself.
-fn searches(text: &str) -> Result<Vec<Search>, Failure> {
+fn searches(text: &str, readers: &[ReadSettings]) -> Result<Vec<Search>, Failure> {
     let nothing = || Failure::usage(format!("`{text}` names no segment"), FORMS);
     if text.is_empty() {
         return Err(nothing());
@@ -181,9 +222,19 @@ fn searches(text: &str) -> Result<Vec<Search>, Failure> {
         && let Ok(number) = number.parse::<u64>()
         && Path::new(file).is_file()
     {
-        let line = manifest_line(Path::new(file), number);
-        let line = line.map_err(|error| Failure::usage(format!("`{text}` names no segment: {error}"), FORMS))?;
-        return Ok(vec![everywhere(Wanted::Line(line))]);
+        // As the run read it; or else as a stage without further settings would.
+        let plain = ReadSettings {
+            manifest: file.to_string(),
+            ..ReadSettings::default()
+        };
+        for settings in readers.iter().chain([&plain]) {
+            let line = settings.line(Path::new(file), number);
+            let line = line.map_err(|error| Failure::usage(format!("`{text}` names no segment: {error}"), FORMS))?;
+            if let Some(line) = line {
+                return Ok(vec![everywhere(Wanted::Line(line))]);
+            }
+        }
+        return Err(nothing());
     }
     let mut searches = Vec::new();
     if let Some((tar, member)) = text.split_once("::")
@@ -227,9 +278,9 @@ impl Wanted {
             Wanted::Line(line) => {
                 row.segment_id.is_some()
                     && row.segment_id == line.segment_id.as_deref()
-                    && match (row.audio_path, &line.recording, row.tar_path) {
-                        (Some(path), Some(recording), None | Some("")) if !path.is_empty() => {
-                            is_same_path(path, recording)
+                    && match (row.audio_path, row.tar_path) {
+                        (Some(path), None | Some("")) if !path.is_empty() && !line.recordings.is_empty() => {
+                            line.recordings.iter().any(|recording| is_same_path(path, recording))
                         }
                         _ => true,
                     }
@@ -241,23 +292,19 @@ impl Wanted {
     fn is_reject(&self, reject: &Reject) -> bool {
         let Ok(values) = serde_json::from_str::<serde_json::Value>(&reject.values) else {
             return self.is(&RowNames {
-                segment_id: reject.segment_id.as_deref(),
+                segment_id: reject.id.as_deref(),
                 ..RowNames::default()
             });
         };
         let value = |name: &str| values.get(name).and_then(serde_json::Value::as_str);
         let names = RowNames {
-            segment_id: reject.segment_id.as_deref(),
+            segment_id: reject.id.as_deref(),
             audio_path: value("audio_path"),
             tar_path: value("tar_path"),
             tar_member_name: value("tar_member_name"),
         };
-        // Of longer lines a reject keeps the beginning.
-        const LONG: usize = 60_000;
         match (self, value("line")) {
-            (Wanted::Line(wanted), Some(line)) => {
-                wanted.line == line || (line.len() > LONG && wanted.line.starts_with(line))
-            }
+            (Wanted::Line(wanted), Some(_)) => wanted.values == reject.values,
             (Wanted::Recording(path), Some(line)) => self.is(&names) || names_file(line, path),
             _ => self.is(&names),
         }
@@ -343,8 +390,10 @@ fn of_record(
         values,
     };
     for port in record.ports.keys() {
-        let mut is_wanted = |row: &RowNames<'_>| search.wanted.is(row);
-        let rows = run.store.find_rows(&stage.recipe, record, port, &mut is_wanted);
+        let mut is_wanted = |row: &[Option<&str>]| search.wanted.is(&RowNames::of(row));
+        let rows = run
+            .store
+            .find_rows(&stage.recipe, record, port, &RowNames::COLUMNS, &mut is_wanted);
         for row in rows.map_err(Failure::unreadable)? {
             steps.push(step(row.row, format!("goes on ({port})"), values_of(&row.values)));
         }
@@ -411,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_segment_is_named_in_many_ways() {
-        let first = |text: &str| searches(text).unwrap().remove(0);
+        let first = |text: &str| searches(text, &[]).unwrap().remove(0);
         let segment = |text: &str| Wanted::Segment(text.into());
         let with = first("hi/hi_0001/rec/7");
         assert_eq!(
@@ -432,7 +481,7 @@ mod tests {
         };
         assert!(member.is(&row), "{member:?}");
         assert!(!first("other.tar::a.flac").wanted.is(&row));
-        let path = searches("/data/hi/x.flac").unwrap().pop().unwrap().wanted;
+        let path = searches("/data/hi/x.flac", &[]).unwrap().pop().unwrap().wanted;
         for (recording, is) in [
             ("hi/x.flac", true),
             ("/data/hi/x.flac", true),
@@ -446,7 +495,7 @@ mod tests {
             assert_eq!(path.is(&row), is, "{recording}");
         }
         for wrong in ["", "hi//x", "hi/hi_0001/"] {
-            assert!(searches(wrong).is_err(), "{wrong}");
+            assert!(searches(wrong, &[]).is_err(), "{wrong}");
         }
     }
 
@@ -456,7 +505,7 @@ mod tests {
         let path = folder.path().join("m.jsonl");
         let line = r#"{"audio_filepath": "a.wav", "duration": 1, "text": "x"}"#;
         std::fs::write(&path, format!("{line}\nbroken\n")).unwrap();
-        let search = |number: u32| searches(&format!("{}:{number}", path.display()));
+        let search = |number: u32| searches(&format!("{}:{number}", path.display()), &[]);
         let row = RowNames {
             segment_id: Some("a"),
             ..RowNames::default()
@@ -471,7 +520,7 @@ mod tests {
         }
         let reject = Reject {
             row: Some(1),
-            segment_id: None,
+            id: None,
             reason: "bad_json".into(),
             class: flow_runtime::RejectClass::Fault,
             detail: String::new(),
@@ -481,7 +530,7 @@ mod tests {
         assert!(!search(1).unwrap()[0].wanted.is_reject(&reject));
         // Another line of the same id.
         let other = Reject {
-            segment_id: Some("a".into()),
+            id: Some("a".into()),
             ..reject
         };
         assert!(!search(1).unwrap()[0].wanted.is_reject(&other));

@@ -214,8 +214,34 @@ impl PastRun {
         }
     }
 
+    /// The settings of its stages of a kind, as they were in the run.
+    pub fn settings_of(&self, kind: &str) -> Result<Vec<Value>, Failure> {
+        let spec = self.spec()?.unwrap_or_default();
+        let stages = spec.get("stages").and_then(Value::as_mapping);
+        let of_kind = stages.into_iter().flat_map(Mapping::values).filter(|stage| {
+            let uses = stage.get("uses").and_then(Value::as_str);
+            uses == Some(kind)
+        });
+        Ok(of_kind.filter_map(|stage| stage.get("with").cloned()).collect())
+    }
+
     /// The values of the pipeline's parameters in the run; none if it left none.
     fn values(&self) -> Result<Option<Mapping>, Failure> {
+        let Some(spec) = self.spec()? else { return Ok(None) };
+        match spec.get("params") {
+            Some(Value::Mapping(values)) => Ok(Some(values.clone())),
+            _ => {
+                let path = self.folder.join("spec.yaml");
+                Err(Failure::unreadable(format!(
+                    "{} is damaged: it names no parameters",
+                    path.display()
+                )))
+            }
+        }
+    }
+
+    /// The pipeline as the run had it, with values in place of parameters; none if it left none.
+    fn spec(&self) -> Result<Option<Value>, Failure> {
         let path = self.folder.join("spec.yaml");
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
@@ -224,11 +250,13 @@ impl PastRun {
                 return Err(Failure::unreadable(format!("cannot read {}: {error}", path.display())));
             }
         };
-        let damaged = |what: &str| Failure::unreadable(format!("{} is damaged: {what}", path.display()));
-        let spec = yaml::parse_text(&text).map_err(|error| damaged(&error.message))?;
-        match spec.get("params") {
-            Some(Value::Mapping(values)) => Ok(Some(values.clone())),
-            _ => Err(damaged("it names no parameters")),
+        match yaml::parse_text(&text) {
+            Ok(spec) => Ok(Some(spec)),
+            Err(error) => Err(Failure::unreadable(format!(
+                "{} is damaged: {}",
+                path.display(),
+                error.message
+            ))),
         }
     }
 

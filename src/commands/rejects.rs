@@ -118,22 +118,18 @@ fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
     const SHOWN: usize = 3;
     let mut stages: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
     for (_, logged) in run.events()? {
-        match logged.event {
-            Event::StageFigures { stage, figures } => {
-                if let Some(count) = figures["recordings_left_out"].as_u64() {
-                    stages.entry(stage).or_default().0 = count;
-                }
-            }
-            Event::Warning {
-                stage: Some(stage),
-                message,
-            } if message.starts_with("step ") => {
-                let shown = &mut stages.entry(stage).or_default().1;
-                if shown.len() < SHOWN {
-                    shown.push(message);
-                }
-            }
-            _ => {}
+        let Event::StageFigures { stage, figures } = logged.event else {
+            continue;
+        };
+        let Some(count) = figures["recordings_left_out"].as_u64() else {
+            continue;
+        };
+        let (so_far, shown) = stages.entry(stage).or_default();
+        *so_far = (*so_far).max(count);
+        if let Some(message) = figures["left_out"]["warning"].as_str()
+            && shown.len() < SHOWN
+        {
+            shown.push(message.to_string());
         }
     }
     for (stage, (count, messages)) in stages.into_iter().filter(|(_, (count, _))| *count > 0) {
@@ -159,7 +155,7 @@ fn list(set: &RejectSet, reason: Option<&str>, out: &mut dyn Write) -> Result<()
             continue;
         }
         let row = reject.row.map_or(String::new(), |row| row.to_string());
-        let segment = reject.segment_id.unwrap_or_default();
+        let segment = reject.id.unwrap_or_default();
         writeln!(
             out,
             "{}\t{row}\t{}\t{stage}\t{}\t{}\t{}",
@@ -223,7 +219,7 @@ mod tests {
     fn hostile_texts_stay_on_their_line() {
         let reject = Reject {
             row: Some(3),
-            segment_id: Some("a\tb\n\u{1b}[2J".into()),
+            id: Some("a\tb\n\u{1b}[2J".into()),
             reason: "too_short".into(),
             class: RejectClass::Rule,
             detail: "ü".into(),
@@ -257,7 +253,7 @@ mod tests {
         assert_eq!(lines.len(), 4, "{text}");
         assert_eq!(lines[..2], ["", "The first of each reason:"]);
         assert!(
-            lines.contains(&"clean: too_short: hi/1, row 3, segment a\\tb\\n\\u{1b}[2J: ü"),
+            lines.contains(&"clean: too_short: hi/1, row 3 (a\\tb\\n\\u{1b}[2J): ü"),
             "{text}"
         );
     }

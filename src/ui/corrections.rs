@@ -15,7 +15,7 @@ use axum::extract::{Query, State};
 use axum::http::header::LOCATION;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use flow_evaluation::wer::split_tag;
+use flow_audio::language_tag::split_tag;
 use flow_runtime::store::write_atomically;
 use maud::{Markup, html};
 use parquet::arrow::ArrowWriter;

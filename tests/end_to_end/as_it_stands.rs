@@ -47,6 +47,31 @@ fn what_was_taken_as_it_stands_is_told() {
     assert!(stderr(&output).contains("did you mean `"), "{}", stderr(&output));
 }
 
+/// A line of a manifest is read with the settings of the stage that read it, and told whatever bytes it has.
+#[test]
+fn a_line_is_told_as_the_run_read_it() {
+    let place = Workplace::new("micro");
+    let (manifest, pipeline) = (place.path("t.csv"), place.path("lines.yaml"));
+    std::fs::write(&manifest, b"rec,words,duration\na.wav,Ja,0.5\nb.wav,\xff,2.0\n").unwrap();
+    let text = format!(
+        "flow: 1\nstages:\n  rows:\n    uses: manifest.read\n    max_rejects: 100%\n    with: {{manifest: {:?}, columns: \
+         [rec=audio_filepath, words=text], lang: de, check_audio: false}}\n  \
+         kept: {{uses: sql, from: rows, with: {{query: SELECT * FROM rows, rejects: [{{reason: short, when: duration < 1}}]}}}}\n",
+        manifest.display().to_string()
+    );
+    std::fs::write(&pipeline, text).unwrap();
+    let mut run = program();
+    run.arg("run").arg(&pipeline).arg("--state").arg(place.path("state"));
+    expect_code(&run.output().unwrap(), 0);
+    for (line, told) in [
+        (2, "kept: 00000-t/000000, row 0: refused, short"),
+        (3, "rows: 00000-t/000000, row 1: refused, not_utf8"),
+    ] {
+        let text = lineage(&place, &format!("{}:{line}", manifest.display()));
+        assert!(text.contains(told), "{line}: {text}");
+    }
+}
+
 /// `flow lineage`, of the latest run.
 fn lineage(place: &Workplace, segment: &str) -> String {
     let mut flow = program();

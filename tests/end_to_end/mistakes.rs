@@ -233,6 +233,31 @@ fn check_warns_of_what_will_go_wrong() {
     );
 }
 
+/// Rows that are parts of recordings, and lose the columns that say which part: all of a recording would be taken for each.
+#[test]
+fn a_path_alone_is_not_enough_for_parts_of_recordings() {
+    let place = Workplace::new("micro");
+    let check = |columns: &str| {
+        let pipeline = place.path("parts.yaml");
+        let text = format!(
+            "flow: 1\nstages:\n  rows: {{uses: manifest.read, with: {{manifest: m.jsonl}}}}\n  \
+             some: {{uses: sql, from: rows, with: {{query: 'SELECT _row, segment_id, text, duration, lang, {columns} FROM rows'}}}}\n  \
+             same: {{uses: sql, from: some, with: {{query: 'SELECT * FROM some'}}}}\n  \
+             load: {{uses: sampling.load, from: same, with: {{steps: 2}}}}\n"
+        );
+        std::fs::write(&pipeline, text).unwrap();
+        program().arg("check").arg(&pipeline).output().unwrap()
+    };
+    expect_code(&check("audio_path, start, \"offset\", size"), 0);
+    let output = check("audio_path");
+    expect_code(&output, 2);
+    assert!(
+        stderr(&output).contains("not `offset`, `size`, `start`"),
+        "{}",
+        stderr(&output)
+    );
+}
+
 /// A model of the hub that is named without `hf://`, before anything is trained.
 #[test]
 fn a_model_of_the_hub_without_its_scheme_is_recognised() {

@@ -39,6 +39,8 @@ pub(crate) struct RegionJob {
     pub workers: usize,
     /// Thread budget of one worker's bodies.
     pub threads: usize,
+    /// The column that names rows.
+    pub id_column: &'static str,
     pub in_flight: Arc<InFlight>,
     pub as_bytes: bool,
     pub store: Store,

@@ -194,7 +194,7 @@ mod tests {
     fn reject(row: Option<u32>) -> Reject {
         Reject {
             row,
-            segment_id: None,
+            id: None,
             reason: "r".into(),
             class: RejectClass::Fault,
             detail: String::new(),

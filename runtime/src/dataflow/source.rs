@@ -131,7 +131,7 @@ impl Reader {
                 let mut in_hand = BTreeMap::from([(partition.clone(), self.shared.collected(self.node, ordinal))]);
                 let mut out = match described {
                     None => {
-                        let mut out = Out::new(partition.clone());
+                        let mut out = Out::new(partition.clone()).named_by(job.id_column);
                         catch_panic(|| body.read(partition, &mut out))?;
                         out
                     }
@@ -143,7 +143,7 @@ impl Reader {
                             read_once: body.digests(&described.partition)
                                 && described.partition.files.iter().all(|file| file.is_file()),
                         };
-                        let (out, digest) = give(body.as_mut(), partition, &files)?;
+                        let (out, digest) = give(body.as_mut(), partition, job.id_column, &files)?;
                         self.shared.note_source(self.node, ordinal, digest);
                         out
                     }

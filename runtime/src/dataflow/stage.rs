@@ -102,7 +102,7 @@ impl NodeOperator {
                 "a partition came to a worker that it does not fall to: a fault of the runtime",
             ));
         };
-        let mut out = Out::new(partition.clone());
+        let mut out = Out::new(partition.clone()).named_by(self.shared.job.id_column);
         let result = catch_panic(|| call(work, &mut out))?;
         let shared = Arc::clone(&self.shared);
         let node = &shared.job.nodes[self.node];

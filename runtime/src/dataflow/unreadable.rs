@@ -35,6 +35,7 @@ pub(super) trait SourceFiles {
 pub(super) fn give(
     body: &mut dyn Source,
     partition: &Partition,
+    id_column: &'static str,
     files: &impl SourceFiles,
 ) -> Result<(Out, Digest), StageError> {
     let mut afresh = false;
@@ -43,7 +44,7 @@ pub(super) fn give(
             true => None,
             false => Some(files.digest(afresh)?),
         };
-        let mut out = Out::new(partition.clone());
+        let mut out = Out::new(partition.clone()).named_by(id_column);
         if let Some(FilesDigest {
             unreadable: Some(why),
             digest,
@@ -151,7 +152,7 @@ mod tests {
             own: read_by_source.then(|| Digest::of(b"good")),
             leaving: false,
         };
-        let given = give(&mut Flaky(failures), &Partition::new("p"), &files);
+        let given = give(&mut Flaky(failures), &Partition::new("p"), "id", &files);
         (given, asked.get())
     }
 
@@ -181,7 +182,7 @@ mod tests {
                 own,
                 leaving: false,
             };
-            let (out, digest) = give(&mut Flaky(0), &Partition::new("p"), &files).unwrap();
+            let (out, digest) = give(&mut Flaky(0), &Partition::new("p"), "id", &files).unwrap();
             assert_eq!((out.read.len(), digest, afresh.get()), (1, Digest::of(b"good"), 1));
         }
     }
@@ -229,7 +230,7 @@ mod tests {
             own: None,
             leaving: false,
         };
-        let given = give(&mut Flaky(0), &Partition::new("p"), &files);
+        let given = give(&mut Flaky(0), &Partition::new("p"), "id", &files);
         assert!(
             given
                 .err()
@@ -241,7 +242,7 @@ mod tests {
         // Nobody waits for files when the run is being given up.
         asked.set(0);
         files.leaving = true;
-        assert!(give(&mut Flaky(0), &Partition::new("p"), &files).is_err());
+        assert!(give(&mut Flaky(0), &Partition::new("p"), "id", &files).is_err());
         assert_eq!(asked.get(), 2);
     }
 }

@@ -254,7 +254,11 @@ fn reduced(
             kept.saturating_sub(1)
         })
         .collect();
-    let Checked { mut pipeline, stages } = checked;
+    let Checked {
+        mut pipeline,
+        stages,
+        id_column,
+    } = checked;
     let mut which = needed.iter();
     pipeline.stages.retain(|_| which.next() == Some(&true));
     let stages = stages.into_iter().enumerate().filter(|(index, _)| needed[*index]);
@@ -276,7 +280,12 @@ fn reduced(
         }
     });
     let stages = stages.collect();
-    (Checked { pipeline, stages }, positions)
+    let checked = Checked {
+        pipeline,
+        stages,
+        id_column,
+    };
+    (checked, positions)
 }
 
 /// A stage that gives rows in place of this one.

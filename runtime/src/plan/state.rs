@@ -301,6 +301,7 @@ impl PlanState {
             name: input.name.clone(),
             port: input.declared,
             schema: input.schema.clone(),
+            before: Vec::new(),
         };
         Inputs::new(self.stage(node).inputs.iter().map(input).collect())
     }

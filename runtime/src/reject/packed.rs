@@ -202,12 +202,12 @@ impl Iterator for Sorted {
 const FAULT: &str = "a fault of the runtime";
 
 fn text_bytes(reject: &Reject) -> usize {
-    let segment = reject.segment_id.as_ref().map_or(0, String::len);
-    segment + reject.reason.len() + reject.detail.len() + reject.values.len()
+    let id = reject.id.as_ref().map_or(0, String::len);
+    id + reject.reason.len() + reject.detail.len() + reject.values.len()
 }
 
 const HAS_ROW: u8 = 1;
-const HAS_SEGMENT: u8 = 2;
+const HAS_ID: u8 = 2;
 const IS_FAULT: u8 = 4;
 
 /// One byte that says what is there; the row; each text after its length.
@@ -215,17 +215,14 @@ fn write(out: &mut Vec<u8>, reject: &Reject) {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     out.push(
         flag(reject.row.is_some(), HAS_ROW)
-            | flag(reject.segment_id.is_some(), HAS_SEGMENT)
+            | flag(reject.id.is_some(), HAS_ID)
             | flag(reject.class == RejectClass::Fault, IS_FAULT),
     );
     if let Some(row) = reject.row {
         out.extend_from_slice(&row.to_le_bytes());
     }
-    let segment = reject.segment_id.as_ref();
-    for text in segment
-        .into_iter()
-        .chain([&reject.reason, &reject.detail, &reject.values])
-    {
+    let id = reject.id.as_ref();
+    for text in id.into_iter().chain([&reject.reason, &reject.detail, &reject.values]) {
         out.extend_from_slice(&(text.len() as u64).to_le_bytes());
         out.extend_from_slice(text.as_bytes());
     }
@@ -251,13 +248,13 @@ fn read_one(bytes: &[u8], at: &mut usize) -> Option<Reject> {
         let text = take(usize::try_from(length).ok()?)?;
         String::from_utf8(text.to_vec()).ok()
     };
-    let segment_id = match flags & HAS_SEGMENT {
+    let id = match flags & HAS_ID {
         0 => None,
         _ => Some(text()?),
     };
     Some(Reject {
         row,
-        segment_id,
+        id,
         reason: text()?,
         class: if flags & IS_FAULT == 0 {
             RejectClass::Rule
@@ -277,16 +274,16 @@ mod tests {
 
     fn reject() -> impl Strategy<Value = Reject> {
         let texts = (prop::option::of("[a-c]{0,2}"), "[a-b]", ".{0,3}", ".{0,40}");
-        (prop::option::of(0u32..50), texts, any::<bool>()).prop_map(
-            |(row, (segment_id, reason, detail, values), fault)| Reject {
+        (prop::option::of(0u32..50), texts, any::<bool>()).prop_map(|(row, (id, reason, detail, values), fault)| {
+            Reject {
                 row,
-                segment_id,
+                id,
                 reason,
                 class: if fault { RejectClass::Fault } else { RejectClass::Rule },
                 detail,
                 values,
-            },
-        )
+            }
+        })
     }
 
     fn many(rejects: &[Reject], times: usize) -> Vec<Reject> {
@@ -328,14 +325,11 @@ mod tests {
             // Neighbours are swapped.
             packed.push(Reject {
                 row: Some(row ^ 1),
-                segment_id: Some(format!("segment-{row:08}")),
+                id: Some(format!("name-{row:08}")),
                 reason: "too_short".into(),
                 class: RejectClass::Rule,
                 detail: String::new(),
-                values: format!(
-                    r#"{{"duration_s":0.{row},"language":"hi","text":"{}"}}"#,
-                    "अ".repeat(100)
-                ),
+                values: format!(r#"{{"weight_kg":0.{row},"colour":"red","text":"{}"}}"#, "अ".repeat(100)),
             });
         }
         assert!(packed.bytes() < 100 * rows as usize, "{} bytes", packed.bytes());
@@ -356,7 +350,7 @@ mod tests {
         let mut packed = PackedRejects::default();
         let large = Reject {
             row: None,
-            segment_id: None,
+            id: None,
             reason: "r".into(),
             class: RejectClass::Fault,
             detail: "x".repeat(3 * PACK_BYTES),
@@ -373,7 +367,7 @@ mod tests {
         let mut bytes = Vec::new();
         let reject = Reject {
             row: Some(7),
-            segment_id: Some("s".into()),
+            id: Some("s".into()),
             reason: "r".into(),
             class: RejectClass::Fault,
             detail: "d".into(),

@@ -29,7 +29,7 @@ pub(super) fn region_job(
     let left = (partitions.len() as u64).saturating_sub(start).max(1);
     let workers = state.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
     let share = available_memory().map(|bytes| bytes / 8);
-    // What feeds a log are training steps with their audio, much larger than the rows of a shard.
+    // What feeds a log are steps with all that they compute on, much larger than the rows of other partitions.
     let (in_flight, bytes) = match nodes.iter().any(|node| node.is_log) {
         true => ((2 * workers).max(4), share),
         false => {
@@ -46,6 +46,7 @@ pub(super) fn region_job(
         nodes,
         workers,
         threads: (state.threads() / workers).max(1),
+        id_column: state.checked.id_column,
         in_flight: Arc::new(InFlight::new(
             state.options.in_flight.unwrap_or(in_flight).max(1) as u64,
             state.options.in_flight_bytes.or(bytes),

@@ -47,7 +47,8 @@ pub(super) fn writer(state: &PlanState, node: usize) -> Result<ArtifactWriter, R
         "part": format!("{:?}", described.part).to_lowercase(),
         "settings": stage.settings.identity(),
     });
-    Ok(state.store.writer(&described.recipe, &identity)?)
+    let writer = state.store.writer(&described.recipe, &identity)?;
+    Ok(writer.with_id_column(state.checked.id_column))
 }
 
 pub(super) fn failed(failure: Failure) -> RunError {

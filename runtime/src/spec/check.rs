@@ -13,7 +13,7 @@ use super::substitute;
 use super::yaml::{Part, Steps};
 use crate::error::StageError;
 use crate::inputs::{self, InputPort, Inputs, Offered, Reads, Unfit};
-use crate::kind::{Role, Shape};
+use crate::kind::{Conservation, Role, Shape};
 use crate::registry::{AnyKind, AnySettings, Registry};
 use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
@@ -24,6 +24,8 @@ pub struct Checked {
     pub pipeline: Pipeline,
     /// Producers before consumers; the same order as `pipeline.stages`.
     pub stages: Vec<CheckedStage>,
+    /// See [`Registry::id_column`].
+    pub id_column: &'static str,
 }
 
 /// One stage of a checked pipeline.
@@ -132,7 +134,11 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
             .map(|help| pipeline.secrets.hide(help).into_owned());
     }
     Diagnostics::unless_empty(found, ())?;
-    Ok(Checked { pipeline, stages })
+    Ok(Checked {
+        pipeline,
+        stages,
+        id_column: registry.id_column(),
+    })
 }
 
 /// What a stage comes to.
@@ -218,9 +224,14 @@ fn check_stage(stage: &Stage, known: &Known, done: &[Outcome], index: usize, fou
             None
         }
     };
-    let (Some(settings), Some(bound)) = (settings, bound) else {
+    let (Some(settings), Some(mut bound)) = (settings, bound) else {
         return Outcome::Wrong;
     };
+    for (place, input) in &mut bound {
+        if let Some(Some(produced)) = produced.get(*place) {
+            input.before = schemas_before(produced.stage, done);
+        }
+    }
     let seen = Inputs::new(bound.iter().map(|(_, input)| input.clone()).collect());
     let shape = match settings.shape(&seen) {
         Ok(shape) => shape,
@@ -426,6 +437,27 @@ fn other_port(
     let written = group.and_then(|group| edge.stage.strip_prefix(&group));
     let written = written.unwrap_or(&edge.stage);
     Some(format!("did you mean its port `{written}.{}`?", port.name))
+}
+
+/// The columns that the rows of a stage had before, the nearest first, as far as stages keep their rows.
+fn schemas_before(stage: usize, done: &[Outcome]) -> Vec<SchemaRef> {
+    let checked = |index: usize| {
+        done.iter().find_map(|outcome| match outcome {
+            Outcome::Checked(at, stage) if *at == index => Some(stage),
+            _ => None,
+        })
+    };
+    let mut before = Vec::new();
+    let mut at = checked(stage);
+    while let Some(stage) = at {
+        let keeps_rows =
+            matches!(stage.shape.role, Role::Local | Role::Global) && stage.shape.conservation == Conservation::Rows;
+        let rows = stage.inputs.iter().find(|input| input.reads == Reads::Streamed);
+        let Some(rows) = rows.filter(|_| keeps_rows) else { break };
+        before.push(SchemaRef::clone(&rows.schema));
+        at = checked(rows.stage);
+    }
+    before
 }
 
 fn in_stage(stage: &Stage, message: &str) -> String {

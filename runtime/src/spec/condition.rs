@@ -330,7 +330,7 @@ mod tests {
                 "train.steps" => Ok(Value::from(600)),
                 "share" => Ok(Value::from(0.5)),
                 "limit" => Ok(Value::Null),
-                "formats" => Ok(Value::Sequence(vec![Value::from("flac")])),
+                "formats" => Ok(Value::Sequence(vec![Value::from("zip")])),
                 "broken" => Err(None),
                 _ => Err(Some("no such thing".into())),
             }

@@ -2,7 +2,7 @@
 //! values that come out.
 //!
 //! `params` holds values (`min_quality: 0.5`), long forms (`shards: {default: data, help: ...}`,
-//! `audio: {required: true}`) and groups of these (`train: {max_steps: 100}`), whose members are named with
+//! `folder: {required: true}`) and groups of these (`train: {max_steps: 100}`), whose members are named with
 //! dots: `train.max_steps`.
 
 mod fit;

@@ -134,7 +134,7 @@ fn too_deep() -> String {
     format!("lists and maps lie more than {} deep within each other", depth::DEEPEST)
 }
 
-/// Reads a file of a form of its own, such as a table of languages. The message of an error says where in the text the
+/// Reads a file of a form of its own, such as a table of names. The message of an error says where in the text the
 /// mistake is.
 ///
 /// # Errors

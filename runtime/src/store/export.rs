@@ -233,7 +233,7 @@ impl ExportSet {
     }
 
     /// Where to write the file `name` of the set: a path under a temporary name, which nobody but the caller
-    /// writes to. `name` may have folders (`hi/hi_0001/a.flac`); they are made.
+    /// writes to. `name` may have folders (`a/b/c.txt`); they are made.
     ///
     /// # Errors
     /// If `name` leads out of the folder, is taken by the set itself (`flow.json`), or was given before.

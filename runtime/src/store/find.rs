@@ -1,4 +1,4 @@
-//! Looking for a segment in what is committed.
+//! Looking for rows in what is committed.
 
 use std::sync::Arc;
 
@@ -22,18 +22,6 @@ pub struct FoundRow {
     /// The other columns as a JSON object, in the order of the file.
     pub values: String,
 }
-
-/// By what a row is found: its columns of these names, where it has them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RowNames<'r> {
-    pub segment_id: Option<&'r str>,
-    pub audio_path: Option<&'r str>,
-    pub tar_path: Option<&'r str>,
-    pub tar_member_name: Option<&'r str>,
-}
-
-/// The columns of [`RowNames`].
-const NAME_COLUMNS: [&str; 4] = ["segment_id", "audio_path", "tar_path", "tar_member_name"];
 
 /// The columns of a row that are not null, each with its value as JSON.
 pub type RowValues = Vec<(String, String)>;
@@ -100,8 +88,8 @@ impl Store {
         Ok(first)
     }
 
-    /// The rows that a record holds on a port, of those whose names are wanted; none where the port has no column
-    /// `segment_id`. `is_wanted` may be asked twice of a row.
+    /// The rows that a record holds on a port, of those that are wanted by their texts in `columns`; none where the port has
+    /// not the first of these columns. `is_wanted` is given a text or none for each of them, and may be asked twice of a row.
     ///
     /// # Errors
     /// If the data file cannot be read or is not what its record says.
@@ -110,7 +98,8 @@ impl Store {
         recipe: &Digest,
         record: &Record,
         port: &str,
-        is_wanted: &mut dyn FnMut(&RowNames<'_>) -> bool,
+        columns: &[&str],
+        is_wanted: &mut dyn FnMut(&[Option<&str>]) -> bool,
     ) -> Result<Vec<FoundRow>, StageError> {
         let Some(stored) = record.ports.get(port) else {
             return Ok(Vec::new());
@@ -119,15 +108,16 @@ impl Store {
             return Ok(Vec::new());
         };
         let schema = parquet_file::schema_of(&path)?;
-        if schema.field_with_name("segment_id").is_err() {
-            return Ok(Vec::new());
-        }
+        let id_column = match columns.first() {
+            Some(first) if schema.field_with_name(first).is_ok() => *first,
+            _ => return Ok(Vec::new()),
+        };
         // Most files hold none of them, and their other columns, which may be large, are not read.
         let has = |name: &&str| schema.field_with_name(name).is_ok();
-        let names: Vec<&str> = NAME_COLUMNS.into_iter().filter(has).collect();
+        let there: Vec<&str> = columns.iter().copied().filter(has).collect();
         let mut is_there = false;
-        for batch in parquet_file::open(&path, stored.bytes, &schema, Some(&names), selection.as_deref())? {
-            if matching(&batch?, is_wanted)?.true_count() > 0 {
+        for batch in parquet_file::open(&path, stored.bytes, &schema, Some(&there), selection.as_deref())? {
+            if matching(&batch?, columns, is_wanted)?.true_count() > 0 {
                 is_there = true;
                 break;
             }
@@ -138,13 +128,13 @@ impl Store {
         let mut found = Vec::new();
         for batch in parquet_file::open(&path, stored.bytes, &schema, None, selection.as_deref())? {
             let batch = batch?;
-            let matching = matching(&batch, is_wanted)?;
+            let matching = matching(&batch, columns, is_wanted)?;
             if matching.true_count() == 0 {
                 continue;
             }
             let rows = filter_record_batch(&batch, &matching)?;
             let all: Vec<usize> = (0..rows.num_rows()).collect();
-            row_json::rejects(&rows, &all, "", RejectClass::Rule, "", |row| {
+            row_json::rejects(&rows, id_column, &all, "", RejectClass::Rule, "", |row| {
                 found.push(FoundRow {
                     row: row.row,
                     values: row.values,
@@ -155,7 +145,11 @@ impl Store {
     }
 }
 
-fn matching(batch: &RecordBatch, is_wanted: &mut dyn FnMut(&RowNames<'_>) -> bool) -> Result<BooleanArray, StageError> {
+fn matching(
+    batch: &RecordBatch,
+    columns: &[&str],
+    is_wanted: &mut dyn FnMut(&[Option<&str>]) -> bool,
+) -> Result<BooleanArray, StageError> {
     let texts = |name: &str| -> Result<Option<StringArray>, StageError> {
         match batch.column_by_name(name) {
             Some(column) if can_cast_types(column.data_type(), &DataType::Utf8) => {
@@ -165,20 +159,16 @@ fn matching(batch: &RecordBatch, is_wanted: &mut dyn FnMut(&RowNames<'_>) -> boo
             _ => Ok(None),
         }
     };
-    let (ids, recordings) = (texts("segment_id")?, texts("audio_path")?);
-    let (tars, members) = (texts("tar_path")?, texts("tar_member_name")?);
+    let columns: Vec<Option<StringArray>> = columns.iter().map(|name| texts(name)).collect::<Result<_, _>>()?;
+    let mut of_row = Vec::with_capacity(columns.len());
     Ok((0..batch.num_rows())
         .map(|row| {
-            Some(is_wanted(&RowNames {
-                segment_id: value(ids.as_ref(), row),
-                audio_path: value(recordings.as_ref(), row),
-                tar_path: value(tars.as_ref(), row),
-                tar_member_name: value(members.as_ref(), row),
-            }))
+            of_row.clear();
+            for texts in &columns {
+                let texts = texts.as_ref().filter(|texts| texts.is_valid(row));
+                of_row.push(texts.map(|texts| texts.value(row)));
+            }
+            Some(is_wanted(&of_row))
         })
         .collect())
-}
-
-fn value(texts: Option<&StringArray>, row: usize) -> Option<&str> {
-    texts.filter(|texts| texts.is_valid(row)).map(|texts| texts.value(row))
 }

@@ -51,7 +51,7 @@ pub(crate) use data_file_writer::DataFileWriter;
 pub use digested_file::DigestedFile;
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStatus, FileInSet, Shrunk, file_in_set};
-pub use find::{FoundRow, RowNames, RowValues};
+pub use find::{FoundRow, RowValues};
 pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub use garbage::GarbageSummary;
 pub use lock::Lock;
@@ -74,6 +74,7 @@ use arrow::datatypes::SchemaRef;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::reject::ID_COLUMN;
 use artifact::{ArtifactPart, Data};
 use atomic::Files;
 use parquet_file::WrittenFile;
@@ -283,7 +284,10 @@ impl Store {
         }
         let mut writers = self.inner.writers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shared) = writers.get(recipe).and_then(Weak::upgrade) {
-            return Ok(ArtifactWriter { shared });
+            return Ok(ArtifactWriter {
+                shared,
+                id_column: ID_COLUMN,
+            });
         }
         // Refuses another recipe with the same first 16 digits.
         self.identity(recipe)?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
@@ -12,19 +12,19 @@ use crate::digest::Digest;
 use crate::error::StageError;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
-use crate::reject::{ReasonCount, Reject, RejectClass};
+use crate::reject::{ID_COLUMN, ReasonCount, Reject, RejectClass};
 
-/// Columns of a file of rejects.
-pub(crate) static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
+/// Columns of a file of rejects whose rows are named by `id_column`.
+pub(crate) fn schema(id_column: &str) -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new("row", DataType::UInt32, true),
-        Field::new("segment_id", DataType::Utf8, true),
+        Field::new(id_column, DataType::Utf8, true),
         Field::new("reason", DataType::Utf8, false),
         Field::new("class", DataType::Utf8, false),
         Field::new("detail", DataType::Utf8, false),
         Field::new("values", DataType::Utf8, false),
     ]))
-});
+}
 
 /// How many rejects there are for each reason.
 pub(crate) fn count(rejects: &[Reject]) -> Vec<ReasonCount> {
@@ -42,14 +42,17 @@ pub(crate) fn count(rejects: &[Reject]) -> Vec<ReasonCount> {
         .collect()
 }
 
-/// Rejects in their order, as batches with the columns of [`SCHEMA`].
-pub(crate) fn in_order(rejects: PackedRejects) -> impl Iterator<Item = Result<RecordBatch, StageError>> {
+/// Rejects in their order, as batches with the columns of a [`schema`].
+pub(crate) fn in_order(
+    rejects: PackedRejects,
+    schema: &SchemaRef,
+) -> impl Iterator<Item = Result<RecordBatch, StageError>> {
     let mut rejects = rejects.sorted();
     std::iter::from_fn(move || {
         let some: Result<Vec<Reject>, StageError> = rejects.by_ref().take(BATCH).collect();
         match some {
             Ok(some) if some.is_empty() => None,
-            some => Some(some.and_then(|some| Ok(to_batch(&some)?))),
+            some => Some(some.and_then(|some| Ok(to_batch(&some, schema)?))),
         }
     })
 }
@@ -57,15 +60,15 @@ pub(crate) fn in_order(rejects: PackedRejects) -> impl Iterator<Item = Result<Re
 /// Rejects of a batch, few enough for any text to fit.
 const BATCH: usize = 4_096;
 
-fn to_batch(rejects: &[Reject]) -> Result<RecordBatch, arrow::error::ArrowError> {
+fn to_batch(rejects: &[Reject], schema: &SchemaRef) -> Result<RecordBatch, arrow::error::ArrowError> {
     let text =
         |of: fn(&Reject) -> &str| -> ArrayRef { Arc::new(StringArray::from_iter_values(rejects.iter().map(of))) };
-    let segments: StringArray = rejects.iter().map(|r| r.segment_id.as_deref()).collect();
+    let ids: StringArray = rejects.iter().map(|r| r.id.as_deref()).collect();
     RecordBatch::try_new(
-        SCHEMA.clone(),
+        Arc::clone(schema),
         vec![
             Arc::new(rejects.iter().map(|r| r.row).collect::<UInt32Array>()),
-            Arc::new(segments),
+            Arc::new(ids),
             text(|r| &r.reason),
             text(|r| r.class.as_str()),
             text(|r| &r.detail),
@@ -74,19 +77,19 @@ fn to_batch(rejects: &[Reject]) -> Result<RecordBatch, arrow::error::ArrowError>
     )
 }
 
-/// Checks the column `class` of a batch with the columns of [`SCHEMA`].
+/// Checks the column `class` of a batch with the columns of a [`schema`].
 fn known_classes(batch: &RecordBatch) -> Result<(), StageError> {
     let known = |class: &str| class == RejectClass::Rule.as_str() || class == RejectClass::Fault.as_str();
-    let classes = batch.column(3).as_string::<i32>(); // Read under SCHEMA.
+    let classes = batch.column(3).as_string::<i32>(); // Read under a schema of rejects.
     match classes.iter().flatten().find(|class| !known(class)) {
         Some(other) => Err(StageError::failed(format!("`{other}` is no class of a reject"))),
         None => Ok(()),
     }
 }
 
-/// The rejects in a batch with the columns of [`SCHEMA`].
+/// The rejects in a batch with the columns of a [`schema`].
 fn from_batch(batch: &RecordBatch) -> Result<Vec<Reject>, StageError> {
-    let [rows, segments, reasons, classes, details, values] = batch.columns() else {
+    let [rows, ids, reasons, classes, details, values] = batch.columns() else {
         return Err(StageError::failed("a file of rejects has other columns"));
     };
     let rows = rows.as_primitive::<UInt32Type>();
@@ -100,7 +103,7 @@ fn from_batch(batch: &RecordBatch) -> Result<Vec<Reject>, StageError> {
             };
             Ok(Reject {
                 row: rows.is_valid(at).then(|| rows.value(at)),
-                segment_id: segments.is_valid(at).then(|| text(segments, at)),
+                id: ids.is_valid(at).then(|| text(ids, at)),
                 reason: text(reasons, at),
                 class,
                 detail: text(details, at),
@@ -190,7 +193,7 @@ impl RejectSet {
     }
 
     /// All rejects as they are stored, in the order of [`RejectSet::iter`], with their stage and partition: columns
-    /// `row` (null where a whole partition was refused), `segment_id`, `reason`, `class`, `detail`, `values`.
+    /// `row` (null where a whole partition was refused), the one that names the row, `reason`, `class`, `detail`, `values`.
     pub fn batches(&self) -> impl Iterator<Item = Result<(Arc<str>, Partition, RecordBatch), StageError>> + '_ {
         self.stages.iter().flat_map(|stage| {
             stage.parts.iter().flat_map(move |part| {
@@ -324,11 +327,16 @@ impl RejectPart {
     fn batches(&self) -> Result<Box<dyn Iterator<Item = Result<RecordBatch, StageError>>>, StageError> {
         match &self.data {
             RejectData::Memory(rejects) => {
-                let batches: Vec<_> = rejects.chunks(BATCH).map(|some| Ok(to_batch(some)?)).collect();
+                let schema = schema(ID_COLUMN);
+                let batches: Vec<_> = rejects.chunks(BATCH).map(|some| Ok(to_batch(some, &schema)?)).collect();
                 Ok(Box::new(batches.into_iter()))
             }
             RejectData::File { path, bytes } => {
-                let batches = parquet_file::open(path, *bytes, &SCHEMA, None, None)?;
+                // The file itself says which column names its rows.
+                // What is wrong with a file, `open` finds out.
+                let stored = parquet_file::schema_of(path).unwrap_or_else(|_| schema(ID_COLUMN));
+                let id_column = stored.fields().get(1).map_or(ID_COLUMN, |field| field.name());
+                let batches = parquet_file::open(path, *bytes, &schema(id_column), None, None)?;
                 Ok(Box::new(batches.map(|batch| {
                     let batch = batch?;
                     known_classes(&batch).map(|()| batch)

@@ -59,10 +59,10 @@ fn rows(seed: u64, count: usize) -> RecordBatch {
 }
 
 fn reject(row: Option<u32>, reason: &str, class: RejectClass) -> Reject {
-    let segment_id = row.map(|row| format!("segment {row}"));
+    let id = row.map(|row| format!("name {row}"));
     Reject {
         row,
-        segment_id,
+        id,
         reason: reason.into(),
         class,
         detail: "why".into(),

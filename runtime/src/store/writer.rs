@@ -21,6 +21,7 @@ use super::{parquet_file, rejects};
 use crate::digest::Digest;
 use crate::failpoints;
 use crate::partition::Partition;
+use crate::reject::ID_COLUMN;
 use crate::reject::packed::PackedRejects;
 
 /// So many groups may stay beside an index, if they hold at most this part of all records.
@@ -55,6 +56,7 @@ impl PortRows {
 #[derive(Clone)]
 pub struct ArtifactWriter {
     pub(super) shared: Arc<SharedWriter>,
+    pub(super) id_column: &'static str,
 }
 
 pub(super) struct SharedWriter {
@@ -139,7 +141,14 @@ impl ArtifactWriter {
                 folder,
                 state: Mutex::new(state),
             }),
+            id_column: ID_COLUMN,
         })
+    }
+
+    /// The column of rejects that names their rows; `id` if nothing is said.
+    pub fn with_id_column(mut self, id_column: &'static str) -> Self {
+        self.id_column = id_column;
+        self
     }
 
     pub fn recipe(&self) -> &Digest {
@@ -231,8 +240,9 @@ impl ArtifactWriter {
                 partition: partition.to_string(),
                 detail: error.to_string(),
             };
-            let mut file = DataFileWriter::create(files, &data, &rejects::SCHEMA)?;
-            for batch in rejects::in_order(rejects) {
+            let schema = rejects::schema(self.id_column);
+            let mut file = DataFileWriter::create(files, &data, &schema)?;
+            for batch in rejects::in_order(rejects, &schema) {
                 file.push(batch.map_err(|error| misfit(&error))?)?;
             }
             let written = written(REJECTS, file.finish()?);

@@ -21,12 +21,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use arrow::array::AsArray;
 use flow_runtime::event::{Event, Events, StageOutcome};
 use flow_runtime::plan::{Action, Options, Plan};
 use flow_runtime::registry::Registry;
 use flow_runtime::run::{RunError, RunSummary, plan, plan_despite_refusal, run};
 use flow_runtime::spec::{Checked, Overrides, check, load};
 use flow_runtime::store::{Access, Store};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 /// A folder with shards, a pipeline and a state directory.
 struct Place {
@@ -78,6 +80,10 @@ impl Place {
     }
 
     fn checked(&self, set: &[&str]) -> Arc<Checked> {
+        self.checked_with(&Registry::new(toys::kinds()).unwrap(), set)
+    }
+
+    fn checked_with(&self, registry: &Registry, set: &[&str]) -> Arc<Checked> {
         let mut given: Vec<String> = set.iter().map(|one| one.to_string()).collect();
         for name in ["shards", "out", "noted"] {
             if fs::read_to_string(self.path("pipeline.yaml"))
@@ -96,9 +102,8 @@ impl Place {
             set: given,
             ..Overrides::default()
         };
-        let registry = Registry::new(toys::kinds()).unwrap();
-        let pipeline = load(&self.path("pipeline.yaml"), &overrides, &registry);
-        let checked = check(pipeline.unwrap_or_else(|found| panic!("{found:?}")), &registry);
+        let pipeline = load(&self.path("pipeline.yaml"), &overrides, registry);
+        let checked = check(pipeline.unwrap_or_else(|found| panic!("{found:?}")), registry);
         Arc::new(checked.unwrap_or_else(|found| panic!("{found:?}")))
     }
 
@@ -207,6 +212,37 @@ fn in_flight_is_bounded() {
         }
         assert!(most <= in_flight, "{most} in flight, {in_flight} allowed");
     }
+}
+
+/// Whichever stage refuses a row, a source, a local or a global one: the reject has the column that the binary names.
+#[test]
+fn rejects_are_named_by_the_column_that_the_binary_says() {
+    let place = Place::new();
+    place.shard("wrong", "7\nx\n9");
+    let registry = Registry::new(toys::kinds()).unwrap().with_id_column("value");
+    run(&place.checked_with(&registry, &[]), &place.options, &Events::default()).unwrap();
+    let mut reasons = BTreeMap::new();
+    for name in place.bytes().keys().filter(|name| name.contains(".rejects.")) {
+        let file = fs::File::open(place.path("state").join(name)).unwrap();
+        for batch in ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap() {
+            let batch = batch.unwrap();
+            let names: Vec<String> = batch
+                .schema()
+                .fields()
+                .iter()
+                .map(|field| field.name().clone())
+                .collect();
+            assert_eq!(names, ["row", "value", "reason", "class", "detail", "values"]);
+            let text = |name: &str| batch[name].as_string::<i32>().clone();
+            for row in 0..batch.num_rows() {
+                assert!(text("value").value(row).parse::<i64>().is_ok(), "{batch:?}");
+                assert_eq!(text("values").value(row), "{}");
+                *reasons.entry(text("reason").value(row).to_owned()).or_insert(0) += 1;
+            }
+        }
+    }
+    let reasons: Vec<&str> = reasons.keys().map(String::as_str).collect();
+    assert_eq!(reasons, ["duplicate", "not_a_number", "too_small"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// `evens` and `odds` (as the recordings of training and of validation) do the same work on two outputs of one stage.
+/// `evens` and `odds` do the same work on two outputs of one stage.
 const SPLIT: &str = r#"
 flow: 1
 params:

@@ -108,7 +108,7 @@ impl Place {
         if let Some(reason) = reject {
             let reject = Reject {
                 row: Some(7),
-                segment_id: None,
+                id: None,
                 reason: reason.into(),
                 class: RejectClass::Fault,
                 detail: String::new(),

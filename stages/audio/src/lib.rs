@@ -9,6 +9,7 @@ pub mod extract;
 pub mod flac;
 pub mod flac_encode;
 pub mod format;
+pub mod language_tag;
 pub mod listing;
 pub mod member_name;
 mod opus;

@@ -43,7 +43,7 @@ pub struct Synthesize;
 
 impl Kind for Synthesize {
     const NAME: &'static str = "audio.synthesize";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new("files", "the tars that were written"),
@@ -184,7 +184,7 @@ impl Source for Synthesizer {
         for refused in refused {
             out.reject(Reject {
                 row: Some(refused.number),
-                segment_id: Some(refused.segment_id),
+                id: Some(refused.segment_id),
                 reason: refused.why.reason.into(),
                 class: if refused.by_rule {
                     RejectClass::Rule

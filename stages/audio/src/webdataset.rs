@@ -206,7 +206,7 @@ impl Source for Reader {
                 Ok(found) => rows.push((row, sample.key, found)),
                 Err((reason, detail)) => out.reject(Reject {
                     row: Some(row),
-                    segment_id: Some(sample.key.to_owned()),
+                    id: Some(sample.key.to_owned()),
                     reason: reason.to_owned(),
                     class: RejectClass::Fault,
                     detail,

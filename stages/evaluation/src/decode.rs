@@ -395,7 +395,7 @@ impl Source for DecodeBody {
             if let Outcome::Unreadable { why } = outcome {
                 out.reject(Reject {
                     row: u32::try_from(row).ok(),
-                    segment_id: Some(utterance.segment_id.clone()),
+                    id: Some(utterance.segment_id.clone()),
                     reason: "audio_unreadable".into(),
                     class: RejectClass::Fault,
                     detail: why.clone(),

@@ -318,7 +318,7 @@ fn the_screen_has_the_short_tables() {
 fn a_report_on_nothing_is_an_error_that_says_where_the_rows_went() {
     let refused = |number: u32, reason: &str| flow_runtime::Reject {
         row: Some(number),
-        segment_id: None,
+        id: None,
         reason: reason.into(),
         class: flow_runtime::RejectClass::Rule,
         detail: String::new(),

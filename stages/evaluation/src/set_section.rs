@@ -1,5 +1,6 @@
 //! The part of the report page about one set of utterances that was transcribed.
 
+use flow_audio::language_tag::split_tag;
 use maud::{Markup, html};
 
 use crate::alignment::{Edit, align};
@@ -7,7 +8,7 @@ use crate::chart::count;
 use crate::figures::{Confusion, SetFigures, confusion};
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::percent;
-use crate::wer::{Score, split_tag, words};
+use crate::wer::{Score, words};
 
 /// Sources that have a line in the page, those with the most words; `scores.json` has them all.
 const SOURCES: usize = 40;

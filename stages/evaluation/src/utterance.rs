@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use flow_audio::language_tag::split_tag;
 use flow_speakers::turns::{Turn, joined, sort};
 
 use crate::normalize::Normalizer;
-use crate::wer::{split_tag, words};
+use crate::wer::words;
 
 /// What a speaker says from one time to another.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,5 +1,6 @@
 //! The validation sample, on which a model is evaluated while it trains.
 
+use flow_audio::language_tag::split_tag;
 use flow_model::loss::reduced;
 use flow_model::model::TdtModel;
 use flow_runtime::{Artifact, RejectSet, StageError};
@@ -8,7 +9,7 @@ use crate::audio_rows::AudioRows;
 use crate::decode::BATCH_SECONDS;
 use crate::error::{EvaluationError, nothing_to_score};
 use crate::transcribe::{UtteranceLoss, scores, transcribe_with_losses};
-use crate::wer::{Scores, split_tag, words};
+use crate::wer::{Scores, words};
 
 /// What an evaluation of the validation sample found.
 #[derive(Clone, Debug, Default, PartialEq)]

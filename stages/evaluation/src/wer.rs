@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use flow_audio::language_tag::split_tag;
+
 use crate::normalize::{Normalization, Normalizer};
 
 /// What it takes to turn a hypothesis into its reference.
@@ -123,19 +125,6 @@ pub fn edits<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> EditCounts {
         substitutions: u64::from(last.errors - last.insertions - last.deletions),
         insertions: u64::from(last.insertions),
         deletions: u64::from(last.deletions),
-    }
-}
-
-/// Splits a leading language tag off: `<|hi|> one two` gives (`hi`, `one two`). A text without one comes
-/// back as it is, with no tag.
-pub fn split_tag(text: &str) -> (Option<&str>, &str) {
-    let trimmed = text.trim_start_matches(is_white_space);
-    let parts = trimmed.strip_prefix("<|").and_then(|rest| rest.split_once("|>"));
-    match parts {
-        Some((tag, rest)) if !tag.contains(['<', '>', '|']) && !tag.contains(is_white_space) => {
-            (Some(tag), rest.trim_start_matches(is_white_space))
-        }
-        _ => (None, text),
     }
 }
 
@@ -315,8 +304,6 @@ mod tests {
         assert_eq!(scores.tag_confusion.get(&("hi".into(), "ur".into())), Some(&1));
         assert_eq!(scores.tag_confusion.get(&("hi".into(), String::new())), Some(&1));
         assert_eq!(scores.tag_confusion.get(&("hi".into(), "hi".into())), Some(&1));
-        assert_eq!(split_tag("<|a b|> c"), (None, "<|a b|> c"));
-        assert_eq!(split_tag("<|hi"), (None, "<|hi"));
     }
 
     /// The normalised figures stand beside the plain ones and do not change them.

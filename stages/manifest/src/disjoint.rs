@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use arrow::array::{Array, AsArray, Float64Array, Int64Array, LargeStringArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
+use flow_audio::language_tag::untagged;
 use flow_runtime::event::Event;
 use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
@@ -16,7 +17,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::keys::{ByKey, Key};
-use crate::read::untagged;
 use crate::text::norm_text;
 
 /// Rows that are named in the error.
@@ -62,7 +62,7 @@ pub struct Disjoint;
 
 impl Kind for Disjoint {
     const NAME: &'static str = "manifest.disjoint";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("val", "rows of validation").columns(&[
             (ROW, ColumnType::UInt32),

@@ -105,7 +105,8 @@ impl Stages {
         let stage = self.pipeline.stages.iter().find(|stage| stage.name == name).unwrap();
         assert_eq!(stage.uses, K::NAME);
         let mut harness =
-            Harness::<K>::new(yaml::typed(&stage.with).unwrap_or_else(|e| panic!("{name}: {}", e.message)));
+            Harness::<K>::new(yaml::typed(&stage.with).unwrap_or_else(|e| panic!("{name}: {}", e.message)))
+                .id_column("segment_id");
         for edge in &stage.from {
             // The pipeline is not checked, and nothing ran of stages that are switched off.
             let made = edge.choices().find_map(|choice| {
@@ -370,7 +371,7 @@ fn every_row_has_the_fate_that_the_reference_decided() {
             match reject.row {
                 Some(_) => {
                     *ours
-                        .entry((shard, reject.segment_id.clone(), reject.reason.clone()))
+                        .entry((shard, reject.id.clone(), reject.reason.clone()))
                         .or_default() += 1
                 }
                 None => assert!(refused.insert(shard, reject.reason.clone()).is_none()),
@@ -525,8 +526,8 @@ fn the_same_version_writes_the_same_files() {
     let folder = tempfile::tempdir().unwrap();
     let (parquet, lines) = (folder.path().join("train.parquet"), folder.path().join("train.jsonl"));
     let extracted = crate::write_lines::Extracted::new(Path::new("audio"), Path::new("manifests"));
-    crate::write::write_manifest(&train, "shards", &extracted, &parquet).unwrap();
-    crate::write_lines::write_lines(&train, "shards", &extracted, &lines).unwrap();
+    crate::write::write_manifest(&train, "shards", &extracted, &[], &parquet).unwrap();
+    crate::write_lines::write_lines(&train, "shards", &extracted, &[], &lines).unwrap();
     let digest = |path| Digest::of(&std::fs::read(path).unwrap()).short().to_string();
     assert_eq!(
         (Write::VERSION, digest(&parquet).as_str(), digest(&lines).as_str()),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Schema};
-use flow_runtime::{Input, Partition, StageError};
+use flow_runtime::{Input, Partition, ROW, StageError};
 
 use crate::columns::{self, MANIFEST_COLUMNS};
 use crate::extra::EXTRA;
@@ -41,15 +41,23 @@ pub(crate) fn check(input: &Input) -> Result<(), StageError> {
     Ok(())
 }
 
-/// The columns that are read of rows: those of a manifest first.
-pub(crate) fn columns_of(schema: &Schema) -> Vec<&'static str> {
-    let mut names = MANIFEST_COLUMNS.to_vec();
+/// The columns that are read of rows: those of a manifest first, `further` ones last.
+pub(crate) fn columns_of<'a>(schema: &Schema, further: &'a [String]) -> Vec<&'a str> {
+    let mut names: Vec<&str> = MANIFEST_COLUMNS.to_vec();
     let there = OF_READ.map(|(name, _)| name);
     names.extend(there.into_iter().filter(|name| schema.field_with_name(name).is_ok()));
     if with_extra(schema) {
         names.push(EXTRA);
     }
+    names.extend(further.iter().map(String::as_str));
     names
+}
+
+/// The columns of rows that a manifest has no place for.
+pub(crate) fn others(schema: &Schema) -> Vec<&str> {
+    let written = columns_of(schema, &[]);
+    let names = schema.fields().iter().map(|field| field.name().as_str());
+    names.filter(|name| *name != ROW && !written.contains(name)).collect()
 }
 
 /// Where the recordings of a batch are.

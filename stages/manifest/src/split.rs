@@ -392,7 +392,7 @@ mod tests {
     fn where_no_row_is_left_the_commonest_reject_is_named() {
         let reject = flow_runtime::Reject {
             row: Some(0),
-            segment_id: None,
+            id: None,
             reason: "duration_too_long".into(),
             class: flow_runtime::RejectClass::Rule,
             detail: String::new(),

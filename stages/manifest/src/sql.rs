@@ -139,7 +139,7 @@ pub struct Sql;
 
 impl Kind for Sql {
     const NAME: &'static str = "sql";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[InputPort::streamed(
         "tables",
         "rows that the query reads, each under its name in `from`; the first is also called `input`",

@@ -41,7 +41,7 @@ fn stage(with: &str) -> Harness<Sql> {
 }
 
 fn run(with: &str, batch: RecordBatch) -> Result<Output, StageError> {
-    stage(with).feed("scan", "a/x", batch).run()
+    stage(with).feed("scan", "a/x", batch).id_column("segment_id").run()
 }
 
 fn numbers(output: &Output, partition: &str) -> Vec<u32> {
@@ -265,7 +265,7 @@ rejects:
             (Some(4), "not_a_number", "fault", "row 4")
         ]
     );
-    assert_eq!(output.rejects()[0].1.segment_id.as_deref(), Some("a"));
+    assert_eq!(output.rejects()[0].1.id.as_deref(), Some("a"));
     assert!(
         output.rejects()[0].1.values.contains("\"duration_s\":1.5"),
         "{}",

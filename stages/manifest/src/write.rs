@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::event::Event;
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::{
     Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet, Shape,
@@ -44,8 +45,8 @@ const STATISTICS: &str = "statistics.json";
 ///
 /// Inputs go by name: `master` becomes `master_manifest.parquet`, `train` becomes `train_manifest_v2.parquet`,
 /// `val` becomes `val_manifest_v2.parquet`; each may be missing, not all. The columns are `segment_id, shard_id,
-/// text, duration, lang, tar_member_name, tar_path, source`, `duration` in seconds as float64, the rest text, none null; others are left
-/// out. `tar_path` gets `shards` before it. Rows are in the order of language, shard and row.
+/// text, duration, lang, tar_member_name, tar_path, source`, `duration` in seconds as float64, the rest text, none null; others are
+/// written where `extra_columns` names them, and left out, which the log says, where not. `tar_path` gets `shards` before it. Rows are in the order of language, shard and row.
 ///
 /// Rows of `manifest.read` keep their recordings if they keep the columns `audio_path, start, "offset", size`, perhaps through
 /// `sql`: their manifests have `audio_filepath` (of a row whose recording is a file; else its tar and member say where it is) and
@@ -86,6 +87,10 @@ pub struct WriteSettings {
     /// Folder of the extracted recordings, for `audio_filepath` in JSON lines; empty for beside the tars.
     #[serde(default)]
     pub audio: PathBuf,
+    /// Further columns of the rows that are written: into parquet as they are, into JSON lines as keys, but where they are
+    /// null. Texts, numbers and truth values; each input needs all of them.
+    #[serde(default)]
+    pub extra_columns: Vec<String>,
     /// Rows that a new set may have less than the one it takes the place of, as a share of 1: of the master manifest, and of
     /// train and validation together. Past it nothing is written, unless the run was started with `--allow-shrink` (or
     /// there were fewer than 100).
@@ -136,10 +141,25 @@ impl Kind for Write {
             }
             place_columns::check(input)?;
         }
+        check_further(&settings.extra_columns, inputs)?;
         Ok(Shape::export())
     }
 
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
+        for input in context.inputs.iter() {
+            let mut others = place_columns::others(&input.schema);
+            others.retain(|name| !settings.extra_columns.iter().any(|further| further == name));
+            if !others.is_empty() {
+                context.events.send(Event::Note {
+                    message: format!(
+                        "{}: columns of `{}` that its manifest has not: {}; `extra_columns` writes those that it names",
+                        context.stage,
+                        input.name,
+                        others.join(", ")
+                    ),
+                });
+            }
+        }
         let given = FILES
             .iter()
             .filter_map(|file| Some((*file, context.input(file.0)?.clone())));
@@ -155,8 +175,45 @@ impl Kind for Write {
     /// Where the files go does not matter; what stands before `tar_path` is part of them.
     fn identity(settings: &WriteSettings) -> serde_json::Value {
         let lines = settings.jsonl.then_some((&settings.audio, &settings.out));
-        serde_json::json!({"shards": settings.shards, "jsonl": lines})
+        let mut identity = serde_json::json!({"shards": settings.shards, "jsonl": lines});
+        if !settings.extra_columns.is_empty() {
+            identity["extra_columns"] = serde_json::json!(settings.extra_columns);
+        }
+        identity
     }
+}
+
+/// Refuses columns that cannot be written beside those of a manifest, or that rows lack.
+fn check_further(further: &[String], inputs: &Inputs) -> Result<(), StageError> {
+    let wrong = |message: String| Err(StageError::setting("extra_columns", message));
+    for (at, name) in further.iter().enumerate() {
+        if further[..at].contains(name) {
+            return wrong(format!("`{name}` is named twice"));
+        }
+        for input in inputs.iter() {
+            let Ok(field) = input.schema.field_with_name(name) else {
+                return wrong(format!(
+                    "`{}` has no column `{name}`; those that can be written are: {}",
+                    input.name,
+                    place_columns::others(&input.schema).join(", ")
+                ));
+            };
+            let is_ours = !place_columns::others(&input.schema).contains(&name.as_str());
+            if is_ours || [EXTRA, "audio_filepath", "offset"].contains(&name.as_str()) {
+                return wrong(format!(
+                    "`{name}` is a column that manifests have anyway, or has another meaning in them"
+                ));
+            }
+            let data_type = field.data_type();
+            if !(data_type.is_numeric() || data_type.is_string() || *data_type == DataType::Boolean) {
+                return wrong(format!(
+                    "`{name}` of `{}` is {data_type}: texts, numbers and truth values can be written; cast it in SQL",
+                    input.name
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 struct Writer {
@@ -236,9 +293,10 @@ impl Writer {
             paths.push((set.file(&format!("{file}.parquet"))?, lines));
         }
         let write = |artifact, (rows, lines): &(PathBuf, Option<PathBuf>)| {
-            let figures = write_manifest(artifact, shards, extracted, rows)?;
+            let further = &self.settings.extra_columns;
+            let figures = write_manifest(artifact, shards, extracted, further, rows)?;
             if let Some(lines) = lines {
-                write_lines(artifact, shards, extracted, lines)?;
+                write_lines(artifact, shards, extracted, further, lines)?;
             }
             Ok::<_, StageError>(figures)
         };
@@ -274,8 +332,8 @@ impl Writer {
 }
 
 /// The columns of a manifest. One of rows that may be files, or parts of one, says so in two columns more, as NeMo calls
-/// them; what else a manifest said that was read stands in the last.
-fn written_schema(rows: &Schema) -> SchemaRef {
+/// them; what else a manifest said that was read stands in one more, and `further` ones come last.
+fn written_schema(rows: &Schema, further: &[String]) -> SchemaRef {
     let mut fields: Vec<_> = manifest_schema().fields().iter().cloned().collect();
     if of_read(rows) {
         fields.push(Arc::new(Field::new("audio_filepath", DataType::Utf8, true)));
@@ -284,10 +342,13 @@ fn written_schema(rows: &Schema) -> SchemaRef {
     if with_extra(rows) {
         fields.push(Arc::new(Field::new(EXTRA, DataType::Utf8, true)));
     }
+    // That they are there was checked before the run.
+    let named = further.iter().filter_map(|name| rows.field_with_name(name).ok());
+    fields.extend(named.map(|field| Arc::new(Field::new(field.name(), field.data_type().clone(), true))));
     Arc::new(Schema::new(fields))
 }
 
-/// Writes the manifest columns of all rows of `artifact` to `path`, partitions in the order of the manifest. Gives
+/// Writes the manifest columns of all rows of `artifact`, and `further` ones, to `path`, partitions in the order of the manifest. Gives
 /// what the manifest holds, language by language.
 ///
 /// # Errors
@@ -296,9 +357,11 @@ pub fn write_manifest(
     artifact: &Artifact,
     shards: &str,
     extracted: &Extracted<'_>,
+    further: &[String],
     path: &Path,
 ) -> Result<Languages<Figures>, StageError> {
-    let (wanted, schema) = (columns_of(artifact.schema()), written_schema(artifact.schema()));
+    let wanted = columns_of(artifact.schema(), further);
+    let schema = written_schema(artifact.schema(), further);
     let mut partitions: Vec<_> = artifact.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
     write_parquet(path, Arc::clone(&schema), |rows| {
@@ -355,6 +418,8 @@ fn manifest_rows(
     if let Some(extra) = batch.column_by_name(EXTRA) {
         arrays.push(Arc::clone(extra));
     }
+    let further = schema.fields().iter().skip(arrays.len());
+    arrays.extend(further.filter_map(|field| batch.column_by_name(field.name()).cloned()));
     Ok(RecordBatch::try_new(Arc::clone(schema), arrays)?)
 }
 

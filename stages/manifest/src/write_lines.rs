@@ -1,10 +1,13 @@
 //! Manifests as NeMo reads them: one JSON object to a line.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 
-use arrow::array::Array;
+use arrow::array::{Array, AsArray, RecordBatch, StringArray};
+use arrow::compute::cast;
+use arrow::datatypes::DataType;
 use flow_runtime::{Artifact, StageError};
 use serde::Serialize;
 
@@ -89,7 +92,8 @@ fn seen_from(folder: &Path, path: &Path) -> std::io::Result<PathBuf> {
     Ok(up.join(plain))
 }
 
-/// Writes all rows of `artifact`, in the order of the parquet manifest. `tar_path` gets `shards` before it.
+/// Writes all rows of `artifact`, in the order of the parquet manifest. `tar_path` gets `shards` before it; columns that
+/// `further` names become keys, where they are not null.
 ///
 /// # Errors
 /// When a duration or an offset is no number, a row does not say where its recording is, or the file cannot be written.
@@ -97,13 +101,14 @@ pub fn write_lines(
     artifact: &Artifact,
     shards: &str,
     extracted: &Extracted<'_>,
+    further: &[String],
     path: &Path,
 ) -> Result<(), StageError> {
     let failed = |e| ManifestError::io(path, e);
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     let mut partitions: Vec<_> = artifact.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
-    let wanted = columns_of(artifact.schema());
+    let wanted = columns_of(artifact.schema(), further);
     for partition in partitions {
         for batch in artifact.read(partition, Some(&wanted))? {
             let batch = batch?;
@@ -117,6 +122,10 @@ pub fn write_lines(
             let (ids, shard_ids, texts, langs) = (text("segment_id")?, text("shard_id")?, text("text")?, text("lang")?);
             let (members, sources) = (text("tar_member_name")?, text("source")?);
             let durations = columns::number(&batch, "duration")?;
+            let columns = further
+                .iter()
+                .map(|name| Ok((name, as_json(&batch, name)?)))
+                .collect::<Result<Vec<_>, StageError>>()?;
             for row in 0..batch.num_rows() {
                 let place = places.of_row(row, shards, extracted, partition)?;
                 let line = Line {
@@ -144,8 +153,14 @@ pub fn write_lines(
                 let extra = extras
                     .filter(|extras| extras.is_valid(row))
                     .map(|extras| extras.value(row));
-                if let Some(extra) = extra.filter(|extra| !extra.is_empty()) {
-                    add_members(&mut text, extra).map_err(|error| {
+                let own = columns.iter().filter_map(|(name, values)| {
+                    let value = values.is_valid(row).then(|| values.value(row))?;
+                    Some(((*name).clone(), value))
+                });
+                let own: BTreeMap<String, &str> = own.collect();
+                let extra = extra.filter(|extra| !extra.is_empty());
+                if extra.is_some() || !own.is_empty() {
+                    add_members(&mut text, extra.unwrap_or("{}"), own).map_err(|error| {
                         StageError::failed(format!(
                             "{partition}: `{EXTRA}` of {} is no JSON object: {error}",
                             line.segment_id
@@ -161,9 +176,35 @@ pub fn write_lines(
     Ok(())
 }
 
-/// Puts what `extra` says into the JSON object `line`, but what the line says already.
-fn add_members(line: &mut Vec<u8>, extra: &str) -> Result<(), serde_json::Error> {
-    let members = extra::members(extra)?;
+/// Values of a column as JSON; null where a row has none.
+///
+/// # Errors
+/// Where a number is infinite or none, which JSON has not.
+fn as_json(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
+    let failed = |message: String| StageError::failed(format!("column `{name}`: {message}"));
+    let column = batch
+        .column_by_name(name)
+        .ok_or_else(|| failed("it is not there".into()))?;
+    let as_is = matches!(column.data_type(), DataType::Boolean) || column.data_type().is_integer();
+    let texts = cast(column, &DataType::Utf8)?;
+    let texts = texts.as_string::<i32>();
+    let json = |text: &str| match column.data_type() {
+        _ if as_is => Ok(text.to_string()),
+        data_type if data_type.is_numeric() => {
+            let number: serde_json::Number = text
+                .parse()
+                .map_err(|_| failed(format!("{text} is no number that JSON has")))?;
+            Ok(number.to_string())
+        }
+        _ => serde_json::to_string(text).map_err(StageError::failed),
+    };
+    texts.iter().map(|text| text.map(json).transpose()).collect()
+}
+
+/// Puts what `extra` says into the JSON object `line`, but what the line says already, and `own` values, which come first.
+fn add_members(line: &mut Vec<u8>, extra: &str, own: BTreeMap<String, &str>) -> Result<(), serde_json::Error> {
+    let mut members = extra::members(extra)?;
+    members.extend(own);
     if !members.is_empty() {
         line.pop();
         line.push(b',');

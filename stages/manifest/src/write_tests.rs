@@ -21,13 +21,18 @@ fn read(manifest: &Path) -> Output {
 
 /// All rows of a port go into `train` of a set in `out`.
 fn write(rows: &Output, out: &Path) -> Result<(), StageError> {
+    write_with(rows, out, "").map(|_| ())
+}
+
+/// The same, with more settings.
+fn write_with(rows: &Output, out: &Path, more: &str) -> Result<Output, StageError> {
     let schema = rows.shape.outputs[0].schema.clone();
-    let settings = format!("{{out: {:?}, jsonl: true}}", out.to_str().unwrap());
+    let settings = format!("{{out: {:?}, jsonl: true{more}}}", out.to_str().unwrap());
     let mut harness = Harness::<Write>::from_yaml(&settings)?.input("train", schema);
     for partition in &rows.partitions {
         harness = harness.feed("train", partition.as_str(), rows.rows("rows", partition.as_str()));
     }
-    harness.run().map(|_| ())
+    harness.run()
 }
 
 fn query(rows: &Output, settings: &str) -> Output {
@@ -121,6 +126,61 @@ fn a_filtered_manifest_keeps_its_audio_and_its_keys() {
                 "{column} of {name}"
             );
         }
+    }
+}
+
+/// Columns that SQL has added are written where they are named, and the log says which are not.
+#[test]
+fn further_columns_are_written_where_they_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = read(&manifest(folder.path()));
+    let added = "SELECT *, json_text(extra, 'speaker') AS speaker, duration > 2 AS long, duration / 0 AS rate, \
+                 duration * 2 AS twice, [1, 2] AS list FROM rows";
+    let rows = query(&rows, &format!("query: \"{added}\""));
+    let out = folder.path().join("out");
+    let written = write_with(&rows, &out, ", extra_columns: [speaker, long, twice]").unwrap();
+    let all = lines(&out.join("train_manifest_v2.jsonl"));
+    let of = |name: &str| all.iter().map(|line| line[name].clone()).collect::<Vec<Value>>();
+    assert_eq!(of("speaker"), [json!("s1"), json!("s2"), json!("s1"), Value::Null]);
+    assert_eq!(of("long"), [json!(false), json!(true), json!(false), json!(true)]);
+    assert_eq!(of("twice"), [json!(3.468), json!(5.0), json!(2.5), json!(6.0)]);
+    assert_eq!(of("snr")[0], json!(20.5), "keys of `extra` stay");
+    assert!(all.iter().all(|line| line.get("list").is_none()));
+    let file = fs::File::open(out.join("train_manifest_v2.parquet")).unwrap();
+    let batches = parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(file).unwrap();
+    let batch = batches.build().unwrap().next().unwrap().unwrap();
+    let names: Vec<String> = batch
+        .schema()
+        .fields()
+        .iter()
+        .map(|field| field.name().clone())
+        .collect();
+    assert_eq!(names[names.len() - 4..], ["extra", "speaker", "long", "twice"]);
+    assert_eq!(
+        batch.column_by_name("twice").unwrap().as_ref(),
+        &Float64Array::from(vec![3.468, 5.0, 2.5, 6.0])
+    );
+    let notes: Vec<&Event> = written
+        .events
+        .iter()
+        .filter(|event| matches!(event, Event::Note { .. }))
+        .collect();
+    assert!(
+        matches!(notes[..], [Event::Note { message }] if message.contains("rate, list;")),
+        "{notes:?}"
+    );
+    for (columns, said) in [
+        ("[none]", "no column `none`"),
+        ("[speaker, speaker]", "twice"),
+        ("[list]", "cast it"),
+        ("[text]", "anyway"),
+        ("[start]", "anyway"),
+        ("[rate]", "no number that JSON has"),
+    ] {
+        let error = write_with(&rows, &out, &format!(", extra_columns: {columns}"))
+            .map(|_| ())
+            .unwrap_err();
+        assert!(error.to_string().contains(said), "{columns}: {error}");
     }
 }
 
@@ -221,7 +281,7 @@ fn an_empty_set_is_written_only_where_it_is_allowed() {
     let schema = rows.shape.outputs[0].schema.clone();
     let reject = |reason: &str| flow_runtime::Reject {
         row: Some(0),
-        segment_id: None,
+        id: None,
         reason: reason.into(),
         class: flow_runtime::RejectClass::Rule,
         detail: String::new(),

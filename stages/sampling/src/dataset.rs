@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray, BooleanArray, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::compute::{cast, filter_record_batch};
-use arrow::datatypes::{DataType, Float64Type, Int64Type, Schema};
+use arrow::datatypes::{DataType, Float64Type, Int64Type, Schema, SchemaRef};
 use flow_audio::AudioError;
 use flow_audio::decode::{decode, read_file, read_range};
 use flow_audio::member_name::{safe_components, strip_dot_slash};
@@ -62,7 +62,8 @@ impl AudioColumns {
         let has = |name: &&str| rows.schema.field_with_name(name).is_ok();
         let (there, missing): (Vec<&str>, Vec<&str>) =
             AudioColumns::PathRange.names().iter().partition(|name| has(name));
-        if there.len() > 1 && there[0] == "audio_path" && !missing.is_empty() {
+        let names_files = there.first() == Some(&"audio_path") && !missing.is_empty();
+        if names_files && (there.len() > 1 || were_parts(&rows.before)) {
             return Err(StageError::Input {
                 name: rows.name.clone(),
                 message: format!(
@@ -89,6 +90,13 @@ impl AudioColumns {
             AudioColumns::MemberName => &["tar_member_name"],
         }
     }
+}
+
+/// Whether rows, by the columns that they had before, were parts of files that their `audio_path` named already.
+fn were_parts(before: &[SchemaRef]) -> bool {
+    let has = |schema: &SchemaRef, name: &str| schema.field_with_name(name).is_ok();
+    let mut with_path = before.iter().take_while(|schema| has(schema, "audio_path"));
+    with_path.any(|schema| AudioColumns::PathRange.names().iter().all(|name| has(schema, name)))
 }
 
 /// All rows, in manifest order.

@@ -86,18 +86,19 @@ fn files_parts_and_members_of_tars_are_read() {
 #[test]
 fn rows_that_lost_a_column_of_their_place_are_refused() {
     static PORT: flow_runtime::InputPort = flow_runtime::InputPort::whole("rows", "rows");
-    let place = |names: &[&str]| {
+    let rows = |names: &[&str]| {
         let fields: Vec<Field> = names
             .iter()
             .map(|name| Field::new(*name, DataType::Utf8, true))
             .collect();
-        let input = Input {
+        Input {
             name: "rows".into(),
             port: &PORT,
             schema: Arc::new(Schema::new(fields)),
-        };
-        AudioColumns::of_input(&input, false).map_err(|error| error.to_string())
+            before: Vec::new(),
+        }
     };
+    let place = |names: &[&str]| AudioColumns::of_input(&rows(names), false).map_err(|error| error.to_string());
     assert_eq!(
         place(&["audio_path", "offset", "size", "start"]),
         Ok(AudioColumns::PathRange)
@@ -107,4 +108,18 @@ fn rows_that_lost_a_column_of_their_place_are_refused() {
     let lost = place(&["audio_path", "offset", "size"]).unwrap_err();
     assert!(lost.contains("only in part") && lost.contains("not `start`"), "{lost}");
     assert!(place(&["audio_path", "start"]).is_err());
+    // Of rows that had them before, the path alone is not enough; of those that had no path, it is that of their own file.
+    let parts = rows(&["audio_path", "offset", "size", "start"]).schema;
+    let after = |before: &[&SchemaRef]| {
+        let input = Input {
+            before: before.iter().map(|schema| SchemaRef::clone(schema)).collect(),
+            ..rows(&["audio_path", "text"])
+        };
+        AudioColumns::of_input(&input, false).map_err(|error| error.to_string())
+    };
+    let alone = rows(&["audio_path"]).schema;
+    let lost = after(&[&alone, &parts]).unwrap_err();
+    assert!(lost.contains("not `offset`, `size`, `start`"), "{lost}");
+    assert_eq!(after(&[&alone]), Ok(AudioColumns::Path));
+    assert_eq!(after(&[&rows(&["text"]).schema, &parts]), Ok(AudioColumns::Path));
 }

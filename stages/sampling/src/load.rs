@@ -438,11 +438,12 @@ impl LoadBody {
             "step {step}: {} of {total} recordings left out ({so_far} so far); {segment_id}: {error}",
             broken.len()
         );
+        self.context
+            .report(json!({"recordings_left_out": so_far, "left_out": {"warning": message.as_str()}}));
         self.context.events.send(Event::Warning {
             stage: Some(self.context.stage.clone()),
             message,
         });
-        self.context.report(json!({"recordings_left_out": so_far}));
         loaded
     }
 }

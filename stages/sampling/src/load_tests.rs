@@ -266,6 +266,17 @@ fn a_broken_recording_is_left_out_and_told() {
     assert!(broken > 0 && rows(&whole).len() == rows(&output).len());
     let warned = |event: &Event| matches!(event, Event::Warning { message, .. } if message.contains("left out") && message.contains("rec_en_"));
     assert!(output.events.iter().any(warned));
+    // `flow rejects` finds each of these warnings by its figures.
+    let messages = |of: &dyn Fn(&Event) -> Option<String>| output.events.iter().filter_map(of).collect::<Vec<String>>();
+    let warnings = messages(&|event| match event {
+        Event::Warning { message, .. } if message.contains("left out") => Some(message.clone()),
+        _ => None,
+    });
+    let figures = messages(&|event| match event {
+        Event::StageFigures { figures, .. } => figures["left_out"]["warning"].as_str().map(str::to_string),
+        _ => None,
+    });
+    assert_eq!(figures, warnings);
     // The first of the four steps is 1.
     let is_of = |event: &Event, step: u64| matches!(event, Event::Warning { message, .. } if message.starts_with(&format!("step {step}: ")));
     let told = |step| output.events.iter().any(|event| is_of(event, step));
@@ -344,7 +355,7 @@ fn where_no_row_is_left_the_commonest_reject_is_named() {
     for (row, reason) in (0..).zip(["quality_too_low", "duration_too_long", "duration_too_long"]) {
         let reject = flow_runtime::Reject {
             row: Some(row),
-            segment_id: None,
+            id: None,
             reason: reason.into(),
             class: flow_runtime::RejectClass::Rule,
             detail: String::new(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
-use flow_evaluation::wer::split_tag;
+use flow_audio::language_tag::{UNDETERMINED, is_language, primary, same_language, split_tag};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::event::Event;
 use flow_runtime::{
@@ -16,7 +16,6 @@ use flow_runtime::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::text_faults::{UNDETERMINED, is_language};
 use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 
 /// Makes the texts of all rows begin with the tag of their language, or none of them, as the tokenizer has such tags or not.
@@ -26,7 +25,8 @@ use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 /// `rows` have a column `text` and a column `lang`, the tokenizer comes of a `tokenizer.read` or a `tokenizer.train`. With
 /// `tags: auto` a text without a tag gets that of its language (`<|hi|> ...`) where the tokenizer has a piece for it, and a
 /// text that begins with the tag of its row's language, for which the tokenizer has no piece, loses it: it would be learned
-/// letter by letter. Other tags stay. So it does not matter whether rows come of shards, whose texts are tagged, or of
+/// letter by letter. Other tags stay. Where there is no piece for a code with a region (`pt-BR`), that of the language alone
+/// (`pt`) counts, and stands in for the tag in texts that have one with the region. So it does not matter whether rows come of shards, whose texts are tagged, or of
 /// manifests and folders, whose texts mostly are not. Nothing else of a row changes.
 ///
 /// # Example
@@ -61,7 +61,7 @@ pub struct TagTexts;
 
 impl Kind for TagTexts {
     const NAME: &'static str = "tokenizer.language_tags";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
         InputPort::streamed("rows", "rows with texts and their languages")
             .columns(&[("text", ColumnType::AnyText), ("lang", ColumnType::AnyText)]),
@@ -178,13 +178,17 @@ fn text_column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, StageError> 
 }
 
 fn with_tag<'a>(text: &'a str, language: &str, tags: LanguageTags, tokenizer: &Tokenizer) -> Cow<'a, str> {
-    let is_piece = |tag: &str| tokenizer.id(&format!("<|{tag}|>")).is_some();
+    let is_piece = |tag: &str| !tag.is_empty() && tokenizer.id(&format!("<|{tag}|>")).is_some();
+    // `<|pt-BR|>`, or else `<|pt|>`.
+    let own = || [language, primary(language)].into_iter().find(|code| is_piece(code));
+    let with_own = |text: &'a str| match own() {
+        Some(code) => Cow::Owned(format!("<|{code}|> {text}")),
+        None => Cow::Borrowed(text),
+    };
     let (tag, rest) = split_tag(text);
     match (tags, tag) {
-        (LanguageTags::Auto, None) if !language.is_empty() && is_piece(language) => {
-            Cow::Owned(format!("<|{language}|> {text}"))
-        }
-        (LanguageTags::Auto, Some(tag)) if tag == language && !is_piece(tag) => Cow::Borrowed(rest),
+        (LanguageTags::Auto, None) => with_own(text),
+        (LanguageTags::Auto, Some(tag)) if same_language(tag, language) && !is_piece(tag) => with_own(rest),
         (LanguageTags::Never, Some(tag)) if is_language(tag) => Cow::Borrowed(rest),
         _ => Cow::Borrowed(text),
     }

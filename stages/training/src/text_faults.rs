@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use flow_audio::language_tag::{UNDETERMINED, is_language, next_tag, same_language};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::{Artifact, StageError};
 use rayon::prelude::*;
@@ -13,10 +14,6 @@ use crate::transcripts::Transcripts;
 const NAMED: usize = 5;
 /// Tags that are told apart; further ones are counted together.
 const MOST_TAGS: usize = 100;
-/// What BCP 47 calls a language that is not known.
-pub(crate) const UNDETERMINED: &str = "und";
-/// Longest name of a tag.
-const LONGEST_TAG: usize = 32;
 
 /// Some transcripts, with the first of their segments.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -209,40 +206,8 @@ fn faults_of(text: &str, language: &str, tokenizer: &Tokenizer) -> Faults {
     faults
 }
 
-/// The next tag `<|xx|>`: what is before it, its name, and what is after it.
-fn next_tag(text: &str) -> Option<(&str, &str, &str)> {
-    let mut from = 0;
-    while let Some(found) = text[from..].find("<|") {
-        let begin = from + found;
-        let inner = &text[begin + 2..];
-        let end = inner
-            .bytes()
-            .take(LONGEST_TAG + 1)
-            .take_while(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(byte))
-            .count();
-        if (1..=LONGEST_TAG).contains(&end) && inner[end..].starts_with("|>") {
-            return Some((&text[..begin], &inner[..end], &inner[end + 2..]));
-        }
-        from = begin + 2;
-    }
-    None
-}
-
-/// Whether a tag is that of a language, and of another than this one. Regions and scripts do not count: `en` is `en-US`.
+/// Whether a tag is that of a language, and of another than this one.
 fn names_another(tag: &str, language: &str) -> bool {
-    let (of_tag, of_row) = (
-        primary(tag).to_ascii_lowercase(),
-        primary(language).to_ascii_lowercase(),
-    );
-    is_language(tag) && !of_row.is_empty() && of_row != UNDETERMINED && of_tag != of_row
-}
-
-/// Whether a tag begins with a code of two or three letters, as those of languages do.
-pub(crate) fn is_language(tag: &str) -> bool {
-    let code = primary(tag);
-    (2..=3).contains(&code.len()) && code.bytes().all(|byte| byte.is_ascii_alphabetic())
-}
-
-fn primary(tag: &str) -> &str {
-    tag.split(['-', '_']).next().unwrap_or_default()
+    let is_known = !language.is_empty() && !same_language(language, UNDETERMINED);
+    is_language(tag) && is_known && !same_language(tag, language)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_audio::language_tag::tag_of;
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
@@ -270,7 +271,7 @@ pub struct TrainTokenizer;
 
 impl Kind for TrainTokenizer {
     const NAME: &'static str = "tokenizer.train";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[InputPort::whole(
         "rows",
         "rows whose texts are learned from; several inputs are learned from together",
@@ -435,10 +436,9 @@ impl Sample {
         self.seen += 1;
         if self.tags
             && self.languages.len() <= MOST_LANGUAGES
-            && let Some(tag) = leading_tag(text)
-            && !self.languages.contains(tag)
+            && let Some(tag) = tag_of(text)
         {
-            self.languages.insert(tag.to_owned());
+            self.languages.insert(format!("<|{tag}|>"));
         }
         if text.len() > self.longest {
             self.too_long += 1;
@@ -457,13 +457,4 @@ impl Sample {
             self.chosen.push((key, text.to_owned()));
         }
     }
-}
-
-/// `<|hi|>` at the beginning of a text.
-fn leading_tag(text: &str) -> Option<&str> {
-    let inner = text.strip_prefix("<|")?;
-    let end = inner.find("|>")?;
-    let code = &inner[..end];
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    (!code.is_empty() && code.len() <= 16 && code.bytes().all(plain)).then(|| &text[..end + 4])
 }

@@ -53,7 +53,7 @@ pub struct WriteModel;
 
 impl Kind for WriteModel {
     const NAME: &'static str = "model.write";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] =
         &[InputPort::whole("model", "the model of a training.train").columns(MODEL_COLUMNS)];
     const OUTPUTS: &'static [OutputPort] = &[];

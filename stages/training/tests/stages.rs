@@ -268,7 +268,7 @@ fn a_model_is_trained_decoded_and_reported() {
         "en/en_0",
         Reject {
             row: Some(1),
-            segment_id: None,
+            id: None,
             reason: "quality_too_low".into(),
             class: RejectClass::Rule,
             detail: String::new(),
@@ -585,7 +585,7 @@ fn a_step_whose_recordings_are_lost_is_skipped() {
 fn an_empty_validation_set_ends_training_before_its_first_step() {
     let refused = |row: u32, reason: &str| Reject {
         row: Some(row),
-        segment_id: None,
+        id: None,
         reason: reason.into(),
         class: RejectClass::Rule,
         detail: String::new(),

@@ -285,6 +285,7 @@ fn rows_with_too_many_tokens_are_rejects() {
     let max_tokens = tokens(3).min(tokens(9));
     let limited = |max_tokens: usize, long_texts: OverLimit| {
         Harness::<LimitTexts>::new(LimitTextsSettings { max_tokens, long_texts })
+            .id_column("segment_id")
             .input("rows", schema())
             .input("tokenizer", tokenizer_schema())
             .feed("rows", "p/0", batch(&rows))
@@ -305,10 +306,7 @@ fn rows_with_too_many_tokens_are_rejects() {
         [(Some(3), "too_many_tokens"), (Some(9), "too_many_tokens")]
     );
     let (_, reject) = &both.rejects()[0];
-    assert_eq!(
-        (reject.segment_id.as_deref(), reject.class),
-        (Some("seg-3"), RejectClass::Rule)
-    );
+    assert_eq!((reject.id.as_deref(), reject.class), (Some("seg-3"), RejectClass::Rule));
     assert_eq!(
         reject.detail,
         format!("{} tokens; at most {} are taken", tokens(3), max_tokens - 1)
@@ -381,6 +379,11 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
         ("ring", "und"),
         ("<|noise|> ring", "de"),
         ("<|hi|> ring", "en"),
+        // Regions, of which the tokenizer has no tags.
+        ("ring", "en-GB"),
+        ("<|en-US|> ring", "en-GB"),
+        ("<|hi_IN|>दस", "hi"),
+        ("<|de-AT|> ring", "de"),
     ];
     assert_eq!(
         tagged(&texts, LanguageTags::Auto),
@@ -392,7 +395,11 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
             "ring",
             "ring",
             "<|noise|> ring",
-            "<|hi|> ring"
+            "<|hi|> ring",
+            "<|en|> ring",
+            "<|en|> ring",
+            "<|hi|> दस",
+            "ring"
         ]
     );
     assert_eq!(
@@ -405,6 +412,10 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
             "ring",
             "ring",
             "<|noise|> ring",
+            "ring",
+            "ring",
+            "ring",
+            "दस",
             "ring"
         ]
     );

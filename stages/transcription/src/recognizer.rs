@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device};
+use flow_audio::language_tag::{is_language, split_tag};
 use flow_kernels::is_gpu;
 use flow_kernels::threads::install;
 use flow_model::checkpoint::OpenModel;
@@ -453,19 +454,10 @@ fn batches(windows: &[Range<u64>], batch_seconds: f64) -> Vec<Vec<usize>> {
 
 /// What stands in a piece such as `<|hi|>`: no text, but something about it.
 fn tag(piece: &str) -> Option<&str> {
-    let within = piece
-        .trim_start_matches('\u{2581}')
-        .strip_prefix("<|")?
-        .strip_suffix("|>")?;
-    let plain = !within.is_empty() && !within.contains(|c: char| c.is_whitespace() || "<>|".contains(c));
-    plain.then_some(within)
-}
-
-/// `hi`, `yue`, `pt-BR`, and not `nospeech`.
-fn is_language(tag: &str) -> bool {
-    let (language, region) = tag.split_once(['-', '_']).unwrap_or((tag, ""));
-    let letters = |text: &str| text.chars().all(|c| c.is_ascii_alphabetic());
-    (2..=3).contains(&language.len()) && letters(language) && letters(region) && region.len() <= 4
+    match split_tag(piece.trim_start_matches('\u{2581}')) {
+        (Some(tag), "") if !tag.is_empty() => Some(tag),
+        _ => None,
+    }
 }
 
 /// The languages that a model's vocabulary has tags of, sorted.

@@ -34,7 +34,7 @@ pub struct Transcribe;
 
 impl Kind for Transcribe {
     const NAME: &'static str = "transcription.transcribe";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(

@@ -28,7 +28,7 @@ fn an_export_is_whole_or_visibly_not() {
     export(
         &folder,
         1,
-        &["train.parquet", "hi/a.flac", "gone.txt"],
+        &["train.parquet", "below/a.bin", "gone.txt"],
         Files::default(),
     )
     .unwrap();
@@ -36,31 +36,31 @@ fn an_export_is_whole_or_visibly_not() {
         (standing(1), standing(2)),
         (ExportStatus::Whole, ExportStatus::Outdated)
     );
-    let made = ["flow.json", "gone.txt", "hi/a.flac", "train.parquet"].map(String::from);
+    let made = ["flow.json", "gone.txt", "below/a.bin", "train.parquet"].map(String::from);
     assert_eq!(names(&folder), BTreeSet::from(made));
     // What is not ours stays, what the new set does not have goes.
     std::fs::write(folder.join("notes.txt"), "mine").unwrap();
-    export(&folder, 2, &["train.parquet", "hi/a.flac"], Files::default()).unwrap();
+    export(&folder, 2, &["train.parquet", "below/a.bin"], Files::default()).unwrap();
     assert_eq!(
         names(&folder),
-        BTreeSet::from(["flow.json", "hi/a.flac", "notes.txt", "train.parquet"].map(String::from))
+        BTreeSet::from(["flow.json", "below/a.bin", "notes.txt", "train.parquet"].map(String::from))
     );
     assert_eq!(
         std::fs::read_to_string(folder.join("train.parquet")).unwrap(),
         "train.parquet 2"
     );
-    std::fs::write(folder.join("hi/a.flac"), "hi/a.flac 3").unwrap();
+    std::fs::write(folder.join("below/a.bin"), "below/a.bin 3").unwrap();
     assert_eq!(
         standing(2),
         ExportStatus::Changed {
-            file: "hi/a.flac".into()
+            file: "below/a.bin".into()
         }
     );
-    std::fs::remove_file(folder.join("hi/a.flac")).unwrap();
+    std::fs::remove_file(folder.join("below/a.bin")).unwrap();
     assert_eq!(
         standing(2),
         ExportStatus::Changed {
-            file: "hi/a.flac".into()
+            file: "below/a.bin".into()
         }
     );
     std::fs::write(folder.join("flow.json"), "{").unwrap();

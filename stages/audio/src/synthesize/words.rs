@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use crate::error::AudioError;
+use crate::language_tag::split_tag;
 
 /// Columns that may hold the text, the first that is there counts.
 const TEXT_COLUMNS: [&str; 2] = ["text", "transcription_native"];
@@ -23,18 +24,9 @@ const LONGEST_LINE: u64 = 16 << 20;
 /// The words of a sentence in a form to compare: without language tag, punctuation and zero-width characters, in
 /// normal form C, in lower case, with single spaces.
 pub fn normal_words(text: &str) -> String {
-    let kept: String = without_tag(text).chars().filter(|c| !is_silent(*c)).collect();
+    let kept: String = split_tag(text).1.chars().filter(|c| !is_silent(*c)).collect();
     let composed: String = kept.nfc().collect::<String>().to_lowercase();
     composed.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// The text after a leading `<|xx|>`.
-fn without_tag(text: &str) -> &str {
-    let trimmed = text.trim_start();
-    match trimmed.strip_prefix("<|").and_then(|rest| rest.split_once("|>")) {
-        Some((tag, rest)) if tag.len() <= 16 => rest,
-        _ => trimmed,
-    }
 }
 
 /// Whether a character is punctuation, or one that is not seen: no part of a word.

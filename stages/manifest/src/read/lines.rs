@@ -25,7 +25,7 @@ use crate::extra;
 const BLOCK_LINES: u64 = 8_192;
 const BLOCK_BYTES: u64 = 64 << 20;
 /// Longest line that is read.
-pub const LONGEST_LINE: u64 = 1 << 20;
+const LONGEST_LINE: u64 = 1 << 20;
 
 /// Keys that name the language, the first that is there counts.
 const LANGUAGE_KEYS: [&str; 4] = ["lang", "language", "target_lang", "source_lang"];
@@ -113,10 +113,16 @@ impl LineManifest {
             Err(error) => Err(ManifestError::io(&path, error)),
         };
         let files = files.into_iter().map(look).collect::<Result<Vec<_>, _>>()?;
-        let mut blocks = Vec::new();
+        let (mut blocks, mut folders) = (Vec::new(), FolderLanguages::default());
+        let decide = !names_all(&settings.lang);
         for (file, (path, _)) in files.iter().enumerate() {
             let label = label(file, path);
-            let found = blocks_of(path).map_err(|e| ManifestError::io(path, e))?;
+            let add = |line: &[u8]| {
+                if decide {
+                    add_folder(line, !matches!(tars, Tars::None), &mut folders);
+                }
+            };
+            let found = blocks_of(path, add).map_err(|e| ManifestError::io(path, e))?;
             blocks.extend(found.into_iter().enumerate().map(|(number, block)| {
                 let name = Partition::from(format!("{label}/{number:06}"));
                 (name, Block { file, ..block })
@@ -131,42 +137,16 @@ impl LineManifest {
         let rules = LineRules {
             places: settings.places(Path::new("")),
             lang: settings.lang.clone(),
-            folders: Arc::default(),
+            folders: Arc::new(folders),
             source: settings.source.clone(),
         };
-        let mut manifest = LineManifest {
+        Ok(LineManifest {
             files,
             blocks,
             rules,
             tars,
             look: settings.check_audio,
-        };
-        if !names_all(&settings.lang) {
-            manifest.rules.folders = Arc::new(manifest.folders_of_file_names()?);
-        }
-        Ok(manifest)
-    }
-
-    /// The folders of recordings that lines name by `file_name` without naming a language.
-    fn folders_of_file_names(&self) -> Result<FolderLanguages, ManifestError> {
-        let mut folders = FolderLanguages::default();
-        for (_, block) in &self.blocks {
-            self.each_line(*block, |_, line| {
-                if let Ok(line) = line
-                    && line.contains(FILE_NAME)
-                    && let Ok(Value::Object(fields)) = serde_json::from_str(line)
-                {
-                    let fields = Fields { line, fields };
-                    if fields.names_file(!matches!(self.tars, Tars::None))
-                        && let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(FILE_NAME))
-                    {
-                        folders.add(file);
-                    }
-                }
-                Ok(())
-            })?;
-        }
-        Ok(folders)
+        })
     }
 
     /// What was decided about the names of folders, where they count.
@@ -258,19 +238,11 @@ impl LineManifest {
             let mut line = Vec::new();
             while at < block.end {
                 line.clear();
-                let mut length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)? as u64;
+                let (length, whole) = read_line(&mut reader, &mut line)?;
                 if length == 0 {
                     break;
                 }
-                let whole = line.last() == Some(&b'\n') || length < LONGEST_LINE;
-                if !whole {
-                    length += reader.skip_until(b'\n')? as u64;
-                }
-                let bytes = if at == 0 {
-                    line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line)
-                } else {
-                    &line
-                };
+                let bytes = without_mark(&line, at);
                 at += length;
                 let lossy = || String::from_utf8_lossy(bytes).into_owned();
                 let text = match std::str::from_utf8(bytes) {
@@ -287,12 +259,32 @@ impl LineManifest {
     }
 }
 
-/// Blocks of whole lines of a file.
-fn blocks_of(path: &Path) -> io::Result<Vec<Block>> {
+/// Adds the folder of a recording that a line names by `file_name` without naming a language.
+fn add_folder(line: &[u8], tarred: bool, folders: &mut FolderLanguages) {
+    let Ok(line) = std::str::from_utf8(line) else { return };
+    if line.contains(FILE_NAME)
+        && let Ok(Value::Object(fields)) = serde_json::from_str(line)
+    {
+        let fields = Fields { line, fields };
+        if fields.names_file(tarred)
+            && let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(FILE_NAME))
+        {
+            folders.add(file);
+        }
+    }
+}
+
+/// Blocks of whole lines of a file. `each` is given all lines that are not too long.
+fn blocks_of(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<Vec<Block>> {
     let mut reader = BufReader::with_capacity(1 << 20, open_regular_file(path)?);
     let (mut blocks, mut start, mut at, mut lines, mut first_line) = (Vec::new(), 0, 0, 0, 1);
+    let mut line = Vec::new();
     loop {
-        let length = reader.skip_until(b'\n')? as u64;
+        line.clear();
+        let (length, whole) = read_line(&mut reader, &mut line)?;
+        if whole {
+            each(without_mark(&line, at));
+        }
         if length > 0 {
             at += length;
             lines += 1;
@@ -309,6 +301,24 @@ fn blocks_of(path: &Path) -> io::Result<Vec<Block>> {
         if length == 0 {
             return Ok(blocks);
         }
+    }
+}
+
+/// Adds the next line to `line`, or of one that is too long the beginning. Its length in bytes, 0 at the end of the file, and
+/// whether all of it was added.
+fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<(u64, bool)> {
+    let length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', line)? as u64;
+    if line.last() == Some(&b'\n') || length < LONGEST_LINE {
+        return Ok((length, true));
+    }
+    Ok((length + reader.skip_until(b'\n')? as u64, false))
+}
+
+/// A line without the byte order mark that a file may begin with.
+fn without_mark(line: &[u8], at: u64) -> &[u8] {
+    match line.strip_prefix(b"\xef\xbb\xbf") {
+        Some(rest) if at == 0 => rest,
+        _ => line,
     }
 }
 
@@ -537,19 +547,6 @@ fn written_value<'l>(line: &'l str, key: &str) -> Option<&'l str> {
         at += 1;
     }
     found
-}
-
-/// The language in a tag that a text begins with: `<|hi|> ...`.
-pub fn tag_of(text: &str) -> Option<&str> {
-    let (tag, _) = text.strip_prefix("<|")?.split_once("|>")?;
-    let plain = !tag.is_empty() && tag.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
-    plain.then_some(tag)
-}
-
-/// A text without the language tag that it may begin with, and without white space around it.
-pub fn untagged(text: &str) -> &str {
-    let behind = tag_of(text).map_or(text, |tag| &text[tag.len() + "<||>".len()..]);
-    behind.trim()
 }
 
 #[cfg(test)]

@@ -1,61 +1,102 @@
 //! One line of a manifest, found by its number: for those who ask what became of it.
 
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 
-use flow_runtime::open_regular_file;
+use flow_runtime::{Out, StageError};
 
-use super::file_stem;
-use super::files::{Format, format_of};
-use super::lines::{LONGEST_LINE, LineRules, row_of};
-use super::text_tables::segment_of_line;
+use super::ReadSettings;
+use super::files::{Format, expand, format_of};
+use super::opening::Manifest;
+use super::recordings::Recordings;
+use super::rows::{ManifestRow, Refusal, Rows};
 use crate::error::ManifestError;
 
-/// A line of a manifest of JSON lines, or of a table as text.
+/// A line of a manifest of JSON lines, or a row of a table as text, as `manifest.read` takes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ManifestLine {
-    /// As it stands in the file, without its end.
-    pub line: String,
-    /// The segment that `manifest.read` makes of it; none where it makes no row of it.
+    /// The values of its reject, where it is refused before its recording is looked for: a JSON object with the line.
+    pub values: String,
+    /// The segment that it stands for; none where it makes no row.
     pub segment_id: Option<String>,
-    /// The path of the recording that it names, without the root and `.` and `..` that it begins with; none where it names none.
-    pub recording: Option<String>,
+    /// Where its recording may be, without the root and `.` and `..` that paths begin with; empty where it is in a tar.
+    pub recordings: Vec<String>,
 }
 
-/// The line of this number, from 1; in a table the heading is line 1.
-///
-/// # Errors
-/// Where the file cannot be read, has no such line, or is no manifest of lines.
-pub fn manifest_line(path: &Path, number: u64) -> Result<ManifestLine, ManifestError> {
-    let wrong = |why: String| ManifestError::Manifest {
-        path: path.to_path_buf(),
-        why,
-    };
-    match format_of(path) {
-        Some(Format::Nemo) => {
-            let line = json_line(path, number).map_err(|error| ManifestError::io(path, error))?;
-            let line = line.ok_or_else(|| wrong(format!("it has no line {number}")))?;
-            let row = row_of(&line, number, &LineRules::default(), &file_stem(path), |_| None, false);
+/// The line that a reader looks for, and what it found.
+pub(super) struct LineSearch {
+    /// In its canonical form.
+    file: PathBuf,
+    number: u64,
+    is_file: bool,
+    found: Option<ManifestLine>,
+}
+
+impl LineSearch {
+    pub fn begin_file(&mut self, path: &Path) {
+        self.is_file = path.canonicalize().is_ok_and(|path| path == self.file);
+    }
+
+    /// The row that begins at a line.
+    pub fn row(&mut self, line: u64, row: Result<ManifestRow, Refusal>, values: impl FnOnce() -> String) {
+        if self.is_file && line == self.number && self.found.is_none() {
             let row = row.ok();
-            let file = row.as_ref().and_then(|row| row.wanted.files.first());
-            Ok(ManifestLine {
-                recording: file.and_then(|file| plain(file)),
+            let files = row.iter().flat_map(|row| &row.wanted.files);
+            self.found = Some(ManifestLine {
+                values: values(),
+                recordings: files.filter_map(|file| plain(file)).collect(),
                 segment_id: row.map(|row| row.segment_id),
-                line,
-            })
+            });
         }
-        Some(Format::Table) => {
-            let (line, segment_id, file) =
-                segment_of_line(path, number)?.ok_or_else(|| wrong(format!("it has no row at line {number}")))?;
-            Ok(ManifestLine {
-                line,
-                segment_id,
-                recording: file.and_then(|file| plain(Path::new(&file))),
-            })
+    }
+}
+
+impl ReadSettings {
+    /// The line of this number of a file, from 1, as the stage with these settings reads it; in a table the heading is line 1.
+    /// None where the stage reads another file.
+    ///
+    /// # Errors
+    /// Where the file cannot be read, has no row at that line, or is no manifest of lines.
+    pub fn line(&self, file: &Path, number: u64) -> Result<Option<ManifestLine>, StageError> {
+        let wrong = |why: String| ManifestError::Manifest {
+            path: file.to_path_buf(),
+            why,
+        };
+        let file = file.canonicalize().map_err(|error| ManifestError::io(file, error))?;
+        // Of a folder the table in it is read.
+        let is_read = |path: String| {
+            let path = Path::new(&path).canonicalize();
+            path.is_ok_and(|path| path == file || (path.is_dir() && file.parent() == Some(&path)))
+        };
+        let patterns = expand(&self.manifest).unwrap_or_default();
+        if !patterns.into_iter().any(is_read) {
+            return Ok(None);
         }
-        _ => Err(wrong(
-            "it is neither a manifest of JSON lines nor a table as text".into(),
-        )),
+        let has_lines = |format| matches!(format, Some(Format::Nemo | Format::Table));
+        let is_named = matches!(self.format, Format::Nemo | Format::Table);
+        if !is_named && !has_lines(format_of(&file)) {
+            return Err(wrong("it is neither a manifest of JSON lines nor a table as text".into()).into());
+        }
+        // Manifests of lines need no folder for temporary files.
+        let manifest = self.open(Path::new(""))?;
+        let names = match &manifest {
+            Manifest::Lines(lines) => lines.names(),
+            Manifest::Texts(tables) => tables.names(),
+            Manifest::Tables(_) | Manifest::Folder(_) => return Ok(None),
+        };
+        for partition in names {
+            let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(false));
+            let mut rows = Rows::new(&mut out, &mut recordings).searching(LineSearch {
+                file: file.clone(),
+                number,
+                is_file: false,
+                found: None,
+            });
+            manifest.read(&partition, &mut rows)?;
+            if let Some(found) = rows.into_search().and_then(|search| search.found) {
+                return Ok(Some(found));
+            }
+        }
+        Err(wrong(format!("it has no row at line {number}")).into())
     }
 }
 
@@ -66,59 +107,75 @@ fn plain(file: &Path) -> Option<String> {
     plain.to_str().filter(|plain| !plain.is_empty()).map(str::to_string)
 }
 
-fn json_line(path: &Path, number: u64) -> std::io::Result<Option<String>> {
-    let mut reader = BufReader::new(open_regular_file(path)?);
-    if number == 0 {
-        return Ok(None);
-    }
-    for _ in 1..number {
-        if reader.skip_until(b'\n')? == 0 {
-            return Ok(None);
-        }
-    }
-    let mut line = Vec::new();
-    reader.take(LONGEST_LINE).read_until(b'\n', &mut line)?;
-    let text = String::from_utf8_lossy(&line);
-    let text = text.trim_start_matches('\u{feff}').trim_end_matches(['\n', '\r']);
-    Ok((!line.is_empty()).then(|| text.to_string()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::read::rows::line_values;
 
     #[test]
-    fn lines_are_found_by_their_number() {
+    fn lines_are_found_by_their_number_as_the_stage_reads_them() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let line = r#"{"audio_filepath": "a/b.wav", "duration": 1, "text": "x", "offset": 2.5}"#;
-        std::fs::write(at("m.jsonl"), format!("\n{line}\r\nnot json")).unwrap();
-        let found = |name: &str, number| manifest_line(&at(name), number);
-        let second = ManifestLine {
-            line: line.into(),
-            segment_id: Some("b@2.5".into()),
-            recording: Some("a/b.wav".into()),
+        let settings = |name: &str| ReadSettings {
+            manifest: at(name).display().to_string(),
+            ..ReadSettings::default()
         };
-        assert_eq!(found("m.jsonl", 2).unwrap(), second);
+        let found = |name: &str, number| settings(name).line(&at(name), number).map(Option::unwrap);
+        let line = r#"{"audio_filepath": "a/b.wav", "duration": 1, "text": "x", "offset": 2.5}"#;
+        let bytes = [format!("\n{line}\r\nnot json\n").as_bytes(), b"{\"text\": \"\xff\"}\n"].concat();
+        std::fs::write(at("m.jsonl"), bytes).unwrap();
+        let second = found("m.jsonl", 2).unwrap();
+        assert_eq!(
+            (second.segment_id.as_deref(), second.values),
+            (Some("b@2.5"), line_values(line))
+        );
+        assert_eq!(second.recordings.last().map(String::as_str), Some("a/b.wav"));
         assert_eq!(found("m.jsonl", 3).unwrap().segment_id, None);
-        assert!(found("m.jsonl", 4).unwrap_err().to_string().contains("no line 4"));
-        std::fs::write(at("spaces.csv"), "path,text\n \t\n\na.wav,x\n").unwrap();
-        assert_eq!(found("spaces.csv", 4).unwrap().line, "a.wav,x");
-        assert!(found("spaces.csv", 2).is_err());
+        // What is not UTF-8 has the values of its reject, too.
+        assert_eq!(
+            found("m.jsonl", 4).unwrap().values,
+            line_values("{\"text\": \"\u{fffd}\"}\n")
+        );
+        let error = found("m.jsonl", 5).unwrap_err().to_string();
+        assert!(error.contains("no row at line 5"), "{error}");
         // A field with a line break makes two lines of one row.
         std::fs::write(at("t.csv"), "path,text\na.wav,\"x\ny\"\nhi/b.wav,z\n").unwrap();
-        assert_eq!(found("t.csv", 4).unwrap().segment_id.as_deref(), Some("hi/b"));
-        assert_eq!(found("t.csv", 4).unwrap().line, "hi/b.wav,z");
-        assert_eq!(found("t.csv", 4).unwrap().recording.as_deref(), Some("hi/b.wav"));
-        assert_eq!(plain(Path::new("../.././x/../b.wav")).as_deref(), Some("x/../b.wav"));
+        let row = found("t.csv", 4).unwrap();
+        assert_eq!(
+            (row.segment_id.as_deref(), row.values),
+            (Some("hi/b"), line_values("hi/b.wav,z"))
+        );
         for (name, number) in [
             ("t.csv", 1),
             ("t.csv", 5),
             ("m.jsonl", 0),
+            ("m.jsonl", 1),
             ("none.csv", 2),
-            ("x.txt", 1),
         ] {
-            assert!(found(name, number).is_err(), "{name}:{number}");
+            assert!(settings(name).line(&at(name), number).is_err(), "{name}:{number}");
         }
+        // Columns that are called otherwise, of the second of two tables, and of the table of a folder.
+        std::fs::write(at("u0.csv"), "wav_file,words\nc.wav,x\n").unwrap();
+        std::fs::write(at("u1.csv"), "wav_file,words\nd.wav,x\n").unwrap();
+        let renamed = ReadSettings {
+            columns: vec!["wav_file=audio_filepath".into(), "words=text".into()],
+            ..settings("u{0..1}.csv")
+        };
+        let of = |name: &str| renamed.line(&at(name), 2).unwrap().unwrap().segment_id;
+        assert_eq!(
+            (of("u0.csv").as_deref(), of("u1.csv").as_deref()),
+            (Some("c"), Some("d"))
+        );
+        assert_eq!(renamed.line(&at("t.csv"), 2).unwrap(), None, "it reads other files");
+        std::fs::create_dir(at("folder")).unwrap();
+        std::fs::write(at("folder/metadata.csv"), "file_name,text\ne.wav,x\n").unwrap();
+        let of_folder = settings("folder").line(&at("folder/metadata.csv"), 2).unwrap();
+        assert_eq!(of_folder.unwrap().segment_id.as_deref(), Some("e"));
+    }
+
+    #[test]
+    fn paths_lose_what_they_begin_with() {
+        assert_eq!(plain(Path::new("../.././x/../b.wav")).as_deref(), Some("x/../b.wav"));
+        assert_eq!(plain(Path::new("/")), None);
     }
 }

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use flow_audio::language_tag::is_language;
 use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
@@ -36,8 +37,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use files::Format;
-pub use lines::{tag_of, untagged};
-pub use manifest_line::{ManifestLine, manifest_line};
+pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use row_rules::Regions;
@@ -47,7 +47,7 @@ use crate::error::ManifestError;
 use files::expand;
 use places::Places;
 use recordings::Recordings;
-use row_rules::{RowRules, is_language_code};
+use row_rules::RowRules;
 use rows::Rows;
 
 /// Starts from a manifest that exists.
@@ -201,7 +201,7 @@ impl ReadSettings {
 
     /// Refuses a language for rows that has not the form of one.
     fn check_lang(&self) -> Result<(), StageError> {
-        if self.lang.is_empty() || is_language_code(&self.lang) {
+        if self.lang.is_empty() || is_language(&self.lang) {
             return Ok(());
         }
         Err(StageError::setting(
@@ -244,7 +244,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 7;
+    const VERSION: u32 = 8;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(

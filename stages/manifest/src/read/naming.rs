@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use super::lines::tag_of;
+use flow_audio::language_tag::{UNDETERMINED, tag_of};
 
 /// Names of a row, by the path of its recording as the manifest has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,9 +35,6 @@ pub fn named(file: &str, start: Option<f64>) -> Named {
         shard_id: (!folder.is_empty()).then(|| folder.to_string()),
     }
 }
-
-/// The code of BCP 47 for an undetermined language.
-pub const UNDETERMINED: &str = "und";
 
 /// The language of a row: the one that the manifest says, else the one of the setting, else that of the folder, where folders
 /// are named like languages, else the one in a tag that the text begins with; empty where nothing tells. A setting of

@@ -75,32 +75,6 @@ fn language_and_region(tag: &str) -> Option<(&str, &str)> {
     ((2..=3).contains(&language.len()) && letters(language) && is_region).then_some((language, region))
 }
 
-/// Whether a tag has the form of a language code of ISO 639 or BCP 47: two or three letters, perhaps followed by subtags for
-/// extended languages, scripts, regions and variants (`hi`, `zh-Hant-TW`, `cmn_hans_cn`, `rm-sursilv`).
-pub fn is_language_code(tag: &str) -> bool {
-    // Longer than any tag that is in use.
-    const MOST_SUBTAGS: usize = 5;
-    let letters = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphabetic());
-    let mut parts = tag.split(['-', '_']);
-    let is_language = parts
-        .next()
-        .is_some_and(|language| (2..=3).contains(&language.len()) && letters(language));
-    let mut subtags = parts.clone();
-    is_language
-        && parts.count() <= MOST_SUBTAGS
-        && subtags.all(|subtag| match subtag.len() {
-            2 => letters(subtag),
-            3 => letters(subtag) || subtag.bytes().all(|byte| byte.is_ascii_digit()),
-            4 => letters(subtag) || (subtag.as_bytes()[0].is_ascii_digit() && is_alphanumeric(subtag)),
-            5..=8 => is_alphanumeric(subtag),
-            _ => false,
-        })
-}
-
-fn is_alphanumeric(subtag: &str) -> bool {
-    subtag.bytes().all(|byte| byte.is_ascii_alphanumeric())
-}
-
 /// Whether a folder is named like a language: a code of ISO 639-1 or three letters, perhaps with a region (`hi`, `en-IN`), and
 /// none of the names that folders of a corpus often have (`dev`, `wav`).
 pub fn names_language(folder: &str) -> bool {
@@ -166,49 +140,6 @@ mod tests {
         ] {
             assert_eq!(drop.language(tag.into()), language, "{tag}");
             assert_eq!(keep.language(tag.into()), tag);
-        }
-    }
-
-    #[test]
-    fn codes_of_languages_have_a_form() {
-        for tag in [
-            "hi",
-            "hin",
-            "en-US",
-            "en_us",
-            "es-419",
-            "zh-Hant",
-            "zh-Hant-TW",
-            "cmn_hans_cn",
-            "rm-sursilv",
-            "ca-valencia",
-            "sl-rozaj-1994",
-            "nan-tw",
-            "HI",
-        ] {
-            assert!(is_language_code(tag), "{tag}");
-        }
-        for tag in [
-            "",
-            "h",
-            "hindi",
-            "Klingon",
-            "null",
-            "h1",
-            "en-",
-            "-en",
-            "en--US",
-            "en US",
-            " hi",
-            "हि",
-            "en-u",
-            "en-toolongatag",
-            "/data/a.wav",
-            "one two",
-            "1.5",
-            "aa-bb-cc-dd-ee-ff-gg",
-        ] {
-            assert!(!is_language_code(tag), "{tag}");
         }
     }
 

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder, UInt32Builder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_audio::language_tag::is_language;
 use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
 
+use super::manifest_line::LineSearch;
 use super::recordings::{Found, Recordings, Wanted};
-use super::row_rules::{RowRules, is_language_code};
+use super::row_rules::RowRules;
 use super::sample::KeptRows;
 use crate::extra::EXTRA;
 
@@ -125,7 +127,7 @@ impl ManifestRow {
                 "lang: the row names none; the setting `lang` gives one to all such rows (`und` where it does not matter)",
             ));
         }
-        if !is_language_code(&self.lang) {
+        if !is_language(&self.lang) {
             // Of a wrong column this may be anything.
             let shown: String = self.lang.chars().take(SHOWN_OF_A_LANGUAGE).collect();
             let field = match self.lang_field {
@@ -164,6 +166,8 @@ pub struct Rows<'a> {
     place: Option<(String, u64)>,
     /// Where rows are only looked at, those that are kept for it.
     kept: Option<KeptRows>,
+    /// Where one row is looked for, its line.
+    search: Option<LineSearch>,
 }
 
 impl<'a> Rows<'a> {
@@ -186,6 +190,7 @@ impl<'a> Rows<'a> {
             next: 0,
             place: None,
             kept: None,
+            search: None,
         }
     }
 
@@ -197,6 +202,9 @@ impl<'a> Rows<'a> {
     pub fn begin_file(&mut self, path: &Path) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         self.place = Some((name, 0));
+        if let Some(search) = &mut self.search {
+            search.begin_file(path);
+        }
     }
 
     /// The row that comes next begins at this line of the file, from 1.
@@ -223,6 +231,19 @@ impl<'a> Rows<'a> {
             kept: Some(kept),
             ..self
         }
+    }
+
+    /// One row is looked for, and none is looked up or handed on.
+    pub(super) fn searching(self, search: LineSearch) -> Self {
+        Rows {
+            search: Some(search),
+            ..self
+        }
+    }
+
+    /// The search, with what it found.
+    pub(super) fn into_search(self) -> Option<LineSearch> {
+        self.search
     }
 
     /// The rows that were kept; from now on none are.
@@ -253,6 +274,11 @@ impl<'a> Rows<'a> {
             });
             return Ok(());
         }
+        if let Some(search) = &mut self.search {
+            let line = self.place.as_ref().map_or(0, |(_, line)| *line);
+            search.row(line, row, values);
+            return Ok(());
+        }
         self.out.read(1);
         let segment_id = row.as_ref().ok().map(|row| row.segment_id.clone());
         let found = match row {
@@ -266,7 +292,7 @@ impl<'a> Rows<'a> {
                 let values = serde_json::json!({"text_bytes": row.text.len()}).to_string();
                 self.out.reject(Reject {
                     row: Some(number),
-                    segment_id: segment_id.filter(|id| !id.is_empty() && id.len() <= KEPT_OF_A_LINE),
+                    id: segment_id.filter(|id| !id.is_empty() && id.len() <= KEPT_OF_A_LINE),
                     reason: "too_much_text".into(),
                     class: RejectClass::Fault,
                     detail,
@@ -282,7 +308,7 @@ impl<'a> Rows<'a> {
                 let detail = self.with_place(detail);
                 self.out.reject(Reject {
                     row: Some(number),
-                    segment_id: segment_id.filter(|id| !id.is_empty()),
+                    id: segment_id.filter(|id| !id.is_empty()),
                     reason: reason.into(),
                     class,
                     detail,

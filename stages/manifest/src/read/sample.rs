@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use flow_audio::language_tag::{same_language, tag_of, untagged};
 use flow_audio::part::{TOLERANCE_SECONDS, decode_row, stated_seconds};
 use flow_audio::recording_reader::{Channels, RecordingReader};
 use flow_runtime::{Out, StageError};
 
-use super::lines::tag_of;
+use super::ReadSettings;
 use super::recordings::{Found, Recordings};
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
-use super::{ReadSettings, untagged};
 
 /// Partitions of which rows are read.
 const MOST_PARTITIONS: usize = 8;
@@ -177,7 +177,7 @@ impl ManifestSample {
         self.parts += u64::from(stated_seconds(path, range).is_some_and(is_part));
         if let Some(tag) = tag_of(&row.text) {
             self.tagged += 1;
-            if tag != row.lang {
+            if !same_language(tag, &row.lang) {
                 self.other_tag.push(place.clone());
             }
         }

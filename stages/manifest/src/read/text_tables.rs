@@ -437,44 +437,6 @@ impl Columns {
     }
 }
 
-/// A row as it stands in a table, its segment, and its recording.
-type NamedLine = (String, Option<String>, Option<String>);
-
-/// The row that begins at a line of a table, from 1 with the heading, as it stands there, the segment that it stands for, and
-/// the recording that it names; none where no row begins there.
-///
-/// # Errors
-/// When the table cannot be read or its heading lacks a column.
-pub fn segment_of_line(path: &Path, number: u64) -> Result<Option<NamedLine>, ManifestError> {
-    let text = read_text(path)?;
-    let quoted = is_quoted(path);
-    let mut records = text.records(0..text.text.len(), quoted).with_lines(1);
-    let heading = records.next().map(|(_, record)| record.fields).unwrap_or_default();
-    let columns = Columns::of(&heading).map_err(|why| ManifestError::Manifest {
-        path: path.to_path_buf(),
-        why,
-    })?;
-    let Some((_, record)) = records
-        .find(|(line, _)| *line >= number)
-        .filter(|(line, _)| *line == number)
-    else {
-        return Ok(None);
-    };
-    let field = |place: Option<usize>| {
-        let field = place
-            .and_then(|place| record.fields.get(place))
-            .map(AsRef::<str>::as_ref);
-        field.filter(|field| !field.is_empty())
-    };
-    let file = field(Some(columns.file));
-    let segment = field(columns.id).map(str::to_string).or_else(|| {
-        let start = field(columns.offset).and_then(|text| text.trim().parse::<f64>().ok());
-        let start = start.filter(|&start| start != 0.0);
-        file.map(|file| named(file, start).segment_id)
-    });
-    Ok(Some((record.line.to_string(), segment, file.map(str::to_string))))
-}
-
 /// Whether the fields of a table may stand in quotes, as those of CSV, and not of TSV, do.
 fn is_quoted(path: &Path) -> bool {
     path.extension()

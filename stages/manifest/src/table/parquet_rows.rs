@@ -138,7 +138,7 @@ fn refuse(found: &RecordBatch, bad: &[Option<&str>], first: u32, out: &mut Out) 
         let short: String = value.chars().take(60).collect();
         out.reject(flow_runtime::Reject {
             row: u32::try_from(row).ok().and_then(|row| first.checked_add(row)),
-            segment_id: None,
+            id: None,
             reason: "bad_value".into(),
             class: RejectClass::Fault,
             detail: format!("column `{column}`: {short:?} is not of its type"),

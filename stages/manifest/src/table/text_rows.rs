@@ -108,7 +108,7 @@ pub(super) fn read(
             Ok(cells) => rows.push(number, cells),
             Err((reason, detail)) => out.reject(Reject {
                 row: Some(number),
-                segment_id: None,
+                id: None,
                 reason: reason.into(),
                 class: RejectClass::Fault,
                 detail,

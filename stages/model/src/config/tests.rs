@@ -69,18 +69,58 @@ fn an_archive_has_the_sections_that_nemos_calls_need() {
     // Null, as NeMo leaves a section that it has taken out, is none.
     let emptied = archive(&|root| sections.iter().for_each(|section| put(root, &[section], Value::Null)));
     assert_eq!(emptied, written);
-    // What the model that training began from had stays as it was.
-    let brought: Value = serde_yaml::from_str("{manifest_filepath: /data/of/theirs.json, use_lhotse: true}").unwrap();
-    let kept = archive(&|root| {
-        sections
-            .iter()
-            .for_each(|section| put(root, &[section], brought.clone()))
-    });
-    for section in &sections[..3] {
-        assert_eq!(kept[section], brought, "{section}");
+}
+
+/// What the model that training began from says in a section stays as it was, and what NeMo asks for besides is added.
+#[test]
+fn what_is_missing_in_a_section_of_an_archive_is_added() {
+    let kept = |brought: &str| -> Value {
+        let brought: Value = serde_yaml::from_str(brought).unwrap();
+        let sections = ["train_ds", "validation_ds", "test_ds", "optim"];
+        let config = read(|root| {
+            sections
+                .iter()
+                .for_each(|section| put(root, &[section], brought.clone()))
+        })
+        .unwrap();
+        serde_yaml::from_str(&config.to_nemo_archive_yaml().unwrap()).unwrap()
+    };
+    let section = |text: &str| -> Value { serde_yaml::from_str(text).unwrap() };
+    // As archives have it whose scheduler was taken out.
+    let written = kept("{name: adam, lr: 0.5, manifest_filepath: /data/of/theirs.json, shuffle: true}");
+    assert_eq!(
+        written["optim"]["sched"],
+        section("{name: CosineAnnealing, warmup_steps: 1000, min_lr: 1e-6}")
+    );
+    assert_eq!(
+        (&written["optim"]["name"], &written["optim"]["lr"]),
+        (&"adam".into(), &0.5.into())
+    );
+    for name in ["train_ds", "validation_ds", "test_ds"] {
+        let ds = &written[name];
+        assert_eq!(ds["manifest_filepath"], "/data/of/theirs.json");
+        assert_eq!(
+            (&ds["shuffle"], &ds["use_start_end_token"]),
+            (&true.into(), &false.into())
+        );
+        assert_eq!(
+            (&ds["sample_rate"], &ds["batch_size"]),
+            (&written["sample_rate"], &16.into())
+        );
+        assert!(ds.get("max_duration").is_none(), "its rows stay those that they were");
     }
-    assert_eq!(kept["optim"]["use_lhotse"], true);
-    assert!(kept["optim"].get("sched").is_none());
+    // Another schedule, and sections whose batches Lhotse makes.
+    let written = kept("{sched: {name: NoamAnnealing, warmup_ratio: 0.1}, use_lhotse: true, batch_duration: 600}");
+    assert_eq!(
+        written["optim"]["sched"],
+        section("{name: NoamAnnealing, warmup_ratio: 0.1}")
+    );
+    let ds = &written["validation_ds"];
+    assert!(ds.get("batch_size").is_none() && ds.get("shuffle").is_none());
+    assert_eq!(
+        (&ds["manifest_filepath"], &ds["use_start_end_token"]),
+        (&Value::Null, &false.into())
+    );
 }
 
 #[test]

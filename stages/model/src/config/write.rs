@@ -165,7 +165,8 @@ impl ModelConfig {
         let class = self.nemo_class(&root);
         put(&mut root, &["target"], class);
         self.put_missing_data_sections(&mut root);
-        if !is_section(&root, "optim") {
+        // Settings of one schedule are not those of another, so that one that is there stays as it is.
+        if root.get("optim").and_then(|optim| optim.get("sched")).is_none() {
             put(&mut root, &["optim", "sched", "name"], "CosineAnnealing");
             put(&mut root, &["optim", "sched", "warmup_steps"], 1000);
             put(&mut root, &["optim", "sched", "min_lr"], 1e-6);
@@ -204,13 +205,22 @@ impl ModelConfig {
     }
 
     /// The sections that NeMo's own calls look into: `transcribe` asks `validation_ds` how texts are marked, and who
-    /// trains there sets paths in them. As they stand they load nothing. One that is there stays as it is.
+    /// trains there sets paths in them. As they stand they load nothing. One that is there keeps what it says, and gets what
+    /// is missing but for what chooses other rows: bounds of durations, and sizes of batches where Lhotse makes them.
     fn put_missing_data_sections(&self, root: &mut Mapping) {
         for section in ["train_ds", "validation_ds", "test_ds"] {
-            if is_section(root, section) {
-                continue;
-            }
             let train = section == "train_ds";
+            let is_new = !is_section(root, section);
+            if is_new {
+                put(root, &[section], Mapping::new());
+            }
+            let by_lhotse = root
+                .get(section)
+                .and_then(|ds| ds.get("use_lhotse"))
+                .and_then(Value::as_bool);
+            let is_known = |key: &str| {
+                by_lhotse != Some(true) || ["manifest_filepath", "sample_rate", "use_start_end_token"].contains(&key)
+            };
             let values: [(&str, Value); 7] = [
                 ("manifest_filepath", Value::Null),
                 ("sample_rate", self.preprocessor.sample_rate.into()),
@@ -220,10 +230,10 @@ impl ModelConfig {
                 ("pin_memory", true.into()),
                 ("use_start_end_token", false.into()),
             ];
-            for (key, value) in values {
-                put(root, &[section, key], value);
+            for (key, value) in values.into_iter().filter(|(key, _)| is_known(key)) {
+                put_missing(root, &[section, key], value);
             }
-            if train {
+            if train && is_new {
                 put(root, &[section, "min_duration"], 0.1);
                 put(root, &[section, "max_duration"], 20.0);
                 put(root, &[section, "trim_silence"], false);
