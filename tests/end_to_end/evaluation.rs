@@ -34,7 +34,10 @@ fn low_precision_costs_few_words() {
         let words = &scores["sets"][0]["overall"]["words"];
         let count = |field: &str| words[field].as_u64().unwrap();
         (
-            ["insertions", "deletions", "substitutions"].into_iter().map(count).sum(),
+            ["insertions", "deletions", "substitutions"]
+                .into_iter()
+                .map(count)
+                .sum(),
             count("units"),
         )
     };
@@ -42,7 +45,10 @@ fn low_precision_costs_few_words() {
     for precision in ["bf16", "int8"] {
         let (low, _) = errors(precision);
         println!("{precision}: {low} of {words} words wrong, {f32} in f32");
-        assert!(low <= f32 + words / 50, "{precision}: {low} of {words} words, {f32} in f32");
+        assert!(
+            low <= f32 + words / 50,
+            "{precision}: {low} of {words} words, {f32} in f32"
+        );
     }
 }
 

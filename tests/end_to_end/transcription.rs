@@ -449,7 +449,10 @@ fn mistakes_on_the_command_line_are_told() {
         (&["--device", "tpu"], "device"),
         (&["--precision", "int4"], "int4"),
         (&["--precision", "int8", "--device", "cuda"], "is for the CPU"),
-        (&["--precision", "bf16", "--set", "weights=f16"], "leave out one of the two"),
+        (
+            &["--precision", "bf16", "--set", "weights=f16"],
+            "leave out one of the two",
+        ),
     ] {
         let output = place.transcribe(arguments);
         expect_code(&output, 2);

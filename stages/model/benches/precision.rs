@@ -67,7 +67,10 @@ fn show(name: &str, times: &[f64]) {
 fn products() -> Result<()> {
     let mut noise = Noise::new(1);
     for [rows, depth, columns] in PRODUCTS {
-        let (x, weight) = (random(&[rows, depth], &mut noise)?, random(&[columns, depth], &mut noise)?);
+        let (x, weight) = (
+            random(&[rows, depth], &mut noise)?,
+            random(&[columns, depth], &mut noise)?,
+        );
         let f32 = PackedRhs::new(&weight.t()?)?;
         let low = |precision| LowPrecisionRhs::from_weight(precision, &weight);
         let (bf16, int8) = (low(LowPrecision::Bf16)?, low(LowPrecision::Int8)?);

@@ -8,8 +8,8 @@ use flow_kernels::Noise;
 use flow_kernels::elementwise::{add_in_place, scale_in_place};
 use flow_kernels::product::low_precision::LowPrecisionRhs;
 
-use crate::checkpoint::TensorEntry;
 use crate::Precision;
+use crate::checkpoint::TensorEntry;
 use crate::error::{Error, Result};
 
 /// Index of a parameter in its [`Parameters`].

@@ -606,12 +606,22 @@ fn low_precision_decodes_alone_as_in_company() {
             .collect();
         // Eleven of each layer: two of each feed-forward module, five of attention, two pointwise convolutions.
         assert_eq!(packed.len(), 11 * whole.config.encoder.n_layers + 3, "{packed:?}");
-        assert!(packed.iter().all(|name| name.starts_with("encoder.layers.") || name.starts_with("joint.")));
+        assert!(
+            packed
+                .iter()
+                .all(|name| name.starts_with("encoder.layers.") || name.starts_with("joint."))
+        );
         let (found, found_lengths) = low.encode(&signals).unwrap();
         assert_eq!(found_lengths, lengths);
         let worst = golden::valid_difference(&found, &expected, &lengths);
-        println!("{precision:?}: {worst} of {} from the model in 32 bits", golden::magnitude(&expected));
-        assert!(worst > 0.0 && worst < far * golden::magnitude(&expected), "{precision:?}: {worst}");
+        println!(
+            "{precision:?}: {worst} of {} from the model in 32 bits",
+            golden::magnitude(&expected)
+        );
+        assert!(
+            worst > 0.0 && worst < far * golden::magnitude(&expected),
+            "{precision:?}: {worst}"
+        );
         let together = low.transcribe(&signals).unwrap();
         assert!(together.iter().any(|hypothesis| !hypothesis.ids.is_empty()));
         for (signal, together) in signals.iter().zip(&together) {

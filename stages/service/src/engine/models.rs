@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use flow_model::{Precision, Weights};
 use flow_model::checkpoint::OpenModel;
+use flow_model::{Precision, Weights};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::Recognizer;
 
@@ -205,7 +205,8 @@ impl Models {
         let broken = |why: String| EngineError::Model(format!("the model `{name}` cannot be loaded: {why}"));
         let loaded = guarded(|| {
             if let Some(budget) = self.budget {
-                let bytes = needed_bytes(&path, self.weights, self.precision).map_err(|error| broken(error.to_string()))?;
+                let bytes =
+                    needed_bytes(&path, self.weights, self.precision).map_err(|error| broken(error.to_string()))?;
                 self.make_room(index, bytes, budget)?;
             }
             let turn = self.turn.as_deref();

@@ -14,9 +14,9 @@ use std::arch::x86_64::*;
 use bytemuck::Pod;
 use rayon::prelude::*;
 
+use super::int8::Sizes;
 #[cfg(target_arch = "x86_64")]
 use super::int8::by_size;
-use super::int8::Sizes;
 use super::lines::{Lines, row_stride};
 use super::quantise::{bf16_bits, from_bf16, round_row};
 use super::tiles::{PANEL, ROWS, Tile, Tiling, by_tiles};

@@ -24,7 +24,9 @@ impl Scale {
     #[inline(always)]
     pub fn of(row: &[f32]) -> Self {
         // Whole numbers are in the order of the floats that they are the bits of, with all that is not finite at the end.
-        let largest = row.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
+        let largest = row
+            .iter()
+            .fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
         let largest = f32::from_bits(largest);
         if !largest.is_finite() {
             return Self {
@@ -47,7 +49,11 @@ impl Scale {
     /// The code of a value of the row.
     #[inline(always)]
     pub fn code(self, value: f32) -> i8 {
-        let shifted = if self.factor > 0.0 { value * self.factor + SHIFT } else { SHIFT };
+        let shifted = if self.factor > 0.0 {
+            value * self.factor + SHIFT
+        } else {
+            SHIFT
+        };
         shifted.to_bits() as i8
     }
 }

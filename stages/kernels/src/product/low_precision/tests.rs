@@ -35,14 +35,22 @@ fn bf16(kernel: Bf16Kernel, a: &[f32], weight: &[f32], [rows, depth, columns]: [
 
 /// What `f` gives for each row of `a` and each row of `weight`, row-major.
 fn each<T>(a: &[f32], weight: &[f32], [rows, depth, columns]: [usize; 3], f: impl Fn(&[f32], &[f32]) -> T) -> Vec<T> {
-    let place = |i: usize| f(&a[i / columns * depth..][..depth], &weight[i % columns * depth..][..depth]);
+    let place = |i: usize| {
+        f(
+            &a[i / columns * depth..][..depth],
+            &weight[i % columns * depth..][..depth],
+        )
+    };
     (0..rows * columns).map(place).collect()
 }
 
 /// The sum over the products of two rows, in f64, and that of what `size` gives for each pair of values.
 fn exact(a: &[f32], w: &[f32], size: impl Fn(f64, f64) -> f64) -> (f64, f64) {
     let pairs = || a.iter().zip(w).map(|(a, w)| (f64::from(*a), f64::from(*w)));
-    (pairs().map(|(a, w)| a * w).sum(), pairs().map(|(a, w)| size(a, w)).sum())
+    (
+        pairs().map(|(a, w)| a * w).sum(),
+        pairs().map(|(a, w)| size(a, w)).sum(),
+    )
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {
@@ -123,7 +131,11 @@ fn a_row_is_the_same_alone_and_for_any_number_of_threads() {
         let whole = product(&a, rows);
         for threads in [1, 2, 5] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            assert_eq!(pool.install(|| product(&a, rows)), whole, "{precision:?}, {threads} threads");
+            assert_eq!(
+                pool.install(|| product(&a, rows)),
+                whole,
+                "{precision:?}, {threads} threads"
+            );
         }
         for row in [0, 17, 330] {
             let alone = product(&a[row * depth..][..depth], 1);
@@ -175,7 +187,10 @@ fn values_that_are_not_finite_spoil_their_row_alone() {
         }
         for kernel in Bf16Kernel::available() {
             let found = bf16(kernel, &a, &weight, sizes);
-            assert!(found[2 * columns..3 * columns].iter().all(|x| !x.is_finite()), "{kernel:?}");
+            assert!(
+                found[2 * columns..3 * columns].iter().all(|x| !x.is_finite()),
+                "{kernel:?}"
+            );
             all.push((found, bf16(kernel, &clean, &weight, sizes)));
         }
         for (found, expected) in all {
@@ -197,7 +212,13 @@ fn rows_of_zeros_and_of_tiny_and_huge_values_have_scales() {
         let scale = Scale::of(&row);
         assert_eq!(scale.value, value, "{row:?}");
         let codes = row.map(|x| scale.code(x));
-        let expected = row.map(|x| if value > 0.0 { (x / value).round_ties_even() as i8 } else { 0 });
+        let expected = row.map(|x| {
+            if value > 0.0 {
+                (x / value).round_ties_even() as i8
+            } else {
+                0
+            }
+        });
         assert_eq!(codes, expected, "{row:?}");
     }
     let scale = Scale::of(&[127.0, 0.5, 1.5, -2.5]);
@@ -206,7 +227,10 @@ fn rows_of_zeros_and_of_tiny_and_huge_values_have_scales() {
 
 #[test]
 fn bf16_is_the_nearest_one() {
-    for value in random(40, 50, 5).into_iter().chain([0.0, -0.0, 1.0, 3.3961776e38, f32::MAX, f32::INFINITY]) {
+    for value in random(40, 50, 5)
+        .into_iter()
+        .chain([0.0, -0.0, 1.0, 3.3961776e38, f32::MAX, f32::INFINITY])
+    {
         assert_eq!(bf16_bits(value), half::bf16::from_f32(value).to_bits(), "{value}");
     }
     assert_eq!([1e-40, -1e-40].map(bf16_bits), [0, 0x8000]);
