@@ -595,7 +595,7 @@ fn low_precision_decodes_alone_as_in_company() {
     let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
     let whole = model(DType::F32);
     let (expected, lengths) = whole.encode(&signals).unwrap();
-    // A code of int8 is a 127th of the largest value of its row, a bf16 has eight bits; layers are normalised in between.
+    // int8 has 256 codes for what a row spans, bf16 eight bits; layers are normalised in between.
     for (precision, far) in [(Precision::Bf16, 0.05), (Precision::Int8, 0.2)] {
         let load = || TdtModel::load_for_decoding(&path, DType::F32, precision, &Device::Cpu).unwrap();
         let mut low = load();

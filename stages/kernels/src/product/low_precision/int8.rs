@@ -1,4 +1,5 @@
-//! Products of int8: weights with a scale for each column, rows with a scale each, sums in whole numbers of 32 bits.
+//! Products of int8: weights with a scale for each column, rows with a scale and a code of zero each, sums in whole numbers of 32
+//! bits.
 //!
 //! Sums are exact, and what follows is the same two multiplications of floats everywhere: an element is the same to the bit on
 //! every processor, for any number of threads and whatever the other rows.
@@ -13,7 +14,7 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 
 use super::lines::{Lines, row_stride};
-use super::quantise::{Scale, quantise_row};
+use super::quantise::{Codes, quantise_row};
 use super::tiles::{PANEL, ROWS, Tile, Tiling, by_tiles};
 
 /// The largest depth whose sums fit into 32 bits: each product is 255 * 127 at the most.
@@ -121,18 +122,18 @@ pub struct Int8Matrix {
     columns: usize,
     depth: usize,
     values: Lines,
-    /// The value of a code of each column, and zeros up to whole vectors.
+    /// The scale of each column, and zeros up to whole vectors.
     scales: Vec<f32>,
-    /// What the sums of each column begin with: codes of rows are without a sign there, 128 too large.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for one kernel alone"))]
-    begin: Vec<i32>,
+    /// The sum of the codes of each column: sums with codes of rows that are not less the code of zero are that many times too
+    /// large.
+    code_sums: Vec<i32>,
 }
 
-/// The rows of the left-hand side as a kernel reads them, and the value of a code of each.
+/// The rows of the left-hand side as a kernel reads them, and the codes of each.
 struct Rows {
     values: Lines,
     stride: usize,
-    scales: Vec<f32>,
+    codes: Vec<Codes>,
 }
 
 impl Int8Matrix {
@@ -144,17 +145,15 @@ impl Int8Matrix {
         let mut values = Lines::zeroed::<i8>(sizes.packed(columns, depth));
         let to: &mut [i8] = values.values_mut();
         let mut scales = vec![0.0; columns.next_multiple_of(sizes.lanes)];
-        let mut begin = vec![0; scales.len()];
+        let mut code_sums = vec![0; scales.len()];
         for (column, row) in weight.chunks_exact(depth.max(1)).enumerate() {
-            let scale = Scale::of(row);
-            scales[column] = scale.value;
-            let mut sum = 0;
+            let codes = Codes::of_weights(row);
+            scales[column] = codes.scale;
             for (k, value) in row.iter().enumerate() {
-                let code = scale.code(*value);
+                let code = codes.weight(*value);
                 to[sizes.place(columns, depth, (k, column))] = code;
-                sum += i32::from(code);
+                code_sums[column] += i32::from(code);
             }
-            begin[column] = -128 * sum;
         }
         Self {
             kernel,
@@ -162,7 +161,7 @@ impl Int8Matrix {
             depth,
             values,
             scales,
-            begin,
+            code_sums,
         }
     }
 
@@ -176,7 +175,7 @@ impl Int8Matrix {
 
     /// Bytes that it takes.
     pub fn bytes(&self) -> usize {
-        self.values.bytes() + 4 * (self.scales.len() + self.begin.len())
+        self.values.bytes() + 4 * (self.scales.len() + self.code_sums.len())
     }
 
     /// `out = a b`, with `a` (rows, depth) and `out` row-major; writes the whole of `out`, which has rows * columns elements.
@@ -192,8 +191,8 @@ impl Int8Matrix {
         match self.kernel {
             #[cfg(target_arch = "x86_64")]
             Int8Kernel::Vnni => {
-                // Codes without a sign; padding is never multiplied with anything but zeros.
-                let a = self.quantised(a, rows, |code| code as u8 ^ 0x80);
+                // Padding is multiplied with zeros alone.
+                let a = self.quantised(a, rows, |code, _| code);
                 self.tiles::<u8>(&a, rows, out, |tile, to| {
                     // SAFETY: the kernel was found to be available, and the tile has what it says.
                     unsafe { x86::vnni(tile, to) };
@@ -201,35 +200,35 @@ impl Int8Matrix {
             }
             #[cfg(target_arch = "x86_64")]
             Int8Kernel::Avx2 => {
-                let a = self.quantised(a, rows, i16::from);
+                let a = self.quantised(a, rows, less_zero);
                 self.tiles::<i16>(&a, rows, out, |tile, to| {
                     // SAFETY: as above.
                     unsafe { x86::avx2(tile, to) };
                 });
             }
             Int8Kernel::Loops => {
-                let a = self.quantised(a, rows, i16::from);
+                let a = self.quantised(a, rows, less_zero);
                 self.tiles::<i16>(&a, rows, out, loops);
             }
         }
     }
 
-    fn quantised<T: Pod + Send>(&self, a: &[f32], rows: usize, of: impl Fn(i8) -> T + Sync) -> Rows {
+    fn quantised<T: Pod + Send>(&self, a: &[f32], rows: usize, of: impl Fn(u8, i32) -> T + Sync) -> Rows {
         let stride = row_stride::<T>(self.depth);
         let mut values = Lines::zeroed::<T>(rows * stride);
-        let mut scales = vec![0.0; rows];
+        let mut codes = vec![Codes::of_row(&[]); rows];
         let rows_of_task = (8192 / self.depth).max(1);
         let to: &mut [T] = values.values_mut();
         a.par_chunks(rows_of_task * self.depth)
             .zip(to.par_chunks_mut(rows_of_task * stride))
-            .zip(scales.par_chunks_mut(rows_of_task))
-            .for_each(|((a, to), scales)| {
+            .zip(codes.par_chunks_mut(rows_of_task))
+            .for_each(|((a, to), codes)| {
                 let rows = a.chunks_exact(self.depth).zip(to.chunks_exact_mut(stride));
-                for ((row, to), scale) in rows.zip(scales) {
-                    *scale = quantise_row(row, to, &of);
+                for ((row, to), codes) in rows.zip(codes) {
+                    *codes = quantise_row(row, to, &of);
                 }
             });
-        Rows { values, stride, scales }
+        Rows { values, stride, codes }
     }
 
     fn tiles<T: Pod>(
@@ -257,15 +256,17 @@ impl Int8Matrix {
                 groups,
                 vectors,
                 weights: &self.values.values()[first * groups * sizes.group..][..width * groups * sizes.group],
-                begin: &self.begin[first..][..width],
+                code_sums: &self.code_sums[first..][..width],
                 scales: &self.scales[first..][..width],
                 count: range.len(),
                 rows: [&[]; ROWS],
                 row_scales: [0.0; ROWS],
+                zeros: [0; ROWS],
             };
             for (i, row) in range.enumerate() {
                 tile.rows[i] = &values[row * a.stride..][..groups * sizes.group];
-                tile.row_scales[i] = a.scales[row];
+                tile.row_scales[i] = a.codes[row].scale;
+                tile.zeros[i] = a.codes[row].zero;
             }
             kernel(tile, to);
         });
@@ -282,12 +283,20 @@ struct Int8Tile<'a, T> {
     weights: &'a [i8],
     /// Of each column of `vectors`.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for one kernel alone"))]
-    begin: &'a [i32],
+    code_sums: &'a [i32],
     scales: &'a [f32],
     /// Rows of the tile: the first so many of these, each of `groups` times the steps of a group.
     count: usize,
     rows: [&'a [T]; ROWS],
     row_scales: [f32; ROWS],
+    /// Codes of zero.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for one kernel alone"))]
+    zeros: [i32; ROWS],
+}
+
+/// A code of a row as kernels of 16 bits read it.
+fn less_zero(code: u8, zero: i32) -> i16 {
+    i16::from(code) - zero as i16
 }
 
 /// The kernel without instructions of its own, in groups of two steps and vectors of eight columns.
@@ -357,8 +366,10 @@ mod x86 {
             let mut rows = [std::ptr::null::<u8>(); NR];
             for (j, row) in rows.iter_mut().enumerate() {
                 *row = tile.rows[j].as_ptr();
+                let zero = _mm512_set1_epi32(-tile.zeros[j]);
                 for (v, sum) in sums[j].iter_mut().enumerate() {
-                    *sum = _mm512_loadu_si512(tile.begin.as_ptr().add(16 * v).cast());
+                    let codes = _mm512_loadu_si512(tile.code_sums.as_ptr().add(16 * v).cast());
+                    *sum = _mm512_mullo_epi32(zero, codes);
                 }
             }
             let mut weights = tile.weights.as_ptr();

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::bf16::{Bf16Kernel, Bf16Matrix};
 use super::int8::{Int8Kernel, Int8Matrix, MOST_DEPTH};
-use super::quantise::{Scale, bf16_bits, from_bf16};
+use super::quantise::{Codes, bf16_bits, from_bf16};
 use super::*;
 use crate::noise::Noise;
 use crate::testing::normal;
@@ -69,15 +69,16 @@ proptest! {
         let sizes = [rows, depth, columns];
         let (a, weight) = (random(rows, depth, seed), random(columns, depth, !seed));
         let expected = each(&a, &weight, sizes, |a, w| {
-            let (of_a, of_w) = (Scale::of(a), Scale::of(w));
-            let sum: i64 = a.iter().zip(w).map(|(a, w)| i64::from(of_a.code(*a)) * i64::from(of_w.code(*w))).sum();
-            sum as f32 * of_w.value * of_a.value
+            let (of_a, of_w) = (Codes::of_row(a), Codes::of_weights(w));
+            let code = |a: &f32| i64::from(of_a.row(*a)) - i64::from(of_a.zero);
+            let sum: i64 = a.iter().zip(w).map(|(a, w)| code(a) * i64::from(of_w.weight(*w))).sum();
+            sum as f32 * of_w.scale * of_a.scale
         });
         for kernel in Int8Kernel::available() {
             prop_assert_eq!(bits(&int8(kernel, &a, &weight, sizes)), bits(&expected), "{:?}", kernel);
         }
         let near = each(&a, &weight, sizes, |a, w| {
-            let (of_a, of_w) = (f64::from(Scale::of(a).value), f64::from(Scale::of(w).value));
+            let (of_a, of_w) = (f64::from(Codes::of_row(a).scale), f64::from(Codes::of_weights(w).scale));
             exact(a, w, |a, w| (a.abs() * of_w + w.abs() * of_a) / 2.0 + of_a * of_w / 4.0)
         });
         for (found, (near, bound)) in expected.iter().zip(near) {
@@ -160,12 +161,17 @@ fn a_row_is_the_same_alone_and_for_any_number_of_threads() {
 #[test]
 fn the_largest_sums_fit() {
     let depth = MOST_DEPTH;
-    let (a, weight) = (vec![1.0; depth], [vec![1.0; depth], vec![-1.0; depth]].concat());
+    let mut a = vec![1.0; depth];
+    let weight: Vec<f32> = [vec![1.0f32; depth], vec![-1.0; depth]].concat();
     for kernel in Int8Kernel::available() {
         let found = int8(kernel, &a, &weight, [1, depth, 2]);
-        let scale = Scale::of(&[1.0]).value;
-        let expected = (127 * 127 * depth as i32) as f32 * scale * scale;
+        let scales = [Codes::of_weights(&[1.0]).scale, Codes::of_row(&[1.0]).scale];
+        let expected = (255 * 127 * depth as i32) as f32 * scales[0] * scales[1];
         assert_eq!(found, [expected, -expected], "{kernel:?}");
+        a.fill(-1.0);
+        let found = int8(kernel, &a, &weight, [1, depth, 2]);
+        assert_eq!(found, [-expected, expected], "{kernel:?}");
+        a.fill(1.0);
     }
     let too_deep = Tensor::zeros((1, depth + 1), DType::F32, &Device::Cpu).unwrap();
     assert!(LowPrecisionRhs::from_weight(LowPrecision::Int8, &too_deep).is_err());
@@ -201,28 +207,34 @@ fn values_that_are_not_finite_spoil_their_row_alone() {
 }
 
 #[test]
-fn rows_of_zeros_and_of_tiny_and_huge_values_have_scales() {
-    for (row, value) in [
+fn rows_of_zeros_and_of_tiny_and_huge_values_have_codes() {
+    for (row, scale) in [
         ([0.0, -0.0], 0.0),
         ([1e-40, 0.0], 0.0),
         ([1e-31, -1e-32], 0.0),
-        ([f32::MAX, -f32::MAX], f32::MAX / 127.0),
-        ([-1.0, 0.5], 1.0 / 127.0),
+        ([f32::MAX, -f32::MAX], f32::MAX / 127.5),
+        ([-1.0, 0.5], 1.5 / 255.0),
+        ([0.25, 0.5], 0.5 / 255.0),
+        ([-0.25, -0.5], 0.5 / 255.0),
     ] {
-        let scale = Scale::of(&row);
-        assert_eq!(scale.value, value, "{row:?}");
-        let codes = row.map(|x| scale.code(x));
-        let expected = row.map(|x| {
-            if value > 0.0 {
-                (x / value).round_ties_even() as i8
-            } else {
-                0
-            }
-        });
-        assert_eq!(codes, expected, "{row:?}");
+        let codes = Codes::of_row(&row);
+        assert_eq!(codes.scale, scale, "{row:?}");
+        for value in row {
+            // Ends of a row are within half a code, and zero is exact.
+            let found = f64::from(i32::from(codes.row(value)) - codes.zero) * f64::from(scale);
+            let value = if scale > 0.0 { f64::from(value) } else { 0.0 };
+            assert!((found - value).abs() <= 0.501 * f64::from(scale), "{row:?}: {found}");
+        }
+        assert_eq!(i32::from(codes.row(0.0)), codes.zero);
+        assert!((0..=255).contains(&codes.zero));
     }
-    let scale = Scale::of(&[127.0, 0.5, 1.5, -2.5]);
-    assert_eq!([0.5, 1.5, -2.5, -127.0].map(|x| scale.code(x)), [0, 2, -2, -127]);
+    let codes = Codes::of_row(&[255.0, 0.5, 1.5, 2.5]);
+    assert_eq!([0.0, 0.5, 1.5, 2.5, 255.0].map(|x| codes.row(x)), [0, 0, 2, 2, 255]);
+    // Both ends at half a code.
+    let codes = Codes::of_row(&[-1.5, 253.5]);
+    assert_eq!((codes.zero, codes.row(-1.5), codes.row(253.5)), (2, 0, 255));
+    let codes = Codes::of_weights(&[127.0, 0.5, 1.5, -2.5]);
+    assert_eq!([0.5, 1.5, -2.5, -127.0].map(|x| codes.weight(x)), [0, 2, -2, -127]);
 }
 
 #[test]
