@@ -4,7 +4,8 @@
 //! `cargo bench --bench transcribe -- ROUNDS` (1 if not said; the best of each counts). The recordings are made of those of
 //! the bundled corpus below `work/bench/transcribe` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their
 //! packages; onnx-asr also needs NeMo, which exports the model for it. Prints wall and CPU seconds, peak memory, seconds of
-//! audio for each second (real-time factor), and the time from the start of a process to its first text (`one file`).
+//! audio for each second (real-time factor), and the time from the start of a process to its first text (`one file`);
+//! the same with `--precision bf16` and `int8`, as ratios to f32.
 
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
@@ -21,6 +22,8 @@ use peers::{THREADS, exported, peer, rounds};
 use recordings::{RATE, clips, long, wav};
 
 const SHORT_FILES: usize = 500;
+/// What `--precision` is given beside f32, in turns with it.
+const LOW: [&str; 2] = ["bf16", "int8"];
 /// Length of the long recording, and of the cuts of it that peers are given, in samples.
 const LONG: usize = 3600 * RATE;
 const CUT: usize = 20 * RATE;
@@ -71,7 +74,8 @@ fn workloads(root: &Path, work: &Path) -> [Workload; 3] {
     ]
 }
 
-fn flow(root: &Path, work: &Path, workload: &Workload) -> Command {
+/// `flow transcribe` with products in a precision.
+fn flow(root: &Path, work: &Path, workload: &Workload, precision: &str) -> Command {
     let out = work.join("out");
     if out.exists() {
         fs::remove_dir_all(&out).expect("transcripts of the last round can be removed");
@@ -81,6 +85,7 @@ fn flow(root: &Path, work: &Path, workload: &Workload) -> Command {
     flow.arg("--model").arg(root.join("configs/models/small.nemo"));
     flow.arg("--out").arg(out);
     flow.args(["--format", "jsonl", "--progress", "none", "--workers", THREADS]);
+    flow.args(["--precision", precision]);
     flow.env("RAYON_NUM_THREADS", THREADS);
     flow
 }
@@ -146,11 +151,18 @@ fn main() {
         peers.push(("onnx-asr", "transcribe_onnx_asr.py", &onnx));
     }
     for workload in &workloads {
-        let mut best: Option<Measured> = None;
+        let (mut best, mut found): (Option<Measured>, String) = (None, String::new());
+        let mut low: Vec<(Option<Measured>, String)> = LOW.iter().map(|_| (None, String::new())).collect();
         let mut others: Vec<Option<Measured>> = peers.iter().map(|_| None).collect();
         for _ in 0..rounds {
-            let ran = measure(flow(root, &work, workload)).expect("flow runs");
+            let ran = measure(flow(root, &work, workload, "f32")).expect("flow runs");
             best = better(best, ran);
+            found = words(&work.join("out")).to_string();
+            for (precision, (best, text)) in LOW.iter().zip(&mut low) {
+                let ran = measure(flow(root, &work, workload, precision)).expect("flow runs");
+                *best = better(best.take(), ran);
+                *text = words(&work.join("out")).to_string();
+            }
             for ((_, script, model), best) in peers.iter().zip(&mut others) {
                 let mut command = peer(script, root);
                 command.arg(model).arg(work.join(workload.peers));
@@ -160,7 +172,12 @@ fn main() {
             }
         }
         let Some(flow) = best else { continue };
-        show("flow", workload, &flow, &words(&work.join("out")).to_string(), None);
+        show("flow", workload, &flow, &found, None);
+        for (precision, (best, words)) in LOW.iter().zip(&low) {
+            if let Some(best) = best {
+                show(precision, workload, best, words, Some(&flow));
+            }
+        }
         for ((name, ..), best) in peers.iter().zip(&others) {
             match best {
                 Some(best) => show(name, workload, best, &best.said, Some(&flow)),

@@ -20,7 +20,7 @@ pub use model::{
     ModelInfoArguments, NewPieces,
 };
 pub use recordings::{
-    ChannelUse, DiarizeArguments, RecordingsArguments, SpeakersArguments, TranscribeArguments, WindowMethod,
+    ChannelUse, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments, TranscribeArguments, WindowMethod,
 };
 pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,

@@ -35,6 +35,10 @@ pub struct TranscribeArguments {
     /// Where the model is computed: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
+    /// What products of the model are computed in, on the CPU: int8 and bf16 take less time and memory than f32, and may give other
+    /// words; see docs/transcription.md
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    pub precision: Precision,
     /// Say who speaks: of each segment and each word
     #[arg(long)]
     pub diarize: bool,
@@ -102,6 +106,24 @@ pub struct SpeakersArguments {
     /// Speakers whose names are known: JSON, {"NAME": "recording.wav", ...}; see docs/speakers.md
     #[arg(long, value_name = "FILE")]
     pub known_speakers: Option<PathBuf>,
+}
+
+/// What products of a model are computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    F32,
+    Bf16,
+    Int8,
+}
+
+impl From<Precision> for flow_model::Precision {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => flow_model::Precision::F32,
+            Precision::Bf16 => flow_model::Precision::Bf16,
+            Precision::Int8 => flow_model::Precision::Int8,
+        }
+    }
 }
 
 /// What of a recording goes through the model at once.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use flow_kernels::device::DeviceChoice;
 
+use super::Precision;
+
 /// What is given here counts more than the file of `--config`.
 #[derive(Args, Debug, Default)]
 pub struct ServeArguments {
@@ -18,6 +20,10 @@ pub struct ServeArguments {
     /// Where models are computed: cpu, cuda or cuda:1 [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
+    /// What products of models are computed in, on the CPU: int8 and bf16 take less time and memory than f32, and may give other
+    /// words [default: f32]
+    #[arg(long, value_name = "TYPE")]
+    pub precision: Option<Precision>,
     /// Address and port; port 0 for any that is free [default: 127.0.0.1:8000]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<String>,

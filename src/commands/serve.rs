@@ -31,6 +31,9 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
     // Before models are fetched, which may take long.
     let checked = settings.engine.check();
     checked.map_err(|error| failure(error.into()))?;
+    if let Some(warning) = settings.engine.precision.warning() {
+        tell(&format!("warning: {warning}"));
+    }
     settings.http.check().map_err(wrong_setting)?;
     for model in &mut settings.engine.models {
         if let Some(reference) = model.path.to_str() {
@@ -65,6 +68,7 @@ fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> 
     }
     engine.diarization |= arguments.diarize;
     engine.device = arguments.device.unwrap_or(engine.device);
+    engine.precision = arguments.precision.map_or(engine.precision, Into::into);
     engine.max_duration = arguments.max_duration.unwrap_or(engine.max_duration);
     engine.max_queue = arguments.max_queue.unwrap_or(engine.max_queue);
     let http = &mut settings.http;

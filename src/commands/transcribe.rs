@@ -35,6 +35,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("lm", "--lm"),
     ("boost", "--boost"),
     ("device", "--device"),
+    ("precision", "--precision"),
     ("diarize", "--diarize"),
     ("diarization_model", "--diarization-model"),
     ("num_speakers", "--num-speakers"),
@@ -79,12 +80,17 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         ));
     }
     fetch_diarization_model(&arguments.speakers, &arguments.recordings)?;
+    let precision = flow_model::Precision::from(arguments.precision);
+    if speaks && let Some(warning) = precision.warning() {
+        let _ = writeln!(io::stderr(), "warning: {warning}");
+    }
     let transcripts = names_of(&formats, WRITE);
     let has_transcripts = formats.iter().any(|format| format.stage == WRITE);
     let mut set = vec![
         format!("write_transcripts={has_transcripts}"),
         format!("write_rttm={}", formats.contains(&RTTM)),
         format!("device={}", arguments.device),
+        format!("precision={}", precision.name()),
         format!("channels={}", if split { "split" } else { "mix" }),
         format!("window={}", window(arguments.window)),
         format!("diarize={}", arguments.diarize),

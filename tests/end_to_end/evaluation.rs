@@ -23,6 +23,35 @@ fn evaluate(place: &Workplace, settings: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// How many words of the validation rows of the bundled corpus are wrong in each precision, and how many there are.
+#[test]
+fn low_precision_costs_few_words() {
+    let place = Workplace::new("mini");
+    let errors = |precision: &str| -> (u64, u64) {
+        evaluate(&place, &[&format!("precision={precision}"), "clips=0"]);
+        let scores = std::fs::read_to_string(place.path("report/scores.json")).unwrap();
+        let scores: Value = serde_json::from_str(&scores).unwrap();
+        let words = &scores["sets"][0]["overall"]["words"];
+        let count = |field: &str| words[field].as_u64().unwrap();
+        (
+            ["insertions", "deletions", "substitutions"]
+                .into_iter()
+                .map(count)
+                .sum(),
+            count("units"),
+        )
+    };
+    let (f32, words) = errors("f32");
+    for precision in ["bf16", "int8"] {
+        let (low, _) = errors(precision);
+        println!("{precision}: {low} of {words} words wrong, {f32} in f32");
+        assert!(
+            low <= f32 + words / 50,
+            "{precision}: {low} of {words} words, {f32} in f32"
+        );
+    }
+}
+
 #[test]
 fn the_report_of_a_model_has_figures_for_people_and_for_programs() {
     let place = Workplace::new("micro");

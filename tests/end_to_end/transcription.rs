@@ -154,6 +154,20 @@ fn transcripts_are_written_once_and_another_format_decodes_nothing() {
 }
 
 #[test]
+fn each_precision_is_transcribed_once() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    for (precision, runs) in [("int8", 1), ("bf16", 1), ("f32", 1), ("int8", 0)] {
+        expect_code(&place.transcribe(&["--precision", precision]), 0);
+        assert_eq!(ran(&place)["transcribe"], runs, "{precision}");
+        assert!(!place.out("a.txt").trim().is_empty(), "{precision}");
+    }
+    // By default it is f32.
+    expect_code(&place.transcribe(&[]), 0);
+    assert_eq!(ran(&place)["transcribe"], 0);
+}
+
+#[test]
 fn what_cannot_be_read_is_named_and_silence_is_no_error() {
     let place = Place::new();
     place.copy("rec_hi_0004_003.flac", "good.flac");
@@ -433,6 +447,12 @@ fn mistakes_on_the_command_line_are_told() {
         (&["--window", "chunked", "--set", "chunk=0"], "chunk"),
         (&["--set", "window=full"], "option of its own"),
         (&["--device", "tpu"], "device"),
+        (&["--precision", "int4"], "int4"),
+        (&["--precision", "int8", "--device", "cuda"], "is for the CPU"),
+        (
+            &["--precision", "bf16", "--set", "weights=f16"],
+            "leave out one of the two",
+        ),
     ] {
         let output = place.transcribe(arguments);
         expect_code(&output, 2);

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use candle_core::DType;
 use flow_audio::probe::MEMBER_COLUMNS;
 use flow_hub::{HubError, HubReference};
 use flow_kernels::device::DeviceChoice;
-use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_model::model::TdtModel;
+use flow_model::{Precision, Weights};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError,
@@ -83,6 +82,9 @@ pub struct DecodeSettings {
     /// The number type in which the matrices of linear layers, nearly all of a model, are kept in memory. `bf16` and
     /// `f16` halve it; all is computed in 32 bits (on CUDA, products of these matrices are of factors in that type).
     pub weights: Weights,
+    /// What the factors of products with weights of the encoder's layers and of the joint network are rounded to, on the CPU: `f32`
+    /// (not at all), `bf16`, or `int8` (each row and each column with a scale of its own). Weights are then kept in that type.
+    pub precision: Precision,
     /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search.
     pub beam: usize,
     /// An n-gram language model over the model's tokens, in the ARPA format, such as `flow lm build` writes; empty for none.
@@ -111,6 +113,7 @@ impl Default for DecodeSettings {
             clips: 10,
             clip_bytes: 1_500_000,
             weights: Weights::default(),
+            precision: Precision::default(),
             beam: 0,
             lm: PathBuf::new(),
             lm_weight: DecodingOptions::default().lm_weight,
@@ -217,6 +220,8 @@ impl Kind for EvaluationDecode {
         settings.of_hub()?;
         let decoding = settings.decoding().check();
         decoding.map_err(|(name, why)| StageError::setting(name, why))?;
+        let precision = settings.precision.check(settings.weights, settings.device()?);
+        precision.map_err(|why| StageError::setting("precision", why))?;
         match (inputs.get("model"), settings.named()) {
             (None, Some(_)) | (Some(_), None) => {}
             (None, None) => {
@@ -275,6 +280,9 @@ impl Kind for EvaluationDecode {
             "weights": settings.weights,
             "clips": [settings.clips, settings.clip_bytes],
         });
+        if settings.precision != Precision::F32 {
+            identity["precision"] = json!(settings.precision);
+        }
         // Its files are known only when it was fetched.
         if let Ok(Some(reference)) = settings.of_hub() {
             identity["hub"] = json!(reference.to_string());
@@ -373,9 +381,10 @@ impl Source for DecodeBody {
                 &self.context.rejects,
             ));
         }
-        let weights = self.settings.weights.into();
+        let (weights, precision) = (self.settings.weights.into(), self.settings.precision);
         let device = self.settings.device()?.open(0).map_err(EvaluationError::from)?;
-        let mut model = TdtModel::load_storing(&model, DType::F32, weights, &device).map_err(EvaluationError::from)?;
+        let mut model =
+            TdtModel::load_for_decoding(&model, weights, precision, &device).map_err(EvaluationError::from)?;
         let Some(tokenizer) = &model.tokenizer else {
             return Err(StageError::failed("the model holds no tokenizer")
                 .with_help("flow model convert MODEL OUT.nemo --tokenizer FILE.model"));

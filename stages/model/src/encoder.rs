@@ -6,6 +6,7 @@ use candle_core::Tensor;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::noise::{DropMask, Noise};
 
+use crate::Precision;
 use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::layers::attention::PositionTable;
@@ -49,8 +50,13 @@ enum LayerSaved {
 impl Encoder {
     /// `prefix` is `encoder` in NeMo's models.
     pub fn new(config: &EncoderConfig, prefix: &str, builder: &mut ParameterBuilder) -> Result<Self> {
+        // The sub-sampling is computed in f32: it has a hundredth of a large model's products, and reads features, whose range is
+        // wide.
+        let precision = builder.set_precision(Precision::F32);
+        let subsampling = Subsampling::new(&format!("{prefix}.pre_encode"), config, builder)?;
+        builder.set_precision(precision);
         Ok(Self {
-            subsampling: Subsampling::new(&format!("{prefix}.pre_encode"), config, builder)?,
+            subsampling,
             layers: (0..config.n_layers)
                 .map(|i| ConformerLayer::new(&format!("{prefix}.layers.{i}"), config, builder))
                 .collect::<Result<_>>()?,

@@ -19,6 +19,7 @@ pub mod loss;
 pub mod model;
 pub mod parameter_groups;
 pub mod parameters;
+mod precision;
 pub mod prediction;
 pub mod selftest;
 pub mod spec_augment;
@@ -34,4 +35,5 @@ pub use parameter_groups::ParameterGroup;
 pub use parameters::{
     BufferUpdates, Gradients, Initialise, Mode, Parameter, ParameterBuilder, ParameterId, Parameters,
 };
+pub use precision::Precision;
 pub use weights::Weights;

@@ -1,11 +1,14 @@
 //! Named parameters, their gradients, and how modules declare them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use flow_kernels::elementwise::{add_in_place, scale_in_place};
+use flow_kernels::product::low_precision::LowPrecisionRhs;
 
+use crate::Precision;
 use crate::checkpoint::TensorEntry;
 use crate::error::{Error, Result};
 
@@ -37,6 +40,9 @@ pub struct Parameters {
     by_name: HashMap<String, ParameterId>,
     dtype: DType,
     device: Device,
+    precision: Precision,
+    /// Matrices that are kept in low precision alone.
+    packed: HashMap<ParameterId, Arc<LowPrecisionRhs>>,
 }
 
 impl Parameters {
@@ -47,6 +53,8 @@ impl Parameters {
             by_name: HashMap::new(),
             dtype,
             device,
+            precision: Precision::F32,
+            packed: HashMap::new(),
         }
     }
 
@@ -64,6 +72,26 @@ impl Parameters {
             .iter()
             .find(short)
             .map_or(self.dtype, |parameter| parameter.tensor.dtype())
+    }
+
+    /// What the factors of products with matrices are rounded to ([`ParameterBuilder::compute_products_in`]).
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// A matrix that is kept in low precision alone. Its tensor has its shape, and no numbers.
+    pub fn packed(&self, id: ParameterId) -> Option<&LowPrecisionRhs> {
+        self.packed.get(&id).map(Arc::as_ref)
+    }
+
+    /// An error where matrices are kept in low precision: what is asked for needs their numbers.
+    pub(crate) fn check_f32(&self, what: &str) -> Result<()> {
+        match self.precision {
+            Precision::F32 => Ok(()),
+            low => Err(Error::Input(format!(
+                "a model of precision {low:?} is for decoding alone; it is not {what}"
+            ))),
+        }
     }
 
     /// Where the tensors are.
@@ -399,6 +427,18 @@ impl ParameterBuilder {
         }
     }
 
+    /// Keeps matrices (those of [`ParameterBuilder::matrix`], and what [`ParameterBuilder::pack`] names) in low precision alone,
+    /// for products in it. Such a model is for decoding, on the CPU in f32.
+    pub fn compute_products_in(mut self, precision: Precision) -> Self {
+        self.parameters.precision = precision;
+        self
+    }
+
+    /// The same for what is declared from now on; gives what was said before.
+    pub fn set_precision(&mut self, precision: Precision) -> Precision {
+        std::mem::replace(&mut self.parameters.precision, precision)
+    }
+
     /// Declares a trainable parameter.
     pub fn parameter(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
         self.declare(name, shape, initialise, self.parameters.dtype, true)
@@ -406,7 +446,24 @@ impl ParameterBuilder {
 
     /// Declares a trainable matrix, to be used through [`Parameters::matrix`].
     pub fn matrix(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
-        self.declare(name, shape, initialise, self.matrices, true)
+        let id = self.declare(name, shape, initialise, self.matrices, true)?;
+        self.pack(id)?;
+        Ok(id)
+    }
+
+    /// Keeps a weight (outputs, inputs, 1, ...) that was declared in low precision alone, if that was asked for: products are those
+    /// of [`Parameters::packed`].
+    pub fn pack(&mut self, id: ParameterId) -> Result<()> {
+        let Some(low) = self.parameters.precision.low() else {
+            return Ok(());
+        };
+        let tensor = self.get(id);
+        let shape = tensor.dims().to_vec();
+        let packed = LowPrecisionRhs::from_weight(low, &tensor.flatten_from(1)?)?;
+        let nothing = Tensor::new(f32::NAN, &Device::Cpu)?.broadcast_as(shape)?;
+        self.parameters.list[id.0].tensor = nothing;
+        self.parameters.packed.insert(id, Arc::new(packed));
+        Ok(())
     }
 
     /// Declares a buffer of the model's data type.

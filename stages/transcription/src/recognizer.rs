@@ -11,6 +11,7 @@ use candle_core::{DType, Device};
 use flow_audio::language_tag::{is_language, split_tag};
 use flow_kernels::is_gpu;
 use flow_kernels::threads::install;
+use flow_model::Precision;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::{DecodingOptions, Hypothesis, TokenObserver};
 use flow_model::model::TdtModel;
@@ -122,7 +123,15 @@ impl Recognizer {
     /// # Errors
     /// If it cannot be read, holds no tokenizer, or hears another sample rate than 16 kHz.
     pub fn load(path: &Path, weights: DType, device: &Device) -> Result<Self> {
-        let model = TdtModel::load_storing(path, DType::F32, weights, device)?;
+        Self::load_in(path, weights, Precision::F32, device)
+    }
+
+    /// The same with products of a precision.
+    ///
+    /// # Errors
+    /// As [`Recognizer::load`], and if low precision is asked for with other weights than f32 or on a device.
+    pub fn load_in(path: &Path, weights: DType, precision: Precision, device: &Device) -> Result<Self> {
+        let model = TdtModel::load_for_decoding(path, weights, precision, device)?;
         let shown = path.display();
         let Some(tokenizer) = &model.tokenizer else {
             let why = format!("{shown} holds no tokenizer: flow model convert {shown} OUT.nemo --tokenizer FILE.model");

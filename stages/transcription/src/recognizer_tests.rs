@@ -7,8 +7,12 @@ use crate::long_audio::WindowMethod;
 use crate::test_data;
 
 pub(super) fn recognizer() -> Recognizer {
+    recognizer_in(Precision::F32)
+}
+
+fn recognizer_in(precision: Precision) -> Recognizer {
     let model = test_data::root().join("configs/models/small.nemo");
-    Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap()
+    Recognizer::load_in(&model, DType::F32, precision, &Device::Cpu).unwrap()
 }
 
 pub(super) fn settings(voice_activity: VoiceActivity) -> RecognitionSettings {
@@ -104,17 +108,27 @@ fn assert_same(a: &Recognized, b: &Recognized) {
 
 #[test]
 fn windows_are_decoded_alike_alone_in_company_and_by_any_number_of_threads() {
-    let recognizer = recognizer();
-    let samples = [&two().0[..], &samples("rec_hi_0004_003.flac")].concat();
-    let settings = settings(VoiceActivity::Energy);
-    let together = heard(&recognizer, &samples, &settings);
-    let one_by_one = RecognitionSettings {
-        batch_seconds: 0.001,
-        ..settings
-    };
-    assert_same(&together, &heard(&recognizer, &samples, &one_by_one));
-    let pool = flow_kernels::threads::pool("test", 1).unwrap();
-    assert_same(&together, &pool.install(|| heard(&recognizer, &samples, &settings)));
+    for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+        let recognizer = recognizer_in(precision);
+        let samples = [&two().0[..], &samples("rec_hi_0004_003.flac")].concat();
+        let settings = settings(VoiceActivity::Energy);
+        let together = heard(&recognizer, &samples, &settings);
+        assert!(!together.segments.is_empty(), "{precision:?}");
+        let one_by_one = RecognitionSettings {
+            batch_seconds: 0.001,
+            ..settings
+        };
+        assert_same(&together, &heard(&recognizer, &samples, &one_by_one));
+        let pool = flow_kernels::threads::pool("test", 1).unwrap();
+        assert_same(&together, &pool.install(|| heard(&recognizer, &samples, &settings)));
+    }
+}
+
+#[test]
+fn low_precision_is_refused_with_weights_of_another_type() {
+    let model = test_data::root().join("configs/models/small.nemo");
+    let refused = Recognizer::load_in(&model, DType::BF16, Precision::Int8, &Device::Cpu);
+    assert!(refused.err().unwrap().to_string().contains("Int8"));
 }
 
 /// Samples in blocks of 1,000.

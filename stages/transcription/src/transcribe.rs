@@ -8,9 +8,9 @@ use chrono::{SecondsFormat, Utc};
 use flow_audio::recording_reader::Channels;
 pub use flow_audio::samples::OnDamage;
 use flow_audio::samples::Refusal;
-use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
+use flow_model::{Precision, Weights};
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
     SourcePartition, StageError, open_regular_file,
@@ -108,6 +108,9 @@ impl Kind for Transcribe {
                     "attention_context": full.attention_context,
                 });
             }
+        }
+        if settings.precision != Precision::F32 {
+            identity["precision"] = json!(settings.precision);
         }
         if let Some(decoding) = settings.decoding().identity() {
             identity["decoding"] = decoding;
@@ -238,8 +241,8 @@ fn seconds(samples: u64) -> f64 {
     samples as f64 / f64::from(SAMPLE_RATE)
 }
 
-/// What a recognizer is loaded by: model, number type, device, decoding.
-type Loaded = (PathBuf, Weights, String, DecodingOptions);
+/// What a recognizer is loaded by: model, number types, device, decoding.
+type Loaded = (PathBuf, (Weights, Precision), String, DecodingOptions);
 
 /// The recognizer of these settings, which all workers of a run share: it is loaded by the first that needs it.
 fn shared_recognizer(settings: &TranscribeSettings) -> Result<Arc<Recognizer>, StageError> {
@@ -247,7 +250,7 @@ fn shared_recognizer(settings: &TranscribeSettings) -> Result<Arc<Recognizer>, S
     let decoding = settings.decoding();
     let key = (
         settings.model.clone(),
-        settings.weights,
+        (settings.weights, settings.precision),
         settings.device.clone(),
         decoding.clone(),
     );
@@ -256,7 +259,7 @@ fn shared_recognizer(settings: &TranscribeSettings) -> Result<Arc<Recognizer>, S
             .device()?
             .open(0)
             .map_err(|error| StageError::setting("device", error))?;
-        let recognizer = Recognizer::load(&settings.model, settings.weights.into(), &device)?;
+        let recognizer = Recognizer::load_in(&settings.model, settings.weights.into(), settings.precision, &device)?;
         Ok(recognizer.with_decoding(&decoding)?)
     })
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use flow_audio::samples::OnDamage;
 use flow_kernels::device::DeviceChoice;
-use flow_model::Weights;
 use flow_model::decoding::DecodingOptions;
+use flow_model::{Precision, Weights};
 use flow_runtime::StageError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -120,6 +120,11 @@ pub struct TranscribeSettings {
     /// computed in 32 bits.
     #[serde(default)]
     pub weights: Weights,
+    /// What the factors of products with weights of the encoder's layers and of the joint network are rounded to, on the CPU: `f32`
+    /// (not at all), `bf16`, or `int8` (each row and each column with a scale of its own). Weights are then kept in that type.
+    /// Other texts than with `f32` may come of it, but always the same ones.
+    #[serde(default)]
+    pub precision: Precision,
     /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search. 4 costs some times the time of decoding, which is
     /// a small part of all.
     #[serde(default)]
@@ -220,6 +225,7 @@ impl TranscribeSettings {
             max_gap: max_gap(),
             max_segment: max_segment(),
             weights: Weights::default(),
+            precision: Precision::default(),
             beam: 0,
             lm: PathBuf::new(),
             lm_weight: lm_weight(),
@@ -325,6 +331,7 @@ impl TranscribeSettings {
         }
         let decoding = self.decoding().check();
         decoding.map_err(|(name, why)| StageError::setting(name, why))?;
-        self.device().map(|_| ())
+        let precision = self.precision.check(self.weights, self.device()?);
+        precision.map_err(|why| StageError::setting("precision", why))
     }
 }

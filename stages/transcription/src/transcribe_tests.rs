@@ -190,6 +190,8 @@ fn settings_that_cannot_be_are_named() {
     assert!(refused(|s| s.lm_weight = -1.0).contains("lm_weight"));
     assert!(refused(|s| s.boost_weight = f64::NAN).contains("boost_weight"));
     assert!(refused(|s| s.device = "tpu".into()).contains("device"));
+    assert!(refused(|s| (s.precision, s.device) = (Precision::Int8, "cuda".into())).contains("for the CPU"));
+    assert!(refused(|s| (s.precision, s.weights) = (Precision::Bf16, Weights::F16)).contains("`weights`"));
     assert!(refused(|s| s.model = PathBuf::new()).contains("names no model"));
     assert!(refused(|s| s.model = "hf://a/b".into()).contains("hub"));
     assert!(refused(|s| s.input.clear()).contains("names no recording"));
@@ -260,6 +262,18 @@ fn the_way_of_long_audio_is_part_of_the_key_with_the_settings_that_it_has() {
     }
     let chunked = with(|s| (s.window, s.max_window) = (WindowMethod::Chunked, 7.0));
     assert_eq!(chunked, all[1], "windows between pauses are not those of chunks");
+}
+
+#[test]
+fn the_precision_is_part_of_the_key_where_it_is_not_f32() {
+    let of = |precision| {
+        let mut settings = TranscribeSettings::new(vec!["a".into()], "m.nemo");
+        settings.precision = precision;
+        Transcribe::identity(&settings)
+    };
+    let [plain, bf16, int8] = [Precision::F32, Precision::Bf16, Precision::Int8].map(of);
+    assert!(plain.get("precision").is_none(), "keys of f32 stay");
+    assert!(bf16["precision"] == "bf16" && int8["precision"] == "int8");
 }
 
 #[test]

@@ -7,10 +7,11 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
 use super::cache::l2_bytes;
+use super::each_task;
 use super::gemv::{COLUMNS, gemv};
 use super::matrix::Matrix;
 use super::micro_kernel::{KC, MR_MAX, MicroKernel, NR_MAX, Processor, STRIP, Sums, transpose_8x8};
-use super::packing::{Buffer, PackedBlock, PackedMatrix, Panels, copy_row, each_task};
+use super::packing::{Buffer, PackedBlock, PackedMatrix, Panels, copy_row};
 
 /// Most panels of the MR side that a task takes together, as far as they lie in the [L2 cache](l2_bytes).
 const MC_PANELS: usize = 8;

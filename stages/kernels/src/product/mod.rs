@@ -9,6 +9,7 @@ mod cache;
 mod gemm;
 #[cfg(target_arch = "x86_64")]
 mod gemv;
+pub mod low_precision;
 #[cfg(target_arch = "x86_64")]
 mod matrix;
 #[cfg(target_arch = "x86_64")]
@@ -17,6 +18,7 @@ mod micro_kernel;
 mod packing;
 
 use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
 
 use super::is_gpu;
 use crate::error::{Error, Result};
@@ -100,6 +102,15 @@ impl PackedRhs {
                 Ok(product(&a, b)?.flatten_all()?.to_vec1()?)
             }
         }
+    }
+}
+
+/// Does each task, on all threads of the pool if asked.
+fn each_task(count: usize, parallel: bool, work: impl Fn(usize) + Send + Sync) {
+    if parallel {
+        (0..count).into_par_iter().for_each(work);
+    } else {
+        (0..count).for_each(work);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Packing: operands of a product are copied to panels, in the order in which the micro-kernel reads them.
 
-use rayon::prelude::*;
-
+use super::each_task;
 use super::matrix::Matrix;
 use super::micro_kernel::{KC, MR_MAX, Processor, transpose_8x8};
 
@@ -215,14 +214,5 @@ pub unsafe fn copy_row(from: *const f32, to: *mut f32, count: usize) {
         } else {
             std::ptr::copy_nonoverlapping(from, to, count);
         }
-    }
-}
-
-/// Does each task, on all threads of the pool if asked.
-pub fn each_task(count: usize, parallel: bool, work: impl Fn(usize) + Send + Sync) {
-    if parallel {
-        (0..count).into_par_iter().for_each(work);
-    } else {
-        (0..count).for_each(work);
     }
 }

@@ -104,6 +104,7 @@ impl Joint {
             &[outputs, sizes.hidden],
             Initialise::Uniform(bound),
         )?;
+        builder.pack(weight)?;
         let bias = builder.parameter(&format!("{net}.bias"), &[outputs], Initialise::Uniform(bound))?;
         Ok(Joint {
             encoder_projection,
@@ -139,9 +140,17 @@ impl Joint {
     /// Logits of pairs of projected rows, without dropout: (pairs, tokens + durations).
     pub fn logits(&self, parameters: &Parameters, f: &Tensor, g: &Tensor, pairs: &[Cell]) -> Result<Tensor> {
         let hidden = hidden(f, g, pairs, None)?;
-        let logits = product(&hidden, &parameters.get(self.weight).t()?)?;
+        let logits = self.product(parameters, &hidden)?;
         add_bias(&logits, parameters.get(self.bias))?;
         Ok(logits)
+    }
+
+    /// The product of the last layer, without its bias.
+    fn product(&self, parameters: &Parameters, hidden: &Tensor) -> Result<Tensor> {
+        match parameters.packed(self.weight) {
+            Some(packed) => Ok(packed.product(hidden)?),
+            None => Ok(product(hidden, &parameters.get(self.weight).t()?)?),
+        }
     }
 
     /// The loss of a batch.
@@ -176,7 +185,7 @@ impl Joint {
                 self.durations
             )));
         }
-        let (weight, bias) = (parameters.get(self.weight).t()?, parameters.get(self.bias));
+        let bias = parameters.get(self.bias);
         let mut terms = vec![CellTerms::default(); cells.len()];
         let mut durations = vec![0.0; cells.len() * self.durations];
         let mut kept = Vec::new();
@@ -184,7 +193,7 @@ impl Joint {
         let may_keep = KEPT_LOGITS / ((self.tokens + self.durations) * f.dtype().size_in_bytes() * chunk).max(1);
         let chunks = cells.chunks(chunk).zip(terms.chunks_mut(chunk));
         for ((cells, terms), durations) in chunks.zip(durations.chunks_mut((chunk * self.durations).max(1))) {
-            let logits = product(&hidden(&f, &g, cells, mask)?, &weight)?;
+            let logits = self.product(parameters, &hidden(&f, &g, cells, mask)?)?;
             cell_terms(&logits, bias, cells, terms, durations)?;
             if kept.len() < may_keep {
                 kept.push(logits);

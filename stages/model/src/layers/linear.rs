@@ -77,7 +77,10 @@ impl Linear {
 
     /// The product alone, for callers that add the bias in a pass of their own.
     pub fn product(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
-        Ok(product_in(self.stored, x, &self.weight(parameters)?.t()?)?)
+        match parameters.packed(self.weight) {
+            Some(packed) => Ok(packed.product(x)?),
+            None => Ok(product_in(self.stored, x, &self.weight(parameters)?.t()?)?),
+        }
     }
 
     /// Adds the gradients of weight and bias for input `x` and output gradient `dy`, and gives that of `x`.

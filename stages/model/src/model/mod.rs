@@ -21,7 +21,7 @@ use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
 use crate::prediction::Prediction;
 use crate::tokenizer::Tokenizer;
-use crate::{Error, Result, encoder, spec_augment};
+use crate::{Error, Precision, Result, encoder, spec_augment};
 
 /// Utterances that share one forward and one backward pass.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -128,9 +128,27 @@ impl TdtModel {
     /// The same with the matrices of linear layers stored in another data type than `dtype`, which is computed in: for
     /// decoding in half the memory. Such a model is not for training.
     pub fn load_storing(path: &Path, dtype: DType, matrices: DType, device: &Device) -> Result<Self> {
+        Self::load_in(path, (dtype, matrices, Precision::F32), device)
+    }
+
+    /// A model for decoding in f32, with its matrices stored in a data type, or with products of its encoder's layers and its joint
+    /// network in low precision, on the CPU; their weights are then kept in that precision alone.
+    ///
+    /// # Errors
+    /// If it cannot be read, or if low precision is asked for with matrices of another data type than f32 or on a device.
+    pub fn load_for_decoding(path: &Path, matrices: DType, precision: Precision, device: &Device) -> Result<Self> {
+        if precision != Precision::F32 && (matrices != DType::F32 || !device.is_cpu()) {
+            return Err(Error::Input(format!(
+                "precision {precision:?} is for matrices in f32 on the CPU"
+            )));
+        }
+        Self::load_in(path, (DType::F32, matrices, precision), device)
+    }
+
+    fn load_in(path: &Path, numbers: (DType, DType, Precision), device: &Device) -> Result<Self> {
         let opened = OpenModel::open(path)?;
         let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(|error| broken(path, error))?;
-        Self::from_entries(opened, config, (dtype, matrices), device).map_err(|error| match error {
+        Self::from_entries(opened, config, numbers, device).map_err(|error| match error {
             Error::File { .. } | Error::Io { .. } => error,
             other => broken(path, other),
         })
@@ -139,18 +157,19 @@ impl TdtModel {
     /// An opened model under a configuration, which is its own or one with other settings (dropout rates, for
     /// instance). Its tensors are read one by one.
     pub fn from_open(opened: OpenModel, config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_entries(opened, config, (dtype, dtype), device)
+        Self::from_entries(opened, config, (dtype, dtype, Precision::F32), device)
     }
 
     fn from_entries(
         opened: OpenModel,
         config: ModelConfig,
-        (dtype, matrices): (DType, DType),
+        (dtype, matrices, precision): (DType, DType, Precision),
         device: &Device,
     ) -> Result<Self> {
         let tokenizer = opened.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
         let builder = ParameterBuilder::from_entries(dtype, device.clone(), opened.tensors);
-        Self::build(config, tokenizer, builder.store_matrices_as(matrices))
+        let builder = builder.store_matrices_as(matrices).compute_products_in(precision);
+        Self::build(config, tokenizer, builder)
     }
 
     /// A model of stored tensors under a configuration, which is the stored one or one with other settings (dropout
@@ -228,6 +247,7 @@ impl TdtModel {
 
     /// The same on a device.
     pub fn replica_on(&self, device: &Device) -> Result<Self> {
+        self.parameters.check_f32("copied")?;
         let copied = self.parameters.copied_to(device)?;
         self.rebuilt(&copied, self.parameters.matrix_dtype())
     }
@@ -241,6 +261,7 @@ impl TdtModel {
     }
 
     fn rebuilt(&self, parameters: &Parameters, matrices: DType) -> Result<Self> {
+        self.parameters.check_f32("stored in another type")?;
         let named = |(_, parameter): (_, &Parameter)| (parameter.name.clone(), parameter.tensor.clone());
         let tensors: Vec<(String, Tensor)> = parameters.iter().map(named).collect();
         let (dtype, device) = (parameters.dtype(), parameters.device().clone());
@@ -273,6 +294,7 @@ impl TdtModel {
 
     /// Writes a model folder. Every file is written under a temporary name and renamed, the weights last.
     pub fn save(&self, folder: &Path) -> Result<()> {
+        self.parameters.check_f32("written")?;
         let tensors: Vec<(&str, &Tensor)> = self
             .parameters
             .iter()
@@ -309,6 +331,7 @@ impl TdtModel {
         gradients: &mut Gradients,
         observer: &mut (dyn PassObserver + Send),
     ) -> Result<MicroBatchOutput> {
+        self.parameters.check_f32("trained")?;
         check(batch)?;
         let noise = Noise::new(options.seed);
         let mut dropout = noise.derive("dropout");

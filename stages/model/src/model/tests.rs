@@ -586,6 +586,65 @@ fn matrices_in_half_precision_are_computed_in_32_bits() {
     }
 }
 
+/// Products of low precision: the same utterances whether alone or in a batch, in less memory, near the model in 32 bits, with the
+/// tokens that it finds where it is sure of them.
+#[test]
+fn low_precision_decodes_alone_as_in_company() {
+    let path = golden::file("model.nemo");
+    let signals = golden::waves("eval");
+    let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
+    let whole = model(DType::F32);
+    let (expected, lengths) = whole.encode(&signals).unwrap();
+    // int8 has 256 codes for what a row spans, bf16 eight bits; layers are normalised in between.
+    for (precision, far) in [(Precision::Bf16, 0.05), (Precision::Int8, 0.2)] {
+        let load = || TdtModel::load_for_decoding(&path, DType::F32, precision, &Device::Cpu).unwrap();
+        let mut low = load();
+        assert_eq!(low.parameters.precision(), precision);
+        let packed: Vec<&str> = (low.parameters.iter())
+            .filter(|(id, _)| low.parameters.packed(*id).is_some())
+            .map(|(_, parameter)| parameter.name.as_str())
+            .collect();
+        // Eleven of each layer: two of each feed-forward module, five of attention, two pointwise convolutions.
+        assert_eq!(packed.len(), 11 * whole.config.encoder.n_layers + 3, "{packed:?}");
+        assert!(
+            packed
+                .iter()
+                .all(|name| name.starts_with("encoder.layers.") || name.starts_with("joint."))
+        );
+        let (found, found_lengths) = low.encode(&signals).unwrap();
+        assert_eq!(found_lengths, lengths);
+        let worst = golden::valid_difference(&found, &expected, &lengths);
+        println!(
+            "{precision:?}: {worst} of {} from the model in 32 bits",
+            golden::magnitude(&expected)
+        );
+        assert!(
+            worst > 0.0 && worst < far * golden::magnitude(&expected),
+            "{precision:?}: {worst}"
+        );
+        let together = low.transcribe(&signals).unwrap();
+        assert!(together.iter().any(|hypothesis| !hypothesis.ids.is_empty()));
+        for (signal, together) in signals.iter().zip(&together) {
+            assert_eq!(&low.transcribe(&[signal]).unwrap()[0], together, "{precision:?}");
+        }
+        assert_eq!(load().transcribe(&signals).unwrap(), together);
+        // Its numbers are gone: whatever needs them says so.
+        let folder = tempfile::tempdir().unwrap();
+        assert!(low.save(folder.path()).is_err() && low.replica().is_err());
+        let batch = MicroBatch {
+            signals: vec![signals[0].to_vec()],
+            tokens: vec![vec![1]],
+        };
+        let mut gradients = Gradients::new(&low.parameters);
+        assert!(low.train_micro_batch(&batch, &quiet(1.0), &mut gradients).is_err());
+        let loss = |model: &TdtModel| model.evaluate_loss(&batch).unwrap().loss;
+        let (low_loss, loss) = (loss(&low), loss(&whole));
+        assert!((low_loss - loss).abs() < far * loss.abs(), "{low_loss} {loss}");
+        assert!(low.stored_as(DType::BF16).is_err());
+        assert!(TdtModel::load_for_decoding(&path, DType::BF16, precision, &Device::Cpu).is_err());
+    }
+}
+
 #[test]
 fn odd_batches_do_not_crash() {
     let mut model = model(DType::F32);

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
+use flow_model::{Precision, Weights};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::Recognizer;
 
@@ -30,6 +30,7 @@ pub(crate) struct Models {
     slots: Mutex<Vec<Slot>>,
     device: Device,
     weights: Weights,
+    precision: Precision,
     limits: Limits,
     idle_unload: Option<Duration>,
     budget: Option<u64>,
@@ -107,6 +108,7 @@ impl Models {
             slots: Mutex::new(slots.collect()),
             device,
             weights: settings.weights,
+            precision: settings.precision,
             limits: Limits {
                 batch: samples(settings.batch_seconds),
                 beside_live: samples((settings.batch_seconds / 4.0).max(settings.max_window)),
@@ -203,12 +205,13 @@ impl Models {
         let broken = |why: String| EngineError::Model(format!("the model `{name}` cannot be loaded: {why}"));
         let loaded = guarded(|| {
             if let Some(budget) = self.budget {
-                let bytes = needed_bytes(&path, self.weights).map_err(|error| broken(error.to_string()))?;
+                let bytes =
+                    needed_bytes(&path, self.weights, self.precision).map_err(|error| broken(error.to_string()))?;
                 self.make_room(index, bytes, budget)?;
             }
             let turn = self.turn.as_deref();
             let _alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
-            let recognizer = Recognizer::load(&path, self.weights.into(), &self.device);
+            let recognizer = Recognizer::load_in(&path, self.weights.into(), self.precision, &self.device);
             recognizer.map_err(|error| broken(error.to_string()))
         });
         match loaded.unwrap_or_else(|panic| Err(broken(panic))) {
@@ -351,12 +354,23 @@ impl Slot {
     }
 }
 
-/// How much memory the tensors of a model take: all are of 32 bits, but for matrices, which are kept as `weights`.
-fn needed_bytes(path: &Path, weights: Weights) -> flow_model::Result<u64> {
+/// How much memory the tensors of a model take: all are of 32 bits, but for matrices, which are kept as `weights`, and those that
+/// low precision is for.
+fn needed_bytes(path: &Path, weights: Weights, precision: Precision) -> flow_model::Result<u64> {
     let matrix = if weights == Weights::F32 { 4 } else { 2 };
+    let low = match precision {
+        Precision::F32 => matrix,
+        Precision::Bf16 => 2,
+        Precision::Int8 => 1,
+    };
     let tensors = OpenModel::open(path)?.tensors;
     let bytes = tensors.iter().map(|tensor| {
-        let each = if tensor.shape().len() >= 2 { matrix } else { 4 };
+        let in_low = tensor.name.starts_with("encoder.layers.") || tensor.name.starts_with("joint.");
+        let each = match tensor.shape().len() {
+            0 | 1 => 4,
+            _ if in_low => low,
+            _ => matrix,
+        };
         (tensor.elements() as u64).saturating_mul(each)
     });
     Ok(bytes.fold(0, u64::saturating_add))

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use flow_kernels::device::DeviceChoice;
-use flow_model::Weights;
+use flow_model::{Precision, Weights};
 use flow_transcription::long_audio::LongAudio;
 use flow_transcription::recognizer::{RecognitionSettings, VoiceActivity};
 use flow_transcription::segments::SegmentRules;
@@ -33,6 +33,8 @@ pub struct EngineSettings {
     pub device: DeviceChoice,
     /// The number type in which matrices are kept.
     pub weights: Weights,
+    /// What the factors of products are rounded to, on the CPU.
+    pub precision: Precision,
     /// The longest window that goes through a model, in seconds.
     pub max_window: f64,
     /// A pause as long as this ends a window, in seconds.
@@ -70,6 +72,7 @@ impl Default for EngineSettings {
             models: Vec::new(),
             device: DeviceChoice::Cpu,
             weights: usual.weights,
+            precision: usual.precision,
             max_window: usual.max_window,
             min_pause: usual.min_pause,
             vad: usual.vad,
@@ -112,6 +115,9 @@ impl EngineSettings {
         }
         let device = self.device.check();
         device.map_err(|error| EngineError::setting("device", error.to_string()))?;
+        self.precision
+            .check(self.weights, self.device)
+            .map_err(|why| EngineError::setting("precision", why))?;
         self.recognition()
             .check()
             .or_else(|(setting, value, rule)| wrong(setting, value, rule))?;
@@ -168,6 +174,7 @@ mod tests {
         let settings: EngineSettings =
             serde_yaml::from_str("models: [{name: a, path: a.nemo}]\nmax_queue: 3\nweights: bf16\n").unwrap();
         assert_eq!((settings.max_queue, settings.weights), (3, Weights::Bf16));
+        assert_eq!(settings.precision, Precision::F32);
         assert_eq!(settings.max_window, EngineSettings::default().max_window);
         settings.check().unwrap();
         for wrong in [
@@ -183,6 +190,7 @@ mod tests {
             ("models", "models: []"),
             ("models", "models: [{name: '', path: a}]"),
             ("models", "models: [{name: a, path: a}, {name: a, path: b}]"),
+            ("precision", "precision: int8\nweights: bf16"),
             ("max_window", "max_window: .nan"),
             ("min_pause", "min_pause: 100"),
             ("max_duration", "max_duration: 50000"),
