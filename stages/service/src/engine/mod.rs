@@ -122,7 +122,9 @@ impl Engine {
                     recognition: settings.recognition(),
                     models: Models::new(&settings, Arc::clone(&observer))?,
                     preparation: Preparation::default(),
-                    diarizer: diarizer.map_err(|error| EngineError::Model(error.to_string()))?,
+                    diarizer: diarizer
+                        .map_err(|error| EngineError::Model(error.to_string()))?
+                        .map(Arc::new),
                     observer,
                     places: Mutex::new(Places::default()),
                     ended: Notify::new(),
@@ -160,6 +162,11 @@ impl Engine {
     /// In the order of the settings.
     pub fn models(&self) -> Vec<ModelState> {
         self.inner.shared.models.states()
+    }
+
+    /// What tells speakers apart, if the settings say that requests may ask for it.
+    pub fn diarizer(&self) -> Option<Arc<Diarizer>> {
+        self.inner.shared.diarizer.clone()
     }
 
     /// Requests that wait or run.

@@ -21,7 +21,7 @@ pub(crate) struct Shared {
     pub recognition: RecognitionSettings,
     pub models: Arc<Models>,
     pub preparation: Preparation,
-    pub diarizer: Option<Diarizer>,
+    pub diarizer: Option<Arc<Diarizer>>,
     pub observer: Arc<dyn Observer>,
     pub places: Mutex<Places>,
     /// Some request has ended.

@@ -4,8 +4,9 @@
 //! what two decodes agree on is said ([`agreement`]). Clients speak OpenAI's protocol for transcription sessions ([`protocol`]) over
 //! a WebSocket ([`socket`]).
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
+use flow_speakers::diarizer::Diarizer;
 use flow_speakers::silero::SileroVad;
 use flow_transcription::recognizer::Heard;
 use futures::future::BoxFuture;
@@ -18,6 +19,7 @@ pub mod session;
 pub mod session_event;
 pub mod settings;
 pub mod socket;
+pub mod speakers;
 #[cfg(test)]
 mod test_data;
 pub mod wire_audio;
@@ -33,6 +35,11 @@ pub trait Decoder: Send + Sync + 'static {
     /// Whether the service is being stopped: sessions end when what was said so far is transcribed.
     fn is_stopping(&self) -> bool;
 
+    /// What tells speakers apart, if sessions may ask for it.
+    fn diarizer(&self) -> Option<Arc<Diarizer>> {
+        None
+    }
+
     /// Transcribes a window (mono, 16 kHz, in [-1, 1]) with a model, or the default one.
     fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>>;
 }
@@ -44,6 +51,10 @@ impl Decoder for Engine {
 
     fn is_stopping(&self) -> bool {
         !self.is_ready()
+    }
+
+    fn diarizer(&self) -> Option<Arc<Diarizer>> {
+        Engine::diarizer(self)
     }
 
     fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
