@@ -4,9 +4,9 @@
 //! what two decodes agree on is said ([`agreement`]). Clients speak OpenAI's protocol for transcription sessions ([`protocol`]) over
 //! a WebSocket ([`socket`]).
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use flow_speakers::diarizer::Diarizer;
+use flow_speakers::diarizer::{OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SileroVad;
 use flow_transcription::recognizer::Heard;
 use futures::future::BoxFuture;
@@ -35,8 +35,8 @@ pub trait Decoder: Send + Sync + 'static {
     /// Whether the service is being stopped: sessions end when what was said so far is transcribed.
     fn is_stopping(&self) -> bool;
 
-    /// What tells speakers apart, if sessions may ask for it.
-    fn diarizer(&self) -> Option<Arc<Diarizer>> {
+    /// What tells the speakers of a session apart; none if sessions may not ask for it.
+    fn online_diarizer(&self, _settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
         None
     }
 
@@ -53,8 +53,8 @@ impl Decoder for Engine {
         !self.is_ready()
     }
 
-    fn diarizer(&self) -> Option<Arc<Diarizer>> {
-        Engine::diarizer(self)
+    fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+        Engine::online_diarizer(self, settings)
     }
 
     fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {

@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
-use flow_speakers::diarizer::{Decided, Diarizer, OnlineDiarizer};
+use flow_speakers::diarizer::{Decided, OnlineDiarizer};
 use flow_transcription::recognizer::Heard;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -172,8 +172,7 @@ struct Live {
     /// Bytes of a message that were not taken yet.
     pending: Bytes,
     decoding: Option<BoxFuture<'static, Result<Heard, EngineError>>>,
-    /// The networks that tell speakers apart, if sessions may ask for it.
-    networks: Option<Arc<Diarizer>>,
+    decoder: Arc<dyn Decoder>,
     /// Of a session that asks who speaks, while it is not at work.
     diarizer: Option<OnlineDiarizer>,
     diarizing: Option<Diarizing>,
@@ -220,7 +219,7 @@ impl Connection {
             names: service.decoder.models(),
             accept_any: settings.accept_any_model,
         };
-        let mut live = match Live::new(settings, models, model, service.decoder.diarizer()) {
+        let mut live = match Live::new(settings, models, model, Arc::clone(&service.decoder)) {
             Ok(live) => live,
             Err(refused) => return self.end(Ending::by_rule(close_code::POLICY, refused)).await,
         };
@@ -506,7 +505,7 @@ impl Live {
         settings: &LiveSettings,
         models: KnownModels,
         model: Option<String>,
-        networks: Option<Arc<Diarizer>>,
+        decoder: Arc<dyn Decoder>,
     ) -> Result<Live, Refused> {
         let mut config = SessionConfig::default();
         config.set_model(model, &models, "model")?;
@@ -521,7 +520,7 @@ impl Live {
             expires_at: chrono::Utc::now().timestamp() + settings.max_session as i64,
             pending: Bytes::new(),
             decoding: None,
-            networks,
+            decoder,
             diarizer: None,
             diarizing: None,
             samples: Vec::new(),
@@ -560,14 +559,12 @@ impl Live {
             let why = "whether speakers are told apart has to be said before the first audio";
             return Err(refused(why.to_owned()));
         }
-        self.diarizer = match (wanted, &self.networks) {
-            (false, _) => None,
-            (true, None) => return Err(refused(EngineError::NotDiarizing.to_string())),
-            (true, Some(networks)) => {
-                let diarizer = OnlineDiarizer::new(Arc::clone(networks), self.settings.speakers(), None);
-                Some(diarizer.map_err(|error| refused(error.to_string()))?)
-            }
-        };
+        self.diarizer = None;
+        if wanted {
+            let diarizer = self.decoder.online_diarizer(self.settings.speakers());
+            let diarizer = diarizer.ok_or_else(|| refused(EngineError::NotDiarizing.to_string()))?;
+            self.diarizer = Some(diarizer.map_err(|error| refused(error.to_string()))?);
+        }
         self.session
             .set_speakers(wanted.then(|| WordSpeakers::new(&self.settings)));
         Ok(())

@@ -69,7 +69,8 @@ impl WordSpeakers {
         WordSpeakers {
             unheard: Vec::new(),
             heard: 0,
-            interval: (settings.speaker_step * f64::from(SAMPLE_RATE)) as usize,
+            // While `max_buffer` waits, no more comes.
+            interval: (settings.speaker_step.min(settings.max_buffer) * f64::from(SAMPLE_RATE)) as usize,
             settle: false,
             settled: 0,
             running: None,
@@ -369,6 +370,18 @@ mod tests {
         speakers.feed(&[0.0; 200_000]);
         speakers.settle();
         assert!(speakers.next_request().is_none() && speakers.waiting() == 0 && speakers.is_done());
+    }
+
+    #[test]
+    fn a_full_buffer_is_enough_for_a_call() {
+        let settings = LiveSettings {
+            max_buffer: 1.0,
+            speaker_step: 5.0,
+            ..LiveSettings::default()
+        };
+        let mut speakers = WordSpeakers::new(&settings);
+        speakers.feed(&[0.0; 16_000]);
+        assert!(speakers.next_request().is_some());
     }
 
     #[test]
