@@ -17,6 +17,9 @@ pub struct ServeArguments {
     /// Let clients ask who speaks
     #[arg(long)]
     pub diarize: bool,
+    /// A JSON file of names, each with a recording or an embedding of its voice; with --diarize
+    #[arg(long, value_name = "FILE")]
+    pub known_speakers: Option<PathBuf>,
     /// Where models are computed: cpu, cuda or cuda:1 [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,

@@ -67,6 +67,9 @@ fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> 
         engine.models = arguments.model.iter().map(|model| named_model(model)).collect();
     }
     engine.diarization |= arguments.diarize;
+    if arguments.known_speakers.is_some() {
+        engine.known_speakers.clone_from(&arguments.known_speakers);
+    }
     engine.device = arguments.device.unwrap_or(engine.device);
     engine.precision = arguments.precision.map_or(engine.precision, Into::into);
     engine.max_duration = arguments.max_duration.unwrap_or(engine.max_duration);

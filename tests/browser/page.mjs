@@ -136,23 +136,28 @@ for (const [name, options] of [
 }
 console.log("speakers, phone and dark: as expected");
 
-// The microphone: words come while it listens, and stay after "Stop".
-{
+// The microphone: words come while it listens, and stay after "Stop"; with their speakers, where that is asked.
+for (const diarize of [false, true]) {
   const page = await open({ permissions: ["microphone"] });
+  await page.setChecked("#diarize", diarize);
   await page.focus("#speak");
   await page.keyboard.press("Enter");
   await page.waitForSelector("#transcript .segment p:has-text(' ')");
   const said = await page.locator("#speak").textContent();
   assert.equal(said, "Stop");
   await page.waitForFunction(() => document.querySelector("#transcript").textContent.trim().split(/\s+/).length >= 3);
-  await picture(page, "6-live");
+  await picture(page, diarize ? "8-live-speakers" : "6-live");
   await page.click("#speak");
   await page.waitForFunction(() => document.querySelector("#status").textContent === "Done.");
   const words = await page.locator(".word").allTextContents();
   assert.ok(words.length >= 3, words.join(" "));
   assert.ok(await page.locator("#error").isHidden(), await page.locator("#error").textContent());
-  await picture(page, "7-live-done");
+  const speakers = await page.locator(".segment .speaker").count();
+  assert.equal(speakers > 0, diarize, `${speakers} segments with speakers`);
+  assert.equal(await page.locator(".partial").count(), 0);
+  await picture(page, diarize ? "9-live-speakers-done" : "7-live-done");
   console.log(`live: ${words.join(" ")}`);
+  await page.context().close();
 }
 
 assert.equal(faults.join("\n"), "");

@@ -51,7 +51,7 @@ impl Geometry {
 
     /// The frame whose start is nearest, computed over its middle as pyannote does: of numbers that end in a half, the
     /// last bit decides.
-    fn nearest_frame(&self, time: f64) -> usize {
+    pub(crate) fn nearest_frame(&self, time: f64) -> usize {
         let half = 0.5 * self.frame_duration;
         ((time + half - half) / self.frame_step).round_ties_even() as usize
     }

@@ -88,6 +88,17 @@ pub fn assign_speakers(segments: Vec<Segment>, turns: &[Turn], rules: &Assignmen
     assigned.collect()
 }
 
+/// The speaker with whom a stretch has most time in common, if there is one; of equal ones the one whose turn begins first.
+/// Turns are those of [`assign_speakers`], times are seconds.
+pub fn speaker_during(turns: &[Turn], start: f64, end: f64) -> Option<&str> {
+    SortedTurns::new(turns).longest(start, end)
+}
+
+/// The speaker of the turn that is nearest to a stretch with which no turn has time in common, at most `max_gap` seconds away.
+pub fn speaker_near(turns: &[Turn], start: f64, end: f64, max_gap: f64) -> Option<&str> {
+    SortedTurns::new(turns).nearest_edge(start, end, max_gap)
+}
+
 /// The speaker of most words, the first of several; [`UNKNOWN`] only where it is that of all of them.
 fn majority(words: &[Word]) -> Option<String> {
     let mut counts: Vec<(&str, f64)> = Vec::new();

@@ -18,8 +18,9 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use flow_speakers::diarizer::Diarizer;
+use flow_speakers::diarizer::{Diarizer, KnownSpeakers, OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SAMPLE_RATE;
+use flow_speakers::stages::known;
 use flow_transcription::recognizer::Heard;
 use tempfile::TempPath;
 use tokio::sync::{Notify, oneshot};
@@ -116,13 +117,16 @@ impl Engine {
     pub fn start_observed(settings: EngineSettings, observer: Arc<dyn Observer>) -> Result<Engine, EngineError> {
         settings.check()?;
         let diarizer = settings.diarization.then(Diarizer::bundled).transpose();
+        let diarizer = diarizer.map_err(|error| EngineError::Model(error.to_string()))?;
+        let known_speakers = known_speakers(&settings, diarizer.as_ref())?;
         let engine = Engine {
             inner: Arc::new(Inner {
                 shared: Arc::new(Shared {
                     recognition: settings.recognition(),
                     models: Models::new(&settings, Arc::clone(&observer))?,
                     preparation: Preparation::default(),
-                    diarizer: diarizer.map_err(|error| EngineError::Model(error.to_string()))?,
+                    diarizer: diarizer.map(Arc::new),
+                    known_speakers,
                     observer,
                     places: Mutex::new(Places::default()),
                     ended: Notify::new(),
@@ -160,6 +164,16 @@ impl Engine {
     /// In the order of the settings.
     pub fn models(&self) -> Vec<ModelState> {
         self.inner.shared.models.states()
+    }
+
+    /// What tells speakers of a live session apart; none without `diarization`.
+    ///
+    /// # Errors
+    /// If a setting is out of range.
+    pub fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+        let shared = &self.inner.shared;
+        let diarizer = shared.diarizer.clone()?;
+        Some(OnlineDiarizer::new(diarizer, settings, shared.known_speakers.clone()))
     }
 
     /// Requests that wait or run.
@@ -266,4 +280,16 @@ impl Engine {
             shared.cancel_all();
         }
     }
+}
+
+/// The voices of `known_speakers`.
+fn known_speakers(
+    settings: &EngineSettings,
+    diarizer: Option<&Diarizer>,
+) -> Result<Option<KnownSpeakers>, EngineError> {
+    let (Some(path), Some(diarizer)) = (&settings.known_speakers, diarizer) else {
+        return Ok(None);
+    };
+    let known = known::load(path, settings.known_threshold, diarizer, &|| false);
+    known.map_err(|error| EngineError::setting("known_speakers", error.to_string()))
 }

@@ -220,7 +220,13 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
     let stopped = || work.has_ended() || work.is_late();
     let found = diarizer.diarize(&samples, &DiarizationSettings::default(), &stopped);
     match found.map_err(|error| EngineError::Failed(named(work, &error.to_string())))? {
-        Some(diarized) => work.diarized(diarized, begun.elapsed().as_secs_f64()),
+        Some(mut diarized) => {
+            if let Some(known) = &shared.known_speakers {
+                let renamed = known.name(&mut diarized);
+                renamed.map_err(|error| EngineError::Failed(named(work, &error.to_string())))?;
+            }
+            work.diarized(diarized, begun.elapsed().as_secs_f64());
+        }
         None => {
             work.fail_if_late();
         }

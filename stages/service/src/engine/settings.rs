@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use flow_kernels::device::DeviceChoice;
 use flow_model::{Precision, Weights};
+use flow_speakers::diarizer::KnownSpeakers;
 use flow_transcription::long_audio::LongAudio;
 use flow_transcription::recognizer::{RecognitionSettings, VoiceActivity};
 use flow_transcription::segments::SegmentRules;
@@ -60,6 +61,10 @@ pub struct EngineSettings {
     pub memory_budget: Option<u64>,
     /// Whether requests may ask who speaks.
     pub diarization: bool,
+    /// A file of speakers whose names are known, with a recording or an embedding for each. It needs `diarization`.
+    pub known_speakers: Option<PathBuf>,
+    /// A speaker has a known name if the cosine similarity of the voices is at least this, from 0 to 1.
+    pub known_threshold: f64,
     /// Whether names of models that are not known stand for the first one.
     #[serde(skip)]
     pub accept_any_model: bool,
@@ -86,6 +91,8 @@ impl Default for EngineSettings {
             idle_unload: 0.0,
             memory_budget: None,
             diarization: false,
+            known_speakers: None,
+            known_threshold: KnownSpeakers::THRESHOLD,
             accept_any_model: false,
         }
     }
@@ -126,6 +133,13 @@ impl EngineSettings {
         }
         if !(self.batch_share > 0.0 && self.batch_share <= 1.0) {
             return wrong("batch_share", self.batch_share, "above 0, and 1 at most");
+        }
+        if self.known_speakers.is_some() && !self.diarization {
+            let why = "speakers are not told apart without `diarization`";
+            return Err(EngineError::setting("known_speakers", why));
+        }
+        if !(0.0..=1.0).contains(&self.known_threshold) {
+            return wrong("known_threshold", self.known_threshold, "from 0 to 1");
         }
         if self.max_queue == 0 {
             return wrong("max_queue", 0.0, "1 or more");
@@ -200,6 +214,8 @@ mod tests {
             ("max_queue", "max_queue: 0"),
             ("decode_timeout", "decode_timeout: 0"),
             ("idle_unload", "idle_unload: -1"),
+            ("known_speakers", "known_speakers: known.json"),
+            ("known_threshold", "known_threshold: 2"),
         ] {
             let named = wrong.starts_with("models");
             let yaml = if named {

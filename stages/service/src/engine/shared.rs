@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use flow_speakers::diarizer::Diarizer;
+use flow_speakers::diarizer::{Diarizer, KnownSpeakers};
 use flow_transcription::recognizer::RecognitionSettings;
 use tokio::sync::Notify;
 
@@ -21,7 +21,8 @@ pub(crate) struct Shared {
     pub recognition: RecognitionSettings,
     pub models: Arc<Models>,
     pub preparation: Preparation,
-    pub diarizer: Option<Diarizer>,
+    pub diarizer: Option<Arc<Diarizer>>,
+    pub known_speakers: Option<KnownSpeakers>,
     pub observer: Arc<dyn Observer>,
     pub places: Mutex<Places>,
     /// Some request has ended.

@@ -252,6 +252,7 @@ impl ServeSettings {
             &mut settings.http.tls_cert,
             &mut settings.http.tls_key,
             &mut settings.http.upload_folder,
+            &mut settings.engine.known_speakers,
         ];
         for path in paths.into_iter().flatten() {
             *path = folder.join(&path);

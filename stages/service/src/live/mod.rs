@@ -6,6 +6,7 @@
 
 use std::sync::LazyLock;
 
+use flow_speakers::diarizer::{OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SileroVad;
 use flow_transcription::recognizer::Heard;
 use futures::future::BoxFuture;
@@ -18,6 +19,7 @@ pub mod session;
 pub mod session_event;
 pub mod settings;
 pub mod socket;
+pub mod speakers;
 #[cfg(test)]
 mod test_data;
 pub mod wire_audio;
@@ -33,6 +35,11 @@ pub trait Decoder: Send + Sync + 'static {
     /// Whether the service is being stopped: sessions end when what was said so far is transcribed.
     fn is_stopping(&self) -> bool;
 
+    /// What tells the speakers of a session apart; none if sessions may not ask for it.
+    fn online_diarizer(&self, _settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+        None
+    }
+
     /// Transcribes a window (mono, 16 kHz, in [-1, 1]) with a model, or the default one.
     fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>>;
 }
@@ -44,6 +51,10 @@ impl Decoder for Engine {
 
     fn is_stopping(&self) -> bool {
         !self.is_ready()
+    }
+
+    fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+        Engine::online_diarizer(self, settings)
     }
 
     fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use super::settings::ServerVad;
 use super::wire_audio::{AudioFormat, PCM_RATES};
 
-/// What a client may ask for beyond OpenAI's events: what may come next, and the words with times and confidences.
+/// What a client may ask for beyond OpenAI's events: what may come next, the words with times and confidences, and who says them.
 pub const PARTIALS: &str = "item.input_audio_transcription.partials";
 pub const WORDS: &str = "item.input_audio_transcription.words";
+pub const SPEAKERS: &str = "item.input_audio_transcription.speakers";
 /// What a client may ask OpenAI for, and does not get here.
 const LOGPROBS: &str = "item.input_audio_transcription.logprobs";
 /// The rate of `pcm16` and of `audio/pcm` that names none.
@@ -35,7 +36,7 @@ impl Refused {
         }
     }
 
-    fn value(param: &str, message: impl Into<String>) -> Self {
+    pub fn value(param: &str, message: impl Into<String>) -> Self {
         Refused {
             param: Some(param.to_owned()),
             ..Refused::new("invalid_value", message)
@@ -199,6 +200,7 @@ pub struct SessionConfig {
     pub turn_detection: Option<ServerVad>,
     pub partials: bool,
     pub words: bool,
+    pub speakers: bool,
 }
 
 impl Default for SessionConfig {
@@ -209,6 +211,7 @@ impl Default for SessionConfig {
             turn_detection: Some(ServerVad::default()),
             partials: false,
             words: false,
+            speakers: false,
         }
     }
 }
@@ -244,13 +247,14 @@ impl SessionConfig {
             config.set_turn_detection(turn_detection, "session.audio.input.turn_detection")?;
         }
         if let Some(include) = update.include {
-            let unknown = |name: &&String| ![PARTIALS, WORDS, LOGPROBS].contains(&&name[..]);
+            let unknown = |name: &&String| ![PARTIALS, WORDS, SPEAKERS, LOGPROBS].contains(&&name[..]);
             if let Some(unknown) = include.iter().find(unknown) {
-                let message = format!("`{unknown}` is not known; {PARTIALS} and {WORDS} are");
+                let message = format!("`{unknown}` is not known; {PARTIALS}, {WORDS} and {SPEAKERS} are");
                 return Err(Refused::value("session.include", message));
             }
             let includes = |name: &str| include.iter().any(|included| included == name);
             (config.partials, config.words) = (includes(PARTIALS), includes(WORDS));
+            config.speakers = includes(SPEAKERS);
         }
         Ok(config)
     }
@@ -326,7 +330,11 @@ impl SessionConfig {
             })
         });
         let transcription = json!({"model": self.model.as_deref().unwrap_or(default_model)});
-        let include = [(self.partials, PARTIALS), (self.words, WORDS)];
+        let include = [
+            (self.partials, PARTIALS),
+            (self.words, WORDS),
+            (self.speakers, SPEAKERS),
+        ];
         let include: Vec<&str> = include
             .into_iter()
             .filter_map(|(is_on, name)| is_on.then_some(name))

@@ -24,7 +24,7 @@ fn both_forms_of_a_session_are_read_and_written() {
         "noise_reduction": {"type": "near_field"},
         "transcription": {"model": "b", "language": "en", "prompt": ""},
         "turn_detection": {"type": "server_vad", "threshold": 0.25, "silence_duration_ms": 200, "create_response": true},
-    }}, "include": [PARTIALS, LOGPROBS]}));
+    }}, "include": [PARTIALS, SPEAKERS, LOGPROBS]}));
     let new = new.unwrap();
     assert_eq!(new.format, AudioFormat::Pcm { rate: 16_000 });
     assert_eq!(new.model.as_deref(), Some("b"));
@@ -33,11 +33,11 @@ fn both_forms_of_a_session_are_read_and_written() {
         (rules.threshold, rules.prefix_padding_ms, rules.silence_duration_ms),
         (0.25, 300.0, 200.0)
     );
-    assert!(new.partials && !new.words);
+    assert!(new.partials && new.speakers && !new.words);
     // What has no effect is not shown.
     let shown = new.to_json("sess_1", "a", 0, false);
     assert_eq!(shown["audio"]["input"].get("noise_reduction"), None);
-    assert_eq!(shown["include"], json!([PARTIALS]));
+    assert_eq!(shown["include"], json!([PARTIALS, SPEAKERS]));
     // What is said of a session can be said by a client.
     assert_eq!(update(new.to_json("sess_1", "a", 0, false)).unwrap(), new);
 

@@ -5,6 +5,7 @@
 //! end of the turn, at its best pause when it is as long as a window may be, or between two sentences before that.
 //!
 //! Nothing here waits or knows the time: who drives a session asks it for the next window to decode, and tells it what was heard.
+//! Who speaks is found out beside that, from the same samples ([`WordSpeakers`]).
 //! Positions are frames of [`WINDOW`] samples since the beginning of the session, less what was cleared of frames that were not whole.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,6 +18,7 @@ use flow_transcription::segments::ends_sentence;
 use super::agreement::Agreement;
 use super::session_event::{DecodeRequest, ItemTranscript, SessionEvent};
 use super::settings::{LiveSettings, ServerVad};
+use super::speakers::WordSpeakers;
 use crate::engine::EngineError;
 
 /// Seconds of a frame.
@@ -96,6 +98,8 @@ pub struct Session {
     items: BTreeMap<u64, Item>,
     next_item: u64,
     next_window: u64,
+    /// None: nobody asks who speaks.
+    speakers: Option<WordSpeakers>,
     events: Vec<SessionEvent>,
 }
 
@@ -119,8 +123,25 @@ impl Session {
             items: BTreeMap::new(),
             next_item: 0,
             next_window: 0,
+            speakers: None,
             events: Vec::new(),
         }
+    }
+
+    /// Says who speaks from here on, or not. Before the first samples alone: times are those since the beginning.
+    pub fn set_speakers(&mut self, speakers: Option<WordSpeakers>) {
+        debug_assert!(!self.has_begun());
+        self.speakers = speakers;
+    }
+
+    /// Whether samples came.
+    pub fn has_begun(&self) -> bool {
+        self.sample_of(self.first) > 0 || !self.samples.is_empty()
+    }
+
+    /// The words that wait for their speakers, and the samples that wait to be heard, where somebody asks who speaks.
+    pub fn speakers(&mut self) -> Option<&mut WordSpeakers> {
+        self.speakers.as_mut()
     }
 
     /// Takes samples (mono, 16 kHz, in [-1, 1]).
@@ -130,6 +151,9 @@ impl Session {
     pub fn feed(&mut self, samples: &[f32]) -> flow_speakers::error::Result<()> {
         let mut probabilities = Vec::new();
         self.vad.feed(samples, &mut probabilities)?;
+        if let Some(speakers) = &mut self.speakers {
+            speakers.feed(samples);
+        }
         self.samples.extend_from_slice(samples);
         for probability in probabilities {
             self.take_frame(probability);
@@ -137,11 +161,20 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the turn here. A last frame that is not whole is filled up with silence.
+    /// Ends the turn here. A last frame that is not whole is filled up with silence. Who spoke up to here is decided without
+    /// waiting for more, whether there is a turn or not.
     ///
     /// # Errors
     /// If there is no turn: nothing came since the last one, or nothing that is speech.
     pub fn commit(&mut self) -> Result<(), EmptyBuffer> {
+        let committed = self.commit_turn();
+        if let Some(speakers) = &mut self.speakers {
+            speakers.settle();
+        }
+        committed
+    }
+
+    fn commit_turn(&mut self) -> Result<(), EmptyBuffer> {
         let rest = self.rest();
         if self.turn.is_none() && (self.turn_detection.is_some() || rest == 0) {
             return Err(EmptyBuffer);
@@ -159,6 +192,9 @@ impl Session {
     pub fn clear(&mut self) {
         if let Some(turn) = self.turn.take() {
             self.items.remove(&turn.item);
+            if let Some(speakers) = &mut self.speakers {
+                speakers.remove(turn.item);
+            }
             self.waiting.retain(|window| window.item != turn.item);
         }
         self.drop_before(self.now());
@@ -186,14 +222,20 @@ impl Session {
         self.turn_detection = turn_detection;
     }
 
-    /// Whether as much audio waits to be decoded as may: no more should be fed before some of it was.
+    /// Whether as much audio waits to be decoded, or for who speaks, as may: no more should be fed before some of it was.
     pub fn is_full(&self) -> bool {
         let waiting: usize = self.waiting.iter().map(|window| window.samples.len()).sum();
-        waiting >= self.most_waiting
+        let unheard = self.speakers.as_ref().map_or(0, WordSpeakers::waiting);
+        waiting.max(unheard) >= self.most_waiting
     }
 
     /// What the session has to say since it was asked last.
     pub fn take_events(&mut self) -> Vec<SessionEvent> {
+        if let Some(speakers) = &mut self.speakers {
+            let segments = speakers.take_segments().into_iter();
+            self.events
+                .extend(segments.map(|(item, segment)| SessionEvent::Segment { item, segment }));
+        }
         std::mem::take(&mut self.events)
     }
 
@@ -425,7 +467,7 @@ impl Session {
             return;
         };
         let (offset, transcript) = (seconds(sample), &mut item.transcript);
-        let before = transcript.text.len();
+        let (before, words_before) = (transcript.text.len(), transcript.words.len());
         for word in words {
             if !transcript.text.is_empty() {
                 transcript.text.push(' ');
@@ -438,6 +480,9 @@ impl Session {
                 end: (offset + word.end).max(start),
                 ..word
             });
+        }
+        if let Some(speakers) = &mut self.speakers {
+            speakers.add(number, &transcript.words[words_before..]);
         }
         if transcript.text.len() > before {
             let text = transcript.text[before..].to_owned();
@@ -463,6 +508,9 @@ impl Session {
             return;
         };
         let item = window.item;
+        if let Some(speakers) = &mut self.speakers {
+            speakers.complete(item);
+        }
         self.events.push(match failure {
             None => SessionEvent::Completed { item, transcript },
             Some(error) => SessionEvent::Failed { item, error },

@@ -1,6 +1,6 @@
 //! What a live session has to say, and what it asks for.
 
-use flow_transcription::Word;
+use flow_transcription::{Segment, Word};
 
 use crate::engine::EngineError;
 
@@ -36,6 +36,12 @@ pub enum SessionEvent {
     Failed {
         item: u64,
         error: EngineError,
+    },
+    /// Words of one speaker. Those of an item follow each other, and are all of its words in the end; the last ones may come
+    /// after the item is completed or has failed.
+    Segment {
+        item: u64,
+        segment: Segment,
     },
 }
 

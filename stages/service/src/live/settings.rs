@@ -1,5 +1,6 @@
 //! Settings of live transcription: of the service, and of a session.
 
+use flow_speakers::diarizer::OnlineSettings;
 use serde::{Deserialize, Serialize};
 
 /// Limits of live transcription, and how often windows are decoded.
@@ -21,6 +22,12 @@ pub struct LiveSettings {
     pub decode_interval: f64,
     /// The longest window, in seconds, from 1 to 60; no longer than that of the engine.
     pub max_window: f64,
+    /// How long after they were spoken it is decided who spoke words, in seconds, from 0 to 9.
+    pub speaker_delay: f64,
+    /// Who speaks is looked at again after so many seconds, from 0.1 to 5.
+    pub speaker_step: f64,
+    /// Most speakers of a session, from 1 to 1000; other voices have the nearest of them.
+    pub max_speakers: usize,
     /// Whether names of models that are not known stand for the default one, as the service says it of all requests.
     #[serde(skip)]
     pub accept_any_model: bool,
@@ -28,6 +35,7 @@ pub struct LiveSettings {
 
 impl Default for LiveSettings {
     fn default() -> Self {
+        let speakers = OnlineSettings::default();
         LiveSettings {
             max_sessions: 16,
             max_session: 3600.0,
@@ -36,6 +44,9 @@ impl Default for LiveSettings {
             max_buffer: 60.0,
             decode_interval: 0.5,
             max_window: 20.0,
+            speaker_delay: speakers.delay,
+            speaker_step: speakers.step,
+            max_speakers: speakers.max_speakers,
             accept_any_model: false,
         }
     }
@@ -48,6 +59,7 @@ impl LiveSettings {
         let counts = [
             ("max_sessions", self.max_sessions, 1, 10_000),
             ("max_message", self.max_message, 1024, 64 << 20),
+            ("max_speakers", self.max_speakers, 1, 1_000),
         ];
         for (name, value, least, most) in counts {
             if !(least..=most).contains(&value) {
@@ -60,6 +72,8 @@ impl LiveSettings {
             ("max_buffer", self.max_buffer, 1.0, 3600.0),
             ("decode_interval", self.decode_interval, 0.1, 60.0),
             ("max_window", self.max_window, 1.0, 60.0),
+            ("speaker_delay", self.speaker_delay, 0.0, 9.0),
+            ("speaker_step", self.speaker_step, 0.1, 5.0),
         ];
         for (name, value, least, most) in seconds {
             if !(least..=most).contains(&value) {
@@ -70,6 +84,16 @@ impl LiveSettings {
             }
         }
         Ok(())
+    }
+
+    /// How speakers of a session are told apart.
+    pub fn speakers(&self) -> OnlineSettings {
+        OnlineSettings {
+            step: self.speaker_step,
+            delay: self.speaker_delay,
+            max_speakers: self.max_speakers,
+            ..OnlineSettings::default()
+        }
     }
 }
 
@@ -118,6 +142,9 @@ mod tests {
         assert_eq!(refused(|settings| settings.idle_timeout = f64::NAN), "idle_timeout");
         assert_eq!(refused(|settings| settings.decode_interval = 0.0), "decode_interval");
         assert_eq!(refused(|settings| settings.max_window = f64::INFINITY), "max_window");
+        assert_eq!(refused(|settings| settings.speaker_delay = 9.5), "speaker_delay");
+        assert_eq!(refused(|settings| settings.speaker_step = 0.0), "speaker_step");
+        assert_eq!(refused(|settings| settings.max_speakers = 0), "max_speakers");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
+use flow_speakers::diarizer::{Decided, OnlineDiarizer};
 use flow_transcription::recognizer::Heard;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -25,6 +26,7 @@ use super::protocol::{ClientEvent, KnownModels, Refused, SessionConfig, SessionU
 use super::session::Session;
 use super::session_event::{DecodeRequest, SessionEvent};
 use super::settings::LiveSettings;
+use super::speakers::{DiarizeRequest, WordSpeakers};
 use super::wire_audio::WireAudio;
 use super::{Decoder, voice_activity};
 use crate::engine::EngineError;
@@ -155,8 +157,12 @@ const GONE: End = End {
     reason: "",
 };
 
+/// The diarizer again, with what it decided; or why it failed.
+type Diarizing = BoxFuture<'static, Result<(OnlineDiarizer, Decided), String>>;
+
 /// What is at work in a session.
 struct Live {
+    settings: LiveSettings,
     config: SessionConfig,
     models: KnownModels,
     /// When the session ends at the latest, in seconds since 1970.
@@ -166,6 +172,10 @@ struct Live {
     /// Bytes of a message that were not taken yet.
     pending: Bytes,
     decoding: Option<BoxFuture<'static, Result<Heard, EngineError>>>,
+    decoder: Arc<dyn Decoder>,
+    /// Of a session that asks who speaks, while it is not at work.
+    diarizer: Option<OnlineDiarizer>,
+    diarizing: Option<Diarizing>,
     samples: Vec<f32>,
 }
 
@@ -176,6 +186,7 @@ struct Connection {
     /// A number that tells sessions apart.
     id: String,
     events: u64,
+    segments: u64,
     last_item: Option<String>,
 }
 
@@ -188,6 +199,7 @@ impl Connection {
             older,
             id: format!("{number:016x}"),
             events: 0,
+            segments: 0,
             last_item: None,
         }
     }
@@ -207,7 +219,7 @@ impl Connection {
             names: service.decoder.models(),
             accept_any: settings.accept_any_model,
         };
-        let mut live = match Live::new(settings, models, model) {
+        let mut live = match Live::new(settings, models, model, Arc::clone(&service.decoder)) {
             Ok(live) => live,
             Err(refused) => return self.end(Ending::by_rule(close_code::POLICY, refused)).await,
         };
@@ -239,11 +251,13 @@ impl Connection {
                 let decoder = service.decoder.clone();
                 live.decoding = Some(Box::pin(decode(decoder, live.config.model.clone(), request)));
             }
+            live.diarize();
             for event in live.session.take_events() {
                 self.tell(event, &live.config).await?;
             }
             if live.decoding.is_none()
                 && live.pending.is_empty()
+                && live.session.speakers().is_none_or(|speakers| speakers.is_done())
                 && let Some(ending) = ending.take()
             {
                 return self.end(ending).await;
@@ -251,7 +265,7 @@ impl Connection {
             let has_room = !live.session.is_full();
             let has_pending = !live.pending.is_empty();
             // While something is decoded, or waits to be taken, the client may well wait.
-            let deadline = if live.decoding.is_some() || has_pending {
+            let deadline = if live.decoding.is_some() || live.diarizing.is_some() || has_pending {
                 ends
             } else {
                 idle.min(ends)
@@ -261,6 +275,13 @@ impl Connection {
                 heard = next(&mut live.decoding) => {
                     live.decoding = None;
                     live.session.heard(heard);
+                    idle = Instant::now() + idle_timeout;
+                }
+                diarized = next(&mut live.diarizing) => {
+                    if let Err(why) = live.diarized(diarized) {
+                        let why = format!("speakers are not told apart any more: {why}");
+                        self.tell_error("server_error", Refused::new("server_error", why), None).await?;
+                    }
                     idle = Instant::now() + idle_timeout;
                 }
                 () = tokio::task::yield_now(), if has_pending && has_room => {
@@ -410,6 +431,23 @@ impl Connection {
                 self.send("conversation.item.input_audio_transcription.completed", fields)
                     .await
             }
+            SessionEvent::Segment { item, segment } => {
+                self.segments += 1;
+                let mut fields = json!({
+                    "item_id": self.item(item),
+                    "content_index": 0,
+                    "id": format!("seg_{:03}", self.segments),
+                    "start": segment.start,
+                    "end": segment.end,
+                    "text": segment.text,
+                    "speaker": segment.speaker,
+                });
+                if config.words {
+                    fields["words"] = json!(segment.words);
+                }
+                self.send("conversation.item.input_audio_transcription.segment", fields)
+                    .await
+            }
             SessionEvent::Failed { item, error } => {
                 let error = ApiError::from(error).envelope();
                 let fields = json!({"item_id": self.item(item), "content_index": 0, "error": error["error"]});
@@ -463,19 +501,28 @@ impl Connection {
 }
 
 impl Live {
-    fn new(settings: &LiveSettings, models: KnownModels, model: Option<String>) -> Result<Live, Refused> {
+    fn new(
+        settings: &LiveSettings,
+        models: KnownModels,
+        model: Option<String>,
+        decoder: Arc<dyn Decoder>,
+    ) -> Result<Live, Refused> {
         let mut config = SessionConfig::default();
         config.set_model(model, &models, "model")?;
         let network = voice_activity().map_err(|why| Refused::new("server_error", why))?;
         let audio = WireAudio::new(config.format);
         Ok(Live {
             session: Session::new(network, settings, config.turn_detection),
+            settings: settings.clone(),
             audio: audio.map_err(|error| Refused::new("server_error", error.to_string()))?,
             config,
             models,
             expires_at: chrono::Utc::now().timestamp() + settings.max_session as i64,
             pending: Bytes::new(),
             decoding: None,
+            decoder,
+            diarizer: None,
+            diarizing: None,
             samples: Vec::new(),
         })
     }
@@ -489,6 +536,11 @@ impl Live {
 
     fn update(&mut self, update: SessionUpdate) -> Result<(), Refused> {
         let config = self.config.updated(update, &self.models)?;
+        if config.speakers != self.config.speakers {
+            self.set_speakers(config.speakers)?;
+            // It stands, also where what follows is refused.
+            self.config.speakers = config.speakers;
+        }
         if config.format != self.audio.format() {
             let audio = WireAudio::new(config.format);
             let audio = audio.map_err(|error| Refused::new("invalid_value", error.to_string()))?;
@@ -498,6 +550,52 @@ impl Live {
         self.session.set_turn_detection(config.turn_detection);
         self.config = config;
         Ok(())
+    }
+
+    /// Says who speaks, or not any more.
+    fn set_speakers(&mut self, wanted: bool) -> Result<(), Refused> {
+        let refused = |why: String| Refused::value("session.include", why);
+        if self.session.has_begun() {
+            let why = "whether speakers are told apart has to be said before the first audio";
+            return Err(refused(why.to_owned()));
+        }
+        self.diarizer = None;
+        if wanted {
+            let diarizer = self.decoder.online_diarizer(self.settings.speakers());
+            let diarizer = diarizer.ok_or_else(|| refused(EngineError::NotDiarizing.to_string()))?;
+            self.diarizer = Some(diarizer.map_err(|error| refused(error.to_string()))?);
+        }
+        self.session
+            .set_speakers(wanted.then(|| WordSpeakers::new(&self.settings)));
+        Ok(())
+    }
+
+    /// Gives the diarizer what it is to hear, if it is not at work.
+    fn diarize(&mut self) {
+        let Some(diarizer) = self.diarizer.take() else { return };
+        match self.session.speakers().and_then(WordSpeakers::next_request) {
+            Some(request) => self.diarizing = Some(diarize(diarizer, request)),
+            None => self.diarizer = Some(diarizer),
+        }
+    }
+
+    /// Takes what the diarizer decided.
+    fn diarized(&mut self, diarized: Result<(OnlineDiarizer, Decided), String>) -> Result<(), String> {
+        self.diarizing = None;
+        let Some(speakers) = self.session.speakers() else {
+            return Ok(());
+        };
+        match diarized {
+            Ok((diarizer, decided)) => {
+                speakers.decided(decided, diarizer.decided_until());
+                self.diarizer = Some(diarizer);
+                Ok(())
+            }
+            Err(why) => {
+                speakers.failed();
+                Err(why)
+            }
+        }
     }
 
     fn commit(&mut self) -> Result<(), Refused> {
@@ -523,12 +621,28 @@ impl Live {
     }
 }
 
-/// What was heard, once there is something that is decoded.
-async fn next(decoding: &mut Option<BoxFuture<'static, Result<Heard, EngineError>>>) -> Result<Heard, EngineError> {
-    match decoding {
-        Some(decoding) => decoding.await,
+/// What comes of it, once there is something at work.
+async fn next<T>(running: &mut Option<BoxFuture<'static, T>>) -> T {
+    match running {
+        Some(running) => running.await,
         None => std::future::pending().await,
     }
+}
+
+/// Lets a diarizer hear samples, on a thread that may compute for long.
+fn diarize(mut diarizer: OnlineDiarizer, request: DiarizeRequest) -> Diarizing {
+    let hear = move || {
+        let mut decided = diarizer.feed(&request.samples)?;
+        if request.settle {
+            decided.append(diarizer.settle()?);
+        }
+        Ok((diarizer, decided))
+    };
+    Box::pin(async move {
+        let heard: Result<flow_speakers::Result<_>, _> = tokio::task::spawn_blocking(hear).await;
+        let heard = heard.map_err(|error| error.to_string())?;
+        heard.map_err(|error| error.to_string())
+    })
 }
 
 /// Decodes a window; one that grows no more is tried again while the engine is busy.

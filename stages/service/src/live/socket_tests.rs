@@ -20,6 +20,9 @@ use crate::engine::{Engine, EngineSettings, ModelSettings};
 use crate::live::protocol::{PARTIALS, WORDS};
 use crate::live::test_data::{Oracle, recording, root, talk};
 
+#[path = "socket_speakers_tests.rs"]
+mod speakers;
+
 /// Nothing here takes as long.
 const LONG: Duration = Duration::from_secs(120);
 

@@ -36,6 +36,8 @@ async function startSpeaking() {
     waiting: new Set(),
     // Audio from before the server was ready.
     early: [],
+    // Whether words come again as segments, with their speakers.
+    diarize: byId("diarize").checked,
     socket: null,
     // Made here, while the browser knows that somebody pressed a button.
     context: new AudioContext(),
@@ -111,7 +113,9 @@ function configure(session) {
   const update = {
     type: "transcription",
     audio: { input: { format: { type: "audio/pcm", rate: session.rate } } },
-    include: ["item.input_audio_transcription.partials", "item.input_audio_transcription.words"],
+    include: ["partials", "words", ...(session.diarize ? ["speakers"] : [])].map(
+      (name) => `item.input_audio_transcription.${name}`,
+    ),
   };
   session.socket.send(JSON.stringify({ type: "session.update", session: update }));
 }
@@ -146,11 +150,20 @@ function follow(session, event) {
     item.partial.textContent = "";
   } else if (kind === "transcription.partial") {
     itemOf(session, event.item_id).partial.textContent = event.partial;
+  } else if (kind === "transcription.segment") {
+    addSpeakers(session, event);
   } else if (kind === "transcription.completed") {
     complete(session, event);
   } else if (kind === "transcription.failed") {
-    keepSaid(session.items.get(event.item_id));
     complain(event.error?.message ?? "A part could not be transcribed.");
+    const item = session.items.get(event.item_id);
+    if (session.diarize && item) {
+      item.transcript = item.said.textContent;
+      item.partial.textContent = "";
+      closeIfSaid(session, event.item_id);
+      return;
+    }
+    keepSaid(item);
     session.waiting.delete(event.item_id);
     finishIfDone(session);
   } else if (kind === "input_audio_buffer.committed") {
@@ -161,12 +174,47 @@ function follow(session, event) {
   } else if (kind === "error" && !(event.error?.code === "input_audio_buffer_commit_empty" && session.ending)) {
     session.error = event.error?.message ?? "The server reports an error.";
     complain(session.error);
+    if (!session.ready) {
+      // What the page asks for is not to be had.
+      endLive(session, session.error);
+    }
+  }
+}
+
+const trimmed = (words) => words.map((word) => ({ ...word, word: word.word.trim() }));
+
+// Words whose speaker is known: they leave the item, before which they then stand.
+function addSpeakers(session, event) {
+  const item = itemOf(session, event.item_id);
+  const { start, end, text, speaker } = event;
+  const [made, paragraph] = segmentElement({ start, speaker });
+  item.made.before(made);
+  showSegment(paragraph, { start, end, text, speaker, words: trimmed(event.words) });
+  item.said.textContent = item.said.textContent.trimStart().slice(text.length).trimStart();
+  closeIfSaid(session, event.item_id);
+}
+
+// Forgets a completed item once all of its words have speakers.
+function closeIfSaid(session, id) {
+  const item = session.items.get(id);
+  if (item?.transcript !== undefined && item.said.textContent.trim() === "") {
+    item.made.remove();
+    item.isComplete = true;
+    session.waiting.delete(id);
+    finishIfDone(session);
   }
 }
 
 function complete(session, event) {
-  const words = event.words.map((word) => ({ ...word, word: word.word.trim() }));
+  const words = trimmed(event.words);
   const item = session.items.get(event.item_id);
+  if (session.diarize && event.transcript !== "") {
+    const waiting = item ?? itemOf(session, event.item_id);
+    waiting.transcript = event.transcript;
+    waiting.partial.textContent = "";
+    closeIfSaid(session, event.item_id);
+    return;
+  }
   if (event.transcript === "") {
     item?.made.remove();
     session.items.delete(event.item_id);
@@ -181,9 +229,13 @@ function complete(session, event) {
 
 function addSegment(item, segment) {
   item.isComplete = true;
+  showSegment(item.text, segment);
+}
+
+function showSegment(paragraph, segment) {
   shown.segments.push(segment);
   shown.json = { segments: shown.segments, text: shown.segments.map((one) => one.text).join(" ") };
-  fillWords(item.text, segment);
+  fillWords(paragraph, segment);
 }
 
 // Keeps what was said of an item that will not be completed, at the end of what is before it: times are not known.

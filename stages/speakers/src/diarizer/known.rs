@@ -56,25 +56,39 @@ impl KnownSpeakers {
         Ok(Self { voices, threshold })
     }
 
+    /// # Errors
+    /// If embeddings of so many values are not those of the networks that the voices are known by.
+    pub(super) fn check_dimension(&self, dimension: usize) -> Result<()> {
+        match self.voices.first() {
+            Some((_, first)) if first.len() != dimension => Err(Error::Input(format!(
+                "known speakers have embeddings of {} values, those of the recording {dimension}",
+                first.len()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The name of the nearest voice that is near enough, among those whose names are free.
+    pub(super) fn nearest(&self, voice: &[f64], is_free: impl Fn(&str) -> bool) -> Option<&str> {
+        let voice: Vec<f32> = voice.iter().map(|&value| value as f32).collect();
+        let free = self.voices.iter().filter(|(name, _)| is_free(name));
+        let near = free.map(|(name, known)| (name, cosine(&voice, known)));
+        let near = near.filter(|(_, cosine)| *cosine >= self.threshold);
+        near.max_by(|(_, a), (_, b)| a.total_cmp(b))
+            .map(|(name, _)| name.as_str())
+    }
+
     /// Gives the speakers who are known their names, each name once, so that the cosines have the greatest sum. The others
     /// keep theirs.
     ///
     /// # Errors
     /// If the embeddings have other lengths than the known ones: they are from other networks.
     pub fn name(&self, diarized: &mut Diarized) -> Result<()> {
-        let Some((_, first)) = self.voices.first() else {
+        if self.voices.is_empty() {
             return Ok(());
-        };
-        if let Some(other) = diarized
-            .speakers
-            .iter()
-            .find(|other| other.embedding.len() != first.len())
-        {
-            return Err(Error::Input(format!(
-                "known speakers have embeddings of {} values, those of the recording {}",
-                first.len(),
-                other.embedding.len()
-            )));
+        }
+        for speaker in &diarized.speakers {
+            self.check_dimension(speaker.embedding.len())?;
         }
         let cosines: Vec<f64> = diarized
             .speakers

@@ -5,6 +5,7 @@
 mod features;
 mod known;
 mod networks;
+mod online;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use rayon::prelude::*;
 
 pub use known::KnownSpeakers;
 pub use networks::{Activities, EmbeddingNetwork, SegmentationNetwork};
+pub use online::{Decided, OnlineDiarizer, OnlineSettings};
 pub use steps::{Method, Steps};
 
 use crate::campplus::CamPlusPlus;

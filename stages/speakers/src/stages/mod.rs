@@ -1,7 +1,7 @@
 //! The kinds `speakers.diarize` and `speakers.write`, and the rows between them: all that knows of runs in this crate.
 
 pub mod diarize;
-mod known;
+pub mod known;
 mod networks;
 pub mod rows;
 pub mod write;

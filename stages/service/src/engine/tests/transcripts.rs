@@ -1,6 +1,6 @@
 //! What comes out of the engine.
 
-use flow_speakers::diarizer::DiarizationSettings;
+use flow_speakers::diarizer::{DiarizationSettings, KnownSpeakers};
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
 use futures::future::{join, join_all};
 
@@ -67,13 +67,22 @@ fn transcripts_are_those_of_recordings_alone_whatever_else_is_transcribed() {
 fn who_speaks_is_found_where_it_is_asked_for() {
     let path = root().join("tests/data/golden/speakers/conv2.flac");
     let samples = flow_audio::decode::decode(&std::fs::read(&path).unwrap(), 100.0).unwrap();
-    let settings = EngineSettings {
+    let mut settings = EngineSettings {
         diarization: true,
         ..settings()
     };
     let diarizer = Diarizer::bundled().unwrap();
     let diarized = diarizer.diarize(&samples, &DiarizationSettings::default(), &|| false);
-    let diarized = diarized.unwrap().unwrap();
+    let mut diarized = diarized.unwrap().unwrap();
+    // One of them is known.
+    let folder = tempfile::tempdir().unwrap();
+    let known = folder.path().join("known.json");
+    let voice = diarized.speakers[1].embedding.clone();
+    std::fs::write(&known, serde_json::json!({"Ann": voice}).to_string()).unwrap();
+    settings.known_speakers = Some(known);
+    let known = KnownSpeakers::new(vec![("Ann".to_owned(), voice)], KnownSpeakers::THRESHOLD).unwrap();
+    known.name(&mut diarized).unwrap();
+    assert!(diarized.exclusive.iter().any(|turn| turn.speaker == "Ann"));
     let recognized = recognizer().transcribe(&samples, &settings.recognition(), &|| false);
     let recognized = recognized.unwrap().unwrap();
     let expected = assign_speakers(recognized.segments, &diarized.exclusive, &AssignmentRules::default());
