@@ -3,9 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use candle_core::Device;
+use candle_core::{Device, Tensor, WithDType};
 
+use crate::counts::{copied_to_device, copied_to_host};
 use crate::error::{Error, Result};
+use crate::is_gpu;
 
 /// A device as a setting names it: `cpu`, `cuda` (the first ones), or `cuda:1` (that one).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +63,22 @@ impl DeviceChoice {
             Self::Cuda(number) => cuda(number.unwrap_or(rank)),
         }
     }
+}
+
+/// The values of a vector, in host memory. Waits for a device that it lies on.
+pub fn to_host<T: WithDType>(vector: &Tensor) -> Result<Vec<T>> {
+    if is_gpu(vector.device()) {
+        copied_to_host(vector.elem_count() * vector.dtype().size_in_bytes());
+    }
+    Ok(vector.to_vec1::<T>()?)
+}
+
+/// A tensor in host memory, copied to a device; itself if that is the CPU.
+pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
+    if is_gpu(device) {
+        copied_to_device(tensor.elem_count() * tensor.dtype().size_in_bytes());
+    }
+    Ok(tensor.to_device(device)?)
 }
 
 #[cfg(feature = "cuda")]

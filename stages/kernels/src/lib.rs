@@ -16,6 +16,7 @@ pub mod attention;
 pub mod batch_norm;
 pub mod bias;
 mod chunks;
+pub mod counts;
 mod cuda;
 pub mod depthwise;
 pub mod device;

@@ -1,10 +1,11 @@
 //! Element-wise parts of the joint network and its loss.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use super::Argument::{Float, Int, Long, Read, Write};
 use super::sums::add_to_rows;
 use super::{Grid, alike, fresh, fresh_of, launch, mask_arguments, numbers};
+use crate::device::{to_device, to_host};
 use crate::error::Result;
 use crate::joint::{Cell, CellGradient, CellTerms};
 use crate::noise::DropMask;
@@ -50,7 +51,7 @@ pub fn cell_terms(
         Grid::rows(cells.len()),
         &[&tensors[..], &[Int(width - count), Int(count)]].concat(),
     )?;
-    let found = found.flatten_all()?.to_vec1::<f64>()?;
+    let found = to_host::<f64>(&found.flatten_all()?)?;
     for (at, (terms, found)) in terms.iter_mut().zip(found.chunks_exact(3 + count)).enumerate() {
         let (own, logs) = found.split_at(3);
         *terms = CellTerms {
@@ -77,7 +78,7 @@ pub fn logit_gradient(
     let out = fresh((cells.len(), width), logits)?;
     let doubles = |values: Vec<f64>| {
         let len = values.len();
-        Tensor::from_vec(values, len, logits.device())
+        to_device(&Tensor::from_vec(values, len, &Device::Cpu)?, logits.device())
     };
     let parts = |of: &CellGradient| [of.normaliser, of.blank, of.label, of.factor];
     let gradients = doubles(gradients.iter().flat_map(parts).collect())?;

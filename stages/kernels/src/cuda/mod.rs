@@ -30,6 +30,8 @@ use std::cell::Cell;
 
 use candle_core::{DType, Device, Shape, Tensor};
 
+use crate::counts::launched;
+use crate::device::to_device;
 use crate::error::{Error, Result};
 use crate::noise::DropMask;
 use signature::{Kernel, Parameter};
@@ -150,6 +152,7 @@ pub fn launch(name: &str, grid: Grid, arguments: &[Argument]) -> Result<()> {
     let Some(blocks) = grid.blocks(name)? else {
         return Ok(());
     };
+    launched(kernel.name);
     if let Some(launcher) = LAUNCHER.get() {
         return launcher(kernel, blocks, arguments);
     }
@@ -232,7 +235,7 @@ pub(crate) fn numbers(values: impl Iterator<Item = usize>, like: &Tensor) -> Res
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(|_| Error::Input("a length or index is too large for the device".into()))?;
     let count = values.len();
-    Ok(Tensor::from_vec(values, count, like.device())?)
+    to_device(&Tensor::from_vec(values, count, &Device::Cpu)?, like.device())
 }
 
 /// An error unless a tensor has as many elements as another: a kernel goes by the size of one of them.

@@ -1,6 +1,6 @@
 //! The joint network and the TDT loss over it, fused: logits exist for some thousand lattice cells at a time.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
 use flow_kernels::is_gpu;
 use flow_kernels::joint::{Cell, CellGradient, CellTerms, add_hidden_gradient, cell_terms, hidden, logit_gradient};
@@ -26,6 +26,18 @@ fn chunk(device: &Device) -> usize {
 /// Logits are kept from the forward to the backward pass while they fit in this many bytes; beyond, they are computed
 /// again.
 const KEPT_LOGITS: usize = 32 << 20;
+
+/// Of a loss over so many cells with so many outputs in f32, the cells whose logits are computed again in the backward
+/// pass.
+pub fn cells_computed_again(cells: usize, outputs: usize, on_device: bool) -> usize {
+    let chunk = if on_device { DEVICE_CHUNK } else { CHUNK };
+    cells.saturating_sub(chunks_kept(chunk, outputs * DType::F32.size_in_bytes()) * chunk)
+}
+
+/// Chunks of cells whose logits, of so many bytes for a cell, are kept.
+fn chunks_kept(chunk: usize, bytes: usize) -> usize {
+    KEPT_LOGITS / (bytes * chunk).max(1)
+}
 
 /// Cells with a smaller posterior are left out of the backward pass: a batch has some 1e5 cells, so all of them
 /// together move no gradient by more than 1e-15 of the largest logit gradient.
@@ -181,7 +193,7 @@ impl Joint {
         let mut durations = vec![0.0; cells.len() * self.durations];
         let mut kept = Vec::new();
         let chunk = chunk(f.device());
-        let may_keep = KEPT_LOGITS / ((self.tokens + self.durations) * f.dtype().size_in_bytes() * chunk).max(1);
+        let may_keep = chunks_kept(chunk, (self.tokens + self.durations) * f.dtype().size_in_bytes());
         let chunks = cells.chunks(chunk).zip(terms.chunks_mut(chunk));
         for ((cells, terms), durations) in chunks.zip(durations.chunks_mut((chunk * self.durations).max(1))) {
             let logits = product(&hidden(&f, &g, cells, mask)?, &weight)?;
