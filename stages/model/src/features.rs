@@ -6,8 +6,8 @@ mod stream;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use flow_kernels::device::to_device;
 use flow_kernels::Noise;
+use flow_kernels::device::to_device;
 use rayon::prelude::*;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};

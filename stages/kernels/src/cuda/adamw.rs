@@ -35,7 +35,10 @@ pub fn update(
         )));
     }
     let rates = update.rates(first.scales.is_some());
-    let rates = to_device(&Tensor::from_slice(&rates, rates.len(), &Device::Cpu)?, parameter.device())?;
+    let rates = to_device(
+        &Tensor::from_slice(&rates, rates.len(), &Device::Cpu)?,
+        parameter.device(),
+    )?;
     let wide = parameter.dtype() != DType::BF16;
     let rest = [Read(&rates), Long(noise), Long(n as u64)];
     let grid = Grid::elements(n);

@@ -138,7 +138,8 @@ fn norms() {
         });
         for of_batch in [true, false] {
             same("batch norm, backward", BOUND, |on| {
-                let (dx, dw, db) = batch_norm::normalise_silu_backward(&on(&x), &by(&parts.map(on)), &on(&dy), of_batch)?;
+                let (dx, dw, db) =
+                    batch_norm::normalise_silu_backward(&on(&x), &by(&parts.map(on)), &on(&dy), of_batch)?;
                 Ok(vec![dx, dw, db])
             });
         }
@@ -156,8 +157,12 @@ fn elements() {
             change(&sum)?;
             Ok(vec![sum])
         };
-        same("sum", 0.0, |on| in_place(on, &|sum| elementwise::add_in_place(sum, &on(&y))));
-        same("product", 0.0, |on| in_place(on, &|x| elementwise::scale_in_place(x, 0.3)));
+        same("sum", 0.0, |on| {
+            in_place(on, &|sum| elementwise::add_in_place(sum, &on(&y)))
+        });
+        same("product", 0.0, |on| {
+            in_place(on, &|x| elementwise::scale_in_place(x, 0.3))
+        });
         same("blend", 0.0, |on| {
             in_place(on, &|sum| elementwise::blend_in_place(sum, &on(&y), 0.3))
         });
@@ -165,8 +170,12 @@ fn elements() {
         same("column sum", BOUND, |on| Ok(vec![bias::column_sum(&on(&x))?]));
         for mask in [None, DropMask::draw(0.3, &mut noise), DropMask::draw(1.0, &mut noise)] {
             // The same elements are dropped, to the last one.
-            same("residual", 0.0, |on| Ok(vec![elementwise::residual(&on(&x), &on(&y), 0.5, mask)?]));
-            same("drop", 0.0, |on| Ok(vec![elementwise::drop_scaled(&on(&x), 0.5, mask)?]));
+            same("residual", 0.0, |on| {
+                Ok(vec![elementwise::residual(&on(&x), &on(&y), 0.5, mask)?])
+            });
+            same("drop", 0.0, |on| {
+                Ok(vec![elementwise::drop_scaled(&on(&x), 0.5, mask)?])
+            });
             same("silu", BOUND, |on| Ok(vec![elementwise::silu(&on(&x), mask)?]));
             same("silu, backward", BOUND, |on| {
                 Ok(vec![elementwise::silu_backward(&on(&x), on(&y).copy()?, mask)?])
@@ -178,7 +187,9 @@ fn elements() {
     same("column sum of a part", BOUND, |on| {
         Ok(vec![bias::column_sum(&on(&x).narrow(0, 100, 700)?)?])
     });
-    same("silu of a view", BOUND, |on| Ok(vec![elementwise::silu(&on(&x).t()?, None)?]));
+    same("silu of a view", BOUND, |on| {
+        Ok(vec![elementwise::silu(&on(&x).t()?, None)?])
+    });
     // Quick exponentials saturate on the CPU and reach zero and infinity here: the results are the same.
     let extreme = Tensor::new(&[-1e30f32, -200.0, -90.0, 90.0, 200.0, 1e30], &Device::Cpu).unwrap();
     same("silu of large values", BOUND, |on| {
@@ -234,7 +245,9 @@ fn subsampling() {
         });
         let y = subsample::first(&x, &kernel, &offset, &input_lengths, &lengths).unwrap();
         let dz = random(y.dims(), &mut noise);
-        same("relu, backward", 0.0, |on| Ok(vec![subsample::relu_backward(&on(&y), &on(&dz))?]));
+        same("relu, backward", 0.0, |on| {
+            Ok(vec![subsample::relu_backward(&on(&y), &on(&dz))?])
+        });
         same("first convolution, backward", BOUND, |on| {
             let (dw, db) = subsample::first_backward(&on(&x), &on(&dz), &input_lengths)?;
             Ok(vec![dw, db])
@@ -372,7 +385,9 @@ fn joint_and_loss() {
             })
             .collect();
         for mask in [None, DropMask::draw(0.2, &mut noise)] {
-            same("hidden", 0.0, |on| Ok(vec![joint::hidden(&on(&f), &on(&g), &cells, mask)?]));
+            same("hidden", 0.0, |on| {
+                Ok(vec![joint::hidden(&on(&f), &on(&g), &cells, mask)?])
+            });
             let hidden = joint::hidden(&f, &g, &cells, mask).unwrap();
             let d = random(hidden.dims(), &mut noise);
             same("hidden, backward", BOUND, |on| {

@@ -311,7 +311,10 @@ fn queries_together(band: Option<usize>) -> usize {
 /// frames; and how many positions each query is scored against.
 pub fn attention_blocks(context: AttentionContext, time: usize) -> (Vec<(Range<usize>, Range<usize>)>, usize) {
     let band = band_of(context);
-    (query_blocks(band, queries_together(band), time), 2 * reach(band, time) + 1)
+    (
+        query_blocks(band, queries_together(band), time),
+        2 * reach(band, time) + 1,
+    )
 }
 
 fn band_of(context: AttentionContext) -> Option<usize> {

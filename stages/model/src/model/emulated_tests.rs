@@ -164,7 +164,7 @@ fn matrices_in_bf16_train() {
 struct OddCase {
     name: &'static str,
     utterances: usize,
-    /// Of each clip. Under the emulator no more than 0.6: it takes a second for each.
+    /// Of each clip. Under the emulator, which is slow, no more than 0.6.
     seconds: f64,
     /// Target tokens of each clip; under the emulator no more than 24.
     tokens: usize,
@@ -250,7 +250,13 @@ fn odd_cases_train() {
         let batch = MicroBatch {
             signals: golden::waves("train")[..case.utterances]
                 .iter()
-                .map(|wave| wave.iter().copied().cycle().take((seconds * 16_000.0) as usize).collect())
+                .map(|wave| {
+                    wave.iter()
+                        .copied()
+                        .cycle()
+                        .take((seconds * 16_000.0) as usize)
+                        .collect()
+                })
                 .collect(),
             tokens: vec![(0..tokens).map(|n| (n * 7 % vocabulary) as u32).collect(); case.utterances],
         };
@@ -268,11 +274,16 @@ fn odd_cases_train() {
             Ok((output, sum_of_squares(&all)?.sqrt(), all.len()))
         };
         let (expected, norm, count) = train(&Device::Cpu).unwrap();
-        let (found, found_norm, found_count) = on_device(train).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        let (found, found_norm, found_count) =
+            on_device(train).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         assert_eq!((&found.frames, found_count), (&expected.frames, count), "{}", case.name);
         assert!(expected.loss.is_finite() && norm > 0.0, "{}: {expected:?}", case.name);
         let near = |found: f64, expected: f64, bound: f64| (found - expected).abs() <= bound * expected.abs().max(1e-3);
-        assert!(near(found.loss, expected.loss, 1e-4), "{}: {found:?}, {expected:?}", case.name);
+        assert!(
+            near(found.loss, expected.loss, 1e-4),
+            "{}: {found:?}, {expected:?}",
+            case.name
+        );
         assert!(near(found_norm, norm, 1e-3), "{}: norm {found_norm}, {norm}", case.name);
     }
 }

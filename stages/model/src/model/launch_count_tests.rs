@@ -64,14 +64,24 @@ fn a_step_launches_no_more_than_it_did() {
     let (mut table, mut too_many) = (String::new(), false);
     for (part, most) in MOST {
         let runs = &parts[&part];
-        assert_eq!(runs.len(), if matches!(part, PassPart::LayerForward | PassPart::LayerBackward) { 2 } else { 1 });
+        assert_eq!(
+            runs.len(),
+            if matches!(part, PassPart::LayerForward | PassPart::LayerBackward) {
+                2
+            } else {
+                1
+            }
+        );
         for run in runs {
             let found = [run.launches(), run.to_device.count, run.to_host.count];
             too_many |= found.iter().zip(most).any(|(found, most)| *found > most);
             let _ = writeln!(table, "{part}: {found:?}, at most {most:?}; {:?}", run.kernels);
         }
     }
-    assert!(!too_many, "launches, copies to the device, copies to the host:\n{table}");
+    assert!(
+        !too_many,
+        "launches, copies to the device, copies to the host:\n{table}"
+    );
     // Every kernel is seen here, or nothing is.
     assert!(parts[&PassPart::LayerBackward][0].launches() > 20, "{table}");
 }
