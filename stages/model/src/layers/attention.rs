@@ -307,9 +307,11 @@ fn queries_together(band: Option<usize>) -> usize {
     band.unwrap_or(0).saturating_mul(2).clamp(16, 512)
 }
 
-/// Queries that are computed together, with the keys that one of them may see, of an encoder with this context over so many
-/// frames; and how many positions each query is scored against.
-pub fn attention_blocks(context: AttentionContext, time: usize) -> (Vec<(Range<usize>, Range<usize>)>, usize) {
+/// Queries that are computed together, and the keys that one of them may see.
+pub type AttentionBlock = (Range<usize>, Range<usize>);
+
+/// The blocks of an encoder with this context over so many frames, and how many positions a query is scored against.
+pub fn attention_blocks(context: AttentionContext, time: usize) -> (Vec<AttentionBlock>, usize) {
     let band = band_of(context);
     (
         query_blocks(band, queries_together(band), time),
@@ -325,7 +327,7 @@ fn band_of(context: AttentionContext) -> Option<usize> {
 }
 
 /// Queries that are computed together, with the keys that one of them may see.
-fn query_blocks(band: Option<usize>, block: usize, time: usize) -> Vec<(Range<usize>, Range<usize>)> {
+fn query_blocks(band: Option<usize>, block: usize, time: usize) -> Vec<AttentionBlock> {
     match band {
         Some(width) if block.saturating_add(width) < time => (0..time)
             .step_by(block)
