@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
+use candle_core::cuda::set_gemm_reduced_precision_f32;
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use flow_kernels::device::{DeviceChoice, forget_peak_memory, peak_memory};
@@ -160,11 +161,14 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         precision: Precision::Bf16,
         ..TrainSettings::default()
     });
-    let arithmetic = Arithmetic {
-        matrices_in_bf16: true,
-        tf32: false,
-    };
-    for &shape in shapes {
+    // All as it is, and the first of them with products in f32 rounded to TF32.
+    let runs = shapes.iter().map(|&shape| (shape, false));
+    for (shape, tf32) in runs.chain(shapes.first().map(|&shape| (shape, true))) {
+        set_gemm_reduced_precision_f32(tf32);
+        let arithmetic = Arithmetic {
+            matrices_in_bf16: true,
+            tf32,
+        };
         let batch = clips(shape, config.decoder.vocab_size, 2);
         forget_peak_memory(device);
         for _ in 0..WARM {
@@ -193,8 +197,11 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         }
         let work = parts(&config, &settings, shape, true);
         println!(
-            "| {} x {} s, {} tokens | ms | least ms | TFLOP/s |\n| --- | --- | --- | --- |",
-            shape.utterances, shape.seconds, shape.tokens
+            "| {} x {} s, {} tokens{} | ms | least ms | TFLOP/s |\n| --- | --- | --- | --- |",
+            shape.utterances,
+            shape.seconds,
+            shape.tokens,
+            if tf32 { ", TF32" } else { "" }
         );
         for (name, passes, names) in rows() {
             let seconds = match name {
@@ -234,6 +241,7 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
             peak_memory(device).map_or("not told".into(), |bytes| format!("{:.2} GB", bytes as f64 / 1e9))
         );
     }
+    set_gemm_reduced_precision_f32(false);
     Ok(())
 }
 
@@ -396,15 +404,13 @@ fn agree(device: &Device) -> Outcome<bool> {
     let (single, digest) = losses(device, DType::F32)?;
     let (again, digest_again) = losses(device, DType::F32)?;
     let (short, _) = losses(device, DType::BF16)?;
-    println!("| step | CPU, f32 | device, f32 | device, bf16 |\n| --- | --- | --- | --- |");
+    set_gemm_reduced_precision_f32(true);
+    let (tf32, _) = losses(device, DType::F32)?;
+    set_gemm_reduced_precision_f32(false);
+    println!("| step | CPU, f32 | device, f32 | device, TF32 | device, bf16 |\n| --- | --- | --- | --- | --- |");
     for step in [0, 1, 4, 9, 19, 29, 39, AGREED_STEPS - 1] {
-        println!(
-            "| {} | {:.5} | {:.5} | {:.5} |",
-            step + 1,
-            cpu[step],
-            single[step],
-            short[step]
-        );
+        let losses = [&cpu, &single, &tf32, &short].map(|losses| format!("{:.5}", losses[step]));
+        println!("| {} | {} |", step + 1, losses.join(" | "));
     }
     let furthest = |one: &[f64], other: &[f64]| {
         let relative = one.iter().zip(other).map(|(a, b)| ((a - b) / a).abs());
@@ -414,8 +420,9 @@ fn agree(device: &Device) -> Outcome<bool> {
         )
     };
     let (to_cpu, to_single) = (furthest(&cpu, &single), furthest(&single, &short));
+    let of_tf32 = furthest(&single, &tf32);
     let same = digest == digest_again && single.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits());
-    println!("\nfurthest from the CPU: {to_cpu:.2e}; bf16 from f32: {to_single:.2e}");
+    println!("\nfurthest from the CPU: {to_cpu:.2e}; TF32 from f32: {of_tf32:.2e}; bf16 from f32: {to_single:.2e}");
     println!(
         "two runs on the device are equal to the bit: {}",
         if same { "yes" } else { "NO" }

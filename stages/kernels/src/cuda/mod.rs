@@ -23,6 +23,7 @@ pub mod lstm;
 mod signature;
 pub mod subsample;
 pub mod sums;
+pub mod tdt;
 #[cfg(test)]
 mod tests;
 
@@ -43,7 +44,7 @@ pub(crate) const THREADS: usize = 256;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// The kernel files, by name.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 12] = [
     ("adamw", include_str!("adamw.cu")),
     ("attention", include_str!("attention.cu")),
     ("batch_norm", include_str!("batch_norm.cu")),
@@ -55,6 +56,7 @@ const FILES: [(&str, &str); 11] = [
     ("lstm", include_str!("lstm.cu")),
     ("subsample", include_str!("subsample.cu")),
     ("sums", include_str!("sums.cu")),
+    ("tdt", include_str!("tdt.cu")),
 ];
 
 /// Whether the kernels of this module are for this tensor.

@@ -9,12 +9,13 @@ use candle_core::{DType, Device, Tensor};
 
 use super::emulator;
 use super::signature::{self, Kernel, Parameter};
+use super::tdt::Lattices;
 use crate::adamw::{self, DeviceTables, Moment, Numbers, Update, eight_bit};
 use crate::attention::{self, Scores};
 use crate::batch_norm::{self, Normaliser};
 use crate::counts::counted;
 use crate::error::Result;
-use crate::joint::{self, Cell, CellGradient, CellTerms};
+use crate::joint::{self, Cell, CellTerms};
 use crate::lstm::{self, LstmWeights};
 use crate::noise::{DropMask, Noise};
 use crate::subsample::halved;
@@ -402,41 +403,40 @@ fn joint_and_loss() {
         let mut terms = vec![CellTerms::default(); count];
         let mut logs = vec![0.0; count * durations];
         joint::cell_terms(&logits, &offset, &cells, &mut terms, &mut logs).unwrap();
-        same("terms", BOUND, |on| {
-            let (mut terms, mut logs) = (terms.clone(), vec![0.0; logs.len()]);
-            joint::cell_terms(&on(&logits), &on(&offset), &cells, &mut terms, &mut logs)?;
-            let flat = terms.iter().flat_map(|t| [t.normaliser, t.blank, t.label]).chain(logs);
-            Ok(vec![Tensor::from_iter(flat, &Device::Cpu)?])
+        let of_terms = |terms: &[CellTerms], logs: &[f64]| {
+            let each = terms.iter().zip(logs.chunks_exact(durations));
+            let rows =
+                each.flat_map(|(t, logs)| [t.normaliser, t.blank, t.label].into_iter().chain(logs.iter().copied()));
+            Tensor::from_iter(rows, &Device::Cpu)
+                .unwrap()
+                .reshape((count, 3 + durations))
+                .unwrap()
+        };
+        let expected = of_terms(&terms, &logs);
+        let found = on_device(|on| {
+            let (logits, offset) = (on(&logits), on(&offset));
+            let lattices = Lattices::new(count, durations, logits.device()).unwrap();
+            // In two chunks.
+            let size = count.div_ceil(2);
+            for (number, cells) in cells.chunks(size).enumerate() {
+                let logits = logits.narrow(0, number * size, cells.len()).unwrap();
+                lattices.set_terms(number * size, &logits, &offset, cells).unwrap();
+            }
+            values(lattices.terms())
         });
-        // Every other cell, in the rows that it has.
-        let rows: Vec<usize> = (0..count).step_by(2).collect();
-        let some: Vec<Cell> = rows.iter().map(|&row| cells[row]).collect();
-        let gradients: Vec<CellGradient> = rows
-            .iter()
-            .map(|&row| CellGradient {
-                normaliser: terms[row].normaliser,
-                blank: noise.uniform(),
-                label: if cells[row].label.is_some() {
-                    noise.uniform()
-                } else {
-                    0.0
-                },
-                factor: 0.7,
-            })
-            .collect();
-        let pairs: Vec<(f64, f64)> = rows
-            .iter()
-            .flat_map(|&row| logs[row * durations..][..durations].to_vec())
-            .map(|log| (log, noise.uniform()))
-            .collect();
-        for clamp in [-1.0, 0.05] {
-            same("gradient of logits", BOUND, |on| {
-                let (logits, offset) = (on(&logits), on(&offset));
-                Ok(vec![joint::logit_gradient(
-                    &logits, &rows, &offset, &some, &gradients, &pairs, clamp,
-                )?])
-            });
-        }
+        close("terms", BOUND, &values(&expected), &found);
+    }
+}
+
+/// Numbers are as far apart as a share of the largest, at most.
+fn close(what: &str, bound: f64, expected: &[f64], found: &[f64]) {
+    assert_eq!(expected.len(), found.len(), "{what}");
+    let largest = expected.iter().fold(1e-6f64, |largest, value| largest.max(value.abs()));
+    for (at, (expected, found)) in expected.iter().zip(found).enumerate() {
+        assert!(
+            (expected - found).abs() <= bound * largest,
+            "{what}: element {at}: {expected} on the CPU, {found} on the device"
+        );
     }
 }
 

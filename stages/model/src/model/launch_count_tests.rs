@@ -22,8 +22,8 @@ const MOST: [(PassPart, [usize; 3]); 8] = [
     (PassPart::LayerForward, [28, 6, 5]),
     // For each layer one for each of four steps, and one.
     (PassPart::PredictionForward, [10, 1, 0]),
-    // With one chunk of cells: 2 and 2 for each chunk forward, 7 and 9 backward; 6 beside.
-    (PassPart::JointAndLoss, [15, 11, 1]),
+    // With one chunk of cells: 2 and 2 for each chunk forward, 7 and 7 backward; 7 and 3 beside.
+    (PassPart::JointAndLoss, [16, 12, 2]),
     (PassPart::PredictionBackward, [15, 2, 0]),
     (PassPart::LayerBackward, [50, 2, 0]),
     (PassPart::SubsamplingBackward, [19, 1, 0]),
