@@ -146,6 +146,17 @@ pub struct MemoryArguments {
     /// The training stage, where a pipeline has several
     #[arg(long, value_name = "STAGE")]
     pub stage: Option<String>,
+    /// In place of memory: operations, bytes and the least time of each part of a training step on a card, by its published
+    /// rates
+    #[arg(long, conflicts_with = "device_memory")]
+    pub roofline: bool,
+    /// With --roofline: the card, h100, h200, l4 or 4090
+    #[arg(long, value_name = "CARD", default_value = "h100", value_parser = crate::commands::memory::card, requires = "roofline")]
+    pub device: &'static flow_training::roofline::Card,
+    /// With --roofline: the micro-batch, as CLIPSxSECONDSxTOKENS, the last two of each clip, such as 9x10x120; without it a
+    /// full one of the longest clips
+    #[arg(long, value_name = "SHAPE", value_parser = crate::commands::memory::micro_batch, requires = "roofline")]
+    pub micro_batch: Option<flow_training::memory::BatchShape>,
 }
 
 #[derive(Args, Debug)]

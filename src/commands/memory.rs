@@ -1,4 +1,4 @@
-//! `flow memory`: how much memory a pipeline's training will need.
+//! `flow memory`: how much memory a pipeline's training will need, and the least time of one of its steps.
 
 use std::cmp::Ordering;
 use std::io::Write;
@@ -13,6 +13,10 @@ use flow_training::memory::{DataAssumptions, MeasuredMemory, MemoryNeeds, gigaby
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{Optimizer, TrainSettings};
 use flow_training::train::TrainingTrain;
+
+mod roofline;
+
+pub use roofline::{card, micro_batch};
 
 use super::checked;
 use crate::arguments::MemoryArguments;
@@ -54,6 +58,13 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         longest: arguments.longest.unwrap_or(settings.max_duration),
         tokens_per_second: arguments.tokens_per_second,
     };
+    if arguments.roofline {
+        let shape = arguments.micro_batch.or_else(|| assumed.shapes(&settings).pop());
+        let shape = shape.ok_or_else(|| Failure::unreadable("there is no micro-batch to look at"))?;
+        let name = pipeline.path.display().to_string();
+        roofline::write(out, &name, &config, &settings, shape, arguments.device)?;
+        return Ok(Exit::Done);
+    }
     let measure = |settings: &ResolvedSettings| -> Result<MeasuredMemory, Failure> {
         MeasuredMemory::new(&config, settings, &assumed.shapes(settings))
             .map_err(wrong)?

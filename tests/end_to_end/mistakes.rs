@@ -148,6 +148,36 @@ fn memory_is_told_before_anything_runs() {
     expect_code(&memory("much"), 2);
 }
 
+/// The least time of a step on a card, and what is no card or no micro-batch.
+#[test]
+fn the_least_time_of_a_step_is_told() {
+    let memory = |arguments: &[&str]| {
+        let mut command = program();
+        command
+            .args(["memory", "pipelines/finetune.yaml", "--set", "init=none"])
+            .args(arguments);
+        command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap()
+    };
+    let output = memory(&["--roofline", "--device", "l4", "--micro-batch", "2x3x10"]);
+    expect_code(&output, 0);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for part in [
+        "2 clips of 3 s with 10 tokens each, on NVIDIA L4",
+        "joint network and loss",
+        "model FLOP utilisation",
+    ] {
+        assert!(text.contains(part), "`{part}` is missing:\n{text}");
+    }
+    for wrong in [
+        &["--roofline", "--device", "abacus"][..],
+        &["--roofline", "--micro-batch", "2x3"],
+        &["--device", "h100"],
+        &["--roofline", "--device-memory", "8GB"],
+    ] {
+        expect_code(&memory(wrong), 2);
+    }
+}
+
 #[test]
 fn a_typo_is_shown_with_file_line_and_a_suggestion() {
     let place = Workplace::new("micro");

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use candle_core::Device;
+use candle_core::{Device, Tensor, WithDType};
 
+use crate::counts::{copied_to_device, copied_to_host};
 use crate::error::{Error, Result};
+use crate::is_gpu;
 
 /// A device as a setting names it: `cpu`, `cuda` (the first ones), or `cuda:1` (that one).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +65,22 @@ impl DeviceChoice {
     }
 }
 
+/// The values of a vector, in host memory. Waits for a device that it lies on.
+pub fn to_host<T: WithDType>(vector: &Tensor) -> Result<Vec<T>> {
+    if is_gpu(vector.device()) {
+        copied_to_host(vector.elem_count() * vector.dtype().size_in_bytes());
+    }
+    Ok(vector.to_vec1::<T>()?)
+}
+
+/// A tensor in host memory, copied to a device; itself if that is the CPU.
+pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
+    if is_gpu(device) {
+        copied_to_device(tensor.elem_count() * tensor.dtype().size_in_bytes());
+    }
+    Ok(tensor.to_device(device)?)
+}
+
 #[cfg(feature = "cuda")]
 fn cuda(number: usize) -> Result<Device> {
     let failed = |error: candle_core::Error| Error::Input(format!("CUDA device {number}: {error}"));
@@ -75,6 +93,56 @@ fn cuda(number: usize) -> Result<Device> {
         keep_memory(device);
     }
     Ok(device)
+}
+
+/// The most bytes that tensors on a device have had at once since [`forget_peak_memory`], as the driver counts them: with
+/// what its allocator rounds up to, without what libraries take for themselves. None for the CPU, and where the driver does
+/// not tell.
+pub fn peak_memory(device: &Device) -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return peak::most(device);
+    }
+    let _ = device;
+    None
+}
+
+/// From now on [`peak_memory`] counts anew.
+pub fn forget_peak_memory(device: &Device) {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        peak::forget(device);
+    }
+    let _ = device;
+}
+
+#[cfg(feature = "cuda")]
+mod peak {
+    use candle_core::CudaDevice;
+    use candle_core::cuda_backend::cudarc::driver::{result, sys};
+
+    const MOST_USED: sys::CUmemPool_attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+
+    pub fn most(device: &CudaDevice) -> Option<u64> {
+        let mut most = 0u64;
+        // SAFETY: the device is one that is open, the pool is its own, and the attribute is a 64-bit number.
+        let read = unsafe {
+            result::device::get_default_mem_pool(device.cuda_stream().context().cu_device())
+                .and_then(|pool| result::mem_pool::get_attribute(pool, MOST_USED, (&raw mut most).cast()))
+        };
+        read.is_ok().then_some(most)
+    }
+
+    pub fn forget(device: &CudaDevice) {
+        let mut none = 0u64;
+        // SAFETY: as above; 0 is the one value that this attribute may be set to.
+        let reset = unsafe {
+            result::device::get_default_mem_pool(device.cuda_stream().context().cu_device())
+                .and_then(|pool| result::mem_pool::set_attribute(pool, MOST_USED, (&raw mut none).cast()))
+        };
+        // What was counted before is then told too, and that is all.
+        let _ = reset;
+    }
 }
 
 /// Keeps memory that tensors gave back for the next ones. Otherwise the driver takes it at every wait for the device, of

@@ -73,8 +73,8 @@ pub fn hidden(f: &Tensor, g: &Tensor, cells: &[Cell], mask: Option<DropMask>) ->
     })
 }
 
-/// Log probabilities of every cell from its logits, without bias: (cells, tokens + durations), the last token being
-/// blank. `durations` receives the log probabilities of the durations, duration minor.
+/// On the CPU; devices have [`Lattices`](crate::tdt::Lattices). Log probabilities of every cell from its logits, without
+/// bias: (cells, tokens + durations), the last token being blank. `durations` receives the log probabilities of the durations, duration minor.
 pub fn cell_terms(
     logits: &Tensor,
     bias: &Tensor,
@@ -82,7 +82,6 @@ pub fn cell_terms(
     terms: &mut [CellTerms],
     durations: &mut [f64],
 ) -> Result<()> {
-    on_gpu!(logits, joint::cell_terms(logits, bias, cells, terms, durations));
     let width = logits.dim(1)?;
     let duration_count = durations.len() / cells.len().max(1);
     dispatch!(logits.dtype(), T => {
@@ -135,7 +134,7 @@ fn log_sum_exp<T: Float>(logits: &[T], bias: &[T]) -> f64 {
     top.wide() + sum.wide().ln()
 }
 
-/// Gradient of the loss with respect to the logits of some cells: (cells, tokens + durations).
+/// Gradient of the loss with respect to the logits of some cells: (cells, tokens + durations). On the CPU, as [`cell_terms`].
 ///
 /// Tokens: `factor * clip((blank + label) * softmax - posterior of the token)`. Durations:
 /// `factor * (sum of posteriors * softmax - posterior)`, with `durations` holding log probability and posterior of each
@@ -150,10 +149,6 @@ pub fn logit_gradient(
     durations: &[(f64, f64)],
     clamp: f64,
 ) -> Result<Tensor> {
-    on_gpu!(
-        logits,
-        joint::logit_gradient(logits, rows, bias, cells, gradients, durations, clamp)
-    );
     let width = logits.dim(1)?;
     let duration_count = durations.len() / cells.len().max(1);
     dispatch!(logits.dtype(), T => {

@@ -16,6 +16,7 @@ pub mod attention;
 pub mod batch_norm;
 pub mod bias;
 mod chunks;
+pub mod counts;
 mod cuda;
 pub mod depthwise;
 pub mod device;
@@ -40,7 +41,7 @@ mod not_a_number;
 
 pub use chunks::by_chunks;
 pub(crate) use chunks::*;
-pub use cuda::emulator;
+pub use cuda::{emulator, tdt};
 pub use error::{Error, Result};
 pub use noise::Noise;
 pub(crate) use vectors::*;

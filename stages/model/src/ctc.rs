@@ -7,6 +7,7 @@
 //! logits is its softmax minus the posterior of each label there.
 
 use candle_core::{Device, Tensor};
+use flow_kernels::device::{to_device, to_host};
 use flow_kernels::{Float, dispatch, is_gpu, on_cpu, slice, tensor};
 use rayon::prelude::*;
 
@@ -74,9 +75,9 @@ pub fn ctc_loss(
         return Err(Error::Input(format!("CTC: token {token} in a vocabulary of {blank}")));
     }
     if is_gpu(logits.device()) {
-        let host = logits.to_device(&Device::Cpu)?;
+        let host = Tensor::from_vec(to_host::<f32>(&logits.flatten_all()?)?, logits.shape(), &Device::Cpu)?;
         let (losses, gradient) = on_cpu(|| ctc_loss(&host, time, lengths, targets, factors))?;
-        return Ok((losses, gradient.to_device(logits.device())?));
+        return Ok((losses, to_device(&gradient, logits.device())?));
     }
     let logits = logits.contiguous()?;
     dispatch!(logits.dtype(), T => {

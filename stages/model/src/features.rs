@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
+use flow_kernels::device::to_device;
 use rayon::prelude::*;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
@@ -38,9 +39,8 @@ impl Features {
     /// As a tensor (batch, bands, frames) of `dtype` on `device`.
     pub fn tensor(&self, dtype: DType, device: &Device) -> Result<Tensor> {
         let shape = (self.batch, self.bands, self.frames);
-        Ok(Tensor::from_slice(&self.values, shape, &Device::Cpu)?
-            .to_dtype(dtype)?
-            .to_device(device)?)
+        let values = Tensor::from_slice(&self.values, shape, &Device::Cpu)?.to_dtype(dtype)?;
+        Ok(to_device(&values, device)?)
     }
 }
 

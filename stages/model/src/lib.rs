@@ -19,6 +19,7 @@ pub mod loss;
 pub mod model;
 pub mod parameter_groups;
 pub mod parameters;
+pub mod pass_parts;
 mod precision;
 pub mod prediction;
 pub mod selftest;

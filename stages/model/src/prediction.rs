@@ -1,6 +1,7 @@
 //! The prediction network: an embedding of the tokens so far and an LSTM over them.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
+use flow_kernels::device::to_device;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::embedding::add_to_rows;
 use flow_kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step, replace_rows};
@@ -231,7 +232,8 @@ impl Prediction {
         if is_gpu(table.device()) {
             let row = |token: &Option<u32>| token.unwrap_or(self.vocabulary as u32);
             let rows: Vec<u32> = tokens.iter().map(row).collect();
-            return Ok(table.index_select(&Tensor::from_vec(rows, tokens.len(), table.device())?, 0)?);
+            let rows = Tensor::from_vec(rows, tokens.len(), &Device::Cpu)?;
+            return Ok(table.index_select(&to_device(&rows, table.device())?, 0)?);
         }
         dispatch!(table.dtype(), T => {
             let table = slice::<T>(table)?;

@@ -17,6 +17,7 @@ pub mod optimizer;
 pub mod ranks;
 pub mod read_tokenizer;
 pub mod resolved_settings;
+pub mod roofline;
 pub mod schedule;
 pub mod session;
 pub mod settings;

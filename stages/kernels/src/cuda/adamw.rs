@@ -1,10 +1,11 @@
 //! AdamW.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use super::Argument::{Long, Read, Write};
 use super::{Grid, THREADS, launch};
 use crate::adamw::{DeviceNumbers, DeviceTables, Update, eight_bit};
+use crate::device::to_device;
 use crate::error::{Error, Result};
 
 // Numbers that share a scale are those of one block of threads.
@@ -34,7 +35,10 @@ pub fn update(
         )));
     }
     let rates = update.rates(first.scales.is_some());
-    let rates = Tensor::from_slice(&rates, rates.len(), parameter.device())?;
+    let rates = to_device(
+        &Tensor::from_slice(&rates, rates.len(), &Device::Cpu)?,
+        parameter.device(),
+    )?;
     let wide = parameter.dtype() != DType::BF16;
     let rest = [Read(&rates), Long(noise), Long(n as u64)];
     let grid = Grid::elements(n);

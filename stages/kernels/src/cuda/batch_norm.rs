@@ -6,6 +6,7 @@ use super::Argument::{Float, Int, Long, Read, ReadIf, Write};
 use super::sums::Partial;
 use super::{Grid, alike, fresh, launch};
 use crate::batch_norm::Normaliser;
+use crate::device::to_host;
 use crate::error::Result;
 
 pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
@@ -26,10 +27,10 @@ pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let squares = moment(Some(&rounded))?;
     // All is under way before the first of these waits for the device.
     let means = |sums: Tensor| -> Result<Vec<f64>> {
-        let sums = sums.to_vec1::<f64>()?;
+        let sums = to_host::<f64>(&sums)?;
         Ok(sums.iter().map(|sum| sum / rows as f64).collect())
     };
-    let (mean, squares, rounded) = (means(sums)?, means(squares)?, rounded.to_vec1::<f32>()?);
+    let (mean, squares, rounded) = (means(sums)?, means(squares)?, to_host::<f32>(&rounded)?);
     // About the mean as f32 has it; the rest of the mean is taken off.
     let away = |((square, mean), rounded): ((&f64, &f64), &f32)| square - (mean - f64::from(*rounded)).powi(2);
     let variance = squares.iter().zip(&mean).zip(&rounded).map(away).collect();

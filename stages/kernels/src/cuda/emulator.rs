@@ -8,7 +8,6 @@
 //! While emulation is on in a thread, tensors on the CPU stand for tensors on a device, and the kernels for the CPU refuse
 //! their work: what passes would not have fallen back to them on a device either.
 
-use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -20,18 +19,9 @@ use super::signature::Kernel;
 use super::{Argument, FILES, PRELUDE, THREADS};
 use crate::error::{Error, Result};
 
-thread_local! {
-    static LAUNCHES: Cell<usize> = const { Cell::new(0) };
-}
-
 /// Does `work` with emulation on, or off within it. For tests: it panics where there is no C++ compiler.
 pub fn with<R>(on: bool, work: impl FnOnce() -> R) -> R {
     super::with_launcher(on.then_some(launch as super::Launcher), work)
-}
-
-/// Kernels that this thread has launched.
-pub fn launches() -> usize {
-    LAUNCHES.get()
 }
 
 /// As in emulator.h.
@@ -88,7 +78,6 @@ fn library() -> &'static Library {
 
 /// Runs a kernel in both orders and writes back what it wrote.
 pub(super) fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
-    LAUNCHES.set(LAUNCHES.get() + 1);
     let name = CString::new(format!("emulate_{}", kernel.name)).unwrap();
     // SAFETY: the handle is of a loaded library.
     let found = unsafe { libc::dlsym(library().0, name.as_ptr()) };

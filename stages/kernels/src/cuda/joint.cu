@@ -47,39 +47,6 @@ KERNEL(cell_terms, (const float* logits, const float* bias, const u32* cells, do
         terms[3 + d] = (double)(logits[tokens + d] + bias[tokens + d]) - duration_normaliser;
 }
 
-// One block for each cell. `gradients` holds normaliser, posterior of blank and of the label, and the factor of the
-// whole; `durations` pairs of log probability and posterior. Cell i has row `rows[i]` of `logits`.
-KERNEL(logit_gradient, (const float* logits, const u32* rows, const float* bias, const u32* cells,
-                        const double* gradients, const double* duration_terms, float* out, int tokens, int durations,
-                        float clamp)) {
-    u64 cell = blockIdx.x;
-    int width = tokens + durations;
-    logits += (u64)rows[cell] * width;
-    out += cell * width;
-    gradients += 4 * cell;
-    duration_terms += 2 * cell * durations;
-    u32 label = cells[4 * cell + 2];
-    float normaliser = gradients[0], factor = gradients[3];
-    float occupancy = gradients[1] + gradients[2];
-    double blank = gradients[1], labelled = gradients[2];
-    if (clamp <= 0.0f) {
-        occupancy *= factor;
-        blank *= gradients[3];
-        labelled *= gradients[3];
-    }
-    for (int j = threadIdx.x; j < tokens; j += THREADS) {
-        float d = expf(logits[j] + bias[j] - normaliser) * occupancy;
-        if (j == tokens - 1) d -= (float)blank;
-        if ((u32)j == label) d -= (float)labelled;
-        if (clamp > 0.0f) d = (d > clamp ? clamp : d < -clamp ? -clamp : d) * factor;
-        out[j] = d;
-    }
-    double total = 0;
-    for (int d = 0; d < durations; d++) total += duration_terms[2 * d + 1];
-    for (int d = threadIdx.x; d < durations; d += THREADS)
-        out[tokens + d] = (float)((total * exp(duration_terms[2 * d]) - duration_terms[2 * d + 1]) * gradients[3]);
-}
-
 // The gradient of hidden values, where they are above zero.
 KERNEL(joint_hidden_backward, (const float* d_hidden, const float* hidden, float* out, float factor, u64 n)) {
     u64 i = element();

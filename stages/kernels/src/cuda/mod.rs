@@ -23,6 +23,7 @@ pub mod lstm;
 mod signature;
 pub mod subsample;
 pub mod sums;
+pub mod tdt;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +31,8 @@ use std::cell::Cell;
 
 use candle_core::{DType, Device, Shape, Tensor};
 
+use crate::counts::launched;
+use crate::device::to_device;
 use crate::error::{Error, Result};
 use crate::noise::DropMask;
 use signature::{Kernel, Parameter};
@@ -41,7 +44,7 @@ pub(crate) const THREADS: usize = 256;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// The kernel files, by name.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 12] = [
     ("adamw", include_str!("adamw.cu")),
     ("attention", include_str!("attention.cu")),
     ("batch_norm", include_str!("batch_norm.cu")),
@@ -53,6 +56,7 @@ const FILES: [(&str, &str); 11] = [
     ("lstm", include_str!("lstm.cu")),
     ("subsample", include_str!("subsample.cu")),
     ("sums", include_str!("sums.cu")),
+    ("tdt", include_str!("tdt.cu")),
 ];
 
 /// Whether the kernels of this module are for this tensor.
@@ -150,6 +154,7 @@ pub fn launch(name: &str, grid: Grid, arguments: &[Argument]) -> Result<()> {
     let Some(blocks) = grid.blocks(name)? else {
         return Ok(());
     };
+    launched(kernel.name);
     if let Some(launcher) = LAUNCHER.get() {
         return launcher(kernel, blocks, arguments);
     }
@@ -232,7 +237,7 @@ pub(crate) fn numbers(values: impl Iterator<Item = usize>, like: &Tensor) -> Res
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(|_| Error::Input("a length or index is too large for the device".into()))?;
     let count = values.len();
-    Ok(Tensor::from_vec(values, count, like.device())?)
+    to_device(&Tensor::from_vec(values, count, &Device::Cpu)?, like.device())
 }
 
 /// An error unless a tensor has as many elements as another: a kernel goes by the size of one of them.

@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::Argument::{Int, Long, Read, Write};
 use super::{Grid, THREADS, fresh_of, launch, numbers};
+use crate::device::to_host;
 use crate::error::Result;
 
 /// Elements that one block squares and adds.
@@ -75,7 +76,7 @@ pub fn squares(tensors: &[Tensor]) -> Result<f64> {
         launch("sum_of_squares", Grid::rows(count), &arguments)?;
         at += count;
     }
-    Ok(all.to_vec1::<f64>()?.iter().sum())
+    Ok(to_host::<f64>(&all)?.iter().sum())
 }
 
 /// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.

@@ -1,4 +1,5 @@
-//! Every kernel for devices, run by the emulator, against the kernel of the same name for the CPU.
+//! Every kernel for devices, run by the emulator or on a device ([`DeviceUnderTest`]), against the kernel of the same name
+//! for the CPU.
 //!
 //! Both are in f32, in other orders of summation and with other exponentials: they may differ by some units in the last
 //! place of the largest value for each sum of a few hundred terms. The bound is 2e-5 of it; a wrong index or a lost
@@ -8,15 +9,17 @@ use candle_core::{DType, Device, Tensor};
 
 use super::emulator;
 use super::signature::{self, Kernel, Parameter};
+use super::tdt::Lattices;
 use crate::adamw::{self, DeviceTables, Moment, Numbers, Update, eight_bit};
 use crate::attention::{self, Scores};
 use crate::batch_norm::{self, Normaliser};
+use crate::counts::counted;
 use crate::error::Result;
-use crate::joint::{self, Cell, CellGradient, CellTerms};
+use crate::joint::{self, Cell, CellTerms};
 use crate::lstm::{self, LstmWeights};
 use crate::noise::{DropMask, Noise};
 use crate::subsample::halved;
-use crate::testing::{normal, values};
+use crate::testing::{DeviceUnderTest, normal, values};
 use crate::{bias, depthwise, elementwise, glu, layer_norm, subsample};
 
 const BOUND: f64 = 2e-5;
@@ -25,12 +28,14 @@ fn random(shape: &[usize], noise: &mut Noise) -> Tensor {
     normal(shape, noise).to_dtype(DType::F32).unwrap()
 }
 
-/// Runs the same function on the CPU and with emulated kernels, and compares what it gives.
-fn same(what: &str, bound: f64, run: impl Fn() -> Result<Vec<Tensor>>) {
-    let expected = run().unwrap();
-    let before = emulator::launches();
-    let found = emulator::with(true, &run).unwrap();
-    assert!(emulator::launches() > before, "{what}: no kernel was launched");
+/// Brings a tensor to where a function is to compute.
+type Place<'a> = &'a dyn Fn(&Tensor) -> Tensor;
+
+/// Runs the same function on the CPU and on the device under test, and compares what it gives.
+fn same(what: &str, bound: f64, run: impl Fn(Place) -> Result<Vec<Tensor>>) {
+    let expected = run(&Tensor::clone).unwrap();
+    let (found, counts) = counted(|| on_device(&run).unwrap());
+    assert!(counts.launches() > 0, "{what}: no kernel was launched");
     assert_eq!(expected.len(), found.len());
     for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
         assert_eq!(expected.dims(), found.dims(), "{what}: result {number}");
@@ -39,10 +44,14 @@ fn same(what: &str, bound: f64, run: impl Fn() -> Result<Vec<Tensor>>) {
         for (at, (expected, found)) in expected.iter().zip(&found).enumerate() {
             assert!(
                 (expected - found).abs() <= bound * largest || expected == found,
-                "{what}: result {number}, element {at}: {expected} on the CPU, {found} emulated, largest {largest}"
+                "{what}: result {number}, element {at}: {expected} on the CPU, {found} on the device, largest {largest}"
             );
         }
     }
+}
+
+fn on_device<R>(run: impl Fn(Place) -> R) -> R {
+    DeviceUnderTest::get().run(|device| run(&|tensor: &Tensor| tensor.to_device(device).unwrap()))
 }
 
 #[test]
@@ -92,32 +101,46 @@ fn norms() {
         let (_, statistics) = layer_norm::layer_norm(&x, &weight, &offset).unwrap();
         // A row of one element has no deviation: what is left of it is rounding times 316.
         let bound = if d == 1 { 1e-3 } else { BOUND };
-        same("layer norm", bound, || {
-            let (y, statistics) = layer_norm::layer_norm(&x, &weight, &offset)?;
+        same("layer norm", bound, |on| {
+            let (y, statistics) = layer_norm::layer_norm(&on(&x), &on(&weight), &on(&offset))?;
             Ok(vec![y, statistics])
         });
         for residual in [None, Some(&round)] {
-            same("layer norm, backward", bound, || {
-                let (dx, dw, db) = layer_norm::layer_norm_backward(&x, &statistics, &weight, &dy, residual)?;
+            same("layer norm, backward", bound, |on| {
+                let residual = residual.map(on);
+                let (dx, dw, db) = layer_norm::layer_norm_backward(
+                    &on(&x),
+                    &on(&statistics),
+                    &on(&weight),
+                    &on(&dy),
+                    residual.as_ref(),
+                )?;
                 Ok(vec![dx, dw, db])
             });
         }
-        same("column statistics", BOUND, || {
-            let (mean, variance) = batch_norm::column_statistics(&x)?;
+        same("column statistics", BOUND, |on| {
+            let (mean, variance) = batch_norm::column_statistics(&on(&x))?;
             let all = [mean, variance].map(|values| Tensor::from_vec(values, d, &Device::Cpu));
             Ok(all.into_iter().collect::<candle_core::Result<_>>()?)
         });
         let (mean, inverse) = (random(&[d], &mut noise), random(&[d], &mut noise).abs().unwrap());
-        let by = Normaliser {
-            mean: &mean,
-            inverse: &inverse,
-            weight: &weight,
-            bias: &offset,
-        };
-        same("batch norm", BOUND, || Ok(vec![batch_norm::normalise_silu(&x, &by)?]));
+        let parts = [&mean, &inverse, &weight, &offset];
+        fn by(parts: &[Tensor; 4]) -> Normaliser<'_> {
+            let [mean, inverse, weight, bias] = parts;
+            Normaliser {
+                mean,
+                inverse,
+                weight,
+                bias,
+            }
+        }
+        same("batch norm", BOUND, |on| {
+            Ok(vec![batch_norm::normalise_silu(&on(&x), &by(&parts.map(on)))?])
+        });
         for of_batch in [true, false] {
-            same("batch norm, backward", BOUND, || {
-                let (dx, dw, db) = batch_norm::normalise_silu_backward(&x, &by, &dy, of_batch)?;
+            same("batch norm, backward", BOUND, |on| {
+                let (dx, dw, db) =
+                    batch_norm::normalise_silu_backward(&on(&x), &by(&parts.map(on)), &on(&dy), of_batch)?;
                 Ok(vec![dx, dw, db])
             });
         }
@@ -130,37 +153,48 @@ fn elements() {
     for (rows, width) in [(1, 1), (7, 13), (50, 33)] {
         let (x, y) = (random(&[rows, width], &mut noise), random(&[rows, width], &mut noise));
         let offset = random(&[width], &mut noise);
-        let in_place = |change: &dyn Fn(&Tensor) -> Result<()>| {
-            let sum = x.copy()?;
+        let in_place = |on: Place, change: &dyn Fn(&Tensor) -> Result<()>| {
+            let sum = on(&x).copy()?;
             change(&sum)?;
             Ok(vec![sum])
         };
-        same("sum", 0.0, || in_place(&|sum| elementwise::add_in_place(sum, &y)));
-        same("product", 0.0, || in_place(&|x| elementwise::scale_in_place(x, 0.3)));
-        same("blend", 0.0, || {
-            in_place(&|sum| elementwise::blend_in_place(sum, &y, 0.3))
+        same("sum", 0.0, |on| {
+            in_place(on, &|sum| elementwise::add_in_place(sum, &on(&y)))
         });
-        same("bias", 0.0, || in_place(&|y| bias::add_bias(y, &offset)));
-        same("column sum", BOUND, || Ok(vec![bias::column_sum(&x)?]));
+        same("product", 0.0, |on| {
+            in_place(on, &|x| elementwise::scale_in_place(x, 0.3))
+        });
+        same("blend", 0.0, |on| {
+            in_place(on, &|sum| elementwise::blend_in_place(sum, &on(&y), 0.3))
+        });
+        same("bias", 0.0, |on| in_place(on, &|y| bias::add_bias(y, &on(&offset))));
+        same("column sum", BOUND, |on| Ok(vec![bias::column_sum(&on(&x))?]));
         for mask in [None, DropMask::draw(0.3, &mut noise), DropMask::draw(1.0, &mut noise)] {
             // The same elements are dropped, to the last one.
-            same("residual", 0.0, || Ok(vec![elementwise::residual(&x, &y, 0.5, mask)?]));
-            same("drop", 0.0, || Ok(vec![elementwise::drop_scaled(&x, 0.5, mask)?]));
-            same("silu", BOUND, || Ok(vec![elementwise::silu(&x, mask)?]));
-            same("silu, backward", BOUND, || {
-                Ok(vec![elementwise::silu_backward(&x, y.copy()?, mask)?])
+            same("residual", 0.0, |on| {
+                Ok(vec![elementwise::residual(&on(&x), &on(&y), 0.5, mask)?])
+            });
+            same("drop", 0.0, |on| {
+                Ok(vec![elementwise::drop_scaled(&on(&x), 0.5, mask)?])
+            });
+            same("silu", BOUND, |on| Ok(vec![elementwise::silu(&on(&x), mask)?]));
+            same("silu, backward", BOUND, |on| {
+                Ok(vec![elementwise::silu_backward(&on(&x), on(&y).copy()?, mask)?])
             });
         }
     }
     // Sums over many rows, a view in the middle of a storage, and another order of dimensions.
     let x = random(&[900, 70], &mut noise);
-    let part = x.narrow(0, 100, 700).unwrap();
-    same("column sum of a part", BOUND, || Ok(vec![bias::column_sum(&part)?]));
-    same("silu of a view", BOUND, || Ok(vec![elementwise::silu(&x.t()?, None)?]));
+    same("column sum of a part", BOUND, |on| {
+        Ok(vec![bias::column_sum(&on(&x).narrow(0, 100, 700)?)?])
+    });
+    same("silu of a view", BOUND, |on| {
+        Ok(vec![elementwise::silu(&on(&x).t()?, None)?])
+    });
     // Quick exponentials saturate on the CPU and reach zero and infinity here: the results are the same.
     let extreme = Tensor::new(&[-1e30f32, -200.0, -90.0, 90.0, 200.0, 1e30], &Device::Cpu).unwrap();
-    same("silu of large values", BOUND, || {
-        Ok(vec![elementwise::silu(&extreme, None)?])
+    same("silu of large values", BOUND, |on| {
+        Ok(vec![elementwise::silu(&on(&extreme), None)?])
     });
 }
 
@@ -171,21 +205,25 @@ fn gates_and_convolutions() {
         let h = random(&[2, time, 2 * d], &mut noise);
         let dy = random(&[2, time, d], &mut noise);
         let lengths = [time, time / 2];
-        same("glu", BOUND, || Ok(vec![glu::glu(&h, &lengths)?]));
-        same("glu, backward", BOUND, || {
-            Ok(vec![glu::glu_backward(&h, &dy, &lengths)?])
+        same("glu", BOUND, |on| Ok(vec![glu::glu(&on(&h), &lengths)?]));
+        same("glu, backward", BOUND, |on| {
+            Ok(vec![glu::glu_backward(&on(&h), &on(&dy), &lengths)?])
         });
         let x = random(&[2, time, d], &mut noise);
         let (kernel, offset) = (random(&[d, 1, taps], &mut noise), random(&[d], &mut noise));
         for offset in [None, Some(&offset)] {
-            same("depthwise", BOUND, || {
-                Ok(vec![depthwise::depthwise(&x, &kernel, offset)?])
+            same("depthwise", BOUND, |on| {
+                Ok(vec![depthwise::depthwise(
+                    &on(&x),
+                    &on(&kernel),
+                    offset.map(on).as_ref(),
+                )?])
             });
         }
-        same("depthwise, backward", BOUND, || {
+        same("depthwise, backward", BOUND, |on| {
             Ok(vec![
-                depthwise::depthwise_backward(&dy, &kernel)?,
-                depthwise::depthwise_backward_weight(&x, &dy, taps)?,
+                depthwise::depthwise_backward(&on(&dy), &on(&kernel))?,
+                depthwise::depthwise_backward_weight(&on(&x), &on(&dy), taps)?,
             ])
         });
     }
@@ -202,29 +240,34 @@ fn subsampling() {
         );
         let input_lengths = [time, time / 3];
         let lengths = input_lengths.map(halved);
-        same("first convolution", BOUND, || {
+        same("first convolution", BOUND, |on| {
+            let (x, kernel, offset) = (on(&x), on(&kernel), on(&offset));
             Ok(vec![subsample::first(&x, &kernel, &offset, &input_lengths, &lengths)?])
         });
         let y = subsample::first(&x, &kernel, &offset, &input_lengths, &lengths).unwrap();
         let dz = random(y.dims(), &mut noise);
-        same("relu, backward", 0.0, || Ok(vec![subsample::relu_backward(&y, &dz)?]));
-        same("first convolution, backward", BOUND, || {
-            let (dw, db) = subsample::first_backward(&x, &dz, &input_lengths)?;
+        same("relu, backward", 0.0, |on| {
+            Ok(vec![subsample::relu_backward(&on(&y), &on(&dz))?])
+        });
+        same("first convolution, backward", BOUND, |on| {
+            let (dw, db) = subsample::first_backward(&on(&x), &on(&dz), &input_lengths)?;
             Ok(vec![dw, db])
         });
         let lengths = lengths.map(halved);
-        same("strided convolution", BOUND, || {
+        same("strided convolution", BOUND, |on| {
+            let (y, kernel, offset) = (on(&y), on(&kernel), on(&offset));
             Ok(vec![subsample::depthwise(&y, &kernel, &offset, &lengths)?])
         });
         let z = subsample::depthwise(&y, &kernel, &offset, &lengths).unwrap();
         let dz = random(z.dims(), &mut noise);
-        same("strided convolution, backward", BOUND, || {
+        same("strided convolution, backward", BOUND, |on| {
+            let (y, kernel, dz) = (on(&y), on(&kernel), on(&dz));
             let (dw, db) = subsample::depthwise_backward_weight(&y, &dz)?;
             Ok(vec![subsample::depthwise_backward(&y, &kernel, &dz)?, dw, db])
         });
-        same("bias and relu", BOUND, || {
-            let z = z.copy()?;
-            subsample::bias_relu(&z, &offset, &lengths)?;
+        same("bias and relu", BOUND, |on| {
+            let z = on(&z).copy()?;
+            subsample::bias_relu(&z, &on(&offset), &lengths)?;
             Ok(vec![z])
         });
     }
@@ -238,21 +281,21 @@ fn attention_parts() {
         let offset = random(&[heads, k], &mut noise);
         let split = attention::split_heads(&x, heads, None).unwrap();
         for offset in [None, Some(&offset)] {
-            same("heads, split", 0.0, || {
-                Ok(vec![attention::split_heads(&x, heads, offset)?])
+            same("heads, split", 0.0, |on| {
+                Ok(vec![attention::split_heads(&on(&x), heads, offset.map(on).as_ref())?])
             });
         }
         for other in [None, Some(&split)] {
-            same("heads, merged", 0.0, || {
-                Ok(vec![attention::merge_heads(&split, other)?])
+            same("heads, merged", 0.0, |on| {
+                Ok(vec![attention::merge_heads(&on(&split), other.map(on).as_ref())?])
             });
         }
-        same("heads, summed", BOUND, || Ok(vec![attention::head_sum(&split)?]));
+        same("heads, summed", BOUND, |on| Ok(vec![attention::head_sum(&on(&split))?]));
     }
     let (sum, part) = (random(&[2, 3 * 9, 4], &mut noise), random(&[2, 3 * 5, 4], &mut noise));
-    same("rows added", 0.0, || {
-        let sum = sum.copy()?;
-        attention::add_rows_in_place(&sum, &part, 3, 2)?;
+    same("rows added", 0.0, |on| {
+        let sum = on(&sum).copy()?;
+        attention::add_rows_in_place(&sum, &on(&part), 3, 2)?;
         Ok(vec![sum])
     });
     // All frames; a band of all widths; and a block of queries with the keys that they see.
@@ -282,12 +325,12 @@ fn attention_parts() {
         let content = random(&square, &mut noise);
         let position = random(&[heads, batch, queries.len(), 2 * reach + 1], &mut noise);
         let dp = random(&square, &mut noise);
-        same("attention weights", BOUND, || {
-            Ok(vec![attention::weights(&content, &position, &scores)?])
+        same("attention weights", BOUND, |on| {
+            Ok(vec![attention::weights(&on(&content), &on(&position), &scores)?])
         });
         let p = attention::weights(&content, &position, &scores).unwrap();
-        same("attention weights, backward", BOUND, || {
-            let (content, position) = attention::weights_backward(&p, &dp, &scores)?;
+        same("attention weights, backward", BOUND, |on| {
+            let (content, position) = attention::weights_backward(&on(&p), &on(&dp), &scores)?;
             Ok(vec![content, position])
         });
     }
@@ -301,21 +344,27 @@ fn lstm_layer() {
         let [input, hidden] = [inputs, width].map(|of| random(&[4 * width, of], &mut noise));
         let [a, b] = [(); 2].map(|()| random(&[4 * width], &mut noise));
         let dy = random(&[steps, batch, width], &mut noise);
-        let weights = LstmWeights {
-            input: &input,
-            hidden: &hidden,
-            input_bias: &a,
-            hidden_bias: &b,
-        };
-        same("LSTM", BOUND, || {
-            let (y, saved) = lstm::lstm(&x, weights)?;
-            let d = lstm::lstm_backward(&dy, &saved, weights)?;
+        let parts = [&input, &hidden, &a, &b];
+        fn weights(parts: &[Tensor; 4]) -> LstmWeights<'_> {
+            let [input, hidden, input_bias, hidden_bias] = parts;
+            LstmWeights {
+                input,
+                hidden,
+                input_bias,
+                hidden_bias,
+            }
+        }
+        same("LSTM", BOUND, |on| {
+            let parts = parts.map(on);
+            let (y, saved) = lstm::lstm(&on(&x), weights(&parts))?;
+            let d = lstm::lstm_backward(&on(&dy), &saved, weights(&parts))?;
             Ok(vec![y, d.input, d.input_weight, d.hidden_weight, d.bias])
         });
         let (state, cell) = (random(&[batch, width], &mut noise), random(&[batch, width], &mut noise));
         let take: Vec<bool> = (0..batch).map(|b| b % 2 == 0).collect();
-        same("LSTM step", BOUND, || {
-            let (hidden, cell) = lstm::lstm_step(&x.get(0)?, &state, &cell, weights)?;
+        same("LSTM step", BOUND, |on| {
+            let (parts, state) = (parts.map(on), on(&state));
+            let (hidden, cell) = lstm::lstm_step(&on(&x).get(0)?, &state, &on(&cell), weights(&parts))?;
             let replaced = lstm::replace_rows(&state, &hidden, &take)?;
             Ok(vec![hidden, cell, replaced])
         });
@@ -337,12 +386,14 @@ fn joint_and_loss() {
             })
             .collect();
         for mask in [None, DropMask::draw(0.2, &mut noise)] {
-            same("hidden", 0.0, || Ok(vec![joint::hidden(&f, &g, &cells, mask)?]));
+            same("hidden", 0.0, |on| {
+                Ok(vec![joint::hidden(&on(&f), &on(&g), &cells, mask)?])
+            });
             let hidden = joint::hidden(&f, &g, &cells, mask).unwrap();
             let d = random(hidden.dims(), &mut noise);
-            same("hidden, backward", BOUND, || {
-                let (d_f, d_g) = (f.copy()?, g.copy()?);
-                joint::add_hidden_gradient(&d, &hidden, &cells, 1.25, &d_f, &d_g)?;
+            same("hidden, backward", BOUND, |on| {
+                let (d_f, d_g) = (on(&f).copy()?, on(&g).copy()?);
+                joint::add_hidden_gradient(&on(&d), &on(&hidden), &cells, 1.25, &d_f, &d_g)?;
                 Ok(vec![d_f, d_g])
             });
         }
@@ -352,40 +403,40 @@ fn joint_and_loss() {
         let mut terms = vec![CellTerms::default(); count];
         let mut logs = vec![0.0; count * durations];
         joint::cell_terms(&logits, &offset, &cells, &mut terms, &mut logs).unwrap();
-        same("terms", BOUND, || {
-            let (mut terms, mut logs) = (terms.clone(), vec![0.0; logs.len()]);
-            joint::cell_terms(&logits, &offset, &cells, &mut terms, &mut logs)?;
-            let flat = terms.iter().flat_map(|t| [t.normaliser, t.blank, t.label]).chain(logs);
-            Ok(vec![Tensor::from_iter(flat, &Device::Cpu)?])
+        let of_terms = |terms: &[CellTerms], logs: &[f64]| {
+            let each = terms.iter().zip(logs.chunks_exact(durations));
+            let rows =
+                each.flat_map(|(t, logs)| [t.normaliser, t.blank, t.label].into_iter().chain(logs.iter().copied()));
+            Tensor::from_iter(rows, &Device::Cpu)
+                .unwrap()
+                .reshape((count, 3 + durations))
+                .unwrap()
+        };
+        let expected = of_terms(&terms, &logs);
+        let found = on_device(|on| {
+            let (logits, offset) = (on(&logits), on(&offset));
+            let lattices = Lattices::new(count, durations, logits.device()).unwrap();
+            // In two chunks.
+            let size = count.div_ceil(2);
+            for (number, cells) in cells.chunks(size).enumerate() {
+                let logits = logits.narrow(0, number * size, cells.len()).unwrap();
+                lattices.set_terms(number * size, &logits, &offset, cells).unwrap();
+            }
+            values(lattices.terms())
         });
-        // Every other cell, in the rows that it has.
-        let rows: Vec<usize> = (0..count).step_by(2).collect();
-        let some: Vec<Cell> = rows.iter().map(|&row| cells[row]).collect();
-        let gradients: Vec<CellGradient> = rows
-            .iter()
-            .map(|&row| CellGradient {
-                normaliser: terms[row].normaliser,
-                blank: noise.uniform(),
-                label: if cells[row].label.is_some() {
-                    noise.uniform()
-                } else {
-                    0.0
-                },
-                factor: 0.7,
-            })
-            .collect();
-        let pairs: Vec<(f64, f64)> = rows
-            .iter()
-            .flat_map(|&row| logs[row * durations..][..durations].to_vec())
-            .map(|log| (log, noise.uniform()))
-            .collect();
-        for clamp in [-1.0, 0.05] {
-            same("gradient of logits", BOUND, || {
-                Ok(vec![joint::logit_gradient(
-                    &logits, &rows, &offset, &some, &gradients, &pairs, clamp,
-                )?])
-            });
-        }
+        close("terms", BOUND, &values(&expected), &found);
+    }
+}
+
+/// Numbers are as far apart as a share of the largest, at most.
+fn close(what: &str, bound: f64, expected: &[f64], found: &[f64]) {
+    assert_eq!(expected.len(), found.len(), "{what}");
+    let largest = expected.iter().fold(1e-6f64, |largest, value| largest.max(value.abs()));
+    for (at, (expected, found)) in expected.iter().zip(found).enumerate() {
+        assert!(
+            (expected - found).abs() <= bound * largest,
+            "{what}: element {at}: {expected} on the CPU, {found} on the device"
+        );
     }
 }
 
@@ -398,7 +449,7 @@ fn sums_of_squares_and_of_rows() {
         random(&[3, 7], &mut noise),
     ];
     let expected: f64 = tensors.iter().flat_map(values).map(|value| value * value).sum();
-    let found = emulator::with(true, || super::sums::squares(&tensors)).unwrap();
+    let found = on_device(|on| super::sums::squares(&tensors.each_ref().map(on))).unwrap();
     assert!((found - expected).abs() <= 1e-12 * expected);
     let (sum, x) = (random(&[5, 300], &mut noise), random(&[9, 300], &mut noise));
     let rows = [
@@ -421,7 +472,11 @@ fn sums_of_squares_and_of_rows() {
                 .for_each(|(sum, x)| *sum += x);
         }
     }
-    emulator::with(true, || super::sums::add_to_rows(&sum, &x, &rows)).unwrap();
+    let sum = on_device(|on| {
+        let sum = on(&sum).copy().unwrap();
+        super::sums::add_to_rows(&sum, &on(&x), &rows).unwrap();
+        sum
+    });
     for (found, expected) in values(&sum).iter().zip(expected) {
         assert!((found - expected).abs() < 1e-5);
     }
@@ -447,8 +502,8 @@ fn adamw_moves_weights_and_moments_as_on_the_cpu() {
                 values[n / 2] *= if step == 3 { f32::NAN } else { 1e-20 };
                 *gradient = Tensor::from_vec(values, n, &Device::Cpu).unwrap();
             }
-            same_to_the_bit(|| {
-                let parameter = start.copy()?;
+            same_to_the_bit(|on| {
+                let parameter = on(&start).copy()?;
                 let fresh = || Ok(Moment::Host(Numbers::zeros(dtype, n, eight_bit)?));
                 let (mut first, mut second): (Result<Moment>, Result<Moment>) = (fresh(), fresh());
                 let (first, second) = (first.as_mut().unwrap(), second.as_mut().unwrap());
@@ -457,7 +512,7 @@ fn adamw_moves_weights_and_moments_as_on_the_cpu() {
                     let scalars = Update::new((0.9, 0.98), 1e-8, 1e-3, step, 1e-2, 0.7);
                     adamw::update(
                         &parameter,
-                        gradient,
+                        &on(gradient),
                         (first, second),
                         &scalars,
                         adamw::seed("w", step),
@@ -478,8 +533,8 @@ fn adamw_moves_weights_and_moments_as_on_the_cpu() {
     }
 }
 
-fn same_to_the_bit(run: impl Fn() -> Result<Vec<u8>>) {
-    let (expected, found) = (run().unwrap(), emulator::with(true, &run).unwrap());
+fn same_to_the_bit(run: impl Fn(Place) -> Result<Vec<u8>>) {
+    let (expected, found) = (run(&Tensor::clone).unwrap(), on_device(&run).unwrap());
     assert_eq!(expected.len(), found.len());
     let differ = expected.iter().zip(&found).position(|(a, b)| a != b);
     assert_eq!(differ, None, "first byte that differs, of {}", expected.len());

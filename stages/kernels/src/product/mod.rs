@@ -21,11 +21,13 @@ use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::is_gpu;
+use crate::counts::multiplied;
 use crate::error::{Error, Result};
 
 /// `a b` for matrices (m, k) and (k, n), transposed ones too, or for stacks of as many matrices, (.., m, k) and
 /// (.., k, n).
 pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    count(a, b);
     #[cfg(target_arch = "x86_64")]
     if let Some(out) = own::product(a, b)? {
         return Ok(out);
@@ -44,7 +46,15 @@ pub fn product_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         true => x.to_dtype(dtype),
         false => x.t()?.to_dtype(dtype)?.t(),
     };
+    count(a, b);
     Ok(rounded(a)?.matmul(&rounded(b)?)?.to_dtype(a.dtype())?)
+}
+
+/// Counts a product of stacks of matrices. What does not fit is refused by the product itself.
+fn count(a: &Tensor, b: &Tensor) {
+    if let ([stack @ .., m, k], [.., n]) = (a.dims(), b.dims()) {
+        multiplied(stack.iter().product(), *m, *k, *n);
+    }
 }
 
 /// The right-hand side of many products, packed once.
@@ -71,7 +81,11 @@ impl PackedRhs {
     pub fn product(&self, a: &Tensor) -> Result<Tensor> {
         match &self.0 {
             #[cfg(target_arch = "x86_64")]
-            Rhs::Packed(packed) => own::product_with(a, packed),
+            Rhs::Packed(packed) => {
+                let [depth, columns] = packed.shape();
+                multiplied(1, a.elem_count() / depth.max(1), depth, columns);
+                own::product_with(a, packed)
+            }
             Rhs::Unpacked(b) => product(a, b),
         }
     }

@@ -1,18 +1,20 @@
 //! The joint network and the TDT loss over it, fused: logits exist for some thousand lattice cells at a time.
 
-use candle_core::{Device, Tensor};
+mod lattices;
+
+use candle_core::{DType, Device, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
 use flow_kernels::is_gpu;
-use flow_kernels::joint::{Cell, CellGradient, CellTerms, add_hidden_gradient, cell_terms, hidden, logit_gradient};
+use flow_kernels::joint::{Cell, add_hidden_gradient, hidden};
 use flow_kernels::noise::DropMask;
 use flow_kernels::product::product;
-use rayon::prelude::*;
 
 use crate::layers::dropout;
 use crate::layers::linear::Linear;
-use crate::loss::{Alignment, Lattice, TdtLoss, align};
+use crate::loss::TdtLoss;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 use crate::{Error, Result};
+use lattices::{Lattices, LogitGradients};
 
 /// Cells whose logits are computed at once.
 const CHUNK: usize = 512;
@@ -27,9 +29,17 @@ fn chunk(device: &Device) -> usize {
 /// again.
 const KEPT_LOGITS: usize = 32 << 20;
 
-/// Cells with a smaller posterior are left out of the backward pass: a batch has some 1e5 cells, so all of them
-/// together move no gradient by more than 1e-15 of the largest logit gradient.
-const NEGLIGIBLE: f64 = 1e-20;
+/// Of a loss over so many cells with so many outputs in f32, the cells whose logits are computed again in the backward
+/// pass.
+pub fn cells_computed_again(cells: usize, outputs: usize, on_device: bool) -> usize {
+    let chunk = if on_device { DEVICE_CHUNK } else { CHUNK };
+    cells.saturating_sub(chunks_kept(chunk, outputs * DType::F32.size_in_bytes()) * chunk)
+}
+
+/// Chunks of cells whose logits, of so many bytes for a cell, are kept.
+fn chunks_kept(chunk: usize, bytes: usize) -> usize {
+    KEPT_LOGITS / (bytes * chunk).max(1)
+}
 
 /// `relu(enc(encoded) + pred(predicted))`, then one linear layer to tokens, blank and durations.
 #[derive(Debug, Clone)]
@@ -60,13 +70,8 @@ pub struct JointSizes {
 pub struct JointLoss {
     /// Negative log likelihood per utterance (times 1 + lambda of FastEmit).
     pub losses: Vec<f64>,
-    alignments: Vec<Alignment>,
+    lattices: Lattices,
     cells: Vec<Cell>,
-    /// First cell of each utterance, and the number of all cells.
-    starts: Vec<usize>,
-    terms: Vec<CellTerms>,
-    /// Log probabilities, duration minor.
-    durations: Vec<f64>,
     kept: Vec<Tensor>,
     f: Tensor,
     g: Tensor,
@@ -172,7 +177,7 @@ impl Joint {
             frames: padded_frames,
             states: padded_states,
         };
-        let (cells, starts) = self.list_cells(shape, frames, targets)?;
+        let cells = self.list_cells(shape, frames, targets)?;
         let rows = |x: &Tensor| -> Result<Tensor> { Ok(x.contiguous()?.flatten_to(1)?) };
         let (encoded, predicted) = (rows(encoded)?, rows(predicted)?);
         let f = self.encoder_projection.forward(parameters, &encoded)?;
@@ -186,27 +191,26 @@ impl Joint {
             )));
         }
         let bias = parameters.get(self.bias);
-        let mut terms = vec![CellTerms::default(); cells.len()];
-        let mut durations = vec![0.0; cells.len() * self.durations];
+        let mut lattices = Lattices::new(cells.len(), self.durations, &f)?;
         let mut kept = Vec::new();
         let chunk = chunk(f.device());
-        let may_keep = KEPT_LOGITS / ((self.tokens + self.durations) * f.dtype().size_in_bytes() * chunk).max(1);
-        let chunks = cells.chunks(chunk).zip(terms.chunks_mut(chunk));
-        for ((cells, terms), durations) in chunks.zip(durations.chunks_mut((chunk * self.durations).max(1))) {
+        let may_keep = chunks_kept(chunk, (self.tokens + self.durations) * f.dtype().size_in_bytes());
+        for (number, cells) in cells.chunks(chunk).enumerate() {
             let logits = self.product(parameters, &hidden(&f, &g, cells, mask)?)?;
-            cell_terms(&logits, bias, cells, terms, durations)?;
+            lattices.set(number * chunk, &logits, bias, cells)?;
             if kept.len() < may_keep {
                 kept.push(logits);
             }
         }
-        let alignments = align_all(settings, &starts, frames, targets, &terms, &durations)?;
+        let extents = frames
+            .iter()
+            .zip(targets)
+            .map(|(&frames, target)| (frames, target.len() + 1));
+        let losses = lattices.align(settings, &extents.collect::<Vec<_>>())?;
         Ok(JointLoss {
-            losses: alignments.iter().map(|alignment| alignment.loss).collect(),
-            alignments,
+            losses,
+            lattices,
             cells,
-            starts,
-            terms,
-            durations,
             kept,
             f,
             g,
@@ -217,8 +221,8 @@ impl Joint {
         })
     }
 
-    /// Lists the valid cells, and where each utterance's begin.
-    fn list_cells(&self, shape: Shape, frames: &[usize], targets: &[Vec<u32>]) -> Result<(Vec<Cell>, Vec<usize>)> {
+    /// Lists the valid cells, utterance by utterance.
+    fn list_cells(&self, shape: Shape, frames: &[usize], targets: &[Vec<u32>]) -> Result<Vec<Cell>> {
         if frames.len() != shape.batch || targets.len() != shape.batch {
             return Err(Error::Input(format!(
                 "a batch of {} has {} lengths and {} targets",
@@ -228,7 +232,6 @@ impl Joint {
             )));
         }
         let mut cells = Vec::new();
-        let mut starts = vec![0];
         for (b, (&length, target)) in frames.iter().zip(targets).enumerate() {
             if length > shape.frames || target.len() >= shape.states {
                 return Err(Error::Input(format!("utterance {b} is longer than its batch")));
@@ -249,9 +252,8 @@ impl Joint {
                     });
                 }
             }
-            starts.push(cells.len());
         }
-        Ok((cells, starts))
+        Ok(cells)
     }
 
     /// Adds the gradients of `sum(factors[b] * losses[b])` and returns those of `encoded` (none if `encoder_frozen`)
@@ -266,10 +268,8 @@ impl Joint {
         gradients: &mut Gradients,
     ) -> Result<(Option<Tensor>, Tensor)> {
         let (d_f, d_g) = (saved.f.zeros_like()?, saved.g.zeros_like()?);
-        let posteriors = cell_gradients(settings, saved, factors);
-        let active: Vec<usize> = (0..saved.cells.len())
-            .filter(|&cell| posteriors[cell].blank + posteriors[cell].label >= NEGLIGIBLE)
-            .collect();
+        let d_logits = saved.lattices.gradients(settings, factors, saved.shape.frames)?;
+        let active = d_logits.active();
         let before = |cell: usize| active.partition_point(|&other| other < cell);
         let mut kept_until = 0;
         let size = chunk(d_f.device());
@@ -278,27 +278,11 @@ impl Joint {
             let chunk = &active[before(first)..before(first + size)];
             let rows: Vec<usize> = chunk.iter().map(|&cell| cell - first).collect();
             let kept = Some((logits, &rows[..]));
-            self.backward_cells(
-                parameters,
-                settings,
-                saved,
-                (chunk, &posteriors),
-                kept,
-                (&d_f, &d_g),
-                gradients,
-            )?;
+            self.backward_cells(parameters, saved, (chunk, &d_logits), kept, (&d_f, &d_g), gradients)?;
             kept_until = first + size;
         }
         for chunk in active[before(kept_until)..].chunks(size) {
-            self.backward_cells(
-                parameters,
-                settings,
-                saved,
-                (chunk, &posteriors),
-                None,
-                (&d_f, &d_g),
-                gradients,
-            )?;
+            self.backward_cells(parameters, saved, (chunk, &d_logits), None, (&d_f, &d_g), gradients)?;
         }
         let Shape { batch, frames, states } = saved.shape;
         let d_encoded = if encoder_frozen {
@@ -318,13 +302,11 @@ impl Joint {
     }
 
     /// The backward pass of some cells, given their logits (with the row of each cell) if they were kept.
-    #[allow(clippy::too_many_arguments)]
     fn backward_cells(
         &self,
         parameters: &Parameters,
-        settings: &TdtLoss,
         saved: &JointLoss,
-        (indices, posteriors): (&[usize], &[CellGradient]),
+        (indices, d_logits): (&[usize], &LogitGradients),
         kept: Option<(&Tensor, &[usize])>,
         (d_f, d_g): (&Tensor, &Tensor),
         gradients: &mut Gradients,
@@ -334,8 +316,6 @@ impl Joint {
         }
         let weight = parameters.get(self.weight);
         let cells: Vec<Cell> = indices.iter().map(|&cell| saved.cells[cell]).collect();
-        let posteriors: Vec<CellGradient> = indices.iter().map(|&cell| posteriors[cell]).collect();
-        let durations = saved.duration_terms(indices, self.durations);
         let hidden = hidden(&saved.f, &saved.g, &cells, saved.mask)?;
         let computed;
         let in_order: Vec<usize>;
@@ -347,8 +327,7 @@ impl Joint {
                 (&computed, &in_order[..])
             }
         };
-        let bias = parameters.get(self.bias);
-        let d_logits = logit_gradient(logits, rows, bias, &cells, &posteriors, &durations, settings.clamp)?;
+        let d_logits = d_logits.of(logits, rows, parameters.get(self.bias), &cells)?;
         if gradients.wants(self.weight) {
             gradients.add(self.weight, product(&d_logits.t()?, &hidden)?)?;
         }
@@ -359,71 +338,6 @@ impl Joint {
         let d_hidden = product(&d_logits, weight)?;
         Ok(add_hidden_gradient(&d_hidden, &hidden, &cells, keep_factor, d_f, d_g)?)
     }
-}
-
-impl JointLoss {
-    /// Log probability and posterior of the durations of some cells.
-    fn duration_terms(&self, indices: &[usize], count: usize) -> Vec<(f64, f64)> {
-        let mut terms = Vec::with_capacity(indices.len() * count);
-        for &cell in indices {
-            let utterance = self.starts.partition_point(|&start| start <= cell) - 1;
-            let local = cell - self.starts[utterance];
-            let logs = &self.durations[cell * count..][..count];
-            let posteriors = &self.alignments[utterance].durations[local * count..][..count];
-            terms.extend(logs.iter().copied().zip(posteriors.iter().copied()));
-        }
-        terms
-    }
-}
-
-fn cell_gradients(settings: &TdtLoss, saved: &JointLoss, factors: &[f64]) -> Vec<CellGradient> {
-    let mut all = Vec::with_capacity(saved.cells.len());
-    for (utterance, (alignment, &factor)) in saved.alignments.iter().zip(factors).enumerate() {
-        let terms = &saved.terms[saved.starts[utterance]..saved.starts[utterance + 1]];
-        all.extend(
-            terms
-                .iter()
-                .zip(alignment.blank.iter().zip(&alignment.label))
-                .map(|(terms, (&blank, &label))| CellGradient {
-                    normaliser: terms.normaliser,
-                    blank,
-                    label: label * settings.label_factor(),
-                    factor,
-                }),
-        );
-    }
-    all
-}
-
-fn align_all(
-    settings: &TdtLoss,
-    starts: &[usize],
-    frames: &[usize],
-    targets: &[Vec<u32>],
-    terms: &[CellTerms],
-    durations: &[f64],
-) -> Result<Vec<Alignment>> {
-    let count = settings.durations.len();
-    (0..frames.len())
-        .into_par_iter()
-        .map(|b| {
-            let range = starts[b]..starts[b + 1];
-            let blank: Vec<f64> = terms[range.clone()].iter().map(|terms| terms.blank).collect();
-            let label: Vec<f64> = terms[range.clone()].iter().map(|terms| terms.label).collect();
-            let durations = &durations[range.start * count..range.end * count];
-            let states = targets[b].len() + 1;
-            align(
-                settings,
-                &Lattice {
-                    frames: frames[b],
-                    states,
-                    blank: &blank,
-                    label: &label,
-                    durations,
-                },
-            )
-        })
-        .collect()
 }
 
 #[cfg(test)]

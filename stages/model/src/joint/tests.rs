@@ -2,7 +2,7 @@ use super::*;
 use crate::layers::golden;
 use candle_core::{DType, Device};
 use flow_kernels::Noise;
-use flow_kernels::testing::{check_gradient, max_difference, normal, values};
+use flow_kernels::testing::{DeviceUnderTest, check_gradient, max_difference, normal, values};
 use proptest::prelude::*;
 
 fn settings(durations: Vec<usize>) -> TdtLoss {
@@ -15,64 +15,44 @@ fn settings(durations: Vec<usize>) -> TdtLoss {
     }
 }
 
-/// Loss per utterance, and gradient of their sum, from given logits (batch, frames, states, outputs).
+/// Loss per utterance, and gradient of their sum, from given logits (batch, frames, states, outputs), computed where these
+/// lie.
 fn loss_of_logits(settings: &TdtLoss, logits: &Tensor, frames: &[usize], targets: &[Vec<u32>]) -> (Vec<f64>, Tensor) {
     let (batch, padded_frames, padded_states, outputs) = logits.dims4().unwrap();
-    let count = settings.durations.len();
-    let (mut cells, mut starts) = (Vec::new(), vec![0]);
+    let (mut cells, mut rows, mut extents) = (Vec::new(), Vec::new(), Vec::new());
     for b in 0..batch {
         for t in 0..frames[b] {
             for u in 0..=targets[b].len() {
-                let row = (b * padded_frames + t) * padded_states + u;
-                let label = targets[b].get(u).map(|&token| token as usize);
+                rows.push((b * padded_frames + t) * padded_states + u);
                 cells.push(Cell {
-                    frame: 0,
-                    state: 0,
-                    label,
-                    index: row,
+                    frame: b * padded_frames + t,
+                    state: b * padded_states + u,
+                    label: targets[b].get(u).map(|&token| token as usize),
+                    index: cells.len(),
                 });
             }
         }
-        starts.push(cells.len());
+        extents.push((frames[b], targets[b].len() + 1));
     }
     let flat = logits.flatten_to(2).unwrap();
-    let rows: Vec<usize> = cells.iter().map(|cell| cell.index).collect();
     let picked: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
     let picked = flat
-        .index_select(&Tensor::new(picked, &Device::Cpu).unwrap(), 0)
+        .index_select(&Tensor::new(picked, logits.device()).unwrap(), 0)
         .unwrap();
-    let bias = Tensor::zeros(outputs, logits.dtype(), &Device::Cpu).unwrap();
-    let mut terms = vec![CellTerms::default(); cells.len()];
-    let mut durations = vec![0.0; cells.len() * count];
-    cell_terms(&picked, &bias, &cells, &mut terms, &mut durations).unwrap();
-    let alignments = align_all(settings, &starts, frames, targets, &terms, &durations).unwrap();
-    let (mut gradients, mut pairs) = (Vec::new(), Vec::new());
-    for (b, alignment) in alignments.iter().enumerate() {
-        for (cell, terms) in terms[starts[b]..starts[b + 1]].iter().enumerate() {
-            gradients.push(CellGradient {
-                normaliser: terms.normaliser,
-                blank: alignment.blank[cell],
-                label: alignment.label[cell] * settings.label_factor(),
-                factor: 1.0,
-            });
-            let logs = &durations[(starts[b] + cell) * count..][..count];
-            pairs.extend(
-                logs.iter()
-                    .copied()
-                    .zip(alignment.durations[cell * count..][..count].iter().copied()),
-            );
-        }
-    }
-    let found = logit_gradient(&flat, &rows, &bias, &cells, &gradients, &pairs, settings.clamp).unwrap();
+    let bias = Tensor::zeros(outputs, logits.dtype(), logits.device()).unwrap();
+    let mut lattices = Lattices::new(cells.len(), settings.durations.len(), logits).unwrap();
+    lattices.set(0, &picked, &bias, &cells).unwrap();
+    let losses = lattices.align(settings, &extents).unwrap();
+    let gradients = lattices.gradients(settings, &vec![1.0; batch], padded_frames).unwrap();
+    let found = gradients.of(&flat, &rows, &bias, &cells).unwrap();
     let mut all = vec![0.0; batch * padded_frames * padded_states * outputs];
     for (row, found) in rows.iter().zip(values(&found).chunks_exact(outputs)) {
         all[row * outputs..][..outputs].copy_from_slice(found);
     }
-    let gradient = Tensor::from_vec(all, logits.shape(), &Device::Cpu).unwrap();
-    (alignments.iter().map(|alignment| alignment.loss).collect(), gradient)
+    (losses, Tensor::from_vec(all, logits.shape(), &Device::Cpu).unwrap())
 }
 
-/// All of NeMo's cases, in f64 against f64 and in f32 against NeMo's own results.
+/// All of NeMo's cases, in f64 against f64 and in f32 against NeMo's own results; in f32 on the device under test too.
 #[test]
 fn golden_cases() {
     let cases: serde_json::Value =
@@ -110,8 +90,17 @@ fn golden_cases() {
             })
             .collect();
         let logits = get("logits").unwrap();
-        for dtype in [DType::F64, DType::F32] {
-            let (losses, gradient) = loss_of_logits(&settings, &logits.to_dtype(dtype).unwrap(), &frames, &targets);
+        for (dtype, on_device) in [(DType::F64, false), (DType::F32, false), (DType::F32, true)] {
+            let logits = logits.to_dtype(dtype).unwrap();
+            let sums = |device: &Device| {
+                let logits = logits.to_device(device).unwrap();
+                loss_of_logits(&settings, &logits, &frames, &targets)
+            };
+            let (losses, gradient) = if on_device {
+                DeviceUnderTest::get().run(sums)
+            } else {
+                sums(&Device::Cpu)
+            };
             // NeMo's float32 results are within 1.2e-5 of exact ones; the stored gradients are rounded to float32.
             let bound = if dtype == DType::F64 { 1e-6 } else { 2e-5 };
             let check_losses = |expected: &Tensor, bound: f64| {

@@ -9,6 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use flow_kernels::attention::{
     Scores, add_rows_in_place, head_sum, merge_heads, rows_of, split_heads, weights, weights_backward,
 };
+use flow_kernels::device::to_device;
 use flow_kernels::elementwise::{add_in_place, drop_scaled};
 use flow_kernels::noise::DropMask;
 use flow_kernels::product::product;
@@ -47,7 +48,7 @@ impl PositionTable {
             }
             _ => {
                 let reach = time.next_power_of_two().max(256);
-                (reach, self.make(reach)?.to_dtype(dtype)?.to_device(device)?)
+                (reach, to_device(&self.make(reach)?.to_dtype(dtype)?, device)?)
             }
         };
         let rows = table.narrow(0, reach - time, 2 * time - 1)?;
@@ -122,10 +123,7 @@ impl Attention {
         let (query, key) = (linear("q", config.use_bias)?, linear("k", config.use_bias)?);
         let (value, output) = (linear("v", config.use_bias)?, linear("out", config.use_bias)?);
         let position = linear("pos", false)?;
-        let band = match config.attention_context {
-            AttentionContext::Full => None,
-            AttentionContext::Band(width) => Some(width),
-        };
+        let band = band_of(config.attention_context);
         let mut bias = |part: &str| {
             builder.parameter(
                 &format!("{name}.pos_bias_{part}"),
@@ -309,8 +307,27 @@ fn queries_together(band: Option<usize>) -> usize {
     band.unwrap_or(0).saturating_mul(2).clamp(16, 512)
 }
 
+/// Queries that are computed together, and the keys that one of them may see.
+pub type AttentionBlock = (Range<usize>, Range<usize>);
+
+/// The blocks of an encoder with this context over so many frames, and how many positions a query is scored against.
+pub fn attention_blocks(context: AttentionContext, time: usize) -> (Vec<AttentionBlock>, usize) {
+    let band = band_of(context);
+    (
+        query_blocks(band, queries_together(band), time),
+        2 * reach(band, time) + 1,
+    )
+}
+
+fn band_of(context: AttentionContext) -> Option<usize> {
+    match context {
+        AttentionContext::Full => None,
+        AttentionContext::Band(width) => Some(width),
+    }
+}
+
 /// Queries that are computed together, with the keys that one of them may see.
-fn query_blocks(band: Option<usize>, block: usize, time: usize) -> Vec<(Range<usize>, Range<usize>)> {
+fn query_blocks(band: Option<usize>, block: usize, time: usize) -> Vec<AttentionBlock> {
     match band {
         Some(width) if block.saturating_add(width) < time => (0..time)
             .step_by(block)

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use flow_kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
 use flow_kernels::bias::column_sum;
 use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
+use flow_kernels::device::{to_device, to_host};
 use flow_kernels::glu::{glu, glu_backward};
 
 use super::Frames;
@@ -240,13 +241,12 @@ impl Convolution {
 }
 
 fn wide(tensor: &Tensor) -> Result<Vec<f64>> {
-    Ok(tensor.to_dtype(DType::F64)?.to_vec1()?)
+    Ok(to_host(&tensor.to_dtype(DType::F64)?)?)
 }
 
 /// A vector as a tensor of the same type and device as another.
 fn like(values: Vec<f64>, other: &Tensor) -> Result<Tensor> {
     let count = values.len();
-    Ok(Tensor::from_vec(values, count, &candle_core::Device::Cpu)?
-        .to_dtype(other.dtype())?
-        .to_device(other.device())?)
+    let values = Tensor::from_vec(values, count, &Device::Cpu)?.to_dtype(other.dtype())?;
+    Ok(to_device(&values, other.device())?)
 }

@@ -1,15 +1,19 @@
-//! The whole model on kernels for devices, run by the emulator, against the model on the CPU.
+//! The whole model on kernels for devices, run by the emulator or on the device that `FLOW_TEST_DEVICE` names, against the
+//! model on the CPU.
 
 use candle_core::{DType, Device, Tensor};
-use flow_kernels::emulator;
 use flow_kernels::squares::sum_of_squares;
-use flow_kernels::testing::values;
+use flow_kernels::testing::{DeviceUnderTest, values};
 
 use super::{MicroBatch, TdtModel, TrainOptions};
-use crate::config::AttentionContext;
+use crate::config::{AttentionContext, ModelConfig};
 use crate::error::Result;
 use crate::layers::golden;
 use crate::parameters::{Gradients, Parameters};
+
+fn on_device<R>(work: impl FnOnce(&Device) -> R) -> R {
+    DeviceUnderTest::get().run(work)
+}
 
 /// Compares the gradients of all parameters, and their norm.
 fn same_gradients(parameters: &Parameters, expected: &Gradients, found: &Gradients) {
@@ -18,7 +22,7 @@ fn same_gradients(parameters: &Parameters, expected: &Gradients, found: &Gradien
         sum_of_squares(&all).unwrap().sqrt()
     };
     let whole = norm(expected);
-    assert!((emulator::with(true, || norm(found)) - whole).abs() <= 1e-4 * whole);
+    assert!((on_device(|_| norm(found)) - whole).abs() <= 1e-4 * whole);
     for (id, parameter) in parameters.iter().filter(|(_, parameter)| parameter.trainable) {
         let name = &parameter.name;
         let of = |gradients: &Gradients| values(gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient")));
@@ -44,13 +48,13 @@ fn same_gradients(parameters: &Parameters, expected: &Gradients, found: &Gradien
 /// are those of the CPU, with all dropout masks; and so is what decoding hears.
 #[test]
 fn the_whole_model_trains_and_decodes() {
-    let model = || TdtModel::load(&golden::file("model.nemo"), DType::F32, &Device::Cpu).unwrap();
+    let model = |device: &Device| TdtModel::load(&golden::file("model.nemo"), DType::F32, device).unwrap();
     let batch = MicroBatch {
         signals: golden::waves("train")[..3].to_vec(),
         tokens: vec![vec![3, 5, 7, 5], vec![2], vec![]],
     };
-    let train = || -> Result<_> {
-        let mut model = model();
+    let train = |device: &Device| -> Result<_> {
+        let mut model = model(device);
         let mut gradients = Gradients::new(&model.parameters);
         let options = TrainOptions {
             seed: 5,
@@ -59,8 +63,8 @@ fn the_whole_model_trains_and_decodes() {
         let output = model.train_micro_batch(&batch, &options, &mut gradients)?;
         Ok((output, gradients, model))
     };
-    let (expected, expected_gradients, trained) = train().unwrap();
-    let (found, gradients, emulated) = emulator::with(true, train).unwrap();
+    let (expected, expected_gradients, trained) = train(&Device::Cpu).unwrap();
+    let (found, gradients, emulated) = on_device(train).unwrap();
     for (found, expected) in found.losses.iter().zip(&expected.losses) {
         assert!(
             (found - expected).abs() <= 1e-5 * expected.abs().max(1.0),
@@ -79,8 +83,8 @@ fn the_whole_model_trains_and_decodes() {
     }
     let (first, second) = (golden::wave("eval", 0), golden::wave("eval", 1));
     let signals = [&first[..], &second[..]];
-    let hear = || model().transcribe(&signals).unwrap();
-    let (expected, found) = (hear(), emulator::with(true, hear));
+    let hear = |device: &Device| model(device).transcribe(&signals).unwrap();
+    let (expected, found) = (hear(&Device::Cpu), on_device(hear));
     assert!(expected.iter().any(|hypothesis| !hypothesis.ids.is_empty()));
     for (expected, found) in expected.iter().zip(found) {
         assert_eq!((&expected.ids, &expected.frames), (&found.ids, &found.frames));
@@ -104,8 +108,8 @@ fn a_hybrid_model_with_limited_attention_trains() {
             .collect(),
         tokens: vec![vec![3, 5, 7, 5], vec![2]],
     };
-    let train = || -> Result<_> {
-        let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, &Device::Cpu)?;
+    let train = |device: &Device| -> Result<_> {
+        let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, device)?;
         model.set_recompute(true);
         let mut gradients = Gradients::new(&model.parameters);
         let output = model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients)?;
@@ -113,8 +117,8 @@ fn a_hybrid_model_with_limited_attention_trains() {
         assert!(output.frames.iter().any(|&frames| frames > 16 + 2));
         Ok((output, gradients, model))
     };
-    let (expected, expected_gradients, model) = train().unwrap();
-    let (found, gradients, _) = emulator::with(true, train).unwrap();
+    let (expected, expected_gradients, model) = train(&Device::Cpu).unwrap();
+    let (found, gradients, _) = on_device(train).unwrap();
     assert!((found.loss - expected.loss).abs() <= 1e-5 * expected.loss);
     let (found, expected) = (found.ctc_loss.unwrap(), expected.ctc_loss.unwrap());
     assert!(
@@ -127,9 +131,9 @@ fn a_hybrid_model_with_limited_attention_trains() {
 /// With matrices in bf16 the products of linear layers are in bf16. The loss moves by what 8 bits of a factor make of it.
 #[test]
 fn matrices_in_bf16_train() {
-    let step = || -> Result<_> {
+    let step = |device: &Device| -> Result<_> {
         let path = golden::file("model.nemo");
-        let mut model = TdtModel::load_storing(&path, DType::F32, DType::BF16, &Device::Cpu)?;
+        let mut model = TdtModel::load_storing(&path, DType::F32, DType::BF16, device)?;
         let mut gradients = Gradients::new(&model.parameters);
         let batch = MicroBatch {
             signals: vec![golden::wave("train", 0)],
@@ -141,7 +145,7 @@ fn matrices_in_bf16_train() {
         let all: Vec<Tensor> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
         Ok((output.loss, sum_of_squares(&all)?.sqrt()))
     };
-    let (expected, found) = (step().unwrap(), emulator::with(true, step).unwrap());
+    let (expected, found) = (step(&Device::Cpu).unwrap(), on_device(step).unwrap());
     assert!(
         (found.0 - expected.0).abs() < 0.02 * expected.0,
         "loss {} {}",
@@ -154,4 +158,132 @@ fn matrices_in_bf16_train() {
         found.1,
         expected.1
     );
+}
+
+/// A model and a micro-batch of a form that is seldom met.
+struct OddCase {
+    name: &'static str,
+    utterances: usize,
+    /// Of each clip. Under the emulator, which is slow, no more than 0.6.
+    seconds: f64,
+    /// Target tokens of each clip; under the emulator no more than 24.
+    tokens: usize,
+    change: fn(&mut ModelConfig),
+    freeze_encoder: bool,
+    recompute: bool,
+}
+
+const ODD: OddCase = OddCase {
+    name: "",
+    utterances: 2,
+    seconds: 0.6,
+    tokens: 3,
+    change: |_| {},
+    freeze_encoder: false,
+    recompute: false,
+};
+
+const ODD_CASES: [OddCase; 9] = [
+    OddCase {
+        name: "one clip",
+        utterances: 1,
+        ..ODD
+    },
+    OddCase {
+        name: "one frame",
+        seconds: 0.05,
+        tokens: 1,
+        ..ODD
+    },
+    OddCase {
+        name: "no tokens",
+        tokens: 0,
+        ..ODD
+    },
+    OddCase {
+        name: "512 tokens",
+        seconds: 20.0,
+        tokens: 512,
+        ..ODD
+    },
+    OddCase {
+        name: "one clip of 90 s",
+        utterances: 1,
+        seconds: 90.0,
+        tokens: 200,
+        ..ODD
+    },
+    OddCase {
+        name: "limited attention",
+        seconds: 6.0,
+        change: |config| config.encoder.attention_context = AttentionContext::Band(2),
+        ..ODD
+    },
+    OddCase {
+        name: "CTC",
+        change: |config| config.ctc_weight = Some(0.3),
+        ..ODD
+    },
+    OddCase {
+        name: "frozen encoder",
+        freeze_encoder: true,
+        ..ODD
+    },
+    OddCase {
+        name: "recomputed layers",
+        recompute: true,
+        ..ODD
+    },
+];
+
+#[test]
+fn odd_cases_train() {
+    let emulated = DeviceUnderTest::get().is_emulated();
+    for case in ODD_CASES {
+        let (seconds, tokens) = match emulated {
+            true => (case.seconds.min(0.6), case.tokens.min(24)),
+            false => (case.seconds, case.tokens),
+        };
+        let mut config = golden::model().0;
+        (case.change)(&mut config);
+        let vocabulary = config.decoder.vocab_size;
+        let batch = MicroBatch {
+            signals: golden::waves("train")[..case.utterances]
+                .iter()
+                .map(|wave| {
+                    wave.iter()
+                        .copied()
+                        .cycle()
+                        .take((seconds * 16_000.0) as usize)
+                        .collect()
+                })
+                .collect(),
+            tokens: vec![(0..tokens).map(|n| (n * 7 % vocabulary) as u32).collect(); case.utterances],
+        };
+        let options = TrainOptions {
+            freeze_encoder: case.freeze_encoder,
+            seed: 3,
+            ..TrainOptions::default()
+        };
+        let train = |device: &Device| -> Result<_> {
+            let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, device)?;
+            model.set_recompute(case.recompute);
+            let mut gradients = Gradients::new(&model.parameters);
+            let output = model.train_micro_batch(&batch, &options, &mut gradients)?;
+            let all: Vec<Tensor> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
+            Ok((output, sum_of_squares(&all)?.sqrt(), all.len()))
+        };
+        let (expected, norm, count) = train(&Device::Cpu).unwrap();
+        let (found, found_norm, found_count) =
+            on_device(train).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        assert_eq!((&found.frames, found_count), (&expected.frames, count), "{}", case.name);
+        assert!(expected.loss.is_finite() && norm > 0.0, "{}: {expected:?}", case.name);
+        let near = |found: f64, expected: f64, bound: f64| (found - expected).abs() <= bound * expected.abs().max(1e-3);
+        assert!(
+            near(found.loss, expected.loss, 1e-4),
+            "{}: {found:?}, {expected:?}",
+            case.name
+        );
+        assert!(near(found_norm, norm, 1e-3), "{}: norm {found_norm}, {norm}", case.name);
+    }
 }

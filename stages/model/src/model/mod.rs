@@ -635,4 +635,6 @@ fn check(batch: &MicroBatch) -> Result<()> {
 #[cfg(test)]
 mod emulated_tests;
 #[cfg(test)]
+mod launch_count_tests;
+#[cfg(test)]
 mod tests;

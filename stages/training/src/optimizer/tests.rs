@@ -2,6 +2,8 @@ use super::*;
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::adamw::eight_bit::{LEAST, Table};
 use flow_kernels::adamw::{Moment, Numbers};
+use flow_kernels::counts::counted;
+use flow_kernels::testing::DeviceUnderTest;
 use flow_model::{Gradients, Parameters};
 use proptest::prelude::*;
 
@@ -245,4 +247,45 @@ fn eight_bits_equal_bitsandbytes() {
     // A quarter of what 32 bits take.
     let size = std::fs::metadata(&path).expect("state").len() as usize;
     assert!(size < (4099 + 5120) * 2 * 21 / 20 + LEAST * 8 + 2000, "{size}");
+}
+
+/// For the table in docs/gpu.md. The numbers may only fall.
+#[test]
+fn an_update_on_a_device_launches_no_more_than_it_did() {
+    let (first, second) = (
+        vec![vec![0.5; 5], vec![-1.0; 700], vec![2.0; 3]],
+        vec![vec![0.1; 5], vec![0.2; 700], vec![0.3; 3]],
+    );
+    let (parameters, gradients) = {
+        let parameters = parameters(&first, DType::F32);
+        let gradients = gradients(&parameters, &second);
+        (parameters, gradients)
+    };
+    let update = |device: &Device| {
+        let parameters = parameters.copied_to(device).expect("parameters");
+        let mut moved = Gradients::new(&parameters);
+        for (id, gradient) in gradients.iter() {
+            moved
+                .add(id, gradient.to_device(device).expect("a gradient"))
+                .expect("a gradient");
+        }
+        let mut adamw = AdamW::new(AdamWConfig::default());
+        let (norm, counts) = counted(|| {
+            let norm = squared_norm(&parameters, &moved).expect("a norm").sqrt();
+            adamw
+                .step(&parameters, &moved, 1e-3, clip_factor(norm, 1.0))
+                .expect("a step");
+            norm
+        });
+        assert!(norm > 0.0);
+        counts
+    };
+    let counts = DeviceUnderTest::get().run(update);
+    let of_each = parameters.len();
+    let found = [counts.launches(), counts.to_device.count, counts.to_host.count];
+    assert!(
+        (1..=2 * of_each).contains(&found[0]) && found[1] <= of_each && found[2] <= 1,
+        "{found:?}: {:?}",
+        counts.kernels
+    );
 }

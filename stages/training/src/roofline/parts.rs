@@ -1,0 +1,416 @@
+//! The work of each part of a training step.
+//!
+//! `n` rows are the encoder's frames of all clips, padding included, of width `d`; passes of kernels are listed in the
+//! order in which a layer launches them, as numbers read and written.
+
+use flow_kernels::subsample::halved;
+use flow_model::ModelConfig;
+use flow_model::joint::cells_computed_again;
+use flow_model::layers::attention::attention_blocks;
+use flow_model::layers::subsampling::subsampled_length;
+
+use super::work::{Matrix, Work};
+use crate::memory::BatchShape;
+use crate::optimizer::moment_bytes;
+use crate::resolved_settings::ResolvedSettings;
+use crate::settings::Optimizer;
+
+/// A part of a training step and its work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part {
+    pub name: &'static str,
+    pub work: Work,
+}
+
+/// Forward and backward pass.
+struct Passes {
+    forward: Work,
+    backward: Work,
+}
+
+impl Passes {
+    /// Both, and the forward pass once more where it is computed again.
+    fn together(&self, computed_again: bool) -> Work {
+        let again = if computed_again {
+            self.forward.again()
+        } else {
+            Work::default()
+        };
+        self.forward + self.backward + again
+    }
+}
+
+/// The sizes that formulas are made of.
+struct Sizes<'a> {
+    config: &'a ModelConfig,
+    /// Clips.
+    batch: f64,
+    /// Log-mel frames of a clip, padding included.
+    mel_frames: usize,
+    /// The encoder's frames of a clip, padding included.
+    time: usize,
+    /// Rows of the encoder's activations.
+    n: f64,
+    d: f64,
+    /// States of the prediction network for each clip.
+    states: f64,
+    /// Cells of the loss.
+    cells: f64,
+    /// Bytes of a number of a stored matrix.
+    stored: f64,
+}
+
+impl Sizes<'_> {
+    fn matrix(&self, inputs: f64, outputs: f64, bias: bool) -> Matrix {
+        let stored = self.stored;
+        Matrix {
+            inputs,
+            outputs,
+            stored,
+            bias,
+        }
+    }
+}
+
+/// The parts of a training step over a micro-batch of this shape, of the settings' precision, optimizer, ranks and
+/// `recompute`. `on_device`: as on a GPU, where logits are kept for fewer cells.
+pub fn parts(config: &ModelConfig, settings: &ResolvedSettings, shape: BatchShape, on_device: bool) -> Vec<Part> {
+    let front_end = &config.preprocessor;
+    let hop = ((front_end.window_stride * front_end.sample_rate as f64).round() as usize).max(1);
+    let whole = (shape.seconds * front_end.sample_rate as f64) as usize / hop;
+    let (time, valid) = (subsampled_length(1 + whole), subsampled_length(whole));
+    let (batch, states) = (shape.utterances as f64, shape.tokens as f64 + 1.0);
+    let sizes = Sizes {
+        config,
+        batch,
+        mel_frames: 1 + whole,
+        time,
+        n: batch * time as f64,
+        d: config.encoder.d_model as f64,
+        states,
+        cells: batch * valid as f64 * states,
+        stored: settings.precision.matrices().size_in_bytes() as f64,
+    };
+    let layers = config.encoder.n_layers as f64;
+    let layer = |passes: Passes| passes.together(settings.recompute) * layers;
+    let mut parts = vec![
+        ("sub-sampling", subsampling(&sizes).together(false)),
+        ("feed-forward", layer(feed_forward(&sizes))),
+        ("attention", layer(attention(&sizes))),
+        ("convolution", layer(convolution(&sizes))),
+        ("prediction network", prediction(&sizes).together(false)),
+        ("joint network and loss", joint(&sizes, on_device)),
+    ];
+    if config.ctc_weight.is_some_and(|weight| weight > 0.0) {
+        parts.push(("CTC head", ctc(&sizes).together(false)));
+    }
+    parts.push(("optimizer", optimizer(config, settings)));
+    if settings.ranks > 1 {
+        parts.push(("gradient exchange", exchange(config, settings)));
+    }
+    parts.into_iter().map(|(name, work)| Part { name, work }).collect()
+}
+
+/// Two strided depthwise convolutions with a pointwise one each, after one from a single channel; then a linear layer over
+/// channels and bands.
+fn subsampling(sizes: &Sizes) -> Passes {
+    let config = &sizes.config.encoder;
+    let channels = config.subsampling_conv_channels as f64;
+    let (mut time, mut bands) = (sizes.mel_frames, config.feat_in);
+    let features = sizes.batch * (time * bands) as f64;
+    let mut halve = || {
+        (time, bands) = (halved(time), halved(bands));
+        sizes.batch * (time * bands) as f64
+    };
+    // Rows of `channels` numbers after each convolution.
+    let rows = [halve(), halve(), halve()];
+    let width = channels * bands as f64;
+    let Sizes { n, d, .. } = *sizes;
+    let pointwise = sizes.matrix(channels, channels, false);
+    let (mut forward, mut backward) = (Work::default(), Work::default());
+    forward.pass(features + rows[0] * channels);
+    backward.pass(features + rows[0] * channels);
+    for stage in [1, 2] {
+        let (before, after) = (rows[stage - 1] * channels, rows[stage] * channels);
+        // The convolution; bias and ReLU behind the pointwise one.
+        forward.pass(before + after);
+        forward.linear(rows[stage], pointwise);
+        forward.pass(2.0 * after);
+        backward.linear_backward(rows[stage], pointwise);
+        // Bias; taps; gradient of the input, through its ReLU.
+        backward.pass(after);
+        backward.pass(before + after);
+        backward.pass(2.0 * before + after);
+    }
+    forward.product(1.0, n, width, d);
+    // Bias; dropout.
+    forward.pass(2.0 * n * d);
+    forward.pass(2.0 * n * d);
+    // Dropout; bias; ReLU.
+    backward.pass(2.0 * n * d);
+    backward.product(1.0, d, n, width);
+    backward.pass(n * d);
+    backward.product(1.0, n, d, width);
+    backward.pass(3.0 * rows[2] * channels);
+    Passes { forward, backward }
+}
+
+/// A norm of rows of width `d` on the way of a residual.
+fn norm(passes: &mut Passes, rows: f64) {
+    passes.forward.pass(2.0 * rows);
+    // Gradient of the input, plus that of the residual; weights.
+    passes.backward.pass(4.0 * rows);
+    passes.backward.pass(2.0 * rows);
+}
+
+/// The residual that a module's output is added to, with dropout.
+fn residual(passes: &mut Passes, rows: f64) {
+    passes.forward.pass(3.0 * rows);
+    passes.backward.pass(2.0 * rows);
+}
+
+fn none() -> Passes {
+    Passes {
+        forward: Work::default(),
+        backward: Work::default(),
+    }
+}
+
+/// Both feed-forward modules of a layer, and its last norm.
+fn feed_forward(sizes: &Sizes) -> Passes {
+    let Sizes { n, d, .. } = *sizes;
+    let hidden = d * sizes.config.encoder.ff_expansion_factor as f64;
+    let bias = sizes.config.encoder.use_bias;
+    let (up, down) = (sizes.matrix(d, hidden, bias), sizes.matrix(hidden, d, bias));
+    let mut passes = none();
+    for _ in 0..2 {
+        norm(&mut passes, n * d);
+        residual(&mut passes, n * d);
+        passes.forward.linear(n, up);
+        passes.forward.linear(n, down);
+        passes.backward.linear_backward(n, up);
+        passes.backward.linear_backward(n, down);
+        // SiLU with dropout.
+        passes.forward.pass(2.0 * n * hidden);
+        passes.backward.pass(3.0 * n * hidden);
+    }
+    passes.forward.pass(2.0 * n * d);
+    passes.backward.pass(5.0 * n * d);
+    passes
+}
+
+/// The attention module of a layer.
+fn attention(sizes: &Sizes) -> Passes {
+    let Sizes { n, d, batch, .. } = *sizes;
+    let config = &sizes.config.encoder;
+    let heads = config.n_heads as f64;
+    let k = d / heads.max(1.0);
+    let (blocks, positions) = attention_blocks(config.attention_context, sizes.time);
+    let positions = positions as f64;
+    let mut passes = none();
+    norm(&mut passes, n * d);
+    residual(&mut passes, n * d);
+    // Queries, keys, values, output.
+    let square = sizes.matrix(d, d, config.use_bias);
+    for _ in 0..4 {
+        passes.forward.linear(n, square);
+        passes.backward.linear_backward(n, square);
+    }
+    let position = sizes.matrix(d, d, false);
+    passes.forward.linear(positions, position);
+    passes.backward.linear_weights(positions, position);
+    // Heads: two kinds of queries, keys, values and positions; and the context back to rows.
+    passes
+        .forward
+        .pass((4.0 + 2.0 + 2.0 + 2.0) * n * d + 2.0 * positions * d);
+    // Gradients: of the context; of both biases; of positions; of queries, keys and values, and their sums.
+    passes
+        .backward
+        .pass((2.0 + 2.0 + 3.0 + 2.0 * 2.0 + 2.0 * 3.0) * n * d + 2.0 * positions * d);
+    for (queries, keys) in blocks {
+        let (queries, keys) = (queries.len() as f64, keys.len() as f64);
+        let scores = heads * batch * queries * keys;
+        let by_position = heads * batch * queries * positions;
+        let stack = heads * batch;
+        passes.forward.product(stack, queries, k, keys);
+        passes.forward.product(heads, batch * queries, k, positions);
+        passes.forward.product(stack, queries, keys, k);
+        for _ in 0..2 {
+            // Of each of these, the gradients of both factors.
+            passes.backward.product(stack, queries, k, keys);
+            passes.backward.product(heads, batch * queries, k, positions);
+            passes.backward.product(stack, queries, keys, k);
+        }
+        // Softmax, dropout.
+        passes.forward.pass(2.0 * scores + by_position);
+        passes.backward.pass(3.0 * scores + by_position);
+        if config.dropout_att > 0.0 {
+            passes.forward.pass(2.0 * scores);
+            passes.backward.pass(4.0 * scores);
+        }
+    }
+    passes
+}
+
+/// The convolution module of a layer.
+fn convolution(sizes: &Sizes) -> Passes {
+    let Sizes { n, d, .. } = *sizes;
+    let bias = sizes.config.encoder.use_bias;
+    let mut passes = none();
+    norm(&mut passes, n * d);
+    residual(&mut passes, n * d);
+    for (matrix, rows) in [(sizes.matrix(d, 2.0 * d, bias), n), (sizes.matrix(d, d, bias), n)] {
+        passes.forward.linear(rows, matrix);
+        passes.backward.linear_backward(rows, matrix);
+    }
+    // Gates; taps; statistics, in two readings; batch normalisation with SiLU.
+    passes.forward.pass((3.0 + 2.0 + 2.0 + 2.0) * n * d);
+    // Batch normalisation, sums and gradient; taps and their gradient; gates.
+    passes.backward.pass((2.0 + 3.0 + 2.0 + 2.0 + 5.0) * n * d);
+    passes
+}
+
+/// Embedding and LSTM.
+fn prediction(sizes: &Sizes) -> Passes {
+    let config = &sizes.config.decoder;
+    let width = config.pred_hidden as f64;
+    let (rows, recurrent) = (sizes.states * sizes.batch, (sizes.states - 1.0) * sizes.batch);
+    let mut passes = none();
+    passes.forward.pass(2.0 * rows * width);
+    // The table's gradient is all zeros first.
+    passes
+        .backward
+        .pass(rows * width + (config.vocab_size as f64 + 1.0) * width);
+    for _ in 0..config.pred_rnn_layers {
+        // Gates of all inputs at once, then step by step of the outputs before.
+        passes.forward.product(1.0, rows, width, 4.0 * width);
+        passes.forward.product(1.0, recurrent, width, 4.0 * width);
+        for rows in [rows, recurrent] {
+            passes.backward.product(1.0, rows, 4.0 * width, width);
+            passes.backward.product(1.0, 4.0 * width, rows, width);
+        }
+        // Gates read twice and written, cells, outputs; dropout.
+        passes.forward.pass((12.0 + 2.0 + 1.0) * rows * width);
+        // Gates and their gradients, cells and theirs, outputs' gradients; biases; dropout.
+        passes.backward.pass((8.0 + 4.0 + 2.0 + 4.0) * rows * width);
+        if config.dropout > 0.0 {
+            passes.forward.pass(2.0 * rows * width);
+            passes.backward.pass(2.0 * rows * width);
+        }
+    }
+    passes
+}
+
+/// The joint network and the TDT loss. All cells count in the backward pass, though it leaves out those that hardly any
+/// alignment goes through.
+fn joint(sizes: &Sizes, on_device: bool) -> Work {
+    let Sizes { n, d, cells, .. } = *sizes;
+    let config = sizes.config;
+    let hidden = config.joint.joint_hidden as f64;
+    let outputs = outputs(config);
+    let states = sizes.states * sizes.batch;
+    let mut work = Work::default();
+    let projections = [(n, d), (states, config.decoder.pred_hidden as f64)];
+    for (rows, inputs) in projections {
+        let matrix = sizes.matrix(inputs, hidden, true);
+        work.linear(rows, matrix);
+        work.linear_backward(rows, matrix);
+    }
+    let mut logits = Work::default();
+    logits.product(1.0, cells, hidden, outputs);
+    work += logits;
+    // Gradients of the last layer and of its input.
+    work.product(1.0, outputs, cells, hidden);
+    work.product(1.0, cells, outputs, hidden);
+    let again = cells_computed_again(cells.min(1e15) as usize, outputs as usize, on_device) as f64;
+    work += logits.again() * (again / cells.max(1.0));
+    // Sums of both projections, ReLU and dropout, forward and again for the backward pass.
+    work.pass(2.0 * ((n + states) * hidden + cells * hidden));
+    // Log probabilities; gradients of logits; bias.
+    work.pass((1.0 + 2.0 + 1.0) * cells * outputs);
+    // Through ReLU and dropout; sums over frames and over states.
+    work.pass((3.0 + 1.0 + 1.0) * cells * hidden);
+    work
+}
+
+/// The auxiliary CTC head.
+fn ctc(sizes: &Sizes) -> Passes {
+    let tokens = sizes.config.decoder.vocab_size as f64 + 1.0;
+    let matrix = sizes.matrix(sizes.d, tokens, true);
+    let mut passes = none();
+    passes.forward.linear(sizes.n, matrix);
+    passes.forward.pass(2.0 * sizes.n * tokens);
+    passes.backward.linear_backward(sizes.n, matrix);
+    passes
+}
+
+/// Tokens, blank and durations.
+fn outputs(config: &ModelConfig) -> f64 {
+    (config.decoder.vocab_size + 1 + config.loss.durations.len()) as f64
+}
+
+/// Numbers of all trainable parameters, and of those among them that are stored matrices.
+pub fn parameter_counts(config: &ModelConfig) -> (f64, f64) {
+    let encoder = &config.encoder;
+    let d = encoder.d_model as f64;
+    let bias = |count: f64| if encoder.use_bias { count } else { 0.0 };
+    let channels = encoder.subsampling_conv_channels as f64;
+    let bands = subsampled_length(encoder.feat_in) as f64;
+    let subsampling = (
+        2.0 * channels * channels,
+        3.0 * 10.0 * channels + 2.0 * channels + d * channels * bands + d,
+    );
+    let hidden = d * encoder.ff_expansion_factor as f64;
+    let layer = (
+        4.0 * d * hidden + 5.0 * d * d + 3.0 * d * d,
+        // Five norms, batch normalisation, biases of heads, taps.
+        (10.0 + 2.0 + 2.0 + encoder.conv_kernel_size as f64) * d
+            + bias(2.0 * (hidden + d) + 4.0 * d + (2.0 + 1.0 + 1.0) * d),
+    );
+    let (width, vocabulary) = (config.decoder.pred_hidden as f64, config.decoder.vocab_size as f64);
+    let prediction =
+        (vocabulary + 1.0) * width + config.decoder.pred_rnn_layers as f64 * (8.0 * width * width + 8.0 * width);
+    let joint_hidden = config.joint.joint_hidden as f64;
+    let joint = (
+        (d + width) * joint_hidden,
+        2.0 * joint_hidden + (joint_hidden + 1.0) * outputs(config),
+    );
+    let ctc = match config.ctc_weight {
+        Some(_) => (d * (vocabulary + 1.0), vocabulary + 1.0),
+        None => (0.0, 0.0),
+    };
+    let layers = encoder.n_layers as f64;
+    let matrices = subsampling.0 + layers * layer.0 + joint.0 + ctc.0;
+    let others = subsampling.1 + layers * layer.1 + prediction + joint.1 + ctc.1;
+    (matrices + others, matrices)
+}
+
+/// Bytes of all parameters as they are stored.
+fn stored_bytes(config: &ModelConfig, settings: &ResolvedSettings) -> f64 {
+    let (all, matrices) = parameter_counts(config);
+    matrices * settings.precision.matrices().size_in_bytes() as f64 + 4.0 * (all - matrices)
+}
+
+/// The norm of all gradients, and AdamW: gradients are read; weights and moments are read and written.
+fn optimizer(config: &ModelConfig, settings: &ResolvedSettings) -> Work {
+    let (all, _) = parameter_counts(config);
+    let eight_bit = settings.optimizer == Optimizer::Adamw8bit;
+    // Of a large tensor: those of small ones stay in 32 bits, and are few.
+    const LARGE: usize = 1 << 20;
+    let moments = moment_bytes(LARGE, eight_bit) as f64 / LARGE as f64;
+    let gradients = 2.0 * 4.0 * all;
+    Work {
+        bytes: gradients + 2.0 * stored_bytes(config, settings) + 2.0 * moments * all,
+        ..Work::default()
+    }
+}
+
+/// Of each rank: its gradients to their owners, and its part of the new weights to all others.
+fn exchange(config: &ModelConfig, settings: &ResolvedSettings) -> Work {
+    let (all, _) = parameter_counts(config);
+    let others = f64::from(settings.ranks - 1) / f64::from(settings.ranks);
+    Work {
+        exchanged: others * (4.0 * all + stored_bytes(config, settings)),
+        ..Work::default()
+    }
+}
