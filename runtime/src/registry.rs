@@ -13,6 +13,7 @@ use crate::partition::Partition;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
 use crate::store::Artifact;
 use crate::suggest::did_you_mean;
+use crate::url_settings::{self, UrlUse};
 
 /// A stage kind without its type: what the list in the binary holds.
 pub trait AnyKind: Send + Sync {
@@ -24,6 +25,10 @@ pub trait AnyKind: Send + Sync {
     fn outputs(&self) -> &'static [OutputPort];
     /// See [`Kind::SQL_SETTINGS`].
     fn sql_settings(&self) -> &'static [&'static str];
+    /// See [`Kind::URL_SETTINGS`].
+    fn url_settings(&self) -> &'static [(&'static str, UrlUse)] {
+        &[]
+    }
     /// The JSON schema of the kind's settings.
     fn schema(&self) -> serde_json::Value;
     /// The kind's doc text: the doc comment of its settings struct.
@@ -80,6 +85,10 @@ impl<K: Kind> AnyKind for Typed<K> {
         K::SQL_SETTINGS
     }
 
+    fn url_settings(&self) -> &'static [(&'static str, UrlUse)] {
+        K::URL_SETTINGS
+    }
+
     fn schema(&self) -> serde_json::Value {
         schemars::generate::SchemaSettings::draft2020_12()
             .into_generator()
@@ -101,6 +110,9 @@ impl<K: Kind> AnyKind for Typed<K> {
             Value::Null => yaml::typed(&Value::Mapping(Mapping::new()))?,
             other => yaml::typed(other)?,
         };
+        if let Some(error) = url_settings::refused(with, K::URL_SETTINGS, K::SQL_SETTINGS) {
+            return Err(error);
+        }
         Ok(Arc::new(TypedSettings::<K>(settings)))
     }
 }
@@ -209,7 +221,13 @@ impl Registry {
             if kind.docs().trim().is_empty() {
                 faults.push(format!("{name}: its settings struct has no doc comment"));
             }
-            schema_faults(name, &kind.schema(), &mut faults);
+            let schema = kind.schema();
+            for (setting, _) in kind.url_settings() {
+                if schema["properties"].get(setting).is_none() {
+                    faults.push(format!("{name}: it has no setting `{setting}`, which may be a URL"));
+                }
+            }
+            schema_faults(name, &schema, &mut faults);
             port_faults(kind.as_ref(), &mut faults);
         }
         faults

@@ -13,7 +13,7 @@ use arrow::compute::{concat_batches, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, RejectClass, Shape, StageError,
+    Port, Progress, RejectClass, Shape, StageError, UrlUse,
 };
 use rayon::ThreadPool;
 use schemars::JsonSchema;
@@ -144,6 +144,7 @@ impl Kind for Extract {
         "rows",
         "the rows, with where the recording of each lies",
     )];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("shards", UrlUse::Read), ("audio", UrlUse::Write)];
     type Settings = ExtractSettings;
 
     fn shape(settings: &ExtractSettings, inputs: &Inputs) -> Result<Shape, StageError> {

@@ -8,7 +8,7 @@ use arrow::array::{Array, AsArray};
 use arrow::datatypes::Int64Type;
 use flow_runtime::{
     Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Shape,
-    StageError,
+    StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -166,6 +166,7 @@ impl Kind for EvaluationReport {
             ]),
     ];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write), ("shards", UrlUse::Text)];
     type Settings = ReportSettings;
 
     fn shape(settings: &ReportSettings, _: &Inputs) -> Result<Shape, StageError> {

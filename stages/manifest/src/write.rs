@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::{
     Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet, Shape,
-    StageError,
+    StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -124,6 +124,11 @@ impl Kind for Write {
         InputPort::whole("val", "rows for `val_manifest_v2.parquet`").optional(),
     ];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[
+        ("out", UrlUse::Write),
+        ("shards", UrlUse::Text),
+        ("audio", UrlUse::Text),
+    ];
     type Settings = WriteSettings;
 
     fn shape(settings: &WriteSettings, inputs: &Inputs) -> Result<Shape, StageError> {

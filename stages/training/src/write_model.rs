@@ -7,7 +7,7 @@ use flow_evaluation::report::MODEL_COLUMNS;
 use flow_model::Weights;
 use flow_model::checkpoint::{Format, OpenModel};
 use flow_runtime::{
-    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError,
+    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,7 @@ impl Kind for WriteModel {
     const INPUTS: &'static [InputPort] =
         &[InputPort::whole("model", "the model of a training.train").columns(MODEL_COLUMNS)];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write)];
     type Settings = WriteModelSettings;
 
     fn shape(settings: &WriteModelSettings, _: &Inputs) -> Result<Shape, StageError> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError};
+use flow_runtime::{Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,7 @@ impl Kind for WriteTokenizer {
     const INPUTS: &'static [InputPort] =
         &[InputPort::whole("tokenizer", "of a tokenizer.train or a tokenizer.read").columns(TOKENIZER_COLUMNS)];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write)];
     type Settings = WriteTokenizerSettings;
 
     fn shape(settings: &WriteTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {
