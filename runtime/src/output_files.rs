@@ -72,7 +72,10 @@ pub fn write(files: &[OutputFile], out: &Path, scratch: &Path) -> Result<RecordB
     }
     let digests: Vec<String> = files.iter().map(|file| Digest::of(&file.bytes).to_hex()).collect();
     // Without the note the files would be taken for those of others, which costs a question, no file.
-    let _ = note(scratch, paths.iter().map(String::as_str).zip(digests.iter().map(String::as_str)));
+    let _ = note(
+        scratch,
+        paths.iter().map(String::as_str).zip(digests.iter().map(String::as_str)),
+    );
     let mut etags = Vec::with_capacity(files.len());
     for (file, location) in files.iter().zip(&locations) {
         etags.push(match location {
@@ -170,11 +173,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
 ///
 /// # Errors
 /// When the rows cannot be read, or object storage cannot be listed.
-pub fn missing(
-    committed: &Artifact,
-    out: &Path,
-    threads: usize,
-) -> Result<BTreeMap<Partition, String>, StageError> {
+pub fn missing(committed: &Artifact, out: &Path, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
     let objects = match Location::of_path(out).map_err(StageError::failed)? {
         Location::Object(url) => Some(Objects::list(Storage::global(), &url)?),
         Location::Local(_) => None,
@@ -297,7 +296,9 @@ mod tests {
         assert!(missing_file(&rows.project(&[0]).unwrap()).is_err());
         // A file stands where a folder should be.
         std::fs::write(place.path().join("file"), "").unwrap();
-        let error = write(&[file("file/c.txt")], place.path(), place.path()).unwrap_err().to_string();
+        let error = write(&[file("file/c.txt")], place.path(), place.path())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("cannot make the folder"), "{error}");
     }
 

@@ -26,7 +26,9 @@ impl UrlUse {
             Ok(Location::Object(url))
                 if self == UrlUse::Write && matches!(url.scheme(), Scheme::Https | Scheme::Http) =>
             {
-                Some(format!("{url}: nothing can be written to a web server; there are s3, gs and az"))
+                Some(format!(
+                    "{url}: nothing can be written to a web server; there are s3, gs and az"
+                ))
             }
             Ok(_) => None,
         }
@@ -63,7 +65,8 @@ pub(crate) fn refused(with: &Value, open: &[(&str, UrlUse)], sql: &[&str]) -> Op
         let steps = Steps::default().key(key);
         match open.iter().find(|(name, _)| *name == key) {
             Some((_, how)) => each_url(&steps, value, sql, &|steps, text| {
-                how.fault(text).map(|why| (format!("the setting `{steps}`: {why}"), None))
+                how.fault(text)
+                    .map(|why| (format!("the setting `{steps}`: {why}"), None))
             }),
             None if !sql.is_empty() && key == "params" => None,
             None => each_url(&steps, value, sql, &|steps, text| {
@@ -144,7 +147,10 @@ mod tests {
         assert_eq!(refused_in(nested, &["out", "sets"], &[]), None);
         let sql = "{query: 's3://bucket', rejects: [{when: 's3://bucket'}], params: {from: 's3://bucket'}, languages: 's3://bucket'}";
         assert_eq!(refused_in(sql, &[], &["query", "when"]).as_deref(), Some("languages"));
-        assert_eq!(refused_in("{params: {from: 's3://bucket'}}", &[], &[]).as_deref(), Some("params.from"));
+        assert_eq!(
+            refused_in("{params: {from: 's3://bucket'}}", &[], &[]).as_deref(),
+            Some("params.from")
+        );
         assert_eq!(refused_in("~", &[], &[]), None);
     }
 
@@ -159,7 +165,11 @@ mod tests {
             ("file:///data/out", None, None),
             ("https://host/out", Some("nothing can be written"), None),
             ("s3://", Some("names no bucket"), Some("names no bucket")),
-            ("s3://user:secret@bucket/out", Some("no user or password"), Some("no user or password")),
+            (
+                "s3://user:secret@bucket/out",
+                Some("no user or password"),
+                Some("no user or password"),
+            ),
             ("s3://bucket/../out", Some("`..`"), Some("`..`")),
             ("abfs://bucket/out", Some("not known"), Some("not known")),
         ] {
@@ -169,7 +179,10 @@ mod tests {
                     None => assert_eq!(why, None),
                     Some(expected) => {
                         let why = why.unwrap_or_default();
-                        assert!(why.starts_with("the setting `out`: ") && why.contains(expected), "{text}: {why}");
+                        assert!(
+                            why.starts_with("the setting `out`: ") && why.contains(expected),
+                            "{text}: {why}"
+                        );
                         assert!(!why.contains("secret"), "{why}");
                     }
                 }

@@ -411,12 +411,15 @@ impl ExportSet {
             let bytes = std::fs::metadata(path)
                 .map_err(|e| StoreError::io("look at", path, e))?
                 .len();
-            entries.insert(name.clone(), FileEntry {
-                digest,
-                bytes,
-                etag: None,
-                rows: None,
-            });
+            entries.insert(
+                name.clone(),
+                FileEntry {
+                    digest,
+                    bytes,
+                    etag: None,
+                    rows: None,
+                },
+            );
             let target = self.folder.join(name);
             if target.is_dir() {
                 let error = std::io::Error::from(std::io::ErrorKind::IsADirectory);
@@ -457,7 +460,12 @@ impl ExportSet {
     }
 
     /// Removes what only the old set had, unless somebody has changed it since.
-    fn remove_left_over(&self, to: &Files, old: Option<Manifest>, new: &BTreeMap<String, FileEntry>) -> Result<(), StoreError> {
+    fn remove_left_over(
+        &self,
+        to: &Files,
+        old: Option<Manifest>,
+        new: &BTreeMap<String, FileEntry>,
+    ) -> Result<(), StoreError> {
         for (name, entry) in old.map(|manifest| manifest.files).unwrap_or_default() {
             let Ok(relative) = plain_name(&name) else { continue };
             let path = self.folder.join(relative);

@@ -161,7 +161,12 @@ impl ObjectSet {
     ///
     /// # Errors
     /// If a newer flow wrote what stands there, or somebody else's file has the name of the set's list.
-    pub fn begin(storage: &Storage, folder: &ObjectUrl, manifest: &str, scratch: &Path) -> Result<ObjectSet, StoreError> {
+    pub fn begin(
+        storage: &Storage,
+        folder: &ObjectUrl,
+        manifest: &str,
+        scratch: &Path,
+    ) -> Result<ObjectSet, StoreError> {
         let url = folder.join(manifest)?;
         let old = read_manifest(storage, &url)?;
         if old.as_ref().is_some_and(|old| old.is_foreign) {
@@ -214,7 +219,11 @@ impl ObjectSet {
                 digest: read_digest(path).map_err(failed)?,
                 bytes: std::fs::metadata(path).map_err(failed)?.len(),
                 etag: None,
-                rows: if name.ends_with(".parquet") { rows_of(path) } else { None },
+                rows: if name.ends_with(".parquet") {
+                    rows_of(path)
+                } else {
+                    None
+                },
             };
             files.insert(name.clone(), entry);
         }
@@ -267,7 +276,10 @@ impl ObjectSet {
     }
 
     fn notes(&self) -> Vec<Note> {
-        let text = atomic::read(&self.scratch.join(NOTES)).ok().flatten().unwrap_or_default();
+        let text = atomic::read(&self.scratch.join(NOTES))
+            .ok()
+            .flatten()
+            .unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
@@ -296,7 +308,8 @@ impl ObjectSet {
         }
         let left: Vec<Note> = notes
             .into_iter()
-            .filter(|note| delete(&self.storage, note).is_err()).collect();
+            .filter(|note| delete(&self.storage, note).is_err())
+            .collect();
         let _ = self.write_notes(&left);
     }
 }
