@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-use flow_storage::{Location, Storage};
+use flow_storage::{Location, Stat, Storage};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
@@ -63,9 +63,12 @@ pub(super) struct FileEntry {
 
 impl FileEntry {
     /// Whether an object is the one that was written, as far as its size and ETag tell.
-    pub(super) fn is_same(&self, bytes: u64, etag: Option<&str>) -> bool {
-        let (own, found) = (self.etag.as_deref(), etag);
-        bytes == self.bytes && (own.is_none() || found.is_none() || own == found)
+    pub(super) fn is_same(&self, found: &Stat) -> bool {
+        let same_etag = match (&self.etag, &found.etag) {
+            (Some(own), Some(found)) => own == found,
+            _ => true,
+        };
+        self.bytes == found.size && same_etag
     }
 }
 

@@ -61,7 +61,7 @@ struct Standing {
     is_foreign: bool,
 }
 
-/// See [`super::ExportSet::status`]. The files are not read: size and ETag are compared, of one listing.
+/// See [`super::ExportSet::status`]. The files are not read: size and ETag are compared.
 pub(super) fn status(
     storage: &Storage,
     folder: &ObjectUrl,
@@ -81,15 +81,13 @@ pub(super) fn status(
         return Ok(ExportStatus::Outdated);
     }
     // One that was copied there from a folder has no ETags to go by.
-    let found = match set.prefix.as_deref().filter(|prefix| is_prefix(prefix)) {
-        Some(prefix) => objects_below(storage, &folder.join(prefix)?)?,
-        None => BTreeMap::new(),
-    };
+    let prefix = set.prefix.as_deref().filter(|prefix| is_prefix(prefix));
     for (name, entry) in &set.files {
-        let same = found
-            .get(name)
-            .is_some_and(|(bytes, etag)| entry.is_same(*bytes, etag.as_deref()));
-        if !same {
+        let found = match prefix {
+            Some(prefix) => stat_if_there(storage, &folder.join(prefix)?.join(name)?)?,
+            None => None,
+        };
+        if !found.is_some_and(|found| entry.is_same(&found)) {
             return Ok(ExportStatus::Changed { file: name.clone() });
         }
     }
@@ -122,7 +120,7 @@ pub(super) fn file_in_set(
         return Ok(FileInSet::Changed);
     }
     let found = storage.stat(&folder.join(name)?)?;
-    Ok(if entry.is_same(found.size, found.etag.as_deref()) {
+    Ok(if entry.is_same(&found) {
         FileInSet::AsWritten
     } else {
         FileInSet::Changed
@@ -231,20 +229,19 @@ impl ObjectSet {
         self.note(&prefix)?;
         let below = self.folder.join(&prefix)?;
         for (name, path) in names {
-            put_file(&self.storage, &below.join(name)?, path)?;
-            failpoints::hit(failpoints::EXPORT_RENAMING, &[]);
-        }
-        let found = objects_below(&self.storage, &below)?;
-        for (name, entry) in &mut files {
-            match found.get(name) {
-                Some((bytes, etag)) if *bytes == entry.bytes => entry.etag.clone_from(etag),
+            let object = below.join(name)?;
+            put_file(&self.storage, &object, path)?;
+            let found = self.storage.stat(&object)?;
+            match files.get_mut(name) {
+                Some(entry) if entry.bytes == found.size => entry.etag = found.etag,
                 _ => {
                     return Err(StoreError::Damaged {
-                        path: below.join(name)?.to_string().into(),
+                        path: object.to_string().into(),
                         detail: "it is not there as it was written".into(),
                     });
                 }
             }
+            failpoints::hit(failpoints::EXPORT_RENAMING, &[]);
         }
         if let Some(before) = self.old_set().and_then(|old| old.prefix.as_deref()) {
             self.note(before)?;
@@ -330,9 +327,8 @@ fn delete(storage: &Storage, note: &Note) -> Result<(), StoreError> {
         Some(Standing { set: None, .. }) => return Ok(()),
         _ => {}
     }
-    let names: Vec<String> = objects_below(storage, &prefix)?.into_keys().collect();
-    for name in names {
-        storage.delete(&prefix.join(&name)?)?;
+    for object in storage.list(&prefix)? {
+        storage.delete(&object.url)?;
     }
     Ok(())
 }
@@ -341,17 +337,6 @@ fn delete(storage: &Storage, note: &Note) -> Result<(), StoreError> {
 fn is_prefix(name: &str) -> bool {
     let token = name.strip_prefix(PREFIX);
     token.is_some_and(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric()))
-}
-
-/// Size and ETag of all objects below a prefix, by their names relative to it.
-fn objects_below(storage: &Storage, prefix: &ObjectUrl) -> Result<BTreeMap<String, (u64, Option<String>)>, StoreError> {
-    let below = format!("{}/", prefix.key());
-    let entries = storage.list(prefix)?.into_iter();
-    let named = entries.filter_map(|entry| {
-        let name = entry.url.key().strip_prefix(&below)?.to_string();
-        Some((name, (entry.stat.size, entry.stat.etag)))
-    });
-    Ok(named.collect())
 }
 
 /// A list of files that is longer is none of ours.

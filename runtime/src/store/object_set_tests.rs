@@ -70,8 +70,10 @@ impl Place {
         String::from_utf8(self.storage.read(&object, 1000).unwrap().to_vec()).unwrap()
     }
 
-    fn list(&self) -> PathBuf {
-        self.bucket.join("out/flow.json")
+    /// Puts another `flow.json` there.
+    fn edit(&self, text: &'static str) {
+        let list = folder().join("flow.json").unwrap();
+        self.storage.put(&list, text.as_bytes()).unwrap();
     }
 }
 
@@ -116,18 +118,19 @@ fn a_set_takes_the_place_of_the_one_before_as_a_whole() {
     place.storage.delete(&object).unwrap();
     assert_eq!(place.status(2), changed("a"));
     // What somebody made of the list.
-    std::fs::write(place.list(), "{\"version\":2").unwrap();
+    place.edit("{\"version\":2");
     assert_eq!(place.status(2), changed("flow.json"));
     place.export(2, &["a"]).unwrap();
     assert_eq!(place.status(2), ExportStatus::Whole);
-    std::fs::write(place.list(), "{\"version\":7}").unwrap();
+    place.edit("{\"version\":7}");
     assert!(matches!(
         place.export(2, &["a"]),
         Err(StoreError::Newer { found: 7, .. })
     ));
-    std::fs::write(place.list(), "{\"mine\":1}").unwrap();
+    place.edit("{\"mine\":1}");
     assert!(matches!(place.export(2, &["a"]), Err(StoreError::OtherSet { .. })));
-    assert_eq!(std::fs::read_to_string(place.list()).unwrap(), "{\"mine\":1}");
+    let list = place.storage.read(&folder().join("flow.json").unwrap(), 100).unwrap();
+    assert_eq!(list, "{\"mine\":1}");
 }
 
 #[test]
@@ -171,6 +174,7 @@ fn whatever_request_fails_the_old_set_stands_and_the_next_export_clears_up() {
         method: Some("DELETE"),
         ..FaultRule::always(Fault::Status(403), "")
     });
+    place.server.fault(FaultRule::always(Fault::Status(403), "?delete"));
     place.export(3, &["a", "b"]).unwrap();
     assert_eq!((place.status(3), place.read("a")), (ExportStatus::Whole, "a 3".into()));
     place.server.clear();
