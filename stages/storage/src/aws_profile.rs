@@ -74,7 +74,7 @@ mod tests {
             "[default]\nregion = eu-west-1\n[profile other]\nregion = ap-south-1\ns3 =\n  max_queue_size = 10\n";
         std::fs::write(home.join("config"), config).unwrap();
         let mut environment = BTreeMap::from([("HOME".to_string(), folder.path().display().to_string())]);
-        let settings = |environment| {
+        let settings = |environment: &BTreeMap<String, String>| -> Vec<String> {
             let found = super::settings(environment).into_iter();
             found.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
         };
