@@ -41,11 +41,72 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
 
 #[cfg(test)]
 mod tests {
-    use flow_runtime::registry::Registry;
+    use flow_runtime::registry::{AnyKind, Registry};
+    use flow_runtime::spec::yaml::{Value, parse_text};
 
     #[test]
     fn all_kinds_are_documented_and_refuse_unknown_settings() {
         let registry = Registry::new(super::all()).unwrap();
         assert_eq!(registry.faults(), Vec::<String>::new());
+    }
+
+    /// Whether a setting of the first level may hold a text, alone or in a list.
+    fn takes_text(schema: &serde_json::Value) -> bool {
+        let is_text = |schema: &serde_json::Value| match &schema["type"] {
+            serde_json::Value::String(kind) => kind == "string" && schema.get("enum").is_none(),
+            serde_json::Value::Array(kinds) => kinds.iter().any(|kind| kind == "string"),
+            _ => false,
+        };
+        is_text(schema) || (schema["type"] == "array" && is_text(&schema["items"]))
+    }
+
+    /// What is said of a kind's settings when one of them has this value; none where nothing is said of that setting.
+    fn said(kind: &dyn AnyKind, setting: &str, value: &str) -> Option<String> {
+        // What is missing is told as it is; every text setting is looked at all the same, one after the other.
+        let required = kind.schema()["required"].as_array().cloned().unwrap_or_default();
+        let mut with = parse_text(&format!("{{{setting}: {value}}}")).unwrap();
+        if let Value::Mapping(with) = &mut with {
+            for name in required.iter().filter_map(|name| name.as_str()).filter(|name| *name != setting) {
+                let of = &kind.schema()["properties"][name];
+                let value = match of["type"].as_str() {
+                    Some("array") => "[x]",
+                    Some("number" | "integer") => "1",
+                    Some("object") => "{}",
+                    _ => "x",
+                };
+                with.insert(name.into(), parse_text(value).unwrap());
+            }
+        }
+        let error = kind.parse(&with).err()?;
+        (error.steps.to_string().split(['[', '.']).next() == Some(setting)).then_some(error.message)
+    }
+
+    #[test]
+    fn settings_that_take_no_urls_refuse_them_by_name() {
+        let mut refused = 0;
+        for kind in super::all() {
+            let schema = kind.schema();
+            let Some(properties) = schema["properties"].as_object() else {
+                continue;
+            };
+            for (name, property) in properties.iter().filter(|(_, property)| takes_text(property)) {
+                let is_open = kind.url_settings().iter().any(|(open, _)| open == name);
+                let is_sql = kind.sql_settings().contains(&name.as_str());
+                let value = match property["type"] == "array" {
+                    true => "['s3://bucket/key']",
+                    false => "'s3://bucket/key'",
+                };
+                let said = said(kind.as_ref(), name, value);
+                if is_open || is_sql {
+                    assert_eq!(said, None, "{}.{name}", kind.name());
+                } else {
+                    let said = said.unwrap_or_default();
+                    let at = format!("{}.{name}: {said}", kind.name());
+                    assert!(said.contains(&format!("`{name}")) && said.contains("takes no URL"), "{at}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 20, "only {refused} settings were looked at");
     }
 }

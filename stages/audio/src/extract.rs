@@ -1,5 +1,6 @@
 //! The kind `audio.extract`.
 
+mod destination;
 mod missing_outputs;
 mod placing;
 mod wanted;
@@ -20,9 +21,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::AudioError;
-use crate::place::Target;
 use crate::probe::decoding_pool;
 use crate::shards::Shard;
+use destination::Destination;
 use placing::{Kept, Place};
 use wanted::Refusal;
 pub(crate) use wanted::{Member, members_by_name};
@@ -64,7 +65,8 @@ pub(crate) use wanted::{Member, members_by_name};
 pub struct ExtractSettings {
     /// Folder that holds `<lang>/<shard_id>/` folders.
     pub shards: PathBuf,
-    /// Folder that receives the recordings; empty for beside the tars.
+    /// Folder that receives the recordings; empty for beside the tars. May be in object storage (`s3://bucket/folder`, see
+    /// docs/storage.md).
     #[serde(default)]
     pub audio: PathBuf,
     /// How recordings are kept: `as_is`, `flac` (others are encoded) or `tar` (in their tars, nothing is written).
@@ -192,7 +194,7 @@ impl Kind for Extract {
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         if settings.watch && settings.store != Store::Tar {
-            missing_outputs::missing_outputs(committed, threads)
+            missing_outputs::missing_outputs(settings.target(), committed, threads)
         } else {
             Ok(BTreeMap::new())
         }
@@ -217,7 +219,7 @@ struct Extractor {
     settings: ExtractSettings,
     pool: ThreadPool,
     /// Opened with the first partition that has rows.
-    target: Option<Target>,
+    target: Option<Destination>,
     pending: HashMap<Partition, Waiting>,
 }
 
@@ -248,7 +250,7 @@ impl Operator for Extractor {
         } else {
             let target = match self.target.take() {
                 Some(target) => target,
-                None => Target::open(self.settings.target()).map_err(cannot_write)?,
+                None => Destination::open(self.settings.target()).map_err(cannot_write)?,
             };
             let target = self.target.insert(target);
             let place = Place {

@@ -11,6 +11,7 @@ pub mod flac_encode;
 pub mod format;
 pub mod listing;
 pub mod member_name;
+mod object_target;
 mod opus;
 pub mod part;
 pub mod place;

@@ -59,7 +59,7 @@ impl Content<'_> {
     }
 
     /// Gives the bytes piece by piece until `take` returns false.
-    fn each_piece(&self, mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>) -> Result<(), AudioError> {
+    pub(crate) fn each_piece(&self, mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>) -> Result<(), AudioError> {
         match self {
             Content::Copy(range) => each_piece(*range, take),
             Content::Bytes(bytes) => bytes

@@ -125,6 +125,7 @@ impl Kind for Probe {
         ),
         OutputPort::new("tars", "one row for each shard: what its tar is"),
     ];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("shards", flow_runtime::UrlUse::Read)];
     type Settings = ProbeSettings;
 
     fn shape(settings: &ProbeSettings, _: &Inputs) -> Result<Shape, StageError> {

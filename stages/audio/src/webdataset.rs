@@ -90,6 +90,7 @@ impl Kind for WebDataset {
     const VERSION: u32 = 1;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "one row for each recording with a text")];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("source", flow_runtime::UrlUse::Text)];
     type Settings = WebDatasetSettings;
 
     fn shape(settings: &WebDatasetSettings, _: &Inputs) -> Result<Shape, StageError> {

@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use arrow::array::Array;
 use flow_runtime::{Artifact, StageError};
+use flow_storage::is_url;
 use serde::Serialize;
 
 use crate::columns;
@@ -60,7 +61,9 @@ impl<'s> Extracted<'s> {
 
     /// A path from the current directory, as the manifest calls it.
     pub(crate) fn seen(&self, path: &Path) -> Result<String, StageError> {
-        let seen = match self.linked {
+        let seen = match self.linked || is_url(self.out) {
+            // A URL is the same from everywhere.
+            _ if is_url(path) => Ok(path.to_path_buf()),
             true => std::path::absolute(path),
             false => seen_from(self.out, path),
         };
@@ -196,6 +199,14 @@ mod tests {
             call("audio", "../out"),
             here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
         );
+        // A manifest in object storage names files of this machine by their whole paths, and objects by their URLs.
+        assert_eq!(
+            call("audio", "s3://bucket/out"),
+            here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
+        );
+        for out in ["s3://bucket/out", "out"] {
+            assert_eq!(call("s3://bucket/audio", out), "s3://bucket/audio/hi/hi_1/a/b.flac");
+        }
         // From behind a link `..` leads elsewhere.
         let folder = tempfile::tempdir_in(".").unwrap();
         let folder = folder.path().strip_prefix(&here).unwrap_or(folder.path());

@@ -103,6 +103,10 @@ impl Kind for ReadTokenizer {
     const VERSION: u32 = 1;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("init", flow_runtime::UrlUse::Read),
+        ("tokenizer", flow_runtime::UrlUse::Read),
+    ];
     type Settings = ReadTokenizerSettings;
 
     fn shape(settings: &ReadTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {

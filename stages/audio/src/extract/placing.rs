@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flow_runtime::UNREADABLE;
 use flow_runtime::store::has_tombstone;
 use rayon::prelude::*;
 
+use super::destination::Destination;
 use super::wanted::{Job, Refusal};
 use super::{ExtractSettings, Store};
 use crate::decode::read_open_range;
@@ -15,7 +16,7 @@ use crate::error::AudioError;
 use crate::flac;
 use crate::flac_encode::encode;
 use crate::format::Format;
-use crate::place::{Content, Range, Target};
+use crate::place::{Content, Range};
 use crate::recording;
 use crate::shards::Shard;
 use crate::space;
@@ -33,7 +34,7 @@ pub(super) struct Kept {
 
 pub(super) struct Place<'a> {
     pub shard: &'a Shard,
-    pub target: &'a Target,
+    pub target: &'a Destination,
     pub settings: &'a ExtractSettings,
 }
 
@@ -123,15 +124,13 @@ impl Place<'_> {
         Ok(placed)
     }
 
-    fn path(&self, job: &Job<'_>) -> PathBuf {
-        let below = [self.shard.lang.as_str(), &self.shard.shard_id, &job.name()].join("/");
-        self.settings.target().join(below)
-    }
-
     /// Whether a file that may be the right one is there: it costs no room.
     fn may_stand(&self, job: &Job<'_>) -> bool {
-        let there = std::fs::symlink_metadata(self.path(job));
-        there.is_ok_and(|file| file.is_file() && (job.encode || file.len() == job.member.size))
+        let name = job.name();
+        let below = [self.shard.lang.as_str(), &self.shard.shard_id, &name];
+        let size = (!job.encode).then_some(job.member.size);
+        let path = self.target.path(self.settings.target(), &below);
+        path.is_ok_and(|path| self.target.has_room_for(&path, size))
     }
 
     /// Most bytes that the file can have.
@@ -150,12 +149,13 @@ impl Place<'_> {
         tar: Result<&File, &Refusal>,
         tar_path: &Path,
     ) -> Result<Result<Kept, Refusal>, AudioError> {
-        let path = self.path(job).to_string_lossy().into_owned();
         let name = job.name();
         let below: Vec<&str> = [self.shard.lang.as_str(), &self.shard.shard_id]
             .into_iter()
             .chain(name.split('/'))
             .collect();
+        let path = self.target.path(self.settings.target(), &below)?;
+        let path = path.to_string_lossy().into_owned();
         let kept = |size, made| Kept {
             path,
             offset: 0,
