@@ -247,7 +247,10 @@ impl Operator for Extractor {
         } else {
             let target = match self.target.take() {
                 Some(target) => target,
-                None => Target::open(self.settings.target()).map_err(cannot_write)?,
+                None => {
+                    refuse_url(self.settings.target())?;
+                    Target::open(self.settings.target()).map_err(cannot_write)?
+                }
             };
             let target = self.target.insert(target);
             let place = Place {
@@ -298,6 +301,15 @@ impl Extractor {
         out.send(0, RecordBatch::try_new(schema, columns)?);
         Ok(())
     }
+}
+
+/// Recordings are written to this machine.
+fn refuse_url(target: &Path) -> Result<(), StageError> {
+    if !flow_storage::is_url(target) {
+        return Ok(());
+    }
+    let message = format!("recordings cannot be written to {}", target.display());
+    Err(StageError::setting("audio", message).with_help("name a folder of this machine, or `store: tar`"))
 }
 
 fn cannot_write(error: AudioError) -> StageError {

@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use arrow::array::Array;
 use flow_runtime::{Artifact, StageError};
+use flow_storage::is_url;
 use serde::Serialize;
 
 use crate::columns;
@@ -60,6 +61,9 @@ impl<'s> Extracted<'s> {
 
     /// A path from the current directory, as the manifest calls it.
     pub(crate) fn seen(&self, path: &Path) -> Result<String, StageError> {
+        if is_url(path) {
+            return Ok(path.to_string_lossy().into_owned());
+        }
         let seen = match self.linked {
             true => std::path::absolute(path),
             false => seen_from(self.out, path),
