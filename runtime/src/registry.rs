@@ -106,13 +106,15 @@ impl<K: Kind> AnyKind for Typed<K> {
     }
 
     fn parse(&self, with: &Value) -> Result<Arc<dyn AnySettings>, TypedError> {
-        let settings: K::Settings = match with {
-            Value::Null => yaml::typed(&Value::Mapping(Mapping::new()))?,
-            other => yaml::typed(other)?,
+        let settings: Result<K::Settings, TypedError> = match with {
+            Value::Null => yaml::typed(&Value::Mapping(Mapping::new())),
+            other => yaml::typed(other),
         };
-        if let Some(error) = url_settings::refused(with, K::URL_SETTINGS, K::SQL_SETTINGS) {
-            return Err(error);
-        }
+        let settings = match (settings, url_settings::refused(with, K::URL_SETTINGS, K::SQL_SETTINGS)) {
+            (Err(unknown), _) if unknown.part == yaml::Part::Key => return Err(unknown),
+            (_, Some(refused)) => return Err(refused),
+            (settings, None) => settings?,
+        };
         Ok(Arc::new(TypedSettings::<K>(settings)))
     }
 }

@@ -27,6 +27,7 @@ mod digested_file;
 mod error;
 mod export;
 mod file_digest;
+mod file_state;
 mod find;
 mod foreign_parquet;
 mod garbage;

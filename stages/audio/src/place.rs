@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use flow_storage::InputFile;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -36,7 +37,7 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 /// The bytes that a recording is copied from.
 #[derive(Clone, Copy)]
 pub struct Range<'a> {
-    pub file: &'a File,
+    pub file: &'a InputFile,
     /// For messages.
     pub path: &'a Path,
     pub offset: u64,
@@ -183,7 +184,7 @@ impl Target {
         let Some((file, size)) = open_plain(&folder, name, &path)? else {
             return Ok(None);
         };
-        read_open_range(&file, &path, 0, size).map(Some)
+        read_open_range(&file.into(), &path, 0, size).map(Some)
     }
 
     /// Whether a plain file with the same bytes is there.

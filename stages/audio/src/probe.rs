@@ -186,7 +186,7 @@ impl Prober {
             AudioFrom::Files => false,
             // Where there is neither, it is the tar that is missing.
             AudioFrom::Auto => {
-                shard.tar().is_file()
+                flow_storage::is_file(&shard.tar())
                     || has_tombstone(&shard.tar())
                     || shards::recordings(shard).is_ok_and(|recordings| recordings.is_empty())
             }

@@ -61,9 +61,10 @@ impl<'s> Extracted<'s> {
 
     /// A path from the current directory, as the manifest calls it.
     pub(crate) fn seen(&self, path: &Path) -> Result<String, StageError> {
+        if is_url(path) {
+            return Ok(path.to_string_lossy().into_owned());
+        }
         let seen = match self.linked || is_url(self.out) {
-            // A URL is the same from everywhere.
-            _ if is_url(path) => Ok(path.to_path_buf()),
             true => std::path::absolute(path),
             false => seen_from(self.out, path),
         };

@@ -9,6 +9,10 @@ use crate::location::{Location, ObjectUrl};
 use crate::object_reader::ObjectReader;
 use crate::storage::Storage;
 
+/// So many bytes of an object at a place are asked for by a request of their own: threads that read at different places do not take
+/// from one another what was read ahead.
+const OF_ITS_OWN: usize = 32 << 10;
+
 /// A file that is read, in order or at places.
 #[derive(Debug)]
 pub enum InputFile {
@@ -35,6 +39,17 @@ impl InputFile {
     pub fn open_object(url: &ObjectUrl) -> io::Result<InputFile> {
         let reader = Storage::global().open(url)?;
         Ok(InputFile::Object(Box::new(reader)))
+    }
+
+    /// The file itself, or a copy of the object without a name in [`Storage::cache_folder`]: for readers that jump to and fro.
+    ///
+    /// # Errors
+    /// When the object cannot be read, or the copy not written.
+    pub fn into_local(self) -> io::Result<File> {
+        match self {
+            InputFile::Local(file) => Ok(file),
+            InputFile::Object(object) => object.download(&Storage::global().cache_folder()),
+        }
     }
 
     /// In bytes. Of an object, when it was opened.
@@ -64,8 +79,17 @@ impl InputFile {
     /// # Errors
     /// When they cannot be read, or there are fewer ([`io::ErrorKind::UnexpectedEof`]).
     pub fn read_exact_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
-        if let InputFile::Local(file) = self {
-            return file.read_exact_at(buffer, offset);
+        match self {
+            InputFile::Local(file) => return file.read_exact_at(buffer, offset),
+            InputFile::Object(object) if buffer.len() >= OF_ITS_OWN && object.stat().size > buffer.len() as u64 => {
+                let end = offset.saturating_add(buffer.len() as u64);
+                if end > object.stat().size {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                buffer.copy_from_slice(&object.read_range(offset..end)?);
+                return Ok(());
+            }
+            InputFile::Object(_) => {}
         }
         while !buffer.is_empty() {
             let read = self.read_at(buffer, offset)?;
@@ -76,6 +100,15 @@ impl InputFile {
             offset += read as u64;
         }
         Ok(())
+    }
+}
+
+/// Whether a path or URL names a file that is there. What cannot be looked at is not.
+pub fn is_file(path: &Path) -> bool {
+    match Location::of_path(path) {
+        Ok(Location::Local(path)) => path.is_file(),
+        Ok(Location::Object(url)) => Storage::global().look(&url).is_ok_and(|found| found.is_some()),
+        Err(_) => false,
     }
 }
 

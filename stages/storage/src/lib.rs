@@ -22,8 +22,8 @@ pub mod testing;
 
 pub use counters::StorageCounts;
 pub use error::{StorageError, StorageFault};
-pub use input_file::InputFile;
-pub use list::{Entry, Folder};
+pub use input_file::{InputFile, is_file};
+pub use list::{Entry, Folder, folders_two_levels_below};
 pub use location::{Location, ObjectUrl, Scheme, is_url};
 pub use object_reader::ObjectReader;
 pub use object_writer::ObjectWriter;

@@ -96,6 +96,17 @@ impl ObjectUrl {
         Some(self.with_key(self.key.rsplit_once('/').map_or("", |(parent, _)| parent)))
     }
 
+    /// The key as it is called below a prefix; none where it does not lie below it.
+    pub fn below(&self, prefix: &ObjectUrl) -> Option<&str> {
+        if (self.scheme, &self.bucket) != (prefix.scheme, &prefix.bucket) {
+            return None;
+        }
+        if prefix.key.is_empty() {
+            return Some(&self.key);
+        }
+        self.key.strip_prefix(prefix.key.as_str())?.strip_prefix('/')
+    }
+
     /// The last part of the key.
     pub fn name(&self) -> &str {
         self.key.rsplit('/').next().unwrap_or_default()

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use object_store::{CopyMode, CopyOptions, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -73,9 +74,16 @@ struct Shared {
 /// What listings told of objects.
 #[derive(Default)]
 struct Remembered {
-    prefixes: Vec<ObjectUrl>,
+    /// Each with when it was listed.
+    prefixes: Vec<(ObjectUrl, Instant)>,
     stats: HashMap<ObjectUrl, Stat>,
 }
+
+/// A listing of a prefix is used for so long by whoever asks for another one.
+const LISTING_AGE: Duration = Duration::from_secs(60);
+
+/// Most objects that are remembered beside those of listings.
+const MOST_OPENED: usize = 1_000_000;
 
 impl Storage {
     /// That of the process, set by its environment.
@@ -133,8 +141,7 @@ impl Storage {
     pub(crate) fn forget(&self, url: &ObjectUrl) {
         let mut remembered = self.remembered();
         remembered.stats.remove(url);
-        let is_below = |prefix: &ObjectUrl| below(prefix, url);
-        remembered.prefixes.retain(|prefix| !is_below(prefix));
+        remembered.prefixes.retain(|(prefix, _)| !below(prefix, url));
     }
 
     /// What lies right below a prefix. One that has nothing below it is not there, which shows in an empty [`Folder`] alone.
@@ -156,20 +163,35 @@ impl Storage {
     }
 
     /// As [`Storage::list`]; [`Storage::look`] then answers from this listing, without a request, until the object is written or
-    /// found to be changed.
+    /// found to be changed. One of the minute before is used again.
     ///
     /// # Errors
     /// When it cannot be listed.
     pub fn list_and_remember(&self, url: &ObjectUrl) -> Result<Vec<Entry>, StorageError> {
+        {
+            let remembered = self.remembered();
+            let mut listings = remembered.prefixes.iter();
+            if listings.any(|(prefix, at)| prefix == url && at.elapsed() < LISTING_AGE) {
+                let known = remembered.stats.iter().filter(|(known, _)| below(url, known));
+                let mut entries: Vec<Entry> = known
+                    .map(|(url, stat)| Entry {
+                        url: url.clone(),
+                        stat: stat.clone(),
+                    })
+                    .collect();
+                entries.sort_unstable_by(|a, b| a.url.cmp(&b.url));
+                return Ok(entries);
+            }
+        }
+        let began = Instant::now();
         let entries = self.list(url)?;
         let mut remembered = self.remembered();
         remembered.stats.retain(|known, _| !below(url, known));
         for entry in &entries {
             remembered.stats.insert(entry.url.clone(), entry.stat.clone());
         }
-        if !remembered.prefixes.contains(url) {
-            remembered.prefixes.push(url.clone());
-        }
+        remembered.prefixes.retain(|(prefix, _)| prefix != url);
+        remembered.prefixes.push((url.clone(), began));
         Ok(entries)
     }
 
@@ -183,7 +205,7 @@ impl Storage {
             if let Some(stat) = remembered.stats.get(url) {
                 return Ok(Some(stat.clone()));
             }
-            if remembered.prefixes.iter().any(|prefix| below(prefix, url)) {
+            if remembered.prefixes.iter().any(|(prefix, _)| below(prefix, url)) {
                 return Ok(None);
             }
         }
@@ -253,9 +275,27 @@ impl Storage {
     /// When it is not there or cannot be looked at.
     pub fn open(&self, url: &ObjectUrl) -> Result<ObjectReader, StorageError> {
         match self.look(url)? {
-            Some(found) => Ok(ObjectReader::new(self.clone(), url.clone(), found)),
+            Some(found) => {
+                let mut remembered = self.remembered();
+                if remembered.stats.len() < MOST_OPENED && !remembered.stats.contains_key(url) {
+                    // Who opens it again needs no other look: once it is changed, reading says so.
+                    remembered.stats.insert(url.clone(), found.clone());
+                }
+                drop(remembered);
+                Ok(ObjectReader::new(self.clone(), url.clone(), found))
+            }
             None => Err(StorageError::of(StorageFault::NotFound, &url.to_string(), "")),
         }
+    }
+
+    /// The folder for copies of objects that are being read: `FLOW_STORAGE_CACHE`, or that of the system for temporary files.
+    pub fn cache_folder(&self) -> PathBuf {
+        let named = self
+            .0
+            .environment
+            .get("FLOW_STORAGE_CACHE")
+            .filter(|named| !named.is_empty());
+        named.map_or_else(std::env::temp_dir, PathBuf::from)
     }
 
     /// Writes an object whole, in place of one that is there.
@@ -347,13 +387,7 @@ impl Storage {
 
 /// Whether `url` lies below `prefix`.
 fn below(prefix: &ObjectUrl, url: &ObjectUrl) -> bool {
-    if (prefix.scheme(), prefix.bucket()) != (url.scheme(), url.bucket()) {
-        return false;
-    }
-    match url.key().strip_prefix(prefix.key()) {
-        Some(rest) => prefix.key().is_empty() || rest.starts_with('/'),
-        None => false,
-    }
+    url.below(prefix).is_some()
 }
 
 fn can_write(url: &ObjectUrl) -> Result<(), StorageError> {

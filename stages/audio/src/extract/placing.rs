@@ -1,11 +1,11 @@
 //! Puts the wanted recordings of one shard where they belong.
 
-use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use flow_runtime::UNREADABLE;
 use flow_runtime::store::has_tombstone;
+use flow_storage::{InputFile, is_file};
 use rayon::prelude::*;
 
 use super::destination::Destination;
@@ -41,7 +41,7 @@ pub(super) struct Place<'a> {
 /// Places within the tar (or the files that are there) instead of files.
 pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept, Refusal>> {
     let tar = shard.tar();
-    let tar_stands = tar.is_file();
+    let tar_stands = is_file(&tar);
     let point = |job: &Job<'_>| {
         let (name, offset) = if job.member.in_tar {
             (format!("{}.tar", shard.shard_id), job.member.offset)
@@ -74,7 +74,7 @@ impl Place<'_> {
     /// Places all jobs, on the threads of the current pool. An error is one of the disk, not of a recording.
     pub fn all(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
         let tar_path = self.shard.tar();
-        let tar = match File::open(&tar_path) {
+        let tar = match InputFile::open(&tar_path) {
             Ok(tar) => Ok(tar),
             // Deleted after an extraction: what was wanted then is there.
             Err(_) if has_tombstone(&tar_path) => {
@@ -130,7 +130,7 @@ impl Place<'_> {
         let below = [self.shard.lang.as_str(), &self.shard.shard_id, &name];
         let size = (!job.encode).then_some(job.member.size);
         let path = self.target.path(self.settings.target(), &below);
-        path.is_ok_and(|path| self.target.has_room_for(&path, size))
+        path.map_or(true, |path| self.target.has_room_for(&path, size))
     }
 
     /// Most bytes that the file can have.
@@ -146,7 +146,7 @@ impl Place<'_> {
     fn one(
         &self,
         job: &Job<'_>,
-        tar: Result<&File, &Refusal>,
+        tar: Result<&InputFile, &Refusal>,
         tar_path: &Path,
     ) -> Result<Result<Kept, Refusal>, AudioError> {
         let name = job.name();
@@ -184,7 +184,7 @@ impl Place<'_> {
                     return Ok(Ok(kept(job.member.size, false)));
                 }
                 source_path = self.shard.folder.join(job.components.join("/"));
-                opened = File::open(&source_path).map_err(|source| AudioError::Read {
+                opened = InputFile::open(&source_path).map_err(|source| AudioError::Read {
                     path: source_path.clone(),
                     source,
                 })?;

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 
-use flow_runtime::open_regular_file;
+use flow_runtime::open_input_file;
 
 use super::file_stem;
 use super::files::{Format, format_of};
@@ -67,7 +67,7 @@ fn plain(file: &Path) -> Option<String> {
 }
 
 fn json_line(path: &Path, number: u64) -> std::io::Result<Option<String>> {
-    let mut reader = BufReader::new(open_regular_file(path)?);
+    let mut reader = BufReader::new(open_input_file(path)?);
     if number == 0 {
         return Ok(None);
     }
