@@ -57,7 +57,7 @@ pub use find::{FoundRow, RowNames, RowValues};
 pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub use garbage::GarbageSummary;
 pub use lock::Lock;
-pub use object_set::object_of_set;
+pub use object_set::path_in_set;
 pub(crate) use parquet_file::ROW_GROUP;
 pub(crate) use record::Ranges;
 pub use record::{Counts, LostRecord, PortRecord, Record, Records, RejectRecord, RowRange, Selection};

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use flow_storage::{Location, ObjectUrl, Stat, Storage, StorageError, StorageFault};
+use flow_storage::{Location, ObjectUrl, Scheme, Stat, Storage, StorageError, StorageFault};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
@@ -30,8 +30,6 @@ use crate::failpoints;
 const PREFIX: &str = "set-";
 /// The file of notes.
 const NOTES: &str = "object_sets.json";
-/// The name of the list of a set's files where a stage gives it no other.
-const DEFAULT_MANIFEST: &str = "flow.json";
 
 /// The prefix of a set's files, which may have to be deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,7 +105,10 @@ pub(super) fn file_in_set(
         _ => (folder.clone(), None),
     };
     let url = top.join(manifest)?;
-    let set = match read_manifest(storage, &url)? {
+    if !is_written(&url) {
+        return Ok(FileInSet::NoSet);
+    }
+    let set = match visible_manifest(storage, &url)? {
         None if prefix.is_some() => return Ok(FileInSet::CutShort),
         None => return Ok(FileInSet::NoSet),
         Some(Standing { set: None, .. }) => return Err(damaged(&url)),
@@ -127,22 +128,54 @@ pub(super) fn file_in_set(
     })
 }
 
-/// Where a file lies that is called by the name that it has in a set in object storage: `s3://bucket/folder/train.parquet` is
-/// `s3://bucket/folder/set-1a2b/train.parquet` where `flow.json` in the folder says so. None where it does not.
+/// Where a file lies that may be one of a set in object storage: `s3://bucket/folder/train.parquet` is
+/// `s3://bucket/folder/set-1a2b/train.parquet` where a `flow.json` in the folder (or `train.flow.json`) says so. Any other
+/// path stays as it is.
 ///
 /// # Errors
-/// If the description of the set cannot be read, or is damaged.
-pub fn object_of_set(storage: &Storage, url: &ObjectUrl) -> Result<Option<ObjectUrl>, StoreError> {
-    let Some(folder) = url.parent() else { return Ok(None) };
-    let list = folder.join(DEFAULT_MANIFEST)?;
-    let set = match read_manifest(storage, &list)? {
-        None => return Ok(None),
-        Some(Standing { set: None, .. }) => return Err(damaged(&list)),
-        Some(Standing { set: Some(set), .. }) => set,
+/// If the description of a set cannot be read, or is damaged.
+pub fn path_in_set(path: &Path) -> Result<PathBuf, StoreError> {
+    match Location::of_path(path)? {
+        Location::Object(url) => Ok(object_of_set(Storage::global(), &url)?
+            .unwrap_or(url)
+            .to_string()
+            .into()),
+        Location::Local(_) => Ok(path.to_path_buf()),
+    }
+}
+
+/// The object that a set has for a name in its folder; none where there is no such set.
+fn object_of_set(storage: &Storage, url: &ObjectUrl) -> Result<Option<ObjectUrl>, StoreError> {
+    let Some(folder) = url.parent().filter(|_| is_written(url)) else {
+        return Ok(None);
     };
-    match set.prefix.filter(|prefix| is_prefix(prefix)) {
-        Some(prefix) if set.files.contains_key(url.name()) => Ok(Some(folder.join(&prefix)?.join(url.name())?)),
-        _ => Ok(None),
+    let name = url.name();
+    let stem = name.split('.').next().unwrap_or(name);
+    for list in ["flow.json", &format!("{stem}.flow.json"), &format!("{name}.flow.json")] {
+        let list = folder.join(list)?;
+        let set = match visible_manifest(storage, &list)? {
+            None => continue,
+            Some(Standing { set: None, .. }) => return Err(damaged(&list)),
+            Some(Standing { set: Some(set), .. }) => set,
+        };
+        let prefix = set.prefix.filter(|prefix| is_prefix(prefix));
+        if let Some(prefix) = prefix.filter(|_| set.files.contains_key(name)) {
+            return Ok(Some(folder.join(&prefix)?.join(name)?));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether sets may be written where a URL leads.
+fn is_written(url: &ObjectUrl) -> bool {
+    !matches!(url.scheme(), Scheme::Https | Scheme::Http)
+}
+
+/// As [`read_manifest`]. One that may not be looked at is none: S3 denies those who may not list a bucket what is not there.
+fn visible_manifest(storage: &Storage, url: &ObjectUrl) -> Result<Option<Standing>, StoreError> {
+    match read_manifest(storage, url) {
+        Err(StoreError::Storage(error)) if error.fault == StorageFault::PermissionDenied => Ok(None),
+        read => read,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_runtime::store::path_in_set;
 use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
 use flow_storage::is_url;
 
@@ -160,7 +161,13 @@ fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
         path: pattern.into(),
         why,
     })?;
-    let files: Vec<PathBuf> = files.into_iter().map(PathBuf::from).collect();
+    let in_set = |file: String| {
+        path_in_set(file.as_ref()).map_err(|error| ManifestError::Manifest {
+            path: file.into(),
+            why: error.to_string(),
+        })
+    };
+    let files: Vec<PathBuf> = files.into_iter().map(in_set).collect::<Result<_, _>>()?;
     for file in files.iter().filter(|file| is_url(file)) {
         // Why it cannot be read is said here: rights, the bucket, credentials.
         open_input_file(file).map_err(|error| ManifestError::io(file, error))?;
