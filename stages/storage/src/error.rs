@@ -125,7 +125,7 @@ pub(crate) fn of_client(url: &str, error: &object_store::Error, secrets: &[Strin
             Error::InvalidPath { .. } => StorageFault::Location,
             _ if text.contains("redential") && !text.contains("status code") => StorageFault::Credentials,
             _ if text.contains("status code: 416") => StorageFault::Changed,
-            _ if text.contains("timed out") || text.contains("imeout") && code.is_empty() => StorageFault::TimedOut,
+            _ if text.contains("timed out") && !text.contains("status code") => StorageFault::TimedOut,
             _ => StorageFault::Other,
         },
     };
