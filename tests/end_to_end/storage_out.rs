@@ -305,7 +305,7 @@ fn files_about_recordings_are_objects_that_are_missed_when_they_change() {
     );
     fs::write(&object, "other text").unwrap();
     run();
-    assert_eq!(place.ran()["write"], 1);
+    assert_eq!(place.ran()["write_turns"], 1);
     assert!(fs::read(&object).unwrap() == text);
     fs::remove_file(&object).unwrap();
     run();

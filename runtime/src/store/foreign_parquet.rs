@@ -422,6 +422,8 @@ impl Read for FromPlace {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
     use arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
     use arrow::datatypes::Int64Type;

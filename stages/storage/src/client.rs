@@ -18,7 +18,7 @@ use crate::open_bucket::Limits;
 use crate::storage::Stat;
 
 /// Times that an answer which is cut without notice is asked for again.
-const CUT_ANSWERS: usize = 5;
+pub(crate) const CUT_ANSWERS: usize = 5;
 
 /// The runtime on whose threads all requests are made.
 pub(crate) fn runtime() -> Result<&'static Runtime, StorageError> {
@@ -131,7 +131,7 @@ impl Client {
                 Err(CutOr::Cut(_)) => {}
             }
             attempt += 1;
-            tokio::time::sleep(std::time::Duration::from_millis(50 << attempt)).await;
+            pause(attempt).await;
         }
     }
 
@@ -154,6 +154,11 @@ impl Client {
         }
         Ok((stat, bytes.freeze()))
     }
+}
+
+/// Before an answer is asked for again, the more times it was cut the longer.
+pub(crate) async fn pause(attempt: usize) {
+    tokio::time::sleep(std::time::Duration::from_millis(50 << attempt.min(10))).await;
 }
 
 /// An answer that was cut may be asked for again.

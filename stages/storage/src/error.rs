@@ -125,11 +125,18 @@ pub(crate) fn of_client(url: &str, error: &object_store::Error, secrets: &[Strin
             Error::InvalidPath { .. } => StorageFault::Location,
             _ if text.contains("redential") && !text.contains("status code") => StorageFault::Credentials,
             _ if text.contains("status code: 416") => StorageFault::Changed,
-            _ if text.contains("timed out") || text.contains("imeout") && code.is_empty() => StorageFault::TimedOut,
+            _ if text.contains("timed out") && !text.contains("status code") => StorageFault::TimedOut,
             _ => StorageFault::Other,
         },
     };
     StorageError::of(fault, url, &said(&text, code, secrets))
+}
+
+/// Whether an answer was cut on its way, so that it may be asked for again. (The client itself sends requests again that were not
+/// answered, or by 429 and 5xx.)
+pub(crate) fn is_cut(error: &object_store::Error) -> bool {
+    let generic = matches!(error, object_store::Error::Generic { .. });
+    generic && !with_sources(error).contains("status code")
 }
 
 /// What the server said: its code and message where it gave them, its status, or the innermost cause.

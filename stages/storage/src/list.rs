@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 
-use crate::client::{Client, key_of};
-use crate::error::{StorageError, StorageFault};
+use crate::client::{CUT_ANSWERS, Client, key_of, pause};
+use crate::error::{StorageError, StorageFault, is_cut};
 use crate::location::{ObjectUrl, Scheme};
 use crate::storage::{Stat, Storage};
 
@@ -58,8 +58,17 @@ impl Client {
     pub async fn list_folder(&self, url: &ObjectUrl) -> Result<Folder, StorageError> {
         self.can_list(url)?;
         let key = key_of(url)?;
-        // Some pages, each of which may be asked for again.
-        let listed = self.limited(url, self.store.list_with_delimiter(Some(&key))).await?;
+        let mut attempt = 0;
+        let listed = loop {
+            match tokio::time::timeout(self.limits.whole(), self.store.list_with_delimiter(Some(&key))).await {
+                Ok(Ok(listed)) => break listed,
+                Ok(Err(error)) if is_cut(&error) && attempt < CUT_ANSWERS => {}
+                Ok(Err(error)) => return Err(self.fault(url, &error)),
+                Err(_) => return Err(self.timed_out(url)),
+            }
+            attempt += 1;
+            pause(attempt).await;
+        };
         let mut folders: Vec<ObjectUrl> = listed
             .common_prefixes
             .iter()
@@ -77,13 +86,22 @@ impl Client {
     async fn list_pages(&self, url: &ObjectUrl) -> Result<Vec<Entry>, StorageError> {
         let key = key_of(url)?;
         let mut stream = self.store.list(Some(&key));
-        let mut found = Vec::new();
+        let mut found: Vec<Entry> = Vec::new();
+        let mut attempt = 0;
         loop {
             // The limit is one of a page: entries of a page come at once.
             match tokio::time::timeout(self.limits.whole(), stream.next()).await {
                 Err(_) => return Err(self.timed_out(url)),
                 Ok(None) => return Ok(found),
                 Ok(Some(Ok(meta))) => found.push(entry(url, &meta)),
+                Ok(Some(Err(error))) if is_cut(&error) && attempt < CUT_ANSWERS => {
+                    attempt += 1;
+                    pause(attempt).await;
+                    stream = match found.last() {
+                        Some(last) => self.store.list_with_offset(Some(&key), &key_of(&last.url)?),
+                        None => self.store.list(Some(&key)),
+                    };
+                }
                 Ok(Some(Err(error))) => return Err(self.fault(url, &error)),
             }
         }

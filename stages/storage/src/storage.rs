@@ -171,7 +171,8 @@ impl Storage {
         {
             let remembered = self.remembered();
             let mut listings = remembered.prefixes.iter();
-            if listings.any(|(prefix, at)| prefix == url && at.elapsed() < LISTING_AGE) {
+            let covers = |prefix: &ObjectUrl| prefix == url || below(prefix, url);
+            if listings.any(|(prefix, at)| covers(prefix) && at.elapsed() < LISTING_AGE) {
                 let known = remembered.stats.iter().filter(|(known, _)| below(url, known));
                 let mut entries: Vec<Entry> = known
                     .map(|(url, stat)| Entry {
