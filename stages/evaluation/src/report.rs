@@ -60,7 +60,7 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReportSettings {
-    /// Folder that receives the page.
+    /// Folder that receives the page; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: String,
     /// Utterances to list among those with the most errors.
     #[serde(default = "default_worst")]

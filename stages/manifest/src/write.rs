@@ -75,7 +75,7 @@ const STATISTICS: &str = "statistics.json";
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteSettings {
-    /// Folder that receives the files.
+    /// Folder that receives the files; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: PathBuf,
     /// The folder of shards, which stands before `tar_path`. Nothing is added where it is empty.
     #[serde(default)]

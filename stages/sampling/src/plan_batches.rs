@@ -134,6 +134,7 @@ impl Kind for Plan {
         OutputPort::new("summary", "figures of the plan"),
         OutputPort::new("languages", "what balancing does to each language"),
     ];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("manifest", flow_runtime::UrlUse::Read)];
     type Settings = PlanSettings;
 
     fn shape(settings: &PlanSettings, inputs: &Inputs) -> Result<Shape, StageError> {

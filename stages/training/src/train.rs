@@ -67,7 +67,6 @@ impl Kind for TrainingTrain {
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("model", "the checkpoint that is handed on")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
-        ("init", flow_runtime::UrlUse::Read),
         ("tokenizer", flow_runtime::UrlUse::Read),
         ("shards", flow_runtime::UrlUse::Read),
     ];

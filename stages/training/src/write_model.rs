@@ -31,7 +31,7 @@ use crate::file_set;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteModelSettings {
-    /// Folder that receives the archive.
+    /// Folder that receives the archive; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: String,
     /// Its name before `.nemo`.
     #[serde(default = "default_name")]

@@ -27,7 +27,7 @@ use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteTokenizerSettings {
-    /// Folder that receives the files.
+    /// Folder that receives the files; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: String,
     /// Their name before `.model` and `.vocab`.
     #[serde(default = "default_name")]
