@@ -1,5 +1,6 @@
 //! What was asked of object storage: counted where requests leave, so that retries are counted, too.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,6 +33,24 @@ impl StorageCounts {
     /// All requests.
     pub fn requests(&self) -> u64 {
         self.list + self.head + self.get + self.put + self.delete
+    }
+}
+
+impl fmt::Display for StorageCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} requests (list {}, head {}, get {}, put {}, delete {}), of which {} failed and were sent again or given up; {} bytes read, {} written",
+            self.requests(),
+            self.list,
+            self.head,
+            self.get,
+            self.put,
+            self.delete,
+            self.failed,
+            self.bytes_read,
+            self.bytes_written
+        )
     }
 }
 
