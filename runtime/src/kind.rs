@@ -19,7 +19,7 @@ use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::RejectClass;
 use crate::store::{Artifact, ExportSet, FileRange};
-use crate::url_settings::UrlUse;
+use crate::url_use::UrlUse;
 
 /// A stage kind. Implemented by a unit struct; registered with [`crate::registry::kind`].
 pub trait Kind: Send + Sync + 'static {

@@ -37,7 +37,7 @@ pub mod spec;
 pub mod store;
 mod suggest;
 mod switched_off;
-mod url_settings;
+mod url_use;
 
 pub use available_memory::available_memory;
 pub use context::Context;
@@ -59,4 +59,4 @@ pub use run_error::RunError;
 pub use secret::Secret;
 pub use shared::Shared;
 pub use store::{Artifact, ExportSet, FileRange, RejectSet};
-pub use url_settings::{NO_URL_HELP, UrlUse, no_url, url_scheme};
+pub use url_use::{NO_URL_HELP, UrlUse, no_url, url_scheme};

@@ -10,10 +10,11 @@ use crate::error::StageError;
 use crate::inputs::{InputPort, Inputs, OutputPort};
 use crate::kind::{Body, Kind, Shape};
 use crate::partition::Partition;
+use crate::spec::url_settings;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
 use crate::store::Artifact;
 use crate::suggest::did_you_mean;
-use crate::url_settings::{self, UrlUse};
+use crate::url_use::UrlUse;
 
 /// A stage kind without its type: what the list in the binary holds.
 pub trait AnyKind: Send + Sync {
