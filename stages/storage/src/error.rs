@@ -23,6 +23,8 @@ pub enum StorageFault {
     Unsupported,
     /// There was no answer in time.
     TimedOut,
+    /// The server could not be reached, or answered 429 or 5xx, however often it was asked.
+    Unavailable,
     /// The object is larger than what was asked for allows.
     TooLarge,
     /// Everything else: the server's own words are in the message.
@@ -64,6 +66,7 @@ impl StorageError {
             StorageFault::Changed => format!("{url}: it was changed while it is read; wait until it is written{said}"),
             StorageFault::Unsupported => format!("{url}: not supported{said}"),
             StorageFault::TimedOut => format!("{url}: no answer in time{said}"),
+            StorageFault::Unavailable => format!("{url}: the server is not available{said}"),
             StorageFault::TooLarge => format!("{url}: too large{said}"),
             StorageFault::Other => format!("{url}: the request failed{said}"),
         };
@@ -74,7 +77,7 @@ impl StorageError {
     pub fn is_of_the_object(&self) -> bool {
         !matches!(
             self.fault,
-            StorageFault::NoSuchBucket | StorageFault::Credentials | StorageFault::TimedOut
+            StorageFault::NoSuchBucket | StorageFault::Credentials | StorageFault::TimedOut | StorageFault::Unavailable
         )
     }
 
@@ -126,6 +129,16 @@ pub(crate) fn of_client(url: &str, error: &object_store::Error, secrets: &[Strin
             _ if text.contains("redential") && !text.contains("status code") => StorageFault::Credentials,
             _ if text.contains("status code: 416") => StorageFault::Changed,
             _ if text.contains("timed out") && !text.contains("status code") => StorageFault::TimedOut,
+            _ if text.contains("non-partial response") => StorageFault::Unsupported,
+            _ if ["5", "429"]
+                .iter()
+                .any(|status| text.contains(&format!("status code: {status}"))) =>
+            {
+                StorageFault::Unavailable
+            }
+            Error::Generic { .. } if text.contains("Error performing") && !text.contains("status code") => {
+                StorageFault::Unavailable
+            }
             _ => StorageFault::Other,
         },
     };

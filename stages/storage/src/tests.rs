@@ -183,9 +183,10 @@ fn faults_that_stay_are_errors_that_name_the_object_and_no_secret() {
         error.to_string().contains("s3://bucket/a") && error.to_string().contains("503"),
         "{error}"
     );
+    assert!(error.fault == StorageFault::Unavailable && !error.is_of_the_object());
     server.clear();
     server.fault(FaultRule::always(Fault::Drop, "/bucket/a"));
-    read(&storage, "s3://bucket/a");
+    assert_eq!(read(&storage, "s3://bucket/a").fault, StorageFault::Unavailable);
     server.clear();
     let wrong = with("AWS_SECRET_ACCESS_KEY", "wrong-secret-hush");
     let error = wrong.list(&url("s3://bucket/a")).unwrap_err();
