@@ -16,6 +16,7 @@ use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
     Port, Progress, RejectClass, Shape, StageError, UrlUse,
 };
+use flow_storage::Location;
 use rayon::ThreadPool;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -172,8 +173,18 @@ impl Kind for Extract {
 
     fn open(settings: &ExtractSettings, context: &Context) -> Result<Body, StageError> {
         let pool = decoding_pool(context)?;
+        // `file:///data` is `/data` from here on.
+        let plain = |setting: &'static str, path: &Path| {
+            let location = Location::of_path(path).map_err(|error| StageError::setting(setting, error))?;
+            Ok::<_, StageError>(location.to_path())
+        };
+        let settings = ExtractSettings {
+            shards: plain("shards", &settings.shards)?,
+            audio: plain("audio", &settings.audio)?,
+            ..settings.clone()
+        };
         Ok(Body::Local(Box::new(Extractor {
-            settings: settings.clone(),
+            settings,
             pool,
             target: None,
             pending: HashMap::new(),
