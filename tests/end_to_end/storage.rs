@@ -239,13 +239,13 @@ fn a_manifest_in_a_bucket_names_recordings_in_it() {
                 let file = file.unwrap().path();
                 let below = file.strip_prefix(disk.path("set")).unwrap().display();
                 let lang = lang.file_name().unwrap().to_str().unwrap();
-                lines += &format!("{{\"audio_filepath\": \"./{below}\", \"text\": \"word\", \"lang\": \"{lang}\"}}\n");
+                lines += &format!("{{\"audio_filepath\": \"./{below}\", \"duration\": 0.5, \"text\": \"word\", \"lang\": \"{lang}\"}}\n");
                 count += 1;
             }
         }
     }
     assert!(count > 0);
-    lines += "{\"audio_filepath\": \"audio/none.flac\", \"text\": \"word\", \"lang\": \"hi\"}\n";
+    lines += "{\"audio_filepath\": \"audio/none.flac\", \"duration\": 0.5, \"text\": \"word\", \"lang\": \"hi\"}\n";
     fs::write(disk.path("set/manifest.jsonl"), lines).unwrap();
     let pipeline = disk.path("read.yaml");
     let text = "flow: 1\nparams: {manifest: {default: ''}}\nstages:\n  read: {uses: manifest.read, with: {manifest: '${manifest}'}}\n";
